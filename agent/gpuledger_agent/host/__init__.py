@@ -1,1 +1,1 @@
-"""What the agent reads of its node beside the GPUs: `/proc`, the kernel's log, the kubelet."""
+"""The agent's other sources on the node: `/proc`, the kernel log, the kubelet, job files."""

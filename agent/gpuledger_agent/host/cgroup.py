@@ -1,27 +1,27 @@
-"""What a cgroup path tells of a process: which container, which pod, which scheduler's job.
+"""Finds the container, the pod and the scheduler's job in a process's cgroup paths.
 
-Here lives the reading of the lines of `/proc/<pid>/cgroup`, as pure functions over text. Nothing
-here opens a file, and nothing here knows a pod by name.
+This module parses the lines of `/proc/<pid>/cgroup` with pure functions. It opens no files and does
+not know pods' names.
 
-A path is cut into segments at `/` and at `:` (containerd writes `slice:cri-containerd:id` into one
-path element), and a segment means something only as a whole: `libpod-<64 hex>` holds the letters
-`pod`, a desktop's scope holds a UUID, and neither is a pod.
+A path is split into segments at `/` and at `:` (containerd writes `slice:cri-containerd:id` into
+one path element), and only whole segments are matched: `libpod-<64 hex>` contains `pod` and a
+desktop's scope may contain a UUID, but neither is a pod.
 
-Of several pods in a path the outermost counts: the kubelet made that one, and what lies below it
-may be of the pod's own making, with another pod's UID in its name. Where the node is itself a
-container in a pod (kind in a cluster), all paths begin with that pod; how a path of such a node
-begins is taken from the agent's own, and left out.
+If a path contains several pods, the outermost counts: the kubelet created that cgroup, but the pod
+itself may have created those below it, with another pod's UID in their names. If the node is itself
+a container in a pod (kind in a cluster), all paths start with that pod. The agent's own path
+reveals this prefix, and it is removed.
 
-An agent in a cgroup namespace of its own, as containers have on version 2, reads paths from its own
-cgroup on: the node's root is some `/..` above it. How many shows the path of the node's process 1,
-and a path that begins with just as many is one from the node's root.
+An agent in its own cgroup namespace, as containers have with version 2, sees paths relative to its
+own cgroup: the node's root is a number of `/..` above it. The path of the node's process 1 reveals
+the number; a path that starts with as many `/..` starts at the node's root.
 
-A job is named by Slurm's own cgroup, and only where Slurm makes it: at the root of the node's
-hierarchy, where nobody but root can make one. In version 1 that is `/slurm/uid_<uid>/job_<id>` of
-each controller, with the node's name behind `slurm_` where several slurmd run on a machine; in
-version 2 `/system.slice/slurmstepd.scope/job_<id>`, with the node's name before it likewise. A
-folder called `job_7` anywhere else, such as in a user's own slice, is a user's, and no job. A job
-in a pod is the pod's, and a pod in a job as well: the kubelet's word is the more particular one.
+A job is recognized only by the cgroup that Slurm creates at the root of the node's hierarchy, where
+only root can create one. In version 1 that is `/slurm/uid_<uid>/job_<id>` of each controller; in
+version 2, `/system.slice/slurmstepd.scope/job_<id>`. If several slurmd run on a machine, `slurm` is
+followed and `slurmstepd.scope` preceded by the node's name and an underscore. A directory `job_7`
+anywhere else, such as in a user's slice, is not a job. If a path contains both a pod and a job, the
+process belongs to the pod, because the kubelet's information is more specific.
 """
 
 import re
@@ -34,19 +34,19 @@ from gpuledger_agent.core.processes.table import Location
 
 _HEX_ID: Final = "[0-9a-f]{64}"
 _UUID: Final = "[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}"
-# The 32 digits are the configuration hash that a kubelet gives a static pod in place of a UID.
+# A static pod has a configuration hash of 32 digits instead of a UID.
 _POD: Final = re.compile(rf"(?:.*-)?pod({_UUID}|[0-9a-f]{{32}})(?:\.slice)?")
-# A closed list: `crio-conmon-<id>` is the container's monitor, `<id>.mount` its file system.
+# Only these prefixes: `crio-conmon-<id>` is a container's monitor, `<id>.mount` its file system.
 _CONTAINER: Final = re.compile(
     rf"(?:(?:cri-containerd|crio|docker|libpod|libpod-payload|nerdctl)-)?({_HEX_ID})(?:\.scope)?"
 )
-# Names of nodes are hosts' names or NodeName's of `slurm.conf`, and may hold what these may.
+# A node's name is a host name or a NodeName of `slurm.conf`, so it may contain many characters.
 _SLURM_V1: Final = re.compile(r"slurm(?:_[^/]+)?")
 _SLURM_V2: Final = re.compile(r"(?:[^/]+_)?slurmstepd\.scope")
 _SLURM_USER: Final = re.compile(r"uid_\d{1,10}", re.ASCII)
 _JOB: Final = re.compile(r"job_(\d{1,20})", re.ASCII)
 _PROC_LINE: Final = re.compile(r"\d+:([^:]*):(.*)", re.ASCII | re.DOTALL)
-# The kernel adds this to the path of a process that outlived its cgroup.
+# The kernel appends this to the path if the process has outlived its cgroup.
 _DELETED: Final = " (deleted)"
 _UP: Final = ".."
 _SYSTEM_SLICE: Final = "system.slice"
@@ -60,17 +60,17 @@ class _CgroupLine(NamedTuple):
 
     @property
     def segments(self) -> list[str]:
-        """The parts of the path that mean something as a whole."""
+        """The path split at `/` and `:`."""
         return re.split("[/:]", self.path)
 
 
 NodePaths = Mapping[str, tuple[str, ...]]
-"""By controllers, the segments that lead to the node's root, where they are not a slash alone: of a
-node that is itself in a pod, or as an agent in a cgroup namespace of its own reads them."""
+"""The segments that lead to the node's root, by controllers. Hierarchies whose paths start at the
+node's root are missing: only a node in a pod or an agent in its own cgroup namespace needs them."""
 
 
 class _Place(NamedTuple):
-    """What one path names."""
+    """The container, pod or job in one path."""
 
     container_id: str | None = None
     pod_uid: str | None = None
@@ -81,10 +81,10 @@ _NOWHERE: Final = _Place()
 
 
 def locate(text: str, *, node_paths: NodePaths = MappingProxyType({})) -> Location:
-    """Return where the process of one `/proc/<pid>/cgroup`, or of one bare path, runs.
+    """Return the location of a process, from its `/proc/<pid>/cgroup` or from a single path.
 
-    Of several lines one with a pod wins, then one with a job, then one with a container: in a
-    hybrid hierarchy some controllers may stop at an outer container, or know no job.
+    Lines with a pod take precedence, then lines with a job, then lines with a container, because in
+    a hybrid hierarchy some controllers end at an outer container or have no job.
     """
     parsed = _parse(text)
     found = [
@@ -105,7 +105,7 @@ def locate(text: str, *, node_paths: NodePaths = MappingProxyType({})) -> Locati
         )
 
     place, line = min(found, key=rank)
-    # A host's process is shown by its first line, as a person would name it.
+    # For a process of the host, show the first line.
     if place == _NOWHERE:
         line = parsed[0]
     return Location(
@@ -117,11 +117,11 @@ def locate(text: str, *, node_paths: NodePaths = MappingProxyType({})) -> Locati
 
 
 def find_node_paths(agents_text: str, first_text: str = "") -> NodePaths:
-    """Return how the node's paths begin, from the cgroups of the agent and of the node's process 1.
+    """Return the prefixes of the node's paths, from the agent's and the node's process 1's cgroups.
 
-    The agent's innermost pod is the one that the node's kubelet made; what stands before it is the
-    node's. A node on its own machine has no pod there, and nothing is left out. Process 1 is at the
-    node's root or in a cgroup directly below it: each `..` before that leads out of the agent's
+    The node's kubelet created the agent's innermost pod, so the segments before it belong to the
+    node. On a node that is a machine, no pod precedes it, and there is no prefix. Process 1 is at
+    the node's root or directly below it, so each leading `..` of its path leads out of the agent's
     cgroup namespace.
     """
     paths = {}
@@ -132,9 +132,9 @@ def find_node_paths(agents_text: str, first_text: str = "") -> NodePaths:
     for line in _parse(agents_text):
         segments = line.segments
         pods = [index for index, segment in enumerate(segments) if _POD.fullmatch(segment)]
-        # With one pod alone the path is that of an agent on a node that is a machine.
+        # If there is only one pod, the node is a machine, not a container in a pod.
         if len(pods) > 1:
-            # The last pod or container before it: the node is in that, with all its slices.
+            # The node runs in the last pod or container before the agent's pod.
             last_of_node = max(
                 index
                 for index, segment in enumerate(segments[: pods[-1]])
@@ -146,11 +146,11 @@ def find_node_paths(agents_text: str, first_text: str = "") -> NodePaths:
 
 def _parse(text: str) -> list[_CgroupLine]:
     parsed = []
-    # The kernel ends lines with \n alone; any other separator can stand in a cgroup's name.
+    # The kernel ends lines only with \n; a cgroup's name may contain other line separators.
     for line in text.split("\n"):
         if line.strip():
             matched = _PROC_LINE.fullmatch(line)
-            # A bare path, such as a person gives, is taken for the path of any hierarchy.
+            # A bare path, for example typed by a person, is accepted for any hierarchy.
             controllers, path = matched.groups() if matched else ("", line)
             path = path.removesuffix(_DELETED)
             parsed.append(_CgroupLine(text=line, controllers=controllers, path=path))
@@ -158,19 +158,20 @@ def _parse(text: str) -> list[_CgroupLine]:
 
 
 def _locate_path(segments: Sequence[str], node_path: tuple[str, ...]) -> _Place:
-    """Return the container and the pod: the outermost pod, and the first container within it.
+    """Return the outermost pod and the first container in it, or without a pod, the job.
 
-    The first container, because Docker in a pod is still that pod's container. Without a pod it is
-    the job's where the path begins with one.
+    The first container counts, because a container of Docker in a pod still belongs to the pod's
+    container. A job counts only at the node's root.
     """
-    # A whole path begins with a slash, before which there is nothing.
+    # An absolute path starts with a slash, so its first segment is empty.
     root = node_path or ("",)
     is_below = tuple(segments[: len(root)]) == root
     if is_below:
         segments = segments[len(root) :]
     elif root[-2:] == (_UP, _UP) and tuple(segments[: len(root) - 1]) == root[:-1]:
-        # One less leads into the slice at the root in which the agent is too, without its name.
-        # With Docker that is Slurm's; what is directly below any of them is made by root alone.
+        # With one `..` less, the path is in the agent's own top-level slice, whose name it lacks.
+        # With Docker that is system.slice, as it is Slurm's. Only root can create cgroups directly
+        # below a top-level slice.
         is_below, segments = True, [_SYSTEM_SLICE, *segments[len(root) - 1 :]]
     pods = ((index, found) for index, found in enumerate(map(_POD.fullmatch, segments)) if found)
     index, pod = next(pods, (-1, None))
@@ -184,7 +185,7 @@ def _locate_path(segments: Sequence[str], node_path: tuple[str, ...]) -> _Place:
 
 
 def _job_of(segments: Sequence[str]) -> str | None:
-    """Return the job of a path from the root of the node's hierarchy on; `None` outside of jobs."""
+    """Return the job of a path that starts at the node's root, or `None` outside of jobs."""
     match segments:
         case [root, user, job, *_] if _SLURM_V1.fullmatch(root) and _SLURM_USER.fullmatch(user):
             found = _JOB.fullmatch(job)

@@ -1,15 +1,15 @@
-"""Which jobs a scheduler such as Slurm has given the GPUs to, by the directory that it writes.
+"""Reads which jobs a scheduler such as Slurm has allocated GPUs to, from a directory of files.
 
-The directory is dcgm-exporter's (`--hpc-job-mapping-dir`): a file for each GPU, called by the
-driver's index, or for a MIG instance by `<index>.<GPU instance>`, with the id of a job on each
-line. The scheduler's prolog writes it and the epilog takes it away. Anything else in it, such as a
-file that is about to be renamed, is passed over.
+The directory has the format of dcgm-exporter's `--hpc-job-mapping-dir`: one file per GPU, named by
+the driver's index, or per MIG instance, named `<index>.<GPU instance>`, with one job id per line.
+The scheduler's prolog writes the file and the epilog deletes it. Other files, such as temporary
+files to be renamed, are ignored.
 
-Whoever may write there says who holds GPUs, and nothing else: what is used goes by cgroups. All of
-it is read anew for each tick, so that no change is missed: a file written twice within the file
-system's clock looks the same. What is read is bounded, whatever lies there: in files, bytes, ids
-and their characters. Files that cannot be read are counted and are a condition of the check
-`job_files`; a file that is gone, as between two jobs, says that nobody holds the GPU.
+Programs that can write to the directory decide only which jobs GPUs are allocated to; usage is
+attributed by cgroups. All files are read again in each tick, because a file that is written twice
+within the resolution of the file system's clock looks unchanged. The numbers of files, bytes, ids
+and characters are limited. Unreadable files are counted and fail the check `job_files`. If a file
+does not exist, as between two jobs, the GPU is not allocated to a job.
 """
 
 import os
@@ -30,35 +30,35 @@ from gpuledger_agent.metrics import JOB_ALLOCATIONS, JOB_FILES_REJECTED
 _log = structlog.get_logger(__name__)
 
 MAX_FILES: Final = 512
-"""A file for each of 256 GPUs and instances, written in two ways each."""
+"""Maximum number of files: enough for 256 GPUs and instances, each with two spellings."""
 MAX_SCANNED: Final = 16_384
-"""Names in the directory, whatever they are of."""
+"""Maximum number of names read from the directory, including other files."""
 MAX_FILE_BYTES: Final = 16 * 1024
 MAX_JOBS: Final = 64
-"""Jobs of one file: Slurm shares a GPU among some (`gres/shard`)."""
+"""Maximum number of jobs per file; Slurm can share a GPU among several (`gres/shard`)."""
 _FILE_NAME: Final = re.compile(r"(?P<gpu>\d{1,4})(?:\.(?P<instance>\d{1,4}))?", re.ASCII)
-# What schedulers' ids are made of: `4242`, `4242_7`, `1234[5].server.example.org`. The first one
-# keeps options and paths out, the rest whatever a label or a shell would have to quote.
+# Ids of common schedulers: `4242`, `4242_7`, `1234[5].server.example.org`. The first character
+# excludes options and paths; the others need no quoting in a label or a shell.
 _JOB_ID: Final = re.compile(
     rf"[A-Za-z0-9][A-Za-z0-9._+:@\[\]-]{{0,{MAX_JOB_ID_LENGTH - 1}}}", re.ASCII
 )
 
 
 class JobFiles(NamedTuple):
-    """What lay in the directory at one time."""
+    """The files in the directory at one time."""
 
     contents: Mapping[str, bytes]
-    """The contents by the file's name."""
+    """File contents by file name."""
     rejected: Mapping[str, str] = {}
-    """The files that could not be read, with the reason, as the metric's label has it."""
+    """The reason for each file that could not be read; a value of the metric's label."""
 
 
 ReadJobFiles = Callable[[], JobFiles]
-"""Reads the directory; raises OSError where it cannot."""
+"""Reads the directory; raises OSError if that fails."""
 
 
 def job_files_in(folder: Path) -> ReadJobFiles:
-    """Return what reads the files of a directory that are called as those of GPUs are."""
+    """Return a function that reads a directory's files with names of GPUs or MIG instances."""
     return lambda: _read_files(folder)
 
 
@@ -70,7 +70,7 @@ def _read_files(folder: Path) -> JobFiles:
         for scanned, item in enumerate(listed):
             is_of_gpu = _FILE_NAME.fullmatch(item.name) is not None
             if scanned >= MAX_SCANNED or (is_of_gpu and count >= MAX_FILES):
-                # Which of them are left out is chance: whoever put them there is told.
+                # Which files are left out depends on the order of the listing, so report it.
                 rejected[item.name[:16]] = "too_many"
                 break
             if not is_of_gpu:
@@ -79,25 +79,25 @@ def _read_files(folder: Path) -> JobFiles:
             try:
                 contents[item.name] = read_small_file(Path(item.path), max_bytes=MAX_FILE_BYTES)
             except FileNotFoundError:
-                continue  # the epilog has just taken it away
+                continue  # the epilog has just deleted it
             except OSError:
                 rejected[item.name] = "unreadable"
     return JobFiles(contents, rejected)
 
 
 class ParsedJobFiles(NamedTuple):
-    """What the files say."""
+    """The parsed contents of the files."""
 
     allocations: list[JobAllocation]
-    """By GPU, instance and job."""
+    """Allocations, ordered by GPU, instance and job."""
     rejected: Mapping[str, str]
-    """The files of which something could not be used, with the reason."""
+    """The reason for each file that was rejected in full or in part."""
 
 
 def parse_job_files(files: JobFiles, devices: DeviceIndex) -> ParsedJobFiles:
-    """Return which jobs hold which devices. Pure.
+    """Return the devices allocated to jobs. Pure.
 
-    Of a file with a line that is no id the other lines count.
+    If a line is not a valid id, the file's other lines are still used.
     """
     rejected = dict(files.rejected)
     found: dict[tuple[str, int, str], tuple[JobAllocation, str]] = {}
@@ -124,7 +124,7 @@ def parse_job_files(files: JobFiles, devices: DeviceIndex) -> ParsedJobFiles:
 
 
 def _parse_jobs(content: bytes) -> tuple[list[str], str | None]:
-    """Return the jobs of a file, each once, and why some are left out."""
+    """Return a file's jobs without duplicates, and the reason if some were rejected."""
     lines = [line.strip() for line in content.decode("ascii", "replace").split("\n")]
     ids = dict.fromkeys(line for line in lines if line)
     jobs = [line for line in ids if _JOB_ID.fullmatch(line)]
@@ -134,7 +134,7 @@ def _parse_jobs(content: bytes) -> tuple[list[str], str | None]:
 
 
 class JobDirectory:
-    """The jobs that hold devices, read for each tick."""
+    """Reads the devices allocated to jobs, in each tick."""
 
     def __init__(self, read_files: ReadJobFiles, *, check: Check) -> None:
         self._read_files = read_files
@@ -143,23 +143,23 @@ class JobDirectory:
         self._last: tuple[JobFiles, DeviceIndex, ParsedJobFiles] | None = None
 
     def current(self, devices: DeviceIndex) -> list[JobAllocation]:
-        """Return which jobs hold which devices now; the list is not to be changed.
+        """Return the current allocations; do not change the list.
 
-        None where the directory is not there.
+        The list is empty if the directory does not exist or cannot be read.
         """
         try:
             files = self._read_files()
         except FileNotFoundError:
-            # The prolog of the first job makes it: until then nobody holds anything.
+            # The first job's prolog creates it; until then there are no allocations.
             if not self._is_missing_logged:
                 self._is_missing_logged = True
                 _log.info("job_directory_not_found")
-            self._check.ok("there is no directory yet")
+            self._check.ok("the directory does not exist yet")
             JOB_ALLOCATIONS.set(0)
             return []
         except OSError as error:
             JOB_FILES_REJECTED.labels(reason="unreadable").inc()
-            self._check.failed(f"{error.strerror or error}; ticks have no jobs that hold GPUs")
+            self._check.failed(f"{error.strerror or error}; samples have no job allocations")
             JOB_ALLOCATIONS.set(0)
             return []
         parsed = self._parse(files, devices)
@@ -168,16 +168,16 @@ class JobDirectory:
             JOB_FILES_REJECTED.labels(reason=reason).inc()
         if parsed.rejected:
             name, reason = min(parsed.rejected.items())
-            self._check.failed(f"{len(parsed.rejected)} files, such as {name!r}: {reason}")
+            self._check.failed(f"rejected {len(parsed.rejected)} files, such as {name!r}: {reason}")
         else:
             devices_allocated = {(one.gpu_uuid, one.gpu_instance) for one in parsed.allocations}
             self._check.ok(
-                f"{len(parsed.allocations)} holdings by jobs, of {len(devices_allocated)} devices"
+                f"{len(parsed.allocations)} job allocations on {len(devices_allocated)} devices"
             )
         return parsed.allocations
 
     def _parse(self, files: JobFiles, devices: DeviceIndex) -> ParsedJobFiles:
-        # Parsed anew only where the files or the devices changed: it is asked for each tick.
+        # Called in each tick, so parse only if the files or the devices have changed.
         if self._last is None or self._last[0] != files or self._last[1] != devices:
             self._last = files, devices, parse_job_files(files, devices)
         return self._last[2]

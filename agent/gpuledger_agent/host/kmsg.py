@@ -1,7 +1,7 @@
-"""The kernel's log as a second source of XIDs: some never reach the driver's events.
+"""The kernel log as a second source of XIDs, because some never appear in the driver's events.
 
-Here lives the reading, from the log's end on, and the time of a record. The driver's lines are read
-by `gpuledger_agent.core.incidents`, and what is new is decided there.
+This module follows the log from its end and computes the time of each record.
+`gpuledger_agent.core.incidents` parses the driver's lines and removes duplicates.
 """
 
 import os
@@ -20,39 +20,40 @@ SOURCE: Final = "kmsg"
 _DRIVER_PREFIX: Final = b"NVRM: Xid"
 _RECORD_BYTES: Final = 8192
 _POLL_SECONDS: Final = 0.5
-# A log in a storm is never read to its end: the ticks' turn comes first.
+# Limits the records read at once, so that a flood of them does not delay ticks.
 _MAX_AT_ONCE: Final = 1000
 _HEAD: Final = re.compile(r"(\d{1,9}),\d+,(\d{1,19})(?!\d)", re.ASCII)
-"""Facility with level, number, stamp."""
+"""Facility and level, sequence number, time stamp."""
 _FIRST_OF_PROGRAMS: Final = 8
-"""The kernel's own facility is 0, and the three bits below it are the level."""
+"""The lowest number of a program's record: the kernel's facility is 0, and the level is in the
+lowest three bits."""
 
 
 class Kmsg(Protocol):
-    """An open kernel log, behind the last record of the time when it was opened."""
+    """An open kernel log, which returns records written after it was opened."""
 
     def read(self) -> bytes:
-        """Return the next record, or several.
+        """Return the next record or records.
 
-        Raises BlockingIOError where there is none yet, BrokenPipeError once where records were
-        overwritten before they were read, and OSError where the log is lost.
+        Raises BlockingIOError if there is no new record, BrokenPipeError once if records were
+        overwritten before they were read, and OSError if the log can no longer be read.
         """
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the log."""
 
 
 class DeviceKmsg:
-    """`/dev/kmsg`, or a file in its form."""
+    """`/dev/kmsg`, or a file in the same format."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        # A pipe has no end to go to, and nothing old either.
+        # A pipe cannot seek, but has no old records either.
         with suppress(OSError):
             os.lseek(self._file, 0, os.SEEK_END)
 
     def read(self) -> bytes:
-        """Return what can be read; raises BlockingIOError, BrokenPipeError or OSError."""
+        """Return the next record; raises BlockingIOError, BrokenPipeError or OSError."""
         if not (record := os.read(self._file, _RECORD_BYTES)):
             raise BlockingIOError
         return record
@@ -63,10 +64,10 @@ class DeviceKmsg:
 
 
 class RecordTime:
-    """From the log's stamps to the wall clock.
+    """Converts the log's time stamps to wall-clock time.
 
-    The stamps' clock is near the time since boot, but drifts from it, and stands still while a
-    machine is suspended. So a stamp counts as far as it can be true: a record was written after
+    The stamps' clock is close to the time since boot, but drifts from it and stops while the
+    machine is suspended. So a stamp is limited to the possible times: a record was written after
     the log was last seen empty, and before now.
     """
 
@@ -75,18 +76,18 @@ class RecordTime:
         self._empty_ns = clock.boottime_ns()
 
     def nothing_new(self) -> None:
-        """Record that the log holds nothing unread."""
+        """Record that the log has no unread records."""
         self._empty_ns = self._clock.boottime_ns()
 
     def time_ns(self, stamp_us: int) -> int:
-        """Return when a record was written that was read just now, nanoseconds since the epoch."""
+        """Return the time of a record read just now, in nanoseconds since the epoch."""
         now_ns = self._clock.boottime_ns()
         written_ns = min(max(stamp_us * NS_PER_US, self._empty_ns), now_ns)
         return self._clock.time_ns() - (now_ns - written_ns)
 
 
 class KmsgReader:
-    """Follows the kernel's log for ever."""
+    """Follows the kernel log."""
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class KmsgReader:
         self._record_time = RecordTime(clock)
 
     async def run(self) -> None:
-        """Follow the log for ever; one that cannot be read is tried again, with a back-off."""
+        """Follow the log until cancelled; if it cannot be read, reopens it after a backoff."""
         while True:
             try:
                 log = self._open_log()
@@ -115,20 +116,20 @@ class KmsgReader:
                 self._record_time.nothing_new()
                 try:
                     while True:
-                        # Where more is left, the others get their turn and the log is read on.
+                        # If more records are left, only yield to other tasks.
                         is_more = self.read(log)
                         await self._clock.sleep(0 if is_more else _POLL_SECONDS)
                 finally:
                     log.close()
             except OSError as error:
                 KMSG_FAILURES.inc()
-                self._check.failed(f"cannot read the kernel's log: {error}")
-                # Not a `RetryingCaller`: what is repeated has no end, so that the first record that
-                # is read resets the waits.
+                self._check.failed(f"cannot read the kernel log: {error}")
+                # Not a `RetryingCaller`, because this call never succeeds by returning: the backoff
+                # is reset when the log has been read to its end.
                 await self._clock.sleep(self._backoff.next_seconds())
 
     def read(self, log: Kmsg) -> bool:
-        """Read what there is, at most a thousand records; tells whether there may be more."""
+        """Read the new records, at most `_MAX_AT_ONCE`; return whether there may be more."""
         for _ in range(_MAX_AT_ONCE):
             try:
                 record = log.read()
@@ -136,21 +137,21 @@ class KmsgReader:
                 self._backoff.reset()
                 self._record_time.nothing_new()
                 return False
-            # The kernel says so once, and goes on with the oldest record that is left.
+            # The kernel reports an overrun once, then continues with the oldest record left.
             except BrokenPipeError:
                 KMSG_OVERRUNS.inc()
                 continue
-            # Nearly all records are of others; bytes are compared before anything is decoded.
+            # Most records are not the driver's, so compare the bytes before decoding.
             if _DRIVER_PREFIX in record:
                 self._read_record(record)
         return True
 
     def _read_record(self, record: bytes) -> None:
-        # The kernel ends lines with \n alone; any other separator is of the message.
+        # The kernel ends lines only with \n; a message may contain other line separators.
         for text in record.decode(errors="replace").split("\n"):
             head, _, words = text.partition(";")
             stamp, line = _HEAD.match(head), read_xid_line(words)
-            # Programs can write there too: only what the kernel itself wrote counts.
+            # Programs can write to the log too, so accept only records of the kernel.
             if stamp and line and int(stamp[1]) < _FIRST_OF_PROGRAMS:
                 uuids = (
                     uuid for address, uuid in self._buses().items() if read_bus(address) == line.bus
@@ -158,7 +159,7 @@ class KmsgReader:
                 self._on_detection(
                     Detection(
                         kind="xid",
-                        # A GPU that never answered is known by its bus alone; better than nothing.
+                        # A GPU that never answered has no known UUID, only its PCI address.
                         gpu_uuid=next(uuids, write_bus(line.bus)),
                         time_ns=self._record_time.time_ns(int(stamp[2])),
                         source=SOURCE,

@@ -1,22 +1,22 @@
-"""What the names in a node's folders say of its pods: names of containers, and who came and ended.
+"""Information about a node's pods from the names of files and directories.
 
-Only names of files and folders are read: their contents are root's, and none of our business.
+Only names are read; the contents belong to root and are not needed.
 
-- `ContainerNames`: the kubelet links each container's log as
-  `<pod>_<namespace>_<container>-<64 hex>.log`, which leads from the runtime's id to the name.
-- `PodChanges`: a pod that comes is seen by the names of its cgroup and of the folder of its logs.
-  The kubelet makes the cgroup once it has given out the devices of plugins, the folder once it has
-  those of claims too, and both before it starts a container. So names that changed are worth a
-  question to the kubelet; listing them in each tick costs less than one question.
-- `PodEnds`: the kubelet lists a pod's devices until the pod is removed, long after its processes
-  and its cgroup are gone (kubernetes#119423). The names of the folders in `/var/log/pods` lead from
-  a pod's name to its UID, and the UID to its cgroup (`PodCgroups`). The kubelet makes the cgroup
-  first and the folder after it, so a pod that has a folder and no cgroup has ended, also before the
-  agent started: under every UID that goes by its name. A pod of which that cannot be said counts as
-  there: one without a folder, or any on a node that shows no pod's cgroup, unless its own was seen.
-- `PodUids`: the same names say which UID a pod's name has now. A name that comes again, as a
-  StatefulSet's, has the folder of the former pod beside its own for a while; then the one that has
-  a cgroup is meant, and where that is not one alone, nobody says.
+- `ContainerNames` finds a container's name by its id: the kubelet links each container's log as
+  `<pod>_<namespace>_<container>-<64 hex>.log`.
+- `PodChanges` detects new and deleted pods by the names of pods' cgroups and log directories. The
+  kubelet creates the cgroup after it has allocated the device plugins' devices, the log directory
+  after it has also allocated the claims' devices, and both before it starts a container. So the
+  kubelet is queried when names change; listing the names in each tick costs less than a query.
+- `PodEnds` finds pods that have ended: the kubelet lists a pod's devices until the pod is removed,
+  long after its processes and its cgroup are gone (kubernetes#119423). The directory names in
+  `/var/log/pods` give a pod's UIDs, and a UID gives its cgroup (`PodCgroups`). The kubelet creates
+  the cgroup before the directory, so a pod with a directory but no cgroup under any of its UIDs has
+  ended, even if it ended before the agent started. In doubt a pod counts as running: if it has no
+  directory, or if the node shows no pod cgroups and this pod's cgroup was never seen.
+- `PodUids` finds the current UID of a pod's name from the same names. If a name is reused, as by a
+  StatefulSet, the former pod's directory exists for a while next to the new one. Then the UID with
+  a cgroup is used; if more than one has a cgroup, the UID remains ambiguous.
 """
 
 import os
@@ -32,38 +32,38 @@ import msgspec
 from gpuledger.clock import NS_PER_SECOND, Clock
 
 MAX_NAMES: Final = 4096
-"""A node runs some hundreds of containers; their predecessors' logs are linked too."""
+"""Maximum number of names. A node runs a few hundred containers; logs of restarted ones remain."""
 _FIRST_WAIT_NS: Final = NS_PER_SECOND
 _MAX_WAIT_NS: Final = 64 * _FIRST_WAIT_NS
-# Kubernetes' names are of these characters; other files may have any, and need not be UTF-8.
+# Kubernetes names consist of these characters; other file names need not even be UTF-8.
 _LOG_NAME: Final = re.compile(
     r"(?P<pod>[-.a-z0-9]+)_(?P<namespace>[-a-z0-9]+)_(?P<container>[-a-z0-9]+)"
     r"-(?P<id>[0-9a-f]{64})\.log"
 )
 
 ListNames = Callable[[], Iterable[str]]
-"""Returns names of files or folders."""
+"""Returns names of files or directories."""
 
 
 class ContainerName(msgspec.Struct, frozen=True, kw_only=True):
-    """What people call a container."""
+    """A container's name and its pod's."""
 
     namespace: str
-    """Namespace of its pod."""
+    """The pod's namespace."""
     pod: str
-    """Name of its pod."""
+    """The pod's name."""
     container: str
-    """Its name in the pod."""
+    """The container's name in the pod."""
     pod_uid: str | None = None
-    """The pod's UID; the names of logs do not tell it."""
+    """The pod's UID; log file names do not contain it."""
 
 
 def list_folder(folder: Path) -> ListNames:
-    """Return what lists the names in a folder; none where the folder does not exist."""
+    """Return a function that lists a directory's names; no names if the directory is missing."""
 
     def names() -> list[str]:
         try:
-            return os.listdir(folder)  # noqa: PTH208  # names alone, without a Path for each
+            return os.listdir(folder)  # noqa: PTH208  # only names, without a Path for each
         except OSError:
             return []
 
@@ -71,7 +71,7 @@ def list_folder(folder: Path) -> ListNames:
 
 
 class ContainerNames:
-    """Names by container id, read again when an unknown id is asked for."""
+    """Container names by id; the directory is read again when an unknown id is requested."""
 
     def __init__(self, *, list_names: ListNames, clock: Clock) -> None:
         self._list_names = list_names
@@ -81,10 +81,10 @@ class ContainerNames:
         self._missing: dict[str, tuple[int, int]] = {}
 
     def name_of(self, container_id: str) -> ContainerName | None:
-        """Return the name of a container; `None` where it is no pod's, or has no log yet."""
+        """Return a container's name, or `None` if it is not in a pod or has no log yet."""
         if known := self._names.get(container_id):
             return known
-        # At most once a second for all, and ever more seldom for one that is never found.
+        # Read the directory at most once a second, and at increasing intervals for the same id.
         now_ns = self._clock.monotonic_ns()
         due_ns, wait_ns = self._missing.get(container_id, (0, 0))
         is_rested = self._checked_ns is None or now_ns - self._checked_ns >= _FIRST_WAIT_NS
@@ -95,7 +95,7 @@ class ContainerNames:
         known = self._names.get(container_id)
         if known is None:
             if len(self._missing) >= MAX_NAMES:
-                # Bounded, whatever ids are asked for; each is looked for once more then.
+                # Limit the memory; each of these ids is then looked up once more.
                 self._missing.clear()
             wait_ns = min(2 * wait_ns, _MAX_WAIT_NS) or _FIRST_WAIT_NS
             self._missing[container_id] = (self._clock.monotonic_ns() + wait_ns, wait_ns)
@@ -111,50 +111,50 @@ class ContainerNames:
                 found[container_id] = self._names.get(container_id) or ContainerName(
                     namespace=match["namespace"], pod=match["pod"], container=match["container"]
                 )
-            # Whoever can write into the folder cannot make the agent's memory grow.
+            # Limit the memory, whatever other programs write to the directory.
             if len(found) >= MAX_NAMES:
                 break
         self._names = found
 
 
-# A static pod has the hash of its configuration in place of a UID, in its cgroup's name as well.
+# A static pod has a configuration hash instead of a UID, in its cgroup's name as well.
 _FOLDER: Final = re.compile(
     r"(?P<namespace>[-a-z0-9]+)_(?P<pod>[-.a-z0-9]+)"
     r"_(?P<uid>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32})"
 )
-# Less than a tick of a second, as two ticks may be a little less than that apart.
+# Shorter than a sampling interval of 1 s, because two ticks may be slightly closer than that.
 _CHECK_NS: Final = NS_PER_SECOND // 2
-# A hierarchy of the second version, and of the first those of which each pod has a cgroup.
+# The hierarchy of version 2, and those of version 1 in which each pod has a cgroup.
 _HIERARCHIES: Final = ("", "memory", "pids", "systemd")
-# A guaranteed pod lies in the root of all pods.
+# Guaranteed pods are directly in the root of all pods.
 _CLASSES: Final = ("burstable", "besteffort")
 _SLICES: Final = ("", *(f"/kubepods-{qos}.slice" for qos in _CLASSES))
 _PLAIN: Final = ("", *(f"/{qos}" for qos in _CLASSES))
 
 HasCgroup = Callable[[str], bool]
-"""Takes a pod's UID, and says whether it has a cgroup now."""
+"""Takes a pod's UID and returns whether the pod has a cgroup now."""
 PodName = tuple[str, str]
-"""Namespace and name of a pod."""
+"""A pod's namespace and name."""
 
 
 def read_folders(list_folders: ListNames) -> Iterator[tuple[PodName, str]]:
-    """Yield name and UID of each pod that has a folder for its logs."""
-    # Whoever can write there cannot make the agent slow.
+    """Yield the name and UID of each pod that has a log directory."""
+    # Limit the time, whatever other programs write to the directory.
     for name in islice(list_folders(), MAX_NAMES):
         if match := _FOLDER.fullmatch(name):
             yield (match["namespace"], match["pod"]), match["uid"]
 
 
 class PodCgroups:
-    """The pods' cgroups as folders of a node."""
+    """Finds the cgroup directories of a node's pods."""
 
     def __init__(self, root: Path) -> None:
-        """Look where the node has pods: the kubelet's own folder is there before any agent is."""
+        """Find the parent directories, which the kubelet creates before any agent starts."""
         roots = [root / hierarchy for hierarchy in _HIERARCHIES]
         self._slices = [str(root) for root in roots if (root / "kubepods.slice").is_dir()]
         self._plain = [str(root) for root in roots if (root / "kubepods").is_dir()]
         self._folders: dict[str, str] = {}
-        # Of one hierarchy, as each has a cgroup of every pod.
+        # From one hierarchy only, because each contains a cgroup for every pod.
         parents = [
             *(f"{root}/kubepods.slice{under}" for root in self._slices[:1] for under in _SLICES),
             *(f"{root}/kubepods{under}" for root in self._plain[:1] for under in _PLAIN),
@@ -165,7 +165,7 @@ class PodCgroups:
         """Return whether a pod has a cgroup now."""
         folder = self._folders.get(uid)
         if folder is not None:
-            return os.path.exists(folder)  # noqa: PTH110  # asked each tick, without a Path
+            return os.path.exists(folder)  # noqa: PTH110  # called in each tick, so without a Path
         for found in self._candidates(uid):
             if os.path.exists(found):  # noqa: PTH110  # as above
                 if len(self._folders) >= MAX_NAMES:
@@ -175,11 +175,11 @@ class PodCgroups:
         return False
 
     def list_names(self) -> list[str]:
-        """Return the names of the pods' cgroups, and of others beside them."""
+        """Return the names of pods' cgroups, and other names that contain `pod`."""
         return [name for list_names in self._list_parents for name in list_names() if "pod" in name]
 
     def _candidates(self, uid: str) -> list[str]:
-        # systemd nests slices by the dashes of their names, so a UID's own become underscores.
+        # systemd nests slices at dashes, so the dashes of a UID are written as underscores.
         pod = f"pod{uid.replace('-', '_')}.slice"
         slices = [f"kubepods.slice/kubepods-{pod}"]
         slices += [f"kubepods.slice/kubepods-{qos}.slice/kubepods-{qos}-{pod}" for qos in _CLASSES]
@@ -191,22 +191,22 @@ class PodCgroups:
 
 
 class PodChanges:
-    """Whether pods have come or gone, asked for each tick."""
+    """Detects in each tick whether pods were created or deleted."""
 
     def __init__(self, *listers: ListNames) -> None:
-        """Watch the names from these listers, each of something that every pod has."""
+        """Watch the names from these listers, for example of pods' cgroups or log directories."""
         self._listers = listers
         self._names: AbstractSet[str] = frozenset()
 
     def have_changed(self) -> bool:
-        """Return whether the names are others than at the last call."""
+        """Return whether the names have changed since the last call."""
         names = {name for lister in self._listers for name in islice(lister(), MAX_NAMES)}
         has_changed, self._names = names != self._names, names
         return has_changed
 
 
 class PodFolders:
-    """The pods that have a folder for their logs, by name, read twice a second at most."""
+    """The UIDs of pods that have a log directory, by name; read at most twice a second."""
 
     def __init__(
         self,
@@ -216,20 +216,20 @@ class PodFolders:
         has_cgroup: HasCgroup,
         clock: Clock,
     ) -> None:
-        """Take what returns the names of the folders of the pods' logs, and of their cgroups."""
+        """Create an empty list; `list_folders` lists log directories, `list_cgroups` cgroups."""
         self._list_folders = list_folders
         self._list_cgroups = list_cgroups
         self.has_cgroup = has_cgroup
-        """Whether the pod of a UID has a cgroup now."""
+        """Returns whether the pod with a UID has a cgroup now."""
         self._clock = clock
         self._uids: dict[PodName, list[str]] = {}
         self._checked_ns: int | None = None
         self.shows_cgroups = False
-        """Whether the node's cgroups of pods are to be seen: then a pod without one has ended. The
-        agent's own pod has one, so where none shows they are not mounted, or not made."""
+        """Whether any pod cgroups are visible, so that a pod without one has ended. The agent's own
+        pod has a cgroup, so if none is visible, cgroups are not mounted or not created."""
 
     def check(self) -> None:
-        """Read the names, where that is not just done."""
+        """Read the names again unless they were read less than half a second ago."""
         now_ns = self._clock.monotonic_ns()
         if self._checked_ns is not None and now_ns - self._checked_ns < _CHECK_NS:
             return
@@ -240,30 +240,30 @@ class PodFolders:
             self._uids.setdefault(pod, []).append(uid)
 
     def uids_of(self, pod: PodName) -> Sequence[str]:
-        """Return the UIDs of the folders of a pod's name, at the last look."""
+        """Return the UIDs in the directories of a pod's name at the last check."""
         return self._uids.get(pod, [])
 
 
 class PodEnds:
-    """The ends of pods, asked for each tick."""
+    """Finds in each tick the pods that have ended."""
 
     def __init__(self, folders: PodFolders) -> None:
-        """Follow pods by the names of their folders and by their cgroups."""
+        """Track pods by their log directories and cgroups."""
         self._folders = folders
         self._uids: dict[PodName, dict[str, bool]] = {}
-        """By pod, its UIDs, and whether the cgroup of each was seen."""
+        """The UIDs of each pod's name, and whether the UID's cgroup was seen."""
 
     def find_ended(self, pods: AbstractSet[PodName]) -> set[PodName]:
-        """Return which of the pods that the kubelet lists have certainly ended.
+        """Return those of the given pods that have certainly ended.
 
-        What is known of the others is forgotten.
+        `pods` contains the pods in the kubelet's list; all others are forgotten.
         """
         silent = {pod for pod in pods if not self._is_alive(pod)}
         if not silent:
             return set()
-        # Not known yet, or over: then another pod may have come under its name.
+        # The pod is new or has ended; in the second case, its name may have been reused.
         self._folders.check()
-        # The folder of a pod that is over may go before the kubelet's answer does.
+        # Keep known UIDs: a pod's directory may be deleted before the kubelet's list changes.
         self._uids = {pod: self._uids.get(pod, {}) for pod in pods}
         for pod, uids in self._uids.items():
             for uid in self._folders.uids_of(pod):
@@ -271,13 +271,16 @@ class PodEnds:
         return {pod for pod in silent if not self._is_alive(pod) and self._is_over(pod)}
 
     def _is_over(self, pod: PodName) -> bool:
-        """Return whether one that has no cgroup had one: its folder says so where cgroups show."""
+        """Return whether a pod without a cgroup had one.
+
+        A directory proves that if pod cgroups are visible; otherwise the cgroup was seen before.
+        """
         uids = self._uids.get(pod, {})
         return bool(uids) and (self._folders.shows_cgroups or all(uids.values()))
 
     def _is_alive(self, pod: PodName) -> bool:
         uids = self._uids.get(pod, {})
-        # The newest is the last.
+        # Newest UID first.
         for uid in reversed(uids):
             if self._folders.has_cgroup(uid):
                 uids[uid] = True
@@ -286,17 +289,17 @@ class PodEnds:
 
 
 class PodUids:
-    """The UIDs of the pods that are on the node now, by their names."""
+    """Finds the UIDs of the node's current pods by name."""
 
     def __init__(self, folders: PodFolders) -> None:
-        """Find them by the names of their folders."""
+        """Find UIDs in the names of log directories."""
         self._folders = folders
 
     def find(self, namespace: str, pod: str) -> Sequence[str]:
-        """Return the UIDs that a pod's name may mean: none where it is not known, else one or more.
+        """Return the possible UIDs of a pod's name; empty if the pod is unknown.
 
-        Those with a cgroup, where the node's cgroups are to be seen: a folder outlives its pod, and
-        the folder of the pod that comes next under that name is made after its cgroup.
+        If pod cgroups are visible, returns only UIDs that have a cgroup, because a log directory
+        outlives its pod, and the next pod of that name gets its directory after its cgroup.
         """
         folders = self._folders
         folders.check()

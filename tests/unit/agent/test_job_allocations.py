@@ -75,7 +75,7 @@ async def test_a_tick_says_what_the_kubelet_gave_to_whom_used_or_not() -> None:
     assert {(one.namespace, one.pod, one.container) for one in last.allocations} == {
         ("team-a", "train", "main")
     }
-    assert readiness.check("kubelet").detail == "2 devices are with containers"
+    assert readiness.check("kubelet").detail == "2 devices are allocated to containers"
 
 
 async def test_a_kubelet_that_nobody_wants_to_hear_of_is_not_asked() -> None:

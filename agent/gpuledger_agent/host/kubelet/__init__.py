@@ -1,1 +1,1 @@
-"""What the node's kubelet knows: which device it gave to which pod, and the names of containers."""
+"""Data from the node's kubelet: the devices allocated to containers, and pod labels."""

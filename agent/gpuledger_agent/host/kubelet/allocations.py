@@ -1,12 +1,11 @@
-"""Which devices the kubelet has allocated to which containers.
+"""Queries which devices the kubelet has allocated to which containers.
 
-It is asked as ticks begin, now and then and when pods change.
+The kubelet is queried at the start of a tick, periodically and when pods change. A tick's
+allocations should be those at the time when the GPUs are queried. So the query starts at that time,
+and the tick waits briefly for the response; a later response is part of the next tick.
 
-A tick says who holds what as it is when the GPUs are asked. So the question is put at that time,
-and the tick waits for the answer, though not for long: one that comes later is in the next tick.
-
-Here is the seam to the kubelet (`Kubelet`) and the loop over it. Nothing here knows the wire form
-or the forms of device ids; gRPC is imported by the first question.
+This module has the interface to the kubelet (`Kubelet`) and the loop that queries it. `messages`
+knows the wire format, `assignments` the forms of device ids. gRPC is imported by the first query.
 """
 
 import asyncio
@@ -48,7 +47,7 @@ from gpuledger_agent.metrics import (
 from gpuledger_agent.settings import KubeletSettings
 
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
-"""Some ten times what the kubelet of a node with 250 pods answers, and gRPC's own default."""
+"""gRPC's default, and about ten times the response on a node with 250 pods."""
 
 _REASONS: Final[Mapping[int, str]] = {
     errno.ENOENT: "missing",
@@ -59,7 +58,7 @@ _REASONS: Final[Mapping[int, str]] = {
 
 
 class Kubelet(Protocol):
-    """The kubelet's API of which container holds which device."""
+    """The kubelet's pod-resources API."""
 
     async def list_pods(self) -> bytes:
         """Return a `v1.ListPodResourcesResponse`; raises KubeletError."""
@@ -69,28 +68,28 @@ class Kubelet(Protocol):
 
 
 class SocketKubelet:
-    """The kubelet behind its Unix socket."""
+    """The kubelet's pod-resources API at its Unix socket."""
 
     def __init__(self, socket: Path, *, timeout_seconds: float) -> None:
         self._socket = socket
         self._timeout_seconds = timeout_seconds
 
     async def list_pods(self) -> bytes:
-        """Return which container holds which device; raises KubeletError."""
+        """Return the devices of all containers; raises KubeletError."""
         return await self._request(METHOD)
 
     async def list_allocatable(self) -> bytes:
-        """Return which devices there are, held or not; raises KubeletError."""
+        """Return all devices, allocated or not; raises KubeletError."""
         return await self._request(ALLOCATABLE_METHOD)
 
     async def _request(self, method: str) -> bytes:
-        """Return the answer to one call, on a connection of its own.
+        """Return the response to one call; raises KubeletError.
 
-        So a kubelet that restarts leaves no broken connection behind. Raises KubeletError.
+        Opens a new connection, so that a restart of the kubelet leaves no broken one.
         """
         try:
             self._socket.stat()
-            # Many a node has no kubelet to ask, and there the library would only take memory.
+            # Imported late to save memory on nodes without a kubelet.
             from gpuledger_agent.host.kubelet.grpc import call_kubelet  # noqa: PLC0415  # see above
 
             async with asyncio.timeout(self._timeout_seconds):
@@ -109,22 +108,22 @@ class SocketKubelet:
 
 
 MIN_SECONDS: Final = 0.5
-"""Between two questions, however many reasons there are. Less than a tick of a second, so that
-ticks which are not quite on time have one each."""
+"""Minimum time between two queries. Shorter than a sampling interval of 1 s, so that each tick can
+make one even if it is slightly early."""
 ALLOCATABLE_SECONDS: Final = 60.0
-"""Between two questions for what there is to give: it changes with a plugin's settings."""
+"""Time between two queries of allocatable devices, which change only with a plugin's settings."""
 
 _log = structlog.get_logger(__name__)
 
 
 FindEnded = Callable[[AbstractSet[tuple[str, str]]], AbstractSet[tuple[str, str]]]
-"""Takes namespaces and names of pods, and gives those that are over."""
+"""Takes namespaces and names of pods and returns the pods that have ended."""
 HavePodsChanged = Callable[[], bool]
-"""Says whether pods have come to the node, or left it, since it was asked last."""
+"""Returns whether pods were created on the node or deleted since the last call."""
 
 
 class Allocations:
-    """The devices of the node's containers, by the kubelet's last answer."""
+    """The devices allocated to the node's containers, from the kubelet's last response."""
 
     def __init__(
         self,
@@ -137,7 +136,7 @@ class Allocations:
         find_ended: FindEnded = lambda _: frozenset(),
         have_pods_changed: HavePodsChanged = lambda: False,
     ) -> None:
-        """Take the parts; `find_ended` says which pods are over that the kubelet lists on."""
+        """Create an empty list; `find_ended` finds ended pods that the kubelet still lists."""
         self._find_ended = find_ended
         self._have_pods_changed = have_pods_changed
         self._kubelet = kubelet
@@ -165,16 +164,16 @@ class Allocations:
         self._allocatable_ns: int | None = None
 
     def refresh_soon(self) -> None:
-        """Have the kubelet asked in the next tick: something on the node has changed."""
+        """Query the kubelet in the next tick, because something on the node has changed."""
         self._is_wanted = True
 
     def request_if_due(self) -> None:
-        """Put the question where it is time to, or where something has changed; for each tick.
+        """Start a query if one is due or pods have changed; called in each tick.
 
-        Not while another is on its way, nor before a kubelet that failed may be asked again.
+        Starts none while another is in progress, or during the backoff after a failure.
         """
         self._is_awaited = False
-        # Asked in any case: what it saw now is no change the next time.
+        # Always call it, so that the next tick does not see the same change again.
         self._is_wanted = self._have_pods_changed() or self._is_wanted
         now_ns = self._clock.monotonic_ns()
         if not self._done.is_set() or now_ns < self._not_before_ns:
@@ -182,7 +181,7 @@ class Allocations:
         seconds = MIN_SECONDS if self._is_wanted else self._settings.refresh_seconds - MIN_SECONDS
         if self._requested_ns is not None and now_ns - self._requested_ns < seconds * NS_PER_SECOND:
             return
-        # Before the question: what changes while it is asked may not be in the answer.
+        # Reset it before the query, because the response may lack changes made during the query.
         self._is_wanted = False
         self._is_awaited = True
         self._requested_ns = now_ns
@@ -190,20 +189,19 @@ class Allocations:
         self._requested.set()
 
     async def wait_answer(self, seconds: float) -> None:
-        """Wait for the answer to this tick's query, if there is one, for so long."""
+        """Wait at most `seconds` for the response to this tick's query, if it started one."""
         if self._is_awaited:
             await wait_event(self._done, seconds)
 
     def current(self, devices: DeviceIndex) -> list[DeviceAllocation]:
-        """Return what is allocated, as far as it leads to a GPU; the list is not to be changed.
+        """Return the allocations whose GPU is known; do not change the list.
 
-        What a pod held that is over is left out, though the kubelet may list it for long.
-
-        Empty where there is no answer, or where the last one is too old.
+        Leaves out pods that have ended, which the kubelet may still list for a long time. The list
+        is empty if there is no response or the last one is too old.
         """
         assignments = self._assignments if self._is_fresh() else ()
         before, there = self._resolved_of, self._allocatable
-        # Resolved anew only where an answer or the devices changed: it is asked for each tick.
+        # Called in each tick, so resolve ids only if a response or the devices have changed.
         if (
             before is None
             or before[0] is not assignments
@@ -232,7 +230,7 @@ class Allocations:
         ]
 
     async def run(self) -> None:
-        """Query the kubelet when ticks ask for it, one query at a time, until cancelled."""
+        """Query the kubelet when a tick requests it, one query at a time, until cancelled."""
         while True:
             await self._requested.wait()
             self._requested.clear()
@@ -242,8 +240,8 @@ class Allocations:
             except KubeletError as error:
                 KUBELET_ERRORS.labels(reason=error.reason).inc()
                 self._evaluate_failure(f"the kubelet at {self._settings.socket}: {error}")
-                # Not a `RetryingCaller`: it is a tick that asks again, and what a failure means
-                # depends on how long ago the last success was.
+                # Not a `RetryingCaller`, because a tick starts the retry, and a failure only fails
+                # the check if the last success was too long ago.
                 self._is_wanted = True
                 wait_ns = round(self._backoff.next_seconds() * NS_PER_SECOND)
                 self._not_before_ns = self._clock.monotonic_ns() + wait_ns
@@ -253,7 +251,7 @@ class Allocations:
                 self._done.set()
 
     async def _refresh_allocatable(self) -> None:
-        """Query the allocatable devices, once a minute at most; what was answered last stands."""
+        """Query the allocatable devices, at most once a minute; keeps the last list on failure."""
         now_ns, requested_ns = self._clock.monotonic_ns(), self._allocatable_ns
         if requested_ns is not None and now_ns - requested_ns < ALLOCATABLE_SECONDS * NS_PER_SECOND:
             return
@@ -261,7 +259,7 @@ class Allocations:
         try:
             there = parse_allocatable(await self._kubelet.list_allocatable())
         except (KubeletError, ValueError) as error:
-            # Before 1.28 a kubelet may not know it: then nobody says how many replicas there are.
+            # Kubelets before 1.28 may not support it; then the number of replicas is unknown.
             reason = error.reason if isinstance(error, KubeletError) else "malformed"
             if reason != "unimplemented":
                 KUBELET_ERRORS.labels(reason=reason).inc()
@@ -270,30 +268,30 @@ class Allocations:
             self._allocatable = there
 
     def _ingest(self, answer: bytes) -> None:
-        # Most answers are as the one before, byte for byte, and need not be read.
+        # Most responses equal the previous one, byte for byte, and need not be parsed.
         if self._answered_ns is None or answer != self._answer:
             try:
                 pods = parse_answer(answer)
             except ValueError as error:
-                raise KubeletError("malformed", f"no list of pods: {error}") from error
+                raise KubeletError("malformed", f"not a pod list: {error}") from error
             self._assignments = find_assignments(pods, self._settings.resource_names)
             self._answer = answer
         self._answered_ns = self._clock.monotonic_ns()
         KUBELET_ANSWERS.inc()
-        self._check.ok(f"{len(self._assignments)} devices are with containers")
+        self._check.ok(f"{len(self._assignments)} devices are allocated to containers")
 
     def _evaluate_failure(self, detail: str) -> None:
-        """Set the check: a failure is none while the last answer counts."""
+        """Set the check; a failed query fails it only when the last response is too old."""
         if self._is_fresh():
-            self._check.ok(f"{detail}; the last answer still counts")
+            self._check.ok(f"{detail}; the last response is still used")
         elif self._answered_ns is None and self._settings.enabled == "auto":
-            # Nobody promised that there is a kubelet: it is said once.
+            # With `auto`, the node may have no kubelet, so log it only once.
             if not self._is_logged:
                 self._is_logged = True
                 _log.info("kubelet_not_found", detail=detail)
-            self._check.ok(f"{detail}; ticks have no allocations")
+            self._check.ok(f"{detail}; samples have no allocations")
         else:
-            self._check.failed(f"{detail}; ticks have no allocations")
+            self._check.failed(f"{detail}; samples have no allocations")
 
     def _is_fresh(self) -> bool:
         if self._answered_ns is None:

@@ -1,8 +1,8 @@
-"""Which container holds which GPU device, made of the kubelet's answer. Pure.
+"""Resolves the kubelet's device ids to GPUs and MIG instances. Pure.
 
-An assignment is what the kubelet says; an allocation is an assignment whose GPU is known. Every
-device plugin and driver has ids of its own for devices; what none of the known forms fits, or what
-leads to no GPU that this node has now, is left unresolved with a reason, never guessed.
+An assignment is a device in the kubelet's response; an allocation is an assignment whose GPU is
+known. Each device plugin and driver has its own form of device ids. An id of an unknown form, or of
+a GPU that the node does not have now, stays unresolved with a reason; nothing is guessed.
 """
 
 import re
@@ -29,44 +29,44 @@ _CLAIMED_MIG: Final = re.compile(
 
 
 class Unresolved(StrEnum):
-    """Why a device leads to no GPU."""
+    """Why a device id could not be resolved to a GPU."""
 
     UNKNOWN_FORM = "unknown_form"
     """The id has none of the known forms."""
     UNKNOWN_GPU = "unknown_gpu"
     """The node has no such GPU now."""
     UNKNOWN_INSTANCE = "unknown_instance"
-    """The node has no such MIG instance now, or more than one that it may be."""
+    """The node has no such MIG instance now, or more than one that matches."""
     CHOSEN_ELSEWHERE = "chosen_elsewhere"
-    """The plugin gives another GPU than the id says (it follows the pod's annotations), and the
-    node has several."""
+    """The node has several GPUs, and the plugin may use another one than the id names, because it
+    chooses by the pod's annotations."""
 
 
 class ResolvedDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """The GPU, or the part of a GPU, that a device id means."""
+    """The GPU, or the part of a GPU, that a device id refers to."""
 
     gpu_uuid: str
-    """The GPU."""
+    """The GPU's UUID."""
     gpu_instance: int | None = None
-    """The driver's id of the GPU instance, where the device is a MIG instance."""
+    """The driver's id of the GPU instance, if the device is a MIG instance."""
     replica: str | None = None
-    """The share's name, where the device is one of several shares."""
+    """The share's name, if the device is one of several shares."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceIndex:
-    """The node's GPUs and MIG instances, by what device ids contain."""
+    """The node's GPUs and MIG instances, by the values that device ids contain."""
 
     uuids: frozenset[str] = frozenset()
-    """The GPUs."""
+    """The GPUs' UUIDs."""
     by_minor: Mapping[int, str] = field(default_factory=dict)
-    """GPU by the number in its device file."""
+    """GPU UUIDs by the number in the device file's name."""
     instances: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    """GPU and GPU instance by the UUID of a MIG instance."""
+    """GPU UUID and GPU instance id by MIG instance UUID."""
     layouts: Mapping[str, Sequence[MigInstance]] = field(default_factory=dict)
-    """MIG instances by GPU."""
+    """MIG instances by GPU UUID."""
     by_index: Mapping[int, str] = field(default_factory=dict)
-    """GPU by the driver's index."""
+    """GPU UUIDs by the driver's index."""
 
     @classmethod
     def of(cls, gpus: Iterable[GpuFacts]) -> "DeviceIndex":
@@ -85,34 +85,34 @@ class DeviceIndex:
         )
 
     def has_instance(self, gpu_uuid: str, gpu_instance: int) -> bool:
-        """Return whether a GPU has a GPU instance of this id now."""
+        """Return whether a GPU currently has a GPU instance with this id."""
         layout = self.layouts.get(gpu_uuid, ())
         return any(one.gpu_instance == gpu_instance for one in layout)
 
 
 def find_device(device_id: str, index: DeviceIndex) -> ResolvedDevice | Unresolved:
-    """Find the device that a device plugin calls so."""
+    """Return the device with a device plugin's id, or the reason why it is unresolved."""
     whole, _, replica = device_id.partition("::")
     if whole in index.uuids:
         return ResolvedDevice(gpu_uuid=whole, replica=replica or None)
-    # A device of the plugin's `mixed` and `single` strategies is an instance by its own UUID.
+    # With the plugin's strategies `mixed` and `single`, an id is the MIG instance's UUID.
     if whole in index.instances:
         gpu_uuid, instance = index.instances[whole]
         return ResolvedDevice(gpu_uuid=gpu_uuid, gpu_instance=instance, replica=replica or None)
-    # Before driver R470 an instance's UUID was its GPU's, with the instance's numbers behind it.
+    # Before driver R470, an instance's UUID was its GPU's UUID followed by the instance's numbers.
     if match := _OLD_MIG.fullmatch(whole):
         return _resolve(
             match["gpu"], index, instance=int(match["instance"]), replica=replica or None
         )
     if match := _GKE.fullmatch(device_id):
-        # GKE's plugin goes by device files, with instance and share behind them.
+        # GKE's plugin uses names of device files, followed by the instance and the share.
         return _resolve(
             index.by_minor.get(int(match["minor"])),
             index,
             instance=int(match["instance"]) if match["instance"] else None,
             replica=match["replica"],
         )
-    # A MIG instance of a layout that is gone: no plugin would mean a GPU by it.
+    # A MIG instance of a former layout: no plugin uses such an id for a GPU.
     if whole.startswith("MIG-"):
         return Unresolved.UNKNOWN_INSTANCE
     return _find_counted(whole, index)
@@ -121,7 +121,7 @@ def find_device(device_id: str, index: DeviceIndex) -> ResolvedDevice | Unresolv
 def find_claimed(
     device_name: str, index: DeviceIndex, *, share_id: str | None
 ) -> ResolvedDevice | Unresolved:
-    """Find the device that NVIDIA's driver for resource claims calls so."""
+    """Return the device with a name of NVIDIA's DRA driver, or why it is unresolved."""
     if match := _CLAIMED_GPU.fullmatch(device_name):
         return _resolve(index.by_minor.get(int(match["minor"])), index, replica=share_id)
     match = _CLAIMED_MIG.fullmatch(device_name)
@@ -149,10 +149,11 @@ def _resolve(
 
 
 def _find_counted(device_id: str, index: DeviceIndex) -> ResolvedDevice | Unresolved:
-    """Find a GPU of which a plugin made several, numbered behind the UUID.
+    """Return the GPU of an id that consists of a UUID and a number, as some sharing plugins use.
 
-    HAMi (`UUID-n`) and Alibaba's plugin for memory (`UUID-_-n`) take the kubelet's choice as a
-    count: which GPU it is, an annotation of the pod says. Where there is but one, it is that one.
+    HAMi (`UUID-n`) and Alibaba's plugin for memory (`UUID-_-n`) use only the number of ids that the
+    kubelet chose; a pod annotation names the GPU. So the id is resolved only if the node has one
+    GPU.
     """
     if not device_id.startswith("GPU-"):
         return Unresolved.UNKNOWN_FORM
@@ -165,14 +166,14 @@ def _find_counted(device_id: str, index: DeviceIndex) -> ResolvedDevice | Unreso
 
 
 def _find_instance(match: re.Match[str], layout: Sequence[MigInstance]) -> int | None:
-    """Return the only GPU instance that the name can mean.
+    """Return the GPU instance that matches a name, or `None` unless there is exactly one.
 
-    The name ends in profile id, placement's start and size, or, in newer versions of the driver,
-    in profile, profile id and placement's start.
+    The name ends with profile id, placement start and size, or, in newer versions of the DRA
+    driver, with profile, profile id and placement start.
     """
     is_newer = not match["profile"].isdigit()
     start = int(match["second"] if is_newer else match["first"])
-    # Where the driver does not say where an instance lies, the profile alone may tell it apart.
+    # An instance of unknown placement can be identified only by its profile, if the name has one.
     if not is_newer and any(instance.placement_start is None for instance in layout):
         return None
     fitting = {
@@ -185,34 +186,34 @@ def _find_instance(match: re.Match[str], layout: Sequence[MigInstance]) -> int |
 
 
 def _as_in_names(profile: str | None) -> str:
-    """Write a profile as names of devices do: `1g.10gb+me` is `1g10gb-me`."""
+    """Return a profile as written in device names: `1g10gb-me` for `1g.10gb+me`."""
     return re.sub(r"[^a-z0-9]", "-", (profile or "").lower().replace(".", "")).strip("-")
 
 
 class DeviceAssignment(msgspec.Struct, frozen=True, kw_only=True):
-    """A device of a container, as the kubelet names it."""
+    """A container's device, as in the kubelet's response."""
 
     namespace: str
-    """Namespace of the pod."""
+    """The pod's namespace."""
     pod: str
-    """Name of the pod."""
+    """The pod's name."""
     container: str
-    """Name of the container in the pod."""
+    """The container's name in the pod."""
     resource_name: str
     """The resource; for a claim, the driver."""
     device_id: str
     """The device plugin's or the driver's name of the device."""
     claim: str | None = None
-    """The claim, as `namespace/name`, where a claim gave it."""
+    """The claim, as `namespace/name`, if the device was allocated by one."""
     share_id: str | None = None
-    """The share of the device that the claim holds."""
+    """The share of the device, if the claim has only a share."""
 
 
 def find_assignments(
     pods: Iterable[PodResources], resource_names: Sequence[str]
 ) -> list[DeviceAssignment]:
-    """Pick the GPU devices out of an answer; a name of a resource may hold `*` and `?`."""
-    # Without any name nothing fits, where an empty pattern would fit everything.
+    """Return the GPU devices of all containers; resource names may contain `*` and `?`."""
+    # Without names nothing may match, but an empty pattern would match everything.
     is_gpu = re.compile("|".join(map(translate, resource_names)) or r"(?!)")
     return [
         assignment
@@ -225,7 +226,7 @@ def find_assignments(
 def assignments_of(
     pod: PodResources, container: ContainerResources, is_gpu: re.Pattern[str]
 ) -> Iterator[DeviceAssignment]:
-    """Yield the GPU devices of one container: those of device plugins, then those of claims."""
+    """Yield one container's GPU devices: first of device plugins, then of claims."""
     for devices in container.devices:
         if is_gpu.match(devices.resource_name):
             for device_id in devices.device_ids:
@@ -238,7 +239,7 @@ def assignments_of(
                 )
     for claim in container.claims:
         for device in claim.devices:
-            # A claim may hold devices of other drivers, such as network cards, as well.
+            # A claim may also contain devices of other drivers, such as network cards.
             if device.driver_name == CLAIM_DRIVER:
                 yield DeviceAssignment(
                     namespace=pod.namespace,
@@ -252,13 +253,13 @@ def assignments_of(
 
 
 SharedDevice = tuple[str, str, int | str | None]
-"""A resource, a GPU, and the instance of it by its UUID or by the driver's id, if it is one."""
+"""A resource, a GPU UUID, and for a MIG instance its UUID or the driver's id."""
 ReplicaCounts = Counter[SharedDevice]
-"""How many shares there are of each device."""
+"""Number of shares of each device."""
 
 
 def _shared_device(resource_name: str, device_id: str, device: ResolvedDevice) -> SharedDevice:
-    # Compute instances of one GPU instance are told apart by their UUIDs alone.
+    # Compute instances of one GPU instance differ only in their UUIDs.
     named = device_id.partition("::")[0]
     instance = named if named.startswith("MIG-") else device.gpu_instance
     return resource_name, device.gpu_uuid, instance
@@ -268,7 +269,7 @@ def count_replicas(there: Iterable[ContainerDevices], index: DeviceIndex) -> Rep
     """Return the number of replicas of each device among all that are allocatable."""
     counts = ReplicaCounts()
     for devices in there:
-        # The kubelet may name a device once for each of its memory nodes.
+        # The kubelet may list a device once for each NUMA node.
         for device_id in set(devices.device_ids):
             found = find_device(device_id, index)
             if not isinstance(found, Unresolved) and found.replica is not None:
@@ -283,10 +284,10 @@ def allocate(
     *,
     admin_access_namespaces: Collection[str] = (),
 ) -> tuple[list[DeviceAllocation], Counter[Unresolved]]:
-    """Return the assignments whose GPU is known, and count the others by reason.
+    """Return the assignments whose GPU is known, and the number of others by reason.
 
-    `replicas` says how many shares there are of a device, `admin_access_namespaces` in which
-    namespaces claims are for admin access.
+    `replicas` is the number of shares of each device; claims in `admin_access_namespaces` are for
+    admin access.
     """
     counts = replicas or ReplicaCounts()
     allocations: list[DeviceAllocation] = []
@@ -310,7 +311,7 @@ def allocate(
                     gpu_instance=resolved.gpu_instance,
                     replica=resolved.replica,
                     claim=assignment.claim,
-                    # A share of a claim is no replica of a plugin's.
+                    # A claim's share is not a device plugin's replica.
                     device_replicas=counts.get(
                         _shared_device(assignment.resource_name, assignment.device_id, resolved)
                     )
@@ -328,9 +329,9 @@ def allocate(
 def find_on(
     allocations: Iterable[DeviceAllocation], gpu_uuid: str, gpu_instance: int | None
 ) -> list[DeviceAllocation]:
-    """Return what is allocated of a GPU, or of that instance alone where one is named.
+    """Return the allocations of a GPU, or only of one of its instances if `gpu_instance` is given.
 
-    Who holds the GPU as a whole holds the instance too.
+    An allocation of the whole GPU is also one of its instances.
     """
     return [
         allocation

@@ -1,4 +1,4 @@
-"""One gRPC call over a Unix socket, by grpclib. Imported only where a kubelet is asked."""
+"""A gRPC call over a Unix socket, with grpclib; imported only if there is a kubelet to query."""
 
 from pathlib import Path
 from typing import Final
@@ -21,7 +21,7 @@ _REASONS: Final = {
 
 
 class _RawCodec(CodecBase):
-    """Passes messages on as the bytes that they are."""
+    """Passes messages through as bytes."""
 
     __content_subtype__ = "proto"
 
@@ -35,7 +35,7 @@ class _RawCodec(CodecBase):
 
 
 class _BoundedChannel(Channel):
-    """A connection that ends when it has brought more than it may: grpclib takes any length."""
+    """A connection that is closed after `max_bytes`, because grpclib does not limit responses."""
 
     def __init__(self, socket: Path, *, max_bytes: int) -> None:
         super().__init__(path=str(socket), codec=_RawCodec())
@@ -55,14 +55,14 @@ class _BoundedChannel(Channel):
             else:
                 receive(data)
 
-        protocol.data_received = receive_bounded  # type: ignore[method-assign]  # counts, then passes on
+        protocol.data_received = receive_bounded  # type: ignore[method-assign]  # wraps the method
         return protocol
 
 
 async def call_kubelet(
     socket: Path, method: str, *, timeout_seconds: float, max_bytes: int
 ) -> bytes:
-    """Return the kubelet's answer to a method; raises KubeletError, OSError, TimeoutError."""
+    """Return the kubelet's response to a call; raises KubeletError, OSError, TimeoutError."""
     channel = _BoundedChannel(socket, max_bytes=max_bytes)
     try:
         call = UnaryUnaryMethod(channel, method, bytes, bytes)
@@ -72,14 +72,14 @@ async def call_kubelet(
         raise KubeletError(_REASONS.get(error.status, "error"), detail) from error
     except StreamTerminatedError as error:
         if channel.overran:
-            detail = f"the answer is larger than {max_bytes} bytes"
+            detail = f"the response is larger than {max_bytes} bytes"
             raise KubeletError("too_large", detail) from error
         raise KubeletError("broken", str(error)) from error
     except (OSError, TimeoutError):
         raise
     except Exception as error:
-        # A peer that does not speak HTTP/2 brings forth any of the library's and h2's errors.
+        # If the peer does not use HTTP/2, grpclib and h2 may raise any of their errors.
         raise KubeletError("broken", readable(f"{type(error).__name__}: {error}")) from error
     finally:
-        # Also where the wait was cancelled: a deadline leaves no connection behind.
+        # Also if the call was cancelled, so that a timeout does not leave a connection open.
         channel.close()

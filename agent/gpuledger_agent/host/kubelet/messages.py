@@ -1,9 +1,9 @@
-"""The kubelet's answer to `v1.PodResourcesLister/List`: which pod's container holds which device.
+"""Parses the kubelet's responses of `v1.PodResourcesLister`: the devices of pods' containers.
 
-Here lives the part of it that concerns devices, by the field numbers of Kubernetes'
-`pkg/apis/podresources/v1/api.proto`; CPUs, memory and topology are passed over. Of the wire
-form of Protocol Buffers as much is read as one message needs: its fields, one by one. ADR 010 says
-why no generated code is used; the tests hold this to Protocol Buffers' own.
+Only the fields that concern devices are parsed, by their numbers in Kubernetes'
+`pkg/apis/podresources/v1/api.proto`; CPUs, memory and topology are ignored. The parser supports the
+part of the Protocol Buffers wire format that these messages need. See ADR 010 for the reasons not
+to use generated code; the tests compare the results with those of the Protocol Buffers library.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,15 +14,15 @@ import msgspec
 from gpuledger.errors import UnavailableError
 
 _EXPLAINED: Final[Mapping[str, str]] = {
-    "missing": "there is no socket",
-    "refused": "nobody listens",
-    "forbidden": "the socket is root's: run the agent as user 0, without capabilities",
-    "unimplemented": "the kubelet does not know pod-resources v1: Kubernetes 1.20 brought it",
+    "missing": "the socket does not exist",
+    "refused": "connection refused",
+    "forbidden": "permission denied; run the agent as user 0, without capabilities",
+    "unimplemented": "the kubelet does not support pod-resources v1; use Kubernetes 1.20 or later",
 }
 
 
 class KubeletError(UnavailableError):
-    """The kubelet did not list which container holds which device; `reason` is a metric's label."""
+    """The kubelet did not return the devices; `reason` is the value of a metric's label."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(_EXPLAINED.get(reason) or detail or reason)
@@ -37,9 +37,9 @@ _MORE: Final = 0x80
 
 
 def read_fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield number and bytes of each field that has bytes; the others are passed over.
+    """Yield the number and the bytes of each length-delimited field; skips all other fields.
 
-    Raises ValueError where the bytes are no message.
+    Raises ValueError if the message is malformed.
     """
     position, end = 0, len(message)
     while position < end:
@@ -48,18 +48,18 @@ def read_fields(message: bytes) -> Iterator[tuple[int, bytes]]:
         if kind == _LENGTH:
             size, position = _read_varint(message, position)
             if position + size > end:
-                raise ValueError(f"field {number} ends {position + size - end} bytes too late")
+                raise ValueError(f"field {number} is {position + size - end} bytes too long")
             yield number, message[position : position + size]
             position += size
-        # A field without bytes of its own: nothing of the answer that concerns devices.
+        # Skip numeric fields: none of them concerns devices.
         elif kind == _VARINT:
             _, position = _read_varint(message, position)
         elif kind in _FIXED_BYTES:
             position += _FIXED_BYTES[kind]
         else:
-            raise ValueError(f"no such kind of field: {kind}")
+            raise ValueError(f"unknown wire type: {kind}")
     if position > end:
-        raise ValueError("the last field is cut off")
+        raise ValueError("the last field is truncated")
 
 
 def _read_varint(message: bytes, position: int) -> tuple[int, int]:
@@ -70,7 +70,7 @@ def _read_varint(message: bytes, position: int) -> tuple[int, int]:
         if not byte & _MORE:
             return value, position
         shift += 7
-    raise ValueError("a number is cut off")
+    raise ValueError("a number is truncated or too long")
 
 
 METHOD: Final = "/v1.PodResourcesLister/List"
@@ -78,84 +78,87 @@ ALLOCATABLE_METHOD: Final = "/v1.PodResourcesLister/GetAllocatableResources"
 
 
 class ContainerDevices(msgspec.Struct, frozen=True, kw_only=True):
-    """Devices that a device plugin gave to a container under one resource."""
+    """Devices that a device plugin allocated to a container under one resource name."""
 
     resource_name: str
     """The resource, such as `nvidia.com/gpu`."""
     device_ids: list[str]
-    """The plugin's ids of the devices."""
+    """The device plugin's ids of the devices."""
 
 
 class ClaimedDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A device that a resource claim gave to a container."""
+    """A device that a resource claim allocated to a container."""
 
     driver_name: str
     """The driver, such as `gpu.nvidia.com`."""
     pool_name: str
-    """The driver's pool, most often the node's name."""
+    """The driver's pool, usually the node's name."""
     device_name: str
-    """The driver's name of the device in the pool."""
+    """The device's name in the pool."""
     share_id: str | None
-    """Where the claim holds a share of the device: the share."""
+    """The share of the device, if the claim has only a share."""
 
 
 class ResourceClaim(msgspec.Struct, frozen=True, kw_only=True):
     """A resource claim of a container."""
 
     name: str
-    """Its name."""
+    """The claim's name."""
     namespace: str
-    """Its namespace."""
+    """The claim's namespace."""
     devices: list[ClaimedDevice]
-    """What it gave."""
+    """The allocated devices."""
 
 
 class ContainerResources(msgspec.Struct, frozen=True, kw_only=True):
     """A container of a pod."""
 
     name: str
-    """Its name in the pod."""
+    """The container's name in the pod."""
     devices: list[ContainerDevices]
-    """What device plugins gave it."""
+    """Devices allocated by device plugins."""
     claims: list[ResourceClaim]
-    """What resource claims gave it."""
+    """The container's resource claims."""
 
 
 class PodResources(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod that the kubelet knows."""
+    """A pod in the kubelet's list."""
 
     name: str
-    """Its name."""
+    """The pod's name."""
     namespace: str
-    """Its namespace."""
+    """The pod's namespace."""
     containers: list[ContainerResources]
-    """Its containers."""
+    """The pod's containers."""
 
 
 class MessageFields:
-    """The fields of one message that have bytes, by number."""
+    """The length-delimited fields of one message, by number."""
 
     def __init__(self, message: bytes) -> None:
-        """Read a message; raises ValueError where the bytes are none."""
+        """Parse a message; raises ValueError if it is malformed."""
         self._values: dict[int, list[bytes]] = {}
         for number, value in read_fields(message):
             self._values.setdefault(number, []).append(value)
 
     def text(self, number: int) -> str:
-        """Return a text; of one that comes twice the last counts, as the format demands."""
+        """Return a field's text, or an empty text without the field.
+
+        If the field occurs more than once, the last value counts, as the format requires.
+        """
         return self._values[number][-1].decode() if number in self._values else ""
 
     def texts(self, number: int) -> list[str]:
-        """Return all texts of a field that may come again."""
+        """Return all texts of a repeated field."""
         return [value.decode() for value in self._values.get(number, ())]
 
     def messages(self, number: int) -> "list[MessageFields]":
-        """Return all messages of a field that may come again."""
+        """Return all messages of a repeated field."""
         return [MessageFields(value) for value in self._values.get(number, ())]
 
 
 def parse_answer(answer: bytes) -> list[PodResources]:
-    """Read a `ListPodResourcesResponse`; raises ValueError where the bytes are none."""
+    """Parse a `ListPodResourcesResponse`; raises ValueError if it is malformed."""
     return [
         PodResources(
             name=pod.text(1),
@@ -167,7 +170,7 @@ def parse_answer(answer: bytes) -> list[PodResources]:
 
 
 def parse_allocatable(answer: bytes) -> list[ContainerDevices]:
-    """Read an `AllocatableResourcesResponse`; raises ValueError where the bytes are none."""
+    """Parse an `AllocatableResourcesResponse`; raises ValueError if it is malformed."""
     return [_devices(devices) for devices in MessageFields(answer).messages(1)]
 
 

@@ -1,14 +1,14 @@
-"""The labels of the node's pods, from the kubelet's own list of them.
+"""The labels of the node's pods, from the kubelet's list of pods.
 
-The pod-resources socket gives names and no labels. The kubelet's HTTPS port has the pods as objects
-of the API, so labels come from the node itself and no agent asks the API server. That port lets in
-who has a right: `nodes/pods` since Kubernetes 1.33. Before that it is `nodes/proxy`, whose holder
-may run commands in every pod, and which no label is worth.
+The pod-resources socket provides names but no labels. The kubelet's HTTPS port provides the pods as
+API objects, so labels come from the node itself, and agents do not query the API server. Access to
+that port requires the permission `nodes/pods` since Kubernetes 1.33. Before that it required
+`nodes/proxy`, which also permits running commands in every pod; labels are not worth that risk.
 
-Here lives the seam (`PodList`), what is read of its answer, and the loop over it. An answer is what
-anybody sends who has that address: it is bounded, and used as a whole or not at all. Labels are
-known by a pod's UID and stand until the next answer, so that a kubelet that is away for a while
-changes no series.
+This module has the interface (`PodList`), the parser for its response, and the loop that queries
+it. Because any process at that address could respond, a response is limited in size and used either
+as a whole or not at all. Labels are stored by pod UID and kept until the next response, so an
+unavailable kubelet changes no series.
 """
 
 import asyncio
@@ -39,23 +39,23 @@ from gpuledger_agent.metrics import POD_LIST_ERRORS
 from gpuledger_agent.settings import KubeletApiSettings
 
 MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
-"""Some four times what a node with 250 pods of 16 KB each answers."""
+"""About four times the response of a node with 250 pods of 16 KB each."""
 MIN_SECONDS: Final = 1.0
-"""Between two questions, however many pods are new."""
+"""Minimum time between two queries, however many pods are new."""
 _SHOWN_CHARACTERS: Final = 300
 _REMEDIES: Final[Mapping[int, str]] = {
     HTTPStatus.UNAUTHORIZED: (
-        "it does not take the token in kubelet.api.token_file: mount one of the agent's service"
-        " account, and let the kubelet ask the API server (authentication.webhook)"
+        "the kubelet rejects the token in kubelet.api.token_file; mount a token of the agent's"
+        " service account, and enable authentication.webhook in the kubelet"
     ),
     HTTPStatus.FORBIDDEN: (
         "grant the agent's service account get on nodes/pods, as k8s/components/agent-pod-labels"
-        " does; before Kubernetes 1.33 the kubelet knows nodes/proxy alone, which lets its holder"
-        " run commands in every pod: do without exposition.pod_labels there"
+        " does; before Kubernetes 1.33 the kubelet supports only nodes/proxy, which also permits"
+        " running commands in every pod, so do not use exposition.pod_labels there"
     ),
-    HTTPStatus.NOT_FOUND: "is kubelet.api.port the kubelet's HTTPS port?",
+    HTTPStatus.NOT_FOUND: "set kubelet.api.port to the kubelet's HTTPS port",
 }
-# As the API server holds them to; so no value needs more bytes or other characters on the page.
+# The API server's rules for label values, so that no value is longer or has other characters.
 _VALUE: Final = re.compile(rf"[A-Za-z0-9]([-A-Za-z0-9_.]{{0,{MAX_LABEL_LENGTH - 2}}}[A-Za-z0-9])?")
 
 Labels = Sequence[tuple[str, str]]
@@ -63,36 +63,36 @@ Labels = Sequence[tuple[str, str]]
 
 
 class PodListError(UnavailableError):
-    """The kubelet did not list the node's pods; the message says why and what would help."""
+    """The kubelet did not list the node's pods; the message has the reason and the remedy."""
 
 
 class PodList(Protocol):
-    """Who has the node's pods as objects of the API."""
+    """A source of the node's pods as API objects."""
 
     @property
     def node(self) -> str:
-        """The name of the node whose pods they are."""
+        """The node's name."""
 
     async def fetch(self) -> bytes:
         """Return a `v1` `PodList` as JSON; raises PodListError."""
 
 
 class KubeletPodList:
-    """The kubelet at its HTTPS port."""
+    """The list of pods from the kubelet's HTTPS port."""
 
     def __init__(self, settings: KubeletApiSettings, *, node: str) -> None:
         self.node = node
-        """The name of the node whose pods they are."""
+        """The node's name."""
         self._settings = settings
         self._url = settings.url_on(node)
 
     async def fetch(self) -> bytes:
-        """Return the node's pods, over a connection of its own; raises PodListError."""
+        """Return the node's pods, over a new connection; raises PodListError."""
         settings = self._settings
         try:
             async with asyncio.timeout(settings.timeout_seconds):
-                # In a thread, as files may be on a storage that does not answer; for each question,
-                # as the kubelet renews the token, and an authority may be exchanged.
+                # In a thread, because the files' storage may hang; for each query, because the
+                # kubelet renews the token and the CA certificate may be replaced.
                 token, context = await in_daemon_thread(self._read_login)
                 headers = {"Authorization": f"Bearer {token.text}", "Accept": "application/json"}
                 status, body = await request_once(
@@ -109,12 +109,12 @@ class KubeletPodList:
             raise self._error(str(error)) from error
         except ssl.SSLCertVerificationError as error:
             raise self._error(
-                f"{error.verify_message}; kubelet.api.ca_file has to have the authority of the"
-                " kubelet's certificate, which is the cluster's with serverTLSBootstrap: true, and"
-                " kubelet.api.server_name a name in it"
+                f"{error.verify_message}; set kubelet.api.ca_file to the CA of the kubelet's"
+                " certificate, which is the cluster's CA with serverTLSBootstrap: true, and"
+                " kubelet.api.server_name to a name in the certificate"
             ) from error
         except h11.RemoteProtocolError as error:
-            raise self._error(f"no valid HTTP: {readable(str(error))}") from error
+            raise self._error(f"invalid HTTP response: {readable(str(error))}") from error
         except (OSError, ValueError) as error:
             raise self._error(readable(str(error)) or type(error).__name__) from error
         if status != HTTPStatus.OK:
@@ -122,25 +122,25 @@ class KubeletPodList:
         return body
 
     def _read_login(self) -> tuple[BearerToken, ssl.SSLContext]:
-        """Return the token and the trust of now; raises SettingsError naming the setting."""
+        """Return the current token and TLS context; raises SettingsError naming the setting."""
         settings = self._settings
         with naming("kubelet.api.token_file", settings.token_file):
             text = read_small_file(settings.token_file).decode("ascii", "replace").strip()
         if not text:
             raise SettingsError(f"kubelet.api.token_file: {settings.token_file} is empty")
         try:
-            # Whether it has expired is the kubelet's to say: this clock may be wrong.
+            # Leave the expiry check to the kubelet, because this machine's clock may be wrong.
             token = BearerToken.parse(text, now_seconds=0.0)
         except ValueError as error:
-            message = f"kubelet.api.token_file: the token in {settings.token_file} cannot be used"
+            message = f"kubelet.api.token_file: invalid token in {settings.token_file}"
             raise SettingsError(f"{message}: {error}") from None
         return token, trusting(setting="kubelet.api.ca_file", file=settings.ca_file)
 
     def _describe_refusal(self, status: int, body: bytes, headers: Mapping[str, str]) -> str:
         sent = BasicCredentials.sent(self._url, headers)
-        # Masked before it is cut: a token of which a part is left would not be found.
+        # Mask the token before shortening, because a shortened token would not be recognized.
         message = shorten(readable(sent.mask(body.decode(errors="replace"))), _SHOWN_CHARACTERS)
-        return "; ".join(filter(None, (f"answered {status}: {message}", _REMEDIES.get(status, ""))))
+        return "; ".join(filter(None, (f"HTTP {status}: {message}", _REMEDIES.get(status, ""))))
 
     def _error(self, message: str) -> PodListError:
         return PodListError(f"the kubelet at {self._url}: {message}")
@@ -169,26 +169,26 @@ _decode: Final = msgspec.json.Decoder(_PodList).decode
 
 
 def parse_pods(answer: bytes, *, node: str, names: Sequence[str]) -> dict[str, Labels]:
-    """Return the chosen labels of each pod, as series have them, by its UID.
+    """Return the chosen labels of each pod, with their names in series, by pod UID.
 
-    A value that no label in Kubernetes can have is left out. Raises ValueError where the answer is
-    no list of pods, or has pods of another node.
+    Values that are not valid in Kubernetes are left out. Raises ValueError if the answer is not a
+    list of pods or contains pods of another node.
     """
     try:
         found = _decode(answer)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise ValueError(f"no list of pods: {shorten(str(error), _SHOWN_CHARACTERS)}") from error
+        raise ValueError(f"not a pod list: {shorten(str(error), _SHOWN_CHARACTERS)}") from error
     if found.kind != "PodList":
-        raise ValueError(f"a {shorten(readable(found.kind), _SHOWN_CHARACTERS)!r}, no PodList")
+        raise ValueError(f"not a PodList: {shorten(readable(found.kind), _SHOWN_CHARACTERS)!r}")
     chosen = [(name, label_of(name)) for name in names]
     pods: dict[str, Labels] = {}
-    # An empty list has no items in Go's JSON.
+    # Go writes an empty list as null.
     for pod in found.items or ():
         other = pod.spec.node_name
         if other != node:
             raise ValueError(
-                f"pods of the node {shorten(readable(other), _SHOWN_CHARACTERS)!r}, not of {node};"
-                " kubelet.api.host has to be this node's own address"
+                f"pods of node {shorten(readable(other), _SHOWN_CHARACTERS)!r} instead of {node};"
+                " set kubelet.api.host to this node's address"
             )
         labels = pod.metadata.labels or {}
         pods[pod.metadata.uid] = tuple(
@@ -200,12 +200,12 @@ def parse_pods(answer: bytes, *, node: str, names: Sequence[str]) -> dict[str, L
 
 
 class PodLabels:
-    """The chosen labels of the node's pods, by the kubelet's last answer."""
+    """The chosen labels of the node's pods, from the kubelet's last response."""
 
     def __init__(
         self, pod_list: PodList, *, names: Sequence[str], refresh_seconds: float, clock: Clock
     ) -> None:
-        """Take the labels' names in Kubernetes, and the time from one question to the next."""
+        """Create an empty set; `names` are the labels' names in Kubernetes."""
         self._pod_list = pod_list
         self._names = names
         self._refresh_ns = round(refresh_seconds * NS_PER_SECOND)
@@ -215,7 +215,7 @@ class PodLabels:
         self._not_listed: AbstractSet[str] = frozenset()
 
     def labels_of(self, pod_uid: str) -> Labels:
-        """Return the labels of a pod's series; none where it is not known, and it is asked for."""
+        """Return the labels of a pod's series; if the pod is unknown, none, and queries it soon."""
         known = self._labels.get(pod_uid)
         if known is not None:
             return known
@@ -224,7 +224,7 @@ class PodLabels:
         return ()
 
     async def run(self, check: Check) -> None:
-        """Query the kubelet now and then, and where a pod is new, until cancelled."""
+        """Query the kubelet periodically and when a pod is new, until cancelled."""
         fetch = RetryingCaller(
             on=PodListError,
             check=check,
@@ -245,7 +245,7 @@ class PodLabels:
             answer = await self._pod_list.fetch()
             labels = parse_pods(answer, node=self._pod_list.node, names=self._names)
         except ValueError as error:
-            raise PodListError(f"the kubelet answers with {error}") from error
-        # Of what it does not list it is asked once more with the next answer, not each second.
+            raise PodListError(f"invalid response from the kubelet: {error}") from error
+        # Pods that the kubelet does not list are not queried again before the next regular query.
         self._not_listed = wanted - labels.keys()
         self._labels = labels

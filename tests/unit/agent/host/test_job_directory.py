@@ -162,7 +162,7 @@ def test_files_of_other_names_leave_room_for_those_of_gpus(tmp_path: Path) -> No
     jobs, check = directory(tmp_path)
     assert len(jobs.current(DEVICES)) == 2
     assert check.is_ok
-    assert check.detail == "2 holdings by jobs, of 2 devices"
+    assert check.detail == "2 job allocations on 2 devices"
 
 
 def test_names_without_end_are_read_to_a_bound(tmp_path: Path) -> None:

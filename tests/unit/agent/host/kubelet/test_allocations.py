@@ -198,7 +198,7 @@ async def test_a_node_without_a_kubelet_to_ask_is_ready_and_says_so(reason: str)
     async with bench.running():
         await bench.pass_by(200)
         assert bench.check.is_ok
-        assert "ticks have no allocations" in bench.check.detail
+        assert "samples have no allocations" in bench.check.detail
         assert bench.allocated() == []
 
 
@@ -215,7 +215,7 @@ async def test_the_last_answer_counts_through_a_restart_and_no_longer_than_it_ma
         await bench.pass_by(50)
         assert bench.allocated() == [GPU]
         assert bench.is_ready()
-        assert "the last answer still counts" in bench.check.detail
+        assert "the last response is still used" in bench.check.detail
         await bench.pass_by(60)
         assert bench.allocated() == []
         assert not bench.is_ready()
@@ -231,7 +231,7 @@ async def test_an_answer_that_is_none_is_a_failure_and_leaves_the_last_one() -> 
         bench.kubelet.given = b"\x0a\x05ab"
         await bench.pass_by(15)
         assert bench.allocated() == [GPU]
-        assert "no list of pods" in bench.check.detail
+        assert "not a pod list" in bench.check.detail
 
 
 async def test_a_gpu_that_comes_later_gets_its_allocations_without_a_new_answer() -> None:

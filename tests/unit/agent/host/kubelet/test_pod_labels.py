@@ -77,13 +77,13 @@ def test_a_value_that_no_label_can_have_is_left_out(value: str, *, is_shown: boo
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (b"", ["no list of pods"]),
-        (b"<html>", ["no list of pods"]),
-        (b"[1]", ["no list of pods", "object"]),
-        (b"\xff\xfe", ["no list of pods"]),
-        (b'{"kind":"PodList","items":[' * 40_000, ["no list of pods"]),
-        (b'{"kind":"PodList","x":' + b"[" * 100_000, ["no list of pods"]),
-        ({"kind": "Status", "items": []}, ["'Status'", "no PodList"]),
+        (b"", ["not a pod list"]),
+        (b"<html>", ["not a pod list"]),
+        (b"[1]", ["not a pod list", "object"]),
+        (b"\xff\xfe", ["not a pod list"]),
+        (b'{"kind":"PodList","items":[' * 40_000, ["not a pod list"]),
+        (b'{"kind":"PodList","x":' + b"[" * 100_000, ["not a pod list"]),
+        ({"kind": "Status", "items": []}, ["'Status'", "not a PodList"]),
         ({"kind": "PodList", "items": [{"spec": {}}]}, ["metadata"]),
         (pod_list(pod("1"), pod("2", node="node-7")), ["'node-7'", NODE, "kubelet.api.host"]),
         (pod_list(pod("1", node="")), ["''", NODE]),
@@ -204,11 +204,11 @@ async def test_a_certificate_must_name_the_host_or_the_name_that_is_set(port: Po
 @pytest.mark.parametrize(
     ("status", "words"),
     [
-        (401, ["answered 401", "kubelet.api.token_file", "authentication.webhook"]),
-        (403, ["answered 403", "nodes/pods", "k8s/components/agent-pod-labels", "1.33"]),
-        (404, ["answered 404", "kubelet.api.port"]),
-        (500, ["answered 500"]),
-        (302, ["answered 302"]),
+        (401, ["HTTP 401", "kubelet.api.token_file", "authentication.webhook"]),
+        (403, ["HTTP 403", "nodes/pods", "k8s/components/agent-pod-labels", "1.33"]),
+        (404, ["HTTP 404", "kubelet.api.port"]),
+        (500, ["HTTP 500"]),
+        (302, ["HTTP 302"]),
     ],
 )
 async def test_a_refusal_says_what_would_mend_it(port: Port, status: int, words: list[str]) -> None:
@@ -223,9 +223,9 @@ async def test_a_refusal_says_what_would_mend_it(port: Port, status: int, words:
     ("raw", "words"),
     [
         (b"", ["without an answer"]),
-        (b"\x00\x01 what\r\n\r\n", ["no valid HTTP"]),
-        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000, ["no valid HTTP"]),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nshort", ["no valid HTTP"]),
+        (b"\x00\x01 what\r\n\r\n", ["invalid HTTP response"]),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000, ["invalid HTTP response"]),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nshort", ["invalid HTTP response"]),
     ],
     ids=["nothing", "no HTTP", "an endless head", "broken off"],
 )
@@ -255,7 +255,7 @@ async def test_a_kubelet_that_does_not_answer_is_given_up_in_time(port: Port) ->
     [
         ("token_file", None, ["kubelet.api.token_file", "cannot read"]),
         ("token_file", "", ["kubelet.api.token_file", "empty"]),
-        ("token_file", "a\nHost: b", ["kubelet.api.token_file", "cannot be used"]),
+        ("token_file", "a\nHost: b", ["kubelet.api.token_file", "invalid token"]),
         ("ca_file", None, ["kubelet.api.ca_file"]),
         ("ca_file", "no PEM", ["kubelet.api.ca_file", "PEM"]),
     ],
