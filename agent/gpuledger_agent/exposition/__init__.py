@@ -1,7 +1,6 @@
-"""What the node shows of its GPUs: the page as a whole, in the parts that the settings ask for.
+"""The node's GPU metrics in the Prometheus text format, with the parts that the settings enable.
 
-Here lives what a scrape costs: the text is made when it is asked for, and kept until there is a
-newer tick or its values are too old.
+The text is rendered for a scrape and cached until there is a newer tick or the text is too old.
 """
 
 from collections.abc import Iterator
@@ -30,17 +29,17 @@ _KEEP_NS: Final = NS_PER_SECOND
 
 
 class PageRenderer:
-    """Writes what the node knows in the Prometheus text format."""
+    """Renders the node's state in the Prometheus text format."""
 
     def __init__(
         self, node_state: NodeState, *, settings: ExpositionSettings, clock: Clock
     ) -> None:
-        """Read the list of counters; raises `UserError` where there is a mistake in it."""
+        """Create a renderer and read the list of counters; raises `UserError` if it is invalid."""
         self._node_state = node_state
         self._settings = settings
         self._clock = clock
         file = settings.counters_file
-        # A page is written once a second at most: that is the pace of the looks.
+        # No further interval: the file is checked only when a page is rendered.
         self._watch = FileWatch([file] if file else [], poll_interval_seconds=0)
         self._dcgm = _dcgm(settings)
         self._written = b""
@@ -50,7 +49,7 @@ class PageRenderer:
     def __call__(self) -> bytes:
         """Return the page; empty before the first tick."""
         now_ns = self._clock.monotonic_ns()
-        # Without a new tick values still become too old to be shown.
+        # Render again even without a new tick, because values may have become too old to be shown.
         is_old = now_ns - self._written_ns > _KEEP_NS
         if self._written_of != self._node_state.version or is_old:
             self._written = self._write()
@@ -62,7 +61,7 @@ class PageRenderer:
             try:
                 self._dcgm = _dcgm(self._settings)
             except UserError as error:
-                # With a mistake in the new list the old one stays.
+                # Keep the old list if the new one is invalid.
                 _log.error("counters_refused", error=str(error))
             else:
                 _log.info("counters_read", file=str(self._settings.counters_file))
@@ -79,7 +78,7 @@ class PageRenderer:
             ]
         if self._settings.process_series:
             parts.append(write_processes(now, max_processes=self._settings.max_process_series))
-        # Line by line into bytes, so that the page is held once.
+        # Encode line by line, so that there is only one copy of the page in memory.
         text = bytearray()
         for line in chain.from_iterable(parts):
             text += line.encode()

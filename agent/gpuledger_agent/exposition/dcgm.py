@@ -1,9 +1,9 @@
-"""The page's part that dcgm-exporter's users know: its names, types, help texts and labels.
+"""The metrics with dcgm-exporter's names, types, help texts and labels.
 
-First the rows: a device with its labels written, and its holders. Here the rules stand for whom a
-series is, so that no sum over a family counts a GPU twice that one container has:
-docs/adr/011-exposition-names.md says why. Then the page, which values a family has. Which fields
-there are, and those with several series of a device, stands in `dcgm_fields`.
+`RowWriter` writes the labels of each device and of the containers that use it. Its rules ensure
+that no sum over a family counts a GPU twice; see docs/adr/011-exposition-names.md. `DcgmPage`
+writes the families' values. `dcgm_fields` defines the fields, including those with several series
+per device.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,48 +29,49 @@ SHARE_LABEL: Final = "gpuledger_share"
 
 
 class SeriesRow(NamedTuple):
-    """One device with its labels written, by the old names and by the new."""
+    """One device with its labels in the text format, with old and new field names."""
 
     device: ShownDevice
     """The device whose values are shown."""
     old_labels: str
-    """Its labels, fields among them by their old names."""
+    """The device's labels; fields that are labels have their old names."""
     new_labels: str
-    """The same by the new names."""
+    """The device's labels; fields that are labels have their new names."""
     shares: Sequence[tuple[PodShare, str, str]]
-    """What containers use of a device that none has alone, with labels by old and new names."""
+    """The containers that use a device that is not allocated to one container, each with its labels
+    with old and new names."""
 
 
 class Rows(NamedTuple):
-    """The devices of a tick that have a row, by what a family measures."""
+    """A tick's devices, for the two kinds of families."""
 
     devices: Sequence[SeriesRow]
-    """A row for each GPU, each MIG instance and each compute instance."""
+    """One row for each GPU, each MIG instance and each compute instance."""
     memories: Sequence[SeriesRow]
-    """The same, with one row for all compute instances that have one memory."""
+    """The same, but one row for all compute instances that share a memory."""
 
     def of(self, field: Field) -> Sequence[SeriesRow]:
-        """Return the rows of a field's family."""
+        """Return the rows for a field."""
         return self.memories if field.is_of_memory else self.devices
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowWriter:
-    """Writes what is the same in all families of a tick."""
+    """Writes the labels, which are the same in all of a tick's families."""
 
     label_fields: Sequence[Field]
-    """The fields that stand as labels on every series."""
+    """The fields that are labels of every series."""
     host_label: str
-    """The label with the node's name, or `none`."""
+    """The name of the label with the node's name, or `none`."""
     pod_series: bool
-    """Whether containers that share a device get series."""
+    """Whether containers that share a device have separate series."""
     dashes_in_model_name: bool = False
-    """Whether `modelName` has dashes in place of its blanks."""
+    """Whether spaces in `modelName` are replaced by dashes."""
     shows_pod_uid: bool = False
-    """Whether a device that one container has names its pod's UID too."""
+    """Whether the series of a device allocated to one container have a `pod_uid` label."""
 
     def write(self, now: Snapshot) -> Rows:
-        """Write the rows of a tick."""
+        """Return the rows of a tick."""
         shares = now.tick_containers.shares() if self.pod_series else {}
         split = _find_split(now.devices)
         jobs = jobs_by_device(now.sample.job_allocations or ())
@@ -79,22 +80,22 @@ class RowWriter:
             reading = device.reading
             siblings = split.get(device.gpu_instance)
             allocatee = now.tick_containers.exclusive(reading)
-            # Whoever has all of a device has its own series.
+            # If the device is allocated to one container, its own series have that container.
             found = () if allocatee else shares.get(reading.uuid, ())
             labels = self._identity(device)
             if siblings:
-                # DCGM's labels do not tell the compute instances of one GPU instance apart.
+                # DCGM's labels do not distinguish compute instances of one GPU instance.
                 labels = [*labels, ("GPU_C_ID", str(reading.compute_instance))]
             allocated_jobs = jobs_of(reading, jobs, is_allocated=allocatee is not None)
-            # Several jobs are told apart by the native names: a series for each would count it
-            # several times.
+            # Only a single job is a label: one series per job would count the device several
+            # times. Our own metrics show all jobs.
             job = allocated_jobs[0] if len(allocated_jobs) == 1 else None
             row = self._row(device, labels, now, allocatee, found, job=job)
             devices.append(row)
             if siblings is None:
                 memories.append(row)
             elif device is siblings[0]:
-                # All of them read one memory: a row for each would count it several times.
+                # They share a memory, so a row for each would count it several times.
                 by_container = _merge_memory(
                     chain.from_iterable(
                         shares.get(sibling.reading.uuid, ()) for sibling in siblings
@@ -125,7 +126,7 @@ class RowWriter:
             tail = [*tail, ("hpc_job", job)]
         written = []
         for share in shares:
-            # What has no name here gets no series: dcgm-exporter would show none either.
+            # As in dcgm-exporter, there are no series without a pod's name.
             if share.user.pod:
                 own = [
                     *share.user.dcgm_labels,
@@ -160,7 +161,7 @@ class RowWriter:
 
 
 def _merge_memory(shares: Iterable[PodShare]) -> Iterable[PodShare]:
-    """Return what each container holds in all: it may have processes on several of them."""
+    """Return each container's total memory; it may use several of the compute instances."""
     by_container: dict[NodeContainer, PodShare] = {}
     for share in shares:
         parts = (by_container.get(share.user), share)
@@ -172,7 +173,7 @@ def _merge_memory(shares: Iterable[PodShare]) -> Iterable[PodShare]:
 def _find_split(
     devices: Iterable[ShownDevice],
 ) -> Mapping[tuple[str, int | None], list[ShownDevice]]:
-    """Return the GPU instances that are cut further, each with its compute instances."""
+    """Return the GPU instances with several compute instances, each with these instances."""
     found: dict[tuple[str, int | None], list[ShownDevice]] = {}
     for device in devices:
         if device.reading.parent_uuid is not None:
@@ -187,7 +188,7 @@ _XID: Final = "DCGM_FI_DEV_XID_ERRORS"
 
 
 class DcgmPage:
-    """Writes the families of a list of counters."""
+    """Writes the families in a list of counters."""
 
     def __init__(
         self,
@@ -213,12 +214,12 @@ class DcgmPage:
         )
 
     def write(self, now: Snapshot) -> Iterator[str]:
-        """Write the families line by line."""
+        """Yield the lines of all families."""
         rows = self._rows.write(now)
         for field, kind, help_text in self._shown:
             found = list(self._samples(field, rows.of(field), now))
             names = [] if self._names == "new" else [(field.old, True)]
-            # A field that was never renamed stands on the page once.
+            # A field that was not renamed is written only once.
             if self._names == "new" or (self._names == "both" and field.new != field.old):
                 names.append((field.new, False))
             for name, is_old in names:
@@ -228,7 +229,7 @@ class DcgmPage:
     def _samples(
         self, field: Field, rows: Sequence[SeriesRow], now: Snapshot
     ) -> Iterator[tuple[str, str, float]]:
-        """Yield the labels by old names, those by new names, and the value, of each series."""
+        """Yield each series' labels with old names, labels with new names, and value."""
         if field.unit == MULTI_SERIES_UNIT:
             window = EventWindow(now.since_ns, self._window_ms)
             for row in rows:
@@ -237,7 +238,7 @@ class DcgmPage:
                     yield row.old_labels + extra, row.new_labels + extra, number
             return
         values = [field.read(row.device) for row in rows]
-        # A GPU whose instances have a value is their sum, which would count twice.
+        # If a GPU's instances have values, leave out the GPU: sums would count it twice.
         covered = {
             row.device.reading.parent_uuid
             for row, value in zip(rows, values, strict=True)
@@ -259,7 +260,7 @@ class DcgmPage:
 
 
 def _part_of(name: str, share: PodShare, row: SeriesRow, value: float) -> float | None:
-    """Return a container's part of a device's value, where that is known."""
+    """Return a container's part of a device's value, or `None` if unknown."""
     if name == "DCGM_FI_DEV_FB_USED":
         return None if share.memory_bytes is None else float(_MIB(share.memory_bytes) or 0)
     busy_ratio, whole = share.busy_ratio, row.device.reading.utilization_ratio
@@ -268,6 +269,6 @@ def _part_of(name: str, share: PodShare, row: SeriesRow, value: float) -> float 
     if name == "DCGM_FI_DEV_GPU_UTIL":
         return float(_PERCENT(busy_ratio) or 0)
     if name == "DCGM_FI_PROF_GR_ENGINE_ACTIVE" and whole is not None:
-        # The chip measures the device alone: in proportion to the kernels' time.
+        # The chip measures only the whole device, so divide in proportion to the kernels' time.
         return min(value, value * busy_ratio / whole) if whole else 0.0
     return None

@@ -1,13 +1,13 @@
-"""The table of DCGM's fields that this node can answer, and the list that chooses among them.
+"""The table of supported DCGM fields, and the parser for lists that select among them.
 
-dcgm-exporter's own fields (`DCGM_EXP_…`) have several series of a device, told apart by labels of
-their own: events of a window, peers, health. Health is no word of DCGM's: it is evaluated from the
-readings, as far as they show it.
+dcgm-exporter's own fields (`DCGM_EXP_…`) have several series per device with additional labels:
+events in a window, peers, health. Health is not DCGM's result: it is evaluated here, as far as the
+readings allow.
 
-`dcgm_fields.csv` beside this module is the table; it is searched by either of a field's names. The
-list is in dcgm-exporter's format: `FIELD, gauge|counter|label, help`. Every mistake in it is named
-by file, line and reason. A field that DCGM has and this agent has not is no mistake: it is skipped,
-said and counted.
+The table is `dcgm_fields.csv` in this directory; fields are found by their old or new name. A list
+has dcgm-exporter's format: `FIELD, gauge|counter|label, help`. Errors in it are reported with file,
+line and reason. A field that DCGM has but this agent does not support is not an error: it is
+skipped, logged and counted.
 """
 
 import csv
@@ -34,7 +34,7 @@ _SHOWN_CHARACTERS: Final = 80
 FILE: Final = Path(__file__).with_name("dcgm_fields.csv")
 NAMES_FILE: Final = Path(__file__).with_name("dcgm_names.txt")
 MULTI_SERIES_UNIT: Final = "multi_series"
-"""The unit of a field with several series of a device."""
+"""The unit of a field with several series per device."""
 _SAME: Final = "="
 _OF_MEMORY: Final = {
     "reading.memory_used_bytes",
@@ -46,39 +46,39 @@ _OF_MEMORY: Final = {
 
 
 class Field(NamedTuple):
-    """One field of DCGM's."""
+    """A DCGM field."""
 
     old: str
-    """The name that it has had until DCGM 4.5, under which dcgm-exporter shows it."""
+    """The name until DCGM 4.5, which dcgm-exporter uses."""
     new: str
-    """The name that it has since DCGM 4.6."""
+    """The name since DCGM 4.6."""
     kind: Kind
-    """What dcgm-exporter's own list makes of it."""
+    """The type in dcgm-exporter's default list."""
     is_default: bool
-    """Whether dcgm-exporter's own list shows it."""
+    """Whether dcgm-exporter's default list enables it."""
     help: str
-    """The help text of that list."""
+    """The help text in dcgm-exporter's default list."""
     path: str
-    """Where its value stands: part and field of a device."""
+    """The location of the value: part and field of a device."""
     unit: str
-    """The unit in which DCGM gives it, or empty where the record has the same."""
+    """DCGM's unit; empty if the record has the same unit."""
     read: Read
-    """Reads its value."""
+    """Reads the value from a device."""
 
     @property
     def is_text(self) -> bool:
-        """Whether its value is a text, which can only be a label."""
+        """Whether the value is text, which can only be a label."""
         return self.unit == "text"
 
     @property
     def is_of_memory(self) -> bool:
-        """Whether it measures a memory, which the compute instances of a GPU instance share."""
+        """Whether it measures memory, which a GPU instance's compute instances share."""
         return self.path in _OF_MEMORY
 
 
 @cache
 def all_fields() -> tuple[Field, ...]:
-    """Return the table in its order."""
+    """Return all supported fields, in the table's order."""
     with FILE.open(newline="") as lines:
         rows = csv.reader(line for line in lines if not line.startswith("#"))
         return tuple(
@@ -97,28 +97,28 @@ def all_fields() -> tuple[Field, ...]:
 
 
 def find_field(name: str) -> Field | None:
-    """Find a field by its old or its new name."""
+    """Return the supported field with an old or new name, or `None`."""
     return next((field for field in all_fields() if name in (field.old, field.new)), None)
 
 
 def is_dcgm_name(name: str) -> bool:
-    """Return whether DCGM, or dcgm-exporter, has a field of this name, be it ours or not."""
+    """Return whether DCGM or dcgm-exporter has a field with this name, supported or not."""
     return name in dcgm_names()
 
 
 def nearest_name(name: str) -> str | None:
-    """Return the name of DCGM's most like `name`; `None` if none is like it."""
+    """Return the DCGM name most similar to `name`, or `None` if none is similar."""
     return find_near(name, sorted(dcgm_names()))
 
 
 def dcgm_names() -> frozenset[str]:
-    """Read all of DCGM's names; not kept, as only a list with a name that is not ours asks."""
+    """Read all DCGM names; not cached, because only lists with unsupported names need them."""
     lines = NAMES_FILE.read_text(encoding="ascii").splitlines()
     return frozenset(line for line in lines if not line.startswith("#"))
 
 
 class Counter(NamedTuple):
-    """One line of the list: a field, as what it is shown, and its help text."""
+    """One line of a list: a field, its type and its help text."""
 
     field: Field
     """The field."""
@@ -129,20 +129,20 @@ class Counter(NamedTuple):
 
 
 def default_counters() -> tuple[Counter, ...]:
-    """Return what dcgm-exporter shows without a file."""
+    """Return the counters in dcgm-exporter's default list."""
     return tuple(
         Counter(field, field.kind, field.help) for field in all_fields() if field.is_default
     )
 
 
 _MAX_BYTES: Final = 1024 * 1024
-"""Of the file: DCGM's own list is 15 KiB."""
+"""Maximum size of the file; DCGM's own list has 15 KiB."""
 
 
 def read_counters(path: Path) -> tuple[Counter, ...]:
-    """Read a list, and warn of the lines that are skipped.
+    """Read a list from a file, and log a warning with the skipped fields.
 
-    Raises `UserError` naming file, line and reason.
+    Raises `UserError` with file, line and reason.
     """
     try:
         text = read_small_file(path, max_bytes=_MAX_BYTES).decode()
@@ -151,7 +151,7 @@ def read_counters(path: Path) -> tuple[Counter, ...]:
             f"exposition.counters_file: cannot read {path}: {error.strerror}"
         ) from error
     except UnicodeDecodeError as error:
-        raise UserError(f"exposition.counters_file: {path} is no UTF-8 text") from error
+        raise UserError(f"exposition.counters_file: {path} is not UTF-8 text") from error
     skipped: list[str] = []
     counters = tuple(parse_counters(text.splitlines(), name=str(path), skip=skipped.append))
     COUNTERS_SKIPPED.set(len(skipped))
@@ -163,9 +163,9 @@ def read_counters(path: Path) -> tuple[Counter, ...]:
 def parse_counters(
     lines: Iterable[str], *, name: str, skip: Callable[[str], None]
 ) -> Iterator[Counter]:
-    """Yield the counters of a list called `name`; raises `UserError`.
+    """Yield the counters in a list; `name` is the file name for errors. Raises `UserError`.
 
-    `skip` is told each field that DCGM has and this agent has not.
+    Calls `skip` with each DCGM field that this agent does not support.
     """
     seen: set[str] = set()
     for number, line in enumerate(lines, start=1):
@@ -177,7 +177,7 @@ def parse_counters(
                 skip(counter)
                 continue
             if counter.field.old in seen:
-                raise ValueError(f"{counter.field.old} is in the list twice")  # noqa: TRY301  # all named below
+                raise ValueError(f"duplicate field: {counter.field.old}")  # noqa: TRY301  # handled with the others
         except (ValueError, csv.Error) as error:
             raise UserError(f"{name}:{number}: {shorten_middle(str(error))}") from error
         seen.add(counter.field.old)
@@ -185,15 +185,15 @@ def parse_counters(
 
 
 def _parse(line: str) -> Counter | str:
-    """Return the counter of a line, or the name of a field that only DCGM has."""
+    """Return a line's counter, or the name of a DCGM field that is not supported."""
     cells = [cell.strip() for cell in next(csv.reader([line], skipinitialspace=True, strict=True))]
     if len(cells) != _COLUMNS:
         raise ValueError(
             f"expected 3 columns (field, type, help), got {len(cells)};"
-            " a help text with commas needs double quotes"
+            " put a help text with commas in double quotes"
         )
     name, kind, help_text = cells
-    # A quote that is never closed takes lines in, so that a cell may be the rest of the file.
+    # After an unclosed quote, a cell may be very long.
     shown = shorten(name, _SHOWN_CHARACTERS)
     if kind not in _KINDS:
         raise ValueError(
@@ -205,33 +205,33 @@ def _parse(line: str) -> Counter | str:
         return name
     if field is None:
         nearest = nearest_name(name)
-        hint = f"; the nearest is {nearest}" if nearest else ""
-        raise ValueError(f"DCGM has no field {shown!r}{hint}")
+        hint = f"; did you mean {nearest}?" if nearest else ""
+        raise ValueError(f"unknown DCGM field: {shown!r}{hint}")
     if field.is_text and kind != "label":
-        raise ValueError(f"{name} is a text: its type can only be label, got {kind!r}")
+        raise ValueError(f"{name} has a text value; set its type to label, got {kind!r}")
     if field.unit == MULTI_SERIES_UNIT and kind == "label":
-        raise ValueError(f"{name} has several values: its type cannot be label")
+        raise ValueError(f"{name} has several values; its type cannot be label")
     return Counter(field, kind, help_text)
 
 
 class EventWindow(NamedTuple):
-    """Over which time events are recent."""
+    """The time for which events count as recent."""
 
     since_ns: int
-    """When it begins, by the clock that never goes back."""
+    """Start of the window on the monotonic clock."""
     label: str
-    """Its length in milliseconds, as dcgm-exporter writes it."""
+    """Length of the window in milliseconds, as dcgm-exporter writes it."""
 
 
 Series = Iterator[tuple[Labels, float]]
 Verdict = tuple[int, str]
-"""How bad it is, and DCGM's name of the error."""
+"""Severity, and DCGM's name of the error."""
 _PASS: Final = 0
 _WARN: Final = 10
 _FAIL: Final = 20
 _FINE: Final = (_PASS, "DCGM_FR_OK")
 _ALL: Final = "ALL"
-# 79, and none: the XIDs that came before the agent's start are not known.
+# XID 79, or 0 for no XID: XIDs before the agent's start are unknown.
 _OFF_THE_BUS: Final = (0, 79)
 _THERMAL_REASONS: Final = 0x20 | 0x40
 _POWER_BRAKE_REASON: Final = 0x80
@@ -248,28 +248,28 @@ _UNKNOWN_LINK: Final = (len(_LINKS), "Unknown")
 
 
 class MultiSeries:
-    """The fields of which a device has several series: further labels, and the value."""
+    """Fields with several series per device; each yields additional labels and a value."""
 
     @staticmethod
     def xids(device: ShownDevice, window: EventWindow) -> Series:
-        """Yield how often each XID came in the window."""
+        """Yield the number of occurrences of each XID in the window."""
         if device.events:
             yield from count_kinds("xid", device.events.recent_xids(window.since_ns), window)
 
     @staticmethod
     def clock_events(device: ShownDevice, window: EventWindow) -> Series:
-        """Yield how often each reason of throttling began in the window."""
-        # Of a GPU that does not answer nobody knows why its clocks are down.
+        """Yield how often throttling started in the window, by reason."""
+        # The throttle reasons of an unresponsive GPU are unknown.
         if device.events and not device.is_unresponsive:
             found = device.events.recent_clock_events(window.since_ns)
             yield from count_kinds("clock_event", found, window)
 
     @staticmethod
     def peers(device: ShownDevice, _: EventWindow) -> Series:
-        """Yield the state of the links to each other GPU of the node."""
+        """Yield the state of the links to each of the node's other GPUs."""
         if device.facts is None or device.node is None or device.is_unresponsive:
             return
-        # An instance, which has no events, has its GPU's facts: its links are shown once.
+        # MIG instances, which have no events, share their GPU's facts: show the links only once.
         if device.events is None:
             return
         indices = {gpu.uuid: gpu.index for gpu in device.node.gpus}
@@ -280,7 +280,7 @@ class MultiSeries:
 
     @staticmethod
     def health(device: ShownDevice, _: EventWindow) -> Series:
-        """Yield a verdict for each watch that the readings allow, and one over all of them."""
+        """Yield a verdict for each health watch that can be evaluated, and an overall verdict."""
         health, throttling = device.health, device.throttling
         reasons = throttling.reasons if throttling else None
         watches: list[tuple[str, Verdict | None]] = [
@@ -294,7 +294,7 @@ class MultiSeries:
             watches.append(("POWER", braked if reasons & _POWER_BRAKE_REASON else _FINE))
         verdicts = [(watch, verdict) for watch, verdict in watches if verdict]
         if device.is_lost:
-            # DCGM goes by the XID that came with the loss; the readings of before say nothing now.
+            # DCGM uses the XID reported with the loss; earlier readings no longer apply.
             xid = device.events.last_xid if device.events else 0
             error = "DCGM_FR_FALLEN_OFF_BUS" if xid in _OFF_THE_BUS else "DCGM_FR_XID_ERROR"
             verdicts = [(_ALL, (_FAIL, error))]
@@ -305,7 +305,7 @@ class MultiSeries:
 
 
 def count_kinds(label: str, found: Mapping[str, int], window: EventWindow) -> Series:
-    """Yield a series for each kind, or one zero without a kind, as dcgm-exporter does."""
+    """Yield a series for each kind, or a single 0 without a kind, as dcgm-exporter does."""
     head = ("window_size_in_ms", window.label)
     if not found:
         yield [head], 0
@@ -314,10 +314,10 @@ def count_kinds(label: str, found: Mapping[str, int], window: EventWindow) -> Se
 
 
 def memory_verdict(health: GpuHealth) -> Verdict | None:
-    """Return how bad a GPU's memory is; `None` where it counts no errors, rather than good."""
+    """Return the verdict on a GPU's memory, or `None` if the GPU does not count errors."""
     if health.ecc_uncorrected_volatile_total is None and health.remapped_rows_failed is None:
         return None
-    # The worst comes first.
+    # Worst first.
     if health.remapped_rows_failed:
         return _FAIL, "DCGM_FR_ROW_REMAP_FAILURE"
     if health.ecc_uncorrected_volatile_total:
@@ -330,10 +330,10 @@ def memory_verdict(health: GpuHealth) -> Verdict | None:
 
 
 def nvlink_verdict(health: GpuHealth) -> Verdict | None:
-    """Return how bad a GPU's links are; `None` where it has none that count errors.
+    """Return the verdict on a GPU's NVLinks, or `None` if it has no links that count errors.
 
-    Until Ampere they count together, on Hopper each by itself, and otherwise on Blackwell, where a
-    recovery that did its work is no failure.
+    Until Ampere there are counters for all links together, on Hopper counters per link, and on
+    Blackwell other counters per link, where successful recoveries are only a warning.
     """
     recoveries = (
         health.nvlink_recoveries_total,
@@ -366,4 +366,4 @@ MULTI_SERIES: Final[dict[str, Callable[[ShownDevice, EventWindow], Series]]] = {
     "multi_series.peers": MultiSeries.peers,
     "multi_series.health": MultiSeries.health,
 }
-"""What gives the series, by the path in the table."""
+"""The functions that yield the series, by path in the table."""

@@ -1,13 +1,12 @@
-"""A GPU or a MIG instance as the node knows it now, with what happened to it over time.
+"""A GPU or MIG instance with its current values, and the history of its events.
 
-`read_at` is how a table's path reads a value of a device. Here live the values that are made of two
-readings, and how a value of a record becomes a number of a page: in DCGM's units (MiB, percent,
-MHz) or in a base unit. Which readings are too old is decided in `node_state`.
+`read_at` returns a function that reads a value by its path in a table. This module computes values
+that depend on several readings, and converts values of records to DCGM's units (MiB, percent, MHz)
+or base units. `node_state` decides which readings are too old.
 
-Events (XIDs, incidents, reasons of throttling) are counted, for ever and over a window; bounded,
-whatever happens to the GPU. DCGM gives NVLink's rates under names of counters: KiB a second,
-divided by 1000, of byte counters that are read again and again. Our own names have the counters
-themselves.
+Events (XIDs, incidents, starts of throttling) are counted in total and over a window, with limited
+memory. DCGM exports NVLink rates under names of counters: in KiB per second divided by 1000,
+computed from byte counters. Our own metrics export the counters.
 """
 
 from collections import Counter, deque
@@ -37,7 +36,7 @@ _DCGMS_UNIT_BYTES: Final = 1024 * 1000
 _ALL: Final = ""
 _MAX_RECENT: Final = 1000
 _MAX_KINDS: Final = 100
-# Of the others a page would carry a dozen lines for each GPU that hardly ever change.
+# Other kinds would add a dozen series per GPU that hardly ever change.
 COUNTED_FROM_ZERO: Final = ("xid", "gpu_lost")
 _NO_INCIDENTS: Final = {
     (kind, severity.value): 0 for kind in COUNTED_FROM_ZERO for severity in severities_of(kind)
@@ -45,24 +44,24 @@ _NO_INCIDENTS: Final = {
 
 
 class GpuEventHistory:
-    """The events of one GPU since the agent's start."""
+    """The events of one GPU since the agent started."""
 
     def __init__(self) -> None:
         self.last_xid = 0
-        """The newest XID; 0 where there was none."""
+        """The newest XID; 0 if there was none."""
         self.xids: Counter[int] = Counter()
-        """How often each XID came."""
+        """Number of occurrences of each XID."""
         self.incidents: Counter[tuple[str, str]] = Counter(_NO_INCIDENTS)
-        """How many incidents of each kind and severity there were; XIDs and losses from 0, so that
-        a rule over the increase sees the first."""
+        """Number of incidents by kind and severity. XIDs and losses start at 0, so that an alert on
+        the increase detects the first one."""
         self._recent_xids: deque[tuple[int, int]] = deque(maxlen=_MAX_RECENT)
         self._recent_reasons: deque[tuple[int, int]] = deque(maxlen=_MAX_RECENT)
         self._reasons = 0
 
     def record_incident(self, incident: Incident, *, at_ns: int) -> None:
-        """Count an incident that came at `at_ns` of a clock that never goes back.
+        """Count an incident that occurred at `at_ns` on the monotonic clock.
 
-        What is well at the agent's start has not happened to the GPU.
+        Recoveries that are present at the agent's start are not counted.
         """
         if incident.present_at_start and incident.ended_kinds:
             return
@@ -73,7 +72,7 @@ class GpuEventHistory:
             self._recent_xids.append((at_ns, incident.xid))
 
     def record_reasons(self, reasons: int, *, at_ns: int) -> None:
-        """Record the reasons of a tick: one that was not there before is an event."""
+        """Record a tick's throttle reasons; each new reason is an event."""
         begun, self._reasons = reasons & ~self._reasons, reasons
         if begun:
             for bit in THROTTLE_REASONS:
@@ -81,23 +80,23 @@ class GpuEventHistory:
                     self._recent_reasons.append((at_ns, bit))
 
     def recent_xids(self, since_ns: int) -> Counter[str]:
-        """Return how often each XID came since then."""
+        """Return the number of occurrences of each XID since `since_ns`."""
         return Counter(str(xid) for at_ns, xid in self._recent_xids if at_ns >= since_ns)
 
     def recent_clock_events(self, since_ns: int) -> Counter[str]:
-        """Return how often each reason began since then."""
+        """Return how often each throttle reason started since `since_ns`."""
         recent: Iterable[tuple[int, int]] = self._recent_reasons
         return Counter(THROTTLE_REASONS[bit] for at_ns, bit in recent if at_ns >= since_ns)
 
 
 def _count(counts: Counter[K], key: K) -> None:
-    # Each kind is a series for ever: a driver that makes up codes cannot make the page grow.
+    # Each kind stays a series forever, so limit their number in case a driver reports random codes.
     if key in counts or len(counts) < _MAX_KINDS:
         counts[key] += 1
 
 
 def nvlink_bytes_total(traffic: GpuTraffic | None) -> int | None:
-    """Return what went both ways over all links; `None` where one of the two is not known."""
+    """Return the bytes over all links in both directions, or `None` if one is unknown."""
     if traffic is None or traffic.nvlink_sent_bytes_total is None:
         return None
     received = traffic.nvlink_received_bytes_total
@@ -105,7 +104,7 @@ def nvlink_bytes_total(traffic: GpuTraffic | None) -> int | None:
 
 
 def nvlink_link_bytes_totals(health: GpuHealth | None) -> dict[str, int]:
-    """Return what went both ways over each link of which both are known, by the link's number."""
+    """Return the bytes in both directions by link number, for links where both are known."""
     sent = (health and health.nvlink_link_sent_bytes_totals) or {}
     received = (health and health.nvlink_link_received_bytes_totals) or {}
     return {link: sent[link] + received[link] for link in sent if link in received}
@@ -113,16 +112,16 @@ def nvlink_link_bytes_totals(health: GpuHealth | None) -> dict[str, int]:
 
 @dataclass(slots=True)
 class _Counter:
-    """A byte counter: what it was when it was last read, and how fast it rose until then."""
+    """A byte counter's last value, and its rate before that."""
 
     total: int
     at_ns: int
     rate: float | None = None
 
     def update(self, total: int, at_ns: int) -> None:
-        """Record a new reading; one that fell has begun again, and gives no rate."""
+        """Record a new reading; if the counter has restarted, there is no rate."""
         elapsed_seconds = (at_ns - self.at_ns) / NS_PER_SECOND
-        # Two reads of one instant give no rate.
+        # Two readings at the same time give no rate.
         if elapsed_seconds <= 0:
             return
         risen = total - self.total
@@ -133,12 +132,12 @@ class _Counter:
 
 @dataclass(slots=True)
 class NvlinkRates:
-    """How fast the counters of one GPU's links rise, in DCGM's unit."""
+    """The rates of one GPU's NVLinks, in DCGM's unit."""
 
     _counters: dict[str, _Counter] = field(default_factory=dict)
 
     def update(self, traffic: GpuTraffic | None, health: GpuHealth | None, *, at_ns: int) -> None:
-        """Record what was read at `at_ns` of a clock that never goes back."""
+        """Record counters that were read at `at_ns` on the monotonic clock."""
         total = nvlink_bytes_total(traffic)
         totals: Mapping[str, int] = {} if total is None else {_ALL: total}
         for link, value in {**totals, **nvlink_link_bytes_totals(health)}.items():
@@ -147,13 +146,13 @@ class NvlinkRates:
 
     @property
     def total(self) -> float | None:
-        """The rate of all links together; `None` until it was read twice."""
+        """The rate of all links together; `None` before the second reading."""
         counter = self._counters.get(_ALL)
         return counter.rate if counter else None
 
     @property
     def links(self) -> Mapping[str, float | None]:
-        """The rate of each link, by its number."""
+        """The rates by link number."""
         return {link: counter.rate for link, counter in self._counters.items() if link != _ALL}
 
 
@@ -169,7 +168,7 @@ Unit = Callable[[Any], Converted]
 
 
 def unit_of(name: str) -> Unit:
-    """Return the conversion that a table names; raises KeyError where there is none."""
+    """Return the conversion for a unit in a table; raises KeyError if it is unknown."""
     kind, _, argument = name.partition(" ")
     if kind == "link":
         return lambda values: values.get(argument)
@@ -195,14 +194,14 @@ UNITS: Final[dict[str, Unit]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShownDevice:
-    """All that is known of one device; a part is absent where it is not known, or no more."""
+    """All current data about one device; unknown or outdated parts are `None`."""
 
     reading: GpuReading
     """The newest reading."""
     details: GpuDetails | None = None
-    """The newest of what else was read; its parts stand below, as each has its own age."""
+    """The newest other readings, without the parts below, which have different ages."""
     profiling: GpuProfiling | None = None
-    """The newest of the chip's own counters."""
+    """The newest values of the chip's own counters."""
     traffic: GpuTraffic | None = None
     """The newest byte counters."""
     throttling: GpuThrottling | None = None
@@ -212,27 +211,26 @@ class ShownDevice:
     limits: GpuLimits | None = None
     """The newest limits."""
     facts: GpuFacts | None = None
-    """What is built into the GPU, or into the GPU of which this is an instance."""
+    """Facts about the GPU; for an instance, about its GPU."""
     node: Inventory | None = None
-    """What the node is built of."""
+    """The node's inventory."""
     events: GpuEventHistory | None = None
-    """What happened to the GPU; absent on an instance."""
+    """The GPU's events; `None` for an instance."""
     rates: NvlinkRates | None = None
-    """How fast the counters of its NVLinks rise."""
+    """The rates of its NVLinks."""
     is_unresponsive: bool = False
-    """Whether the GPU does not answer any more, so that nothing stands in the other parts but what
-    is built into it and what happened to it."""
+    """Whether the GPU no longer answers, so that only facts, node and events are set."""
     is_lost: bool = False
-    """Whether the driver has lost it."""
+    """Whether the driver has lost the GPU."""
 
     @property
     def gpu_uuid(self) -> str:
-        """The UUID of the GPU that this is, or of which this is an instance."""
+        """The GPU's UUID; for an instance, its GPU's UUID."""
         return self.reading.parent_uuid or self.reading.uuid
 
     @property
     def gpu_instance(self) -> tuple[str, int | None]:
-        """The GPU instance that this is or is in; a whole GPU has no number."""
+        """The GPU's UUID and the device's GPU instance id, which is `None` for a whole GPU."""
         return self.gpu_uuid, self.reading.gpu_instance
 
 
@@ -240,9 +238,9 @@ Read = Callable[[ShownDevice], Converted]
 
 
 def read_at(path: str, unit: str = "") -> Read:
-    """Make a function that reads `part.field` of a device; `None` where it is absent.
+    """Return a function that reads `part.field` of a device and returns `None` if it is missing.
 
-    Raises KeyError for a unit or a derived value that there is none of.
+    Raises KeyError if the unit or the derived value is unknown.
     """
     part_name, _, name = path.partition(".")
     convert = unit_of(unit)
@@ -255,7 +253,7 @@ def read_at(path: str, unit: str = "") -> Read:
     def read(device: ShownDevice) -> Converted:
         part = part_of(device)
         value = None if part is None else get(part)
-        # What is derived of each link has a series of each.
+        # Derived values stay separate for each link.
         if part_name != "derived" and isinstance(value, dict):
             value = of_all_links(name, value)
         return None if value is None else convert(value)
@@ -269,11 +267,11 @@ _FABRIC_FAILURE: Final = 4
 
 
 class Derived:
-    """Values that no record has: each is made of several."""
+    """Values that are computed from several values of records."""
 
     @staticmethod
     def memory_free_bytes(device: ShownDevice) -> int | None:
-        """Return what is neither in use nor the driver's reserve."""
+        """Return the memory that is neither in use nor reserved by the driver."""
         reading = device.reading
         if reading.memory_total_bytes is None or reading.memory_used_bytes is None:
             return None
@@ -282,29 +280,32 @@ class Derived:
 
     @staticmethod
     def memory_used_ratio(device: ShownDevice) -> float | None:
-        """Return the part in use of what can be used."""
+        """Return used memory divided by usable memory, or `None` if unknown or nothing is used."""
         free, used = Derived.memory_free_bytes(device), device.reading.memory_used_bytes
         return None if not used or free is None else used / (used + free)
 
     @staticmethod
     def nvlink_rate(device: ShownDevice) -> float | None:
-        """Return the rate over all links, as long as the counters are still read."""
+        """Return the rate over all links, or `None` if the counters are no longer read."""
         return device.rates.total if device.rates and device.traffic else None
 
     @staticmethod
     def nvlink_link_rates(device: ShownDevice) -> Mapping[str, float | None]:
-        """Return the rate over each link that is still read, by the link's number."""
+        """Return the rates by link number, for links whose counters are still read."""
         rates = device.rates.links if device.rates else {}
         return {link: rates.get(link) for link in nvlink_link_bytes_totals(device.health)}
 
     @staticmethod
     def vgpu_license_status(device: ShownDevice) -> int | None:
-        """Return 0 where nothing can be licensed, as DCGM does; absent where no health was read."""
+        """Return the license status; 0 if licensing is not supported, as in DCGM.
+
+        Returns `None` without health readings.
+        """
         return None if device.health is None else device.health.vgpu_license_status or 0
 
     @staticmethod
     def fabric_code(device: ShownDevice) -> int | None:
-        """Return DCGM's number of how far the registration with the fabric is."""
+        """Return DCGM's number for the state of the registration with the fabric."""
         health = device.health
         if health is None or health.fabric_state is None:
             return None
@@ -321,4 +322,4 @@ DERIVED: Final[dict[str, Callable[[ShownDevice], float | Mapping[str, float | No
     "vgpu_license_status": Derived.vgpu_license_status,
     "fabric_code": Derived.fabric_code,
 }
-"""What makes a value, by the path in a table."""
+"""The functions that compute derived values, by path in a table."""

@@ -1,8 +1,7 @@
-"""The page's families: the text format in which all are written, and our own with their labels.
+"""Metric families: the text format, and the definitions of our own families.
 
-`native_metrics.csv` beside this module is the table of the readings of devices, under our own names
-and in base units; what is no reading of a device is an `InfoFamily`. What the values are is decided
-in `native` and `dcgm`.
+`native_metrics.csv` in this directory lists the families of devices' readings, with our own names
+and in base units. All other families are `InfoFamily`s. `native` and `dcgm` provide the values.
 """
 
 import csv
@@ -23,54 +22,58 @@ _HELP_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
 class SampleLine(NamedTuple):
-    """One series with its value now."""
+    """One series with its current value."""
 
     labels: str
-    """Its labels, written."""
+    """The labels in the text format, without braces."""
     value: float
-    """Its value."""
+    """The current value."""
 
 
 def write_labels(labels: Labels) -> str:
-    """Write labels without their braces; one without a value is left out, as it says the same."""
+    """Return labels in the text format, without braces and without empty labels.
+
+    In Prometheus, an empty label is the same as a missing one.
+    """
     return ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in labels if value)
 
 
 def write_family(
     name: str, kind: str, help_text: str, samples: Iterable[SampleLine]
 ) -> Iterator[str]:
-    """Write a family line by line; nothing at all where it has no series."""
+    """Yield a family's lines; nothing if it has no series."""
     head = f"# HELP {name} {help_text.translate(_HELP_ESCAPES)}\n# TYPE {name} {kind}\n"
-    # The head goes out with the first series: a family without any must not stand on the page.
+    # Write the head with the first series, so that a family without series is left out.
     for labels, value in samples:
         yield f"{head}{name}{{{labels}}} {value!r}\n"
         head = ""
 
 
 class NativeFamily(NamedTuple):
-    """A family of readings of devices."""
+    """A family of devices' readings."""
 
     name: str
-    """Its name."""
+    """The family's name."""
     kind: str
     """`gauge` or `counter`."""
     help: str
-    """Its help text."""
+    """The help text."""
     members: Sequence[tuple[str, Read]]
-    """Further labels, written, with what reads the value."""
+    """For each series of a device, its additional labels in the text format and a function that
+    reads its value."""
     label_names: tuple[str, ...]
-    """Names of the further labels."""
+    """Names of the additional labels."""
     profile: Profile
-    """The least profile that shows it."""
+    """The smallest profile that includes the family."""
 
     def is_in(self, profile: Profile) -> bool:
-        """Return whether a profile shows the family."""
+        """Return whether a profile includes the family."""
         return profile in ("full", self.profile)
 
 
 @cache
 def native_families() -> tuple[NativeFamily, ...]:
-    """Return the families of devices in their order."""
+    """Return the families of devices' readings, in the table's order."""
     found: dict[str, NativeFamily] = {}
     with FILE.open(newline="") as lines:
         for name, kind, help_text, path, further, profile, unit in csv.reader(
@@ -87,21 +90,21 @@ def native_families() -> tuple[NativeFamily, ...]:
 
 
 class InfoFamily(NamedTuple):
-    """A family that is not a reading of a device."""
+    """A family that does not contain devices' readings."""
 
     name: str
-    """Its name."""
+    """The family's name."""
     kind: str
     """`gauge` or `counter`."""
     help: str
-    """Its help text."""
+    """The help text."""
     label_names: tuple[str, ...]
-    """Names of its labels beside `node`."""
+    """Names of its labels, without `node`."""
     profile: Profile = "lean"
-    """The least profile that shows it."""
+    """The smallest profile that includes the family."""
 
     def write(self, rows: Iterable[tuple[Labels, float]]) -> Iterator[str]:
-        """Write the series of these labels and values line by line."""
+        """Yield the family's lines for series with these labels and values."""
         samples = (SampleLine(write_labels(labels), value) for labels, value in rows)
         return write_family(self.name, self.kind, self.help, samples)
 
@@ -112,7 +115,7 @@ CONTAINER_LABELS: Final = (*_GPU, *_ALLOCATION)
 NODE_INFO: Final = InfoFamily(
     "gpuledger_node_info",
     "gauge",
-    "What the node's GPUs are driven by.",
+    "Versions of the node's driver and libraries, and its confidential computing modes.",
     (
         "boot_id",
         "driver_version",
@@ -125,13 +128,13 @@ NODE_INFO: Final = InfoFamily(
 TICK_TIME: Final = InfoFamily(
     "gpuledger_node_sample_timestamp_seconds",
     "gauge",
-    "End of the interval that the newest tick covers, since the epoch.",
+    "End of the newest sample's interval, in seconds since the epoch.",
     (),
 )
 GPU_INFO: Final = InfoFamily(
     "gpuledger_node_gpu_info",
     "gauge",
-    "What a GPU or a MIG instance is.",
+    "Hardware and firmware of a GPU, or profile of a MIG instance.",
     (
         *_GPU,
         "model",
@@ -148,62 +151,63 @@ GPU_INFO: Final = InfoFamily(
 UP: Final = InfoFamily(
     "gpuledger_node_gpu_up",
     "gauge",
-    "1 while the GPU answers; 0 where it is known and does not, or is lost.",
+    "Whether the GPU answers (1 = yes, 0 = unresponsive or lost).",
     _GPU,
 )
 RECOVERY: Final = InfoFamily(
     "gpuledger_node_gpu_recovery_action_info",
     "gauge",
-    "What the driver asks for so that the GPU works again.",
+    "Action that the driver recommends to recover the GPU.",
     (*_GPU, "action"),
 )
 FABRIC: Final = InfoFamily(
     "gpuledger_node_gpu_fabric_info",
     "gauge",
-    "How far the GPU's registration with the NVLink fabric is.",
+    "State of the GPU's registration with the NVLink fabric.",
     (*_GPU, "state"),
     profile="full",
 )
 FABRIC_CLUSTER: Final = InfoFamily(
     "gpuledger_node_gpu_fabric_cluster_info",
     "gauge",
-    "Which NVLink fabric the GPU has joined, and the part of it in which GPUs reach each other.",
+    "NVLink fabric that the GPU has joined, and the clique in which GPUs can reach each other.",
     (*_GPU, "cluster_uuid", "clique_id"),
     profile="full",
 )
 RACK: Final = InfoFamily(
     "gpuledger_node_gpu_rack_info",
     "gauge",
-    "Where the GPU is in a rack: told of racks whose GPUs are one fabric.",
+    "GPU's position in a rack whose GPUs form one NVLink fabric.",
     (*_GPU, "chassis_serial_number", "slot", "tray", "host", "module"),
     profile="full",
 )
 THROTTLE_REASON: Final = InfoFamily(
     "gpuledger_node_gpu_throttle_reason",
     "gauge",
-    "1 where the clocks are held down for the reason when it was asked last, else 0; `other` is all"
-    " that this version does not know.",
+    "Whether the clocks were throttled for the reason at the last reading (1 = yes, 0 = no);"
+    " `other` covers unknown reasons.",
     (*_GPU, "reason"),
     profile="full",
 )
 NVLINK_RATE: Final = InfoFamily(
     "gpuledger_node_gpu_nvlink_bytes_per_second",
     "gauge",
-    "Rate of bytes over one NVLink, headers included, mean of some seconds (Hopper and newer).",
+    "Bytes per second over one NVLink, including headers, averaged over a few seconds (Hopper and"
+    " newer).",
     (*_GPU, "nvlink", "direction"),
     profile="full",
 )
 NVLINK_BYTES: Final = InfoFamily(
     "gpuledger_node_gpu_nvlink_bytes_total",
     "counter",
-    "Bytes over one NVLink, both ways, data alone; read every few seconds.",
+    "Total number of data bytes over one NVLink in both directions; read every few seconds.",
     (*_GPU, "nvlink"),
     profile="full",
 )
 ALLOCATION: Final = InfoFamily(
     "gpuledger_node_gpu_allocation_info",
     "gauge",
-    "A device, or a share of one, that the kubelet has given to a container.",
+    "Device, or share of a device, that the kubelet has allocated to a container.",
     (
         *_GPU[:1],
         "device_id",
@@ -219,34 +223,38 @@ ALLOCATION: Final = InfoFamily(
 JOB_ALLOCATION: Final = InfoFamily(
     "gpuledger_node_gpu_job_allocation_info",
     "gauge",
-    "A GPU, or an instance of one, that a scheduler such as Slurm has given to a job.",
+    "GPU or MIG instance that a scheduler such as Slurm has allocated to a job.",
     (*_GPU[:1], "gpu_instance", "job_id"),
 )
 CONTAINER_BUSY: Final = InfoFamily(
     "gpuledger_container_gpu_busy_ratio",
     "gauge",
-    "Share of the tick in which the kernels of the container, or of the job, ran on the GPU.",
+    "Fraction of the sampling interval in which the container's or job's kernels ran on the GPU.",
     CONTAINER_LABELS,
 )
 CONTAINER_MEMORY: Final = InfoFamily(
     "gpuledger_container_gpu_memory_bytes",
     "gauge",
-    "Device memory that the processes of the container, or of the job, hold.",
+    "Device memory in use by the container's or job's processes.",
     CONTAINER_LABELS,
 )
 CONTAINER_ENGINES: Final = InfoFamily(
     "gpuledger_container_gpu_engine_busy_ratio",
     "gauge",
-    "Share of the tick in which video engines worked for the container; there where they did.",
+    "Fraction of the sampling interval in which a video engine worked for the container; absent if"
+    " it did not.",
     (*CONTAINER_LABELS, "engine"),
 )
 XIDS: Final = InfoFamily(
-    "gpuledger_node_gpu_xids_total", "counter", "XIDs since the agent's start.", (*_GPU, "xid")
+    "gpuledger_node_gpu_xids_total",
+    "counter",
+    "Total number of XIDs since the agent started.",
+    (*_GPU, "xid"),
 )
 INCIDENTS: Final = InfoFamily(
     "gpuledger_node_gpu_incidents_total",
     "counter",
-    "Incidents since the agent's start. That a GPU is well at the start is none.",
+    "Total number of incidents since the agent started, except recoveries present at the start.",
     (*_GPU, "kind", "severity"),
 )
 PROCESS_LABELS: Final = (
@@ -264,13 +272,13 @@ PID_POD: Final = InfoFamily(
 PROCESS_BUSY: Final = InfoFamily(
     "gpuledger_process_gpu_busy_ratio",
     "gauge",
-    "Share of the tick in which the process's kernels ran on the GPU.",
+    "Fraction of the sampling interval in which the process's kernels ran on the GPU.",
     PROCESS_LABELS,
 )
 PROCESS_MEMORY: Final = InfoFamily(
     "gpuledger_process_gpu_memory_bytes",
     "gauge",
-    "Device memory that the process holds.",
+    "Device memory in use by the process.",
     PROCESS_LABELS,
 )
 INFO_FAMILIES: Final = (
@@ -294,4 +302,4 @@ INFO_FAMILIES: Final = (
     CONTAINER_ENGINES,
 )
 PROCESS_FAMILIES: Final = (PID_POD, PROCESS_BUSY, PROCESS_MEMORY)
-"""Those of single processes, off unless asked for."""
+"""Families of single processes, off by default."""

@@ -1,7 +1,7 @@
-"""The page's parts under our own names: readings, facts, events, containers, single processes.
+"""The metrics with our own names: readings, facts, events, containers and single processes.
 
-Which families there are stands in `families`. Single processes are off unless asked for, and
-bounded, as every new process is a new series: those that hold most memory are shown.
+`families` defines them. Metrics of single processes are off by default and limited in number,
+because each new process is a new series: the processes that use most memory are shown.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +51,7 @@ _MIB: Final = 1 << 20
 
 
 def write_native(now: Snapshot, profile: Profile) -> Iterator[str]:
-    """Yield the lines of the families that a profile shows."""
+    """Yield the lines of the families of readings in a profile."""
     written = [
         (device, write_labels(device_labels(device, now.sample.node))) for device in now.devices
     ]
@@ -62,14 +62,14 @@ def write_native(now: Snapshot, profile: Profile) -> Iterator[str]:
             SampleLine(labels + further, value)
             for device, labels in written
             for further, read in family.members
-            # A text is no value of a gauge: it is a label of an info family.
+            # Text cannot be a gauge's value; it is a label of an info family.
             if (value := read(device)) is not None and not isinstance(value, str)
         )
         yield from write_family(family.name, family.kind, family.help, samples)
 
 
 def device_labels(device: ShownDevice, node: str) -> list[tuple[str, str]]:
-    """Return the labels of a device's readings; those that the remote-write sink sends as well."""
+    """Return the labels of a device's readings, the same as in series sent by remote-write."""
     reading, facts = device.reading, device.facts
     model = reading.model or (facts and facts.model) or ""
     values = (reading.uuid, str(reading.index), model)
@@ -77,12 +77,12 @@ def device_labels(device: ShownDevice, node: str) -> list[tuple[str, str]]:
 
 
 def gpu_labels(device: ShownDevice) -> list[Label]:
-    """Return the labels that identify a device, without those for people."""
+    """Return the labels that identify a device."""
     return [("gpu_uuid", device.reading.uuid), ("gpu_index", str(device.reading.index))]
 
 
 def write_facts(now: Snapshot, profile: Profile) -> Iterator[str]:
-    """Yield the lines that describe the node, its devices and their holders."""
+    """Yield the lines that describe the node, its devices and their allocations."""
     node = ("node", now.sample.node)
     inventory = next((device.node for device in now.devices if device.node), None)
     versions = [(name, getattr(inventory, name, None) or "") for name in NODE_INFO.label_names[1:]]
@@ -90,13 +90,13 @@ def write_facts(now: Snapshot, profile: Profile) -> Iterator[str]:
     yield from TICK_TIME.write([([node], now.sample.time_ns / NS_PER_SECOND)])
     gpus: list[Labels] = []
     for device in now.devices:
-        # The first of these are of the GPU's facts, which an unresponsive or lost GPU may lack.
+        # Labels 3 to 6 come from the GPU's facts, which may be missing; others from the reading.
         facts = [(name, getattr(device.facts, name, None)) for name in GPU_INFO.label_names[3:7]]
         own = [(name, getattr(device.reading, name)) for name in GPU_INFO.label_names[7:]]
         known = [(name, "" if value is None else str(value)) for name, value in facts + own]
         gpus.append([*device_labels(device, now.sample.node), *known])
     yield from GPU_INFO.write((labels, 1) for labels in gpus)
-    # Several resources may name one device the same: a series stands on the page once.
+    # The same labels may occur more than once: write each series only once.
     allocations = dict.fromkeys(
         (
             node,
@@ -133,7 +133,7 @@ def write_facts(now: Snapshot, profile: Profile) -> Iterator[str]:
 
 
 class _ByDevice:
-    """What each device has of a family: further labels, and the value."""
+    """Functions that yield a device's series in a family: additional labels and a value."""
 
     @staticmethod
     def up(device: ShownDevice) -> Iterator[tuple[Labels, float]]:
@@ -203,7 +203,7 @@ _BY_DEVICE: Final[
 
 
 def write_events(now: Snapshot) -> Iterator[str]:
-    """Yield the lines of what happened to each GPU, also to those that are unresponsive."""
+    """Yield the lines of each GPU's events, including unresponsive GPUs."""
     xids: list[tuple[Labels, float]] = []
     incidents: list[tuple[Labels, float]] = []
     for uuid, (index, events) in now.events.items():
@@ -218,7 +218,7 @@ def write_events(now: Snapshot) -> Iterator[str]:
 
 
 def write_containers(now: Snapshot) -> Iterator[str]:
-    """Yield the lines of what each container uses of each device."""
+    """Yield the lines of each container's use of each device."""
     shares = now.tick_containers.shares()
     node = ("node", now.sample.node)
     rows: list[tuple[Labels, PodShare]] = [
@@ -226,7 +226,7 @@ def write_containers(now: Snapshot) -> Iterator[str]:
         for device in now.devices
         for share in shares.get(device.reading.uuid, ())
     ]
-    # What the driver does not say is absent, never 0.
+    # A value that the driver does not report is missing, not 0.
     yield from CONTAINER_BUSY.write(
         (labels, share.busy_ratio) for labels, share in rows if share.busy_ratio is not None
     )
@@ -247,10 +247,10 @@ class _Entry(NamedTuple):
 
 
 def write_processes(now: Snapshot, *, max_processes: int) -> Iterator[str]:
-    """Yield the lines of the families of at most `max_processes` processes."""
+    """Yield the lines of single processes' families, for at most `max_processes` processes."""
     running = [process for process in now.sample.processes if not process.ended]
     if len(running) > max_processes:
-        # Those that hold most memory, and the same ones each time among equals.
+        # Prefer processes with most memory; for equal memory, the order is stable.
         running.sort(key=lambda process: (-(process.memory_used_bytes or 0), process.pid))
     tick_containers = now.tick_containers.containers
     entries = [
@@ -266,12 +266,12 @@ def write_processes(now: Snapshot, *, max_processes: int) -> Iterator[str]:
         (PROCESS_BUSY, "sm_utilization_ratio"),
         (PROCESS_MEMORY, "memory_used_bytes"),
     ):
-        # By labels: a process in two lists of the driver stands on the page once.
+        # By labels, because a process may be in two of the driver's lists but is one series.
         values: dict[Labels, float] = {}
         for process, name, user in entries:
             gpu = now.sample.gpus[process.gpu]
             own = (gpu.uuid, str(gpu.index), str(process.pid), name)
-            # What the driver does not say is absent, never 0.
+            # A value that the driver does not report is missing, not 0.
             if (value := getattr(process, field)) is not None:
                 labels = (*zip(PROCESS_LABELS[: len(own)], own, strict=True), *user.labels)
                 values[(("node", now.sample.node), *labels)] = value
@@ -279,7 +279,7 @@ def write_processes(now: Snapshot, *, max_processes: int) -> Iterator[str]:
 
 
 def _write_pid_pod(entries: Sequence[_Entry], now: Snapshot) -> Iterator[str]:
-    """Sum what a process holds on all GPUs: the labels name none."""
+    """Yield each process's memory on all GPUs together, because the labels contain no GPU."""
     used: dict[Labels, int] = {}
     for process, name, user in entries:
         if user.pod and process.memory_used_bytes is not None:

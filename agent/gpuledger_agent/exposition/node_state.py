@@ -1,10 +1,9 @@
-"""What the node knows now, for its page: each tick replaces it, and what is too old goes.
+"""The node's current state for the metrics page: updated by each tick, without outdated values.
 
-Here readings age, each part of a device by itself. Of a GPU that has been unresponsive for some
-ticks no reading is shown any more, what is not asked in each tick is kept until its next reading
-but not for ever, and an instance goes with its layout. What happened to a GPU outlives its
-readings: one that is in the inventory, or that the driver has lost, stays as an unresponsive
-device.
+Each part of a device has its own age. A GPU that has been unresponsive for several ticks shows no
+readings. Values that are not queried in each tick are kept until their next reading, but not
+forever. A MIG instance is removed with its layout. Events outlive readings: a GPU that is in the
+inventory, or that the driver has lost, remains as an unresponsive device.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -39,7 +38,7 @@ _OWN: Final = tuple(
     for each in fields(GpuDetails)
     if each.name not in ("uuid", "resets", "profiling", *_PACED_PARTS, *_SLOW_PARTS)
 )
-"""The fields of `GpuDetails` that are no parts."""
+"""The fields of `GpuDetails` that are not nested parts."""
 _MEASURED: Final = tuple(each.name for each in fields(GpuProfiling))
 _MIN_TICKS: Final = 3
 _MAX_GPUS: Final = 256
@@ -47,19 +46,19 @@ _MAX_GPUS: Final = 256
 
 @dataclass(slots=True)
 class DeviceState:
-    """One device, its parts by name, each with the time at which it was read."""
+    """One device's newest readings, each with the time at which it was read."""
 
     reading: GpuReading
     seen_ns: int
     parts: dict[str, tuple[int, Any]] = field(default_factory=dict)
     own: dict[str, tuple[int, Any]] = field(default_factory=dict)
-    """The fields of the details that are no parts, each with its time."""
+    """The fields of `GpuDetails` that are not nested parts, each with its time."""
     measured: dict[str, tuple[int, Any]] = field(default_factory=dict)
-    """Those of the chip's counters, as some are read in each tick and most are not."""
+    """The fields of `GpuProfiling`, each with its time, because only some are read in each tick."""
     rates: NvlinkRates = field(default_factory=NvlinkRates)
 
     def update(self, reading: GpuReading, details: GpuDetails | None, now_ns: int) -> None:
-        """Record a tick; what it does not have stays as it was: it was not asked."""
+        """Record a tick; values missing from it were not queried and stay as they were."""
         self.reading, self.seen_ns = reading, now_ns
         if details is None:
             return
@@ -73,9 +72,9 @@ class DeviceState:
         self.rates.update(details.traffic, details.health, at_ns=now_ns)
 
     def fresh_parts(self, *, paced_ns: int, slow_ns: int) -> dict[str, Any]:
-        """Return the parts that were read since `paced_ns`, or `slow_ns` where they are rare.
+        """Return the parts read since `paced_ns`, and health and limits read since `slow_ns`.
 
-        `details` are the fields that are no parts.
+        The part `details` contains the fields that are not nested parts.
         """
         found = {
             name: part
@@ -103,7 +102,7 @@ def _fresh(known: Mapping[str, tuple[int, Any]], since_ns: int) -> dict[str, Any
 
 
 def position(reading: GpuReading) -> tuple[int, int, int]:
-    """Return a device's position on the page: by the GPU's index, behind it its instances."""
+    """Return a device's sort key: by GPU index, with a GPU before its instances."""
     if reading.parent_uuid is None:
         return reading.index, -1, -1
     return reading.index, reading.gpu_instance or 0, reading.compute_instance or 0
@@ -117,7 +116,7 @@ def make_node_state(
     readings_seconds: float = 0.0,
     pods: PodLookup = NO_PODS,
 ) -> "NodeState":
-    """Make the view that the settings ask for."""
+    """Create a node state from the settings."""
     stale_seconds = max(settings.stale_seconds, _MIN_TICKS * sampling_interval_seconds)
     return NodeState(
         clock=clock,
@@ -132,24 +131,24 @@ def make_node_state(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """What the page shows at one instant."""
+    """The state shown at one instant."""
 
     sample: NodeSample
     """The newest tick."""
     devices: list[ShownDevice]
-    """The readings of each device, or the last events of an unresponsive one."""
+    """The devices, including unresponsive GPUs, by position."""
     tick_containers: TickContainers
     """The tick's containers, and the allocations of its devices."""
     commands: Mapping[int, str]
-    """The kernel's name of each process, by pid."""
+    """The kernel's names of processes, by pid."""
     events: Mapping[str, tuple[str, GpuEventHistory]]
     """Index and events of each GPU, by UUID, including unresponsive GPUs."""
     since_ns: int
-    """Where the window of recent events begins, by the clock that never goes back."""
+    """Start of the window of recent events, on the monotonic clock."""
 
 
 class NodeState:
-    """The newest of everything, as far as it is not too old."""
+    """The node's newest values that are not too old."""
 
     def __init__(
         self,
@@ -162,10 +161,11 @@ class NodeState:
         max_processes: int | None = None,
         pods: PodLookup = NO_PODS,
     ) -> None:
-        """Take for how long readings are shown, and how many processes (`None`: none are).
+        """Create an empty state.
 
-        Those that are not asked in each tick are shown for `paced_stale_seconds`; `None` is as long
-        as the others.
+        Readings of each tick are shown for `stale_seconds`, those of every few seconds for
+        `paced_stale_seconds` (by default `stale_seconds`), health and limits for
+        `slow_stale_seconds`. `max_processes` limits the processes shown; with `None`, none are.
         """
         self._clock = clock
         self._max_processes = max_processes
@@ -184,7 +184,7 @@ class NodeState:
         self._lost: dict[str, None] = {}
         self._pods = pods
         self.version = 0
-        """Rises with whatever is shown."""
+        """Increases with each change."""
 
     def update(
         self,
@@ -193,7 +193,7 @@ class NodeState:
         *,
         processes: Iterable[ProcessRecord] = (),
     ) -> None:
-        """Record a tick, and what happened to the processes in it."""
+        """Record a tick and its processes' changes."""
         now_ns = self._clock.monotonic_ns()
         self.version += 1
         self._sample, self._shown_ns = sample, now_ns
@@ -201,7 +201,7 @@ class NodeState:
         answered = [reading for reading in sample.gpus if not reading.unresponsive]
         for reading in answered:
             self._update_device(reading, details.get(reading.uuid), now_ns)
-        # After what this tick has: an instance is gone only where its GPU answered without it.
+        # Only now: an instance is gone only if its GPU answered without it.
         self._forget({reading.uuid for reading in answered}, now_ns)
         for record in processes:
             if record.change is ProcessChange.ENDED:
@@ -213,10 +213,10 @@ class NodeState:
             PROCESS_SERIES_DROPPED.inc(max(0, running - self._max_processes))
 
     def set_inventory(self, inventory: Inventory) -> None:
-        """Record what the node is built of, until the next time."""
+        """Replace the node's inventory."""
         self.version += 1
         self._inventory = inventory
-        # The library does not list a lost GPU when it is opened again, so what it was is kept.
+        # When the library is reopened, it does not list lost GPUs, so keep their facts.
         lost = {uuid: self._facts[uuid] for uuid in self._lost if uuid in self._facts}
         self._facts = lost | {gpu.uuid: gpu for gpu in inventory.gpus}
 
@@ -232,13 +232,13 @@ class NodeState:
             events.record_incident(incident, at_ns=self._clock.monotonic_ns())
 
     def snapshot(self) -> Snapshot | None:
-        """Return what is not too old now; `None` before the first tick."""
+        """Return the values that are not too old, or `None` before the first tick."""
         if self._sample is None:
             return None
         now_ns = self._clock.monotonic_ns()
         sample = self._sample
         if self._shown_ns < now_ns - self._stale_ns:
-            # Nobody knows who is on the GPUs by now.
+            # The sample is too old to show which processes use the GPUs now.
             sample = replace(
                 sample, containers=[], processes=[], allocations=[], job_allocations=None
             )
@@ -249,7 +249,7 @@ class NodeState:
             devices=self._devices(now_ns),
             tick_containers=TickContainers(sample, self._pods),
             commands=self._commands,
-            # Of a GPU that nobody has seen or listed, the index is empty.
+            # The index of a GPU that was never sampled or listed is empty.
             events={
                 uuid: (str(known.get(uuid, "")), events) for uuid, events in self._events.items()
             },
@@ -257,14 +257,14 @@ class NodeState:
         )
 
     def _devices(self, now_ns: int) -> list[ShownDevice]:
-        """Return the devices that answer, and the GPUs that are known and do not, by index."""
+        """Return the devices that answer and the known GPUs that do not, by position."""
         paced_ns, slow_ns = now_ns - self._paced_stale_ns, now_ns - self._slow_stale_ns
         answering = [
             ShownDevice(
                 reading=state.reading,
                 facts=self._facts.get(state.reading.parent_uuid or state.reading.uuid),
                 node=self._inventory,
-                # An instance has none of its own: its GPU's device shows them.
+                # Events are shown only for the GPU, not for its instances.
                 events=self._events_of(state.reading.uuid)
                 if state.reading.parent_uuid is None
                 else None,
@@ -302,12 +302,12 @@ class NodeState:
                 events.record_reasons(throttling.reasons, at_ns=now_ns)
 
     def _forget(self, present: Collection[str], now_ns: int) -> None:
-        """Drop what is unresponsive for too long, and instances that their GPU has no more."""
+        """Forget devices that have not answered for too long, and instances that are gone."""
         self._device_states = {
             uuid: state
             for uuid, state in self._device_states.items()
             if uuid in present
-            # Its GPU answers, and no longer lists the instance.
+            # Forget an instance at once if its GPU answers without it.
             or (
                 state.reading.parent_uuid not in present
                 and state.seen_ns >= now_ns - self._stale_ns
@@ -315,7 +315,7 @@ class NodeState:
         }
 
     def _events_of(self, uuid: str) -> GpuEventHistory | None:
-        # Bounded: incidents may name any GPU.
+        # Limited in number, because incidents may name any UUID.
         if uuid not in self._events and len(self._events) < _MAX_GPUS:
             self._events[uuid] = GpuEventHistory()
         return self._events.get(uuid)

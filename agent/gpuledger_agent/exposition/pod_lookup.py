@@ -23,21 +23,21 @@ class NamedContainer(Protocol):
 
     @property
     def namespace(self) -> str:
-        """Namespace of the pod."""
+        """The pod's namespace."""
 
     @property
     def pod(self) -> str:
-        """Name of the pod."""
+        """The pod's name."""
 
     @property
     def container(self) -> str:
-        """Name of the container in the pod."""
+        """The container's name in the pod."""
 
 
 FindUids = Callable[[str, str], Sequence[str]]
-"""Takes namespace and name of a pod, and gives the UIDs that may be meant."""
+"""Takes a pod's namespace and name and returns the possible UIDs."""
 LabelsOf = Callable[[str], Sequence[Label]]
-"""Takes a pod's UID, and gives the labels that its series have beside their own."""
+"""Takes a pod's UID and returns the additional labels of its series."""
 
 
 def _find_no_name(_container_id: str) -> None:
@@ -54,10 +54,10 @@ def _find_no_label(_pod_uid: str) -> Sequence[Label]:
 
 @dataclass(frozen=True, kw_only=True)
 class PodLookup:
-    """Who knows the node's pods."""
+    """Functions that look up the names, UIDs and labels of the node's pods."""
 
     name_of: Callable[[str], NamedContainer | None] = _find_no_name
-    """Takes a container's id, and gives its name; `None` where it is not known."""
+    """Takes a container's id and returns its name, or `None` if unknown."""
     find_uids: FindUids = _find_no_uid
     labels_of: LabelsOf = _find_no_label
 
@@ -66,26 +66,26 @@ NO_PODS: Final = PodLookup()
 
 
 class NodeContainer(NamedTuple):
-    """A container or a job as far as the node knows it; what is not known is empty."""
+    """A container or a job; unknown values are empty."""
 
     namespace: str = ""
-    """Namespace of the pod."""
+    """The pod's namespace."""
     pod: str = ""
-    """Name of the pod."""
+    """The pod's name."""
     container: str = ""
-    """Name of the container in the pod."""
+    """The container's name in the pod."""
     pod_uid: str = ""
-    """UID of the pod."""
+    """The pod's UID."""
     container_id: str = ""
     """The runtime's id of the container."""
     job_id: str = ""
-    """The scheduler's job, outside of pods."""
+    """The scheduler's job id, for processes outside of pods."""
     further: Sequence[Label] = ()
-    """Those of the pod's labels in Kubernetes that its series have."""
+    """The pod's Kubernetes labels that are added to its series."""
 
     @property
     def labels(self) -> list[Label]:
-        """The labels by which our own series name a container or a job."""
+        """The labels of a container or a job in our own series."""
         return [
             ("namespace", self.namespace),
             ("pod", self.pod),
@@ -98,7 +98,7 @@ class NodeContainer(NamedTuple):
 
     @property
     def dcgm_labels(self) -> list[Label]:
-        """The labels by which dcgm-exporter names the pod that has a device."""
+        """dcgm-exporter's labels for the pod to which a device is allocated."""
         return [
             ("container", self.container),
             ("namespace", self.namespace),
@@ -108,32 +108,31 @@ class NodeContainer(NamedTuple):
 
 
 class PodShare(NamedTuple):
-    """What the processes of one container or job use of one device."""
+    """The use of one device by one container's or job's processes."""
 
     user: NodeContainer
     """The container or the job."""
     busy_ratio: float | None
-    """Share of the tick in which their kernels ran; absent where the driver does not say."""
+    """Fraction of the tick in which their kernels ran; `None` if the driver does not report it."""
     memory_bytes: int | None
-    """Device memory that they hold; absent where the driver does not say."""
+    """Device memory in use; `None` if the driver does not report it."""
     engine_busy_ratios: Mapping[str, float] = MappingProxyType({})
-    """Share of the tick in which video engines worked for them, by engine; only those that did."""
+    """Fraction of the tick in which each video engine worked for them; without idle engines."""
 
 
-# A GPU by its UUID alone; an instance by that of its GPU, and its number there.
+# A GPU's UUID, and for an instance its GPU instance id.
 _Device = tuple[str, int | None]
 _Container = tuple[str, str, str]
 
 
 class TickContainers:
-    """The containers and jobs of a tick, and those to which its devices are given."""
+    """The containers and jobs that use a tick's devices, and those they are allocated to."""
 
     def __init__(self, sample: NodeSample, pods: PodLookup) -> None:
         self._sample = sample
         self._pods = pods
         self.containers = [self._container(ref) for ref in sample.containers]
-        """The containers and jobs that have processes, in the tick's order; without a name where
-        only UID or id is known."""
+        """The containers and jobs with processes, in the tick's order; names may be unknown."""
         self._used: dict[tuple[int, int], list[GpuProcess]] = {}
         self._uids: dict[tuple[_Device, _Container], set[str]] = {}
         for process in sample.processes:
@@ -146,7 +145,7 @@ class TickContainers:
                 self._uids.setdefault(key, set()).add(user.pod_uid)
 
     def shares(self) -> Mapping[str, list[PodShare]]:
-        """Return what each container or job uses by a device's UUID; the host's is left out."""
+        """Return the use by containers and jobs, by device UUID; without the host's processes."""
         shares: dict[str, list[PodShare]] = {}
         for (gpu, container), processes in self._used.items():
             ratios = [
@@ -161,7 +160,7 @@ class TickContainers:
             ]
             share = PodShare(
                 user=self.containers[container],
-                # Kernels of several processes may run at once: together they are no more than all.
+                # Kernels of several processes may run at once, so the sum may exceed 1.
                 busy_ratio=min(1.0, sum(ratios)) if ratios else None,
                 memory_bytes=sum(allocation) if allocation else None,
                 engine_busy_ratios=_engine_busy_ratios(processes),
@@ -170,7 +169,7 @@ class TickContainers:
         return shares
 
     def exclusive(self, reading: GpuReading) -> NodeContainer | None:
-        """Return the container that has all of a device; `None` where none or several have it."""
+        """Return the container to which a whole device is allocated, or `None`."""
         found = exclusive_container(reading, self._sample.allocations)
         if found is None:
             return None
@@ -178,18 +177,19 @@ class TickContainers:
         return self._described(*found, pod_uid=pod_uid)
 
     def allocatee_of(self, allocation: DeviceAllocation) -> NodeContainer:
-        """Return the container that a device is given to."""
+        """Return the container of an allocation."""
         name = allocation.namespace, allocation.pod, allocation.container
         device = allocation.gpu_uuid, allocation.gpu_instance
         pod_uid = self._uid_of(device, name, is_share=allocation.replica is not None)
         return self._described(*name, pod_uid=pod_uid)
 
     def _uid_of(self, device: _Device, name: _Container, *, is_share: bool) -> str:
-        """Return the UID of a pod that holds a device; empty where it may be one of two."""
+        """Return the UID of the pod to which a device is allocated; empty if ambiguous."""
         running = self._uids.get((device, name), set())
         known = set(self._pods.find_uids(name[0], name[1]))
-        # Who has all of a device is the one that runs there; of shares another pod of that name
-        # may have the next one. A process may also outlive its pod, whose name is another's then.
+        # If a whole device is allocated, its processes belong to that pod; another share may
+        # belong to another pod of the same name. A process may also outlive its pod, whose name a
+        # new pod may then have. So a UID is certain only if both sources have it.
         certain = set() if is_share else running & known
         return _only(certain or running | known)
 
@@ -198,10 +198,10 @@ class TickContainers:
         name = self._pods.name_of(container_id) if container_id else None
         if name is None:
             found = self._described("", "", "", pod_uid=pod_uid, container_id=container_id)
-            # Where there is a pod, what runs in it is the pod's.
+            # A process in a pod belongs to the pod, not to a job.
             return found if pod_uid else found._replace(job_id=ref.job_id or "")
         if not pod_uid:
-            # Some runtimes put a container's cgroup beside its pod's.
+            # Some runtimes create a container's cgroup outside of its pod's.
             pod_uid = _only(self._pods.find_uids(name.namespace, name.pod))
         return self._described(
             name.namespace, name.pod, name.container, pod_uid=pod_uid, container_id=container_id
@@ -221,7 +221,7 @@ def _engine_busy_ratios(processes: Sequence[GpuProcess]) -> Mapping[str, float]:
         "encoder": sum(process.encoder_utilization_ratio or 0.0 for process in processes),
         "decoder": sum(process.decoder_utilization_ratio or 0.0 for process in processes),
     }
-    # As with kernels: together they are no more than all.
+    # As with kernels, the sum may exceed 1.
     return {engine: min(1.0, ratio) for engine, ratio in used.items() if ratio}
 
 
@@ -230,5 +230,5 @@ def _device_of(reading: GpuReading) -> _Device:
 
 
 def _only(uids: Collection[str]) -> str:
-    """Return the one UID there is; empty where there is none or more."""
+    """Return the UID if there is exactly one, otherwise an empty string."""
     return next(iter(uids)) if len(uids) == 1 else ""

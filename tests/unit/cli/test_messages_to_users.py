@@ -143,7 +143,7 @@ MESSAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
         lambda folder: read_counters(folder / "absent"),
         "exposition.counters_file: cannot read {folder}/absent: No such file or directory",
     ),
-    "a counter": (counted_twice, "x:2: DCGM_FI_DEV_GPU_TEMP is in the list twice"),
+    "a counter": (counted_twice, "x:2: duplicate field: DCGM_FI_DEV_GPU_TEMP"),
     "a listening address": (
         lambda _: parse_listen("9820"),
         "expected host:port such as 0.0.0.0:9820, got '9820'",
