@@ -162,8 +162,8 @@ class PollRequest:
     def run(self, *, pass_on: Callable[[], None], done: Callable[[], None]) -> None:
         """Query all groups, in the GPU's thread.
 
-        Calls `pass_on` once the next GPU may be queried, and `done` once the event loop may be
-        woken: after the awaited groups, but not before the thread is free if nothing is probed.
+        Calls `pass_on` when the next GPU may be queried, and `done` when the cycle no longer has to
+        wait for this request: after the awaited groups, or without probes, once the thread is free.
         """
         probing = self.probing
         try:

@@ -339,7 +339,7 @@ class MigLayout:
 
 
 def _profile(name: str | None, attributes: DeviceAttributes | None) -> str | None:
-    """Return the profile in the device's name; if it has none, build it the way NVIDIA does."""
+    """Return the profile in the device's name, or built from the attributes in NVIDIA's format."""
     found = _PROFILE.search(name or "")
     if found:
         return found[1]

@@ -215,7 +215,10 @@ class PodLabels:
         self._not_listed: AbstractSet[str] = frozenset()
 
     def labels_of(self, pod_uid: str) -> Labels:
-        """Return the labels of a pod's series; if the pod is unknown, none, and queries it soon."""
+        """Return the labels of a pod's series.
+
+        For an unknown pod, returns none and requests a query of the kubelet.
+        """
         known = self._labels.get(pod_uid)
         if known is not None:
             return known
