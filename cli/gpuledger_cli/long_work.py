@@ -3,8 +3,10 @@
 import asyncio
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
@@ -15,6 +17,7 @@ T = TypeVar("T")
 Advance = Callable[[int], None]
 """Takes how much more is done."""
 LINE_SECONDS: Final = 10.0
+_INTERRUPT_SECONDS: Final = 0.05
 
 
 def run_cancellable(work: Coroutine[Any, Any, T]) -> T:
@@ -30,6 +33,38 @@ async def _until_signal(work: Coroutine[Any, Any, T]) -> T:
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     return await work
+
+
+def run_interruptible(work: Callable[[], T], *, interrupt: Callable[[], None]) -> T:
+    """Run work of DuckDB; SIGINT interrupts it and raises `KeyboardInterrupt`.
+
+    The work runs in a thread, because Python handles signals only in the main thread, and not
+    before DuckDB returns. A second SIGINT ends the process.
+    """
+    done, interrupted = Future[T](), threading.Event()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001  # raised in the main thread
+            done.set_exception(error)
+
+    def heed(*_: object) -> None:
+        interrupted.set()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    # The handler only sets an event: an exception could leave the work running, unattended.
+    former = signal.signal(signal.SIGINT, heed)
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(_INTERRUPT_SECONDS)
+        if interrupted.is_set():
+            interrupt()  # each time: DuckDB forgets it if the query has not begun
+    signal.signal(signal.SIGINT, former)
+    if interrupted.is_set():
+        raise KeyboardInterrupt
+    return done.result()
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from gpuledger.settings.secret import shown_url
 from gpuledger.store.confinement import confine, parse_question
 from gpuledger.store.usage_schema import USAGE, USAGE_DAILY, USAGE_HOURLY
 from gpuledger.store.views import create_views
+from gpuledger_cli.long_work import run_interruptible
 from gpuledger_cli.option_help import epilogue
 from gpuledger_cli.store_arguments import (
     StorageOption,
@@ -48,14 +49,16 @@ app = App(
         " statement that returns rows is accepted, and it cannot read other files.",
         examples={
             "Busy GPU seconds by namespace": (
-                'gpuledger query "SELECT namespace, sum(busy_seconds)\n'
+                'gpuledger query --store gpuledger-store "SELECT namespace, sum(busy_seconds)\n'
                 '    FROM usage_hourly GROUP BY ALL"'
             ),
             "One line per column": (
-                'gpuledger query --expanded "FROM incidents ORDER BY time DESC LIMIT 3"'
+                "gpuledger query --store gpuledger-store --expanded \\\n"
+                '    "FROM incidents ORDER BY time DESC LIMIT 3"'
             ),
             "For a spreadsheet": (
-                'gpuledger query "FROM usage_daily" --format csv --output usage.csv'
+                'gpuledger query --store gpuledger-store "FROM usage_daily" \\\n'
+                "    --format csv --output usage.csv"
             ),
         },
     ),
@@ -95,14 +98,17 @@ def query(
             with written(output) if output else nullcontext() as file:
                 confine(connection, files, written=file and file.absolute())
                 # What was looked at is what runs, and not the text once more.
-                found = connection.sql(parse_question(connection, sql))
+                question = parse_question(connection, sql)
+                run = partial(run_interruptible, interrupt=connection.interrupt)
+                found = run(partial(connection.sql, question))
                 _hint(sql, files, store)
                 if format == "json":
                     _require_names(found.columns)
                 # Few rows are Python's at a time.
-                rows = chain.from_iterable(iter(partial(found.fetchmany, _ROWS_AT_ONCE), []))
+                fetch = partial(found.fetchmany, _ROWS_AT_ONCE)
+                rows = chain.from_iterable(iter(partial(run, fetch), []))
                 if format == "parquet":
-                    found.write_parquet(str(file))
+                    run(partial(found.write_parquet, str(file)))
                 elif file is None:
                     _write(sys.stdout, format, found.columns, rows, expanded=expanded)
                 else:

@@ -6,9 +6,12 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import duckdb
@@ -17,6 +20,8 @@ import pytest
 from gpuledger.store.confinement import confine, parse_question
 from gpuledger.store.views import create_views
 from gpuledger_cli.__main__ import main
+from gpuledger_cli.long_work import run_interruptible
+from tests.hanging import HANG_SECONDS
 from tests.unit.sinks.store.test_maintainer import fill
 
 
@@ -356,3 +361,46 @@ def test_a_query_of_hours_that_nobody_has_summed_up_says_how_they_are(
     assert f"gpuledger store maintain --store {tmp_path}" in shown.err
     assert ask(tmp_path, "SELECT * FROM usage", "--format", "json") == 0
     assert capsys.readouterr().err == ""
+
+
+def test_ctrl_c_ends_a_query_that_would_run_for_hours(store: Path) -> None:
+    slow = "SELECT sum(a.range * b.range) FROM range(1000000) AS a, range(1000000) AS b"
+    command = [sys.executable, "-m", "gpuledger_cli", "query", slow, "--store", str(store)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            wait_until_busy(running.pid)
+            running.send_signal(signal.SIGINT)
+            _, error = running.communicate(timeout=HANG_SECONDS)
+        finally:
+            running.kill()
+    assert (running.returncode, error) == (130, "")
+
+
+def wait_until_busy(pid: int) -> None:
+    """Wait until threads other than the main one have worked for half a second."""
+    end = time.monotonic() + HANG_SECONDS
+    while time.monotonic() < end:
+        ticks = 0
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # threads come and go
+                stat = (task / "stat").read_text().rpartition(")")[2].split()
+                ticks += int(stat[11]) if task.name != str(pid) else 0
+        if ticks > os.sysconf("SC_CLK_TCK") / 2:
+            return
+        time.sleep(0.05)
+    raise AssertionError("the query did not begin")
+
+
+def test_an_interrupt_before_the_query_begins_is_not_lost() -> None:
+    interrupts = threading.Semaphore(0)
+
+    def begins_late() -> bool:
+        signal.raise_signal(signal.SIGINT)  # the main thread heeds it
+        return all(interrupts.acquire(timeout=HANG_SECONDS) for _ in range(3))
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_interruptible(begins_late, interrupt=interrupts.release)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
