@@ -5,6 +5,7 @@ shown is the caller's.
 """
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -212,7 +213,12 @@ def _watch_sinks(
         timeout_seconds=_SEND_TIMEOUT_SECONDS,
         interval_seconds=0,  # a run of half a minute is looked at while it lasts
     )
-    store = StoreSettings(uri=str(plan.store), entries=True, flush_seconds=_STORE_FLUSH_SECONDS)
+    store = StoreSettings(
+        uri=str(plan.store),
+        entries=True,
+        flush_seconds=_STORE_FLUSH_SECONDS,
+        generation=secrets.token_hex(4),  # a store of an earlier run is of other topics
+    )
     sinks: tuple[tuple[SinkKind, str, Any], ...] = (
         (REMOTE_WRITE, write.url, write),
         (ALERTS, alerting.urls[0], alerting),

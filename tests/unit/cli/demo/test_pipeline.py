@@ -12,6 +12,7 @@ from gpuledger.bus.memory_consumer import MemoryConsumer
 from gpuledger.bus.protocol import Consumer, Record, Subscription, TopicPartition
 from gpuledger.keys import key_in
 from gpuledger.store.query import count_rows
+from gpuledger.store.schema import GAPS
 from gpuledger_cli.demo.pipeline import drain, running
 from gpuledger_cli.demo.plan import DEMO_SCENARIO, DemoPlan
 from gpuledger_cli.demo.source import SimulatedMachine
@@ -72,6 +73,21 @@ async def test_the_end_waits_for_a_sink_that_has_not_read_the_last_events(tmp_pa
         await draining
     assert [sink.line(run.reader.newest).missing for sink in run.sinks] == [0, 0, 0]
     assert count_rows(str(plan.store)) >= run.tally.entries > 0
+
+
+async def test_a_second_run_stores_its_events_behind_those_of_the_first(tmp_path: Path) -> None:
+    plan = DemoPlan(
+        scenario=DEMO_SCENARIO, source="simulated", kafka=None, store=tmp_path, seconds=None
+    )
+    entries = 0
+    for _ in range(2):
+        machine = SimulatedMachine(plan.scenario, cluster="default")
+        async with running(plan, bus=MemoryBus(), machine=machine) as run:
+            await until(lambda: run.tally.events >= 2)  # ends within this run
+            await drain(run)
+        entries += run.tally.entries
+    assert count_rows(str(tmp_path)) >= entries
+    assert count_rows(str(tmp_path), name=GAPS.name) == 0
 
 
 async def test_what_a_sink_has_not_read_at_the_end_is_counted(tmp_path: Path) -> None:
