@@ -7,6 +7,7 @@ only learns that no broker answered. aiokafka's log lines about retries become d
 
 import logging
 import math
+import os
 import re
 import time
 from collections import OrderedDict
@@ -59,6 +60,7 @@ _SIGNS: Final = {
 """Text found in connection errors, and the settings to check; the first match counts."""
 _USUAL_SETTINGS: Final = "kafka.bootstrap_servers, kafka.security_protocol"
 _CLIENT: Final = re.compile(r": <AIOKafkaConnection [^>]*>")
+_CONNECT: Final = re.compile(r"\[Errno (\d+)\] Connect call failed \([^)]*\)")
 _MEANINGS: Final[dict[type[Exception], tuple[type[GpuledgerError], str]]] = {
     vendor.TopicAuthorizationFailedError: (
         RefusedError,
@@ -135,7 +137,8 @@ def translate(
     """
     # The error only reports that the bootstrap failed; the reason is in aiokafka's log.
     if isinstance(error, vendor.KafkaConnectionError) and refusals:
-        return BusUnavailableError(f"cannot connect to Kafka at {servers}{name_refusals(refusals)}")
+        reasons = [refusal.removeprefix(f"{servers}: ") for refusal in refusals]
+        return BusUnavailableError(f"cannot connect to Kafka at {servers}{name_refusals(reasons)}")
     kind, meaning = _MEANINGS.get(type(error), (BusUnavailableError, "failed"))
     refused = name_refusals(refusals) if kind is BusUnavailableError else ""
     text = f"{type(error).__name__}: {mask(str(error))}".removesuffix(": ")
@@ -154,7 +157,12 @@ def name_refusals(refusals: Sequence[str]) -> str:
         for refusal in refusals
     )
     settings = ", ".join(dict.fromkeys(filter(None, found))) or _USUAL_SETTINGS
-    return f": {'; '.join(_CLIENT.sub('', refusal) for refusal in refusals)}; check {settings}"
+    return f": {'; '.join(map(_readable, refusals))}; check {settings}"
+
+
+def _readable(refusal: str) -> str:
+    refusal = _CLIENT.sub("", refusal)
+    return _CONNECT.sub(lambda found: os.strerror(int(found[1])), refusal)
 
 
 LIBRARY: Final = "aiokafka"

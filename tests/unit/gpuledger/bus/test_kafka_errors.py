@@ -174,4 +174,12 @@ def test_a_failure_names_why_connections_failed_meanwhile(raised: Exception) -> 
     refusals = ["kafka-0:9092: SaslAuthenticationFailed"]
     error = translate(raised, doing="publishing", servers="kafka-0:9092", refusals=refusals)
 
-    assert ": kafka-0:9092: SaslAuthenticationFailed; check kafka.sasl_username" in str(error)
+    assert "kafka-0:9092: SaslAuthenticationFailed; check kafka.sasl_username" in str(error)
+
+
+def test_an_error_of_the_only_broker_has_its_address_once() -> None:
+    refusals = ["kafka-0:9092: [Errno 111] Connect call failed ('10.0.0.1', 9092)"]
+    raised = vendor.KafkaConnectionError("")
+    error = translate(raised, doing="publishing", servers="kafka-0:9092", refusals=refusals)
+
+    assert "at kafka-0:9092: Connection refused; check" in str(error)
