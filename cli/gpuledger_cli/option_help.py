@@ -23,6 +23,9 @@ _COMMON_CODES: Final = {
     130: "interrupted",
 }
 _DAY_MS: Final = 24 * 3_600_000
+_DAY_SECONDS: Final = 86_400.0
+DAY_FORMS: Final = "7d or 2w"
+HOUR_FORMS: Final = "36h, 7d or 2w"
 
 
 def time_option(meaning: str, *, name: str | None = None) -> Parameter:
@@ -35,21 +38,26 @@ def range_option(meaning: str) -> Parameter:
     return Parameter(help=f"{meaning}. Range (UTC): {RANGE_FORMS}.", allow_leading_hyphen=True)
 
 
-def duration_option(meaning: str, *, name: str | None = None) -> Parameter:
-    """Return the option of a duration."""
-    return Parameter(
-        name=name, help=f"{meaning}. Duration: {DURATION_FORMS}.", allow_leading_hyphen=True
-    )
+def duration_option(
+    meaning: str, *, name: str | None = None, forms: str = DURATION_FORMS
+) -> Parameter:
+    """Return the option of a duration; `forms` are examples, or the `limits`."""
+    return Parameter(name=name, help=f"{meaning}. Duration: {forms}.", allow_leading_hyphen=True)
 
 
-def parse_seconds(text: str, *, option: str, minimum: float = 0, maximum: float = 86_400) -> float:
+def limits(minimum: float, maximum: float = _DAY_SECONDS) -> str:
+    """Return how help and errors write the limits of a duration."""
+    return f"{minimum:g}s to {write_duration(round(maximum * 1000))}"
+
+
+def parse_seconds(
+    text: str, *, option: str, minimum: float = 0, maximum: float = _DAY_SECONDS
+) -> float:
     """Return a duration in seconds; raises `ArgumentError` where it is not within the bounds."""
     seconds = parse_duration(text, option=option) / 1000
     if not minimum <= seconds <= maximum:
         raise ArgumentError(
-            option,
-            f"invalid duration {text!r}; it must be between {minimum:g}s and"
-            f" {write_duration(round(maximum * 1000))}",
+            option, f"invalid duration {text!r}; it must be {limits(minimum, maximum)}"
         )
     return seconds
 

@@ -40,7 +40,7 @@ from gpuledger_agent.recording.recorder import (
 from gpuledger_agent.settings import AgentSettings
 from gpuledger_agent.source_selection import find_only_node, find_source
 from gpuledger_cli.nvml_probes import CallHangsError, probe_all
-from gpuledger_cli.option_help import duration_option, epilogue, parse_seconds
+from gpuledger_cli.option_help import duration_option, epilogue, limits, parse_seconds
 
 _OUT: Final = Path("nvml-recording.jsonl.gz")
 _NODE: Final = "recorded"
@@ -70,8 +70,10 @@ app = App(
 @app.default
 def record_nvml(
     *,
-    for_: Annotated[str, duration_option("How long to record", name="--for")] = "60s",
-    interval: Annotated[str, duration_option("Sampling interval")] = "1s",
+    for_: Annotated[
+        str, duration_option("How long to record", name="--for", forms=limits(1))
+    ] = "60s",
+    interval: Annotated[str, duration_option("Sampling interval", forms=limits(0.25, 60))] = "1s",
     output: Annotated[
         Path, Parameter(help="File to write; compressed if its name ends in .gz.")
     ] = _OUT,

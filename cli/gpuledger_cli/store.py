@@ -17,10 +17,19 @@ from rich.text import Text
 from gpuledger.clock import SystemClock
 from gpuledger.errors import UserError
 from gpuledger.settings.secret import shown_url
+from gpuledger.store.query import no_store
 from gpuledger.store.schema import ENTRIES, TableSchema
 from gpuledger.store.usage_schema import USAGE, USAGE_DAILY, USAGE_HOURLY
 from gpuledger.time_ranges import write_duration
-from gpuledger_cli.option_help import duration_option, epilogue, parse_seconds, parse_whole
+from gpuledger_cli.option_help import (
+    DAY_FORMS,
+    HOUR_FORMS,
+    duration_option,
+    epilogue,
+    limits,
+    parse_seconds,
+    parse_whole,
+)
 from gpuledger_cli.store_arguments import StorageOption, StoreUri, storage_options_of
 from gpuledger_sinks.errors import ReceiverUnavailableError
 from gpuledger_sinks.store.maintainer import (
@@ -48,7 +57,7 @@ app = App(name="store", help_format="plaintext")
 def retention_option(table: TableSchema) -> Parameter:
     """Return the option of how long a table keeps its rows."""
     return duration_option(
-        f"How long {table.name} keeps its rows, in whole days; 0d keeps them all"
+        f"How long {table.name} keeps its rows, in whole days; 0d keeps them all", forms=DAY_FORMS
     )
 
 
@@ -70,7 +79,9 @@ def maintain(
     *,
     store: StoreUri,
     storage_option: StorageOption = (),
-    every: Annotated[str | None, duration_option("Repeat at this interval until SIGTERM")] = None,
+    every: Annotated[
+        str | None, duration_option("Repeat at this interval until SIGTERM", forms=limits(0))
+    ] = None,
     dry_run: Annotated[
         bool, Parameter(help="Print what would be done and change nothing.", negative=())
     ] = False,
@@ -78,7 +89,8 @@ def maintain(
         str,
         duration_option(
             "Age from which files that no table refers to are removed, in whole hours; keep it"
-            " far longer than a write or a query takes"
+            " far longer than a write or a query takes",
+            forms=HOUR_FORMS,
         ),
     ] = write_duration(_DEFAULT_AGE_HOURS * _HOUR_MS),
     usage_retention: Annotated[str, retention_option(USAGE)] = f"{_RETENTION.usage_days}d",
@@ -189,10 +201,7 @@ def _require_store(settings: MaintenanceSettings) -> None:
         for schema in (USAGE, ENTRIES)
     ]
     if not any(table.exists() for table in tables):
-        raise UserError(
-            f"no store at {shown_url(settings.uri)}; give the store.uri of a `gpuledger sink store`"
-            " that has written there"
-        )
+        raise no_store(settings.uri, "no store at")
 
 
 @contextmanager
@@ -224,7 +233,9 @@ def _print_done(done: MaintenanceDone, *, title: str) -> None:
     table = Table("step", "table", title, safe_box=True)
     for step in done.steps:
         if step.count:
-            table.add_row(step.action, step.table, f"{step.count} {step.unit}")
+            # All units are plural words.
+            unit = step.unit.removesuffix("s") if step.count == 1 else step.unit
+            table.add_row(step.action, step.table, f"{step.count} {unit}")
     if not table.row_count:
         table.add_row("nothing to do", "", "")
     width = None if sys.stdout.isatty() else _WIDTH_IN_FILES

@@ -18,13 +18,28 @@ from cyclopts import Parameter
 from gpuledger.errors import UserError
 from gpuledger.settings import load_settings
 from gpuledger.settings.sources import variable_of
+from gpuledger.store.object_files import PROTOCOLS
 
 _OPTIONS_VARIABLE: Final = variable_of(("store", "storage_options"))
+_URI_VARIABLE: Final = variable_of(("store", "uri"))
+
+
+def _check_uri(_: object, uri: str) -> None:
+    """Raise UserError for a store that cannot be one, before anything is read."""
+    remedy = "give a directory or an object-store URI, such as s3://ledger/gpuledger"
+    scheme, is_uri, *_rest = uri.partition("://")
+    if not uri:
+        raise UserError(f"--store or {_URI_VARIABLE}: empty value; {remedy}")
+    if is_uri and scheme not in (*PROTOCOLS, "file"):
+        raise UserError(f"--store or {_URI_VARIABLE}: unknown scheme: {scheme}; {remedy}")
+
+
 StoreUri = Annotated[
     str,
     Parameter(
         help="Directory or object-store URI of the store, such as s3://ledger/gpuledger.",
-        env_var=variable_of(("store", "uri")),
+        env_var=_URI_VARIABLE,
+        validator=_check_uri,
     ),
 ]
 StorageOption = Annotated[

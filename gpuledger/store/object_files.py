@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from gpuledger.settings.secret import Secret
 
-_PROTOCOLS: Final = frozenset({"s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss"})
+PROTOCOLS: Final = frozenset({"s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss"})
 _OF_CLIENT: Final = frozenset(
     {
         *("allow_http", "allow_invalid_certificates", "proxy_url", "proxy_ca_certificate"),
@@ -40,7 +40,7 @@ def open_object_files(
 ) -> None:
     """Let a connection read the files of a store, where it lies on an object store."""
     protocol, found, _ = store_uri.partition("://")
-    if not found or protocol not in _PROTOCOLS:
+    if not found or protocol not in PROTOCOLS:
         return
     # Takes a tenth of a second, which a store in a folder need not wait for.
     from obstore.fsspec import FsspecStore  # noqa: PLC0415  # as said

@@ -10,6 +10,7 @@ GPU-hours are of whole boards: an hour of an instance counts as its slices of th
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
@@ -63,6 +64,7 @@ _DAMAGE: Final = (
     "Invalid Checkpoint",
 )
 """What deltalake 1.6 says of a log that it cannot read, as opposed to a storage that is away."""
+_CREDENTIALS: Final = "while loading credentials"
 _CAUSE: Final = "\N{DOWNWARDS ARROW WITH TIP RIGHTWARDS}"
 """How a line of an error begins that says why the line before is so."""
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
@@ -77,10 +79,7 @@ def entries_sql(store_uri: str, storage_options: Mapping[str, str] | None = None
     """
     by_day = files_of(store_uri, ENTRIES.name, storage_options)
     if not by_day:
-        raise UserError(
-            f"no store with rows at {mask_address(store_uri)}; give the store.uri of a"
-            " `gpuledger sink store` that has written events there"
-        )
+        raise no_store(store_uri, "no store with rows at")
     # Each day with its files, so that a query of a few days opens those alone. Not by DuckDB's own
     # hive_partitioning, which takes every folder above the store that is called a=b for a column.
     days = list[str]()
@@ -112,9 +111,16 @@ def rows_sql(store_uri: str, name: str, storage_options: Mapping[str, str] | Non
     """
     if files := live_files(store_uri, name, storage_options):
         return relation(files)
-    raise UserError(
-        f"no table {name} with rows at {mask_address(store_uri)}; give the store.uri of a"
-        " `gpuledger sink store` that has written there"
+    raise no_store(store_uri, f"no table {name} with rows at")
+
+
+def no_store(store_uri: str, missing: str) -> UserError:
+    """Return the error for a store without something; `missing` is what comes before its name."""
+    if "://" not in store_uri and not Path(store_uri).is_dir():
+        missing = "no such directory:"
+    return UserError(
+        f"{missing} {mask_address(store_uri)}; give the store.uri of a `gpuledger sink store` that"
+        " has written there"
     )
 
 
@@ -133,8 +139,10 @@ def open_table(
     except (DeltaError, OSError) as error:
         message = unfold(error)
         remedy = "; repair its log as docs/store.md says under Repair" if is_damage(message) else ""
+        if _CREDENTIALS in message:
+            remedy = "; set the credentials in the environment or in store.storage_options"
         raise UserError(
-            f"cannot read the store at {mask_address(uri)}: {message[:400]}{remedy}"
+            f"cannot read the store at {mask_address(uri)}: {message[:400].rstrip('.')}{remedy}"
         ) from error
 
 

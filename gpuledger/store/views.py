@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
-from gpuledger.errors import UserError
-from gpuledger.settings.secret import mask_address
 from gpuledger.store.bill_table import BILL_LINES
 from gpuledger.store.commits import complete_through_us
 from gpuledger.store.object_files import FileRegistry, open_object_files
@@ -23,6 +21,7 @@ from gpuledger.store.query import (
     entries_sql,
     live_files,
     no_entries_sql,
+    no_store,
     open_table,
     relation,
 )
@@ -112,10 +111,7 @@ def create_views(
     files = {name: live_files(store_uri, name, storage_options) for name in TABLES}
     relations = {name: relation(found) for name, found in files.items() if found}
     if not relations:
-        raise UserError(
-            f"no store with rows at {mask_address(store_uri)}; give the store.uri of a"
-            " `gpuledger sink store` that has written there"
-        )
+        raise no_store(store_uri, "no store with rows at")
     open_object_files(connection, store_uri, storage_options)
     # Days and hours are those of UTC, whatever zone the machine is in.
     connection.execute("SET TimeZone = 'UTC'")

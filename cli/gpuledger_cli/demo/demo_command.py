@@ -55,11 +55,12 @@ from gpuledger_cli.demo.summary import (
 )
 from gpuledger_cli.demo.tables import as_help
 from gpuledger_cli.demo.totals import as_line
-from gpuledger_cli.option_help import duration_option, epilogue, parse_seconds
+from gpuledger_cli.option_help import duration_option, epilogue, limits, parse_seconds
 
 WIDTH_IN_FILES: Final = 160
 _REDRAW_SECONDS: Final = 0.25
 _MAX_LOG_LINES: Final = 100
+_MIN_SECONDS: Final = 0.1
 
 Draw = Callable[[int, int, float], Sequence[ScreenLine]]
 """Returns the lines of a frame for a width, a height and the seconds since the first one."""
@@ -90,7 +91,10 @@ app = App(
 def demo(  # one parameter an option
     *,
     for_: Annotated[
-        str | None, duration_option("How long to run; by default until Ctrl-C", name="--for")
+        str | None,
+        duration_option(
+            "How long to run; by default until Ctrl-C", name="--for", forms=limits(_MIN_SECONDS)
+        ),
     ] = None,
     scenario: Annotated[
         Path | None,
@@ -143,7 +147,7 @@ def demo(  # one parameter an option
         cluster=check_cluster(cluster),
         kafka=parse_bus(bus),
         store=find_store(store),
-        seconds=None if for_ is None else parse_seconds(for_, option="--for", minimum=0.1),
+        seconds=None if for_ is None else parse_seconds(for_, option="--for", minimum=_MIN_SECONDS),
         remote_write_url=check_url("--remote-write-url", remote_write_url),
         alertmanager_url=check_url("--alertmanager-url", alertmanager_url),
     )

@@ -20,10 +20,9 @@ import duckdb
 import msgspec
 
 from gpuledger.errors import UserError
-from gpuledger.settings.secret import mask_address
 from gpuledger.store.object_files import open_object_files
 from gpuledger.store.pod_names import NEWEST_LAST
-from gpuledger.store.query import gaps_of_files, relation, version_of
+from gpuledger.store.query import gaps_of_files, no_store, relation, version_of
 from gpuledger.store.schema import GAPS, PODS
 from gpuledger.store.usage_schema import INVENTORY, NAMESPACES, NODES, USAGE, USAGE_HOURLY
 from gpuledger_reports.reading import charging_sql as sql
@@ -253,10 +252,7 @@ class UsageReader:
         self._snapshot = StoreSnapshot(store_uri, names, storage_options=storage_options)
         self._files = self._snapshot.files
         if not (self._files[USAGE.name] or self._files[USAGE_HOURLY.name]):
-            raise UserError(
-                f"no usage in the store at {mask_address(store_uri)}; give the store.uri of a"
-                " `gpuledger sink store` that has written events there"
-            )
+            raise no_store(store_uri, "no usage in the store at")
         self.keeps_gpus = distinguishes_gpus
         self._memory_bytes = memory_bytes
         self._relations: dict[Window, str | None] = {}

@@ -67,16 +67,16 @@ def test_maintaining_does_each_step_and_ends_with_a_table_of_what_was_done(
     assert maintain(tmp_path, *FOREVER, "--verbose") == 0
     shown = capsys.readouterr()
     assert cells(shown.out) == [
-        ["sum up", "usage_hourly", "1 hours"],
-        ["sum up", "usage_daily", "1 days"],
+        ["sum up", "usage_hourly", "1 hour"],
+        ["sum up", "usage_daily", "1 day"],
         ["merge small files", "usage", "10 files"],
-        ["vacuum", "usage", "1 files"],
+        ["vacuum", "usage", "1 file"],
     ]
     steps = shown.err.splitlines()
     assert steps[0] == f"gpuledger: 1 of {len(steps)}: sum up (usage_hourly)"
     assert maintain(tmp_path) == 0
     shown = capsys.readouterr()
-    assert cells(shown.out) == [["remove old rows", "usage", "1 files"]]
+    assert cells(shown.out) == [["remove old rows", "usage", "1 file"]]
     assert shown.err == ""
 
 
@@ -119,8 +119,8 @@ def test_a_dry_run_says_what_would_be_done_and_changes_nothing(
     before = sorted(tmp_path.rglob("*"))
     assert maintain(tmp_path, "--dry-run") == 0
     assert cells(capsys.readouterr().out) == [
-        ["sum up", "usage_hourly", "1 hours"],
-        ["sum up", "usage_daily", "1 days"],
+        ["sum up", "usage_hourly", "1 hour"],
+        ["sum up", "usage_daily", "1 day"],
         ["remove old rows", "usage", "10 files"],
         ["merge small files", "usage", "10 files"],
     ]
@@ -136,7 +136,7 @@ def test_it_is_done_again_and_again_until_the_process_is_told_to_end(tmp_path: P
     ) as process:
         try:
             assert process.stderr is not None
-            assert "no store at" in process.stderr.readline()
+            assert "no such directory" in process.stderr.readline()
             fill(path, commits=1)
             while not (path / "usage_daily").exists():
                 assert process.poll() is None
@@ -149,7 +149,7 @@ def test_it_is_done_again_and_again_until_the_process_is_told_to_end(tmp_path: P
 
 def test_a_mistyped_store_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert maintain(tmp_path / "mistyped") == 2
-    assert "no store at" in capsys.readouterr().err
+    assert "no such directory" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -404,3 +404,31 @@ def test_an_interrupt_before_the_query_begins_is_not_lost() -> None:
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.mark.parametrize("command", [["bill"], ["query", "SHOW TABLES"], ["store", "maintain"]])
+@pytest.mark.parametrize(
+    ("uri", "problem"),
+    [
+        ("", "GPULEDGER_STORE__URI: empty value"),
+        ("ftp://ledger", "unknown scheme: ftp"),
+        ("absent", "no such directory: absent"),
+        (".", "store at ."),
+    ],
+)
+def test_an_error_of_a_store_names_its_cause(
+    command: list[str],
+    uri: str,
+    problem: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(Path(__file__).parent)
+    monkeypatch.setenv("GPULEDGER_STORE__URI", uri)
+
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert problem in error.replace("store with rows at", "store at").replace(
+        "in the store", "store"
+    )
+    assert error.count("\n") == 1
