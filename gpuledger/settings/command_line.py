@@ -6,7 +6,6 @@ Here the sources are put in their order: defaults, YAML file, environment, optio
 import argparse
 import os
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing_extensions import override
 from gpuledger import __version__
 from gpuledger.errors import SettingsError
 from gpuledger.settings.build import build
-from gpuledger.settings.explanation import WIDTH, summarize
+from gpuledger.settings.explanation import fold, summarize
 from gpuledger.settings.secret import MASK, mask_address, mask_texts, mask_value
 from gpuledger.settings.sources import (
     Given,
@@ -32,10 +31,10 @@ from gpuledger.settings.sources import (
 
 S = TypeVar("S", bound=msgspec.Struct)
 _SHOWN_SETTINGS: Final = 10
-_EXIT_CODES: Final = """\
-Exit codes: 0 ended by SIGTERM or SIGINT; 1 failed; 2 invalid settings or arguments, or a missing
-extra.
-"""
+_EXIT_CODES: Final = (
+    "Exit codes: 0 ended by SIGTERM or SIGINT; 1 failed; 2 invalid settings or arguments, or a"
+    " missing extra."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +177,7 @@ class _Parser(argparse.ArgumentParser):
         if shown:
             yield "Common settings, by name in the file, with default and environment variable:\n"
             yield summarize(shown)
-        yield _EXIT_CODES
+        yield fold(_EXIT_CODES) + "\n"
         component = self.prog.removeprefix("gpuledger ")
         yield f"All {len(self._settings)} settings: gpuledger config explain {component}"
 
@@ -196,10 +195,8 @@ class _Parser(argparse.ArgumentParser):
 
 def _introduction(description: str, examples: Sequence[str]) -> str:
     """Return what stands above the options in `--help`."""
-    paragraphs = [
-        text if text.startswith(" ") else textwrap.fill(text, width=WIDTH)
-        for text in description.split("\n\n")
-    ]
+    parts = description.split("\n\n")
+    paragraphs = [text if text.startswith(" ") else fold(text) for text in parts]
     listed = "\n".join(("Examples:", *(f"  {example}" for example in examples)))
     return "\n\n".join([*paragraphs, *([listed] if examples else [])])
 

@@ -3,6 +3,7 @@
 Nothing here runs at the start of a component: the meanings are read from its source.
 """
 
+import shutil
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import msgspec
 from gpuledger.settings.secret import Secret
 from gpuledger.settings.sources import REQUIRED, Setting
 
-WIDTH: Final = 100
+_MAX_WIDTH: Final = 100
 _HEAD: Final = """\
 Settings, by name in the file, with their default and environment variable. A variable
 wins over the file, an option over both. A secret may also stand in a file that
@@ -37,10 +38,15 @@ def summarize(settings: Sequence[Setting]) -> str:
     return "\n".join(_entry(setting, _first_sentence(setting.meaning)) for setting in settings)
 
 
+def fold(text: str, *, indent: str = "") -> str:
+    """Return a text in lines as wide as the terminal, at most 100 columns."""
+    width = min(_MAX_WIDTH, shutil.get_terminal_size((_MAX_WIDTH, 0)).columns)
+    return textwrap.fill(text, width=width, initial_indent=indent, subsequent_indent=indent)
+
+
 def _entry(setting: Setting, meaning: str) -> str:
     default = "required" if setting.default is REQUIRED else f"default {_shown(setting.default)}"
-    indent = " " * 6
-    filled = textwrap.fill(meaning, width=WIDTH, initial_indent=indent, subsequent_indent=indent)
+    filled = fold(meaning, indent=" " * 6)
     return f"  {setting.name} ({default})\n      {setting.variable}\n{filled}\n"
 
 
