@@ -24,6 +24,8 @@ COMPONENTS: "Final" = {
 }
 """By the name of a component: the package whose `__main__` runs it, and the extra it needs."""
 INTERRUPTED: "Final" = 130
+PIPE_CLOSED: "Final" = 141
+"""The code of a program that SIGPIPE ends."""
 _OURS: "Final" = "gpuledger"
 _USER_ERROR: "Final" = 2
 
@@ -49,10 +51,15 @@ def main() -> "int | None":
 def _run_config() -> "int | None":
     """Run `gpuledger config`, which needs only the extra of the component that it explains."""
     end_on_interrupt(INTERRUPTED)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `gpuledger config explain agent | head`
     sys.argv[:2] = ["gpuledger config"]
     _, extra = COMPONENTS.get("".join(sys.argv[2:3]), ("", "demo"))
-    return _run("gpuledger.settings.explain_command", script=sys.argv[0], extra=extra)
+    try:
+        code = _run("gpuledger.settings.explain_command", script=sys.argv[0], extra=extra)
+        sys.stdout.flush()
+    except OSError as error:
+        if (code := output_error_code(error)) is None:
+            raise
+    return code
 
 
 def _run(module: str, *, script: str, extra: str) -> "int | None":
@@ -86,13 +93,34 @@ def end_on_signals() -> None:
 def end_on_interrupt(code: int) -> None:
     """Make SIGINT end the process with this exit code, until `raise_on_interrupt`.
 
-    Standard streams that are closed lead nowhere from then on.
+    Standard streams that are closed lead nowhere from then on, but writing to standard output
+    fails: the output is what the command is run for.
     """
-    _replace_closed_streams()
+    _replace_closed_streams(output=os.O_RDONLY)
     signal.signal(signal.SIGINT, lambda *_: os._exit(code))
 
 
-def _replace_closed_streams() -> None:
+def output_error_code(error: OSError) -> "int | None":
+    """Return the exit code for an error of writing the output, and write one line about it.
+
+    A reader that is gone, as in `gpuledger … | head`, is silent and 141, any other error 2. `None`
+    means that the error is about something else.
+    """
+    import errno  # noqa: PLC0415  # not before signals are heeded
+
+    of_writing = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+    # One of opening a file has its name.
+    if error.errno not in of_writing or error.filename is not None:
+        return None
+    # Python would write what is left once more at its end, and complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if error.errno == errno.EPIPE:
+        return PIPE_CLOSED
+    sys.stderr.write(f"{_OURS}: cannot write the output: {error.strerror}\n")
+    return _USER_ERROR
+
+
+def _replace_closed_streams(*, output: int = os.O_RDWR) -> None:
     """Open the null device in the place of each standard stream that the process has not got.
 
     The next file or socket that is opened would get its number, and be written to as the log.
@@ -101,10 +129,12 @@ def _replace_closed_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            mode = output if name == "stdout" else os.O_RDWR
+            opened = os.open(os.devnull, mode)  # the lowest number that is free: this one
             os.set_inheritable(opened, True)  # noqa: FBT003  # the system's own name for it
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w" if number else "r"))  # noqa: SIM115, PTH123  # for good
+            stream = open(number, "w" if number else "r", closefd=False)  # noqa: SIM115  # for good
+            setattr(sys, name, stream)
 
 
 def raise_on_interrupt() -> None:

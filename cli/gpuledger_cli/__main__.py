@@ -3,18 +3,17 @@
 import os
 import sys
 
-from gpuledger.programs import INTERRUPTED, end_on_interrupt, raise_on_interrupt
-
-PIPE_CLOSED = 141
-"""As of a program that SIGPIPE ends."""
+from gpuledger.programs import INTERRUPTED, end_on_interrupt, output_error_code, raise_on_interrupt
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; return the exit code, which is 130 after Ctrl-C.
 
-    It is 141 where nobody reads on what is printed, as in `gpuledger … | head`.
+    See `output_error_code` for the code if standard output cannot be written.
     """
     end_on_interrupt(INTERRUPTED)
+    # deltalake takes it when it is imported; its warnings come again as the cause of an error.
+    os.environ.setdefault("RUST_LOG", "error")
     from gpuledger_cli.command import main as run  # noqa: PLC0415  # takes long enough for Ctrl-C to come
 
     try:
@@ -23,10 +22,11 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        # Python would complain of it once more at its end, when it prints what is left.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return PIPE_CLOSED
+    except OSError as error:
+        failed = output_error_code(error)
+        if failed is None:
+            raise
+        return failed
     return code
 
 

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from cyclopts import App, Parameter
+from cyclopts.validators import Number
 from rich.console import Console
 
 from gpuledger.clock import NS_PER_US
 from gpuledger.errors import ArgumentError, UserError
+from gpuledger.store.query import version_of
+from gpuledger.store.usage_schema import INVENTORY
 from gpuledger_cli.bill_table import bill_table
 from gpuledger_cli.long_work import printing_progress
 from gpuledger_cli.option_help import epilogue, range_option, time_option
@@ -72,9 +75,12 @@ app = App(
                 "gpuledger bill --store gpuledger-store"
             ),
             "Last month by team and model at your own prices": (
-                "gpuledger bill --period lastmonth --by team,model --prices prices.yaml"
+                "gpuledger bill --store gpuledger-store --period lastmonth \\\n"
+                "    --by team,model --prices prices.yaml"
             ),
-            "As a page for a browser": "gpuledger bill --format html --output bill.html",
+            "As a page for a browser": (
+                "gpuledger bill --store gpuledger-store --format html --output bill.html"
+            ),
         },
         codes=_CODES,
     ),
@@ -122,6 +128,12 @@ class BillOf:
     def dimensions(self) -> tuple[str, ...]:
         """The dimensions that are asked for, each once."""
         return tuple(dict.fromkeys(name.strip() for name in self.by.split(",") if name.strip()))
+
+    @property
+    def lacks_inventory(self) -> bool:
+        """Whether the store has no inventory, by which GPUs without samples are billed."""
+        options = storage_options_of(self.storage_option)
+        return version_of(self.store, INVENTORY.name, options) is None
 
     def closed(self) -> list[ClosedLine]:
         """Return the lines of all revisions of the bill; none where it was never closed."""
@@ -251,6 +263,10 @@ def bill(
         rows_ = (row_of(made, line) for line in made.lines)
         _write(as_json(made) if format == "json" else as_csv(columns_of(made), rows_), output)
     _warn(made, closed)
+    if not stands and bill_of.lacks_inventory:
+        sys.stderr.write(
+            "gpuledger: the store has no inventory: GPU time without samples is not billed\n"
+        )
     # Scripts look at the code: each outcome has its own.
     if not made.lines:
         return NOTHING
@@ -287,9 +303,13 @@ def check(file: Annotated[Path, Parameter(help="File of prices and policies (YAM
 @app.command(
     help_epilogue=epilogue(
         examples={
-            "Last month": "gpuledger bill close --period lastmonth --prices prices.yaml",
+            "Last month": (
+                "gpuledger bill close --store gpuledger-store --period lastmonth \\\n"
+                "    --prices prices.yaml"
+            ),
             "A month by team and model": (
-                "gpuledger bill close --period 2026-10 --prices prices.yaml \\\n    --by team,model"
+                "gpuledger bill close --store gpuledger-store --period 2026-10 \\\n"
+                "    --prices prices.yaml --by team,model"
             ),
         },
         codes={
@@ -332,7 +352,7 @@ def close(bill_of: BillOf) -> int:
     help_epilogue=epilogue(
         examples={
             "A line of the bill of October by namespace": (
-                "gpuledger bill explain 4be1c0d2aa17 --period 2026-10"
+                "gpuledger bill explain 4be1c0d2aa17 --store gpuledger-store --period 2026-10"
             )
         },
         codes={0: "the calculation is printed"},
@@ -343,7 +363,12 @@ def explain(
     /,
     bill_of: BillOf,
     *,
-    rows: Annotated[int, Parameter(help="Maximum number of usage rows to show; 0 shows all.")] = 20,
+    rows: Annotated[
+        int,
+        Parameter(
+            help="Maximum number of usage rows to show; 0 shows all.", validator=Number(gte=0)
+        ),
+    ] = 20,
 ) -> int:
     """Show how a line item was calculated: prices, times, usage rows and their events.
 

@@ -3,15 +3,19 @@
 The modules are named by their paths, so that one command does not load what another needs.
 """
 
+import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Final
 
-from cyclopts import App, CycloptsError, MissingArgumentError
+from cyclopts import App, CycloptsError, MissingArgumentError, UnusedCliTokensError
 
 from gpuledger import __version__
-from gpuledger.errors import GpuledgerError, UnavailableError, UserError
+from gpuledger.errors import BusError, GpuledgerError, UnavailableError, UserError
 from gpuledger.settings.secret import mask_addresses
+from gpuledger.settings.sources import variable_of
+from gpuledger.texts import find_near, shorten_middle
 
 USER_ERROR: Final = 2
 OWN_ERROR: Final = 5
@@ -72,6 +76,7 @@ _COMMANDS: Final = {
     ),
     "config": ("elsewhere:run", "Explain the settings of a component."),
     "completion": ("completion:app", "Print the completion script of a shell."),
+    "help": ("elsewhere:run", "Describe a command or a component."),
 }
 _COMPONENTS: Final = {
     "agent": "Sample the GPUs of a node, and publish and serve the samples.",
@@ -85,7 +90,11 @@ for _name, (_path, _help) in _COMMANDS.items():
 for _name, _help in _COMPONENTS.items():
     app.command("gpuledger_cli.elsewhere:run", name=_name, help=_help, group="Components")
 _BARE_GROUPS: Final = (["bill"],)
-"""Groups that are commands too. Without arguments they print help, as other groups do."""
+"""Groups that are commands too. Without arguments and a store they print help, as other groups."""
+_STORE_VARIABLE: Final = variable_of(("store", "uri"))
+_KAFKA_SETTING: Final = re.compile(r"\bkafka\.([a-z]+(?:_[a-z]+)*)\b")
+_ARGUMENT_CHARACTERS: Final = 120
+"""Maximum length of an argument in an error message."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -94,22 +103,54 @@ def main(argv: Sequence[str] | None = None) -> int:
     2, with one line, for what its user can put right; 5, with one line, for an internal error.
     """
     given = sys.argv[1:] if argv is None else [*argv]
-    if given in _BARE_GROUPS:
+    if given in _BARE_GROUPS and _STORE_VARIABLE not in os.environ:
         given.append("--help")
     if given and not given[0].startswith("-") and given[0] not in app:
         del given[1:]  # with --help there it would be answered by the help of `gpuledger`
     try:
         result = app(given, exit_on_error=False, print_error=False)
     except (CycloptsError, UserError, UnavailableError) as error:
-        # An address in an argument may hold a login, and cyclopts quotes what it refuses.
-        text = mask_addresses(" ".join(str(error).split()))
-        sys.stderr.write(f"gpuledger: {text}{_name_variables(error)}\n")
+        message = _unknown_argument(error) or f"{error}{_name_variables(error)}"
+        if isinstance(error, BusError):
+            message = _KAFKA_SETTING.sub(_kafka_option, message)
+        sys.stderr.write(f"gpuledger: {_one_line(message, given)}\n")
         return USER_ERROR
     except GpuledgerError as error:
-        message = mask_addresses(" ".join(str(error).split()))
+        message = _one_line(str(error), given)
         sys.stderr.write(f"gpuledger: internal error, please report it: {message}\n")
         return OWN_ERROR
     return result if isinstance(result, int) else 0
+
+
+def _one_line(message: str, given: Sequence[str]) -> str:
+    """Return a message in one line, without logins, and with the middle of long arguments cut."""
+    # An address in an argument may hold a login, and cyclopts quotes what it refuses.
+    line = mask_addresses(" ".join(message.split()))
+    for argument in given:
+        for part in (argument, argument.partition("=")[2]):
+            text = " ".join(part.split())
+            if len(text) > _ARGUMENT_CHARACTERS:
+                line = line.replace(text, shorten_middle(text, _ARGUMENT_CHARACTERS))
+    return line
+
+
+def _kafka_option(setting: re.Match[str]) -> str:
+    """Return the option and the variable of a setting of Kafka: commands need no settings file."""
+    variable = variable_of(("kafka", setting[1]))
+    return f"--bootstrap-servers or {variable}" if setting[1] == "bootstrap_servers" else variable
+
+
+def _unknown_argument(error: Exception) -> str:
+    """Return the message about an argument that a command does not take; empty for others."""
+    # An option may be missing as well; a mistyped command is the likelier mistake.
+    if not isinstance(error, (UnusedCliTokensError, MissingArgumentError)):
+        return ""
+    if not error.unused_tokens:
+        return ""
+    argument, command = error.unused_tokens[0], " ".join(error.command_chain or ())
+    near = find_near(argument, [name for name in error.app or () if not name.startswith("-")])
+    remedy = f"did you mean `{near}`?" if near else f"see `gpuledger {command} --help`"
+    return f"unknown argument: {argument}; {remedy}"
 
 
 def _name_variables(error: Exception) -> str:

@@ -4,6 +4,7 @@ import html
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from gpuledger_cli.bill import BillOf
+from gpuledger_cli.bill import MADE, BillOf
 from gpuledger_cli.command import OWN_ERROR, main
 from gpuledger_reports.pricing.totals import BillTally, UnbalancedBillError
 from gpuledger_reports.reading.times import time_text
@@ -384,3 +385,22 @@ def test_other_commands_start_without_what_bills_need() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_store_of_the_environment_is_billed_without_arguments(
+    store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GPULEDGER_STORE__URI", store)
+    assert main(["bill"]) == MADE
+    assert "2026-10-01" in capsys.readouterr().out
+
+
+def test_a_store_without_an_inventory_is_reported(
+    store: str, prices: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    requested = ["bill", "--store", store, "--prices", prices]
+    assert main(requested) == MADE
+    assert "no inventory" not in capsys.readouterr().err
+    shutil.rmtree(Path(store) / "inventory")
+    assert main(requested) == MADE
+    assert "no inventory" in capsys.readouterr().err

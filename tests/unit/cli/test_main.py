@@ -49,6 +49,7 @@ def test_a_shell_completes_commands_components_and_options(
 
     script = capsys.readouterr().out
     assert all(word in script for word in ("gpuledger", "maintain", "podwatch", "--replication"))
+    assert re.search(r"(?<!-)\bhelp\b", script)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -84,7 +85,10 @@ def test_help_names_the_variable_and_the_default_of_the_brokers(
 
     monkeypatch.setenv("GPULEDGER_KAFKA__BOOTSTRAP_SERVERS", "127.0.0.1:1")
     assert main(command.split()) == 2
-    assert "127.0.0.1:1" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert error.count("127.0.0.1:1") == 1
+    assert "check --bootstrap-servers or GPULEDGER_KAFKA__BOOTSTRAP_SERVERS" in error
+    assert "kafka." not in error
 
 
 def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,6 +102,11 @@ def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[s
         (["topisc"], "topisc"),
         (["agnet", "--help"], "agent"),
         (["topics", "chekc"], "chekc"),
+        (["bill", "expain"], "unknown argument: expain; did you mean `explain`?"),
+        (["bill", "expain", "--store", "s"], "unknown argument: expain; did you mean `explain`?"),
+        (["bill", "explain", "a", "--store", "s", "--rows", "-5"], "--rows. Must be >= 0"),
+        (["bill", "--store", "s", "--period", "7" * 500], "7" * 20 + "…"),
+        (["store", "maintain", "--store", "s", "a" * 500], "a" * 50 + "…"),
         (["topics", "create", "--replication-factor", "0"], "--replication-factor"),
         (["topics", "check", "--config", "/absent.yaml"], "/absent.yaml"),
         (["topics", "check", "--bootstrap-servers", "127.0.0.1:1"], "127.0.0.1:1"),
@@ -111,7 +120,7 @@ def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[s
         (["store", "maintain", "--store=s", "--orphan-age", "0h"], "--orphan-age: invalid"),
         (["store", "maintain", "--store=s", "--usage-retention", "12h"], "must be whole days"),
         (["store", "maintain", "--store=s", "--every", "2d"], "--every: invalid duration '2d'"),
-        (["record-nvml", "--interval", "0.1s"], "must be between 0.25s and 1m"),
+        (["record-nvml", "--interval", "0.1s"], "must be 0.25s to 1m"),
         (["topics", "export", "--format", "strimzi"], "--cluster: missing"),
         (["watermarks", "--until", "tomorrow"], "--until: invalid time 'tomorrow'"),
         (["cluster", "retire", "a", "--since", "soon"], "--since: invalid time 'soon'"),
@@ -133,7 +142,33 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     printed = capsys.readouterr()
     assert named in printed.err
     assert printed.err.count("\n") == 1
+    assert len(printed.err) < 400
     assert printed.out == ""
+
+
+@pytest.mark.parametrize("redirection", [">/dev/full", ">&-"])
+@pytest.mark.parametrize("command", ["topics export --format acls", "config explain join"])
+def test_output_that_cannot_be_written_is_one_line_and_exit_code_2(
+    command: str, redirection: str
+) -> None:
+    start = "from gpuledger.programs import main; raise SystemExit(main())"
+    script = f'exec "$0" -c "{start}" {command} {redirection}'
+    ran = subprocess.run(
+        ["sh", "-c", script, sys.executable],  # noqa: S607  # found by PATH
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[3],
+    )
+
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("gpuledger: cannot write the output: ")
+    assert ran.stderr.count("\n") == 1
+
+
+def test_help_shows_the_limits_of_a_duration(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--help"]) == 0
+    assert "Duration: 0.1s to 1d." in " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(
