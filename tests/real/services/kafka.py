@@ -44,7 +44,6 @@ log.retention.ms=-1
 log.segment.delete.delay.ms=1000
 num.recovery.threads.per.data.dir=2
 unclean.leader.election.enable=false
-broker.session.timeout.ms=1000
 broker.heartbeat.interval.ms=200
 """
 
@@ -113,7 +112,9 @@ class Kafka(Part, KafkaBroker):
 
     @override
     def start(self) -> None:
-        if not self._data.exists():
+        if self._data.exists():
+            self.write_settings()
+        else:
             self.prepare()
         super().start()
 
@@ -152,9 +153,18 @@ class Kafka(Part, KafkaBroker):
             **self.listeners(),
             "log.dirs": str(self._data),
             "controller.quorum.voters": self.voters(),
+            "broker.session.timeout.ms": str(self._session_timeout_ms()),
         }
         settings = "\n".join(f"{key}={value}" for key, value in lines.items())
         self._properties.write_text(f"{SERVER_PROPERTIES}{settings}\n")
+
+    def _session_timeout_ms(self) -> int:
+        """Return how long the broker may be silent before it is fenced.
+
+        On a busy machine it is silent for seconds. After a kill, though, the controller waits this
+        long for the killed broker before it accepts the new one.
+        """
+        return 1000 if self._data.exists() else 9000
 
     def _format(self) -> None:
         argv = [*self._java("kafka.tools.StorageTool"), "format", "-t", CLUSTER_ID]
