@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from gpuledger.clock import NS_PER_MS
 from gpuledger.records import GpuFacts, ProcessKind
 
 
@@ -58,12 +59,21 @@ class ClockReading(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @classmethod
     def read(cls, clock: Clocks) -> "ClockReading":
-        """Read all clocks."""
-        return cls(
-            time_ns=clock.time_ns(),
-            monotonic_ns=clock.monotonic_ns(),
-            boottime_ns=clock.boottime_ns(),
-        )
+        """Read all clocks at one instant.
+
+        If the process loses its core between two of them, the time of a tick is wrong by that
+        pause. So they are read again, up to three times in all, if that took over a millisecond.
+        """
+        readings_left = 3
+        while True:
+            began_ns, readings_left = clock.monotonic_ns(), readings_left - 1
+            reading = cls(
+                time_ns=clock.time_ns(),
+                boottime_ns=clock.boottime_ns(),
+                monotonic_ns=clock.monotonic_ns(),
+            )
+            if reading.monotonic_ns - began_ns < NS_PER_MS or not readings_left:
+                return reading
 
 
 class SampleCursor(msgspec.Struct, frozen=True, kw_only=True, gc=False):
