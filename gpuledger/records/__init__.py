@@ -1,7 +1,7 @@
-"""The records that travel between the stages: one module a subject, all gathered here.
+"""The records that the components exchange: one module per subject, all exported here.
 
-Times are nanoseconds since the epoch, lengths of time that are measured are nanoseconds or
-seconds as the name says. An optional field that is not known is absent, never zero and never -1.
+Times are nanoseconds since the epoch. Measured durations are in nanoseconds or seconds; the field's
+name ends in the unit. An optional field whose value is not known is absent, never 0 or -1.
 """
 
 from gpuledger.records.bookkeeping import (

@@ -1,8 +1,8 @@
-"""What components write of their own work: how far a node is booked, and what could not be used.
+"""Records that components write about their own work: progress, watermarks and dead letters.
 
-Here live the records of `gpuledger.progress.v1`, a compacted topic keyed by node, which a join that
-takes a node over must know of the one before, of `gpuledger.watermarks.v1`, by which readers know
-how far a topic is complete, of `gpuledger.dead-letters.v1`, and of `gpuledger.replay.v1`.
+`gpuledger.progress.v1` is compacted and keyed by node; a join that takes over a node reads it to
+continue after its predecessor. `gpuledger.watermarks.v1` tells readers how far a topic is complete.
+This module also holds the records of `gpuledger.dead-letters.v1` and `gpuledger.replay.v1`.
 """
 
 from typing import Annotated
@@ -33,27 +33,27 @@ class BootProgress(BaseRecord, frozen=True, kw_only=True):
     boot_id: BootId
     """The kernel's id of the boot."""
     seq: Seq
-    """The number of its last tick that was booked."""
+    """Number of the boot's last booked tick."""
     begun_time_ns: Natural | None = None
-    """When the boot began at the latest, as in `NodeProgress`."""
+    """Upper bound of the time at which the boot began, as in `NodeProgress`."""
     first_booked_time_ns: Natural | None = None
-    """When the first of its ticks was booked, as in `NodeProgress`."""
+    """When the boot's first tick was booked, as in `NodeProgress`."""
     last_booked_time_ns: Natural | None = None
-    """When the last of them was, by the worker's clock, nanoseconds since the epoch."""
+    """When its last tick was booked, by the worker's clock, nanoseconds since the epoch."""
     is_single: bool | None = None
-    """True where one tick of it alone is booked, while another boot was going on: a boot that does
-    not go on is not what its node is in."""
+    """True if only one tick of this boot was booked, while another boot continued. A boot that does
+    not continue is not taken for the node's current one."""
 
 
 class NodeProgress(BaseRecord, frozen=True, kw_only=True):
-    """The last tick of a node that was booked; what of a boot is not above it was booked before."""
+    """The last booked tick of a node; earlier ticks of the same boot count as booked."""
 
     cluster: ClusterName
-    """The Kubernetes cluster, as its agents and podwatch are told: names are unique in it alone."""
+    """Cluster name, as set for its agents and podwatch; other names are unique only within it."""
     node: NodeName
     """The node's name in Kubernetes."""
     boot_id: BootId
-    """The kernel's id of the boot: the newest of those that went on."""
+    """The kernel's id of the boot: the newest one that has continued."""
     seq: Seq
     """The tick's number within the boot."""
     time_ns: Natural
@@ -61,90 +61,90 @@ class NodeProgress(BaseRecord, frozen=True, kw_only=True):
     offset: Natural
     """The tick's offset in its partition of `gpuledger.samples.v1`."""
     begun_time_ns: Natural | None = None
-    """When the boot began at the latest, nanoseconds since the epoch: by the `seq` of booked ticks
-    and the earlier of two clocks, their records' and the worker's. A `seq` that runs ahead is found
-    by it; absent, none is."""
+    """Upper bound of the time at which the boot began, nanoseconds since the epoch: from the `seq`
+    of booked ticks and the earlier of two clocks, the records' and the worker's. It serves to
+    detect a `seq` that runs ahead; if absent, none is detected."""
     first_booked_time_ns: Natural | None = None
-    """When the first tick of the boot was booked, by the worker's clock, nanoseconds since the
-    epoch: of many boots, those that have been booked for longest are kept."""
+    """When the boot's first tick was booked, by the worker's clock, nanoseconds since the epoch. If
+    there are too many boots, those booked longest are kept."""
     single_time_ns: Natural | None = None
-    """Where the tick that was booked last is of a boot of which no other one is: the end of what it
-    covers, nanoseconds since the epoch."""
+    """If the last booked tick is the only one of its boot: the end of the interval that it covers,
+    nanoseconds since the epoch."""
     boots_before: Annotated[list[BootProgress], at_most(MAX_BOOTS)] | None = None
-    """The few boots before that one, the newest first, and those that were booked for longest;
-    absent where none is known."""
+    """A few earlier boots, newest first, then those that were booked longest; absent if none is
+    known."""
 
 
 class UnresponsiveNode(ArrayRecord, frozen=True, kw_only=True):
-    """A node that a watermark does not wait for, as nothing has come of it for long."""
+    """A node that a watermark no longer waits for, because it has sent nothing for long."""
 
     node: NodeName
     """The node's name in Kubernetes."""
     since_time_ns: Natural
-    """End of what its last tick covers, nanoseconds since the epoch: behind it anything may come
-    yet."""
+    """End of the interval of its last tick, nanoseconds since the epoch; later records may still
+    come."""
 
 
 class Watermark(BaseRecord, frozen=True, kw_only=True):
-    """How far one partition of a component's topic is complete, once it is read up to an offset.
+    """How far a partition of a component's topic is complete, once it is read up to an offset.
 
-    Whoever has read the topic's partition up to `next_offset` has all that is of a time up to
-    `complete_until_ns`, but for what comes late, and but for the nodes that are unresponsive.
+    A reader that has read the partition up to `next_offset` has all records with times up to
+    `complete_until_ns`, except records that are late and those of unresponsive nodes.
     """
 
     component: Word
-    """Component that writes the topic: `join`, `podwatch`, `rows` or `store`."""
+    """The component that writes the topic: `join`, `podwatch`, `rows` or `store`."""
     cluster: ClusterName
-    """The Kubernetes cluster whose nodes it speaks of."""
+    """The Kubernetes cluster of the nodes that it covers."""
     partition: Natural
-    """The partition that it speaks of, of that topic; it lies in the same partition itself."""
+    """The partition that it covers; the watermark itself is in the partition of the same number."""
     complete_until_ns: Natural
-    """The time up to which nothing is to come any more, nanoseconds since the epoch. Of the join:
-    event time, as its ticks have it. Of podwatch: when it had seen, by its own clock, all that is
-    in the topic."""
+    """The time up to which no more records will come, nanoseconds since the epoch. For the join:
+    event time, from its ticks. For podwatch: the time by its own clock up to which it had seen
+    everything that is in the topic."""
     topic: Word
-    """The topic that it speaks of."""
+    """The topic that it covers."""
     next_offset: Natural
-    """From which offset on that holds: of the first record behind those that it speaks of."""
+    """The offset to which this applies: the first one after the records that it covers."""
     publisher: Word
-    """Who published it: the client id and the host's name."""
+    """The component instance that published it: client id and host name."""
     node_count: Natural | None = None
-    """How many nodes were heard of, unresponsive ones included; absent where none is followed."""
+    """Number of nodes seen, including unresponsive ones; absent if nodes are not tracked."""
     unresponsive_count: Natural | None = None
-    """How many of them are unresponsive; absent where none is."""
+    """Number of unresponsive nodes; absent if there are none."""
     unresponsive: Annotated[list[UnresponsiveNode], at_most(MAX_UNRESPONSIVE_NODES)] | None = None
-    """The unresponsive ones that have been so for the shortest time; absent where none is."""
+    """The nodes that became unresponsive most recently; absent if there are none."""
 
 
 class DeadLetter(BaseRecord, frozen=True, kw_only=True):
-    """A record that a consumer could not use, kept so that it can be looked at and sent again."""
+    """A record that a consumer could not use, kept for inspection and replay."""
 
     topic: Word
     """The topic from which it was read."""
     partition: Natural
-    """Its partition there."""
+    """Its partition in that topic."""
     offset: Natural
-    """Its offset there; of several records the first one's."""
+    """Its offset in that partition; if it stands for several records, the first one's."""
     consumer: Sentence
     """The consumer group that could not use it."""
     reason: Word
-    """Why, as one word: `undecodable`, `unreadable`, `invalid`, …"""
+    """The reason as one word: `undecodable`, `unreadable`, `invalid`, …"""
     detail: Sentence
-    """Why, as a sentence that names field and value."""
+    """The reason as a sentence that names the field and the value."""
     time_ns: Natural
-    """When it was put aside, nanoseconds since the epoch."""
-    # Bytes of anybody, which JSON could not hold as they are.
+    """When it was written to the dead letters, nanoseconds since the epoch."""
+    # Arbitrary bytes, which JSON cannot hold as they are.
     key_base64: Base64 | None = None
-    """The record's key; absent where it had none."""
+    """The record's key; absent if it had none."""
     value_base64: Base64 | None = None
-    """The record's bytes, unchanged; absent where it had none."""
+    """The record's unchanged bytes; absent if it had none."""
     last_offset: Natural | None = None
-    """The last one's offset, where the letter stands for all records of a batch that cannot be
-    unpacked; absent where it stands for one record."""
+    """Offset of the last record, if this stands for all records of a batch that cannot be unpacked;
+    absent if it stands for one record."""
 
 
 class ReplayedEvent(BaseRecord, frozen=True, kw_only=True):
-    """An event that one consumer rejected and that an operator sends to it once more."""
+    """An event that one consumer rejected and that an operator resends to it."""
 
     consumer: Sentence
     """The consumer group that rejected it. Every other group skips the record."""

@@ -1,8 +1,9 @@
-"""What is known of the cluster's objects, slim: pods, nodes and namespaces.
+"""Descriptions of the cluster's objects, reduced to what is needed: pods, nodes and namespaces.
 
-Here live the records of `gpuledger.pods.v1`, `gpuledger.nodes.v1` and `gpuledger.namespaces.v1`,
-compacted topics, of which pods are keyed by cluster and UID, nodes and namespaces by cluster and
-name. They say what a container id or a UID stands for, where work ran, and whose it is.
+This module holds the records of `gpuledger.pods.v1`, `gpuledger.nodes.v1` and
+`gpuledger.namespaces.v1`. These topics are compacted; keys are cluster and UID for pods, cluster
+and name for nodes and namespaces. The records resolve container ids and UIDs, and tell where work
+ran and to whom it belongs.
 """
 
 from typing import Annotated
@@ -25,68 +26,68 @@ from gpuledger.records.bounds import (
 
 
 class ContainerRequest(BaseRecord, frozen=True, kw_only=True):
-    """What a container asks for of GPUs, as its pod's spec says it; a description, not a holding.
+    """A container's request for GPUs in its pod's spec, which is not an allocation.
 
-    What it holds is what the kubelet gave it, which the ticks say.
+    Ticks report what the kubelet has allocated.
     """
 
     resources: Annotated[dict[QualifiedName, Natural], at_most(MAX_RESOURCES)]
-    """Amounts by resource name, each in that resource's own unit: GPUs, instances, MiB, percent."""
+    """Amounts by resource name, in the resource's own unit: GPUs, instances, MiB or percent."""
     mps_active_thread_ratio: Ratio | None = None
-    """The part of a GPU's threads that CUDA's MPS lets it have: its variable
-    `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE`, where the spec has it as a literal."""
+    """Share of a GPU's threads that CUDA MPS allows it: the environment variable
+    `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE`, if the spec gives it as a literal."""
     claims: Annotated[list[Subdomain], at_most(MAX_CLAIMS)] | None = None
-    """The ResourceClaims that it names, of whatever devices: a pod does not say which."""
+    """Names of its ResourceClaims, for devices of any kind: a pod does not say which."""
 
 
 class PodContainer(BaseRecord, frozen=True, kw_only=True):
-    """A container of a pod as its status names it."""
+    """A container from a pod's status."""
 
     name: Label
     """The container's name in the pod."""
     kind: Word | None = None
-    """`init`, `sidecar` (an init container that is always restarted), or `ephemeral`; absent for
-    the pod's ordinary containers."""
+    """`init`, `sidecar` (an init container that is always restarted) or `ephemeral`; absent for
+    ordinary containers."""
     requested: ContainerRequest | None = None
-    """What it asks for of GPUs; absent where that is nothing."""
+    """Its request for GPUs; absent if it requests none."""
     container_id: Id | None = None
-    """The runtime's id without its scheme; absent until the container was started."""
+    """The runtime's id without its scheme; absent until the container has started."""
     restarts: Natural
-    """How often it was started again; each time under another id."""
+    """Number of restarts; each gives the container a new id."""
     started_time_ns: Natural | None = None
-    """When it was started, where it runs or has run."""
+    """When it started, if it runs or has run."""
     ended_time_ns: Natural | None = None
-    """When it ended, where it has."""
-    # Ticks of the former container may come behind the record of its restart.
+    """When it ended, if it has."""
+    # Ticks of the previous container may arrive after the record of the restart.
     previous_container_id: Id | None = None
-    """The id that it had before it was started again, where the status still names it."""
+    """Its id before the last restart, if the status still has it."""
 
 
 class PodRecord(BaseRecord, frozen=True, kw_only=True):
-    """A pod that has a node, at one version of its object in the API server."""
+    """A pod that is assigned to a node, at one version of its object in the API server."""
 
     cluster: ClusterName
-    """The Kubernetes cluster, as its agents and podwatch are told: names are unique in it alone."""
+    """Cluster name, as set for its agents and podwatch; other names are unique only within it."""
     uid: Id
-    """The pod's UID: its identity, also where its name is used again."""
+    """UID of the pod: its identity, even if the name is reused."""
     namespace: Label
     """The pod's namespace."""
     name: Subdomain
     """The pod's name."""
     node: NodeName
-    """The node on which it runs; its record's partition is that node's."""
+    """The node on which it runs; the record is in that node's partition."""
     owner_kind: Word | None = None
-    """Kind of the workload that people know it by, such as `Deployment` or `Job`."""
+    """Kind of its top-level workload, such as `Deployment` or `Job`."""
     owner_name: Subdomain | None = None
     """Name of that workload."""
     labels: Labels
-    """The labels that the settings ask for."""
+    """The labels that the settings select."""
     annotations: Annotations | None = None
-    """The annotations that the settings ask for; absent where none of them is there."""
+    """The annotations that the settings select; absent if the pod has none of them."""
     containers: Annotated[list[PodContainer], at_most(MAX_POD_CONTAINERS)]
-    """All containers, init and ephemeral ones included."""
+    """All containers, including init and ephemeral ones."""
     config_hash: Id | None = None
-    """A static pod's hash, by which cgroup paths call it instead of its UID."""
+    """A static pod's hash, which cgroup paths use instead of its UID."""
     phase: Word
     """`Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`."""
     qos_class: Word | None = None
@@ -94,73 +95,73 @@ class PodRecord(BaseRecord, frozen=True, kw_only=True):
     priority: Integer | None = None
     """The scheduler's priority."""
     priority_class: Subdomain | None = None
-    """Name of the class that the priority comes from."""
+    """Name of its priority class."""
     created_time_ns: Natural
-    """When the API server made the object, nanoseconds since the epoch."""
+    """When the API server created the object, nanoseconds since the epoch."""
     started_time_ns: Natural | None = None
-    """When the kubelet took it on."""
+    """When the kubelet accepted it."""
     ended_time_ns: Natural | None = None
-    """When the last of its containers ended, where all have."""
+    """When its last container ended, if all have ended."""
     deletion_time_ns: Natural | None = None
-    """When its deletion was asked for, its grace included: `metadata.deletionTimestamp`."""
+    """When it is to be deleted, including its grace period: `metadata.deletionTimestamp`."""
     deleted_time_ns: Natural | None = None
-    """When it left the API server, as far as the pod watch could see."""
+    """When it disappeared from the API server, as seen by podwatch."""
     resource_version: Word
-    """The version of the object; of a pod that a list did not have any more, that of the list."""
+    """Version of the object, or of the list in which a deleted pod was missing."""
 
 
 class NodeRecord(BaseRecord, frozen=True, kw_only=True):
     """A node, at one version of its object in the API server.
 
-    What its provider says of it is taken from labels, of which each provider has its own.
+    The cloud provider's properties come from labels, which differ by provider.
     """
 
     cluster: ClusterName
-    """The Kubernetes cluster, as its agents and podwatch are told: names are unique in it alone."""
+    """Cluster name, as set for its agents and podwatch; other names are unique only within it."""
     uid: Id
-    """The UID of the Node object: its identity, also where its name is used again."""
+    """UID of the Node object: its identity, even if the name is reused."""
     name: NodeName
-    """The node's name; its record's partition is that of the node's other records."""
+    """The node's name; the record is in the same partition as the node's other records."""
     pool: Label | None = None
-    """The node pool or node group that it belongs to."""
+    """Its node pool or node group."""
     instance_type: Label | None = None
-    """The provider's name of the kind of machine, such as `p5.48xlarge`."""
+    """The provider's machine type, such as `p5.48xlarge`."""
     zone: Label | None = None
     """The provider's zone."""
     region: Label | None = None
     """The provider's region."""
     capacity_type: Label | None = None
-    """How its capacity was bought: `spot`, `on_demand`, `reserved`, or what else a label says."""
+    """How the capacity was bought: `spot`, `on_demand`, `reserved`, or another label value."""
     labels: Labels
-    """The labels that the settings ask for."""
+    """The labels that the settings select."""
     created_time_ns: Natural
-    """When the API server made the object, nanoseconds since the epoch."""
+    """When the API server created the object, nanoseconds since the epoch."""
     deletion_time_ns: Natural | None = None
-    """When its deletion was asked for: `metadata.deletionTimestamp`."""
+    """When its deletion was requested: `metadata.deletionTimestamp`."""
     deleted_time_ns: Natural | None = None
-    """When it left the API server, as far as podwatch could see."""
+    """When it disappeared from the API server, as seen by podwatch."""
     resource_version: Word
-    """The version of the object; of one that a list did not have any more, that of the list."""
+    """Version of the object, or of the list in which a deleted node was missing."""
 
 
 class NamespaceRecord(BaseRecord, frozen=True, kw_only=True):
     """A namespace, at one version of its object in the API server."""
 
     cluster: ClusterName
-    """The Kubernetes cluster, as its agents and podwatch are told: names are unique in it alone."""
+    """Cluster name, as set for its agents and podwatch; other names are unique only within it."""
     uid: Id
-    """The UID of the Namespace object: its identity, also where its name is used again."""
+    """UID of the Namespace object: its identity, even if the name is reused."""
     name: Label
     """The namespace's name."""
     labels: Labels
-    """The labels that the settings ask for."""
+    """The labels that the settings select."""
     annotations: Annotations | None = None
-    """The annotations that the settings ask for; absent where none of them is there."""
+    """The annotations that the settings select; absent if the namespace has none of them."""
     created_time_ns: Natural
-    """When the API server made the object, nanoseconds since the epoch."""
+    """When the API server created the object, nanoseconds since the epoch."""
     deletion_time_ns: Natural | None = None
-    """When its deletion was asked for: `metadata.deletionTimestamp`."""
+    """When its deletion was requested: `metadata.deletionTimestamp`."""
     deleted_time_ns: Natural | None = None
-    """When it left the API server, as far as podwatch could see."""
+    """When it disappeared from the API server, as seen by podwatch."""
     resource_version: Word
-    """The version of the object; of one that a list did not have any more, that of the list."""
+    """Version of the object, or of the list in which a deleted namespace was missing."""

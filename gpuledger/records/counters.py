@@ -1,7 +1,7 @@
-"""What a sink has counted of a node so far, so that its counters go on where it goes on.
+"""A sink's counters of a node, saved so that they continue when the sink does.
 
-Here live the records of `gpuledger.counters.v1`, a compacted topic keyed by group and node, which
-a sink reads when it takes a partition over. It is the sink's own: nobody else needs to read it.
+This module holds the records of `gpuledger.counters.v1`, a compacted topic keyed by group and node.
+A sink reads it when it takes over a partition. No other component needs to read it.
 """
 
 from typing import Annotated, Final
@@ -28,40 +28,40 @@ from gpuledger.records.bounds import (
 )
 
 MAX_COUNTED_SERIES: Final = 4_096
-"""Of a node: twice what 16 GPUs of 16 containers each have, with all accounts and pods that came
-and went within the time for which series are kept."""
-# Bytes times nanoseconds of one GPU are beyond 64 bits within a second.
+"""Series per node: twice as many as 16 GPUs with 16 containers each have, including all categories
+and the pods that came and went while their series are kept."""
+# Bytes times nanoseconds of one GPU exceed 64 bits within a second.
 BigNatural = Annotated[str, msgspec.Meta(max_length=60, pattern=r"^[0-9]+$(?!\n)")]
 MAX_QUANTITIES: Final = 16
 MAX_COUNTED_WORDS: Final = 128
-"""Of a GPU: more than there are kinds of incidents, or codes in NVIDIA's catalogue."""
+"""Per GPU: more than there are kinds of incidents, or codes in NVIDIA's catalogue."""
 MAX_INCIDENT_GPUS: Final = 64
-"""Of a node, those that were seen last."""
+"""Per node: those seen most recently."""
 UserIdent = Annotated[str, msgspec.Meta(max_length=400)]
-"""An id, or the names of a namespace (63), a pod (253) and a container (63) with slashes."""
+"""An id, or the names of a namespace (63), a pod (253) and a container (63), joined by slashes."""
 MAX_KNOWN_INCIDENTS: Final = 256
-"""Of a node, those that were counted last."""
+"""Per node: those counted most recently."""
 IncidentHash = Annotated[str, msgspec.Meta(max_length=16)]
 
 
 class CountedBoot(ArrayRecord, frozen=True, kw_only=True):
-    """How far the ticks of a boot are counted."""
+    """Up to which tick a boot is counted."""
 
     boot_id: BootId
     """The kernel's id of the boot."""
     seq: Seq
-    """The number of its last tick that is counted."""
+    """Number of the boot's last counted tick."""
 
 
 class CountedPod(ArrayRecord, frozen=True, kw_only=True):
     """A pod that has counters."""
 
     namespace: Label | None = None
-    """Its namespace; absent where that was not known within the time that a series waits for it."""
+    """Its namespace; absent if it did not become known while the series waited for it."""
     name: Subdomain | None = None
-    """Its name, likewise."""
+    """Its name; absent for the same reason."""
     uid: Id | None = None
-    """Its UID, likewise."""
+    """Its UID; absent for the same reason."""
 
 
 class CountedSeries(ArrayRecord, frozen=True, kw_only=True):
@@ -70,43 +70,43 @@ class CountedSeries(ArrayRecord, frozen=True, kw_only=True):
     gpu: Natural
     """Position of the device in the record's `gpus`."""
     category: Word
-    """Whose it is: a pod's, a job's, the host's, nobody's or idle."""
+    """Category of the use: `pod`, `job`, `host`, `unattributed` or `idle`."""
     seen_time_ns: Natural
-    """Time of the last tick that had anything of it."""
+    """Time of the last tick in which it appeared."""
     amounts: Annotated[list[BigNatural | None], at_most(MAX_QUANTITIES)]
-    """What was counted, in the order of the record's `quantities`; `null` where nothing was ever
+    """Counter values, in the order of the record's `quantities`; `null` if the value was never
     known."""
     begun_time_ns: Annotated[list[Natural | None], at_most(MAX_QUANTITIES)]
-    """Where each of them began with 0, nanoseconds since the epoch."""
+    """When each counter started from 0, nanoseconds since the epoch."""
     pod: Natural | None = None
-    """Position in the record's `pods`; absent where the category is no pod's."""
+    """Position in the record's `pods`; absent if the category is not `pod`."""
     container: Label | None = None
-    """The container's name, where it is known."""
+    """Name of the container, if known."""
     job_id: JobId | None = None
-    """The job, where the category is a job's."""
+    """The job, if the category is `job`."""
 
 
 class WaitingUse(ArrayRecord, frozen=True, kw_only=True):
-    """What was used by a container whose names are not known yet, and is in no counter so far."""
+    """Use by a container whose names are not known yet, which no counter includes so far."""
 
     gpu: Natural
     """Position of the device in the record's `gpus`."""
     ident: UserIdent
-    """By what the names are found: the container's id, or what the kubelet calls it."""
+    """Key for looking up the names: a container id, a pod UID or `namespace/pod/container`."""
     since_time_ns: Natural
-    """Where its first tick begins, nanoseconds since the epoch."""
+    """Start of its first tick, nanoseconds since the epoch."""
     seen_time_ns: Natural
     """Time of its last tick."""
     pod: Natural
-    """Position in the record's `pods` of what is known of its pod."""
+    """Position of its pod in the record's `pods`, as far as that is known."""
     amounts: Annotated[list[BigNatural | None], at_most(MAX_QUANTITIES)]
-    """What was used, as in `CountedSeries`."""
+    """Amounts used, as in `CountedSeries`."""
     container: Label | None = None
-    """The container's name, where it is known."""
+    """Name of the container, if known."""
 
 
 class CountedKind(ArrayRecord, frozen=True, kw_only=True):
-    """How many incidents of a kind a GPU has had."""
+    """Number of incidents of one kind on a GPU."""
 
     kind: Word
     """The kind, or `other`."""
@@ -115,34 +115,34 @@ class CountedKind(ArrayRecord, frozen=True, kw_only=True):
 
 
 class CountedXid(ArrayRecord, frozen=True, kw_only=True):
-    """How many XIDs of a code a GPU has had."""
+    """Number of XIDs of one code on a GPU."""
 
     xid: Word
     """The code, or `other`."""
     total: Natural
     """Their number."""
     begun_time_ns: Natural | None = None
-    """Where its series began with 0, nanoseconds since the epoch; absent while it was not sent."""
+    """When its series started from 0, nanoseconds since the epoch; absent until it is sent."""
 
 
 class CountedIncidents(ArrayRecord, frozen=True, kw_only=True):
     """The incidents of one GPU."""
 
     gpu: Id
-    """Its UUID, or its address on the bus where no more is known of it."""
+    """UUID of the GPU, or its bus address if nothing more is known."""
     seen_time_ns: Natural
-    """Time of the last tick that had it, or of its last incident."""
+    """Time of its last tick or its last incident."""
     kinds: Annotated[list[CountedKind], at_most(MAX_COUNTED_WORDS)]
-    """How many of each kind there were."""
+    """Number of incidents of each kind."""
     xids: Annotated[list[CountedXid], at_most(MAX_COUNTED_WORDS)]
-    """How many of each code there were."""
+    """Number of XIDs of each code."""
     begun_time_ns: Natural | None = None
-    """Where the series of the kinds began with 0, nanoseconds since the epoch; absent while they
-    were not sent."""
+    """When the series of the kinds started from 0, nanoseconds since the epoch; absent until they
+    are sent."""
 
 
 class NodeCounters(BaseRecord, frozen=True, kw_only=True):
-    """The counters of a node as one group of sinks has sent them."""
+    """The counters of a node, as sent by one group of sinks."""
 
     group: Word
     """The consumer group."""
@@ -151,21 +151,21 @@ class NodeCounters(BaseRecord, frozen=True, kw_only=True):
     node: NodeName
     """The node's name in Kubernetes."""
     time_ns: Natural
-    """Time of the last tick that is counted, nanoseconds since the epoch."""
+    """Time of the last counted tick, nanoseconds since the epoch."""
     boots: Annotated[list[CountedBoot], at_most(MAX_BOOTS)]
-    """How far each boot is counted, the one at work at the end."""
+    """How far each boot is counted, the current one last."""
     gpus: Annotated[list[Id], at_most(2 * MAX_COUNTED_SERIES)]
     """The UUIDs of the devices and instances."""
     pods: Annotated[list[CountedPod], at_most(2 * MAX_COUNTED_SERIES)]
     """The pods."""
     quantities: Annotated[list[Word], at_most(MAX_QUANTITIES)]
-    """The names of what is counted."""
+    """Names of the counted quantities."""
     series: Annotated[list[CountedSeries], at_most(MAX_COUNTED_SERIES)]
     """The counters."""
     waiting: Annotated[list[WaitingUse], at_most(MAX_COUNTED_SERIES)] | None = None
-    """What waits for names; absent where nothing does."""
+    """Use that waits for names; absent if there is none."""
     incidents: Annotated[list[CountedIncidents], at_most(MAX_INCIDENT_GPUS)] | None = None
-    """The incidents of each GPU that has had one; absent where none has."""
+    """Incidents of each GPU; absent if there are none."""
     known_incidents: Annotated[list[IncidentHash], at_most(MAX_KNOWN_INCIDENTS)] | None = None
-    """By what the incidents that were counted last are known again, the last one at the end; absent
-    where there was none."""
+    """Hashes by which the most recently counted incidents are recognized, the latest last; absent
+    if there are none."""

@@ -1,8 +1,8 @@
-"""Cutting a record to the bounds of its fields, for writers of what others reported.
+"""Cutting a record to the bounds of its fields, for writers that pass on data from others.
 
-A driver, a kubelet or an API server may say more than a record can carry. What is over is cut off:
-the end of a text, the last of a list. Pure; counting and reporting it is the caller's business.
-Costs a walk over all of the record, so it is for records that were refused, not for each.
+A driver, a kubelet or an API server may report more than a record can carry. The excess is cut off:
+the end of a text, the last items of a list. The code is pure; the caller counts and reports the
+cut. It walks over the whole record, so use it only for records that validation rejected.
 """
 
 from collections import Counter
@@ -22,24 +22,24 @@ from gpuledger.records.samples import GpuProcess, NodeSample
 T = TypeVar("T")
 P = TypeVar("P", GpuProcess, ProcessExit)
 Cut = Counter[str]
-"""How much was cut of each field, as `GpuReading.model`: texts, or what was over of lists."""
+"""Cuts per field, such as `GpuReading.model`: number of texts, or of list items."""
 
 
 def fit(record: T) -> tuple[T, Cut]:
-    """Return the record with no text and no list beyond its bound, and what was cut.
+    """Return the record with all texts and lists within their bounds, and the cuts made.
 
-    Of a tick, processes go with the device or the container that they point to.
+    In a tick, processes are dropped if the device or container that they point to was cut.
     """
     fitting = _Fitting()
     fitted: Any = fitting.record(record)
-    # They point by position: behind a list that was cut there is nothing.
+    # Processes point to devices and containers by position, which may now be past the list's end.
     if isinstance(fitted, NodeSample):
         fitted = fitting.keep_placed(fitted)
     return fitted, +fitting.cut
 
 
 class _Fitting:
-    """One record's walk; each step returns the value itself where it fits."""
+    """The walk over one record; each step returns the same object if it fits."""
 
     def __init__(self) -> None:
         self.cut: Cut = Counter()
@@ -66,7 +66,7 @@ class _Fitting:
         kind, max_length = _bound_of(hint)
         if isinstance(value, str | list | dict):
             over = 0 if max_length is None else max(0, len(value) - max_length)
-            # A text that is too long counts once, of a list what is over.
+            # A long text counts once, a long list by its excess items.
             self.cut[name] += min(1, over) if isinstance(value, str) else over
         if isinstance(value, str):
             return value[:max_length]
@@ -102,9 +102,9 @@ def _hints(cls: Any) -> Mapping[str, Any]:  # noqa: ANN401  # mypy takes a class
 
 
 def _bound_of(hint: Any) -> tuple[Any, int | None]:  # noqa: ANN401  # any type annotation
-    """Return the type without what bounds it, and how long its values may be."""
+    """Return the type without its constraints, and the maximum length of its values."""
     if get_origin(hint) in (Union, UnionType):
-        # A field that may be absent: the bound is of its value.
+        # An optional field: the bound is on its value.
         (present,) = (part for part in get_args(hint) if part is not NoneType)
         return _bound_of(present)
     if get_origin(hint) is Annotated:

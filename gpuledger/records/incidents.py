@@ -1,6 +1,6 @@
-"""Something that happened to a GPU at an instant: an XID, an ECC error, a GPU that was lost.
+"""Incidents of a GPU, at an instant: an XID, an ECC error, a lost GPU.
 
-Here live the records of `gpuledger.incidents.v1` (by the node) and
+This module holds the records of `gpuledger.incidents.v1` (from the node) and
 `gpuledger.attributed-incidents.v1` (with the pods that were on the GPU).
 """
 
@@ -32,7 +32,7 @@ from gpuledger.records.samples import DeviceAllocation
 
 
 class Severity(OpenEnum):
-    """How loud an incident is."""
+    """How severe an incident is."""
 
     INFO = "info"
     WARNING = "warning"
@@ -69,11 +69,11 @@ INCIDENT_KINDS = (
     "agent_ended",
     "driver_unbound",
 )
-"""The kinds that this version's agent tells of; another version's may tell of others."""
+"""The kinds that this version's agent reports; other versions may report others."""
 
 
 class IncidentProcess(BaseRecord, frozen=True, kw_only=True):
-    """A process that was on the GPU when it happened."""
+    """A process that was on the GPU at the time of the incident."""
 
     pid: Natural
     """Process id in the node's own pid namespace."""
@@ -86,39 +86,39 @@ class IncidentProcess(BaseRecord, frozen=True, kw_only=True):
     pod_uid: Id | None = None
     """Its pod's UID."""
     job_id: JobId | None = None
-    """The job of a scheduler such as Slurm, outside of pods."""
+    """The job of a scheduler such as Slurm; only outside pods."""
 
 
 class Incident(BaseRecord, frozen=True, kw_only=True):
-    """What a node saw happen to one of its GPUs."""
+    """An incident that a node detected on one of its GPUs."""
 
     cluster: ClusterName
-    """The Kubernetes cluster, as its agents and podwatch are told: names are unique in it alone."""
+    """Cluster name, as set for its agents and podwatch; other names are unique only within it."""
     node: NodeName
     """The node's name in Kubernetes."""
     boot_id: BootId
     """The kernel's id of the boot."""
     gpu_uuid: Id
-    """The GPU to which it happened."""
+    """The affected GPU."""
     time_ns: Natural
     """When it happened, nanoseconds since the epoch."""
-    # A word and no enumeration: agents of several versions write to one topic.
+    # A word instead of an enumeration, because agents of several versions write to one topic.
     kind: Word
-    """What happened: `xid`, `ecc_uncorrected`, `gpu_lost`, `gpu_recovered`, `driver_reloaded`,
-    `driver_unbound`, `mig_changed`, …"""
+    """Kind of the incident: `xid`, `ecc_uncorrected`, `gpu_lost`, `gpu_recovered`,
+    `driver_reloaded`, `driver_unbound`, `mig_changed`, …"""
     source: Word
-    """Who said so: `nvml` (the driver's events), `kmsg` (the kernel's log) or `agent`."""
+    """Where it was detected: `nvml` (driver events), `kmsg` (kernel log) or `agent`."""
     gpu_index: SmallNatural | None = None
-    """The driver's index of the GPU when the library was opened last with it; absent where the
-    agent never had it, as of an address on the bus at which no GPU answers."""
+    """The driver's index of the GPU when the library was last opened with it; absent if the agent
+    never had the GPU, as for a bus address at which no GPU answers."""
     gpu_instance: SmallNatural | None = None
-    """The MIG GPU instance to which it happened, where the driver says."""
+    """The affected MIG GPU instance, if the driver reports it."""
     compute_instance: SmallNatural | None = None
-    """The MIG compute instance to which it happened, where the driver says."""
+    """The affected MIG compute instance, if the driver reports it."""
     severity: Severity
-    """How loud it is."""
+    """How severe it is."""
     xid: Natural | None = None
-    """The driver's XID, on incidents of kind `xid`."""
+    """The driver's XID, for incidents of kind `xid`."""
     mnemonic: Word | None = None
     """NVIDIA's name of the XID, such as `GSP_RPC_TIMEOUT`."""
     category: Word | None = None
@@ -126,29 +126,29 @@ class Incident(BaseRecord, frozen=True, kw_only=True):
     action: Word | None = None
     """NVIDIA's immediate action, such as `RESET_GPU`."""
     message: Sentence
-    """One sentence for people."""
+    """Human-readable message of one sentence."""
     processes: Annotated[list[IncidentProcess], at_most(MAX_INCIDENT_PROCESSES)]
     """The processes on the GPU at that time."""
     allocations: Annotated[list[DeviceAllocation], at_most(MAX_ALLOCATIONS)] | None = None
-    """The kubelet's allocations of that GPU, or of that instance; absent if it was not allocated,
-    or if the kubelet did not answer."""
+    """The kubelet's allocations of that GPU or instance; absent if there were none, or if the
+    kubelet did not answer."""
     present_at_start: bool | None = None
-    """True of what was so at the agent's first reading of it: each start of the agent tells it, and
-    it is one incident of the GPU and its boot, whatever its time."""
+    """True if the state already existed at the agent's first reading. Each start of the agent
+    reports it again, but it is one incident per GPU and boot, whatever its time."""
     ended_kinds: Annotated[list[Word], at_most(MAX_ENDED_KINDS)] | None = None
-    """On incidents of kind `state_ended`: the kinds of which that is so no longer, or, where it was
-    present at the start, not so."""
+    """For incidents of kind `state_ended`: the kinds whose state has ended or, if
+    `present_at_start` is set, does not exist."""
 
 
 class AttributedIncident(BaseRecord, frozen=True, kw_only=True):
     """An incident together with the pods that were on the GPU."""
 
     incident: Incident
-    """What happened."""
+    """The incident itself."""
     pods: Annotated[list[PodDescription], at_most(MAX_INCIDENT_PODS)]
-    """The pods of the incident's processes, then those with an allocation of the GPU; each once."""
+    """Pods of the incident's processes, then other pods with the GPU allocated; each once."""
     process_pods: Annotated[list[Natural | None], at_most(MAX_INCIDENT_PROCESSES)] | None = None
-    """Of each of the incident's processes the position of its pod in `pods`, `null` where it runs
-    in none; absent without processes."""
+    """For each of the incident's processes, the position of its pod in `pods`, or `null` if it is
+    not in a pod; absent if there are no processes."""
     allocation_pods: Annotated[list[Natural], at_most(MAX_ALLOCATIONS)] | None = None
-    """Of each of the incident's allocations the position of the pod in `pods`; absent without."""
+    """For each of the incident's allocations, the position of its pod in `pods`; may be absent."""

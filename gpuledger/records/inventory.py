@@ -1,6 +1,6 @@
-"""What a node is built of: what does not change from tick to tick, told again when it did.
+"""A node's hardware and configuration: it rarely changes, and is published again when it does.
 
-Here lives the record of `gpuledger.inventory.v1`, a compacted topic keyed by node.
+This module holds the record of `gpuledger.inventory.v1`, a compacted topic keyed by node.
 """
 
 from typing import Annotated
@@ -17,22 +17,22 @@ from gpuledger.records.bounds import (
 
 
 class Capability(BaseRecord, frozen=True, kw_only=True):
-    """Whether a GPU's driver answers one call, found by asking it."""
+    """Whether a GPU's driver supports one call, found by calling it."""
 
     call: Word
-    """NVML's name of the function, with its argument behind a colon where one function has many
-    answers, such as `nvmlDeviceGetFieldValues:82`."""
+    """The NVML function, with its argument after a colon if one function returns many values, such
+    as `nvmlDeviceGetFieldValues:82`."""
     supported: bool
-    """Whether it answers."""
+    """Whether the driver supports it."""
     reason: Sentence | None = None
-    """Where it does not: the driver's error, such as `NotSupported` or `NoPermission`."""
+    """If it does not: the driver's error, such as `NotSupported` or `NoPermission`."""
 
 
 class MigInstance(BaseRecord, frozen=True, kw_only=True):
-    """One MIG instance of a GPU, as its layout is now."""
+    """One MIG instance in a GPU's current layout."""
 
     uuid: Id
-    """The driver's UUID of it, `MIG-…`."""
+    """The driver's UUID of the instance, `MIG-…`."""
     gpu_instance: SmallNatural
     """The driver's id of the GPU instance."""
     compute_instance: SmallNatural
@@ -42,9 +42,9 @@ class MigInstance(BaseRecord, frozen=True, kw_only=True):
     gpu_slices: SmallNatural | None = None
     """Compute slices of the GPU instance."""
     compute_slices: SmallNatural | None = None
-    """Those of them that the compute instance has."""
+    """The part of these slices that the compute instance has."""
     placement_start: SmallNatural | None = None
-    """Where the GPU instance begins on the GPU, in memory slices; names of claimed devices end in
+    """Start of the GPU instance on the GPU, in memory slices; names of claimed devices end in
     it."""
     multiprocessors: SmallNatural | None = None
     """Streaming multiprocessors of the compute instance."""
@@ -53,97 +53,97 @@ class MigInstance(BaseRecord, frozen=True, kw_only=True):
 
 
 class GpuFacts(BaseRecord, frozen=True, kw_only=True):
-    """One GPU and what is built into it or set on it."""
+    """One GPU with its hardware and configuration."""
 
     uuid: Id
     """Its identity."""
     index: SmallNatural
-    """The driver's index of it now."""
-    # Not always the index: NVML counts by the order on the bus.
+    """The driver's current index of the GPU."""
+    # Not always the index: NVML numbers GPUs by bus order.
     minor_number: SmallNatural | None = None
-    """The number in its device file, `/dev/nvidia<n>`."""
+    """Number of its device file, `/dev/nvidia<n>`."""
     model: Word | None = None
     """The product name."""
     brand: Word | None = None
     """The product line, such as `Nvidia` or `Tesla`."""
     architecture: Word | None = None
-    """Such as `hopper`."""
+    """The chip's architecture, such as `hopper`."""
     compute_capability: Word | None = None
-    """CUDA's version of the chip, such as `9.0`."""
+    """CUDA compute capability of the chip, such as `9.0`."""
     serial: Word | None = None
     """The board's serial number."""
     pci_bus_id: Word | None = None
-    """Where it is plugged in, such as `00000000:1B:00.0`."""
+    """PCI address, such as `00000000:1B:00.0`."""
     vbios_version: Word | None = None
-    """The board's firmware."""
+    """Version of the board's firmware."""
     inforom_image_version: Word | None = None
-    """The board's store of facts and errors."""
+    """Version of the InfoROM, the board's store of configuration and errors."""
     inforom_oem_version: Word | None = None
-    """The OEM object in it."""
+    """Version of the InfoROM's OEM object."""
     inforom_ecc_version: Word | None = None
-    """The ECC object in it."""
+    """Version of the InfoROM's ECC object."""
     inforom_power_version: Word | None = None
-    """The power object in it."""
+    """Version of the InfoROM's power object."""
     memory_total_bytes: Natural | None = None
     """Size of the device memory."""
     pcie_max_link_generation: SmallNatural | None = None
-    """The PCIe generation that card and slot can do."""
+    """The highest PCIe generation that card and slot support."""
     pcie_max_link_width: SmallNatural | None = None
-    """The PCIe lanes that card and slot can do."""
+    """The most PCIe lanes that card and slot support."""
     ecc_enabled: bool | None = None
     """Whether memory errors are corrected."""
     persistence_enabled: bool | None = None
-    """Whether the driver keeps the GPU up without users."""
+    """Whether the driver keeps the GPU initialized when nothing uses it."""
     accounting_enabled: bool | None = None
-    """Whether the driver keeps accounts of processes."""
+    """Whether the driver's accounting of processes is on."""
     compute_mode: Word | None = None
     """`default`, `exclusive_process` or `prohibited`."""
     fabric_cluster_uuid: Word | None = None
-    """The NVLink fabric that it has joined, the same of all GPUs in it; absent until it has."""
+    """The NVLink fabric that it has joined, equal for all GPUs of a fabric; absent before that."""
     fabric_clique_id: Natural | None = None
-    """The part of the fabric in which GPUs reach each other; absent as the fabric is."""
+    """The part of the fabric in which GPUs reach each other; absent before it has joined."""
     chassis_serial_number: Word | None = None
-    """Serial number of the chassis, of a rack whose GPUs are one fabric; this and where it stands
-    in there are told by such machines alone."""
+    """Serial number of the chassis of a rack whose GPUs form one fabric. Only such machines report
+    this and the position in the rack."""
     chassis_slot: SmallNatural | None = None
-    """Slot in the chassis, those of switches counted."""
+    """Slot in the chassis, counting slots of switches."""
     chassis_tray: SmallNatural | None = None
-    """Tray among those of the chassis that compute."""
+    """Tray in the chassis, counting only compute trays."""
     chassis_host: SmallNatural | None = None
-    """Number of the machine in the slot."""
+    """Number of the machine within the slot."""
     module_id: SmallNatural | None = None
-    """Number of the GPU in the machine, by its place there."""
+    """Number of the GPU within the machine, by its position."""
     mig_enabled: bool | None = None
-    """Whether it is cut into instances; absent where it cannot be."""
+    """Whether it is partitioned into instances; absent if it cannot be."""
     instances: Annotated[list[MigInstance], at_most(MAX_GPUS)]
     """Its MIG instances."""
     nvlink_peers: Annotated[dict[Id, Word], at_most(MAX_GPUS)] | None = None
-    """Whether NVLink reaches each other GPU of the node, by its UUID: `ok` or NVML's reason."""
+    """NVLink status of each other GPU of the node, by its UUID: `ok` or NVML's reason."""
     capabilities: Annotated[list[Capability], at_most(MAX_CAPABILITIES)]
-    """What its driver answers and what not."""
+    """Calls that its driver supports, and calls that it does not."""
 
 
 class Inventory(BaseRecord, frozen=True, kw_only=True):
-    """One node's GPUs at a time at which something of them had changed."""
+    """One node's GPUs, at a time when something about them had changed."""
 
     cluster: ClusterName
-    """The Kubernetes cluster, as its agents and podwatch are told: names are unique in it alone."""
+    """Cluster name, as set for its agents and podwatch; other names are unique only within it."""
     node: NodeName
     """The node's name in Kubernetes."""
     boot_id: BootId
     """The kernel's id of this boot."""
     time_ns: Natural
-    """When it was found so, nanoseconds since the epoch."""
+    """When this was found, nanoseconds since the epoch."""
     driver_version: Word | None = None
-    """The kernel driver's version."""
+    """Version of the kernel driver."""
     nvml_version: Word | None = None
-    """The library's version."""
+    """Version of the NVML library."""
     cuda_driver_version: Word | None = None
-    """The newest CUDA that the driver can run, such as `13.0`."""
+    """The newest CUDA version that the driver supports, such as `13.0`."""
     confidential_computing_mode: Word | None = None
-    """`off`; `on`; or `devtools`, in which it is on and debuggers are let in, so that nothing is
-    confidential. Absent where the GPUs have none."""
+    """`off`, `on`, or `devtools`: on, but open to debuggers, so nothing is confidential. Absent if
+    the GPUs do not support it."""
     confidential_link_mode: Word | None = None
-    """How GPUs reach each other in it: `none`, `protected_pcie` or `nvlink_encryption`."""
+    """How GPUs communicate in this mode: `none`, `protected_pcie` or `nvlink_encryption`."""
     gpus: Annotated[list[GpuFacts], at_most(MAX_GPUS)]
     """The GPUs that answered."""

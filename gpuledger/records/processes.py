@@ -1,8 +1,8 @@
-"""The life of a process on a GPU, as a node reports it, and what it used by its end.
+"""The lifetime of a process on a GPU, as its node reports it, and its total use.
 
-Here live the record of `gpuledger.processes.v1`, the audit trail behind the ticks, and the one that
-a tick carries of a process that is done with a GPU: all that it used, and what ticks said of it.
-What is booked for it is the join's business; what a process used in a tick stands in the tick.
+This module holds the record of `gpuledger.processes.v1`, the audit trail of the ticks. It also
+holds the record by which a tick reports that a process has finished with a GPU, with its total use
+and the use that ticks have reported. The join books the difference.
 """
 
 from typing import Annotated
@@ -31,9 +31,9 @@ from gpuledger.records.bounds import (
 
 
 class ProcessExit(BaseRecord, frozen=True, kw_only=True):
-    """A process that is done with a GPU, with the driver's account of it.
+    """A process that has finished with a GPU, with the driver's accounting of its use.
 
-    The tick that carries it is the first one of the GPU that covers the end of the process there.
+    It is in the first tick of the GPU whose interval covers the process's end there.
     """
 
     gpu: Natural
@@ -43,27 +43,27 @@ class ProcessExit(BaseRecord, frozen=True, kw_only=True):
     started_boottime_ns: BoottimeNs
     """Start of the process since the node's boot."""
     container: Natural | None = None
-    """Position of its container, or of its job, in the tick's `containers`; absent for a process
-    of the host."""
+    """Position of its container or job in the tick's `containers`; absent for processes of the
+    host."""
     lifetime_ns: DurationNs
-    """For how long it held the GPU open, by the driver's accounting."""
+    """How long it had the GPU open, according to the driver's accounting."""
     busy_ns: DurationNs
-    """Time in which its kernels ran, by the driver's accounting: percents of `lifetime_ns`."""
+    """Time in which its kernels ran, from the driver's accounting: a percentage of its lifetime."""
     sampled_busy_ns: DurationNs
-    """What ticks have said of it: where its container was alone on the GPU, the process's part of
-    the device's busy time, else what its own samples said."""
+    """Busy time that ticks have reported for it: its part of the device's busy time while only its
+    container was on the GPU, otherwise its own samples."""
     reserved_busy_ns: DurationNs
-    """What of the device's busy time is set aside for it: of ticks in which no process was seen on
-    the GPU, and set aside for no other process."""
-    # Ticks by number and by time: the number says which, the time where on the books.
+    """Busy time of the device that is reserved for this process: from ticks in which no process was
+    seen on the GPU, and not reserved for another process."""
+    # Ticks by number and by time: the number identifies the tick, the time places it in the books.
     from_seq: Seq
-    """The first tick that covers a part of its time on the GPU, as far as the agent remembers."""
+    """The first tick that covers part of its time on the GPU, as far as the agent remembers."""
     from_time_ns: Natural
-    """Where that tick's interval begins, nanoseconds since the epoch."""
+    """Start of that tick's interval, nanoseconds since the epoch."""
     until_seq: Seq
-    """The last tick that covers a part of it."""
+    """The last tick that covers part of that time."""
     until_time_ns: Natural
-    """Where that tick's interval ends, nanoseconds since the epoch."""
+    """End of that tick's interval, nanoseconds since the epoch."""
 
 
 class ProcessChange(OpenEnum):
@@ -75,7 +75,7 @@ class ProcessChange(OpenEnum):
 
 
 class GpuTotals(BaseRecord, frozen=True, kw_only=True):
-    """What a process used of one GPU over its whole life, by the driver's accounting."""
+    """A process's total use of one GPU, from the driver's accounting."""
 
     gpu_uuid: Id
     """The GPU."""
@@ -84,48 +84,48 @@ class GpuTotals(BaseRecord, frozen=True, kw_only=True):
     memory_busy_ns: DurationNs | None = None
     """Time in which it kept the memory controller busy."""
     max_memory_bytes: MemoryBytes | None = None
-    """The most device memory it held."""
+    """Maximum device memory that it used."""
     started_time_ns: Natural | None = None
     """When it opened the GPU, nanoseconds since the epoch."""
     lifetime_ns: DurationNs | None = None
-    """For how long it held the GPU open."""
+    """How long it had the GPU open."""
 
 
 class ProcessRecord(BaseRecord, frozen=True, kw_only=True):
-    """A process first seen on a GPU, changed (another cgroup, another GPU) or ended."""
+    """A process that was first seen on a GPU, changed (its cgroup or its GPUs) or ended."""
 
     cluster: ClusterName
-    """The Kubernetes cluster, as its agents and podwatch are told: names are unique in it alone."""
+    """Cluster name, as set for its agents and podwatch; other names are unique only within it."""
     node: NodeName
     """The node's name in Kubernetes."""
     boot_id: BootId
     """The kernel's id of this boot."""
     pid: Natural
     """Process id in the node's own pid namespace."""
-    # With node, boot and pid its identity: pids come again, within minutes on a busy node.
+    # Identifies it together with node, boot and pid: a busy node reuses pids within minutes.
     started_boottime_ns: BoottimeNs | None = None
-    """Start of the process since boot; absent where the process ended before it could be read."""
+    """Start of the process since boot; absent if it ended before this could be read."""
     time_ns: Natural
     """When the agent saw the change, nanoseconds since the epoch."""
     change: ProcessChange
     """Whether the process was first seen, changed, or ended."""
     gpu_uuids: Annotated[list[Id], at_most(MAX_GPUS)]
-    """The GPUs it uses, or used last."""
+    """The GPUs that it uses, or used last."""
     command: Word | None = None
     """The kernel's name of the program (`/proc/<pid>/comm`, at most 15 characters)."""
     cgroup_path: Path | None = None
-    """The line of `/proc/<pid>/cgroup` that named the container, or the first one."""
+    """The line of `/proc/<pid>/cgroup` that names the container, or the first line."""
     container_id: Id | None = None
-    """The container's id as the path shows it."""
+    """The container's id from the path."""
     pod_uid: Id | None = None
-    """The pod's UID as the path shows it."""
+    """The pod's UID from the path."""
     job_id: JobId | None = None
-    """The job of a scheduler such as Slurm as the path shows it, outside of pods."""
+    """The job of a scheduler such as Slurm, from the path; only outside pods."""
     totals: Annotated[list[GpuTotals], at_most(MAX_GPUS)] | None = None
-    """At the end: what it used of each GPU, where the driver's accounting is on."""
+    """At the end: its use of each GPU, if the driver's accounting is on."""
     busy_ns: Natural | None = None
-    """At the end: GPU time over its whole life, summed over its GPUs, by the driver's accounting,
-    where that is on."""
+    """At the end: total GPU time over its lifetime on all its GPUs, if the driver's accounting is
+    on."""
     max_memory_bytes: MemoryBytes | None = None
-    """At the end: the most device memory it held on one GPU, by the driver's accounting, where that
-    is on."""
+    """At the end: maximum device memory that it used on one GPU, if the driver's accounting is
+    on."""

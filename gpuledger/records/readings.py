@@ -1,15 +1,14 @@
-"""What one GPU, or one MIG instance, read in a tick.
+"""The readings of one GPU or MIG instance in a tick.
 
-Here live `GpuReading`, from which ticks are booked, and `GpuDetails` with all else: the parts that
-measure work, and those by which an operator sees how a GPU is held down, wears and fails
-(throttling, health, limits). A part is absent where the driver gives none of it, and in ticks in
-which it was not asked: traffic, throttling and most of profiling come every few seconds, each GPU's
-in another tick, and health and limits more rarely. A value is never repeated: what stands in a tick
-was asked for it. Totals count since the driver was loaded unless they say otherwise; one that fell
-is named in `resets`.
+`GpuReading` has the values that are booked; `GpuDetails` has everything else: measurements of work,
+and the data that shows an operator how a GPU is throttled, wears and fails (throttling, health,
+limits). A part is absent if the driver does not provide it, and in ticks in which it was not
+queried. Traffic, throttling and most of profiling are queried every few seconds, in a different
+tick for each GPU; health and limits less often. Values are never repeated: every value in a
+tick was queried for that tick. Totals count since the driver was loaded unless noted otherwise; a
+total that fell is named in `resets`.
 
-Amounts are whole numbers and ratios have six digits, so that what is booked of them adds up to the
-last digit.
+Amounts are whole numbers and ratios have six digits, so that booked amounts add up exactly.
 """
 
 from typing import Annotated
@@ -38,136 +37,135 @@ from gpuledger.records.bounds import (
 
 
 class GpuThrottling(BaseRecord, frozen=True, kw_only=True):
-    """Why the clocks are lower than they could be, and for how long they were."""
+    """Why the clocks are lower than they could be, and for how long they have been."""
 
-    # Bits, not names: a driver may set some that this version does not know.
+    # Bits, not names: a driver may set bits that this version does not know.
     reasons: Natural | None = None
-    """The reasons at the tick, NVML's bits: 1 idle, 2 applications' clocks, 4 power cap, 8 hardware
+    """Reasons at the tick, as NVML's bits: 1 idle, 2 applications' clocks, 4 power cap, 8 hardware
     slowdown, 0x10 sync boost, 0x20 software thermal, 0x40 hardware thermal, 0x80 power brake,
     0x100 display clocks; newer drivers may set others."""
     power_ns_total: DurationNs | None = None
-    """Time below the clocks for the power limit."""
+    """Time with reduced clocks because of the power limit."""
     thermal_ns_total: DurationNs | None = None
-    """Time below the clocks for the temperature."""
+    """Time with reduced clocks because of the temperature."""
     sync_boost_ns_total: DurationNs | None = None
-    """Time below the clocks to keep step with other GPUs."""
+    """Time with reduced clocks to stay in step with other GPUs."""
     board_limit_ns_total: DurationNs | None = None
-    """Time below the clocks for the board's limits."""
+    """Time with reduced clocks because of the board's limits."""
     low_utilization_ns_total: DurationNs | None = None
-    """Time below the clocks for want of work."""
+    """Time with reduced clocks because there was little work."""
     reliability_ns_total: DurationNs | None = None
-    """Time below the clocks for the chip's reliability."""
+    """Time with reduced clocks for the chip's reliability."""
     software_thermal_ns_total: DurationNs | None = None
     """Time in the driver's thermal slowdown."""
     hardware_thermal_ns_total: DurationNs | None = None
     """Time in the hardware's thermal slowdown."""
     power_brake_ns_total: DurationNs | None = None
-    """Time in which the machine's power supply asked for less."""
+    """Time in which the machine's power supply requested a lower draw."""
 
 
 class GpuHealth(BaseRecord, frozen=True, kw_only=True):
-    """Errors and wear; absent in ticks in which it was not asked."""
+    """Errors and wear; absent in ticks in which they were not queried."""
 
-    # A word and no enumeration: newer drivers add to it.
+    # Free text instead of an enumeration: newer drivers add values.
     recovery_action: Word | None = None
-    """What the driver asks for: `none`, `reset`, `reboot`, `drain_p2p`, `drain_and_reset`, and
-    newer ones `recover_imex_domain`, `bus_reset`, `system_reboot`."""
+    """Action that the driver recommends: `none`, `reset`, `reboot`, `drain_p2p`,
+    `drain_and_reset`; newer drivers: `recover_imex_domain`, `bus_reset`, `system_reboot`."""
     ecc_corrected_volatile_total: Natural | None = None
     """Corrected memory errors since the driver was loaded."""
     ecc_uncorrected_volatile_total: Natural | None = None
     """Uncorrected memory errors since the driver was loaded."""
     ecc_corrected_aggregate_total: Natural | None = None
-    """Corrected memory errors in the GPU's life."""
+    """Corrected memory errors in the GPU's lifetime."""
     ecc_uncorrected_aggregate_total: Natural | None = None
-    """Uncorrected memory errors in the GPU's life."""
+    """Uncorrected memory errors in the GPU's lifetime."""
     sram_corrected_total: Natural | None = None
-    """Corrected errors of the chip's own memory, in the GPU's life."""
+    """Corrected errors of the on-chip memory (SRAM) in the GPU's lifetime."""
     sram_uncorrected_parity_total: Natural | None = None
-    """Parity errors of the chip's own memory, in the GPU's life."""
+    """Parity errors of the on-chip memory (SRAM) in the GPU's lifetime."""
     sram_uncorrected_secded_total: Natural | None = None
-    """Double-bit errors of the chip's own memory, in the GPU's life."""
+    """Double-bit errors of the on-chip memory (SRAM) in the GPU's lifetime."""
     sram_threshold_exceeded: bool | None = None
-    """Whether the chip's own memory has more errors than its maker allows."""
+    """Whether the on-chip memory (SRAM) has more errors than the manufacturer allows."""
     retired_pages_single_bit: Natural | None = None
-    """Pages retired for repeated single-bit errors (before Ampere)."""
+    """Pages retired because of repeated single-bit errors (before Ampere)."""
     retired_pages_double_bit: Natural | None = None
-    """Pages retired for a double-bit error (before Ampere)."""
+    """Pages retired because of a double-bit error (before Ampere)."""
     retired_pages_pending: bool | None = None
-    """Whether a page waits for the next start to be retired."""
+    """Whether a page will be retired at the next start."""
     remapped_rows_correctable: Natural | None = None
-    """Rows replaced for corrected errors (Ampere and newer)."""
+    """Rows remapped because of corrected errors (Ampere and newer)."""
     remapped_rows_uncorrectable: Natural | None = None
-    """Rows replaced for uncorrected errors."""
+    """Rows remapped because of uncorrected errors."""
     remapped_rows_pending: bool | None = None
-    """Whether a row waits for the next reset to be replaced."""
+    """Whether a row will be remapped at the next reset."""
     remapped_rows_failed: bool | None = None
-    """Whether a row could not be replaced."""
+    """Whether remapping a row failed."""
     remap_banks_max: Natural | None = None
-    """Memory banks with all their spare rows left."""
+    """Memory banks with all their spare rows available."""
     remap_banks_high: Natural | None = None
-    """Memory banks with most of their spare rows left."""
+    """Memory banks with most of their spare rows available."""
     remap_banks_partial: Natural | None = None
-    """Memory banks with some of their spare rows left."""
+    """Memory banks with some of their spare rows available."""
     remap_banks_low: Natural | None = None
     """Memory banks with few spare rows left."""
     remap_banks_none: Natural | None = None
     """Memory banks without spare rows."""
     pcie_replays_total: Natural | None = None
-    """PCIe packets sent again."""
+    """PCIe packets that were sent again."""
     pcie_correctable_errors_total: Natural | None = None
-    """PCIe errors that were corrected."""
+    """Corrected PCIe errors."""
     pcie_naks_received_total: Natural | None = None
-    """PCIe packets that the other side refused."""
+    """PCIe packets that the other side rejected."""
     pcie_receiver_errors_total: Natural | None = None
     """PCIe symbols that could not be received."""
     pcie_bad_tlps_total: Natural | None = None
-    """PCIe transaction packets that were damaged."""
+    """Damaged PCIe transaction packets."""
     pcie_naks_sent_total: Natural | None = None
-    """PCIe packets that were refused."""
+    """PCIe packets that the GPU rejected."""
     pcie_bad_dllps_total: Natural | None = None
-    """PCIe data link packets that were damaged."""
+    """Damaged PCIe data link packets."""
     pcie_non_fatal_errors_total: Natural | None = None
-    """PCIe errors that were not corrected and left the link working."""
+    """Uncorrected PCIe errors after which the link still works."""
     pcie_fatal_errors_total: Natural | None = None
-    """PCIe errors after which the link does not work."""
+    """PCIe errors after which the link no longer works."""
     pcie_unsupported_requests_total: Natural | None = None
-    """PCIe requests that are not supported."""
+    """Unsupported PCIe requests."""
     pcie_lcrc_errors_total: Natural | None = None
     """PCIe link checksum errors."""
     pcie_lane_errors_total: Natural | None = None
-    """Errors of single PCIe lanes."""
+    """Errors on single PCIe lanes."""
     nvlink_crc_flit_errors_total: Natural | None = None
     """NVLink flow-control checksum errors."""
     nvlink_crc_data_errors_total: Natural | None = None
     """NVLink data checksum errors."""
     nvlink_replays_total: Natural | None = None
-    """NVLink packets sent again."""
+    """NVLink packets that were sent again."""
     nvlink_recoveries_total: Natural | None = None
     """NVLink recoveries."""
     nvlink_link_sent_bytes_totals: Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None = None
-    """From the GPU over each NVLink, by the link's number as the driver counts them from 0; data
-    without headers. A link that the driver does not tell of is absent."""
+    """Bytes that the GPU sent over each NVLink, without headers, by link number, counted from 0 as
+    by the driver. Links that the driver does not report are absent."""
     nvlink_link_received_bytes_totals: Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None = (
         None
     )
-    """To the GPU over each NVLink, in the same way."""
+    """Bytes that the GPU received over each NVLink, without headers, by link number."""
     nvlink_link_states: Annotated[dict[Word, Word], at_most(MAX_LINKS)] | None = None
-    """`inactive`, `active`, `sleep` or `traffic_disabled`, by the link's number (Hopper and
-    newer)."""
+    """`inactive`, `active`, `sleep` or `traffic_disabled`, by link number (Hopper and newer)."""
     nvlink_link_replays_totals: Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None = None
-    """NVLink packets sent again, by the link's number (Hopper)."""
+    """NVLink packets that were sent again, by link number (Hopper)."""
     nvlink_link_recoveries_totals: Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None = None
-    """Recoveries of each NVLink, in the same way."""
+    """Recoveries of each NVLink, by link number (Hopper)."""
     nvlink_link_crc_errors_totals: Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None = None
-    """Checksum errors of each NVLink, in the same way."""
+    """Checksum errors of each NVLink, by link number (Hopper)."""
     nvlink_link_malformed_packets_totals: (
         Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None
     ) = None
-    """Malformed packets that each NVLink received (this and what follows: Blackwell and newer)."""
+    """Malformed packets that each NVLink received. This and the following: Blackwell and newer."""
     nvlink_link_buffer_overruns_totals: (
         Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None
     ) = None
-    """Packets that each NVLink dropped as its buffer was full."""
+    """Packets that each NVLink dropped because its buffer was full."""
     nvlink_link_receive_errors_totals: Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None = (
         None
     )
@@ -175,21 +173,21 @@ class GpuHealth(BaseRecord, frozen=True, kw_only=True):
     nvlink_link_receive_remote_errors_totals: (
         Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None
     ) = None
-    """Packets that each NVLink received with a mark that they are bad."""
+    """Packets that each NVLink received marked as bad."""
     nvlink_link_receive_general_errors_totals: (
         Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None
     ) = None
-    """Other errors of each NVLink when receiving."""
+    """Other receive errors of each NVLink."""
     nvlink_link_integrity_errors_totals: (
         Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None
     ) = None
-    """How often the bit errors of each NVLink passed the local threshold."""
+    """How often the bit errors of each NVLink exceeded the local threshold."""
     nvlink_link_discards_totals: Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None = None
-    """Packets that each NVLink did not send as it was down or congested."""
+    """Packets that each NVLink did not send because it was down or congested."""
     nvlink_link_successful_recoveries_totals: (
         Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None
     ) = None
-    """Recoveries of each NVLink after which it works."""
+    """Recoveries of each NVLink that succeeded."""
     nvlink_link_failed_recoveries_totals: (
         Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None
     ) = None
@@ -197,90 +195,91 @@ class GpuHealth(BaseRecord, frozen=True, kw_only=True):
     nvlink_link_effective_errors_totals: (
         Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None
     ) = None
-    """Errors of each NVLink that error correction left."""
+    """Errors of each NVLink that remain after error correction."""
     nvlink_link_symbol_errors_totals: Annotated[dict[Word, Natural], at_most(MAX_LINKS)] | None = (
         None
     )
-    """Symbols that each NVLink received wrong."""
+    """Symbols that each NVLink received with an error."""
     nvlink_link_effective_bit_error_ratios: (
         Annotated[dict[Word, Ratio], at_most(MAX_LINKS)] | None
     ) = None
-    """Wrong bits over all bits of each NVLink, after error correction."""
+    """Ratio of wrong bits to all bits of each NVLink, after error correction."""
     nvlink_link_symbol_bit_error_ratios: Annotated[dict[Word, Ratio], at_most(MAX_LINKS)] | None = (
         None
     )
-    """Wrong symbols over all symbols of each NVLink."""
+    """Ratio of wrong symbols to all symbols of each NVLink."""
     nvlink_link_fec_history_totals: (
         Annotated[dict[Word, Annotated[list[Natural], at_most(MAX_FEC_ERRORS)]], at_most(MAX_LINKS)]
         | None
     ) = None
-    """Blocks that each NVLink received, by how many errors were corrected in them, from 0 on."""
+    """Blocks that each NVLink received, by the number of errors corrected in them, from 0 on."""
     nvlink_link_sent_bytes_per_second: (
         Annotated[dict[Word, BytesPerSecond], at_most(MAX_LINKS)] | None
     ) = None
-    """From the GPU over each NVLink, in the same way: the mean since the health was asked last, by
-    the chip's own counters (Hopper and newer)."""
+    """Rate at which the GPU sent over each NVLink, by link number: the mean since health was last
+    queried, from the chip's own counters (Hopper and newer)."""
     nvlink_link_received_bytes_per_second: (
         Annotated[dict[Word, BytesPerSecond], at_most(MAX_LINKS)] | None
     ) = None
-    """To the GPU over each NVLink, in the same way."""
+    """Rate at which the GPU received over each NVLink: a mean, as above."""
     fabric_state: Word | None = None
     """`not_supported`, `not_started`, `in_progress` or `completed`."""
     fabric_status: Natural | None = None
-    """NVML's return code of the registration with the fabric, once it is completed."""
+    """NVML's return code of the registration with the fabric, once that is completed."""
     fabric_health_mask: Natural | None = None
-    """NVML's bits of what is degraded in the fabric."""
+    """NVML's bits for the fabric's degraded functions."""
     fabric_bandwidth_degraded: bool | None = None
-    """Whether the fabric has less bandwidth than it should; by the bits, as the next three."""
+    """Whether the fabric has less bandwidth than it should. Like the next three, derived from
+    `fabric_health_mask`."""
     fabric_route_recovery: bool | None = None
     """Whether the fabric's routes are being recovered."""
     fabric_route_unhealthy: bool | None = None
     """Whether a route of the fabric is unhealthy: work over NVLink fails."""
     fabric_access_timeout: bool | None = None
-    """Whether an access over the fabric timed out and is being recovered from."""
+    """Whether an access over the fabric timed out and is being recovered."""
     pcie_link_generation: Natural | None = None
-    """The PCIe link's generation now."""
+    """Current generation of the PCIe link."""
     pcie_link_width: Natural | None = None
-    """The PCIe link's lanes now."""
+    """Current number of lanes of the PCIe link."""
     pcie_max_link_generation: Natural | None = None
-    """The highest generation that GPU and machine can do together."""
+    """The highest generation that both GPU and machine support."""
     pcie_max_link_width: Natural | None = None
-    """The most lanes that GPU and machine can use together."""
+    """The most lanes that both GPU and machine support."""
     bar1_used_bytes: MemoryBytes | None = None
-    """Used part of the window through which others reach the memory."""
+    """Used part of the window through which the CPU and other devices access the memory."""
     fan_speed_ratio: FanRatio | None = None
-    """Speed of the fans over the most that they are meant to run at, which they may exceed."""
+    """Speed of the fans relative to their intended maximum, which they may exceed."""
     vgpu_license_status: Natural | None = None
-    """1 where a licensed feature is licensed."""
+    """1 if a licensed feature has a license."""
     c2c_links: Natural | None = None
-    """Links to the CPU that the GPU is built with."""
+    """Number of links to the CPU that the GPU is built with."""
 
 
 class GpuLimits(BaseRecord, frozen=True, kw_only=True):
-    """What the GPU may draw, and how hot and fast it may be; absent in ticks without its health."""
+    """Limits of power, temperature and clocks; absent in ticks without the GPU's health."""
 
     power_limit_enforced_milliwatts: Milliwatts | None = None
-    """The limit in force: the least of all that are set."""
+    """The limit in force: the lowest of all that are set."""
     power_limit_requested_milliwatts: Milliwatts | None = None
-    """The limit that the owner has set."""
+    """The limit that the owner configured."""
     power_limit_default_milliwatts: Milliwatts | None = None
-    """The limit without a setting."""
+    """The limit if none is configured."""
     power_limit_min_milliwatts: Milliwatts | None = None
-    """The lowest limit that can be set."""
+    """The lowest limit that can be configured."""
     power_limit_max_milliwatts: Milliwatts | None = None
-    """The highest limit that can be set."""
+    """The highest limit that can be configured."""
     temperature_slowdown_celsius: Celsius | None = None
-    """Where the hardware slows down."""
+    """Temperature at which the hardware slows down."""
     temperature_shutdown_celsius: Celsius | None = None
-    """Where the hardware shuts down."""
-    # NVML's T.Limit, by which newer GPUs replace the temperatures above.
+    """Temperature at which the hardware shuts down."""
+    # NVML's T.Limit, which replaces the temperatures above on newer GPUs.
     temperature_margin_max_celsius: MarginCelsius | None = None
-    """The margin (`GpuDetails.temperature_margin_celsius`) from which on the GPU is too hot to be
-    operated; that of the die, on Ada and newer as the next three."""
+    """The margin (`GpuDetails.temperature_margin_celsius`) at which the die is too hot for the GPU
+    to operate. This and the next three: Ada and newer."""
     temperature_margin_memory_max_celsius: MarginCelsius | None = None
-    """The same of the memory."""
+    """The margin at which the memory is too hot for the GPU to operate."""
     temperature_margin_slowdown_celsius: MarginCelsius | None = None
-    """The margin at which the hardware slows down; below 0 it lies behind the limit."""
+    """The margin at which the hardware slows down; negative if that is beyond the limit."""
     temperature_margin_shutdown_celsius: MarginCelsius | None = None
     """The margin at which the hardware shuts down."""
     sm_clock_max_hertz: Hertz | None = None
@@ -290,85 +289,85 @@ class GpuLimits(BaseRecord, frozen=True, kw_only=True):
 
 
 class GpuProfiling(BaseRecord, frozen=True, kw_only=True):
-    """What the chip's own counters measured (GPM: Hopper and newer).
+    """Measurements by the chip's own counters (GPM: Hopper and newer).
 
     The ratios of the graphics engine, the multiprocessors, any tensor pipe and the memory interface
-    are of the tick. All others are means over `interval_ns`, and absent in ticks in which they were
-    not asked.
+    cover the tick. All others are means over `interval_ns`, and absent in ticks in which they were
+    not queried.
     """
 
     interval_ns: DurationNs | None = None
-    """The time up to the tick that the others are means over: since they were asked before."""
+    """Time before the tick over which the others are means: since they were last queried."""
     graphics_engine_active_ratio: Ratio | None = None
     """Share of time in which the graphics or compute engine was busy."""
     sm_active_ratio: Ratio | None = None
-    """Share of cycles in which a multiprocessor had at least one warp, mean over all of them."""
+    """Share of cycles in which a multiprocessor had at least one warp, averaged over all."""
     sm_occupancy_ratio: Ratio | None = None
-    """Resident warps over the most that fit."""
+    """Resident warps relative to the maximum."""
     tensor_active_ratio: Ratio | None = None
     """Share of cycles in which any tensor pipe was active."""
     tensor_dfma_active_ratio: Ratio | None = None
-    """The same of double-precision tensor work."""
+    """Share of cycles in which the tensor pipes did double-precision work."""
     tensor_hmma_active_ratio: Ratio | None = None
-    """The same of half-precision tensor work."""
+    """Share of cycles in which the tensor pipes did half-precision work."""
     tensor_imma_active_ratio: Ratio | None = None
-    """The same of integer tensor work."""
+    """Share of cycles in which the tensor pipes did integer work."""
     dram_active_ratio: Ratio | None = None
-    """Share of cycles in which the memory interface sent or received."""
+    """Share of cycles in which the memory interface sent or received data."""
     fp64_active_ratio: Ratio | None = None
     """Share of cycles in which the double-precision pipe was active."""
     fp32_active_ratio: Ratio | None = None
-    """The same of single precision."""
+    """Share of cycles in which the single-precision pipe was active."""
     fp16_active_ratio: Ratio | None = None
-    """The same of half precision."""
+    """Share of cycles in which the half-precision pipe was active."""
     integer_active_ratio: Ratio | None = None
-    """The same of integers."""
+    """Share of cycles in which the integer pipe was active."""
     pcie_sent_bytes_per_second: BytesPerSecond | None = None
-    """From the GPU over PCIe, headers included."""
+    """Rate at which the GPU sent over PCIe, including headers."""
     pcie_received_bytes_per_second: BytesPerSecond | None = None
-    """To the GPU over PCIe, headers included."""
+    """Rate at which the GPU received over PCIe, including headers."""
     nvlink_sent_bytes_per_second: BytesPerSecond | None = None
-    """From the GPU over all NVLinks."""
+    """Rate at which the GPU sent over all NVLinks."""
     nvlink_received_bytes_per_second: BytesPerSecond | None = None
-    """To the GPU over all NVLinks."""
+    """Rate at which the GPU received over all NVLinks."""
     c2c_sent_bytes_per_second: BytesPerSecond | None = None
-    """From the GPU to the CPU it is built with."""
+    """Rate at which the GPU sent to the CPU that it is built with."""
     c2c_received_bytes_per_second: BytesPerSecond | None = None
-    """To the GPU from the CPU it is built with."""
+    """Rate at which the GPU received from the CPU that it is built with."""
     nvdec_active_ratios: Annotated[list[Ratio], at_most(MAX_LINKS)] | None = None
-    """Share of time in which each video decoder was busy, by its number."""
+    """Share of time in which each video decoder was busy, by decoder number."""
     nvjpg_active_ratios: Annotated[list[Ratio], at_most(MAX_LINKS)] | None = None
-    """The same of the JPEG decoders."""
+    """Share of time in which each JPEG decoder was busy, by decoder number."""
     nvofa_active_ratios: Annotated[list[Ratio], at_most(MAX_LINKS)] | None = None
-    """The same of the optical flow engines."""
+    """Share of time in which each optical flow engine was busy, by engine number."""
 
 
 class GpuTraffic(BaseRecord, frozen=True, kw_only=True):
-    """Bytes that went in and out, as counters."""
+    """Counters of the bytes that the GPU sent and received."""
 
     pcie_sent_bytes_total: Natural | None = None
-    """From the GPU over PCIe."""
+    """Bytes that the GPU sent over PCIe."""
     pcie_received_bytes_total: Natural | None = None
-    """To the GPU over PCIe."""
+    """Bytes that the GPU received over PCIe."""
     nvlink_sent_bytes_total: Natural | None = None
-    """From the GPU over all NVLinks, data without headers."""
+    """Bytes that the GPU sent over all NVLinks, without headers."""
     nvlink_received_bytes_total: Natural | None = None
-    """To the GPU over all NVLinks, data without headers."""
+    """Bytes that the GPU received over all NVLinks, without headers."""
 
 
 class EnergyMethod(OpenEnum):
-    """How the energy of a tick was found."""
+    """How the energy of a tick was determined."""
 
     COUNTER = "counter"
-    """By the driver's counter at the two ends of what the tick covers."""
+    """From the driver's counter, read at both ends of the covered interval."""
     INTERPOLATED = "interpolated"
-    """By the draw, as the driver's counter stood still between its steps, and up to the counter."""
+    """From the power draw between two steps of the driver's counter, up to the counter's value."""
     POWER = "power"
-    """By the draw alone, times the time: the driver has no counter, or it has begun again."""
+    """From power draw times time: the driver has no energy counter, or the counter restarted."""
 
 
 class BusyMethod(OpenEnum):
-    """How the busy time of a device's entries was found."""
+    """How the busy time of a device's entries was determined."""
 
     EXCLUSIVE = "exclusive"
     PROCESS_UTILIZATION = "process_utilization"
@@ -376,54 +375,54 @@ class BusyMethod(OpenEnum):
     MEMORY_SHARE = "memory_share"
     EQUAL_SHARE = "equal_share"
     EQUAL_TURNS = "equal_turns"
-    """The driver's samples of processes came to more than the device, as they count waiting: made
-    shares by equal turns."""
+    """The driver's samples of processes added up to more than the device, because they include
+    waiting: scaled to shares as if the processes took equal turns."""
     MPS_SERVER = "mps_server"
-    """The driver sampled the server of MPS alone: in equal parts, a client each."""
+    """The driver sampled only the MPS server: split into equal parts, one per client."""
 
 
 class GpuReading(ArrayRecord, frozen=True, kw_only=True):
-    """What one GPU or MIG instance read in a tick; what the driver does not give is absent."""
+    """Readings of one GPU or MIG instance in a tick; values that the driver lacks are absent."""
 
     uuid: Id
-    """The UUID as the driver gives it, `GPU-…` or `MIG-…`: the device's identity."""
+    """The driver's UUID, `GPU-…` or `MIG-…`: the device's identity."""
     index: SmallNatural
-    """The driver's index of the GPU at this tick: a label for people, never a key."""
+    """The driver's index of the GPU at this tick: for display only, never a key."""
     model: Word | None = None
     """The product name, such as `NVIDIA H100 80GB HBM3`."""
     parent_uuid: Id | None = None
-    """On a MIG instance: the GPU's UUID."""
+    """On a MIG instance: UUID of the GPU."""
     gpu_instance: SmallNatural | None = None
-    """On a MIG instance: the driver's id of the GPU instance."""
+    """On a MIG instance: the driver's id of its GPU instance."""
     compute_instance: SmallNatural | None = None
-    """On a MIG instance: the driver's id of the compute instance."""
+    """On a MIG instance: the driver's id of its compute instance."""
     mig_profile: Word | None = None
     """On a MIG instance: its profile, such as `1g.10gb`."""
     mig_enabled: bool | None = None
-    """On a GPU: true where it is cut into instances, whose rows follow it in the tick."""
+    """On a GPU: true if it is partitioned into instances, whose rows follow it in the tick."""
     utilization_ratio: Ratio | None = None
     """Share of the covered interval in which at least one kernel ran, 0 to 1."""
     memory_utilization_ratio: Ratio | None = None
     """Share of the covered interval in which the memory controller was busy, 0 to 1."""
     memory_total_bytes: MemoryBytes | None = None
-    """Size of the device memory, what the driver reserved included."""
+    """Size of the device memory, including the driver's reserved part."""
     memory_used_bytes: MemoryBytes | None = None
-    """Memory in use at the tick, without what the driver reserved for itself; with it where the
-    driver does not tell that apart (before 510), and `memory_reserved_bytes` is absent."""
+    """Memory in use at the tick, without the driver's reserved part. Drivers before 510 do not
+    report that part separately: then it is included and `memory_reserved_bytes` is absent."""
     memory_reserved_bytes: MemoryBytes | None = None
     """Memory that the driver and the firmware keep for themselves."""
     power_milliwatts: Milliwatts | None = None
     """Power draw; averaged by the driver over one second on most GPUs since Ampere."""
     energy_millijoules: TickMillijoules | None = None
-    """Energy drawn in the covered interval, as `energy_method` says it was found: the difference of
-    what it has come to in all, so that ticks in a row add up to the driver's counter."""
+    """Energy drawn in the covered interval, determined by `energy_method`. It is the difference of
+    two running totals, so that consecutive ticks add up to the driver's counter."""
     energy_total_millijoules: Millijoules | None = None
-    """The driver's energy counter; it starts again when the driver is loaded."""
+    """The driver's energy counter; it restarts when the driver is loaded."""
     energy_method: EnergyMethod | None = None
-    """How `energy_millijoules` was found; absent where that is."""
+    """How `energy_millijoules` was determined; absent if that is absent."""
     idle_draw_milliwatts: Milliwatts | None = None
-    """The least that the GPU has drawn over a tick without a process, since the agent started;
-    absent until such a tick was seen, and on a MIG instance."""
+    """The lowest power that the GPU drew over a tick without processes since the agent started;
+    absent until there was such a tick, and on MIG instances."""
     temperature_celsius: Celsius | None = None
     """Temperature of the GPU's die."""
     sm_clock_hertz: Hertz | None = None
@@ -431,33 +430,33 @@ class GpuReading(ArrayRecord, frozen=True, kw_only=True):
     memory_clock_hertz: Hertz | None = None
     """Clock of the device memory."""
     sm_active_ratio: Ratio | None = None
-    """Share of cycles in which a multiprocessor had at least one warp, mean over all of them, since
-    the tick before; by the chip's own counters (Hopper and newer), as the next two."""
+    """Share of cycles since the tick before in which a multiprocessor had at least one warp,
+    averaged over all. This and the next two: from the chip's counters (Hopper and newer)."""
     tensor_active_ratio: Ratio | None = None
     """Share of cycles in which any tensor pipe was active."""
     dram_active_ratio: Ratio | None = None
-    """Share of cycles in which the memory interface sent or received."""
+    """Share of cycles in which the memory interface sent or received data."""
     compute_slices: SmallNatural | None = None
-    """Compute slices: of a MIG instance its own, of a GPU those into which it can be cut, all
-    instances' included; 1 of a GPU that cannot be cut."""
+    """Compute slices: for a MIG instance its own; for a GPU all into which it can be partitioned,
+    those of its instances included; 1 for a GPU that cannot be partitioned."""
     memory_slices: SmallNatural | None = None
     """Memory slices, in the same way; compute instances of one GPU instance share its slices."""
     unresponsive: bool | None = None
-    """True of a GPU, or an instance, of the last inventory that did not answer in this tick: its
-    identity and its slices stand here, and nothing that is measured."""
+    """True for a GPU or instance of the last inventory that did not answer in this tick: the row
+    has its identity and slices, but no measurements."""
     memory_unified: bool | None = None
-    """True of a GPU without memory of its own: `memory_total_bytes` is all of the machine's, and
-    how much is in use is not told but of processes on the GPU."""
+    """True for a GPU without its own memory: `memory_total_bytes` is the machine's memory, and
+    memory in use is known only for processes on the GPU."""
     busy_method: BusyMethod | None = None
-    """How shares of busy time were made of the driver's samples, where these are not each process's
-    own; absent where they are."""
+    """How shares of busy time were derived from the driver's samples if these were not separate for
+    each process; absent if they were."""
 
 
 class GpuDetails(BaseRecord, frozen=True, kw_only=True):
-    """What else one GPU or MIG instance read in a tick: what nothing is booked from."""
+    """Readings of one GPU or MIG instance in a tick that are not booked."""
 
     uuid: Id
-    """The UUID as the driver gives it, `GPU-…` or `MIG-…`: that of the tick's `GpuReading`."""
+    """The driver's UUID, `GPU-…` or `MIG-…`, as in the tick's `GpuReading`."""
     encoder_utilization_ratio: Ratio | None = None
     """Share of the driver's last window in which the video encoders were busy."""
     decoder_utilization_ratio: Ratio | None = None
@@ -467,24 +466,24 @@ class GpuDetails(BaseRecord, frozen=True, kw_only=True):
     optical_flow_utilization_ratio: Ratio | None = None
     """Share of the driver's last window in which the optical flow engines were busy."""
     power_instant_milliwatts: Milliwatts | None = None
-    """Power draw of the instant."""
+    """Instantaneous power draw."""
     memory_temperature_celsius: Celsius | None = None
     """Temperature of the memory."""
     temperature_margin_celsius: MarginCelsius | None = None
-    """How much hotter the GPU may become before it has to slow down (Ada and newer); below 0 it is
-    beyond that."""
+    """How much hotter the GPU may become before it must slow down (Ada and newer); negative if it
+    is already hotter."""
     performance_state: PerformanceState | None = None
-    """0 is the fastest, 15 the slowest."""
+    """Performance state: 0 is the fastest, 15 the slowest."""
     profiling: GpuProfiling | None = None
-    """What the chip's own counters measured."""
+    """Measurements by the chip's own counters."""
     traffic: GpuTraffic | None = None
-    """Bytes in and out."""
+    """Bytes sent and received."""
     throttling: GpuThrottling | None = None
-    """Why and for how long the clocks were held down."""
+    """Why the clocks were reduced, and for how long."""
     health: GpuHealth | None = None
-    """Errors and wear, in ticks in which they were asked."""
+    """Errors and wear, in ticks in which they were queried."""
     limits: GpuLimits | None = None
-    """Limits, in ticks in which they were asked."""
+    """Limits, in ticks in which they were queried."""
     resets: Annotated[list[Word], at_most(MAX_COUNTERS)] | None = None
-    """Counters that fell since the tick before, by field name: they have begun again. That of one
-    link has its number behind the name, as in `nvlink_link_sent_bytes_totals.3`."""
+    """Field names of the counters that fell since the tick before, which means they restarted. A
+    single link's counter has the link number appended: `nvlink_link_sent_bytes_totals.3`."""

@@ -1,8 +1,8 @@
-"""What a node says of one tick: the GPUs' readings, the processes on them, their containers.
+"""One tick of a node: the readings of its GPUs, the processes on them and their containers.
 
-Here live the records of `gpuledger.samples.v1`, and of `gpuledger.readings.v1`, which has what
-nothing is booked from. Nothing here knows pods by name: a node knows a pod by the UID in a cgroup
-path, names are the join's business.
+This module holds the records of `gpuledger.samples.v1` and of `gpuledger.readings.v1`, whose values
+are not booked. Processes refer to pods only by UID, because a cgroup path contains no names; the
+join adds these.
 """
 
 from typing import Annotated
@@ -42,7 +42,7 @@ from gpuledger.records.readings import GpuDetails, GpuReading
 
 
 class ProcessKind(OpenEnum):
-    """The list of the driver in which a process was found."""
+    """The driver's process list in which a process was found."""
 
     COMPUTE = "compute"
     GRAPHICS = "graphics"
@@ -50,15 +50,15 @@ class ProcessKind(OpenEnum):
 
 
 class ContainerRef(ArrayRecord, frozen=True, kw_only=True):
-    """A container or a job as a cgroup path shows it; processes of the tick point to it."""
+    """A container or job, taken from a cgroup path; the tick's processes point to it."""
 
     container_id: Id | None = None
-    """The runtime's id, 64 hexadecimal digits; absent where the path shows only a pod."""
+    """The runtime's id, 64 hexadecimal digits; absent if the path names only a pod."""
     pod_uid: Id | None = None
-    """The pod's UID; absent where the path shows none, as in a private cgroup namespace."""
+    """UID of the pod; absent if the path has none, as in a private cgroup namespace."""
     job_id: JobId | None = None
-    """The job of a scheduler such as Slurm, as its own cgroup names it; absent outside of jobs. A
-    container of no pod in a job is the job's; where there is a pod, it is the pod's."""
+    """The job of a scheduler such as Slurm, named by the job's own cgroup; absent outside jobs. A
+    container within a job belongs to its pod if it has one, otherwise to the job."""
 
 
 class GpuProcess(ArrayRecord, frozen=True, kw_only=True):
@@ -69,117 +69,117 @@ class GpuProcess(ArrayRecord, frozen=True, kw_only=True):
     pid: Pid
     """Process id in the node's own pid namespace."""
     kind: ProcessKind
-    """The driver's list in which it was found; `compute` where it is in more than one."""
+    """The driver's list in which it was found; `compute` if it is in more than one."""
     started_boottime_ns: BoottimeNs | None = None
-    """Start of the process since the node's boot; with node, boot id and pid its identity."""
+    """Start of the process since the node's boot. Node, boot id, pid and this identify it."""
     container: Natural | None = None
-    """Position of its container, or of its job, in the tick's `containers`; absent for a process
-    of the host."""
+    """Position of its container or job in the tick's `containers`; absent for processes of the
+    host."""
     memory_used_bytes: MemoryBytes | None = None
     """Device memory it holds at the tick."""
     sm_utilization_ratio: Ratio | None = None
-    """Share of the covered interval in which its kernels ran, 0 to 1, by all samples in it."""
+    """Share of the covered interval in which its kernels ran, 0 to 1, from all samples in it."""
     ended: bool | None = None
-    """True where it was there at one of the ticks before and is gone: its last kernels may have run
-    in the covered interval, and it ran for a part of that at most."""
+    """True if the process was in an earlier tick and is gone: its last kernels may have run in the
+    covered interval, but it ran for at most a part of the interval."""
     encoder_utilization_ratio: Ratio | None = None
-    """Share of the covered interval in which the video encoders worked for it, 0 to 1; absent where
+    """Share of the covered interval in which the video encoders worked for it, 0 to 1; absent if
     they did not."""
     decoder_utilization_ratio: Ratio | None = None
-    """The same of the video decoders."""
+    """Share of the covered interval in which the video decoders worked for it, in the same way."""
 
 
 class DeviceAllocation(BaseRecord, frozen=True, kw_only=True):
-    """A device, or a part of one, that the kubelet has given to a container."""
+    """A device, or a part of one, that the kubelet has allocated to a container."""
 
     # As the kubelet returns it; `ledger.allocated_parts` finds the row of the sample.
     gpu_uuid: Id
-    """The GPU on which the device is."""
+    """The GPU that the device is on."""
     device_id: Id
-    """The id under which the device plugin knows it, such as a UUID, a MIG id or `UUID::2`."""
+    """The device plugin's id of the device, such as a UUID, a MIG id or `UUID::2`."""
     resource_name: QualifiedName
-    """The resource under which the pod asked for it, such as `nvidia.com/gpu`."""
+    """The resource that the pod requested, such as `nvidia.com/gpu`."""
     namespace: Label
     """Namespace of the pod."""
     pod: Subdomain
-    """Name of the pod: the kubelet's pod-resources interface gives no UID."""
+    """Name of the pod; the kubelet's pod-resources API does not return its UID."""
     container: Label
     """Name of the container in the pod."""
     gpu_instance: SmallNatural | None = None
-    """Where the device is a MIG instance: the driver's id of the GPU instance."""
+    """If the device is a MIG instance: the driver's id of the GPU instance."""
     replica: Id | None = None
-    """Where the device is one of several shares of a GPU or an instance: the share's name."""
+    """If the device is one of several shares of a GPU or instance: the share's name."""
     claim: QualifiedName | None = None
-    """Where it was given by a resource claim: the claim, as `namespace/name`."""
+    """If it was allocated by a resource claim: the claim, as `namespace/name`."""
     device_replicas: SmallNatural | None = None
-    """Where the device is one of several shares: how many of them the kubelet has to give under
-    this resource, given or not; absent where it does not say."""
+    """If the device is one of several shares: how many the kubelet has in total under this
+    resource, allocated or not; absent if the kubelet does not report it."""
     admin_access: bool | None = None
-    """True where it was given by a claim for admin access, which takes it from nobody: it holds
-    nothing of the device."""
+    """True if it was allocated by a claim with admin access, which leaves the device to its other
+    users and reserves nothing."""
 
 
 class JobAllocation(ArrayRecord, frozen=True, kw_only=True):
-    """A GPU, or an instance of one, that a scheduler such as Slurm has given to a job."""
+    """A GPU or instance that a scheduler such as Slurm has allocated to a job."""
 
     gpu_uuid: Id
-    """The GPU on which the device is."""
+    """The GPU that the device is on."""
     job_id: JobId
-    """The job, as the scheduler's prolog has written it. Several jobs of one device hold equal
-    parts of it."""
+    """The job, as written by the scheduler's prolog. Several jobs on one device have equal
+    parts."""
     gpu_instance: SmallNatural | None = None
-    """Where the device is a MIG instance: the driver's id of the GPU instance."""
+    """If the device is a MIG instance: the driver's id of the GPU instance."""
 
 
 class NodeSample(BaseRecord, frozen=True, kw_only=True):
-    """One tick of one node: all that the node knew of its GPUs at that instant."""
+    """One tick of one node: everything that the node knew about its GPUs at that instant."""
 
     cluster: ClusterName
-    """The Kubernetes cluster, as its agents and podwatch are told: names are unique in it alone."""
+    """Cluster name, as set for its agents and podwatch; other names are unique only within it."""
     node: NodeName
     """The node's name in Kubernetes."""
     boot_id: BootId
     """The kernel's id of this boot (`/proc/sys/kernel/random/boot_id`)."""
     seq: Seq
-    """Milliseconds since boot at the tick: rises with each tick, restarts of the agent included."""
-    # A wall clock, which may be set to anything; order and age come from `seq`.
+    """Milliseconds from boot to the tick: rises with each tick, also when the agent restarts."""
+    # A wall clock, which may be set to anything; `seq` gives order and age.
     time_ns: Natural
     """End of the covered interval, nanoseconds since the epoch: the tick's event time."""
     interval_ns: IntervalNs
-    """Length of the covered interval by the monotonic clock: what the shares are shares of."""
+    """Length of the covered interval by the monotonic clock; shares are relative to it."""
     late: bool | None = None
-    """True where the tick began more than half a tick after its time."""
+    """True if the tick began late, by more than half of the sampling interval."""
     gpus: Annotated[list[GpuReading], at_most(MAX_GPUS)]
-    """The readings, one for each GPU of the node; behind a GPU its MIG instances."""
-    # Once each, and pointed to: their ids would be most of a tick, repeated by process.
+    """Readings of the node's GPUs, one per GPU; each GPU is followed by its MIG instances."""
+    # Listed once and referenced by position: repeated per process, ids would be most of a tick.
     containers: Annotated[list[ContainerRef], at_most(MAX_CONTAINERS)]
-    """The containers and jobs of the tick's processes, of those that have ended too, each once."""
+    """Containers and jobs of the tick's processes, including processes that ended; each once."""
     processes: Annotated[list[GpuProcess], at_most(MAX_PROCESSES)]
-    """The processes on the GPUs, one entry for each GPU that a process uses; empty where the agent
-    sees another pid namespace than the driver's, as its pids would name other processes."""
+    """The processes on the GPUs, one entry for each GPU that a process uses; empty if the agent's
+    pid namespace is not the driver's, because its pids would name other processes."""
     allocations: Annotated[list[DeviceAllocation], at_most(MAX_ALLOCATIONS)]
-    """What the kubelet has given to whom; empty where the kubelet does not answer."""
+    """Devices that the kubelet has allocated; empty if the kubelet does not answer."""
     ended_processes: Annotated[list[ProcessExit], at_most(MAX_ENDED_PROCESSES)] | None = None
-    """The processes that are done with a GPU by this tick, where the driver's accounting is on."""
+    """Processes that finished with a GPU by this tick, if the driver's accounting is on."""
     job_allocations: Annotated[list[JobAllocation], at_most(MAX_JOB_ALLOCATIONS)] | None = None
-    """What a scheduler has given to which job, by the directory that its prolog writes; absent
-    where it has given nothing, or nobody says."""
+    """GPUs that a scheduler has allocated to jobs, from the directory that its prolog writes;
+    absent if there are none, or nothing writes the directory."""
 
 
 class NodeReadings(BaseRecord, frozen=True, kw_only=True):
-    """What else a node read in a tick, under the tick's `(cluster, node, boot_id, seq)`."""
+    """Other readings of a node in a tick, under the tick's `(cluster, node, boot_id, seq)`."""
 
     cluster: ClusterName
-    """The Kubernetes cluster, as its agents and podwatch are told: names are unique in it alone."""
+    """Cluster name, as set for its agents and podwatch; other names are unique only within it."""
     node: NodeName
     """The node's name in Kubernetes."""
     boot_id: BootId
     """The kernel's id of this boot."""
     seq: Seq
-    """Milliseconds since boot at the tick."""
+    """Milliseconds from boot to the tick."""
     time_ns: Natural
     """End of the interval that the tick covers, nanoseconds since the epoch."""
     interval_ns: IntervalNs
     """Length of the covered interval by the monotonic clock."""
     gpus: Annotated[list[GpuDetails], at_most(MAX_GPUS)]
-    """One for each GPU, and each MIG instance, of which there is something to say."""
+    """One for each GPU and each MIG instance that has such readings."""
