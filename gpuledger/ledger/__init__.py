@@ -1,9 +1,13 @@
-"""The concepts of the books, shared by what writes, reads and checks them.
+"""Concepts of the books, shared by the code that writes, reads and checks them.
 
-What is booked, how it sums, and whether it does (`quantities`), the entries of an event and whose
-they are (`entries`), the flat row that topic and store share (`rows`), the series that are sent
-(`families`, `series`), to whom a device is allocated (`allocated_parts`), and the rounding of all
-that is split (`division`). What remote-write makes of ticks beyond that: counters (`usage`), means
-over intervals (`interval_values`), and the health of GPUs (`health`).
-Pure: records in, values out. How a tick is booked is the join's.
+- `quantities`: the booked quantities, how they add up, and the check that they do
+- `entries`: the entries of an event, with their pods, jobs and allocations
+- `rows`: the flat row that topic and store share
+- `families`, `series`: the series that are sent
+- `allocated_parts`: the containers and jobs to which a device is allocated
+- `division`: rounding of everything that is split
+
+For remote-write there are also counters (`usage`), means over intervals (`interval_values`) and the
+health of GPUs (`health`). These modules are pure: records in, values out. The join decides how a
+tick is booked.
 """

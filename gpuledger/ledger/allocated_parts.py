@@ -1,45 +1,47 @@
-"""Who holds each device of a tick, by the kubelet's allocations and the scheduler's to jobs.
+"""Allocation of each device of a tick, by the kubelet to containers and by a scheduler to jobs.
 
-The kubelet says which devices it has given to which container (`DeviceAllocation`). Which row of a
-tick that is, is said in one of three ways, and each allocation in one alone:
+The kubelet reports the devices that it has allocated to each container (`DeviceAllocation`). An
+allocation identifies rows of the tick in exactly one of three ways:
 
-- a GPU as a whole, by the GPU's UUID and no GPU instance: the GPU's own row;
-- a MIG instance by its UUID, in the device's id: the row with that UUID, so of the compute
-  instances of one GPU instance the one that is meant;
-- a MIG instance by its number on its GPU, as older drivers and GKE's plugin do: the rows of all
+- a whole GPU, by its UUID without a GPU instance: the GPU's own row;
+- a MIG instance by its UUID, in the device's id: the row with that UUID, so only the compute
+  instance that is meant among those of its GPU instance;
+- a MIG instance by its number on its GPU, with older drivers and GKE's plugin: the rows of all
   compute instances of that GPU instance.
 
-`devices_named_by` and `device_of` are this rule, for both who ask. They ask for different things:
+`devices_named_by` and `device_of` implement this rule for two callers with different needs:
 
-- The join (`find_allocated_parts`) asks how much of a device each holds, and so whose its idle part
-  is. Several containers may hold one device, as replicas or pieces of memory.
-- The agent's page (`exclusive_container`) asks who has all of a device, as dcgm-exporter's labels
-  say that one container has it. Of replicas nobody has all, even while nobody has the others.
+- The join (`find_allocated_parts`) needs each one's part of a device, and with it the allocation of
+  the idle part. Several containers may share a device as replicas or pieces of memory.
+- The agent's HTTP endpoint (`exclusive_container`) needs the container that has all of a device,
+  because dcgm-exporter's labels name one container. A replica is never all of the device, even if
+  no other replica is allocated.
 
-A device is shared out among the containers that it was given to, never among processes: the
-kubelet names pods, a cgroup names UIDs, and one tick does not say which are the same.
+A device is divided among the containers to which it was allocated, never among processes: the
+kubelet reports names of pods, a cgroup has UIDs, and one tick cannot match them.
 
-How much of a device a container holds is a fraction of whole numbers, and independent of use:
+A container's part of a device is a fraction of whole numbers and does not depend on use:
 
-- a GPU or an instance as a whole is 1;
-- of replicas, those it has of those that the kubelet has to give (`device_replicas`), else of those
-  that are given;
-- of pieces of memory and of cores, the greater of the two parts: pieces of memory of those that the
-  device has, pieces of cores of 100. A plugin makes as many pieces of a GPU as its memory has of
-  its unit, be that a GiB or a MiB, which no id says. So the kubelet's own count of them is the
-  device's memory in pieces; without it, pieces are a GiB each;
-- what a resource claim gives to several pods is each one's equally, and of a pod its containers';
-- what a claim for admin access gives is nothing: it takes the device from nobody.
+- a whole GPU or instance is 1;
+- for replicas: its number of replicas over all that the kubelet has (`device_replicas`), or if
+  unknown over all that are allocated;
+- for pieces of memory and of cores: the greater of the two parts. Pieces of memory are relative to
+  the pieces of the device, pieces of cores to 100. A plugin divides a GPU's memory into pieces of a
+  unit, such as GiB or MiB, that no id contains. The kubelet's own count therefore gives the number
+  of pieces; without it, a piece is taken to be one GiB;
+- a resource claim for several pods is divided equally among the pods, then among each pod's
+  containers;
+- a claim with admin access is 0, because it leaves the device to its other users.
 
-What nobody holds is what is left of 1. Where more than 1 is held, each has its part of the sum.
+The rest up to 1 is not allocated. If the parts exceed 1, each one is relative to their sum.
 
-A scheduler such as Slurm gives a job a GPU or an instance as a whole (`JobAllocation`): the jobs of
-a device have equal parts of 1. They come behind the containers, by their ids. A device that is both
-a job's and a container's is held twice, and each has its part of the sum.
+A scheduler such as Slurm allocates a whole GPU or instance to a job (`JobAllocation`); several jobs
+on a device have equal parts of 1. They follow the containers, sorted by id. If a device is
+allocated both to a job and to a container, both count, and each part is relative to the sum.
 
-A GPU that is cut runs nothing outside its instances. So its own row, the slices that no instance
-has, is nobody's whatever was given; and who has the whole GPU holds the instances that were given
-to nobody themselves.
+A partitioned GPU runs nothing outside its instances. Its own row, the slices without an instance,
+therefore counts as not allocated; and an allocation of the whole GPU covers the instances that are
+not allocated separately.
 Pure.
 """
 
@@ -53,48 +55,48 @@ from gpuledger.errors import GpuledgerError
 from gpuledger.records import DeviceAllocation, GpuReading, JobAllocation, NodeSample
 
 _GIB: Final = 1 << 30
-# Resources whose devices are pieces of memory, as Alibaba's plugin for cGPU counts them.
+# Resources whose devices are pieces of memory, in the unit of Alibaba's plugin for cGPU.
 _UNIT_BYTES: Final = {"aliyun.com/gpu-mem": _GIB}
-# Resources whose devices are pieces of a GPU's cores, and how many the GPU has.
+# Resources whose devices are pieces of a GPU's cores, and the number of pieces of a GPU.
 _CORES: Final = {"aliyun.com/gpu-core": 100, "aliyun.com/gpu-core.percentage": 100}
-# Beyond this a common denominator is rounded to it: no kubelet gives devices out in such parts.
+# Larger common denominators are rounded to this; no kubelet allocates devices in such parts.
 _MAX_WHOLE: Final = 1 << 60
 _INSTANCE_UUID: Final = re.compile(r"MIG-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 MAX_ENTRIES: Final = 65_536
-"""More entries than this are more bytes than a message may have."""
+"""Maximum number of entries; more would exceed the maximum size of a message."""
 
-# What one container, one job or nobody holds of a device: the position among the tick's
-# `allocated_containers` or the job's id, and how much of `AllocatedParts.whole` it has.
+# Part of a device that is allocated to a container, to a job, or not at all: the position among the
+# tick's `allocated_containers`, the job's id or `None`; and its share of `AllocatedParts.whole`.
 Part = tuple[int | str | None, int]
 
 
 class AllocatedParts(NamedTuple):
-    """Into which parts a device is held: by containers, by jobs, and by nobody."""
+    """The parts of a device: of containers, of jobs, and the part that is not allocated."""
 
     parts: Sequence[Part]
-    """By namespace, pod and container, behind them jobs by their ids, nobody's last; all together
-    have the whole."""
+    """Sorted by namespace, pod and container, then jobs by id, then the part that is not allocated;
+    adds up to `whole`."""
     whole: int
-    """What the device comes to, over which each part is a fraction of it."""
+    """The whole device, the denominator of all parts."""
 
 
 UNALLOCATED_PARTS: Final = AllocatedParts([(None, 1)], 1)
-"""A device that nobody holds."""
-# A GPU by its UUID alone; an instance by that of its GPU, and its own UUID or its number there.
+"""A device that is not allocated."""
+# A GPU: its UUID and `None`. An instance: the GPU's UUID, and the instance's UUID or number.
 DeviceKey = tuple[str, str | int | None]
 _Devices = dict[DeviceKey, "_Device"]
-# Namespace, pod and container, as `AllocatedContainer` names them.
+# Namespace, pod and container, as in `AllocatedContainer`.
 _Name = tuple[str, str, str]
 
 
 class TooManyEntriesError(GpuledgerError):
-    """The books of a tick would have more entries than can be published; says of what."""
+    """A tick's books would have too many entries for a message; the error names their kind."""
 
 
 class AllocatedContainer(NamedTuple):
-    """A container as the kubelet names it."""
+    """A container, by the kubelet's names."""
 
     namespace: str
     """Namespace of the pod."""
@@ -105,17 +107,17 @@ class AllocatedContainer(NamedTuple):
 
 
 def device_of(allocation: DeviceAllocation) -> DeviceKey:
-    """Return which device an allocation is of."""
+    """Return the device that an allocation is for."""
     if allocation.gpu_instance is None:
         return allocation.gpu_uuid, None
     named = allocation.device_id.partition("::")[0]
-    # Older drivers and GKE have no UUID there; then the number says which.
+    # Older drivers and GKE have no UUID there; then the number identifies it.
     is_uuid = _INSTANCE_UUID.fullmatch(named)
     return allocation.gpu_uuid, named if is_uuid else allocation.gpu_instance
 
 
 def devices_named_by(reading: GpuReading) -> Sequence[DeviceKey]:
-    """Return the devices that a row of a tick is: an instance by its UUID, and by its number."""
+    """Return the keys of a tick's row: for an instance, by its UUID and by its number."""
     gpu = reading.parent_uuid
     if gpu is None:
         return ((reading.uuid, None),)
@@ -127,13 +129,13 @@ def devices_named_by(reading: GpuReading) -> Sequence[DeviceKey]:
 def exclusive_container(
     reading: GpuReading, allocations: Iterable[DeviceAllocation]
 ) -> AllocatedContainer | None:
-    """Return the container that alone has all of a device; `None` where none or several have it."""
+    """Return the only container that has all of a device; `None` if there is none or several."""
     devices = devices_named_by(reading)
     candidates = set()
     for allocation in allocations:
         if allocation.admin_access or device_of(allocation) not in devices:
             continue
-        # Whatever the others have: a share is not the whole, even alone.
+        # Regardless of the other allocations: a share is not the whole, even as the only one.
         if allocation.replica is not None:
             return None
         candidates.add(
@@ -143,7 +145,7 @@ def exclusive_container(
 
 
 def allocated_containers(allocations: Iterable[DeviceAllocation]) -> list[AllocatedContainer]:
-    """Return the containers that hold something, by their names: entries point to them so."""
+    """Return the containers with an allocation, sorted by name; entries use these positions."""
     return sorted(
         {
             AllocatedContainer(allocation.namespace, allocation.pod, allocation.container)
@@ -154,17 +156,17 @@ def allocated_containers(allocations: Iterable[DeviceAllocation]) -> list[Alloca
 
 
 def find_allocated_parts(sample: NodeSample) -> Sequence[AllocatedParts]:
-    """Return, for each row of the tick, what each container, each job and nobody holds of it.
+    """Return, for each row of the tick, the parts of containers and jobs, and the rest.
 
-    Raises `TooManyEntriesError` where that is more than a message can hold: the kubelet may give
-    every compute instance of a GPU instance to as many containers as there are.
+    Raises `TooManyEntriesError` if that exceeds a message: the kubelet may allocate every compute
+    instance of a GPU instance to every container.
     """
     allocated = _allocated_to_containers(sample)
     return _with_jobs(allocated, sample) if sample.job_allocations else allocated
 
 
 def jobs_by_device(allocations: Iterable[JobAllocation]) -> dict[DeviceKey, list[str]]:
-    """Return the jobs to which each device is given, sorted, each once."""
+    """Return the jobs to which each device is allocated, sorted, each once."""
     found: dict[DeviceKey, set[str]] = {}
     for allocation in allocations:
         device = allocation.gpu_uuid, allocation.gpu_instance
@@ -175,9 +177,10 @@ def jobs_by_device(allocations: Iterable[JobAllocation]) -> dict[DeviceKey, list
 def jobs_of(
     reading: GpuReading, jobs: Mapping[DeviceKey, Sequence[str]], *, is_allocated: bool = False
 ) -> Sequence[str]:
-    """Return the jobs that hold a device: its own, else those that have the whole GPU.
+    """Return the jobs of a device: its own, or else those of the whole GPU.
 
-    `is_allocated`: containers hold it, and what the whole GPU's jobs have is the rest of it.
+    `is_allocated`: the device is allocated to containers, so the whole GPU's jobs have only the
+    other devices.
     """
     own = [job for key in devices_named_by(reading) for job in jobs.get(key, ())]
     if own or reading.parent_uuid is None or is_allocated:
@@ -186,7 +189,7 @@ def jobs_of(
 
 
 def _with_jobs(allocated: Sequence[AllocatedParts], sample: NodeSample) -> Sequence[AllocatedParts]:
-    """Return what containers hold, and jobs beside them."""
+    """Return the allocations to containers, with jobs added."""
     jobs = jobs_by_device(sample.job_allocations or ())
     cut = {reading.parent_uuid for reading in sample.gpus}
     left = MAX_ENTRIES
@@ -202,7 +205,7 @@ def _with_jobs(allocated: Sequence[AllocatedParts], sample: NodeSample) -> Seque
 
 
 def _beside_jobs(allocated: AllocatedParts, jobs: Sequence[str]) -> AllocatedParts:
-    """Return the parts of containers and of jobs, which together have all of the device."""
+    """Return the parts of containers and jobs, which together have all of the device."""
     number, whole = len(jobs), allocated.whole
     parts: list[Part] = [
         (container, part * number) for container, part in allocated.parts if container is not None
@@ -221,7 +224,7 @@ def _allocated_to_containers(sample: NodeSample) -> Sequence[AllocatedParts]:
     if len(whole) == len(sample.allocations) and cut == {None}:
         names = sorted(set(whole.values()))
         positions = {name: position for position, name in enumerate(names)}
-        # The common case, in a quarter of the time: each GPU as a whole is one container's.
+        # The common case, in a quarter of the time: each GPU is one container's as a whole.
         all_of = list(map(_whole_of, range(len(names))))
         parts = {uuid: all_of[positions[name]] for uuid, name in whole.items()}
         return [parts.get(reading.uuid, UNALLOCATED_PARTS) for reading in sample.gpus]
@@ -240,7 +243,7 @@ def _allocated_to_containers(sample: NodeSample) -> Sequence[AllocatedParts]:
         if not of_row and gpu is not None and (gpu, None) in devices:
             of_row = [devices[gpu, None]]
         allocated = _allocated_parts(reading, of_row, allocations, positions)
-        # Whoever names very many resources may not make each of very many rows cost as much.
+        # Bounds the total cost: many resource names times many rows.
         left -= max(len(allocated.parts), *(len(device.pieces or ()) for device in of_row), 0)
         if left < 0:
             raise TooManyEntriesError(f"idle has more than {MAX_ENTRIES} holders")
@@ -249,10 +252,10 @@ def _allocated_to_containers(sample: NodeSample) -> Sequence[AllocatedParts]:
 
 
 def _whole_gpus(allocations: Iterable[DeviceAllocation]) -> dict[str, _Name]:
-    """Return the holder of each GPU that is allocated as a whole, by the GPU's UUID.
+    """Return the container of each GPU that is allocated as a whole, by the GPU's UUID.
 
-    They are fewer than the allocations where one is of a part, or holds nothing, or is of the same
-    GPU as another one.
+    Has fewer items than the allocations if one of them is for a part, has admin access, or is for
+    the same GPU as another one.
     """
     return {
         allocation.gpu_uuid: (allocation.namespace, allocation.pod, allocation.container)
@@ -265,21 +268,21 @@ def _whole_gpus(allocations: Iterable[DeviceAllocation]) -> dict[str, _Name]:
 
 @lru_cache(maxsize=256)
 def _whole_of(position: int) -> AllocatedParts:
-    """Return the parts of a device that one container has all of."""
+    """Return the parts of a device that is allocated to one container as a whole."""
     return AllocatedParts([(position, 1)], 1)
 
 
 class _Piece(NamedTuple):
-    """What one container holds of a device by one resource, or by one claim."""
+    """One container's allocation of a device through one resource or one claim."""
 
     container: AllocatedContainer
     resource_name: str
     number: int
-    """How many devices of the kubelet's it has there."""
+    """Number of the kubelet's devices that it has there."""
     sharers: int
-    """Among how many containers each of these is divided."""
+    """Number of containers that share each of them."""
     is_whole: bool
-    """Whether each of them is all of the device."""
+    """Whether each of them is the whole device."""
 
 
 class _Device:
@@ -291,15 +294,15 @@ class _Device:
         self.indices: list[int] = []
         """Positions in the tick's `allocations`, in order."""
         self.pieces: list[_Piece] | None = None
-        """What each container has of it, once that is asked: rows of one device share it."""
+        """Each container's pieces, computed on first use; rows of one device share them."""
         self.given: dict[str, int] = {}
-        """How many replicas are given by each resource; known with `pieces`, as the next."""
+        """Number of allocated replicas by resource; set with `pieces`, as is `replicas`."""
         self.replicas: dict[str, int] = {}
-        """How many the kubelet has to give, where it says so."""
+        """Total number of replicas by resource, if the kubelet reports it."""
 
 
 def _devices_of(allocations: Sequence[DeviceAllocation]) -> _Devices:
-    """Return the allocations by the device that each is of: a GPU, or an instance of one."""
+    """Return the allocations by their device: a GPU, or an instance of one."""
     devices: _Devices = {}
     for index, allocation in enumerate(allocations):
         device = devices.get(key := device_of(allocation))
@@ -319,13 +322,13 @@ def _allocated_parts(
         return UNALLOCATED_PARTS
     device = devices[0]
     if len(devices) == 1 and len(device.indices) == 1:
-        # The common case: one container has all of it.
+        # The common case: one container has the whole device.
         allocated = allocations[device.indices[0]]
         if allocated.replica is None:
             container = AllocatedContainer(allocated.namespace, allocated.pod, allocated.container)
             return _whole_of(positions[container])
     parts: list[tuple[_Piece, int]] = []
-    # By an instance's UUID and by its number, which no kubelet mixes; but anybody may write it.
+    # By UUID and by number: no kubelet mixes them, but anybody may write such a tick.
     for device in devices:
         if device.pieces is None:
             _gather_pieces(device, allocations)
@@ -343,14 +346,14 @@ def _allocated_parts(
 def _normalised(
     positions: Mapping[_Name, int], parts: Iterable[tuple[_Piece, int]]
 ) -> AllocatedParts:
-    """Return each container's part of the device: of pieces, each one over a denominator."""
+    """Return each container's part of the device, from pieces with their denominators."""
     common = 1
     for _, denominator in parts:
         common = lcm(common, denominator)
         if common > _MAX_WHOLE:
             common = _MAX_WHOLE
             break
-    # What a container has by one resource adds up; of several resources the greatest counts.
+    # Parts through one resource add up; among several resources the largest part counts.
     by_resource: dict[tuple[AllocatedContainer, str], int] = {}
     for piece, denominator in parts:
         key = piece.container, piece.resource_name
@@ -360,7 +363,7 @@ def _normalised(
     allocated: dict[AllocatedContainer, int] = {}
     for (container, _), part in by_resource.items():
         allocated[container] = max(allocated.get(container, 0), part)
-    # By their names, never by the order in which the kubelet told of them.
+    # Sorted by name, never by the order in the kubelet's answer.
     found: list[Part] = [
         (positions[container], allocated[container]) for container in sorted(allocated)
     ]
@@ -371,8 +374,8 @@ def _normalised(
 
 
 def _gather_pieces(device: _Device, allocations: Sequence[DeviceAllocation]) -> None:
-    """Set what each container has of a device, and how many replicas of it there are."""
-    # Of each claim its pods, and the containers of each.
+    """Set each container's pieces of a device, and its numbers of replicas."""
+    # For each claim its pods, and the containers of each pod.
     claims: dict[str, dict[tuple[str, str], set[str]]] = {}
     ids: dict[str, set[str]] = {}
     numbers: dict[tuple[AllocatedContainer, str, str | None, bool], set[str]] = {}
@@ -397,7 +400,7 @@ def _gather_pieces(device: _Device, allocations: Sequence[DeviceAllocation]) -> 
         _Piece(
             container,
             resource_name,
-            # By a claim or without: a device that is whole counts once.
+            # A whole device counts once, with a claim or without.
             1 if is_whole else len(device_ids),
             1 if claim is None else len(claims[claim]) * len(claims[claim][container[:2]]),
             is_whole,
@@ -407,7 +410,7 @@ def _gather_pieces(device: _Device, allocations: Sequence[DeviceAllocation]) -> 
 
 
 def _pieces_of(reading: GpuReading, device: _Device, resource_name: str) -> int:
-    """Return into how many pieces a device is divided by a resource; at least 1."""
+    """Return the number of pieces into which a resource divides a device; at least 1."""
     if resource_name in _CORES:
         return _CORES[resource_name]
     replicas = device.replicas.get(resource_name)
@@ -417,5 +420,5 @@ def _pieces_of(reading: GpuReading, device: _Device, resource_name: str) -> int:
     unit_bytes = _UNIT_BYTES.get(resource_name)
     if unit_bytes is None:
         return given
-    # The replicas of a time-sliced device are none: who has one may use all that the others leave.
+    # Replicas of a time-sliced device are not pieces: each may use all that the others leave.
     return (reading.memory_total_bytes or 0) // unit_bytes or given

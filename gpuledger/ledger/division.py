@@ -1,49 +1,49 @@
-"""Divides whole numbers so that the parts sum to the whole: what books in whole numbers stand on.
+"""Divides whole numbers so that the parts add up exactly to the whole; the basis of all booking.
 
-Each part is its exact share, rounded up or down. The units that are left once all shares are
-rounded down go to those that lost most by it, one each (the largest remainder); where two lost the
-same, to the one that comes first. Whoever divides therefore puts the weights into an order that
-follows from what they are of, never into that in which they came. Nothing here is a float, but the
-ratio of which `parts_per_million` makes a whole number.
+Each part is its exact share, rounded up or down. First all shares are rounded down; the remaining
+units then go, one each, to the parts that lost most by that (the largest remainder method). If
+remainders are equal, the first one gets the unit. Callers must therefore order the weights by
+their owners, never by the order in which they arrived. Everything is a whole number except the
+ratio that `parts_per_million` converts.
 
-Compiled, numbers are C's of 128 bits where all products fit into these, else Python's, by the same
-function (`division.pxd`, ADR 019). Who divides in a hot place has the weights in objects whose
-fields are C's (`Portion`), so that no number is boxed between a weight and its part.
+When compiled, the same function uses C numbers of 128 bits if all products fit, otherwise Python's
+(`division.pxd`, ADR 019). Hot code keeps the weights in objects with C fields (`Portion`), so that
+no number is boxed between a weight and its part.
 """
 
 from collections.abc import Sequence
 from typing import Final
 
 PPM: Final = 1_000_000
-"""Parts of the whole in which ratios are counted: readings have six digits."""
+"""Parts of the whole in which ratios are expressed; readings have six digits."""
 MAX_PRODUCT: Final = 1e37
-"""Less than 128 bits hold, with room for the rounding by which products are compared with it."""
+"""Below the limit of 128 bits, with a margin for the rounding of the products compared with it."""
 _MAX_TOTAL: Final = 2**62
-# Up to so many units that are left, looking for who lost most costs less than sorting all.
+# Up to this many remaining units, searching for the largest remainder costs less than sorting.
 _FEW: Final = 8
 
 
 class Portion:
-    """Who has a part of a whole, for `share_out`."""
+    """A share of a whole, for `share_out`."""
 
     __slots__ = ("part", "weight")
 
     def __init__(self) -> None:
         self.weight = 0
-        """By what the whole is divided: less than 63 bits."""
+        """The weight by which the whole is divided: less than 63 bits."""
         self.part = 0
-        """What it has of the whole last divided."""
+        """Its part of the last divided whole."""
 
 
 def parts_per_million(ratio: float) -> int:
-    """Return a ratio as the whole number with which everything is computed."""
+    """Return a ratio in parts per million, the whole number used in all calculations."""
     return round(ratio * 1_000_000)
 
 
 def part_of(total: int, numerator: int, denominator: int) -> int:
     """Return total x numerator / denominator to the nearest whole number, halves rounded up."""
     amount, size, scale = total, numerator, denominator
-    # One more of each: what is multiplied by zero has to fit as well.
+    # One more for each factor: a number that is multiplied by zero must fit, too.
     if (size + 1) * (amount + 1) < MAX_PRODUCT and scale < MAX_PRODUCT and amount < _MAX_TOTAL:
         small_total, small_numerator, small_denominator = total, numerator, denominator
         return nearest(small_total, small_numerator, small_denominator)
@@ -51,18 +51,18 @@ def part_of(total: int, numerator: int, denominator: int) -> int:
 
 
 def nearest(total: int, numerator: int, denominator: int) -> int:
-    """Return what `part_of` does, of numbers whose products fit into their own type."""
+    """Return `part_of` of these numbers, whose products must fit into their own type."""
     return (2 * numerator * total + denominator) // (2 * denominator)
 
 
 def divide(total: int, weights: Sequence[int], numerator: int, denominator: int) -> list[int]:
     """Return a part for each weight: weight x numerator / denominator, rounded up or down.
 
-    They sum to `total`, which is what all weights together have, rounded up or down itself.
+    The parts add up to `total`, which must be the exact sum of the shares, rounded up or down.
     """
     if len(weights) == 1:
         return [total]
-    # Compared as C's floating-point numbers, which costs next to nothing.
+    # Compared as C floating-point numbers, which costs next to nothing.
     size, scale = numerator, denominator
     largest = 0
     for weight in weights:
@@ -90,7 +90,7 @@ def _divide(total: int, weights: Sequence[int], numerator: int, denominator: int
         parts[first] += 1
     elif left:
         remainders = [numerator * weight % denominator for weight in weights]
-        # Sorting is stable, backwards too: of equal remainders the first one comes first.
+        # Sorting is stable, also in reverse: of equal remainders the first one stays first.
         by_remainder = sorted(range(len(parts)), key=remainders.__getitem__, reverse=True)
         for index in by_remainder[:left]:
             parts[index] += 1
@@ -98,7 +98,7 @@ def _divide(total: int, weights: Sequence[int], numerator: int, denominator: int
 
 
 def share_out(total: int, shares: Sequence[Portion], numerator: int, denominator: int) -> None:
-    """Set the part of each, as `divide` does, of numbers whose products fit into their own type."""
+    """Set each share's part as `divide` does; the products must fit into the numbers' own type."""
     left = total
     for share in shares:
         part = numerator * share.weight // denominator
@@ -113,7 +113,7 @@ def share_out(total: int, shares: Sequence[Portion], numerator: int, denominator
     while left > 0:
         first, max_lost = shares[0], 0
         for share in shares:
-            # Below zero once it has been given a unit.
+            # Negative once it has been given a unit.
             lost = numerator * share.weight - denominator * share.part
             if lost > max_lost:
                 first, max_lost = share, lost

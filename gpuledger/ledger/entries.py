@@ -1,8 +1,8 @@
-"""The entries of an event: category, pod or job of each, and to whom it is allocated.
+"""The entries of an event, with the pod, job, category and allocation of each.
 
-An event names pods, containers and allocations once, and its entries point to them by position.
-Here lives the walk over the entries and these look-ups, for all who write rows or series or show
-names. Pure.
+An event lists pods, containers and allocations once, and its entries refer to them by position.
+This module iterates over the entries and resolves these references for all code that writes rows or
+series or displays names. Pure.
 """
 
 import hashlib
@@ -40,22 +40,23 @@ _encode_described: Final = msgspec.json.Encoder().encode
 
 
 def digest_of_described(event: GpuEvent) -> bytes:
-    """Return what is the same for two events that describe the same pods, allocations and so on.
+    """Return a digest that is equal for events with the same pods, allocations and so on.
 
-    Whoever reads a node's events in a row remembers these 32 bytes: a description itself is as many
-    kilobytes, most of which is in no label. It takes as long as comparing it.
+    A reader of a node's consecutive events remembers these 32 bytes instead of the description,
+    which has as many kilobytes, most of them not in any label. Computing the digest takes as long
+    as comparing descriptions.
     """
     return hashlib.sha256(_encode_described(_described(event))).digest()
 
 
 @lru_cache(maxsize=8192)
 def shared(value: H) -> H:
-    """Return one object for all values that are equal, for what is remembered of many nodes."""
+    """Return one object for all equal values, for data that is remembered for many nodes."""
     return value
 
 
 class _NoPod(NamedTuple):
-    """The fields of a pod that the event does not describe: all are absent."""
+    """The fields of a pod without a description: all are absent."""
 
     state: None = None
     uid: None = None
@@ -68,24 +69,24 @@ class _NoPod(NamedTuple):
 
 
 class PodOfEntry(NamedTuple):
-    """The pod and container of an entry, as far as the event names them.
+    """The pod and container of an entry, as far as the event identifies them.
 
-    All is absent where the entry is no pod's.
+    All fields are absent if the entry does not belong to a pod.
     """
 
     pod: PodDescription | None = None
     """The pod's description."""
     container_id: str | None = None
-    """The container's id; absent in an allocation, where the kubelet gives the name."""
+    """The container's id; absent for an allocation, for which the kubelet reports only a name."""
     container: str | None = None
     """The container's name."""
     described: Any = _NoPod()
-    """The pod's description; where there is none, an object whose fields are all absent."""
+    """The pod's description; if there is none, an object whose fields are all absent."""
 
     requested: Mapping[str, str] | None = None
-    """What the container asks for by its pod's spec: the amount of each resource, as text."""
+    """The container's request in its pod's spec: the amount of each resource, as text."""
     namespace: NamespaceDescription | None = None
-    """What is said of the pod's namespace."""
+    """The description of the pod's namespace."""
 
 
 _NO_NODE: Final = NodeDescription()
@@ -94,7 +95,7 @@ NO_POD: Final = PodOfEntry()
 
 
 class PodIndex:
-    """Finds the pod of an event's entry: its user's, and the one to which it is allocated."""
+    """Finds the pods of an entry: the one that used the GPU, and the one it is allocated to."""
 
     def __init__(self, event: GpuEvent) -> None:
         self._event = event
@@ -105,15 +106,15 @@ class PodIndex:
     def user_of(self, entry: Entry) -> PodOfEntry:
         """Return the pod on which the entry is booked.
 
-        Raises ValueError where the entry names a position that the event's containers do not have,
-        or the container one that its pods do not have.
+        Raises `ValueError` if the entry's position is not in the event's containers, or the
+        container's position is not in its pods.
         """
         position = entry.container
         if position is None:
             return NO_POD
         found = self._users.get(position)
         if found is None:
-            # Several GPUs have entries on one container.
+            # Entries of several GPUs may share a container.
             container: EventContainer = _at("container", position, self._event.containers)
             pod = None if container.pod is None else _at("pod", container.pod, self._event.pods)
             found = self._users[position] = self._pod_of(
@@ -122,10 +123,10 @@ class PodIndex:
         return found
 
     def allocatee_of(self, entry: Entry) -> PodOfEntry:
-        """Return the pod to which the part of the GPU of an entry on idle is allocated.
+        """Return the pod to which an idle entry's part of the GPU is allocated.
 
-        Raises ValueError if the entry names a position that the event's allocations do not have,
-        or the allocation one that its pods do not have.
+        Raises `ValueError` if the entry's position is not in the event's allocations, or the
+        allocation's position is not in its pods.
         """
         position = entry.allocation
         if position is None:
@@ -134,7 +135,7 @@ class PodIndex:
         if found is None:
             allocatee: EventAllocation = _at("allocation", position, self._event.allocations)
             pod = _at("pod", allocatee.pod, self._event.pods)
-            # Of another node's pod nothing is told, as the node may be anybody.
+            # Names are omitted for another node's pod, because any node could claim it.
             container = None if pod.name is None else allocatee.container
             found = self._allocatees[position] = self._pod_of(pod, None, container)
         return found
@@ -153,16 +154,16 @@ class PodIndex:
 
 
 class DeviceSlices(NamedTuple):
-    """How much of its physical GPU a device is, in slices."""
+    """How much of its physical GPU a device is, in the slices used for partitioning."""
 
     compute_slices: int | None
-    """Compute slices of this device alone."""
+    """Compute slices of this device only."""
     memory_slices: int | None
-    """Memory slices of this device alone."""
+    """Memory slices of this device only."""
     gpu_compute_slices: int | None
-    """Compute slices of the physical GPU."""
+    """Compute slices of the whole physical GPU."""
     gpu_memory_slices: int | None
-    """Memory slices of the physical GPU."""
+    """Memory slices of the whole physical GPU."""
 
 
 UNKNOWN_SLICES: Final = DeviceSlices(None, None, None, None)
@@ -183,14 +184,14 @@ def slices_of(books: GpuBooks) -> DeviceSlices:
 
 
 def energy_method_of(books: GpuBooks) -> EnergyMethod | None:
-    """Return how the energy of the entries was found; a GPU's own reading says it already."""
+    """Return how the entries' energy was determined: from the books, else from the reading."""
     reading = books.reading
     own = None if reading.energy_millijoules is None else reading.energy_method
     return books.energy_method or own
 
 
 class RecordPosition(Protocol):
-    """Where the record of an event is on its topic."""
+    """Position of an event's record in its topic."""
 
     @property
     def partition(self) -> int:
@@ -202,74 +203,74 @@ class RecordPosition(Protocol):
 
 
 class Origin(NamedTuple):
-    """Where and when an event was read."""
+    """Where an event was read, and when."""
 
     position: RecordPosition | None
-    """Where its record is; `None` for rows that do not have it."""
+    """Position of its record; `None` for rows that do not need it."""
     ingested_time_ns: int
     """When it was read, by the reader's clock, nanoseconds since the epoch."""
 
 
 class BookedEntry(NamedTuple):
-    """One entry, with its device, pod, node and times from the event."""
+    """One entry, with the event's data on its device, pod, node and times."""
 
     event: GpuEvent
     """The event."""
     origin: Origin | None
-    """Where and when the event was read, where that is asked for."""
+    """Where and when the event was read, if the caller provides it."""
     row: int
     """The entry's number within the event, from 0."""
     entry: Entry
     """The entry."""
     time_ns: int
-    """End of the time that it is about, nanoseconds since the epoch."""
+    """End of the entry's time, nanoseconds since the epoch."""
     interval_ns: int
-    """Length of that time: the tick's, or of all ticks that a late adjustment covers."""
+    """Length of that time: of the tick, or of all ticks that a late adjustment covers."""
     books: GpuBooks
     """The GPU's books in the event's tick."""
     gpu: GpuReading
-    """Its readings."""
+    """The GPU's readings."""
     busy_method: BusyMethod | None
-    """How the busy time was found, as the device's books or the late adjustment say."""
+    """How the busy time was determined, from the device's books or the late adjustment."""
     memory_method: MemoryMethod | None
-    """How the memory was found."""
+    """How the memory was determined."""
     energy_method: EnergyMethod | None
-    """How the energy was found."""
+    """How the energy was determined."""
     user: PodOfEntry
-    """On whom it is booked."""
+    """The pod on which it is booked."""
     allocatee: PodOfEntry
-    """On idle: to whom it is allocated."""
+    """For `idle`: the pod to which the unused part is allocated."""
     slices: DeviceSlices
     """How much of its physical GPU the device is."""
     requested: Mapping[str, str] | None
-    """What the container asks for on which it is booked, or to which it is allocated."""
+    """The request of the container that used it, or to which the unused part is allocated."""
     node: NodeDescription
-    """What is said of the node; nothing where nothing is known."""
+    """The description of the node; its fields are absent if nothing is known."""
     namespace: NamespaceDescription
-    """The same of the namespace of the pod on which it is booked, or to which it is allocated."""
+    """The description of the namespace of the pod in `user` or `allocatee`."""
     apportioned: Amounts
-    """What it has of the quantities that are apportioned."""
+    """Its part of the apportioned quantities."""
     job_id: str | None
     """The job on which it is booked."""
     allocated_job_id: str | None
-    """On idle: the job to which it is allocated."""
+    """For `idle`: the job to which the unused part is allocated."""
 
 
 def job_of(entry: Entry) -> str | None:
-    """Return the job on which an entry is booked; `None` where it is no job's."""
+    """Return the job on which an entry is booked; `None` for other categories."""
     return entry.job_id if entry.category is Category.JOB else None
 
 
 def allocated_job_of(entry: Entry) -> str | None:
-    """Return the job to which the part of the GPU of an entry on idle is allocated, if any."""
+    """Return the job to which an idle entry's part is allocated; `None` if there is none."""
     return entry.job_id if entry.category is Category.IDLE and entry.allocation is None else None
 
 
 def booked_entries(event: GpuEvent, origin: Origin | None = None) -> Iterator[BookedEntry]:
     """Yield the entries of each GPU of the event, then those of each late adjustment.
 
-    Raises ValueError if an entry names a container or an allocation that the event does not list,
-    or a late adjustment such a GPU.
+    Raises `ValueError` if an entry refers to a container or allocation, or a late adjustment to a
+    GPU, that the event does not list.
     """
     pods = PodIndex(event)
     node = event.node_description or _NO_NODE
@@ -304,11 +305,11 @@ def booked_entries(event: GpuEvent, origin: Origin | None = None) -> Iterator[Bo
 
 
 class _DeviceEntries(NamedTuple):
-    """The entries of one device over one interval, and what they have in common."""
+    """The entries of one device over one interval, with the data that they share."""
 
     entries: Sequence[Entry]
     apportioned: Sequence[Amounts]
-    """What each entry has of the quantities that are apportioned."""
+    """Each entry's part of the apportioned quantities."""
     books: GpuBooks
     """The device's books in the event's tick."""
     time_ns: int
@@ -334,11 +335,11 @@ def _devices_of_tick(event: GpuEvent) -> Iterator[_DeviceEntries]:
 
 
 def _devices_adjusted_late(event: GpuEvent) -> Iterator[_DeviceEntries]:
-    """Yield the entries of each late adjustment; raise ValueError as `gpu_of` does."""
+    """Yield the entries of each late adjustment; raise `ValueError` as `gpu_of` does."""
     for adjustment in event.late_adjustments or ():
         yield _DeviceEntries(
             entries=adjustment.entries,
-            # The chip's counters of the adjusted ticks were apportioned with these ticks.
+            # The chip's counters were already apportioned with the adjusted ticks.
             apportioned=[UNKNOWN] * len(adjustment.entries),
             books=gpu_of(adjustment, event),
             time_ns=adjustment.until_time_ns,
@@ -348,9 +349,9 @@ def _devices_adjusted_late(event: GpuEvent) -> Iterator[_DeviceEntries]:
 
 
 def gpu_of(adjustment: LateAdjustment, event: GpuEvent) -> GpuBooks:
-    """Return the GPU of a late adjustment.
+    """Return the books of the GPU that is adjusted.
 
-    Raises ValueError if the late adjustment names a position that the event's GPUs do not have.
+    Raises `ValueError` if the adjustment's position is not in the event's GPUs.
     """
     return _at("gpu", adjustment.gpu, event.gpus)
 
@@ -358,7 +359,6 @@ def gpu_of(adjustment: LateAdjustment, event: GpuEvent) -> GpuBooks:
 def _at(name: str, position: int, table: Sequence[T]) -> T:
     if position >= len(table):
         raise ValueError(
-            f"{name}: position {position} is not one of the event's {name}s, "
-            f"of which there are {len(table)}"
+            f"{name}: position out of range: {position}; the event has {len(table)} {name}s"
         )
     return table[position]

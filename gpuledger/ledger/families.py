@@ -1,15 +1,14 @@
-"""The table of the series that are made of events and incidents: names, help, labels.
+"""The table of the series that are made from events and incidents: names, help, labels.
 
-A name is in one family, and a family's series are of different
-things: a sum over a name counts nothing twice. So a GPU, the MIG instances into which it is cut and
-the accounts on which it is booked have names of their own, and none is a name of the nodes' pages
-(`gpuledger_node_gpu_…`), which one Prometheus may well scrape. Containers and accounts have a
-series of each quantity of the books, averaged over the tick; what is held stands apart, by holder,
-as it says nothing of use.
+Each name is in one family, and all series of a family describe the same kind of thing, so a sum
+over a name never counts anything twice. GPUs, their MIG instances and the categories on which they
+are booked therefore have different names. The nodes' metrics use other names again
+(`gpuledger_node_gpu_…`), because one Prometheus may scrape these too. Containers and categories
+have a series for each booked quantity, averaged over the tick. Allocations have separate series,
+because they are independent of use.
 
-A series is of a thing, and its labels do not change while the thing is there: how a value was
-found, to whom a pod belongs and how it is labelled stand on info series, whose value is 1, and
-which a query joins.
+A series' labels do not change while the thing exists. The method of a value and the owner and
+labels of a pod are on info series with value 1, which queries join.
 """
 
 from dataclasses import dataclass
@@ -20,23 +19,23 @@ from gpuledger.ledger.quantities import ALLOCATED_NS, APPORTIONED, BOOKED
 
 
 class OverInterval(Enum):
-    """What a metric's value is over an interval of several ticks."""
+    """How values of several ticks combine into one over an interval."""
 
     MEAN = "mean"
-    """Its mean, and its maximum in a metric of its own."""
+    """The mean, and the maximum as a separate metric."""
     SUM = "sum"
-    """Its sum: what it measures is of the tick alone."""
+    """The sum, for values that measure only the tick."""
     LAST = "last"
-    """The last one."""
+    """The last value."""
 
 
 class SharedOfDevice(Enum):
-    """What of a device its groups share: the families of one kind have the same quantities."""
+    """The kind of share that groups divide; families of one kind have the same quantities."""
 
     USE = "use"
-    """Its time, memory and energy: by containers, and by accounts that are no container's."""
+    """Time, memory and energy: shared by containers and by categories other than `pod`."""
     ALLOCATIONS = "allocations"
-    """Who holds it."""
+    """Allocations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +43,13 @@ class FamilyMetric:
     """One metric of a family."""
 
     name: str
-    """Its name, with the base unit at the end."""
+    """Name with the base unit at the end."""
     help: str
-    """What it says, as a sentence."""
+    """Help text of one sentence."""
     kind: str = "gauge"
-    """Its Prometheus type."""
+    """Prometheus type."""
     over_interval: OverInterval = OverInterval.MEAN
-    """What it is over an interval."""
+    """How values combine over an interval."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,35 +57,36 @@ class Family:
     """Metrics with the same labels."""
 
     labels: tuple[str, ...]
-    """Names of the labels beside `node`, in the order in which values are given."""
+    """Names of the labels after `node`, in the order of the label values."""
     metrics: tuple[FamilyMetric, ...]
-    """The metrics, in the order in which values are given."""
+    """Metrics, in the order of the values."""
     shares: SharedOfDevice | None = None
-    """What its groups share of a device, whose UUID is their first label: a tick in which one of
-    them has no value, and another one has, be it of another family, counts as 0 in its mean, so
-    that means sum up, too. Families that share the same have the same quantities, in one order."""
+    """The share of a device that its groups divide; the device's UUID is their first label. If
+    another group, also of another family, has a value in a tick and this one has none, the tick
+    counts as 0 in its mean, so that means add up. Families with the same value have the same
+    quantities in the same order."""
     identity: tuple[str, ...] | None = None
-    """Where it describes a thing: the labels by which that is known, as others may change. Over an
-    interval a thing is described once, as it was last."""
+    """For families that describe a thing: the labels that identify it; the others may change. Over
+    an interval, a thing is described once, with its last labels."""
 
 
 BOOKED_OF_USERS: Final = tuple(quantity for quantity in BOOKED if not quantity.is_of_allocations)
 QUANTITIES_OF_USERS: Final = (*BOOKED_OF_USERS, *APPORTIONED)
-"""The quantities of containers and accounts, in the order in which a group has their values."""
+"""The quantities of containers and categories, in the order of a group's values."""
 
 
 class DeviceLabels(NamedTuple):
-    """The labels of what is read of a device."""
+    """The labels of a device's readings."""
 
     gpu_uuid: str
     gpu_index: str
-    """For people, and no identity: it may be another GPU's once the driver was loaded again. So it
-    is no label of what is booked, which goes on over such a load."""
+    """For display only: another GPU may have the index after the driver is reloaded. Booked series,
+    which continue over a reload, therefore lack this label."""
     model: str
 
 
 class InstanceLabels(NamedTuple):
-    """The further labels of a MIG instance; empty where they do not apply, or are unknown."""
+    """Additional labels of a MIG instance; empty if not applicable or unknown."""
 
     parent_uuid: str
     gpu_instance: str
@@ -95,7 +95,7 @@ class InstanceLabels(NamedTuple):
 
 
 class ContainerLabels(NamedTuple):
-    """The labels of a container; empty where they are unknown."""
+    """The labels of a container; empty if unknown."""
 
     namespace: str
     pod: str
@@ -104,20 +104,20 @@ class ContainerLabels(NamedTuple):
 
 
 class AllocationLabels(NamedTuple):
-    """The labels of who holds a part of a device; all empty of what nobody holds."""
+    """The labels of the container or job to which a part is allocated; empty if there is none."""
 
     allocated_namespace: str = ""
     allocated_pod: str = ""
     allocated_pod_uid: str = ""
     allocated_container: str = ""
     allocated_pod_state: str = ""
-    """Empty where the pod is known: its names say so, and it is one label less to write."""
+    """Empty if the pod is known: its names show that, and one label less is written."""
     allocated_job_id: str = ""
-    """The job where it is none of a pod's."""
+    """The job, if it is not a pod's."""
 
 
 class PodInfoLabels(NamedTuple):
-    """The labels of what a pod is, before those of its own that are chosen."""
+    """The labels that describe a pod, before its own labels that are configured."""
 
     namespace: str
     pod: str
@@ -127,9 +127,9 @@ class PodInfoLabels(NamedTuple):
 
 
 class NodeInfoLabels(NamedTuple):
-    """The labels of what the cluster says of a node, before those of its own that are chosen."""
+    """The labels that describe a node, before its own labels that are configured."""
 
-    # `region` and `zone` are what installations give their series as external labels.
+    # Prefixed, because installations use `region` and `zone` as external labels.
     node_pool: str
     node_instance_type: str
     node_zone: str
@@ -142,31 +142,32 @@ DEVICE: Final = Family(
     metrics=(
         FamilyMetric(
             name="gpuledger_gpu_up",
-            help="1 while the GPU answers; 0 where it is known and does not.",
+            help="Whether the GPU responds (1 = yes, 0 = no, but it is known).",
             over_interval=OverInterval.LAST,
         ),
         FamilyMetric(
             name="gpuledger_gpu_utilization_ratio",
-            help="Share of the tick in which at least one kernel ran.",
+            help="Fraction of the sampling interval in which at least one kernel ran.",
         ),
         FamilyMetric(
             name="gpuledger_gpu_memory_utilization_ratio",
-            help="Share of the tick in which the memory controller was busy.",
+            help="Fraction of the sampling interval in which the memory controller was busy.",
         ),
         FamilyMetric(
             name="gpuledger_gpu_memory_used_bytes",
-            help="Device memory in use, without what the driver reserved.",
+            help="Device memory in use, without memory reserved by the driver.",
         ),
         FamilyMetric(name="gpuledger_gpu_memory_total_bytes", help="Size of the device memory."),
         FamilyMetric(
             name="gpuledger_gpu_memory_reserved_bytes",
-            help="Device memory that the driver and the firmware keep for themselves.",
+            help="Device memory reserved by the driver and the firmware.",
         ),
         FamilyMetric(name="gpuledger_gpu_power_watts", help="Power draw."),
         FamilyMetric(
-            # Not `…_energy_joules_total`, which is what the books come to.
+            # Not `…_energy_joules_total`, which is the booked energy.
             name="gpuledger_gpu_energy_counter_joules_total",
-            help="The driver's energy counter; it starts again when the driver is loaded.",
+            help="Energy used according to the driver's counter; restarts when the driver is"
+            " loaded.",
             kind="counter",
             over_interval=OverInterval.LAST,
         ),
@@ -177,8 +178,8 @@ DEVICE: Final = Family(
         FamilyMetric(name="gpuledger_gpu_memory_clock_hertz", help="Clock of the device memory."),
         FamilyMetric(
             name="gpuledger_gpu_gap_seconds",
-            help="Length of the tick where the GPU did not answer, so that nothing of it is known;"
-            " there is a sample in such ticks alone.",
+            help="Length of an interval in which the GPU did not respond, so that nothing is known"
+            " about it. Only such intervals have a sample.",
             over_interval=OverInterval.SUM,
         ),
     ),
@@ -188,26 +189,26 @@ INSTANCE: Final = Family(
     metrics=(
         FamilyMetric(
             name="gpuledger_mig_instance_utilization_ratio",
-            help="Share of the tick in which the MIG instance's engine was busy, by the chip's own "
-            "counters.",
+            help="Fraction of the sampling interval in which the MIG instance's engine was busy,"
+            " from the chip's counters.",
         ),
         FamilyMetric(
             name="gpuledger_mig_instance_memory_used_bytes",
-            help="The instance's memory in use, without what the driver reserved; compute "
-            "instances that share one memory report it once.",
+            help="Instance memory in use, without the driver's reserved memory. Compute instances"
+            " that share a memory report it once.",
         ),
         FamilyMetric(
             name="gpuledger_mig_instance_memory_total_bytes",
-            help="Size of the instance's memory, which is a part of the GPU's.",
+            help="Size of the instance's memory, a part of the GPU's memory.",
         ),
         FamilyMetric(
             name="gpuledger_mig_instance_memory_reserved_bytes",
-            help="The instance's memory that the driver and the firmware keep for themselves.",
+            help="Instance memory reserved by the driver and the firmware.",
         ),
         FamilyMetric(
             name="gpuledger_mig_instance_gap_seconds",
-            help="Length of the tick where the instance did not answer; there is a sample in such"
-            " ticks alone.",
+            help="Length of an interval in which the instance did not respond. Only such intervals"
+            " have a sample.",
             over_interval=OverInterval.SUM,
         ),
     ),
@@ -218,8 +219,8 @@ GPU_INFO: Final = Family(
     metrics=(
         FamilyMetric(
             name="gpuledger_gpu_info",
-            help="1 of each GPU and MIG instance, also while it does not answer: what it is, to"
-            " join to what is booked of it.",
+            help="Description of each GPU and MIG instance, also of unresponsive ones, for joins"
+            " with booked series. Always 1.",
             over_interval=OverInterval.LAST,
         ),
     ),
@@ -230,8 +231,8 @@ METHOD: Final = Family(
     metrics=(
         FamilyMetric(
             name="gpuledger_gpu_method_info",
-            help="1 of the method by which the parts of a quantity (`busy`, `memory`, `energy`)"
-            " were found that the tick books of the device.",
+            help="Method by which the quantity (`busy`, `memory`, `energy`) was split among the"
+            " device's entries. Always 1.",
             over_interval=OverInterval.LAST,
         ),
     ),
@@ -241,13 +242,13 @@ NODE: Final = Family(
     metrics=(
         FamilyMetric(
             name="gpuledger_node_last_sample_timestamp_seconds",
-            help="Event time of the node's tick: where its interval ends, since the epoch.",
+            help="Event time of the node's last sample: end of its interval, since the epoch.",
             over_interval=OverInterval.LAST,
         ),
         FamilyMetric(
             name="gpuledger_node_gap_seconds",
-            help="Time right before the tick that no tick of the node covers; there is a sample "
-            "at the first tick after such a gap alone.",
+            help="Time before the sampling interval that no sample of the node covers. Only the"
+            " first sample after a gap has one.",
             over_interval=OverInterval.SUM,
         ),
     ),
@@ -289,8 +290,8 @@ REQUESTED: Final = Family(
     metrics=(
         FamilyMetric(
             name="gpuledger_pod_gpu_requested",
-            help="What the container asks for of a resource by its pod's spec, in the resource's"
-            " own unit (GPUs, instances, shares), while it uses or is allocated a GPU.",
+            help="Amount of a resource that the container requests, in the resource's unit (GPUs,"
+            " instances, shares), while it uses GPUs or has them allocated.",
             over_interval=OverInterval.LAST,
         ),
     ),
@@ -301,8 +302,8 @@ POD_INFO: Final = Family(
     metrics=(
         FamilyMetric(
             name="gpuledger_pod_info",
-            help="1 of each pod on which something is booked or that holds something: its workload"
-            " and, as `label_…`, those of its labels that `remote_write.pod_labels` names.",
+            help="Description of each pod that uses GPUs or has them allocated: its workload and,"
+            " as `label_…`, its labels that `remote_write.pod_labels` lists. Always 1.",
             over_interval=OverInterval.LAST,
         ),
     ),
@@ -313,8 +314,8 @@ NAMESPACE_INFO: Final = Family(
     metrics=(
         FamilyMetric(
             name="gpuledger_namespace_info",
-            help="1 of each namespace of these pods: as `label_…`, those of its labels that"
-            " `remote_write.namespace_labels` names; there where one is named.",
+            help="Description of each namespace of these pods: as `label_…`, its labels that"
+            " `remote_write.namespace_labels` lists; sent only if that is set. Always 1.",
             over_interval=OverInterval.LAST,
         ),
     ),
@@ -324,10 +325,10 @@ NODE_INFO: Final = Family(
     identity=(),
     metrics=(
         FamilyMetric(
-            # `gpuledger_node_info` is the node's page's.
+            # `gpuledger_node_info` is one of the agent's own metrics.
             name="gpuledger_node_description_info",
-            help="1 of the node: what the cluster says of it and, as `label_…`, those of its labels"
-            " that `remote_write.node_labels` names.",
+            help="Description of the node: its properties in the cluster and, as `label_…`, its"
+            " labels that `remote_write.node_labels` lists. Always 1.",
             over_interval=OverInterval.LAST,
         ),
     ),
@@ -337,7 +338,7 @@ INCIDENTS: Final = Family(
     metrics=(
         FamilyMetric(
             name="gpuledger_gpu_incidents_total",
-            help="Incidents of the GPU by kind, `other` where this version does not know it.",
+            help="Total number of incidents of the GPU by kind; `other` for unknown kinds.",
             kind="counter",
         ),
     ),
@@ -347,14 +348,14 @@ XID_ERRORS: Final = Family(
     metrics=(
         FamilyMetric(
             name="gpuledger_gpu_xid_errors_total",
-            help="XIDs of the GPU by code, `other` where NVIDIA's catalogue does not have it;"
-            " there from the first one on, which an increase has.",
+            help="Total number of XIDs of the GPU by code; `other` for codes not in NVIDIA's"
+            " catalogue. Starts with the first XID, which an increase includes.",
             kind="counter",
         ),
     ),
 )
 INCIDENT_FAMILIES: Final = (INCIDENTS, XID_ERRORS)
-"""The families of what happens to GPUs: remote-write alone has them, from the incidents."""
+"""The families of GPU incidents; only remote-write has them, from the incidents' topic."""
 FAMILIES: Final = (
     DEVICE,
     INSTANCE,

@@ -1,14 +1,14 @@
-"""The series of what wears and fails in GPUs: errors, throttling, links, what the driver asks for.
+"""The series of GPU health: errors, throttling, links, and the driver's recommended action.
 
-Events have nothing of this; it is made of `gpuledger.readings.v1`, where a GPU's health is asked
-every few seconds, each GPU's at another time, as is why its clocks are held down. So what was said
-last of each GPU is remembered (`NodeHealth`), and told all at once, every so often; a GPU of which
-nothing came for a minute is told of no more.
+Events lack this data; it comes from `gpuledger.readings.v1`, where each GPU's health and throttling
+reasons are queried every few seconds, at different times for different GPUs. The last values of
+each GPU are therefore remembered (`NodeHealth`) and sent together at regular intervals. A GPU
+without readings for a minute is left out.
 
-`HEALTH_FAMILIES` is the table. A device is its UUID alone; what it is stands on `GPU_INFO`.
+`HEALTH_FAMILIES` is the table. A device is identified by its UUID; `GPU_INFO` describes it.
 
-What happens at an instant is an incident, and counted by words that are bounded: a kind is one of
-`INCIDENT_KINDS`, an XID one of NVIDIA's catalogue, and what is neither is `OTHER`. Pure.
+Events at an instant are incidents, counted by labels with a bounded set of values: a kind from
+`INCIDENT_KINDS`, an XID from NVIDIA's catalogue, and `OTHER` for everything else. Pure.
 """
 
 import hashlib
@@ -43,22 +43,22 @@ THROTTLE_REASONS: Final = {
     0x80: "hw_power_brake",
     0x100: "display_clocks",
 }
-"""NVML's bits, by the names that dcgm-exporter gives them."""
+"""NVML's bits, with dcgm-exporter's names."""
 OTHER: Final = "other"
-"""What stands for all that this version does not know."""
+"""Label value for everything that this version does not know."""
 KEPT_NS: Final = 60 * 10**9
-"""A GPU of which nothing came for so long is told of no more."""
+"""How long a GPU without readings is still sent."""
 MAX_AGE_NS: Final = 3_660 * 10**9
-"""Health is told for so long after it was asked: an agent asks for it each hour at the least."""
+"""How long health is sent after it was queried; agents query it at least hourly."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HealthFamily:
-    """One metric of the health of GPUs: a family of one metric, and what its series read."""
+    """One metric of GPU health: a family with one metric, and the readings of its series."""
 
     family: Family
     members: tuple[tuple[tuple[str, ...], str], ...]
-    """The values of the labels behind `gpu_uuid`, and the reading: part and field."""
+    """The label values after `gpu_uuid`, and the path of the reading: part and field."""
 
 
 def _metric(
@@ -80,7 +80,7 @@ def _metric(
 _TABLE: Final = (
     _metric(
         "throttled_seconds_total",
-        "Time for which the clocks were held down.",
+        "Total time for which the clocks were throttled.",
         *(
             (f"throttling.{reason}_ns_total", reason)
             for reason in (
@@ -100,7 +100,8 @@ _TABLE: Final = (
     ),
     _metric(
         "ecc_errors_total",
-        "Memory errors since the driver was loaded (volatile) or in the GPU's life (aggregate).",
+        "Total number of memory errors since the driver was loaded (volatile) or in the GPU's"
+        " lifetime (aggregate).",
         ("health.ecc_corrected_volatile_total", "corrected", "volatile"),
         ("health.ecc_uncorrected_volatile_total", "uncorrected", "volatile"),
         ("health.ecc_corrected_aggregate_total", "corrected", "aggregate"),
@@ -110,7 +111,7 @@ _TABLE: Final = (
     ),
     _metric(
         "sram_errors_total",
-        "Errors of the chip's own memory, in the GPU's life.",
+        "Total number of SRAM errors in the GPU's lifetime.",
         ("health.sram_corrected_total", "corrected"),
         ("health.sram_uncorrected_parity_total", "parity"),
         ("health.sram_uncorrected_secded_total", "secded"),
@@ -119,41 +120,41 @@ _TABLE: Final = (
     ),
     _metric(
         "sram_threshold_exceeded",
-        "1 where the chip's own memory has more errors than its maker allows.",
+        "Whether SRAM errors exceed the manufacturer's threshold (1 = yes).",
         ("health.sram_threshold_exceeded",),
     ),
     _metric(
         "retired_pages",
-        "Pages retired (before Ampere).",
+        "Number of retired memory pages (before Ampere).",
         ("health.retired_pages_single_bit", "single_bit"),
         ("health.retired_pages_double_bit", "double_bit"),
         labels=("cause",),
     ),
     _metric(
         "retired_pages_pending",
-        "1 where a page waits for the next start to be retired.",
+        "Whether a page waits for a reboot to be retired (1 = yes).",
         ("health.retired_pages_pending",),
     ),
     _metric(
         "remapped_rows",
-        "Rows replaced (Ampere and newer).",
+        "Number of remapped memory rows (Ampere and newer).",
         ("health.remapped_rows_correctable", "correctable"),
         ("health.remapped_rows_uncorrectable", "uncorrectable"),
         labels=("cause",),
     ),
     _metric(
         "remapped_rows_pending",
-        "1 where a row waits for the next reset to be replaced.",
+        "Whether a row waits for a GPU reset to be remapped (1 = yes).",
         ("health.remapped_rows_pending",),
     ),
     _metric(
         "remapped_rows_failed",
-        "1 where a row could not be replaced.",
+        "Whether a row could not be remapped (1 = yes).",
         ("health.remapped_rows_failed",),
     ),
     _metric(
         "remap_banks",
-        "Memory banks by the spare rows they have left.",
+        "Number of memory banks by remaining spare rows.",
         *(
             (f"health.remap_banks_{left}", left)
             for left in ("max", "high", "partial", "low", "none")
@@ -162,29 +163,29 @@ _TABLE: Final = (
     ),
     _metric(
         "pcie_replays_total",
-        "PCIe packets sent again.",
+        "Total number of PCIe replays.",
         ("health.pcie_replays_total",),
         kind="counter",
     ),
     _metric(
         "pcie_link_generation",
-        "The PCIe link's generation now.",
+        "Current PCIe link generation.",
         ("health.pcie_link_generation",),
     ),
-    _metric("pcie_link_width", "The PCIe link's lanes now.", ("health.pcie_link_width",)),
+    _metric("pcie_link_width", "Current number of PCIe lanes.", ("health.pcie_link_width",)),
     _metric(
         "pcie_max_link_generation",
-        "The highest PCIe generation that GPU and machine can do together.",
+        "Highest PCIe generation supported by both the GPU and the machine.",
         ("health.pcie_max_link_generation",),
     ),
     _metric(
         "pcie_max_link_width",
-        "The most PCIe lanes that GPU and machine can use together.",
+        "Largest number of PCIe lanes supported by both the GPU and the machine.",
         ("health.pcie_max_link_width",),
     ),
     _metric(
         "pcie_errors_total",
-        "PCIe errors.",
+        "Total number of PCIe errors.",
         ("health.pcie_correctable_errors_total", "correctable"),
         ("health.pcie_naks_received_total", "nak_received"),
         ("health.pcie_receiver_errors_total", "receiver"),
@@ -201,7 +202,7 @@ _TABLE: Final = (
     ),
     _metric(
         "nvlink_errors_total",
-        "NVLink errors.",
+        "Total number of NVLink errors.",
         ("health.nvlink_crc_flit_errors_total", "crc_flit"),
         ("health.nvlink_crc_data_errors_total", "crc_data"),
         ("health.nvlink_replays_total", "replay"),
@@ -224,20 +225,20 @@ _TABLE: Final = (
     ),
     _metric(
         "nvlink_successful_recoveries_total",
-        "Recoveries of NVLinks after which they work (Blackwell and newer).",
+        "Total number of successful NVLink recoveries (Blackwell and newer).",
         ("health.nvlink_link_successful_recoveries_totals",),
         kind="counter",
     ),
     _metric(
         "nvlink_bit_error_ratio",
-        "Wrong bits after correction, or wrong symbols, over all, of the worst NVLink.",
+        "Bit error ratio of the worst NVLink: after correction (effective) or of symbols (symbol).",
         ("health.nvlink_link_effective_bit_error_ratios", "effective"),
         ("health.nvlink_link_symbol_bit_error_ratios", "symbol"),
         labels=("kind",),
     ),
     _metric(
         "fabric_condition",
-        "1 where the NVLink fabric is in the condition.",
+        "Whether the NVLink fabric has the condition (1 = yes).",
         ("health.fabric_bandwidth_degraded", "bandwidth_degraded"),
         ("health.fabric_route_recovery", "route_recovery"),
         ("health.fabric_route_unhealthy", "route_unhealthy"),
@@ -246,7 +247,7 @@ _TABLE: Final = (
     ),
     _metric(
         "link_bytes_total",
-        "Bytes on a link; on NVLink data only.",
+        "Total number of bytes over the link; on NVLink only data bytes.",
         *(
             (f"traffic.{link}_{direction}_bytes_total", link, direction)
             for link in ("pcie", "nvlink")
@@ -258,7 +259,7 @@ _TABLE: Final = (
     *(
         _metric(
             f"{engine}_utilization_ratio",
-            f"Share of the driver's last window in which the {engines} were busy.",
+            f"Fraction of the driver's last sampling window in which the {engines} were busy.",
             (f"details.{engine}_utilization_ratio",),
         )
         for engine, engines in {
@@ -270,12 +271,13 @@ _TABLE: Final = (
     ),
     _metric(
         "temperature_margin_celsius",
-        "How much hotter the GPU may become before it has to slow down (Ada and newer).",
+        "Temperature increase after which the GPU slows down (Ada and newer).",
         ("details.temperature_margin_celsius",),
     ),
     _metric(
         "temperature_margin_limit_celsius",
-        "The margin at which the hardware slows or shuts down, and the least to be operated with.",
+        "Temperature margin at which the hardware slows down or shuts down, or the minimum for"
+        " operation.",
         *(
             (f"limits.temperature_margin_{limit}_celsius", limit)
             for limit in ("max", "memory_max", "slowdown", "shutdown")
@@ -284,39 +286,39 @@ _TABLE: Final = (
     ),
     _metric(
         "sm_clock_limit_hertz",
-        "The highest clock of the streaming multiprocessors.",
+        "Maximum clock of the streaming multiprocessors.",
         ("limits.sm_clock_max_hertz",),
     ),
     _metric(
         "memory_clock_limit_hertz",
-        "The highest clock of the device memory.",
+        "Maximum clock of the device memory.",
         ("limits.memory_clock_max_hertz",),
     ),
 )
 _REASON: Final = _metric(
     "throttle_reason",
-    "1 where the clocks were held down for the reason when it was asked since the sample before, or"
-    " last; else 0; `other` is all that this version does not know.",
+    "Whether the clocks were reduced for the reason since the sample before, or when last queried"
+    " (1 = yes, 0 = no); `other` for unknown reasons.",
     labels=("reason",),
 ).family
 _RECOVERY: Final = _metric(
     "recovery_action_info",
-    "1 of what the driver asks for so that the GPU works again: `none` where that is nothing.",
+    "Action that the driver recommends to recover the GPU, or `none`. Always 1.",
     labels=("action",),
 ).family
 HEALTH_FAMILIES: Final = (*(metric.family for metric in _TABLE), _REASON, _RECOVERY)
-"""The families of the health of GPUs."""
+"""The families of GPU health."""
 READINGS: Final = {
     (metric.family.metrics[0].name, labels): path
     for metric in _TABLE
     for labels, path in metric.members
 }
-"""What each series reads, by its metric and the labels behind `gpu_uuid`: part and field."""
+"""Path of each series' reading (part and field), by metric and label values after `gpu_uuid`."""
 _NS_PER_SECOND: Final = 10**9
 _REPORTED: Final = ("health", "limits", "throttling", "traffic")
-"""A device is told of from the first record on that has one of these parts."""
+"""A device is sent from its first record with one of these parts."""
 _STATE_BYTES: Final = 65_536
-"""What a GPU takes of memory beside its labels, about: its series' groups and its last health."""
+"""Approximate memory of a GPU's state without its labels: series groups and last health."""
 
 
 @dataclass(slots=True)
@@ -324,11 +326,11 @@ class _GpuState:
     """The last readings of one GPU's health, and their times by the node's clock."""
 
     groups: tuple[SeriesGroup, ...]
-    """The groups of `_READS`, in their order."""
+    """The groups of `_READS`, in the same order."""
     health: GpuHealth | None = None
     health_ns: int = 0
     limits: GpuLimits | None = None
-    """Asked with the health."""
+    """Queried together with the health."""
     details: GpuDetails | None = None
     details_ns: int = 0
     throttling: GpuThrottling | None = None
@@ -336,14 +338,13 @@ class _GpuState:
     traffic: GpuTraffic | None = None
     traffic_ns: int = 0
     reasons: int | None = None
-    """The bits that were set when it was asked since it was told of last; `None` where it was not
-    asked since."""
+    """The bits of all queries since the values were last sent; `None` if there was no query."""
     seen_ns: int = 0
-    """When anything was said of it."""
+    """Time of its last readings."""
 
 
 def of_all_links(name: str, by_link: Mapping[str, float]) -> float:
-    """Return what a reading of each NVLink says of all: the sum of a total, else the highest."""
+    """Return one value for all NVLinks: the sum of totals, otherwise the highest value."""
     return sum(by_link.values()) if name.endswith("_totals") else max(by_link.values())
 
 
@@ -371,37 +372,37 @@ _OF_DETAILS: Final = tuple(
 _READS: Final = tuple(
     (health.family, labels, _read_at(path)) for health in _TABLE for labels, path in health.members
 )
-"""What is told of a GPU: the family, the labels behind the GPU's, and what is read."""
+"""The series of a GPU: family, label values after `gpu_uuid`, and the function that reads it."""
 
 
 @dataclass(slots=True)
 class NodeHealth:
-    """The last readings of the health of a node's GPUs."""
+    """The last health readings of a node's GPUs."""
 
     due_ns: int | None = None
-    """When it is told next, by the node's clock; absent before the first readings."""
+    """When the values are sent next, by the node's clock; absent before the first readings."""
     gpus: dict[str, _GpuState] = field(default_factory=dict)
 
     @property
     def size_bytes(self) -> int:
-        """What it takes of memory, about."""
+        """Approximate memory in bytes."""
         return len(self.gpus) * _STATE_BYTES
 
 
 def health_values(
     readings: NodeReadings, known: NodeHealth, *, every_ns: int
 ) -> dict[SeriesGroup, SeriesValues] | None:
-    """Remember the readings; return the values of all GPUs where they are due.
+    """Remember the readings; return the values of all GPUs if they are due, otherwise `None`.
 
-    The first are told after one interval, when all GPUs' health was asked. Raises ValueError where
-    one record tells of more GPUs than a node has.
+    They are first due after one interval, when the health of all GPUs has been queried. Raises
+    `ValueError` if a record has more GPUs than a node can have.
     """
     now_ns = readings.time_ns
     if len(readings.gpus) > MAX_GPUS:
-        raise ValueError(f"gpus: more than {MAX_GPUS} have health")
+        raise ValueError(f"gpus: too many: {len(readings.gpus)}; at most {MAX_GPUS} have health")
     for details in readings.gpus:
         _remember(details, known, now_ns)
-    # A clock that was set back begins anew.
+    # Start over if the clock was set back.
     if known.due_ns is None or known.due_ns - now_ns > every_ns:
         known.due_ns = now_ns + every_ns
     if now_ns < known.due_ns:
@@ -414,7 +415,7 @@ def health_values(
     for uuid, gpu in known.gpus.items():
         if abs(now_ns - gpu.health_ns) > MAX_AGE_NS:
             gpu.health, gpu.limits = None, None
-        # Not all of it is asked as often as it is told.
+        # Some parts are queried less often than the values are sent.
         if abs(now_ns - gpu.throttling_ns) > KEPT_NS:
             gpu.throttling = None
         if abs(now_ns - gpu.traffic_ns) > KEPT_NS:
@@ -432,7 +433,7 @@ def _remember(details: GpuDetails, known: NodeHealth, now_ns: int) -> None:
         if not any(getattr(details, name) is not None for name in _REPORTED):
             return
         if len(known.gpus) >= MAX_GPUS:
-            # The one that was heard of longest ago: no node has so many.
+            # Drop the GPU not seen for longest: no real node has so many.
             known.gpus.pop(min(known.gpus, key=lambda uuid: known.gpus[uuid].seen_ns))
         groups = (SeriesGroup(family, (details.uuid, *labels)) for family, labels, _ in _READS)
         gpu = known.gpus[details.uuid] = _GpuState(groups=tuple(groups))
@@ -455,7 +456,7 @@ def _values_of(uuid: str, gpu: _GpuState) -> Iterator[tuple[SeriesGroup, SeriesV
         if (value := read(gpu)) is not None:
             yield group, (value,)
     if gpu.throttling is not None and gpu.throttling.reasons is not None:
-        # Not asked since: what held the clocks down then may do so still.
+        # Without a new query, the last known reasons may still apply.
         reasons = gpu.throttling.reasons if gpu.reasons is None else gpu.reasons
         for reason, is_set in throttle_reasons(reasons):
             yield SeriesGroup(_REASON, (uuid, reason)), (float(is_set),)
@@ -464,34 +465,34 @@ def _values_of(uuid: str, gpu: _GpuState) -> Iterator[tuple[SeriesGroup, SeriesV
 
 
 def throttle_reasons(bits: int) -> Iterator[tuple[str, bool]]:
-    """Yield each reason, and whether it is among NVML's bits."""
+    """Yield each reason, and whether its bit is set."""
     for bit, reason in THROTTLE_REASONS.items():
         yield reason, bool(bits & bit)
     yield OTHER, bool(bits & ~sum(THROTTLE_REASONS))
 
 
 COUNTED_KINDS: Final = (*INCIDENT_KINDS, OTHER)
-"""The values of the label `kind` of incidents."""
+"""Values of the label `kind` of incidents."""
 
 
 def counted_kind(incident: Incident) -> str:
-    """Return the value of the label `kind`."""
+    """Return the incident's value of the label `kind`."""
     return incident.kind if incident.kind in INCIDENT_KINDS else OTHER
 
 
 def counted_xid(incident: Incident) -> str | None:
-    """Return the value of the label `xid`; `None` where the incident is no XID."""
+    """Return the incident's value of the label `xid`; `None` if it is not an XID."""
     if incident.xid is None:
         return None
     return OTHER if find_xid(incident.xid).category == UNKNOWN else str(incident.xid)
 
 
 def incident_hash(incident: Incident) -> str:
-    """Return 16 digits that are the same of what is one incident of a node.
+    """Return 16 hexadecimal digits that identify an incident of a node.
 
-    A source tells of nothing twice: what has the same instant, GPU, kind and code is told apart by
-    the driver's words. What was there at the agent's start is told by each start of the boot, at
-    another instant.
+    No source reports the same thing twice, so two incidents with the same time, GPU, kind and code
+    differ by the driver's message. A state that existed when the agent started is reported again by
+    each start during the boot, at another time; it has the same hash.
     """
     identity = (
         incident.boot_id,
@@ -502,7 +503,7 @@ def incident_hash(incident: Incident) -> str:
         incident.kind,
         incident.xid,
         incident.source,
-        # What else may come twice at one instant: the driver's words tell them apart.
+        # Other incidents may coincide; the driver's message distinguishes them.
         incident.message,
     )
     return hashlib.blake2b(repr(identity).encode(), digest_size=8).hexdigest()

@@ -1,18 +1,18 @@
-"""The values of series over an interval of several ticks: means and maxima of what ticks read.
+"""Values of series over an interval of several ticks: means and maxima.
 
-A tick counts by its length. What is measured of a device as a whole is averaged over the ticks that
-have a value of it. What is booked on those who share a device is averaged over all ticks in which
-anybody has a value, container or category: who is not there in a tick had nothing of it, so that
-the means of those who share a device sum to the device's mean, as in each tick.
+Ticks are weighted by their length. A value of a device as a whole is averaged over the ticks that
+have one. Values booked on the users of a device are averaged over all ticks in which any user,
+container or category, has a value: a user that is not in a tick counts as 0. The means of a
+device's users therefore add up to the device's mean, as they do in each tick.
 
-What describes a thing is sent with each interval in which the thing was, once, as it was last: what
-is booked on a pod that ended in between can be joined to whose it was.
+Descriptions are sent once for each interval in which the thing existed, with their last value. The
+bookings of a pod that ended during the interval can thus be joined to its owner.
 
-Every node has an interval open at all times, and most of its ticks have the same groups with values
-of the same metrics. For as long as they do, what they sum up to stands in columns, one number for
-each metric that has a value (`_AlikeTicks`). From the first tick that is not like the others, each
-group has its own totals (`_Totals`), which take four times as much memory. The results are the same
-numbers: what is summed is summed in the same order. Pure.
+Every node has an open interval at all times, and most of its ticks have the same groups with values
+of the same metrics. As long as they do, the sums are kept in columns, with one number per metric
+that has a value (`_AlikeTicks`). From the first tick that differs, each group has its own totals
+(`_Totals`), which take four times as much memory. The results are exactly the same, because values
+are added in the same order. Pure.
 """
 
 from array import array
@@ -26,26 +26,26 @@ from gpuledger.ledger.families import Family, FamilyMetric, OverInterval, Shared
 from gpuledger.ledger.series import SeriesGroup, SeriesValues, absent_in
 
 _Key = tuple[SharedOfDevice, str]
-"""What is shared, and of which device."""
+"""The kind of share, and the UUID of the device."""
 _Thing = tuple[Family, tuple[str, ...]]
-"""What is described, by which family and by the labels by which it is known."""
+"""The described thing: the family, and the labels that identify it."""
 
 
 def maximum_name(name: str) -> str:
-    """Return what the maximum of a metric is called: its name, with `max` before its unit."""
+    """Return the name of a metric's maximum: the metric's name, with `max` before the unit."""
     stem, unit = name.rsplit("_", 1)
     return f"{stem}_max_{unit}"
 
 
 @cache
 def maxima_of(family: Family) -> Family:
-    """Return the family of the maxima of a family's means; it may have no metric."""
+    """Return the family of maxima for a family's means; it may have no metrics."""
     return Family(
         labels=family.labels,
         metrics=tuple(
             FamilyMetric(
                 name=maximum_name(metric.name),
-                help=f"The greatest value of a tick of the interval of {metric.name}.",
+                help=f"Maximum of {metric.name} in the samples of the interval.",
             )
             for metric in family.metrics
             if _is_mean(metric)
@@ -59,9 +59,9 @@ def _positions(family: Family) -> tuple[int, ...]:
 
 
 def _thing(group: SeriesGroup) -> _Thing:
-    """Return what a group describes."""
+    """Return the thing that a group describes."""
     known = tuple(group.label_values[position] for position in _positions(group.family))
-    # Of a pod without a UID the names are all that is known.
+    # A pod without a UID is identified by all its labels.
     return group.family, known if all(known) else group.label_values
 
 
@@ -70,35 +70,35 @@ def _is_mean(metric: FamilyMetric) -> bool:
 
 
 class _MetricTotals(NamedTuple):
-    """What the ticks of an interval said of one metric."""
+    """The sums of one metric over the ticks of an interval."""
 
     weighted: float
-    """The sum of its values times the lengths of their ticks, in nanoseconds."""
+    """Sum of the values times the lengths of their ticks, in nanoseconds."""
     total: float
-    """The sum of its values."""
+    """Sum of the values."""
     maximum: float
     last: float
     covered_ns: float
-    """The length of the ticks that had a value; exact for a hundred days."""
+    """Total length of the ticks that had a value; exact up to a hundred days."""
 
 
 _FIELDS: Final = len(_MetricTotals._fields)
 
 
 class _Totals:
-    """The same of all metrics of one group, in one array."""
+    """The `_MetricTotals` of all metrics of one group, in one array."""
 
     __slots__ = ("_has", "_numbers", "tick")
 
     def __init__(self, metrics: int) -> None:
         self._numbers = array("d", bytes(8 * _FIELDS * metrics))
         self._has = 0
-        """Bit n is set where metric n has had a value."""
+        """Bit n is set if metric n has had a value."""
         self.tick = 0
-        """The number of the last tick that had the group."""
+        """Number of the last tick with this group."""
 
     def add(self, values: SeriesValues, interval_ns: int) -> int:
-        """Add the values of a tick; return, as bits, which metrics had one."""
+        """Add the values of a tick; return a bit mask of the metrics that had one."""
         bits, bit, at = 0, 1, 0
         numbers, has = self._numbers, self._has
         for value in values:
@@ -116,27 +116,27 @@ class _Totals:
         return bits
 
     def begin(self, metric: int, totals: _MetricTotals) -> None:
-        """Go on with a metric that has had no value from what others have summed up."""
+        """Initialize a metric that has had no value with the totals of earlier ticks."""
         self._numbers[_FIELDS * metric : _FIELDS * (metric + 1)] = array("d", totals)
         self._has |= 1 << metric
 
     def of(self, metric: int) -> _MetricTotals | None:
-        """Return what was said of a metric; `None` where it has had no value."""
+        """Return the totals of a metric; `None` if it has had no value."""
         if not self._has >> metric & 1:
             return None
         return _MetricTotals(*self._numbers[_FIELDS * metric : _FIELDS * (metric + 1)])
 
 
 class _AlikeTicks:
-    """What ticks said that have the same groups, in the same order, and values of the same metrics.
+    """Totals of ticks with the same groups, in the same order, and values of the same metrics.
 
-    A column has a number for each metric that has a value.
+    A column has one number for each metric that has a value.
     """
 
     __slots__ = ("_absent", "_covered_ns", "_groups", "_lasts", "_maxima", "_totals", "_weighted")
 
     def __init__(self, values: Mapping[SeriesGroup, SeriesValues]) -> None:
-        """Begin with ticks that are like this one, which is not added by that."""
+        """Prepare for ticks that are like this one, without adding it."""
         flat = [*chain.from_iterable(values.values())]
         self._groups, self._absent = [*values], absent_in(flat)
         self._covered_ns = 0
@@ -144,9 +144,9 @@ class _AlikeTicks:
         self._weighted = self._totals = array("d", bytes(8 * len(self._lasts)))
 
     def add(self, values: Mapping[SeriesGroup, SeriesValues], interval_ns: int) -> bool:
-        """Add the values of a tick; return False, with nothing added, where it is not like them."""
+        """Add the values of a tick; return False, and add nothing, if it differs."""
         flat = [*chain.from_iterable(values.values())]
-        # Mostly the same objects, which compares them at once.
+        # These are mostly the same objects, which makes the comparison fast.
         if absent_in(flat) != self._absent or [*values] != self._groups:
             return False
         had = [value for value in flat if value is not None]
@@ -159,7 +159,7 @@ class _AlikeTicks:
         return True
 
     def totals(self) -> Iterator[tuple[SeriesGroup, list[_MetricTotals | None]]]:
-        """Yield what was said of each metric of each group; `None` where it has had no value."""
+        """Yield the totals of each metric of each group; `None` if it has had no value."""
         columns = zip(self._weighted, self._totals, self._maxima, self._lasts, strict=True)
         absent = iter(self._absent)
         for group in self._groups:
@@ -173,20 +173,20 @@ class _AlikeTicks:
 
 
 class IntervalValues:
-    """The values of the series of one node over the ticks that were added."""
+    """The values of one node's series over the ticks that were added."""
 
     __slots__ = ("_alike", "_groups", "_shared_ns", "_ticks")
 
     def __init__(self) -> None:
         self._alike: _AlikeTicks | None = None
-        """All ticks, for as long as they are alike."""
+        """All ticks, as long as they are alike."""
         self._groups: dict[SeriesGroup, _Totals] = {}
         self._ticks = 0
         self._shared_ns: dict[_Key, array[float]] = {}
-        """For each metric the length of the ticks in which any group of the device had a value."""
+        """For each metric: total length of ticks in which any group of the device had a value."""
 
     def add(self, values: Mapping[SeriesGroup, SeriesValues], *, interval_ns: int) -> None:
-        """Add the values of a tick of that length."""
+        """Add the values of a tick of this length."""
         self._ticks += 1
         if self._ticks == 1:
             self._alike = _AlikeTicks(values)
@@ -195,7 +195,7 @@ class IntervalValues:
             self._add_by_group(values, interval_ns)
 
     def _part(self, ticks: int) -> None:
-        """Go on by group from ticks that were alike; `ticks` is how many there were."""
+        """Switch from columns to totals by group; `ticks` is the number of ticks so far."""
         if self._alike is None:
             return
         for group, of_metrics in self._alike.totals():
@@ -232,7 +232,7 @@ class IntervalValues:
                     shared_ns[index] += interval_ns
 
     def values(self) -> dict[SeriesGroup, SeriesValues]:
-        """Return the values of the interval, the maxima of each group behind it."""
+        """Return the values of the interval; each group is followed by its maxima."""
         found: dict[SeriesGroup, SeriesValues] = {}
         for group, of_metrics in self._of_groups():
             metrics = [*zip(group.family.metrics, of_metrics, strict=True)]
@@ -249,17 +249,17 @@ class IntervalValues:
         return found
 
     def _of_groups(self) -> Iterator[tuple[SeriesGroup, list[_MetricTotals | None]]]:
-        """Yield what was said of the metrics of each group that has series in this interval.
+        """Yield the totals of each group that has series in this interval.
 
-        Of what is booked on those who share a device, `covered_ns` is that of all of them.
+        For groups that share a device, `covered_ns` is the total over all of them.
         """
         if self._alike is not None:
-            # Who was there in any tick was there in all, and has no other description.
+            # A thing in one tick was in all of them, and its description did not change.
             yield from self._alike.totals()
         last = self._last_descriptions()
         for group, totals in self._groups.items():
             family = group.family
-            # A pod whose names came is not told of twice.
+            # A pod whose names became known must not be described twice.
             if family.identity is not None and last[_thing(group)] != totals.tick:
                 continue
             of_metrics = [*map(totals.of, range(len(family.metrics)))]
@@ -272,7 +272,7 @@ class IntervalValues:
             yield group, of_metrics
 
     def _last_descriptions(self) -> Mapping[_Thing, int]:
-        """Return the tick that was the last to describe each thing."""
+        """Return, for each thing, the last tick that described it."""
         last: dict[_Thing, int] = {}
         for group, totals in self._groups.items():
             if group.family.identity is not None:
@@ -282,12 +282,12 @@ class IntervalValues:
 
 
 def _over_interval(metric: FamilyMetric, totals: _MetricTotals | None) -> float | None:
-    """Return a metric's value over an interval."""
+    """Return the metric's value over an interval."""
     if totals is None:
         return None
     if metric.over_interval is OverInterval.LAST:
         return totals.last
     if metric.over_interval is OverInterval.SUM:
         return totals.total
-    # Ticks without a length have no weight.
+    # Ticks of length 0 have no weight.
     return totals.weighted / totals.covered_ns if totals.covered_ns else totals.last

@@ -1,11 +1,10 @@
-"""One category's share of one device in one tick, as a flat row: nothing inside anything else.
+"""Flat rows without nested values: one category's part of one device in one tick each.
 
-`COLUMNS` is the one table of its columns. The record of the topic `gpuledger.rows.v1`, the columns
-of the store's table `entries` are made from it, so that a column has
-one name, one type and one meaning wherever it is found. To add a column is one row of the table
-and, where the event does not say it already, what it is read from in `gpuledger.ledger.entries`.
-Its place is that of the topic's fields. Tables of the store that are there already get it behind
-their last column, where it may be null.
+`COLUMNS` is the table of its columns. The record of the topic `gpuledger.rows.v1` and the columns
+of the store's table `entries` are made from it, so that a column has the same name, type and
+meaning everywhere. To add a column, add one row to the table and, if the event does not have the
+value yet, its source in `gpuledger.ledger.entries`. The row's place is the place of the topic's
+field. Existing tables of the store get the column at the end, where it may be null.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -44,15 +43,15 @@ from gpuledger.records.readings import BusyMethod, EnergyMethod
 
 
 class ColumnType(Enum):
-    """What the values of a column are, wherever they are written."""
+    """Type of a column's values, in all formats."""
 
     TEXT = "text"
     CODE = "code"
-    """A word of an enumeration."""
+    """A value of an enumeration."""
     POSITION = "position"
-    """A small whole number, of 32 bits."""
+    """A small whole number of 32 bits."""
     SEQUENCE = "sequence"
-    """A whole number of 64 bits that grows from row to row."""
+    """A whole number of 64 bits that increases from row to row."""
     QUANTITY = "quantity"
     """A whole number of 64 bits."""
     FLAG = "flag"
@@ -61,7 +60,7 @@ class ColumnType(Enum):
     DAY = "day"
     """The day of a time in UTC."""
     LABELS = "labels"
-    """Texts by name."""
+    """Texts by key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,17 +68,17 @@ class Column:
     """One column of the flat row."""
 
     name: str
-    """Its name, with the unit at the end."""
+    """Name with the unit at the end."""
     type: ColumnType
-    """What its values are."""
+    """Type of its values."""
     source: str
     """The value, as an expression over the fields of a `BookedEntry`."""
     meaning: str = ""
-    """What it says, as the docstring of the topic's field."""
+    """Description, used as the docstring of the topic's field."""
     bounds: Any = None
-    """The type of the topic's field, with its bounds; absent where the topic does not have it."""
+    """Type of the topic's field, with its bounds; absent if the topic does not have it."""
     optional: bool = False
-    """Whether it may be absent."""
+    """Whether the value may be absent."""
     in_store: bool = True
     """Whether the store's table has it."""
 
@@ -93,7 +92,7 @@ def _quantities(quantities: Iterable[Quantity], *, source: str) -> list[Column]:
             name=quantity.name,
             type=ColumnType.QUANTITY,
             source=f"{source}.{quantity.name}",
-            # Below zero where an entry may be; what is apportioned never is.
+            # Negative where an entry's field may be; apportioned amounts never are.
             bounds=_OF_ENTRIES.get(quantity.name, Natural),
             optional=True,
             meaning=quantity.meaning,
@@ -131,15 +130,15 @@ def _of_node(**meanings: str) -> list[Column]:
 
 
 COLUMNS: Final = (
-    # The store's readers skip files by the statistics of the first six of its columns.
+    # The store's readers skip files by the statistics of its first six columns.
     Column(name="event_date", type=ColumnType.DAY, source="time_ns"),
     Column(
         name="cluster",
         type=ColumnType.TEXT,
         source="event.cluster",
         bounds=ClusterName,
-        meaning="The Kubernetes cluster: the names of nodes, namespaces and pods are unique in it"
-        " alone.",
+        meaning="The Kubernetes cluster; names of nodes, namespaces and pods are unique only within"
+        " it.",
     ),
     Column(
         name="node",
@@ -167,7 +166,7 @@ COLUMNS: Final = (
         type=ColumnType.SEQUENCE,
         source="row",
         bounds=Natural,
-        # The store's rows are told apart by the offset of their event.
+        # The store identifies rows by the offset of their event.
         in_store=False,
         meaning="The row's number within its event, from 0.",
     ),
@@ -184,15 +183,15 @@ COLUMNS: Final = (
         type=ColumnType.QUANTITY,
         source="interval_ns",
         bounds=Natural,
-        meaning="Length of the covered interval; with busy method `accounting`, of all ticks that"
-        " it adjusts.",
+        meaning="Length of the covered interval; with busy method `accounting`, of all samples that"
+        " the late adjustment covers.",
     ),
     Column(
         name="late",
         type=ColumnType.FLAG,
         source="event.late",
         bounds=bool,
-        meaning="Whether the node was late with the tick; the same in all rows of an event.",
+        meaning="Whether the node was late with the sample; the same in all rows of an event.",
     ),
     Column(
         name="gap_ns",
@@ -200,22 +199,22 @@ COLUMNS: Final = (
         source="event.gap_ns",
         bounds=Natural,
         optional=True,
-        meaning="Time right before the tick that no tick covers; in all rows of an event: count it"
-        " once.",
+        meaning="Time before the interval that no sample covers. All rows of an event have it:"
+        " count it once.",
     ),
     Column(
         name="gpu_uuid",
         type=ColumnType.TEXT,
         source="gpu.uuid",
         bounds=Id,
-        meaning="The GPU's or MIG instance's UUID.",
+        meaning="UUID of the GPU or MIG instance.",
     ),
     Column(
         name="gpu_index",
         type=ColumnType.POSITION,
         source="gpu.index",
         bounds=SmallNatural,
-        meaning="The driver's index of the GPU at this tick: a label for people, never a key.",
+        meaning="The driver's index of the GPU at this sample: for display only, never a key.",
     ),
     Column(
         name="model",
@@ -231,7 +230,7 @@ COLUMNS: Final = (
         source="gpu.parent_uuid",
         bounds=Id,
         optional=True,
-        meaning="Of a MIG instance: the GPU's UUID.",
+        meaning="For a MIG instance: UUID of the GPU.",
     ),
     Column(
         name="mig_profile",
@@ -239,15 +238,15 @@ COLUMNS: Final = (
         source="gpu.mig_profile",
         bounds=Word,
         optional=True,
-        meaning="Of a MIG instance: its profile, such as `1g.10gb`.",
+        meaning="For a MIG instance: its profile, such as `1g.10gb`.",
     ),
     *_slices(
-        compute_slices="Compute slices of this device alone: of a MIG instance its own, of a GPU"
-        " that is cut those that no instance has."
+        compute_slices="Compute slices of this row: a MIG instance's own, or for a partitioned GPU"
+        " those without an instance."
         " `allocated_ns * compute_slices / gpu_compute_slices` sums to the physical GPUs' time.",
-        memory_slices="Memory slices of this device alone.",
-        gpu_compute_slices="Compute slices of the physical GPU.",
-        gpu_memory_slices="Memory slices of the physical GPU.",
+        memory_slices="Memory slices of this row, in the same way.",
+        gpu_compute_slices="Compute slices of the whole physical GPU.",
+        gpu_memory_slices="Memory slices of the whole physical GPU.",
     ),
     Column(
         name="gpu_gap_ns",
@@ -255,14 +254,14 @@ COLUMNS: Final = (
         source="books.gap_ns",
         bounds=Natural,
         optional=True,
-        meaning="Where the GPU did not answer in this tick: the interval; in all of its rows.",
+        meaning="If the GPU did not answer in this sample: the interval, in all of the GPU's rows.",
     ),
     Column(
         name="category",
         type=ColumnType.CODE,
         source="entry.category",
         bounds=Category,
-        meaning="Whose it is: a pod's, a job's, the host's, nobody's or idle.",
+        meaning="Whose use it is: `pod`, `job`, `host`, `unattributed` or `idle`.",
     ),
     Column(
         name="pod_uid",
@@ -270,7 +269,7 @@ COLUMNS: Final = (
         source="user.described.uid",
         bounds=Id,
         optional=True,
-        meaning="On a pod's category: its UID, where it is known.",
+        meaning="For category `pod`: UID of the pod, if known.",
     ),
     Column(
         name="container_id",
@@ -278,7 +277,7 @@ COLUMNS: Final = (
         source="user.container_id",
         bounds=Id,
         optional=True,
-        meaning="On a pod's category: the container's id, where the cgroup path names it.",
+        meaning="For category `pod`: the container's id, if the cgroup path has it.",
     ),
     Column(
         name="pod_state",
@@ -286,10 +285,9 @@ COLUMNS: Final = (
         source="user.described.state",
         bounds=PodState,
         optional=True,
-        meaning="On a pod's category: `known` by a pod record that names this node, `foreign` where"
-        " the record names another node; where none has come, `named` if the kubelet's allocations"
-        " tell the namespace and the name, and `pending` if not. Other names stand beside `known`"
-        " alone.",
+        meaning="For category `pod`: `known` if a pod record names this node, `foreign` if it names"
+        " another node. Without a record, `named` if the kubelet's allocations give namespace and"
+        " name, otherwise `pending`. Only `known` pods have other names.",
     ),
     Column(
         name="container",
@@ -297,7 +295,7 @@ COLUMNS: Final = (
         source="user.container",
         bounds=Label,
         optional=True,
-        meaning="Name of the container, once known.",
+        meaning="Name of the container, if known.",
     ),
     Column(
         name="namespace",
@@ -305,7 +303,7 @@ COLUMNS: Final = (
         source="user.described.namespace",
         bounds=Label,
         optional=True,
-        meaning="The pod's namespace, once known.",
+        meaning="Namespace of the pod, if known.",
     ),
     Column(
         name="pod",
@@ -313,7 +311,7 @@ COLUMNS: Final = (
         source="user.described.name",
         bounds=Subdomain,
         optional=True,
-        meaning="The pod's name, once known.",
+        meaning="Name of the pod, if known.",
     ),
     Column(
         name="owner_kind",
@@ -337,7 +335,7 @@ COLUMNS: Final = (
         source="user.described.labels",
         bounds=Labels,
         optional=True,
-        meaning="The pod's labels that the pod watch was asked to keep.",
+        meaning="The pod's labels that podwatch is configured to keep.",
     ),
     Column(
         name="job_id",
@@ -345,7 +343,7 @@ COLUMNS: Final = (
         source="job_id",
         bounds=JobId,
         optional=True,
-        meaning="On a job's category: the id that its scheduler, such as Slurm, has given it.",
+        meaning="For category `job`: the id from its scheduler, such as Slurm.",
     ),
     *_quantities(BOOKED, source="entry"),
     *_quantities(APPORTIONED, source="apportioned"),
@@ -355,7 +353,7 @@ COLUMNS: Final = (
         source="busy_method",
         bounds=BusyMethod,
         optional=True,
-        meaning="How the busy time of the device's accounts was found; absent where its use is not"
+        meaning="How the busy time of the device's rows was determined; absent if its use is not"
         " known.",
     ),
     Column(
@@ -364,7 +362,7 @@ COLUMNS: Final = (
         source="memory_method",
         bounds=MemoryMethod,
         optional=True,
-        meaning="How their memory was found; absent where it is not known.",
+        meaning="How the memory of the device's rows was determined; absent if it is not known.",
     ),
     Column(
         name="energy_method",
@@ -372,15 +370,15 @@ COLUMNS: Final = (
         source="energy_method",
         bounds=EnergyMethod,
         optional=True,
-        meaning="How the energy was found that they share; absent where it is not known.",
+        meaning="How the energy of the device's rows was determined; absent if it is not known.",
     ),
     Column(
         name="ingested_time_ns",
         type=ColumnType.SEQUENCE,
         source="origin.ingested_time_ns",
         bounds=Natural,
-        meaning="When the sink read the event that the row is of, by its own clock, nanoseconds"
-        " since the epoch. Of all columns the one that is no function of the event.",
+        meaning="When the sink read the row's event, by its own clock, nanoseconds since the epoch."
+        " The only column that does not follow from the event.",
     ),
     Column(name="kafka_partition", type=ColumnType.POSITION, source="origin.position.partition"),
     Column(name="kafka_offset", type=ColumnType.SEQUENCE, source="origin.position.offset"),
@@ -390,10 +388,9 @@ COLUMNS: Final = (
         source="allocatee.described.state",
         bounds=PodState,
         optional=True,
-        meaning="On `idle`: what is known of the pod to which this unused part is allocated:"
-        " `known` by a pod record that names this node, `foreign` where the pod of that name is on"
-        " another node, and `named` by the kubelet's allocations alone; absent if it is not"
-        " allocated.",
+        meaning="For `idle`: what is known about the pod to which this unused part is allocated:"
+        " `known` if a pod record names this node, `foreign` if the pod with this name is on"
+        " another node, `named` if only the kubelet's allocations name it; absent without one.",
     ),
     Column(
         name="allocated_pod_uid",
@@ -401,7 +398,7 @@ COLUMNS: Final = (
         source="allocatee.described.uid",
         bounds=Id,
         optional=True,
-        meaning="On `idle`: UID of the pod to which this unused part is allocated.",
+        meaning="For `idle`: UID of the pod to which this unused part is allocated.",
     ),
     Column(
         name="allocated_namespace",
@@ -409,7 +406,7 @@ COLUMNS: Final = (
         source="allocatee.described.namespace",
         bounds=Label,
         optional=True,
-        meaning="On `idle`: namespace of the pod to which this unused part is allocated.",
+        meaning="For `idle`: namespace of the pod to which this unused part is allocated.",
     ),
     Column(
         name="allocated_pod",
@@ -417,7 +414,7 @@ COLUMNS: Final = (
         source="allocatee.described.name",
         bounds=Subdomain,
         optional=True,
-        meaning="On `idle`: pod to which this unused part is allocated.",
+        meaning="For `idle`: name of the pod to which this unused part is allocated.",
     ),
     Column(
         name="allocated_container",
@@ -425,7 +422,7 @@ COLUMNS: Final = (
         source="allocatee.container",
         bounds=Label,
         optional=True,
-        meaning="On `idle`: container to which this unused part is allocated.",
+        meaning="For `idle`: name of the container to which this unused part is allocated.",
     ),
     Column(
         name="allocated_job_id",
@@ -433,7 +430,7 @@ COLUMNS: Final = (
         source="allocated_job_id",
         bounds=JobId,
         optional=True,
-        meaning="On `idle`: job to which this unused part is allocated, by the scheduler's"
+        meaning="For `idle`: the job to which this unused part is allocated, from the scheduler's"
         " directory.",
     ),
     Column(
@@ -442,7 +439,7 @@ COLUMNS: Final = (
         source="allocatee.described.owner_kind",
         bounds=Word,
         optional=True,
-        meaning="On `idle`: kind of the workload to which this unused part is allocated.",
+        meaning="For `idle`: kind of the workload to which this unused part is allocated.",
     ),
     Column(
         name="allocated_owner_name",
@@ -450,7 +447,7 @@ COLUMNS: Final = (
         source="allocatee.described.owner_name",
         bounds=Subdomain,
         optional=True,
-        meaning="On `idle`: name of that workload.",
+        meaning="For `idle`: name of that workload.",
     ),
     Column(
         name="allocated_labels",
@@ -458,7 +455,7 @@ COLUMNS: Final = (
         source="allocatee.described.labels",
         bounds=Labels,
         optional=True,
-        meaning="On `idle`: labels of the pod to which this unused part is allocated.",
+        meaning="For `idle`: labels of the pod to which this unused part is allocated.",
     ),
     Column(
         name="requested",
@@ -466,16 +463,16 @@ COLUMNS: Final = (
         source="requested",
         bounds=Annotated[dict[QualifiedName, str], at_most(MAX_RESOURCES)],
         optional=True,
-        meaning="What the container that used this part, or to which it is allocated unused,"
-        " requests in its pod's spec: the amount of each resource, as text.",
+        meaning="Request of the row's container in its pod's spec, or for `idle` of the container"
+        " to which the part is allocated: the amount of each resource, as text.",
     ),
     *_of_node(
-        node_pool="The node pool or node group that the node belongs to.",
-        instance_type="The provider's name of the kind of machine, such as `p5.48xlarge`.",
+        node_pool="The node's pool or group.",
+        instance_type="The provider's machine type, such as `p5.48xlarge`.",
         zone="The provider's zone.",
         region="The provider's region.",
-        capacity_type="How the node's capacity was bought: `spot`, `on_demand`, `reserved`, or what"
-        " else a label says.",
+        capacity_type="How the node's capacity was bought: `spot`, `on_demand`, `reserved`, or"
+        " another label value.",
     ),
     Column(
         name="node_labels",
@@ -483,7 +480,7 @@ COLUMNS: Final = (
         source="node.labels",
         bounds=Labels,
         optional=True,
-        meaning="The node's labels that podwatch was asked to keep.",
+        meaning="The node's labels that podwatch is configured to keep.",
     ),
     Column(
         name="namespace_labels",
@@ -491,8 +488,7 @@ COLUMNS: Final = (
         source="namespace.labels",
         bounds=Labels,
         optional=True,
-        meaning="Those of the pod's namespace; on `idle`, of the pod to which the part is"
-        " allocated.",
+        meaning="Labels of the pod's namespace; for `idle`, of the allocated pod's namespace.",
     ),
     Column(
         name="namespace_annotations",
@@ -500,11 +496,11 @@ COLUMNS: Final = (
         source="namespace.annotations",
         bounds=Annotations,
         optional=True,
-        meaning="The annotations of that namespace that podwatch was asked to keep.",
+        meaning="Annotations of that namespace that podwatch is configured to keep.",
     ),
 )
 TOPIC_COLUMNS: Final = tuple(column for column in COLUMNS if column.bounds is not None)
-"""The columns of `gpuledger.rows.v1`, in the order of its record."""
+"""The columns of `gpuledger.rows.v1`, in the order of its fields."""
 STORE_COLUMNS: Final = tuple(column for column in COLUMNS if column.in_store)
 """The columns of the store's table."""
 
@@ -516,28 +512,28 @@ def row_maker(
     *,
     make: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
-    """Return what makes a row of these columns of the fields of a `BookedEntry`.
+    """Return a function that makes a row of these columns from the fields of a `BookedEntry`.
 
-    A row is what `make` returns for the values by their columns' names, without it a tuple in the
-    columns' order. `written` says how values of a type are written, as an expression with `{}` in
-    the place of the value; it may call the functions named here. What is absent is `None`.
+    The function returns the result of `make`, called with the values by column name; without
+    `make`, a tuple in the columns' order. `written` gives the format of a type's values, as an
+    expression with `{}` for the value; it may call the given functions. Absent values are `None`.
     """
     values = {}
     for column in columns:
         form = written.get(column.type, "{}")
         present = form.format(column.source)
-        # What may be absent is `None` as it is, unless it is written in another form.
+        # `None` needs no guard unless the value is written in another format.
         is_guarded = column.optional and form != "{}"
         values[column.name] = (
             f"None if {column.source} is None else {present}" if is_guarded else present
         )
-    # A tuple is the fastest row; who needs names, as a record does, gives `make`.
+    # A tuple is the fastest row; `make` is for callers that need names, such as a record's.
     if make is None:
         row = f"({', '.join(values.values())},)"
     else:
         row = f"make({', '.join(f'{name}={value}' for name, value in values.items())})"
-    # Some forty values of each entry: attributes that are looked up by name take twice as long.
-    made: Callable[..., Any] = eval(  # noqa: S307  # of the table above, as a namedtuple's code is
+    # An entry has about forty values: looking up attributes by name would take twice as long.
+    made: Callable[..., Any] = eval(  # noqa: S307  # from the table above, like a namedtuple's code
         f"lambda {', '.join(BookedEntry._fields)}: {row}", {**functions, "make": make}
     )
     return made
@@ -554,8 +550,8 @@ EntryRow: Final[Any] = msgspec.defstruct(
     bases=(BaseRecord,),
     module=__name__,
     namespace={
-        "__doc__": "An entry with its tick, GPU and pod, or the pod to which it is allocated."
-        " Its identity is `(cluster, node, boot_id, seq, row)`.",
+        "__doc__": "An entry with its sample, GPU, pod and allocation. Its identity is `(cluster,"
+        " node, boot_id, seq, row)`.",
         FIELD_DOCSTRINGS: {column.name: column.meaning for column in TOPIC_COLUMNS},
     },
     frozen=True,

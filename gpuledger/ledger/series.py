@@ -1,12 +1,11 @@
-"""The series of an event: of what things, and with which values.
+"""The series of an event, with their values.
 
-`values_of` fills the families of `gpuledger.ledger.families` from one event. Whole numbers become
-base units here, at the edge and last: what is summed is summed in whole numbers.
+`values_of` fills the families of `gpuledger.ledger.families` from one event. Whole numbers are
+converted to base units only here, in the last step; all sums use whole numbers.
 
-Most of an event is what the one before it said: the same containers on the same GPUs. Whoever reads
-a node's events in a row keeps a `NodeGroups` for it, by which the labels of those groups are made
-once, and are the same objects from tick to tick. The values are the same with it and without it.
-Pure.
+Most events repeat the one before: the same containers on the same GPUs. A reader of a node's
+consecutive events keeps a `NodeGroups` for the node, so that the groups' labels are made once and
+stay the same objects from tick to tick. The values are the same with and without it. Pure.
 """
 
 import re
@@ -54,26 +53,26 @@ from gpuledger.records import Category, Entry, GpuBooks, GpuEvent, GpuReading, P
 
 
 class SeriesGroup(NamedTuple):
-    """The series of one thing: a family and the values of its labels."""
+    """The series of one thing: a family and its label values."""
 
     family: Family
     label_values: tuple[str, ...]
 
 
 SeriesValues = tuple[float | None, ...]
-"""The values of a group in a tick, in the order of its family's metrics; `None` where unknown."""
+"""The values of a group in a tick, in the order of its family's metrics; `None` if unknown."""
 
 
 def absent_in(values: Sequence[float | None]) -> bytes:
-    """Return where values are absent, a byte each: ticks that are alike have the same."""
+    """Return one byte per value, 1 if it is absent, to compare which values ticks have."""
     return bytes([value is None for value in values])
 
 
 MAX_GROUPS: Final = 16_384
-"""Things of which a tick has series: twice what 16 GPUs shared by 256 have. What a node says in
-40 bytes is 5 kB once its labels are written, so that a tick of these comes to 85 MB at most."""
+"""Groups per tick: twice as many as 16 GPUs in 256 shares have. 40 bytes of an event can become
+5 kB of labels, so a tick with this many comes to at most 85 MB."""
 _Memory = tuple[str | None, int | str]
-"""A memory that compute instances share: the GPU, and the GPU instance or the instance itself."""
+"""A memory that compute instances share: the GPU, and the GPU instance or the instance's UUID."""
 _NODE_GROUP: Final = SeriesGroup(NODE, ())
 _NOT_ALLOCATED: Final = AllocationLabels()
 _INFO: Final[SeriesValues] = (1.0,)
@@ -97,25 +96,27 @@ _BAD_IN_LABELS: Final = re.compile(r"[^a-zA-Z0-9_]")
 
 
 def label_of(name: str) -> str:
-    """Return the name of a series' label for a label of Kubernetes, as kube-state-metrics does."""
+    """Return the series label for a Kubernetes label, converted as kube-state-metrics does."""
     return "label_" + _BAD_IN_LABELS.sub("_", name)
 
 
 def refuse_equal_labels(setting: str, names: Iterable[str], external: Iterable[str] = ()) -> None:
-    """Raise ValueError where labels of Kubernetes would be one label of a series, or none."""
+    """Raise `ValueError` if a name is empty or two names would become the same series label."""
     taken = dict.fromkeys(external, "external_labels")
     for name in names:
         if not name:
-            raise ValueError(f"{setting}: a name is empty: take it out")
+            raise ValueError(f"{setting}: empty name; remove it")
         label = label_of(name)
         if label in taken:
-            raise ValueError(f"{setting}: {name} would be {label}, as {taken[label]} is")
+            raise ValueError(
+                f"{setting}: duplicate label {label} from {name} and {taken[label]}; remove one"
+            )
         taken[label] = name
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentLabels:
-    """The names of the labels of pods, namespaces and nodes that the info series have."""
+    """Names of the pods', namespaces' and nodes' labels that the info series include."""
 
     pods: tuple[str, ...] = ()
     namespaces: tuple[str, ...] = ()
@@ -124,40 +125,40 @@ class SentLabels:
 
 @dataclass(slots=True)
 class _DeviceGroups:
-    """What follows from a device's identity and from whose its entries are."""
+    """Groups of a device, which depend on its identity and its entries' owners."""
 
     identity: tuple[Any, ...]
-    """What the groups were made for: the reading's identity, and whose the entries are."""
+    """Key of the groups: the reading's identity, and the entries' owners."""
     device: SeriesGroup
     info: SeriesGroup
     users: list[SeriesGroup]
-    """The group of each entry in which its use counts."""
+    """For each entry, the group in which its use counts."""
     allocatees: list[SeriesGroup | None]
-    """The group of each entry in which what is held counts, where the entry is idle's."""
+    """For each entry, the group in which its allocation counts, if the entry is idle."""
     are_distinct: bool
-    """Whether no two entries count in one group of users."""
+    """Whether each entry has its own group of users."""
     methods: tuple[Any, ...]
-    """The methods of its last tick, of busy time, memory and energy."""
+    """The methods of its last tick: for busy time, memory and energy."""
     of_methods: dict[SeriesGroup, SeriesValues]
-    """Their series."""
+    """The series of these methods."""
 
 
 @dataclass(slots=True)
 class NodeGroups:
     """The groups of a node's last event, for the next one.
 
-    Bound to one `EventSeries`, and to one node; it holds no more than one event's groups.
+    Belongs to one `EventSeries` and one node; holds only one event's groups.
     """
 
     described: bytes | None = None
-    """The digest of what the event said of pods, containers, holders, namespaces and the node."""
+    """Digest of the event's descriptions of pods, containers, allocations, namespaces and node."""
     descriptions: dict[SeriesGroup, SeriesValues] = field(default_factory=dict)
-    """The series that follow from it alone."""
+    """The series that depend only on these descriptions."""
     devices: dict[str, _DeviceGroups] = field(default_factory=dict)
 
 
 class EventSeries:
-    """Makes the series of events, with chosen labels on those that describe."""
+    """Makes the series of events, with configurable labels on the info series."""
 
     def __init__(self, sent: SentLabels | None = None) -> None:
         self._sent = sent = sent or SentLabels()
@@ -174,11 +175,11 @@ class EventSeries:
     ) -> dict[SeriesGroup, SeriesValues]:
         """Return the values of each group, in the order of its family's metrics.
 
-        Values are `None` where unknown. `known` is that of the node's last event, and becomes this
-        one's; `described` is the event's `digest_of_described`, where the caller has it. Entries
-        with the same labels, as of two containers whose names are not known yet, are summed: a
-        series has one sample a tick. Raises ValueError where an entry names a holder that the event
-        does not list, and where there are more than `MAX_GROUPS`.
+        Values are `None` if unknown. `known` belongs to the node's last event and is updated to
+        this one; `described` is the event's `digest_of_described`, if the caller has it. Entries
+        with the same labels, for example of two containers whose names are not known yet, are added
+        up, because a series has one sample per tick. Raises `ValueError` if an entry refers to
+        something that the event does not list, or if there are more than `MAX_GROUPS`.
         """
         if known is None:
             known, described = NodeGroups(), b""
@@ -186,7 +187,7 @@ class EventSeries:
             described = described or digest_of_described(event)
         pods = PodIndex(event)
         if described != known.described:
-            # Positions mean something else now.
+            # The positions in entries now refer to other things.
             known.described, known.devices = None, {}
             known.descriptions = self._descriptions(event)
             known.described = described
@@ -207,16 +208,16 @@ class EventSeries:
             values[device.device] = _of_row(books, memories)
             values[device.info] = _INFO
             values |= _methods_of(books, device)
-            # Nothing can be averaged over no time; what the device read stands all the same.
+            # There are no averages over an empty interval, but the device's readings are valid.
             if interval_ns > 0:
                 _add_users(values, books, device, interval_ns, divisors)
                 values |= _of_allocatees(books, device, interval_ns)
-            # After each device, so that one event cannot grow without end before it is refused.
+            # Checked after each device, so that an event cannot grow far beyond the limit.
             _refuse_too_many(values)
         return values
 
     def _descriptions(self, event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
-        """Return the info series of pods, namespaces and the node, and of what pods request."""
+        """Return the info series of pods, namespaces and the node, and the series of requests."""
         found: dict[SeriesGroup, SeriesValues] = {}
         for labels in _pod_labels(event, self._sent.pods):
             found[SeriesGroup(self._pod_info, labels)] = _INFO
@@ -243,7 +244,7 @@ class EventSeries:
 
 def _refuse_too_many(values: dict[SeriesGroup, SeriesValues]) -> None:
     if len(values) > MAX_GROUPS:
-        raise ValueError(f"gpus: more than {MAX_GROUPS} devices, accounts and pods have series")
+        raise ValueError(f"gpus: too many series groups: more than {MAX_GROUPS}")
 
 
 def _with_labels(family: Family, names: Iterable[str]) -> Family:
@@ -256,10 +257,10 @@ def _chosen(labels: dict[str, str] | None, names: Iterable[str]) -> Iterator[str
 
 
 def _pod_labels(event: GpuEvent, chosen: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yield the labels of each pod's info series, of each UID once: a query joins by that."""
+    """Yield the labels of each pod's info series, once per UID, because queries join on it."""
     seen = set()
     for pod in event.pods:
-        # What a node says of another node's pod is told by that one.
+        # Another node's pod is described in that node's events.
         if pod.uid is None or pod.uid in seen or pod.state is PodState.FOREIGN:
             continue
         seen.add(pod.uid)
@@ -274,7 +275,7 @@ def _pod_labels(event: GpuEvent, chosen: Sequence[str]) -> Iterator[tuple[str, .
 
 
 def _requests(event: GpuEvent) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Yield the labels of what each container asks for, and how much that is."""
+    """Yield the labels and amount of each resource that a container requests."""
     for pod in event.pods:
         if pod.requested is None or pod.state is PodState.FOREIGN:
             continue
@@ -290,7 +291,7 @@ def _requests(event: GpuEvent) -> Iterator[tuple[tuple[str, ...], int]]:
 
 
 def _device_groups(books: GpuBooks, identity: tuple[Any, ...], pods: PodIndex) -> _DeviceGroups:
-    """Return the groups of a device; raises ValueError where an entry points to nothing."""
+    """Return the groups of a device; raise `ValueError` if an entry refers to nothing."""
     reading = books.reading
     gpu = DeviceLabels(
         gpu_uuid=reading.uuid, gpu_index=str(reading.index), model=shared(reading.model or "")
@@ -358,7 +359,7 @@ def _container_labels(user: PodOfEntry) -> ContainerLabels:
 
 
 def _methods_of(books: GpuBooks, device: _DeviceGroups) -> dict[SeriesGroup, SeriesValues]:
-    """Return the groups of how the quantities of the entries were found."""
+    """Return the groups that tell how the entries' quantities were determined."""
     methods = (books.busy_method, books.memory_method, energy_method_of(books))
     if device.methods != methods:
         device.methods, uuid = methods, books.reading.uuid
@@ -389,7 +390,7 @@ def _add_users(
             values[group] = (*_averages(amounts, divisors),)
         return
     for group, entry, apportioned in booked:
-        # Most chips' counters are not read: then nothing is apportioned.
+        # Usually the chip's counters are not read, and nothing is apportioned.
         if apportioned is UNKNOWN:
             values[group] = (*_averages(_booked_amounts(entry), divisors), *_UNAPPORTIONED)
         else:
@@ -398,7 +399,7 @@ def _add_users(
 
 
 def _averages(amounts: Amounts, divisors: Sequence[float]) -> list[float | None]:
-    # Of a list: a tuple of a generator takes a third longer, for each entry of each tick.
+    # Built from a list for each entry of each tick: a tuple from a generator takes a third longer.
     return [
         None if amount is None else amount / divisor
         for amount, divisor in zip(amounts, divisors, strict=False)
@@ -413,20 +414,20 @@ def _sum(left: Amounts, right: Amounts) -> Amounts:
 def _of_allocatees(
     books: GpuBooks, device: _DeviceGroups, interval_ns: int
 ) -> dict[SeriesGroup, SeriesValues]:
-    """Return the values of `ALLOCATION`'s metrics for each holder of the device."""
+    """Return the values of `ALLOCATION`'s metrics for each allocatee of the device."""
     allocated: dict[SeriesGroup, int] = {}
     for entry, group in zip(books.entries, device.allocatees, strict=True):
-        # Idle's entries alone have it.
+        # Only idle entries have it.
         if group is not None and entry.allocated_ns is not None:
             allocated[group] = allocated.get(group, 0) + entry.allocated_ns
     slices = slices_of(books)
     compute_slices, gpu_slices = slices.compute_slices, slices.gpu_compute_slices
     fraction: float | None = None
     if gpu_slices:
-        # What is left of a cut board is unknown where an instance's own slices are.
+        # The rest of a partitioned GPU is unknown if an instance's slices are.
         fraction = None if compute_slices is None else compute_slices / gpu_slices
     elif books.reading.parent_uuid is None:
-        # A GPU of which no slices are said is a board by itself.
+        # A GPU without known slices is a whole physical GPU.
         fraction = 1.0
     return {
         group: (
@@ -442,13 +443,13 @@ def _seconds(time_ns: int | None) -> float | None:
 
 
 def _of_row(books: GpuBooks, memories: set[_Memory]) -> SeriesValues:
-    """Return what a GPU or an instance read."""
+    """Return the readings of a GPU or instance, in the order of its family's metrics."""
     reading = books.reading
     if reading.parent_uuid is not None:
         return _of_instance(books, memories)
     power, energy = reading.power_milliwatts, reading.energy_total_millijoules
-    # In the order of `DEVICE.metrics`, by position: a name for each would cost a twentieth of the
-    # time in which an event's series are made.
+    # In the order of `DEVICE.metrics`, by position: naming each value would take a twentieth of the
+    # time for making an event's series.
     return (
         0.0 if reading.unresponsive else 1.0,
         reading.utilization_ratio,
@@ -466,12 +467,12 @@ def _of_row(books: GpuBooks, memories: set[_Memory]) -> SeriesValues:
 
 
 def _of_instance(books: GpuBooks, memories: set[_Memory]) -> SeriesValues:
-    """Return what an instance read; a memory is told once and then is in `memories`."""
+    """Return the readings of an instance; adds its memory to `memories` and reports it once."""
     reading, gap_seconds = books.reading, _seconds(books.gap_ns)
     instance = reading.uuid if reading.gpu_instance is None else reading.gpu_instance
     memory = (reading.parent_uuid, instance)
-    # Compute instances of one GPU instance share its memory: told of each, a sum would count it
-    # as often as there are.
+    # Compute instances of one GPU instance share its memory. Reported for each of them, a sum would
+    # count it several times.
     if memory in memories or reading.memory_total_bytes is None:
         return reading.utilization_ratio, None, None, None, gap_seconds
     memories.add(memory)
@@ -488,5 +489,5 @@ _DEFAULT: Final = EventSeries()
 
 
 def values_of(event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
-    """Return what `EventSeries.values_of` does, without chosen labels."""
+    """Return the same as `EventSeries.values_of`, without configured labels."""
     return _DEFAULT.values_of(event)

@@ -1,17 +1,18 @@
-"""What a tick adds to the counters of use: by device, category, container and job.
+"""Increments of the usage counters in a tick: by device, category, container and job.
 
-Here lives the one table of counters (`COUNTERS`), made from the quantities that are booked, and the
-walk over an event that says by how much each grows (`used_in`). A quantity that is held over the
-tick, as memory is, is counted as the amount times the interval.
+The table of counters (`COUNTERS`) is made from the booked quantities; `used_in` yields by how much
+an event increases each one. A quantity that is a level over the tick, such as memory, is counted as
+the amount times the interval.
 
-All is in whole numbers. A series is of a device, a category, and of a pod's container by its UID
-and name or of a job by its id: labels that never change while it lives. Of a container whose names
-are not known yet nothing is counted under other names: it is told by what its names are found by
-(`Unnamed`), and waits for them elsewhere.
+All amounts are whole numbers. A series belongs to a device and a category, and to a pod's container
+by UID and name or to a job by its id; these labels never change while the series lives. If a
+container's names are not known yet, its use is not counted under other names. Instead it is yielded
+with the key by which its names can be found (`Unnamed`), and waits elsewhere.
 
-`unattributed` is gross: what a settlement takes from it in favour of a container is counted in a
-series of its own, as a counter never falls. Idle is nobody's: who held the device is counted as
-held. Pure; sums over the series of a device equal those of its entries, to the last unit.
+`unattributed` is gross: because a counter never falls, a late adjustment that moves busy time from
+it to a container is counted in a separate series. Idle time has no user; the container or job to
+which the device is allocated is counted as allocated. Pure; the series of a device add up exactly
+to its entries.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,9 +43,9 @@ from gpuledger.ledger.series import SeriesGroup, SeriesValues
 from gpuledger.records import Category, Entry, GpuEvent, PodState
 
 SETTLED: Final = "settled_busy_ns"
-"""What late adjustments have taken from `unattributed`."""
+"""Busy time that late adjustments have moved away from `unattributed`."""
 COUNTED: Final = (*(quantity.name for quantity in BOOKED), SETTLED)
-"""The names of what is counted, in the order of `UsedAmounts`."""
+"""Names of the counted quantities, in the order of `UsedAmounts`."""
 _SETTLED_INDEX: Final = COUNTED.index(SETTLED)
 _BUSY_INDEX: Final = COUNTED.index(BUSY_NS.name)
 _ALLOCATED_INDEX: Final = COUNTED.index(ALLOCATED_NS.name)
@@ -53,7 +54,7 @@ _NS_PER_SECOND: Final = 10**9
 
 
 def _units_per_base(quantity: Quantity) -> int:
-    """Return how many of the counted units are one base unit of the series."""
+    """Return how many counted units make one base unit of the series."""
     by_time = _NS_PER_SECOND if quantity.is_gauge else 1
     return quantity.units_per_base * by_time
 
@@ -72,19 +73,19 @@ COUNTERS: Final = Family(
         ),
         FamilyMetric(
             name="gpuledger_gpu_late_adjustment_busy_seconds_total",
-            help="Busy time that was counted as unattributed, and on its containers once these had"
-            " ended; it stands in both.",
+            help="Busy time counted as unattributed that late adjustments also counted on"
+            " containers after they ended. Both series include it.",
             kind="counter",
         ),
     ),
 )
 
 UsedAmounts = list[int | None]
-"""An amount of each of `COUNTED`; `None` where it is not known."""
+"""One amount for each name of `COUNTED`; `None` if unknown."""
 
 
 class CountedLabels(NamedTuple):
-    """Whose a counter is: the values of the labels of `COUNTERS`."""
+    """The label values of a counter in `COUNTERS`, which identify its owner."""
 
     gpu_uuid: str
     category: str
@@ -96,36 +97,36 @@ class CountedLabels(NamedTuple):
 
     @property
     def group(self) -> SeriesGroup:
-        """The series of these labels."""
+        """The group of the series with these labels."""
         return SeriesGroup(COUNTERS, self)
 
 
 class Unnamed(NamedTuple):
-    """A container on a device of which not all names are known yet."""
+    """A container on a device whose names are not all known yet."""
 
     gpu_uuid: str
     ident: str
-    """By what its names are found: the container's id, or what the kubelet calls it."""
+    """Key for looking up its names: a container id, a pod UID or `namespace/pod/container`."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class User:
-    """Whose use is counted on a device; compared as an object, which is the same while it lasts."""
+    """The owner of use that is counted on a device; compared by object identity."""
 
     labels: CountedLabels
-    """Whose it is, as far as that is known."""
+    """The owner's labels, as far as they are known."""
     unnamed: Unnamed | None = None
-    """Set where names are missing."""
+    """Set if names are missing."""
 
     def named(self, names: Mapping[str, CountedLabels]) -> "User":
-        """Return the same under its names, where these are among the given ones (`names_in`)."""
+        """Return this user with its names, if they are among those given (from `names_in`)."""
         if self.unnamed is None or (labels := names.get(self.unnamed.ident)) is None:
             return self
         return User(labels._replace(gpu_uuid=self.unnamed.gpu_uuid))
 
 
 class Used(NamedTuple):
-    """What a tick adds to the counters for one entry."""
+    """Increment of the counters by one entry of a tick."""
 
     user: User
     amounts: UsedAmounts
@@ -133,28 +134,28 @@ class Used(NamedTuple):
 
 @dataclass(slots=True)
 class KnownUsers:
-    """Whose the entries of a node's last event were, for the next one; bound to one node."""
+    """The owners of the entries of a node's last event, for its next one; one per node."""
 
     described: bytes | None = None
-    """The digest of what the event described (`digest_of_described`)."""
+    """Digest of the event's descriptions (`digest_of_described`)."""
     devices: dict[str, "_DeviceUsers"] = field(default_factory=dict)
 
 
 class _DeviceUsers(NamedTuple):
-    """Whose the entries of one device are."""
+    """The owners of the entries of one device."""
 
     owners: list[tuple[Any, ...]]
-    """What the entries say of it."""
+    """The entries' references to their owners."""
     users: list[User]
-    """For each entry on whom it is booked."""
+    """For each entry, the user on which it is booked."""
     allocatees: list[User]
-    """For each entry who held what it says was held; one object for each of these."""
+    """For each entry, the user to which its part is allocated; one object per user."""
 
 
 def base_units(amounts: UsedAmounts) -> SeriesValues:
     """Return the values of the series of `COUNTERS`, in base units."""
-    # A division of whole numbers rounds once, so that what grows never reads less. Of a list: a
-    # tuple of a generator takes a third longer.
+    # Dividing whole numbers rounds only once, so a growing counter never reads less. Built from a
+    # list, because a tuple from a generator takes a third longer.
     return (
         *[
             None if amount is None else amount / divisor
@@ -166,7 +167,7 @@ def base_units(amounts: UsedAmounts) -> SeriesValues:
 def gauges_of(
     labels: CountedLabels, amounts: UsedAmounts, *, has_maxima: bool
 ) -> Mapping[SeriesGroup, SeriesValues]:
-    """Return which gauges a container or a job has of what is counted of it; their values are 0."""
+    """Return the gauges that belong to the counters of a container or job, with values 0."""
     known = dict(zip(COUNTED, amounts, strict=True))
     gpu_uuid, category, *container, job_id = labels
     values = [None if known.get(one.name) is None else 0.0 for one in QUANTITIES_OF_USERS]
@@ -180,7 +181,7 @@ def gauges_of(
 
 
 def add_amounts(total: UsedAmounts, more: UsedAmounts) -> None:
-    """Add amounts to a total in place; what is not known adds nothing."""
+    """Add amounts to a total in place; unknown amounts add nothing."""
     for index, amount in enumerate(more):
         if amount is not None:
             total[index] = (total[index] or 0) + amount
@@ -189,11 +190,11 @@ def add_amounts(total: UsedAmounts, more: UsedAmounts) -> None:
 def used_in(
     event: GpuEvent, known: KnownUsers | None = None, *, described: bytes | None = None
 ) -> Iterator[Used]:
-    """Yield what each entry of an event adds to the counters.
+    """Yield the increments of the counters by each entry of an event.
 
-    `known` is that of the node's last event, and becomes this one's; `described` is the event's
-    `digest_of_described`, where the caller has it. Raises ValueError where an entry names what the
-    event does not list.
+    `known` belongs to the node's last event and is updated to this one; `described` is the event's
+    `digest_of_described`, if the caller has it. Raises `ValueError` if an entry refers to something
+    that the event does not list.
     """
     if known is None:
         known = KnownUsers()
@@ -201,14 +202,14 @@ def used_in(
         described = described or digest_of_described(event)
     owners = _EntryOwners(event)
     if described != known.described:
-        # Positions mean something else now.
+        # The positions in entries now refer to other things.
         known.described, known.devices = described, {}
     before, known.devices = known.devices, {}
     interval_ns = event.interval_ns
     for books in event.gpus:
         gpu_uuid = books.reading.uuid
         device, of_entries = before.get(gpu_uuid), [*map(_owner_key, books.entries)]
-        # Entries come in the same order for as long as the same containers are on the device.
+        # Entries keep their order as long as the same containers are on the device.
         if device is None or device.owners != of_entries:
             device = owners.users_of(gpu_uuid, books.entries, of_entries)
         known.devices[gpu_uuid] = device
@@ -226,16 +227,16 @@ def used_in(
         gpu_uuid = gpu_of(adjustment, event).reading.uuid
         for entry in adjustment.entries:
             adjusted: UsedAmounts = [*_NOTHING]
-            # What is below zero is what the category had of it before.
+            # A negative amount is busy time that the category had before.
             index = _BUSY_INDEX if (entry.busy_ns or 0) >= 0 else _SETTLED_INDEX
             adjusted[index] = abs(entry.busy_ns or 0)
             yield Used(owners.user_of(gpu_uuid, entry), adjusted)
 
 
 def names_in(event: GpuEvent) -> dict[str, CountedLabels]:
-    """Return, by what they are found by, the containers and holders all of whose names are known.
+    """Return the labels of containers and allocatees with complete names, by look-up key.
 
-    The labels are those of no device.
+    The labels have no device.
     """
     pods = PodIndex(event)
     found: dict[str, CountedLabels] = {}
@@ -265,7 +266,7 @@ def _amounts_of(entry: Entry, interval_ns: int) -> UsedAmounts:
     for index in _MULTIPLIED:
         if (amount := amounts[index]) is not None:
             amounts[index] = amount * interval_ns
-    # Below zero in no tick's books; but whoever wrote the event may be anybody.
+    # Never negative in a tick's books, but anybody may have written the event.
     if (amounts[_BUSY_INDEX] or 0) < 0:
         amounts[_BUSY_INDEX] = None
     return amounts
@@ -273,11 +274,11 @@ def _amounts_of(entry: Entry, interval_ns: int) -> UsedAmounts:
 
 _NO_OWNER: Final = CountedLabels("", "")
 _FoundLabels = tuple[CountedLabels, str | None]
-"""The labels of no device, and where names are missing by what they are found."""
+"""The labels without a device, and the look-up key if names are missing."""
 
 
 class _EntryOwners:
-    """The labels of the entries of one event; each container and holder is looked up once."""
+    """The labels of one event's entries; looks up each container and allocation only once."""
 
     def __init__(self, event: GpuEvent) -> None:
         self._pods = PodIndex(event)
@@ -289,7 +290,7 @@ class _EntryOwners:
     def users_of(
         self, gpu_uuid: str, entries: Sequence[Entry], owners: list[tuple[Any, ...]]
     ) -> _DeviceUsers:
-        # Most entries of a device have the same holder, or none.
+        # Most entries of a device have the same allocation, or none.
         by = [(entry.allocation, allocated_job_of(entry)) for entry in entries]
         allocatees = {
             key: self.allocatee_of(gpu_uuid, entry) for key, entry in zip(by, entries, strict=True)
@@ -322,7 +323,7 @@ class _EntryOwners:
 
 def _found_labels(pod: PodOfEntry, ident: str) -> _FoundLabels:
     labels = _labels("", pod)
-    # Of another node's pod nothing but the UID is ever told.
+    # For another node's pod, nothing but the UID will ever be known.
     is_all = _is_named(labels) or pod.described.state is PodState.FOREIGN
     return labels, None if is_all else ident
 

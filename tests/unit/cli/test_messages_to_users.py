@@ -133,7 +133,7 @@ MESSAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
     ),
     "labels of pods that are one": (
         lambda _: load_agent(GPULEDGER_EXPOSITION__POD_LABELS="a.b,a-b"),
-        "GPULEDGER_EXPOSITION__POD_LABELS: a-b would be label_a_b, as a.b is",
+        "GPULEDGER_EXPOSITION__POD_LABELS: duplicate label label_a_b from a-b and a.b; remove one",
     ),
     "a kubelet's host": (
         lambda _: load_agent(GPULEDGER_KUBELET__API__HOST="node:10250"),

@@ -162,7 +162,7 @@ def test_a_holder_that_the_event_does_not_list_is_refused_and_changes_nothing(
     alive = len(encode(series, event(0, entries=[idle(1.0)])))
 
     with pytest.raises(
-        ValueError, match=rf"allocation: position {position} .*of which there are 0"
+        ValueError, match=rf"allocation: position out of range: {position}; the event has 0 "
     ):
         series.encode(samples_of(event(1, entries=[idle(1.0, position)])))
 
