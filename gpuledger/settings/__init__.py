@@ -1,4 +1,4 @@
-"""Settings: typed, strict, from defaults, a YAML file, the environment and the command line."""
+"""Settings: typed and strict; from defaults, a YAML file, the environment and the command line."""
 
 from gpuledger.settings.command_line import Option, load_settings
 from gpuledger.settings.groups import HttpSettings, KafkaSettings, LogSettings

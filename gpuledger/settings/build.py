@@ -1,7 +1,7 @@
-"""From layers of given values to a settings object: merge, convert, construct.
+"""Builds a settings object from layers of given values: merges, converts, constructs.
 
-Pure: no file, no environment. Every error names the setting as its source wrote it, the value and
-what is expected.
+Pure: reads no files and no environment. Every error names the setting as in its source, the value
+and the expected form.
 """
 
 import enum
@@ -41,7 +41,7 @@ _NAMES: Final[Mapping[Any, str]] = {
     Secret: "a text",
     FilePath: "a path",
 }
-# How a group's own __post_init__ begins what it says of one of its fields, or of a group's in it.
+# The form in which a group's `__post_init__` begins its message on one of its fields.
 _OF_A_FIELD: Final = re.compile(
     r"(?P<field>[a-z_]\w*(?:\.[a-z_]\w*)*):? (?!and )(?P<mistake>.+)", re.DOTALL | re.ASCII
 )
@@ -55,13 +55,13 @@ _BOUNDS: Final = {
 }
 _LISTS: Final = frozenset({list, tuple, set, frozenset})
 _PLAIN_KEY: Final = re.compile(r"[\w*?/-][\w.*?/-]{0,99}")
-"""What stands in a dotted path without quotes."""
+"""Keys that need no quotes in a dotted path."""
 _PLAIN_ITEMS: Final = re.compile(r"[\w./-]+(?:\s*,\s*[\w./-]+)*")
-"""What becomes a list of such where brackets are put around it."""
+"""Texts that become a list of names if brackets are put around them."""
 
 
 def build(model: type[S], layers: Sequence[Layer]) -> S:
-    """Build the settings; a later layer wins. `SettingsError` names the first mistake."""
+    """Build the settings; later layers override. Raise `SettingsError` for the first mistake."""
     given: dict[Path, Given] = {}
     for layer in layers:
         given |= layer
@@ -98,9 +98,9 @@ def _convert(setting: Setting, given: Given) -> Any:  # noqa: ANN401  # any sett
 
 
 def _is_none(setting: Setting, value: Any) -> bool:  # noqa: ANN401  # any setting
-    """Return whether a value says `none` of a text or a path that is none by default.
+    """Return whether a value means `none` for a text or path with the default `none`.
 
-    Null and the empty text say it alike. An empty secret says nothing: a file that was not written.
+    Null and the empty text both do. An empty secret does not: its file has not been written.
     """
     if setting.default == "":
         return value is None
@@ -108,7 +108,7 @@ def _is_none(setting: Setting, value: Any) -> bool:  # noqa: ANN401  # any setti
 
 
 def _read_text(hint: Any, text: str) -> Any:  # noqa: ANN401  # any setting
-    """Convert a text: as it stands where a text is wanted, else as a number, a list or YAML."""
+    """Convert a text: unchanged if a text is wanted, otherwise as a number, a list or YAML."""
     try:
         return msgspec.convert(text, hint, dec_hook=_from_text)
     except msgspec.ValidationError:
@@ -132,21 +132,21 @@ def _from_text(wanted: type, value: Any) -> Any:  # noqa: ANN401  # msgspec's ho
     raise ValueError(f"expected {_NAMES.get(wanted, wanted.__name__)}")
 
 
-# What is said of a value that is not what is wanted: where in it the mistake is, what is wanted
-# there, what was given, and what to write. The words are ours: msgspec's speak of its own types.
+# Messages on invalid values: where in the value the mistake is, what is expected there, what was
+# given, and a remedy. They avoid msgspec's messages, which are about its own types.
 
 
 class _Mistake(NamedTuple):
     at: tuple[Any, ...]
-    """Indices and keys by which it is reached in the setting's value."""
+    """Indices and keys that lead to it in the setting's value."""
     hint: Any
-    """What is wanted there."""
+    """The expected type."""
     value: Any
-    """What was given there."""
+    """The given value."""
 
 
 _LARGE: Final = 10**100
-"""Python writes no number of thousands of digits."""
+"""Python does not convert numbers with thousands of digits to text."""
 
 
 def _is_large(value: Any) -> bool:  # noqa: ANN401  # any built-in value
@@ -156,11 +156,11 @@ def _is_large(value: Any) -> bool:  # noqa: ANN401  # any built-in value
 def _explain(setting: Setting, given: Given) -> str:
     value = _parse(setting.type, given.value) if given.is_text else given.value
     found = _find_mistake(setting.type, value, is_strict=not given.is_text)
-    # A secret may have been taken apart, as by a comma, so that no piece of it looks like one.
+    # A secret may have been split, for example at a comma, so that no part looks like one.
     is_plain = all(mask_address(text) == text for text in _texts_in(given.value))
     is_shown = is_plain and not setting.may_hold_secrets
-    # What it is says enough to mend it, where the value itself may be the secret.
-    # A list or mapping in the place of a text may be of any length, and have a password in it.
+    # If the value itself may be secret, its kind is enough to fix the mistake. A list or mapping
+    # instead of a text may be of any length and contain a password.
     is_whole = isinstance(found.value, dict | list | tuple | set | frozenset)
     if setting.may_hold_secrets or _is_large(found.value) or is_whole:
         shown = kind_of(found.value)
@@ -169,7 +169,7 @@ def _explain(setting: Setting, given: Given) -> str:
     else:
         shown = repr(mask_address(given.value)) if isinstance(given.value, str) else MASK
     name = given.origin
-    # A variable's name says nothing of what is in it; a file's origin would end before the key.
+    # A variable's name does not show the position within it; a file's origin would lack the key.
     if found.at:
         keys = (_written(key, is_plain=is_plain, is_shown=is_shown) for key in found.at)
         path = f"{setting.name}{''.join(keys)}"
@@ -179,9 +179,9 @@ def _explain(setting: Setting, given: Given) -> str:
 
 
 def _written(key: Any, *, is_plain: bool, is_shown: bool) -> str:  # noqa: ANN401  # any built-in value
-    """Return an index or a key as it follows the name of what holds it.
+    """Return an index or key in the form in which it follows its container's name.
 
-    Of a mapping that may hold secrets a key that is no plain name may be name and value in one.
+    In a mapping that may hold secrets, a key that is not a plain name may be name and value in one.
     """
     if isinstance(key, _Index):
         return f"[{key}]"
@@ -191,24 +191,24 @@ def _written(key: Any, *, is_plain: bool, is_shown: bool) -> str:  # noqa: ANN40
 
 
 def _find_mistake(hint: Any, value: Any, *, is_strict: bool) -> _Mistake:  # noqa: ANN401  # any annotation, any value
-    """Return the innermost part of a value that is not what is wanted there."""
+    """Return the innermost part of a value that does not match the type expected there."""
     for key, wanted, part in _parts(hint, value):
         try:
             msgspec.convert(part, wanted, strict=is_strict, dec_hook=_from_text)
         except msgspec.ValidationError:
-            # Ends, as each hint is a part of the former, however deep the value is.
+            # Terminates however deep the value is, because each hint is part of the one before.
             found = _find_mistake(wanted, part, is_strict=is_strict)
             return found._replace(at=(key, *found.at))
     return _Mistake((), hint, value)
 
 
 class _Index(int):
-    """The place of an item in a list, which is no key of a mapping."""
+    """The position of an item in a list, as opposed to a key of a mapping."""
 
 
 def _parts(hint: Any, value: Any) -> Iterator[tuple[Any, Any, Any]]:  # noqa: ANN401  # as above
-    """Yield the index or key of each part of a value, what is wanted there, and the part."""
-    # A value of another shape than is wanted has no parts: the mistake is the whole of it.
+    """Yield the index or key of each part of a value, the type expected there, and the part."""
+    # A value of the wrong shape has no parts: then the whole value is the mistake.
     for wanted in map(_bare, alternatives(hint)):
         inner = get_args(wanted)
         if get_origin(wanted) in _LISTS and isinstance(value, list | tuple):
@@ -224,12 +224,12 @@ def _parts(hint: Any, value: Any) -> Iterator[tuple[Any, Any, Any]]:  # noqa: AN
 
 
 def _bare(hint: Any) -> Any:  # noqa: ANN401  # as above
-    """Return a type annotation without its bounds."""
+    """Return a type annotation without its constraints."""
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
 def _shown(value: Any) -> str:  # noqa: ANN401  # as above
-    # As YAML and JSON write it: who reads it has written it so.
+    # In the notation of YAML and JSON, which the reader used.
     if value is None or isinstance(value, bool):
         return msgspec.json.encode(value).decode()
     text = repr(value) if isinstance(value, str | list | dict) else str(value)
@@ -239,26 +239,26 @@ def _shown(value: Any) -> str:  # noqa: ANN401  # as above
 def _remedy(found: _Mistake, *, is_shown: bool) -> str:
     wanted = set(map(_bare, alternatives(found.hint)))
     is_one = not isinstance(found.value, list | dict) and found.value is not None
-    # YAML takes 1, no and 2026-11-21 for what they look like.
+    # YAML reads 1, no and 2026-11-21 as a number, a boolean and a date.
     if is_one and not isinstance(found.value, str) and wanted & {str, Secret, FilePath}:
         return ": put it in quotes"
     if {get_origin(part) for part in wanted} & _LISTS:
         text = "" if _is_large(found.value) else str(found.value)
-        # Brackets around signs of YAML's own would make something else of them.
+        # Brackets around YAML's special characters would change their meaning.
         is_name = is_one and is_shown and _PLAIN_ITEMS.fullmatch(text)
         return f": write [{text}]" if is_name else ": write [a, b], or [] for none"
     return ""
 
 
 def describe(hint: Any) -> str:  # noqa: ANN401  # any type annotation
-    """Return what a setting accepts, for people."""
+    """Return a description of the values that a setting accepts."""
     return " or ".join(_describe_one(part) for part in alternatives(hint) if part is not type(None))
 
 
 def _describe_one(hint: Any) -> str:  # noqa: ANN401  # any type annotation
     if get_origin(hint) is Annotated:
         base, *notes = get_args(hint)
-        # Of a note that is no msgspec.Meta there are no bounds.
+        # Annotations other than msgspec.Meta have no constraints.
         bounds = (
             f"{sign} {bound:g}"
             for note in notes
@@ -274,7 +274,7 @@ def _describe_one(hint: Any) -> str:  # noqa: ANN401  # any type annotation
 
 
 def _describe_whole(hint: Any) -> str | None:  # noqa: ANN401  # any type annotation
-    """Return what a value must be that has parts; `None` where it is to have none."""
+    """Return the description of a type with parts; `None` for other types."""
     if get_origin(hint) in _LISTS:
         return "a list"
     if get_origin(hint) is dict:
@@ -298,7 +298,7 @@ def _construct(
     try:
         return model(**arguments)
     except ValueError as error:  # raised by a group's own __post_init__
-        # What a group says may quote its values, with the secrets of addresses among them.
+        # The group's message may quote values, which may be addresses with secrets.
         mistake = shorten_middle(mask_texts(str(error), _texts_in(list(arguments.values()))))
         raise SettingsError(_with_origin(mistake, path, arguments, given)) from error
 
@@ -306,7 +306,7 @@ def _construct(
 def _with_origin(
     mistake: str, path: Path, fields: Collection[str], given: Mapping[Path, Given]
 ) -> str:
-    """Name the field that a group's message begins with as whoever gave it wrote it."""
+    """Replace the field at the start of a group's message by the name that its source uses."""
     found = _OF_A_FIELD.fullmatch(mistake)
     if not found or found["field"].partition(".")[0] not in fields:
         return f"{dotted(path)}: {mistake}" if path else mistake
@@ -316,8 +316,8 @@ def _with_origin(
 
 
 def _texts_in(value: Any) -> Iterator[str]:  # noqa: ANN401  # any built-in value
-    """Yield the texts that a value is or holds, as keys too."""
-    # YAML's anchors make one list a part of many, or of itself.
+    """Yield all texts in a value, including keys."""
+    # YAML anchors can make one list part of many, or of itself.
     seen: set[int] = set()
     left = [value]
     while left:

@@ -1,6 +1,6 @@
-"""The command line of a deployable: `--config`, `--print-config`, `--version`, `--help`.
+"""The command line of a component: `--config`, `--print-config`, `--version`, `--help`.
 
-Here the sources are put in their order: defaults, YAML file, environment, options.
+This module puts the sources in order: defaults, YAML file, environment, options.
 """
 
 import argparse
@@ -39,27 +39,27 @@ _EXIT_CODES: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """A command line option of one deployable: another way to give one of its settings."""
+    """A command line option of one component: another way to set one of its settings."""
 
     name: str
-    """`--source` for an option, `kind` for a positional argument, which may be left out."""
+    """`--source` for an option, `kind` for an optional positional argument."""
     setting: str
-    """The setting whose value it is, groups separated by dots."""
+    """The setting that it sets, groups separated by dots."""
     help: str
     """One sentence for `--help`."""
     choices: tuple[str, ...] = ()
     """The values that `--help` names; the setting's type decides what is accepted."""
     metavar: str = ""
-    """What `--help` calls its value; empty means by the option's name."""
+    """Name of the value in `--help`; empty means the option's name."""
     is_flag: bool = False
     """Whether it takes no value and makes its setting true."""
     chooses_section: bool = False
-    """Whether each of its choices is the name of a section of settings, of which one alone counts:
-    `--help` after a choice leaves out the others."""
+    """Whether its choices are names of settings sections. Only the chosen one applies, and `--help`
+    after a choice leaves out the others."""
 
     @property
     def attribute(self) -> str:
-        """The name under which argparse has its value."""
+        """The attribute with its value in argparse's result."""
         return self.name.lstrip("-").replace("-", "_")
 
 
@@ -78,11 +78,11 @@ def load_settings(
 ) -> S:
     """Return the settings: defaults < YAML file < environment < options.
 
-    With `ignores_other_sections` file and environment may be another program's.
+    With `ignores_other_sections`, file and environment may also hold another program's settings.
     `--help` shows the `examples` and the first ten of the `common` settings, named as in the file.
-    `complete` gets what was given, and returns what stands between that and the defaults.
+    `complete` is called with the given values and returns a layer between them and the defaults.
     `--help`, `--version` and `--print-config` print and raise `SystemExit(0)`. Raises
-    `SettingsError` naming the setting, the value and the remedy.
+    `SettingsError`, which names setting, value and remedy.
     """
     settings = settings_of(model)
     introduction = _introduction(description, examples)
@@ -109,13 +109,13 @@ def load_settings(
 
 
 def printed(settings: msgspec.Struct) -> str:
-    """Write settings as YAML, with a mask for each secret, and for what may well hold one."""
+    """Return settings as YAML, with a mask for each secret and for values that may hold one."""
     shown = _masked(settings_of(type(settings)), (), msgspec.to_builtins(settings, enc_hook=str))
     return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
 
 
 def _masked(settings: Sequence[Setting], path: tuple[str, ...], value: Any) -> Any:  # noqa: ANN401  # any built-in value
-    """Mask what is secret in addresses, and the texts of free mappings, such as headers."""
+    """Mask secrets in addresses, and all texts of free mappings, such as headers."""
     if isinstance(value, dict):
         return {
             mask_value(key): _masked(settings, (*path, key), inner) for key, inner in value.items()
@@ -165,7 +165,7 @@ class _Parser(argparse.ArgumentParser):
 
     @override
     def format_help(self) -> str:
-        # Not at each start: what each setting means stands in the source, to be read and parsed.
+        # Only for help, because the settings' meanings must be read and parsed from the source.
         self.epilog = "\n".join(self._epilog())
         return super().format_help()
 
@@ -194,7 +194,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _introduction(description: str, examples: Sequence[str]) -> str:
-    """Return what stands above the options in `--help`."""
+    """Return the text above the options in `--help`."""
     parts = description.split("\n\n")
     paragraphs = [text if text.startswith(" ") else fold(text) for text in parts]
     listed = "\n".join(("Examples:", *(f"  {example}" for example in examples)))
@@ -202,6 +202,6 @@ def _introduction(description: str, examples: Sequence[str]) -> str:
 
 
 def _not_chosen(option: Option, given: Sequence[str]) -> set[str]:
-    """Return the sections that do not count, as another one was chosen by the command line."""
+    """Return the sections that do not apply because the command line chose another one."""
     chosen = set(option.choices).intersection(given)
     return set(option.choices) - chosen if option.chooses_section and chosen else set()

@@ -1,6 +1,6 @@
-"""`gpuledger config explain COMPONENT [PREFIX]`: all settings of a component, or some of them.
+"""`gpuledger config explain COMPONENT [PREFIX]`: help on all or some settings of a component.
 
-It imports the settings of that component, which it names by a string, and nothing else of it.
+It imports only the component's settings, by a module name in a table.
 """
 
 import argparse
@@ -36,7 +36,7 @@ Exit codes: 0 printed; 2 invalid arguments, or a missing extra.
 
 
 def main() -> int:
-    """Print what the command line asks for; return the exit code."""
+    """Run the command line; return the exit code."""
     parser = _parser()
     try:
         arguments = parser.parse_args()
@@ -51,9 +51,9 @@ def main() -> int:
 
 
 def settings_text(component: str, prefix: str = "") -> str:
-    """Explain the settings of a component, or those that a prefix names.
+    """Return the help on a component's settings, or on those that a prefix names.
 
-    A prefix is a setting or a group of them, such as `kafka`. Raises `SettingsError` for another.
+    A prefix is a setting or a group, such as `kafka`. Raises `SettingsError` if there is none.
     """
     module, name = _SETTINGS[component]
     model: type[msgspec.Struct] = getattr(import_module(module), name)

@@ -1,6 +1,6 @@
-"""How help describes settings: the most common ones in `--help`, all of them in `config explain`.
+"""Help on settings: the most common ones for `--help`, all of them for `config explain`.
 
-Nothing here runs at the start of a component: the meanings are read from its source.
+A component does not use this when it starts, because meanings are read from its source.
 """
 
 import shutil
@@ -16,15 +16,15 @@ from gpuledger.settings.sources import REQUIRED, Setting
 
 _MAX_WIDTH: Final = 100
 _HEAD: Final = """\
-Settings, by name in the file, with their default and environment variable. A variable
-wins over the file, an option over both. A secret may also stand in a file that
-NAME_file or VARIABLE_FILE names. A text or path whose default is none is none as null
-and as an empty text.
+Settings by name in the file, with default and environment variable. Variables override the
+file, options override both. A secret can also be read from the file that NAME_file or
+VARIABLE_FILE names. If the default of a text or path is none, null and the empty text
+also mean none.
 """
 
 
 def explain_all(settings: Sequence[Setting]) -> str:
-    """Return what there is to know of all settings of a component."""
+    """Return the help on all settings of a component."""
     return "\n".join((_HEAD, explain(settings)))
 
 
@@ -34,7 +34,7 @@ def explain(settings: Sequence[Setting]) -> str:
 
 
 def summarize(settings: Sequence[Setting]) -> str:
-    """Return the same, with the first sentence of each meaning."""
+    """Return the same as `explain`, but only the first sentence of each meaning."""
     return "\n".join(_entry(setting, _first_sentence(setting.meaning)) for setting in settings)
 
 

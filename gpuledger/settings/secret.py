@@ -1,8 +1,8 @@
-"""A text that must not be seen, and addresses, which may hold one. The only place that masks.
+"""Secrets, and addresses, which may contain one. All masking happens in this module.
 
-An address is shown without user, password, query and fragment. One that does not parse is not shown
-at all: the parts of a mistyped address cannot be told apart. Where secrets come from is the
-loader's business.
+An address is shown without user, password, query and fragment. An address that does not parse is
+not shown at all, because the parts of a mistyped address cannot be told apart. The loader finds the
+sources of secrets.
 """
 
 import os
@@ -20,23 +20,23 @@ from gpuledger.small_files import read_small_file
 MASK: Final = "********"
 _SCHEME_SIGN: Final = "://"
 _AT: Final = ("@", "%40", "\uff20", "\ufe6b")
-"""What parts a login from a host, also percent-encoded and in full width."""
+"""Separators of login and host, also percent-encoded and full-width."""
 _BEHIND: Final = ("?", "#", ";", "=")
-"""What parts a token from an address."""
+"""Separators of address and token."""
 _HOST: Final = re.compile(r"[\w.-]*|\[[0-9A-Fa-f:.]+\]", re.ASCII)
 _PUNCTUATION: Final = ".,:;)>}"
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'\\]+")
-# An escape, as of JSON, is no part of a word.
+# An escape sequence, as in JSON, ends a word.
 _WORD: Final = re.compile(r"\\u[0-9A-Fa-f]{4}|\\.|[^\s\"'\\]+")
 
 
 def may_part_a_login(text: str) -> bool:
-    """Return whether something in the text may part a user and a password from a host."""
+    """Return whether the text contains something that may separate a login from a host."""
     return any(sign in text for sign in _AT)
 
 
 def shown_url(url: str) -> str:
-    """Return an address or a path without user, query and fragment; a mask if it does not parse."""
+    """Return an address or path without user, query and fragment; a mask if it does not parse."""
     if _is_path(url):
         return url
     has_scheme = _SCHEME_SIGN in url
@@ -54,12 +54,12 @@ def shown_url(url: str) -> str:
         is_whole = host or parts.scheme == "file"
         path = parts.path.partition(";")[0]
         return urlunsplit((parts.scheme, host, path, "", "")) if is_whole else MASK
-    # It may lack more than its scheme.
+    # More than the scheme may be missing.
     return MASK if _may_hold_secret(url) else url
 
 
 def shown_brokers(servers: str) -> str:
-    """Return Kafka's addresses, `host:port[,host:port…]`; a mask if one of them is not such."""
+    """Return Kafka's addresses, `host:port[,host:port…]`; a mask if one has another form."""
     before, found, after = servers.rpartition(_SCHEME_SIGN)
     brokers = [broker.strip() for broker in after.split(",")]
     is_plain = not any("/" in broker or shown_url(broker) != broker for broker in brokers)
@@ -67,16 +67,16 @@ def shown_brokers(servers: str) -> str:
 
 
 def mask_address(value: str) -> str:
-    """Return a value as it is, unless it looks like an address: then as `shown_url` does."""
+    """Return the value unchanged, unless it looks like an address; then as `shown_url` does."""
     if _SCHEME_SIGN in value or _may_hold_secret(value):
         return shown_url(value)
     return value
 
 
 def mask_addresses(text: str) -> str:
-    """Return a text in which each address with a login, query or fragment is as `shown_url` has it.
+    """Return a text with each address that has login, query or fragment replaced by `shown_url`.
 
-    A word ends at a blank or a quote: a whole value, which may hold some, is for `mask_address`.
+    Words end at a blank or quote. For a whole value, which may contain these, use `mask_address`.
     """
     if "@" not in text and _SCHEME_SIGN not in text:
         return text
@@ -84,7 +84,7 @@ def mask_addresses(text: str) -> str:
 
 
 def mask_texts(message: str, texts: Iterable[str]) -> str:
-    """Return a message about some values, each of them masked as a whole, then each word."""
+    """Return a message with each of the given values masked as a whole, then word by word."""
     for text in sorted(texts, key=len, reverse=True):
         shown = mask_address(text)
         if shown != text:
@@ -93,7 +93,7 @@ def mask_texts(message: str, texts: Iterable[str]) -> str:
 
 
 def mask_value(value: Any) -> Any:  # noqa: ANN401  # any built-in value
-    """Return a setting's value for people, each text in it masked as an address is."""
+    """Return a setting's value for display, with each text in it masked like an address."""
     if isinstance(value, dict):
         return {mask_value(key): mask_value(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -123,23 +123,23 @@ def _may_hold_secret(text: str) -> bool:
 
 
 class Secret:
-    """A text that shows a mask wherever it is printed, logged or encoded."""
+    """A text that is masked whenever it is printed, logged or encoded."""
 
     __slots__ = ("_text", "file")
 
     def __init__(self, text: str, *, file: Path | None = None) -> None:
-        """Take the text, and the file that it stands in, where it came from one."""
+        """Store the text, and the file from which it was read, if any."""
         self._text = text
         self.file = file
 
     @classmethod
     def load(cls, file: Path, *, name: str, is_known: bool = False) -> "Secret":
-        """Return the secret that stands in a file; `SettingsError` says why the setting has none.
+        """Return the secret from a file; raise `SettingsError` with the reason if there is none.
 
-        What is said of a file names none of its bytes; and not the file where there is none, unless
-        it is known for one: it may be the secret itself, given in the wrong variable.
+        The message never shows the file's content. It shows the file's name only if the file exists
+        or `is_known`: the name may be the secret itself, given in the wrong variable.
         """
-        is_file = is_known or os.path.exists(file)  # noqa: PTH110  # false for what can be no name, too
+        is_file = is_known or os.path.exists(file)  # noqa: PTH110  # false also for invalid names
         shown = mask_address(str(file)) if is_file else "the file that it names"
         try:
             text = _secret_in(read_small_file(file).decode())
@@ -150,17 +150,17 @@ class Secret:
         except ValueError as error:
             raise SettingsError(f"{name}: cannot read {shown}: {error}") from error
         if not text:
-            raise SettingsError(f"{name}: {shown} is empty, expected a secret in it")
+            raise SettingsError(f"{name}: {shown} is empty; expected a secret")
         return cls(text, file=file)
 
     def read(self, *, name: str) -> str:
-        """Return the text as its file has it now; raises as `load` does."""
+        """Return the text that its file has now; raise `SettingsError` as `load` does."""
         if self.file is None:
             return self._text
         return self.load(self.file, name=name, is_known=True).reveal()
 
     def reveal(self) -> str:
-        """Return the text itself, to hand it to the library that needs it."""
+        """Return the text itself, for the library that needs it."""
         return self._text
 
     @override
@@ -181,16 +181,16 @@ class Secret:
 
 
 def _secret_in(content: str) -> str:
-    """Return the one line of a file, without its end; a blank is as good as any other character.
+    """Return the only line of a file without its line end; blanks are kept.
 
-    Raises `ValueError` for what no login ever accepts and nobody sees in an editor: it would be one
-    more wrong password, and look right.
+    Raises `ValueError` for content that no login accepts and that editors do not show: it would be
+    one more wrong password that looks right.
     """
     text = content.rstrip("\r\n")
     if text.startswith("\ufeff"):
-        raise ValueError("it begins with a byte order mark, save it as UTF-8 without one")
+        raise ValueError("it begins with a byte order mark; save it as UTF-8 without one")
     if "\0" in text:
-        raise ValueError("it has a NUL in it, expected one line of text")
+        raise ValueError("it contains a NUL character; expected one line of text")
     if "\n" in text or "\r" in text:
-        raise ValueError("it has more than one line, expected the secret alone")
+        raise ValueError("it has more than one line; expected only the secret")
     return text

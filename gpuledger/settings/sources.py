@@ -1,8 +1,8 @@
-"""What can be set, and where values come from: a YAML file, the environment.
+"""The settings of a class, and two sources of their values: a YAML file and the environment.
 
-A settings class is walked as a flat table of settings, nested groups included; each source is a
-flat layer of values for it. Unknown names are refused here, and secrets are read from their files.
-Types are checked in `gpuledger.settings.build`.
+A settings class becomes a flat table of settings, including nested groups; each source gives a
+flat layer of values for it. This module rejects unknown names and reads secrets from their files;
+`gpuledger.settings.build` checks types.
 """
 
 import re
@@ -36,37 +36,37 @@ class Setting:
     path: Path
     """Names of the groups and of the field."""
     group: type[msgspec.Struct]
-    """The class of which it is a field."""
+    """The class that has the field."""
     type: Any
-    """The annotation, which decides what values are accepted."""
+    """The annotation, which determines the accepted values."""
     default: Any
     """The default, or `REQUIRED`."""
 
     @property
     def meaning(self) -> str:
-        """The docstring under the field; the class's source is read for it, so for help alone."""
+        """The field's docstring, read from the class's source, so only for help."""
         return field_docstrings(self.group).get(self.path[-1], "")
 
     @property
     def name(self) -> str:
-        """The name in the YAML file, groups separated by dots."""
+        """Name in the YAML file, groups separated by dots."""
         return dotted(self.path)
 
     @property
     def variable(self) -> str:
-        """The name in the environment."""
+        """Name of the environment variable."""
         return variable_of(self.path)
 
     @property
     def is_secret(self) -> bool:
-        """Whether it may also come from a file named by `<name>_file`."""
+        """Whether the value may also come from a file that `<name>_file` names."""
         return Secret in alternatives(self.type)
 
     @property
     def may_hold_secrets(self) -> bool:
-        """Whether its values are not to be shown: people put passwords into headers, too.
+        """Whether its values must not be shown, because people put passwords into headers, too.
 
-        Not so of a mapping to numbers, such as bounds.
+        False for a mapping to numbers, such as bounds.
         """
         return self.is_secret or any(
             get_origin(part) is dict and str in alternatives(get_args(part)[1])
@@ -75,17 +75,17 @@ class Setting:
 
     @property
     def file_path(self) -> Path:
-        """Of a secret: the path of the setting that names its file."""
+        """For a secret: path of the setting that names its file."""
         return (*self.path[:-1], self.path[-1] + FILE_SUFFIX)
 
 
 def settings_of(model: type[msgspec.Struct]) -> tuple[Setting, ...]:
-    """Return all settings of a settings class, those of its groups in place."""
+    """Return all settings of a class in order, including those of its groups."""
     return tuple(_walk(model, (), None))
 
 
 def dotted(path: Path) -> str:
-    """Write a path as people write it."""
+    """Return a path in dotted form, as in the file."""
     return ".".join(path)
 
 
@@ -95,12 +95,12 @@ def variable_of(path: Path) -> str:
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:  # noqa: ANN401  # any type annotation
-    """Return the members of a union, or the type alone."""
+    """Return the members of a union, or only the type itself."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
 def is_group(hint: Any) -> bool:  # noqa: ANN401  # any type annotation
-    """Return whether a field holds a group of settings rather than one."""
+    """Return whether a field's type is a group of settings."""
     return isinstance(hint, type) and issubclass(hint, msgspec.Struct)
 
 
@@ -108,14 +108,15 @@ _ELSEWHERE: Final = {"cluster": "only `gpuledger agent` and `gpuledger podwatch`
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return which known name was probably meant, as the end of an error message.
+    """Return a hint at the name that was probably meant, for the end of an error message.
 
-    Of a setting that only others have, and that is likely to be given to all, it says whose it is.
+    If only other components have the setting, and people are likely to give it to all of them,
+    the hint names these components.
     """
     if elsewhere := _ELSEWHERE.get(name.lower()):
         return elsewhere
     by_lower = {candidate.lower(): candidate for candidate in known}
-    # A name without its group is as likely meant as one that is mistyped.
+    # A name without its group is as likely as a typing error.
     tails = (full for lower, full in by_lower.items() if lower.endswith("." + name.lower()))
     found = next(tails, None) or find_near(name, by_lower.values())
     return f"did you mean {found}?" if found else "`gpuledger config explain` lists all settings"
@@ -124,7 +125,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def _walk(model: type[msgspec.Struct], path: Path, instance: Any) -> Iterator[Setting]:  # noqa: ANN401  # a group's default
     for field in msgspec.structs.fields(model):
         default: Any = REQUIRED
-        if instance is not None:  # a group's own default decides what its fields have by default
+        if instance is not None:  # the group's default instance determines its fields' defaults
             default = getattr(instance, field.name)
         elif field.default is not msgspec.NODEFAULT:
             default = field.default
@@ -139,23 +140,23 @@ def _walk(model: type[msgspec.Struct], path: Path, instance: Any) -> Iterator[Se
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """A value that was given for a setting."""
+    """A value that a source gives for a setting."""
 
     value: Any
-    """The value, as its source has it."""
+    """The value, in the source's form."""
     origin: str
-    """Where it stands, for error messages."""
+    """Where it comes from, for error messages."""
     is_text: bool
-    """Whether the source knows only text, so that numbers have to be read from it."""
+    """Whether the source has only texts, which numbers must be parsed from."""
     file: str = ""
-    """The settings file, where it stands in one."""
+    """The settings file, if it comes from one."""
 
 
 Layer = Mapping[Path, Given]
 
-# Kubernetes (and Docker links) put these into each container for each Service of the namespace;
-# a Service named gpuledger-join would otherwise keep every deployable from starting.
-_MAX_BYTES: Final = 1 << 20  # of a settings file: every setting with its help is 20 kB
+# Kubernetes (like Docker links) sets these in each container for every Service of the namespace;
+# otherwise a Service named gpuledger-join would prevent all components from starting.
+_MAX_BYTES: Final = 1 << 20  # of a settings file; all settings with their help take 20 kB
 _SERVICE_LINK: Final = re.compile(
     r"\w+_SERVICE_(HOST|PORT(_\w+)?)|\w+_PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?"
 )
@@ -164,9 +165,9 @@ _SERVICE_LINK: Final = re.compile(
 def read_yaml(
     path: FilePath, settings: Sequence[Setting], *, ignores_other_sections: bool = False
 ) -> Layer:
-    """Read a settings file; `SettingsError` where it is unreadable or has an unknown key.
+    """Read a settings file; raise `SettingsError` if it is unreadable or has an unknown key.
 
-    A file may be another program's of which only the sections that are known here are read.
+    With `ignores_other_sections`, the file may be another program's, and only known sections count.
     """
     sections = {setting.path[0] for setting in settings}
     groups = frozenset(
@@ -175,7 +176,7 @@ def read_yaml(
     known = _known(settings)
     given: dict[Path, Given] = {}
     for at, value in _flatten(_load(path), (), groups, str(path)):
-        # The name may be one that there is not, and hold anything.
+        # An unknown name may contain anything.
         shown = shorten_middle(dotted(tuple(map(mask_address, at))))
         origin = f"{shown} in {path}"
         given[at] = Given(value=value, origin=origin, is_text=False, file=str(path))
@@ -194,9 +195,9 @@ def read_environment(
     *,
     ignores_other_sections: bool = False,
 ) -> Layer:
-    """Read all variables that begin with `GPULEDGER_`; `SettingsError` where one is unknown.
+    """Read all variables that begin with `GPULEDGER_`; raise `SettingsError` if one is unknown.
 
-    They may be another program's, as a file may (`read_yaml`).
+    With `ignores_other_sections`, variables of other programs are ignored, as in `read_yaml`.
     """
     if ignores_other_sections:
         own = tuple(variable_of((setting.path[0],)) for setting in settings)
@@ -230,7 +231,7 @@ def _known(settings: Sequence[Setting]) -> list[Path]:
 
 
 def _with_secrets(given: dict[Path, Given], settings: Sequence[Setting]) -> Layer:
-    """Put the content of each `*_file` in the place of its secret."""
+    """Replace each `*_file` setting with the secret from that file."""
     for setting in settings:
         named = given.pop(setting.file_path, None) if setting.is_secret else None
         if named is None:
@@ -250,11 +251,11 @@ def _load(path: FilePath) -> Mapping[str, Any]:
         reason = getattr(error, "strerror", None) or "not UTF-8"
         raise SettingsError(f"cannot read settings file {path}: {reason}") from error
     except yaml.YAMLError as error:
-        raise SettingsError(f"{path} is no YAML: {explain_yaml(error)}") from error
+        raise SettingsError(f"{path}: invalid YAML: {explain_yaml(error)}") from error
     except RecursionError as error:
         raise SettingsError(f"{path}: expected settings, got YAML nested too deep") from error
-    except ValueError as error:  # of a date that is none
-        raise SettingsError(f"{path} is no YAML: a date or number in it is not valid") from error
+    except ValueError as error:  # raised for an invalid date
+        raise SettingsError(f"{path}: invalid YAML: invalid date or number") from error
     if loaded is not None and not isinstance(loaded, dict):
         raise SettingsError(f"{path}: expected a mapping of settings, got {kind_of(loaded)}")
     return loaded or {}
@@ -287,12 +288,12 @@ _KINDS: Final = {
 
 
 def kind_of(value: object) -> str:
-    """Return what a value is, not the value: what stands in a wrong place may be a secret."""
+    """Return the kind of a value, not the value itself, which may be a misplaced secret."""
     return _KINDS.get(type(value), f"a {type(value).__name__}")
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Refuses a key that stands twice in one mapping; PyYAML would take the last in silence."""
+    """Rejects duplicate keys in a mapping; PyYAML would silently use the last one."""
 
     @override
     def construct_mapping(
@@ -301,20 +302,20 @@ class _StrictLoader(yaml.SafeLoader):
         deep: bool = False,  # PyYAML's signature
     ) -> dict[Hashable, Any]:
         made = super().construct_mapping(node, deep=deep)
-        # The mark is the second's: that is the line to take out, as what was added later.
+        # The error points to the second key, which was probably added later.
         first: dict[Hashable, yaml.Node] = {}
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if (former := first.setdefault(key, key_node)) is not key_node:
                 raise yaml.constructor.ConstructorError(
-                    problem=f"key {shorten_middle(repr(mask_value(key)))} stands twice, in line"
-                    f" {former.start_mark.line + 1} and here: take one of them out",
+                    problem=f"duplicate key {shorten_middle(repr(mask_value(key)))}, first in line"
+                    f" {former.start_mark.line + 1}: remove one of them",
                     problem_mark=key_node.start_mark,
                 )
         return made
 
 
-# What a parser says where a text is taken for YAML's own, as it begins with one of YAML's signs.
+# Parser messages for a text that begins with one of YAML's special characters.
 _UNQUOTED: Final = re.compile(
     r"character '[@`%]' that cannot start|expected the node content|alias|anchor|\btag\b"
     r"|indentation indicators|flow|not allowed here|quoted scalar|but found '<scalar>'"
@@ -326,7 +327,7 @@ _OF_A_VALUE: Final = re.compile(r"\b(alias|anchor|tag) (['\"]).+\2", re.DOTALL)
 
 
 def explain_yaml(error: yaml.YAMLError) -> str:
-    """Return where the mistake is and what it is; neither the line nor a piece of a value."""
+    """Return position and description of a mistake, without the line or any part of a value."""
     if not isinstance(error, yaml.MarkedYAMLError):
         return " ".join(str(error).split())
     mistake = ": ".join(filter(None, (error.context, error.problem)))

@@ -165,7 +165,7 @@ def test_every_name_of_an_installation_begins_with_its_prefix_and_is_legal_for_k
     ["", "a b", "ü", ".a", "a.", "-a", "..", "a/b", "a\n", "a" * 101],
 )
 def test_a_prefix_that_cannot_begin_names_is_refused_in_one_line(prefix: str) -> None:
-    with pytest.raises(ValueError, match=r"^topic_prefix: .*; give ") as refused:
+    with pytest.raises(ValueError, match=r"^topic_prefix: .*; use ") as refused:
         KafkaSettings(topic_prefix=prefix)
     assert "\n" not in str(refused.value)
 

@@ -107,7 +107,7 @@ def test_secrets_are_masked_where_settings_are_printed(
         ("http://[::1/w", "invalid host; put an IPv6 address in brackets"),
         ("http://usr:hunter2[/x@host/w", "; in a user or password write / as %2F"),
         ("http://usr:hunter2/x@host/w", "; in a user or password write / as %2F"),
-        ("http://usr:hunter2#pw@host:9090/w", "'********' has a port"),
+        ("http://usr:hunter2#pw@host:9090/w", "'********': invalid port"),
         ("host:9090/api/v1", "'host:9090/api/v1' must begin with http:// or https://"),
         ("usr:hunter2@host:9090/w", "'********' must begin with http:// or https://"),
         ("host:9090/w?token=hunter2", "'********' must begin with http:// or https://"),

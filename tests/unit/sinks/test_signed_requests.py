@@ -252,7 +252,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         "session_token: needs access_key_id",
     ),
     "plain": ({"region": REGION, "sts_url": "http://u:hunter2@sts/"}, "sts_url: expected https"),
-    "no host": ({"region": REGION, "sts_url": "https:///"}, "sts_url: .*names no host"),
+    "no host": ({"region": REGION, "sts_url": "https:///"}, "sts_url: .*missing host"),
 }
 
 

@@ -40,7 +40,7 @@ def test_a_missing_kubeconfig_is_said_in_one_line(tmp_path: Path) -> None:
     [
         ("http//user:hunter2@api:8001", "must begin with http:// or https://"),
         ("api:8001", "'api:8001' must begin with http:// or https://"),
-        ("http://", "'********' names no host"),
+        ("http://", "'********': missing host"),
     ],
 )
 def test_the_address_of_an_api_server_that_is_none_is_refused_in_one_line(

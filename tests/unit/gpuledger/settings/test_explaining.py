@@ -18,7 +18,7 @@ def test_every_component_explains_its_settings_with_default_variable_and_meaning
 ) -> None:
     explained = settings_text(component)
 
-    assert explained.startswith("Settings, by name in the file")
+    assert explained.startswith("Settings by name in the file")
     assert "  log.level (default info)\n      GPULEDGER_LOG__LEVEL\n      " in explained
 
 

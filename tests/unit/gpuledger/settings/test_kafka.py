@@ -20,11 +20,11 @@ MISNAMED = [
     ("localhost:9:9/x", "expected host:port"),
     ("one:9092,,two:9092", "expected host:port"),
     ("::1:9092", "expected host:port"),
-    ("kafka://one:9092", "without a scheme; TLS and login are kafka.security_protocol"),
+    ("kafka://one:9092", "without a scheme; set TLS and login in kafka.security_protocol"),
     ("http://127.0.0.1:9/w?token=hunter2", "'********': expected"),
     ("http://usr:hunter2@host/x", "'********': expected"),
     ("kafka" * 5000, "expected host:port"),
-    ("one:9092,usr:hunter2@two:9092", "user and password are kafka.sasl_username and"),
+    ("one:9092,usr:hunter2@two:9092", "set user and password in kafka.sasl_username and"),
 ]
 
 

@@ -203,11 +203,11 @@ MISTAKES_IN_FILES = [
     ),
     (
         "ticks: 1\nkind: one\nticks: 2",
-        "key 'ticks' stands twice, in line 1 and here: take one of them out (line 3, column 1)",
+        "duplicate key 'ticks', first in line 1: remove one of them (line 3, column 1)",
     ),
     ("- ticks", "expected a mapping of settings, got a list"),
-    ("ticks: [", "{file} is no YAML"),
-    ("? [a, b]\n: 1", "{file} is no YAML"),
+    ("ticks: [", "{file}: invalid YAML"),
+    ("? [a, b]\n: 1", "{file}: invalid YAML"),
     ("7: 1", "unknown setting 7 in"),
 ]
 

@@ -39,14 +39,17 @@ URL = {"OAUTH__TOKEN_URL": "https://issuer.test/token"}
     [
         ({}, "OAUTHBEARER needs oauth.token_file, or oauth.token_url with"),
         (URL, "OAUTH__TOKEN_URL: needs client_id and client_secret_file"),
-        ({**URL, "OAUTH__TOKEN_FILE": "SECRET_FILE"}, "give it or token_file, not both"),
+        ({**URL, "OAUTH__TOKEN_FILE": "SECRET_FILE"}, "conflicts with token_file; set only one"),
         ({**CLIENT, "OAUTH__TOKEN_URL": "http://issuer.test"}, "expected https://"),
-        ({**CLIENT, "OAUTH__TOKEN_URL": "https://"}, "OAUTH__TOKEN_URL: .*names no host"),
-        ({**CLIENT, "OAUTH__TOKEN_URL": "https://u:hunter2@a/"}, "neither a login nor a fragment"),
+        ({**CLIENT, "OAUTH__TOKEN_URL": "https://"}, "OAUTH__TOKEN_URL: .*missing host"),
+        (
+            {**CLIENT, "OAUTH__TOKEN_URL": "https://u:hunter2@a/"},
+            "must not contain a login or a fragment",
+        ),
         (CLIENT, "OAUTH__CLIENT_ID: needs token_url too"),
         (
             {**URL, **CLIENT, "OAUTH__PARAMETERS": "{client_secret: hunter2}"},
-            "OAUTH__PARAMETERS: client_secret is none of them",
+            "OAUTH__PARAMETERS: reserved name client_secret",
         ),
         ({"OAUTH__TOKEN_FILE": "/nowhere"}, "OAUTH__TOKEN_FILE: cannot read"),
     ],
