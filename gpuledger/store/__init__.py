@@ -1,5 +1,5 @@
-"""The long-term store: the schema of its Delta tables, and how they are read.
+"""The long-term store: the schema of its Delta tables, and code that reads them.
 
-The store sink writes by this schema, and the reports read by it. Here alone, and in the store sink,
-which writes, are deltalake and Arrow imported; neither the agent nor the enricher imports this.
+The store sink writes with this schema and the reports read with it. Only this package and the store
+sink import deltalake and Arrow; the agent and the enricher do not import it.
 """

@@ -1,7 +1,7 @@
-"""The table `bill_lines`: closed bills, revision by revision. Nothing in it is ever changed.
+"""The table `bill_lines`: closed bills by revision. Rows in it are never changed.
 
-A revision is appended in one commit, with a transaction identifier for its period and dimensions:
-of two that are made at once, one is refused by the table.
+A revision is appended in one commit with a transaction identifier for its period and dimensions. If
+two are made at the same time, the table rejects one of them.
 """
 
 import time
@@ -35,18 +35,18 @@ BILL_LINES: Final = TableSchema(
     description="One row for each line of each revision of a closed bill.",
     columns=(
         *_columns(_TIME, "period_begin", "period_end"),
-        # JSON: the names of the dimensions, by which a bill is told from another of its period.
+        # JSON: the names of the dimensions, which distinguish bills of the same period.
         *_columns(_TEXT, "dimensions"),
         *_columns(DataType.int32(), "revision"),
         *_columns(DataType.int32(), "supersedes", nullable=True),
         *_columns(_TEXT, "line", "dimension_values"),
-        # `correction` where a later revision changes the line by this much; else null.
+        # `correction` if a later revision changes the line by this amount; otherwise null.
         *_columns(_TEXT, "charge_class", "idle_kind", nullable=True),
         *_columns(_SECONDS, "allocated_gpu_seconds", "used_gpu_seconds", "billed_gpu_seconds"),
         *_columns(_BYTE_SECONDS, "memory_byte_seconds"),
         *_columns(_ENERGY, "energy_kilowatt_hours"),
         *_columns(_COST, "gpu_cost", "energy_cost", "shared_cost", "unused_cost", "cost"),
-        # JSON: what the line is made of, by price; a correction has none.
+        # JSON: the line's parts by price; null for a correction.
         *_columns(_TEXT, "parts", nullable=True),
         *_columns(_TEXT, "currency", "policy_name", "policy_sha256", "table_versions"),
         *_columns(_TEXT, "data_coverage_ratio", "measured_ratio", nullable=True),
@@ -64,9 +64,9 @@ def append_revision(
     revision: int,
     storage_options: Mapping[str, str] | None = None,
 ) -> None:
-    """Append the rows of a revision; raises UserError where another one was faster.
+    """Append the rows of a revision; raise `UserError` if somebody else appended one first.
 
-    `stream` names the bill: its period and dimensions.
+    `stream` identifies the bill: its period and dimensions.
     """
     options = resolve_options(storage_options)
     uri = table_uri(store_uri, BILL_LINES.name)
@@ -74,10 +74,10 @@ def append_revision(
         table = DeltaTable(uri, storage_options=options)
     except TableNotFoundError:
         table = _made_table(uri, options)
-    # What the table has by now, as this very object will be written with.
+    # Read from the same object that is used for writing, so that the check matches the commit.
     if (table.transaction_version(stream) or 0) >= revision:
         raise _too_late(revision)
-    # Two who read the same version meet at the commit: Delta refuses the second transaction.
+    # If two processes read the same version, Delta rejects the second one's transaction.
     names = [column.name for column in BILL_LINES.columns]
     transaction = Transaction(stream, revision, time.time_ns() // 10**6)
     try:
@@ -92,7 +92,7 @@ def append_revision(
 
 
 def _made_table(uri: str, options: dict[str, str] | None) -> DeltaTable:
-    """Return the table, made where it is not there; of two who make it at once both go on."""
+    """Return the table, creating it if it is missing; safe if two processes create it at once."""
     try:
         return DeltaTable.create(uri, BILL_LINES.arrow, mode="ignore", storage_options=options)
     except CommitFailedError:
@@ -101,6 +101,6 @@ def _made_table(uri: str, options: dict[str, str] | None) -> DeltaTable:
 
 def _too_late(revision: int) -> UserError:
     return UserError(
-        f"revision {revision} of this bill was closed by somebody else meanwhile; look at it, and"
-        " close again where something is still to be corrected"
+        f"revision {revision} of this bill has just been closed by someone else; look at it, and"
+        " close again if something still has to be corrected"
     )

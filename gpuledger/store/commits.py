@@ -1,10 +1,10 @@
-"""What a commit says of itself in its `commitInfo`, beside the offsets that it ends with.
+"""Information in a commit's `commitInfo`, in addition to the offsets at which the commit ends.
 
-Writers put it there, in JSON; whoever reads the table's history finds it: which hours a commit
-brought rows of, and up to when the table is complete with it. Nothing here is needed to read rows.
+Writers add it as JSON, and readers of the table's history use it: the hours for which a commit adds
+rows, and the time up to which the table is complete with it. Reading rows does not need it.
 
-A table of sums says in transaction identifiers up to which version of the table below it goes
-(`summed_up_to`), and when that version was made. Of what came since, `hours_since` tells.
+A table of sums records in transaction identifiers which version of its source table it includes
+(`summed_up_to`), and when that version was made. `hours_since` returns the hours changed since.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,35 +15,35 @@ from arro3.core import Table
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 HOURS: Final = "gpuledger.hours"
-"""The hours of which the commit has rows, since 1970; commits without it may have rows of any."""
+"""Hours since 1970 for which the commit has rows; commits without it may have rows of any hour."""
 VALID_THROUGH: Final = "gpuledger.valid_through"
-"""Up to when the table is complete, in microseconds since the epoch: of each of Kafka's partitions
-that its writer knows of, by the partition's number."""
+"""Time up to which the table is complete, in microseconds since the epoch, for each Kafka partition
+that the writer knows, by the partition's number."""
 ALL: Final = "all"
-"""Beside the partitions' marks: the least of them, of a commit that has those of all partitions.
-Such a commit says all that is to be said; what older ones say does not count."""
+"""Key next to the partitions' numbers: the lowest mark, in commits with marks of all partitions.
+Older commits than such a commit are ignored."""
 PURGED_BEFORE: Final = "gpuledger|purged_before"
-"""The transaction identifier of the day since 1970 before which a table has lost its rows."""
+"""Transaction identifier for the day since 1970 before which a table's rows have been purged."""
 MARKED_COMMITS: Final = 500
-"""Commits in which is looked for what they say of completeness. One of the newest has it of all
-partitions that its writer knew; merged files, purged days and new columns have commits without."""
+"""How many commits are searched for marks. One of the newest has the marks of all partitions that
+its writer knew; merging files, purging days and adding columns make commits without marks."""
 _ADDS_ROWS: Final = "WRITE"
 
 
 def summed_up_to(source: str) -> str:
-    """Return the transaction identifier of the version of a table that is summed up."""
+    """Return the transaction identifier for the version of a table that has been summed up."""
     return f"gpuledger|{source}"
 
 
 def summed_time(source: str) -> str:
-    """Return the transaction identifier of when that version was made (`made_ms`)."""
+    """Return the transaction identifier for the time when that version was made (`made_ms`)."""
     return f"{summed_up_to(source)}|time"
 
 
 def latest_commits(table: DeltaTable, count: int) -> list[dict[str, Any]]:
-    """Return so many commits up to the version that is loaded, the newest first.
+    """Return up to `count` commits up to the loaded version, newest first.
 
-    deltalake lists those that came since as well, and numbers all as if they had not.
+    deltalake also lists later commits, and numbers all of them as if these did not exist.
     """
     count = min(count, table.version() + 1)
     if count <= 0:
@@ -53,15 +53,15 @@ def latest_commits(table: DeltaTable, count: int) -> list[dict[str, Any]]:
 
 
 def made_ms(commit: Mapping[str, Any]) -> int:
-    """Return when a commit was made, by which it is known from another one of its number."""
+    """Return when a commit was made, which distinguishes commits of the same number."""
     return int(commit.get("timestamp", 0))
 
 
 def hours_since(commits: Iterable[Mapping[str, Any]]) -> set[int] | None:
-    """Return the hours of which commits have rows; `None` where one of them does not say."""
+    """Return the hours for which the commits have rows; `None` if one of them does not tell."""
     touched = set[int]()
     for commit in commits:
-        # A compaction, a purge or a new column brings no rows.
+        # Compactions, purges and new columns add no rows.
         if commit.get("operation") != _ADDS_ROWS:
             continue
         hours = hours_of(commit)
@@ -74,8 +74,8 @@ def hours_since(commits: Iterable[Mapping[str, Any]]) -> set[int] | None:
 def describe(
     *, hours: Iterable[int] | None = None, valid_through: Mapping[str, int] | None = None
 ) -> dict[str, str]:
-    """Return what a commit's `commitInfo` has of this; nothing of what is not known."""
-    # Texts: `commitInfo` may hold anything, but deltalake writes texts alone.
+    """Return the commit properties for these values; unknown values are left out."""
+    # As texts: `commitInfo` may hold any type, but deltalake writes only texts.
     properties: dict[str, str] = {}
     if hours is not None:
         properties[HOURS] = orjson.dumps(sorted(hours)).decode()
@@ -87,21 +87,21 @@ def describe(
 
 
 def hours_of(commit: Mapping[str, Any]) -> set[int] | None:
-    """Return the hours of which a commit has rows; `None` where it does not say."""
+    """Return the hours for which a commit has rows; `None` if it does not tell."""
     properties = commit.get(HOURS)
     return None if properties is None else set(orjson.loads(properties))
 
 
 def complete_through_us(table: DeltaTable) -> dict[str, int]:
-    """Return up to when each partition is complete, as the table says that is loaded."""
+    """Return the time up to which each partition is complete in the loaded version of a table."""
     return valid_through_us(latest_commits(table, MARKED_COMMITS))
 
 
 def valid_through_us(history: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return up to when each partition is complete, by a table's history, the newest commit first.
+    """Return the time up to which each partition is complete, from a history, newest commit first.
 
-    What was complete stays so: of what several commits say of a partition the latest time counts,
-    up to the first one that says it of all at once.
+    Completeness is never lost, so the latest time of each partition counts, up to and including
+    the first commit that has the marks of all partitions.
     """
     found: dict[str, int] = {}
     for commit in history:
@@ -113,16 +113,17 @@ def valid_through_us(history: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def marks_of_partitions(history: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return what `valid_through_us` does, of partitions alone."""
+    """Return the same as `valid_through_us`, but only for partitions."""
     marks = valid_through_us(history)
     marks.pop(ALL, None)
     return marks
 
 
 def mark_complete(table: DeltaTable, until_us: int) -> None:
-    """Say in a commit without rows that a table is complete up to a time in all its partitions.
+    """Commit, without rows, that a table is complete up to a time in all its partitions.
 
-    For who knows that nobody writes to it any more; nothing where no partition has a mark.
+    For callers that know that nothing writes to it any more. Does nothing if no partition has a
+    mark.
     """
     marks = marks_of_partitions(latest_commits(table, MARKED_COMMITS))
     if all(mark_us >= until_us for mark_us in marks.values()):
@@ -137,7 +138,7 @@ def mark_complete(table: DeltaTable, until_us: int) -> None:
 
 
 def latest_marks(some: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
-    """Return of each partition the later of two marks."""
+    """Return the later of two marks for each partition."""
     return {
         name: max(marks[name] for marks in (some, others) if name in marks)
         for name in sorted({*some, *others})

@@ -1,8 +1,8 @@
-"""How DuckDB reads the files of a store that lies on an object store.
+"""Lets DuckDB read the files of a store on an object store.
 
-Its own extension for that is fetched from the internet when it is first used, and knows nothing of
-`storage_options`. `obstore` is of the same make as what deltalake reads tables with: it takes the
-same options, and finds credentials in the same places.
+DuckDB's own extension for that is downloaded from the internet on first use and does not support
+`storage_options`. `obstore` uses the same library as deltalake: it accepts the same options and
+finds credentials in the same places.
 """
 
 import os
@@ -20,32 +20,32 @@ _OF_CLIENT: Final = frozenset(
         *("http2_only", "pool_idle_timeout", "pool_max_idle_per_host"),
     }
 )
-"""Options of the connection and not of the store, without the prefix that they may have."""
+"""Options of the connection instead of the store, without a prefix that they may have."""
 _OF_THE_LIBRARY: Final = (
     *("web_identity_token_file", "container_authorization_token_file", "federated_token_file"),
 )
-"""Options that deltalake itself reads a file for, again and again."""
+"""Options that name a file which deltalake itself reads repeatedly."""
 _PREFIXES: Final = ("aws_", "google_", "azure_")
 
 
 class FileRegistry(Protocol):
-    """What is asked of a connection to DuckDB."""
+    """The part of a DuckDB connection that is used here."""
 
     def register_filesystem(self, filesystem: Any) -> None:  # noqa: ANN401  # DuckDB's own
-        """Read the files of a protocol with this file system."""
+        """Use this file system for the files of its protocol."""
 
 
 def open_object_files(
     connection: FileRegistry, store_uri: str, storage_options: Mapping[str, str] | None = None
 ) -> None:
-    """Let a connection read the files of a store, where it lies on an object store."""
+    """Let a connection read the files of a store, if the store is on an object store."""
     protocol, found, _ = store_uri.partition("://")
     if not found or protocol not in PROTOCOLS:
         return
-    # Takes a tenth of a second, which a store in a folder need not wait for.
-    from obstore.fsspec import FsspecStore  # noqa: PLC0415  # as said
+    # Importing it takes a tenth of a second, which a store on a file system does not need.
+    from obstore.fsspec import FsspecStore  # noqa: PLC0415  # see above
 
-    # deltalake takes them all from the environment too, obstore those of the store alone.
+    # deltalake takes all options from the environment, too; obstore only those of the store.
     from_environment, _ = split_options(
         {name: value for name, value in os.environ.items() if name.lower().startswith(_PREFIXES)}
     )
@@ -53,7 +53,7 @@ def open_object_files(
     known = {name: value for name, value in store.items() if _is_known(store_uri, name, value)}
     file_system: Any = FsspecStore
     connection.register_filesystem(
-        # Of another one of the same name, as of a store asked before, the options may differ.
+        # Not cached, because an earlier store with the same protocol may have other options.
         file_system(
             protocol,
             config=known,
@@ -64,13 +64,13 @@ def open_object_files(
 
 
 def resolve_options(options: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the options with the values of those that name a file of it, `NAME_file`.
+    """Return the options, with each `NAME_file` replaced by `NAME` and the file's content.
 
-    Raises SettingsError, which says nothing of what is in the file, where there is no value in it.
+    Raises `SettingsError`, which does not show the file's content, if the file has no value.
     """
     resolved: dict[str, str] = {}
     for name, value in (options or {}).items():
-        # As deltalake takes them: a variable's name of the environment is as good.
+        # deltalake also accepts names in upper case, like those of environment variables.
         bare = name.lower()
         if bare.endswith("_file") and not bare.endswith(_OF_THE_LIBRARY):
             secret = Secret.load(Path(value), name=f"storage_options.{name}")
@@ -81,7 +81,7 @@ def resolve_options(options: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def split_options(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the options of the connection, and those of the store."""
+    """Return the options of the connection and the options of the store."""
     client: dict[str, str] = {}
     store: dict[str, str] = {}
     for name, value in options.items():
@@ -96,7 +96,7 @@ def split_options(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str,
 
 
 def _is_known(store_uri: str, name: str, value: str) -> bool:
-    """Return whether a reader knows the option: some are for deltalake's commits alone."""
+    """Return whether readers support the option; some are only for deltalake's commits."""
     from obstore.exceptions import BaseError, UnknownConfigurationKeyError  # noqa: PLC0415  # as above
     from obstore.store import from_url  # noqa: PLC0415  # as above
 
@@ -105,6 +105,6 @@ def _is_known(store_uri: str, name: str, value: str) -> bool:
         from_url(store_uri, config=config)
     except UnknownConfigurationKeyError:
         return False
-    except BaseError:  # such as a key without its secret, which are asked for one by one here
+    except BaseError:  # for example a key without its secret; options are tried one by one here
         return True
     return True

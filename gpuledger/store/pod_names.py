@@ -1,13 +1,14 @@
-"""Names for rows that were written before their pods were known, as SQL: no row is read here.
+"""SQL that finds names for rows that were written before their pods were known. Reads no rows.
 
-A user is found by its container, then by its UID, then as a static pod by its hash, and among the
-pods of the row's node alone: what a node says of another's pods is its own word. Once its record
-has come, all that is said of it is the record's: the kubelet's name was a guess. A holder, which
-the kubelet calls by name, is the pod of the node that had that name at the row's time; one that was
-deleted before is not meant. Each join finds one row at most, so that no entry is counted twice.
+A user is found by its container, then by its UID, then (a static pod) by its hash. Only pods of the
+row's node count, because a node's claims about another node's pods are not trusted. Once
+the pod's record has come, it replaces all earlier data, including the kubelet's names. An
+allocation, for which the kubelet reports names, belongs to the pod of the node that had this name
+at the row's time, not to one that was deleted before. Each join finds at most one row, so that no
+entry counts twice.
 
-Each constant below is the SQL of one relation; `versions` is all that `pods` has, `entries` the
-rows.
+Each constant below is the SQL of one relation; `versions` has all rows of `pods`, `entries` the
+rows to be named.
 """
 
 from typing import Final, NamedTuple
@@ -15,31 +16,31 @@ from typing import Final, NamedTuple
 from gpuledger.keys import NAME_LINGER_SECONDS, NAME_SKEW_SECONDS
 
 NEWEST_LAST: Final = "try_cast(resource_version AS HUGEINT) NULLS FIRST, kafka_offset"
-"""The order of versions: Kubernetes' own where numbers tell it, else as they were written."""
-# Not by time: podwatch's clock may have been set back in between.
+"""Order of versions: by Kubernetes' resource version if it is numeric, otherwise as written."""
+# Not by time, because podwatch's clock may have been set back in between.
 _HISTORY: Final = f"""list(
     {{'since': in_force_from, 'uid': pod_uid, 'namespace': namespace, 'pod': pod,
         'kind': owner_kind, 'owner': owner_name, 'labels': labels}}
     ORDER BY {NEWEST_LAST})"""
 _IN_FORCE: Final = "coalesce(list_filter({0}, lambda each: each.since <= entries.time)[-1], {0}[1])"
-"""Of a history the version in force at the row's time, before the first one that one."""
+"""The version of a history in force at the row's time, or the first one if it is later."""
 _REQUESTED: Final = """
     SELECT cluster, node, pod_uid, container, arg_max(requested, kafka_offset) AS requested
     FROM versions WHERE container IS NOT NULL AND requested IS NOT NULL
     GROUP BY cluster, node, pod_uid, container"""
-"""What each container asked for."""
+"""Request of each container."""
 _BY_UID: Final = f"""
     SELECT cluster, node, pod_uid, {_HISTORY} AS history
     FROM versions GROUP BY cluster, node, pod_uid"""  # noqa: S608  # the tables' own names
 _BY_HASH: Final = f"""
     SELECT cluster, node, config_hash, {_HISTORY} AS history
     FROM versions WHERE config_hash IS NOT NULL GROUP BY cluster, node, config_hash"""  # noqa: S608  # as above
-"""Static pods, which a node knows by the hash of their file."""
+"""Static pods, which a node identifies by the hash of their manifest."""
 _PLACED: Final = """
     SELECT cluster, node, container_id, arg_max(pod_uid, kafka_offset) AS pod_uid,
         arg_max(container, kafka_offset) AS container
     FROM versions WHERE container_id IS NOT NULL GROUP BY cluster, node, container_id"""
-"""In which pod each container is."""
+"""The pod of each container."""
 _BEARERS: Final = f"""
     SELECT cluster, node, namespace, pod,
         list({{'created': created_time, 'deleted': deleted_time, 'history': history}}
@@ -50,7 +51,7 @@ _BEARERS: Final = f"""
             {_HISTORY} AS history
         FROM versions GROUP BY cluster, node, namespace, pod, pod_uid
     ) GROUP BY cluster, node, namespace, pod"""  # noqa: S608  # as above
-"""All pods that had a name on a node, in the order in which they were made."""
+"""All pods that had a name on a node, in order of creation."""
 _REPORTED: Final = (
     f"SELECT *, {_IN_FORCE.format('allocatee_history')} AS allocatee FROM found AS entries"  # noqa: S608  # as above
 )
@@ -83,32 +84,32 @@ _NAMED: Final = """
     LEFT JOIN requested AS of_holder ON of_holder.cluster = entries.cluster
         AND of_holder.node = entries.node AND of_holder.pod_uid = entries.allocatee.uid
         AND of_holder.container = entries.allocated_container"""
-"""The rows, with all that is said of their user and their holder by now."""
+"""The rows, with the current names and descriptions of their users and allocations."""
 
 
 class _Lookup(NamedTuple):
-    """Of which rows the user is looked up, and the holder by its UID, in SQL; and until when."""
+    """Conditions and columns for looking up users and allocations, as SQL."""
 
     user: str
     allocatee: str
     until: str
-    """The end of a row's time: a pod is meant that was there before it."""
+    """End of a row's time: the pod must have existed before it."""
 
 
 def named_entries(rows: str, pods: str) -> str:
-    """Return the relation of the rows of ticks with the names that came after them.
+    """Return the relation of a tick's rows, with names that arrived later.
 
-    Looked up is who was not known by its record when the row was written.
+    Looks up only pods whose record was not known when the row was written.
     """
-    # Absent where the event says nothing of the pod at all.
+    # The state is absent if the event does not describe the pod at all.
     user = "coalesce(entries.pod_state, 'pending') IN ('pending', 'named')"
     return _named(rows, pods, _Lookup(user, allocatee="false", until="entries.time"))
 
 
 def named_usage(rows: str, pods: str, *, until: str) -> str:
-    """Return the relation of rows of usage, which do not say who owns a pod, with all names.
+    """Return the relation of usage rows, which lack the pods' owners, with all names.
 
-    `until` is the SQL of the last time that a row is about.
+    `until` is the SQL for the last time that a row covers.
     """
     user = "coalesce(entries.pod_state, 'pending') <> 'foreign'"
     return _named(rows, pods, _Lookup(user, "entries.allocated_pod_state <> 'foreign'", until))
@@ -125,7 +126,7 @@ def _named(rows: str, pods: str, lookup: _Lookup) -> str:
 
 
 def _found(rows: str, lookup: _Lookup) -> str:
-    """Return the rows with the histories of their users and holders."""
+    """Return the rows with the histories of their users and allocations."""
     of_user = "coalesce(of_container.history, by_uid.history, by_hash.history)"
     placed, of_container, by_uid, by_holder, by_hash, bearers = (
         f"{name} ON {name}.cluster = entries.cluster AND {name}.node = entries.node"
@@ -150,9 +151,9 @@ def _found(rows: str, lookup: _Lookup) -> str:
 
 
 def _bearer_at(until: str) -> str:
-    """Return which of the pods of one name is meant: the newest that was there.
+    """Return the SQL for the pod with a name that is meant: the newest that existed by then.
 
-    Else one that was there by the API server's clock.
+    If there is none, the first that existed when the API server's clock may differ.
     """
     there = (
         "lambda each: each.created <= {0} AND (each.deleted IS NULL"

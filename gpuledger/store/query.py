@@ -1,11 +1,11 @@
-"""How the store is read: the files of the table as they are now, as a relation for SQL.
+"""Reading the store: the current files of a table become a relation for SQL.
 
-Here lives what a reader needs beside a SQL engine, such as DuckDB. Nothing is written here.
+This module has what a reader needs in addition to an SQL engine such as DuckDB. It writes nothing.
 
-The table has whole numbers. The relation has them too, and beside them what people ask for:
-seconds, byte-seconds, joules, GPU-hours. All but the hours are decimals, which DuckDB multiplies
-and sums without rounding, in 38 digits: a sum over rows is what the events sum to, to the last one.
-GPU-hours are of whole boards: an hour of an instance counts as its slices of the board.
+The table has whole numbers. The relation has them too, and adds units for people: seconds,
+byte-seconds, joules, GPU-hours. All except the hours are decimals, which DuckDB multiplies and adds
+without rounding, in 38 digits: sums over rows equal the sums over the events exactly. GPU-hours
+are hours of whole physical GPUs: an instance's hour counts by its slices.
 """
 
 import re
@@ -31,28 +31,28 @@ from gpuledger.store.schema import (
     table_uri,
 )
 
-# A GPU of which no slices are known is a board by itself; of an instance, nobody knows how much of
-# one it is. A cut board's own row is what no instance has.
+# A GPU without known slices is a whole physical GPU; for an instance without known slices, the
+# fraction is unknown. A partitioned GPU's own row is the part without an instance.
 _DEVICE_FRACTION: Final = (
     "CASE WHEN gpu_compute_slices > 0 THEN compute_slices / gpu_compute_slices"
     " WHEN parent_uuid IS NULL THEN 1.0 END"
 )
 DERIVED_COLUMNS: Final[Mapping[str, str]] = {
-    # 64 bits times a decimal of nine digits is one of 29 digits, which holds them all.
+    # 64 bits times a decimal of nine digits give at most 29 digits, which fit.
     **{
         f"{column.name.removesuffix('_ns')}_seconds": f"{column.name} * 0.000000001"
         for column in ENTRIES.columns
-        # A time is no length.
+        # Columns of points in time are excluded.
         if column.name.endswith("_ns") and not column.name.endswith("_time_ns")
     },
-    # 64 bits do not hold the product: 80 GiB for a second are 8.6e19 byte-nanoseconds.
+    # The product exceeds 64 bits: 80 GiB for one second are 8.6e19 byte-nanoseconds.
     "memory_byte_seconds": "memory_bytes::DECIMAL(38, 0) * interval_ns * 0.000000001",
     "joules": "energy_millijoules * 0.001",
     "device_fraction": _DEVICE_FRACTION,
     "gpu_hours": "busy_ns / 3.6e12 * device_fraction",
     "allocated_gpu_hours": "allocated_ns / 3.6e12 * device_fraction",
 }
-"""What the relation of the live rows adds to the table's columns, with DuckDB's SQL for each."""
+"""Columns that the relation adds to the table's, with DuckDB's SQL for each."""
 _DAY_FOLDER: Final = re.compile(rf"/{PARTITION_COLUMN}=(\d{{4}}-\d\d-\d\d)/[^/]*$")
 _DAMAGE: Final = (
     "Json error",
@@ -63,10 +63,10 @@ _DAMAGE: Final = (
     "No table metadata or protocol found",
     "Invalid Checkpoint",
 )
-"""What deltalake 1.6 says of a log that it cannot read, as opposed to a storage that is away."""
+"""Errors of deltalake 1.6 for an unreadable log, as opposed to unavailable storage."""
 _CREDENTIALS: Final = "while loading credentials"
 _CAUSE: Final = "\N{DOWNWARDS ARROW WITH TIP RIGHTWARDS}"
-"""How a line of an error begins that says why the line before is so."""
+"""Start of an error line that explains the line before."""
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -74,17 +74,17 @@ def entries_sql(store_uri: str, storage_options: Mapping[str, str] | None = None
     """Return DuckDB's SQL for the live rows: `SELECT … FROM {entries_sql(uri)}`.
 
     They have the table's columns and `DERIVED_COLUMNS`. Rows that were written before their pod was
-    known have its names, as far as the store has them by now. Raises `UserError` where there is no
-    table, or nothing was ever written to it.
+    known get its names if the store has them now. Raises `UserError` if there is no table, or
+    nothing was ever written to it.
     """
     by_day = files_of(store_uri, ENTRIES.name, storage_options)
     if not by_day:
         raise no_store(store_uri, "no store with rows at")
-    # Each day with its files, so that a query of a few days opens those alone. Not by DuckDB's own
-    # hive_partitioning, which takes every folder above the store that is called a=b for a column.
+    # Each day with its files, so that a query for a few days opens only those. DuckDB's own
+    # hive_partitioning would take every directory named a=b above the store for a column.
     days = list[str]()
     for day, of_day in sorted(by_day.items(), key=lambda each: each[0] or ""):
-        # By its definition where another engine has laid the files out otherwise.
+        # Computed from the time if another engine has laid the files out differently.
         column = f"DATE '{day}'" if day else "(time AT TIME ZONE 'UTC')::DATE"
         days.append(f"SELECT *, {column} AS {PARTITION_COLUMN} FROM {relation(of_day)}")  # noqa: S608  # see below
     rows = f"({' UNION ALL BY NAME '.join(days)})"
@@ -94,7 +94,7 @@ def entries_sql(store_uri: str, storage_options: Mapping[str, str] | None = None
 
 
 def no_entries_sql() -> str:
-    """Return DuckDB's SQL for the same without any row."""
+    """Return DuckDB's SQL for the same columns without rows."""
     day = f"NULL::DATE AS {PARTITION_COLUMN}"
     return _readable(f"(SELECT *, {day} FROM {empty_relation(ENTRIES)})")  # noqa: S608  # the table's own names
 
@@ -105,9 +105,9 @@ def _readable(rows: str) -> str:
 
 
 def rows_sql(store_uri: str, name: str, storage_options: Mapping[str, str] | None = None) -> str:
-    """Return DuckDB's SQL for the live rows of a table as they are, without `event_date`.
+    """Return DuckDB's SQL for the unchanged live rows of a table, without `event_date`.
 
-    Raises `UserError` where there is no such table, or nothing was ever written to it.
+    Raises `UserError` if there is no such table, or nothing was ever written to it.
     """
     if files := live_files(store_uri, name, storage_options):
         return relation(files)
@@ -127,9 +127,9 @@ def no_store(store_uri: str, missing: str) -> UserError:
 def open_table(
     store_uri: str, name: str, storage_options: Mapping[str, str] | None = None
 ) -> DeltaTable | None:
-    """Return a table as it is now; absent where there is none.
+    """Return the current version of a table; `None` if there is none.
 
-    Raises UserError, in one line, where the storage does not answer or the log cannot be read.
+    Raises `UserError` with one line if the storage does not answer or the log cannot be read.
     """
     uri = table_uri(store_uri, name)
     try:
@@ -138,7 +138,7 @@ def open_table(
         return None
     except (DeltaError, OSError) as error:
         message = unfold(error)
-        remedy = "; repair its log as docs/store.md says under Repair" if is_damage(message) else ""
+        remedy = "; see Repair in docs/store.md" if is_damage(message) else ""
         if _CREDENTIALS in message:
             remedy = "; set the credentials in the environment or in store.storage_options"
         raise UserError(
@@ -147,9 +147,9 @@ def open_table(
 
 
 def unfold(error: BaseException) -> str:
-    """Return what deltalake says first, and the causes of that, in one line.
+    """Return the first line of deltalake's error and its causes, in one line.
 
-    What follows them is a server's whole answer, or a backtrace of Rust's.
+    Further lines contain a server's whole response or a Rust backtrace.
     """
     lines = [_COLOUR.sub("", line).strip() for line in str(error).strip().splitlines()]
     causes = [line.removeprefix(_CAUSE).strip() for line in lines[1:] if line.startswith(_CAUSE)]
@@ -157,37 +157,37 @@ def unfold(error: BaseException) -> str:
 
 
 def is_damage(message: str) -> bool:
-    """Return whether an error of deltalake's is of a log that was cut short."""
+    """Return whether a deltalake error means that the log is damaged."""
     return any(sign in message for sign in _DAMAGE)
 
 
 def live_files(store_uri: str, name: str, storage_options: Mapping[str, str] | None) -> list[str]:
-    """Return the files of a table as they are now; none where there is no such table."""
+    """Return the current files of a table; none if there is no such table."""
     table = open_table(store_uri, name, storage_options)
     return [] if table is None else _files_of_table(table)
 
 
 def _files_of_table(table: DeltaTable) -> list[str]:
-    # Of a file system the log's addresses are percent-encoded, and its paths are not.
+    # On a file system, deltalake returns percent-encoded addresses, but the paths are not encoded.
     return [unquote(uri) if uri.startswith("/") else uri for uri in table.file_uris()]
 
 
 def relation(files: Iterable[str]) -> str:
-    """Return DuckDB's SQL for the rows of files, by the columns' names.
+    """Return DuckDB's SQL for the rows of files, with columns matched by name.
 
-    A file that is older than a column has not got it.
+    Columns that an older file lacks are null.
     """
     listed = ", ".join(quoted(escape_path(file)) for file in files)
     return f"read_parquet([{listed}], union_by_name = true, hive_partitioning = false)"
 
 
 def gaps_sql(store_uri: str, storage_options: Mapping[str, str] | None = None) -> str:
-    """Return DuckDB's SQL for the rows of `gaps`; a relation without rows where there are none."""
+    """Return DuckDB's SQL for the rows of `gaps`, or for an empty relation if there are none."""
     return gaps_of_files(live_files(store_uri, GAPS.name, storage_options))
 
 
 def gaps_of_files(files: Sequence[str]) -> str:
-    """Return the same of known files."""
+    """Return the same as `gaps_sql` for known files."""
     return relation(files) if files else empty_relation(GAPS)
 
 
@@ -200,18 +200,18 @@ _SQL_TYPES: Final[Mapping[str, str]] = {
     "Timestamp": "TIMESTAMPTZ",
     "Decimal128": "DECIMAL",
 }
-"""DuckDB's types by the names of Arrow's, which have their parameters behind them."""
+"""DuckDB's types by the names of Arrow's types, which are followed by their parameters."""
 
 
 def empty_relation(schema: TableSchema) -> str:
-    """Return DuckDB's SQL for a table without rows, as `relation` gives one that has some.
+    """Return DuckDB's SQL for a table without rows, with the columns of `relation`.
 
-    Typed, so that a query finds the columns and their operators also where there is nothing yet.
+    It is typed, so that queries find columns and operators even if there are no rows yet.
     """
     columns = ", ".join(
         f"NULL::{_sql_type(column)} AS {column.name}"
         for column in schema.columns
-        # It stands in the folders' names, and not in the files.
+        # Partition columns are in the directories' names instead of the files.
         if column.name not in schema.partition_by
     )
     return f"(SELECT {columns} WHERE false)"
@@ -227,15 +227,15 @@ def _sql_type(column: StoreColumn) -> str:
 def files_of(
     store_uri: str, name: str, storage_options: Mapping[str, str] | None = None
 ) -> dict[str | None, list[str]]:
-    """Return the files of a table as `days_of_files`; nothing where there is no such table."""
+    """Return the files of a table as `days_of_files` does; empty if there is no such table."""
     table = open_table(store_uri, name, storage_options)
     return {} if table is None else days_of_files(table)
 
 
 def days_of_files(table: DeltaTable) -> dict[str | None, list[str]]:
-    """Return the files of a table by the day (2026-10-01) in their folder's name.
+    """Return the files of a table by the day (2026-10-01) in their directory's name.
 
-    Those in no day's folder stand under `None`.
+    Files without a day have the key `None`.
     """
     by_day: dict[str | None, list[str]] = {}
     for file in sorted(_files_of_table(table)):
@@ -247,7 +247,7 @@ def days_of_files(table: DeltaTable) -> dict[str | None, list[str]]:
 def version_of(
     store_uri: str, name: str, storage_options: Mapping[str, str] | None = None
 ) -> int | None:
-    """Return the version of a table as it is now; absent where there is no such table."""
+    """Return the current version number of a table; `None` if there is no such table."""
     table = open_table(store_uri, name, storage_options)
     return None if table is None else table.version()
 
@@ -258,7 +258,7 @@ def count_rows(
     *,
     name: str = ENTRIES.name,
 ) -> int:
-    """Return the number of a table's live rows, from its log; 0 where there is no such table."""
+    """Return the number of a table's live rows, from its log; 0 if there is no such table."""
     table = open_table(store_uri, name, storage_options)
     if table is None:
         return 0
@@ -266,18 +266,18 @@ def count_rows(
 
 
 def escape_path(uri: str) -> str:
-    """Return how DuckDB is given a file, so that nothing in its name is a pattern."""
-    # In a path these are patterns to DuckDB, which a class of one character is not.
+    """Return a file in the form for DuckDB in which nothing in its name is a pattern."""
+    # DuckDB takes these characters in a path for patterns, but not a class of one character.
     return re.sub(r"[*?\[]", r"[\g<0>]", uri) if uri.startswith("/") else uri
 
 
 def quoted(text: str) -> str:
-    """Return a text as SQL has it: a bucket or a folder may have a quote in its name."""
+    """Return a text as an SQL literal; names of buckets and directories may contain quotes."""
     escaped = text.replace("'", "''")
     return f"'{escaped}'"
 
 
 def quoted_name(name: str) -> str:
-    """Return the name of a column as SQL has it, whatever stands in it."""
+    """Return a column's name as an SQL identifier, whatever it contains."""
     escaped = name.replace('"', '""')
     return f'"{escaped}"'

@@ -1,7 +1,7 @@
-"""The tables `entries`, `gaps` and `pods`: their columns, with types, and how Parquet keeps each.
+"""The tables `entries`, `gaps` and `pods`: their columns with types and Parquet encodings.
 
-The columns of `entries` are those of the flat row (`gpuledger.ledger.rows`). How an event becomes
-rows, and how they are written, is the store sink's business.
+The columns of `entries` are those of the flat row (`gpuledger.ledger.rows`). The store sink
+converts events to rows and writes them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,15 +25,15 @@ class StoreColumn:
     kind: DataType
     """The Arrow type."""
     made_as: DataType | None = None
-    """The type of the Python values, where Arrow arrays of `kind` are made by a cast."""
+    """Type of the Python values, if Arrow arrays of `kind` are made by a cast."""
     nullable: bool = False
     encoding: Literal["DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"] | None = None
-    """The Parquet encoding; absent where a dictionary is best."""
+    """The Parquet encoding; absent if a dictionary is best."""
 
     def array(self, values: Any) -> Array:  # noqa: ANN401  # any sequence of the column's values
-        """Make the Arrow array; raises TypeError or ValueError for values of another type."""
+        """Return the Arrow array; raises TypeError or ValueError for values of another type."""
         if "Decimal128" in str(self.kind):
-            # Arrow makes no decimals of Python's integers, and reads them from their digits.
+            # Arrow does not make decimals from Python integers, but parses them from text.
             texts = [None if value is None else str(value) for value in values]
             return Array(texts, type=DataType.utf8()).cast(self.kind)
         if self.made_as is None:
@@ -43,18 +43,18 @@ class StoreColumn:
 
 @dataclass(frozen=True, kw_only=True)
 class TableSchema:
-    """The schema of one table: its columns and how it is laid out."""
+    """The schema of one table: its columns and layout."""
 
     name: str
-    """The table's name, and its folder in the store."""
+    """Name of the table and of its directory in the store."""
     description: str
     columns: Sequence[StoreColumn]
     partition_by: Sequence[str] = ()
     configuration: Mapping[str, str] = field(default_factory=dict)
-    """Further properties of the table, as Delta names them."""
+    """Additional table properties, by Delta's names."""
     statistics_columns: int
-    """How many leading columns carry the statistics by which readers skip files; more only make
-    the log large."""
+    """Number of leading columns with statistics, by which readers skip files; more columns would
+    only enlarge the log."""
 
     @cached_property
     def arrow(self) -> Schema:
@@ -65,12 +65,12 @@ class TableSchema:
         return Schema(fields)
 
     def table_of(self, rows: Sequence[tuple[Any, ...]]) -> Table:
-        """Return the Arrow table of rows whose values stand in the columns' order.
+        """Return the Arrow table of rows whose values are in the columns' order.
 
-        Raises TypeError or ValueError for a value that is not of its column's type: nothing is
-        cast in silence.
+        Raises `TypeError` or `ValueError` for a value of another type than its column's; values are
+        never cast silently.
         """
-        # Row by row is how they come, column by column how Arrow keeps them.
+        # Rows come one by one, but Arrow stores columns.
         by_column = zip(*rows, strict=True)
         arrays = [
             column.array(list(values))
@@ -79,7 +79,7 @@ class TableSchema:
         return Table.from_arrays(arrays, schema=self.arrow)
 
     def conform(self, found: Table) -> Table:
-        """Return what a query found as a table of this schema: texts and numbers by their types."""
+        """Return a query's result as a table of this schema, with columns cast to its types."""
         arrays = [found[column.name].cast(column.kind) for column in self.columns]
         return Table.from_arrays(arrays, schema=self.arrow)
 
@@ -96,7 +96,7 @@ _TYPES: Final[Mapping[ColumnType, Mapping[str, Any]]] = {
     ColumnType.DAY: {"kind": DataType.date32(), "made_as": DataType.int32()},
     ColumnType.TIME: {"kind": _MICROSECONDS_UTC, "made_as": DataType.int64(), "encoding": _DELTA},
 }
-"""How Arrow and Parquet keep each type of a row's columns."""
+"""Arrow type and Parquet encoding for each type of a row's columns."""
 ENTRIES: Final = TableSchema(
     name="entries",
     description="One row for each entry of each GPU and tick.",
@@ -163,7 +163,7 @@ PODS: Final = TableSchema(
 )
 
 _SHORT_LIVED: Final[Mapping[str, str]] = {
-    # A commit for each of many small steps, of which the newest alone is ever asked for.
+    # There are many small commits, but only the newest is ever read.
     "delta.logRetentionDuration": "interval 1 days",
     "delta.deletedFileRetentionDuration": "interval 1 days",
 }
@@ -182,5 +182,5 @@ SEEN_TICKS: Final = TableSchema(
 
 
 def table_uri(store_uri: str, name: str = ENTRIES.name) -> str:
-    """Return the URI of a table of a store, of `entries` where none is named."""
+    """Return the URI of a store's table, by default of `entries`."""
     return f"{store_uri.rstrip('/')}/{name}"

@@ -1,13 +1,14 @@
-"""The tables that bills are made of: usage by minute, hour and day, and what it is joined with.
+"""The tables for bills: usage by minute, hour and day, and the tables that usage is joined with.
 
-`usage` has sums a minute: one row, or several that add up, for each device, category, and pod or
-holder. `usage_hourly` and `usage_daily` are the same by hour and day, where the last offset of a
-row says which event it ends with. All of them have whole numbers, so that a sum over rows is what
-the events sum to, to the last one.
+`usage` has sums per minute: one row, or several that add up, for each device, category, and pod or
+allocation. `usage_hourly` and `usage_daily` have the same by hour and day; a row's last offset is
+that of the last event in it. All amounts are whole numbers, so sums over rows equal the sums over
+the events exactly.
 
-`nodes`, `namespaces` and `inventory` have a row for each version: the one in force at a time is
-the last with `in_force_from` at or before it. They are joined when they are read, so that what is
-learnt late is not lost. `incidents` has a row for each: nothing is ever said of one again.
+`nodes`, `namespaces` and `inventory` have a row for each version; the version in force at a time is
+the last one with `in_force_from` at or before it. They are joined when they are read, so that
+versions that arrive late also count. `incidents` has one row per incident, because incidents never
+change.
 """
 
 from typing import Final
@@ -19,7 +20,7 @@ from gpuledger.store.schema import PARTITION_COLUMN, StoreColumn, TableSchema
 _TEXT: Final = DataType.utf8()
 _COUNT: Final = DataType.int64()
 _BYTE_TIME: Final = DataType.decimal128(38, 0)
-"""80 GiB for a second are 8.6e19 byte-nanoseconds, which 64 bits do not hold."""
+"""80 GiB for one second are 8.6e19 byte-nanoseconds, which exceeds 64 bits."""
 _TIME: Final = DataType.timestamp("us", tz="UTC")
 
 
@@ -68,14 +69,14 @@ def _usage(name: str, *, period: str, description: str) -> TableSchema:
                 kind=DataType.int32(),
             ),
             *_text("category", nullable=False),
-            # `container_id` stands where the container's name was not known yet, and only there.
+            # `container_id` is set only if the container's name was not known yet.
             *_text("pod_uid", "pod_state", "namespace", "pod", "container", "container_id"),
             *_text("job_id"),
             *_text(
                 "allocated_pod_state", "allocated_pod_uid", "allocated_namespace", "allocated_pod"
             ),
             *_text("allocated_container", "allocated_job_id"),
-            # Of each sum that part which was measured: the rest was apportioned or computed.
+            # `measured_…` is the measured part of a sum; the rest was apportioned or computed.
             *_number("busy_ns", "measured_busy_ns"),
             *_number("memory_byte_ns", "measured_memory_byte_ns", kind=_BYTE_TIME),
             *_number("energy_millijoules", "measured_energy_millijoules"),
@@ -94,13 +95,13 @@ def _usage(name: str, *, period: str, description: str) -> TableSchema:
 USAGE: Final = _usage(
     "usage",
     period="minute",
-    description="Sums of a minute by device, category, and pod or holder; rows of one add up.",
+    description="Sums per minute by device, category, and pod or allocation; rows of one add up.",
 )
 USAGE_HOURLY: Final = _usage(
-    "usage_hourly", period="hour", description="Sums of an hour; rows of one add up."
+    "usage_hourly", period="hour", description="Sums per hour; rows of one add up."
 )
 USAGE_DAILY: Final = _usage(
-    "usage_daily", period="day", description="Sums of a day in UTC; rows of one add up."
+    "usage_daily", period="day", description="Sums per day in UTC; rows of one add up."
 )
 NODES: Final = TableSchema(
     name="nodes",
@@ -135,7 +136,7 @@ INVENTORY: Final = TableSchema(
     columns=(
         *_text("cluster", "node", nullable=False),
         _time("in_force_from"),
-        # Null on the row that says that the node has no GPU, or is gone.
+        # Null if the node has no GPU, or no longer exists.
         *_text("gpu_uuid", "model", "serial"),
         *_number("gpu_index", kind=DataType.int32()),
         *_number("memory_total_bytes"),

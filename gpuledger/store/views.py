@@ -1,10 +1,10 @@
-"""All tables of a store as DuckDB's views: whole numbers, readable units beside them, and names.
+"""All tables of a store as DuckDB views: whole numbers, readable units, and names.
 
-`create_views` makes one of each table, without rows where there are none yet. Those of usage have
-every column of their table, what `READABLE` adds, and what is said by now of the pod, its holder,
-the node and the namespace, as of the row's time: a row finds the version in force at its beginning,
-before the first one that one. Tables that something is said in by versions have `valid_to`, null on
-the last one.
+`create_views` creates a view for each table, without rows if the table has none yet. The views of
+usage have all columns of their table, the columns in `READABLE`, and the current description of
+the pod, the allocation, the node and the namespace. A row gets the version in force at its start,
+or the first version if it is older than that. Views of tables with versions have `valid_to`, null
+for the last version.
 """
 
 from collections.abc import Mapping
@@ -45,10 +45,10 @@ READABLE: Final[Mapping[str, str]] = {
     **{
         f"{column.name.removesuffix('_ns')}_seconds": f"{column.name} * 0.000000001"
         for column in USAGE.columns
-        # A time is no length, and byte-time does not fit into seconds' digits.
+        # Excludes points in time, and byte-time, which exceeds the digits of seconds.
         if column.name.endswith("_ns") and not column.name.endswith(("_time_ns", "_byte_ns"))
     },
-    # Of 38 digits nine are behind the point. What does not fit is no amount of any device's.
+    # 29 of 38 digits are before the point; no device's amount exceeds them.
     "memory_byte_seconds": "try_cast(memory_byte_ns AS DECIMAL(29, 0)) * 0.000000001",
     "joules": "energy_millijoules * 0.001",
     "measured_joules": "measured_energy_millijoules * 0.001",
@@ -56,8 +56,8 @@ READABLE: Final[Mapping[str, str]] = {
     "gpu_hours": DERIVED_COLUMNS["gpu_hours"],
     "allocated_gpu_hours": DERIVED_COLUMNS["allocated_gpu_hours"],
 }
-"""What the views of usage add to their tables' columns, with DuckDB's SQL for each. GPU-hours are
-for people, floating-point numbers; the rest is exact."""
+"""Columns that the views of usage add to their tables' columns, with DuckDB's SQL for each.
+GPU-hours are floating-point numbers, for people; the rest is exact."""
 _NAMES: Final = (
     *("owner_kind", "owner_name", "labels", "requested"),
     *("allocated_owner_kind", "allocated_owner_name", "allocated_labels"),
@@ -78,14 +78,14 @@ _VERSIONED: Final[Mapping[str, tuple[str, str]]] = {
     PODS.name: ("cluster, node, pod_uid", NEWEST_LAST),
     NODES.name: ("cluster, node", NEWEST_LAST),
     NAMESPACES.name: ("cluster, namespace", NEWEST_LAST),
-    # An agent's clock orders them, as bills do too; no API server numbers them.
+    # Ordered by the agent's clock, as in bills, because there is no resource version.
     INVENTORY.name: ("cluster, node", "in_force_from, kafka_offset"),
 }
-"""What each version is of, and in which order versions replace one another."""
+"""The key of each versioned table, and the order in which versions replace one another."""
 
 
 class Connection(FileRegistry, Protocol):
-    """What is asked of a connection to DuckDB."""
+    """The part of a DuckDB connection that is used here."""
 
     def execute(self, query: str) -> Any:  # noqa: ANN401  # DuckDB's own
         """Run a statement."""
@@ -98,22 +98,22 @@ TABLES: Final[Mapping[str, TableSchema]] = {
         *(INVENTORY, INCIDENTS, GAPS, BILL_LINES),
     )
 }
-"""Those of which there are views, by their names."""
+"""All tables with views, by name."""
 
 
 def create_views(
     connection: Connection, store_uri: str, storage_options: Mapping[str, str] | None = None
 ) -> dict[str, list[str]]:
-    """Make a view of each table, and return the files of each, none where it has no rows yet.
+    """Create a view for each table; return the files of each, empty if it has no rows yet.
 
-    Days and times are those of UTC. Raises UserError where there is no store.
+    Days and times are in UTC. Raises `UserError` if there is no store.
     """
     files = {name: live_files(store_uri, name, storage_options) for name in TABLES}
     relations = {name: relation(found) for name, found in files.items() if found}
     if not relations:
         raise no_store(store_uri, "no store with rows at")
     open_object_files(connection, store_uri, storage_options)
-    # Days and hours are those of UTC, whatever zone the machine is in.
+    # Days and hours are in UTC, whatever the machine's time zone.
     connection.execute("SET TimeZone = 'UTC'")
     for name in TABLES:
         connection.execute(
@@ -140,9 +140,9 @@ def _view(
 
 
 def versions_sql(name: str, rows: str) -> str:
-    """Return the SQL of versions with the time at which the next one replaces each.
+    """Return the SQL for versions, with the time at which the next version replaces each.
 
-    A version may have several rows, which it shares with no other: they end together.
+    A version may have several rows; all of them end at the same time.
     """
     keys, order = _VERSIONED[name]
     return (
@@ -154,15 +154,15 @@ def versions_sql(name: str, rows: str) -> str:
 
 
 def usage_sql(name: str, relations: Mapping[str, str]) -> str:
-    """Return the SQL of a table of usage with readable units and what it is joined with."""
+    """Return the SQL for a table of usage with readable units and joined descriptions."""
     period = _PERIODS[name]
     day = f"({period} AT TIME ZONE 'UTC')::DATE AS event_date"
     missing = ", ".join(f"NULL::VARCHAR AS {column}" for column in _NAMES)
     rows = f"(SELECT *, {day}, {period} AS time, {missing} FROM {relations[name]})"  # noqa: S608  # quoted files
     if pods := relations.get(PODS.name):
-        # The next one's begin is none of it.
+        # The start of the next period is excluded.
         until = f"entries.time + INTERVAL 1 {period} - INTERVAL 1 MICROSECOND"
-        # Of a whole period a pod is meant that was there at any time of it.
+        # A pod matches if it existed at any time of the period.
         rows = named_usage(rows, pods, until=until)
     rows = _with_version(
         rows,
@@ -186,15 +186,15 @@ def usage_sql(name: str, relations: Mapping[str, str]) -> str:
 def _with_version(
     rows: str, versions: str | None, *, keys: Mapping[str, str], has: Mapping[str, str]
 ) -> str:
-    """Return the relation of rows with columns of the version in force at each one's time."""
+    """Return the rows' relation with columns of the version in force at each row's time."""
     if versions is None:
         absent = ", ".join(f"NULL::VARCHAR AS {name}" for name in has.values())
         return f"(SELECT *, {absent} FROM {rows})"  # noqa: S608  # the tables' own names
     own = ", ".join(keys)
-    # Before the first version was known the first one holds: nobody knows of another. Of what was
-    # deleted and made anew the new one holds from the deletion on: an hour in which it was made has
-    # usage of that one alone, although the deleted one was in force when the hour began. Bills
-    # have the same rule (`gpuledger_reports.reading.versions`).
+    # The first version also applies to earlier times, because no other one is known. If an object
+    # was deleted and created again, the new one applies from the deletion on. The hour in which it
+    # was created has only its usage, although the deleted one was in force when the hour began.
+    # Bills use the same rule (`gpuledger_reports.reading.versions`).
     history = f"OVER (PARTITION BY {own} ORDER BY in_force_from, kafka_offset)"
     since = (
         f"CASE WHEN row_number() {history} = 1 THEN TIMESTAMPTZ '0001-01-01 00:00:00+00'"
@@ -205,18 +205,18 @@ def _with_version(
         f"deleted_time IS NOT NULL AND lead(in_force_from) {history} IS NOT NULL"
         f" AND lag(in_force_from) {history} IS NOT NULL"
     )
-    # A deletion need not say what it was that is gone.
+    # A deletion may lack the deleted object's properties.
     kept = ", ".join(
         f"CASE WHEN deleted_time IS NULL THEN {column}"
         f" ELSE coalesce({column}, lag({column}) {history}) END AS {column}"
         for column in has
     )
-    # Of two that are in force from the same time the newer one is.
+    # If two versions are in force from the same time, the newer one counts.
     one_a_time = (
         f"(SELECT * FROM {versions} QUALIFY lead(in_force_from)"  # noqa: S608  # the tables' own names
         f" OVER (PARTITION BY {own}, in_force_from ORDER BY {NEWEST_LAST}) IS NULL)"
     )
-    # A deletion that is told again says nothing new.
+    # A repeated deletion adds nothing.
     first_deletions = (
         f"(SELECT * FROM {one_a_time} QUALIFY deleted_time IS NULL"  # noqa: S608  # as above
         f" OR lag(deleted_time) {history} IS NULL)"
