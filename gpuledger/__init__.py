@@ -1,5 +1,5 @@
-"""What all share: records, topics, bus, settings, service lifecycle. Knows no deployable."""
+"""Code that all components share: records, topics, bus, settings, lifecycle."""
 
-# As in pyproject.toml, and written down here: to look it up among what is installed, Python loads
-# zip files, archives' compressions and e-mail, which an agent would carry on each node.
+# Same as in pyproject.toml, and repeated here: looking it up in the installed metadata would load
+# zip files, compression and e-mail modules, which the agent would then carry on every node.
 __version__ = "0.1.0"

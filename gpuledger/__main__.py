@@ -1,4 +1,4 @@
-"""`python -m gpuledger` is `gpuledger`."""
+"""Makes `python -m gpuledger` the same as `gpuledger`."""
 
 import sys
 

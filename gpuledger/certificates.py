@@ -1,8 +1,7 @@
-"""Certificates and keys in PEM files: loaded, with each mistake named by its setting and file.
+"""Loads certificates and keys from PEM files; every error names the setting and the file.
 
-Here it is also read from when until when a certificate is valid. That it is not says nothing of
-whether it is used: the other side decides that, by its own clock. What is done about it is
-the caller's business.
+This module also reads the validity of certificates. An invalid certificate may still be used: the
+other side decides that, by its own clock. The caller decides how to react.
 """
 
 import ssl
@@ -22,12 +21,12 @@ _KEY: Final = b"PRIVATE KEY-----"
 _BEGIN: Final = b"-----BEGIN "
 _UNMATCHED: Final = "KEY_VALUES_MISMATCH"
 
-# ruff: noqa: SLF001  # the standard library decodes a certificate of a file in no public way
+# ruff: noqa: SLF001  # the standard library has no public way to decode a certificate file
 
 
 @dataclass(frozen=True, kw_only=True)
 class Validity:
-    """From when until when a certificate is valid."""
+    """The period in which a certificate is valid."""
 
     setting: str
     """The setting that names its file."""
@@ -40,23 +39,23 @@ class Validity:
     """Unix time."""
 
     def mistake_at(self, now_seconds: float) -> str:
-        """Return what is wrong with it at that time; empty while it is valid."""
+        """Return the problem with it at a time; empty while it is valid."""
         certificate = f"{self.setting}: the certificate of {self.subject!r} in {self.file}"
         begin, end = (
             f"{datetime.fromtimestamp(seconds, tz=UTC):%Y-%m-%d %H:%M:%S} UTC"
             for seconds in (self.begin_seconds, self.end_seconds)
         )
         if now_seconds > self.end_seconds:
-            return f"{certificate} expired on {end}; put a new one there"
+            return f"{certificate} expired on {end}; replace it"
         if now_seconds < self.begin_seconds:
-            return f"{certificate} is not valid before {begin}; is this machine's clock right?"
+            return f"{certificate} is not valid before {begin}; check this machine's clock"
         return ""
 
     @classmethod
     def of(cls, decoded: Mapping[str, Any], *, setting: str, file: Path) -> "Validity | None":
-        """Return that of a certificate as `ssl` decodes it; `None` where its dates are none.
+        """Return the validity of a certificate decoded by `ssl`; `None` if its dates are invalid.
 
-        One without a common name, as authorities may be, is named by all that its subject says.
+        A certificate without a common name, such as some CAs', is named by its whole subject.
         """
         pairs = [pair for part in decoded.get("subject", ()) for pair in part]
         names = [value for name, value in pairs if name == "commonName"]
@@ -79,11 +78,11 @@ def load_own(
     key_file: Path,
     password: str | None = None,
 ) -> list[Validity]:
-    """Load what a side shows of itself; return the validity of each certificate in the file.
+    """Load our own certificate and key; return the validity of each certificate in the file.
 
     Settings are named `<prefix>cert_file`, `<prefix>key_file` and `<prefix>key_password`. An empty
-    password is one that was not given, `None` means that there is no such setting. Raises
-    `SettingsError` naming the setting that has the mistake.
+    password means that none was given, `None` that there is no such setting. Raises
+    `SettingsError` with the name of the wrong setting.
     """
     certificate, key = f"{prefix}cert_file", f"{prefix}key_file"
     _require_pem(cert_file, _CERTIFICATE, setting=certificate, what="a certificate")
@@ -93,7 +92,7 @@ def load_own(
     was_prompted = False
 
     def answer_password() -> str:
-        # Without this function OpenSSL would ask on the terminal, and wait there.
+        # Without this function, OpenSSL would prompt on the terminal and wait.
         nonlocal was_prompted
         was_prompted = True
         return password or ""
@@ -108,8 +107,8 @@ def load_own(
         else:
             message = f"{key}: {key_file} with {cert_file} cannot be used: damaged ({error})"
         raise SettingsError(shorten_middle(message)) from error
-    # The authorities that follow in the file. They are loaded with the certificate already; what
-    # cannot be loaded here is of no use to a client either, and has no validity to look after.
+    # CA certificates that follow in the file. They are already loaded with the certificate; those
+    # that cannot be loaded here are useless to clients, too, so their validity does not matter.
     chain = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     with suppress(ssl.SSLError, OSError):
         chain.load_verify_locations(cafile=cert_file)
@@ -121,9 +120,9 @@ def load_own(
 
 
 def trusting(*, setting: str, file: Path) -> ssl.SSLContext:
-    """Return a client's context that trusts the authorities in a file alone.
+    """Return a client's context that trusts only the CA certificates in a file.
 
-    Raises `SettingsError` naming the setting.
+    Raises `SettingsError` with the setting's name.
     """
     _require_pem(file, _CERTIFICATE, setting=setting, what="a certificate")
     with naming(setting, file):
@@ -131,17 +130,17 @@ def trusting(*, setting: str, file: Path) -> ssl.SSLContext:
 
 
 def load_authorities(context: ssl.SSLContext, *, setting: str, file: Path) -> None:
-    """Let a context trust the authorities in a file; raises `SettingsError` naming the setting."""
+    """Make a context trust the CA certificates in a file; raise `SettingsError` if it cannot."""
     _require_pem(file, _CERTIFICATE, setting=setting, what="a certificate")
     with naming(setting, file):
         context.load_verify_locations(file)
 
 
 def authorities_of(context: ssl.SSLContext, *, setting: str, file: Path) -> list[Validity]:
-    """Return the validity of the authority that ends last, of those that a context has of a file.
+    """Return the validity of the CA certificate in a context that expires last.
 
-    One of several is enough, as while an old one is exchanged for a new one. Where there is none
-    it is a certificate that is trusted itself.
+    One of several is enough, for example while an old one is being replaced. If there is none, the
+    file has a certificate that is trusted directly.
     """
     found = [
         validity
@@ -156,7 +155,7 @@ def authorities_of(context: ssl.SSLContext, *, setting: str, file: Path) -> list
 
 @contextmanager
 def naming(setting: str, file: Path) -> Iterator[None]:
-    """Raise `SettingsError` naming setting and file for what goes wrong in reading it."""
+    """Convert errors in reading a file to `SettingsError` with the setting and the file."""
     try:
         yield
     except ssl.SSLError as error:
@@ -171,11 +170,11 @@ def _require_pem(file: Path, kind: bytes, *, setting: str, what: str) -> None:
     with naming(setting, file):
         content = read_small_file(file, max_bytes=MAX_PEM_BYTES)
     if _BEGIN not in content:
-        message = f"{setting}: {file} is no PEM file: expected {what} in it"
+        message = f"{setting}: {file} is not a PEM file; expected {what}"
         raise SettingsError(shorten_middle(message))
     if kind not in content:
         block = kind.decode()
-        message = f"{setting}: there is no block {block} in {file}: expected {what}"
+        message = f"{setting}: missing block {block} in {file}; expected {what}"
         raise SettingsError(shorten_middle(message))
 
 
@@ -187,9 +186,9 @@ def _explain_password(key_file: Path, *, prefix: str, password: str | None) -> s
 
 
 def _decode(file: Path, *, setting: str) -> Validity:
-    """Return the validity of the first certificate in a file; raises ssl.SSLError."""
+    """Return the validity of the first certificate in a file; raise `ssl.SSLError` if damaged."""
     decoded: Mapping[str, Any] = ssl._ssl._test_decode_cert(file)  # type: ignore[attr-defined]  # see above
     validity = Validity.of(decoded, setting=setting, file=file)
     if validity is None:
-        raise SettingsError(f"{setting}: the certificate in {file} has dates that are none")
+        raise SettingsError(f"{setting}: the certificate in {file} has invalid dates")
     return validity

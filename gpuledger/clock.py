@@ -1,6 +1,6 @@
-"""Time as a seam: what a stage needs to know of clocks, so that a simulator can run faster.
+"""Time as a seam: the clocks that a component uses, so that a simulator can run faster.
 
-Here live the protocol, the machine's own clock and the units of time. No schedule, no loop.
+This module holds the protocols, the machine's own clock and the units of time, but no schedules.
 """
 
 import asyncio
@@ -16,23 +16,23 @@ NS_PER_DAY: Final = 24 * NS_PER_HOUR
 
 
 class Sleeper(Protocol):
-    """What can wait."""
+    """Anything that can wait."""
 
     async def sleep(self, seconds: float) -> None:
         """Wait for `seconds` of this clock's time."""
 
 
 class Clock(Sleeper, Protocol):
-    """Three readings of time and one way to wait."""
+    """Three clocks and a way to wait."""
 
     def time_ns(self) -> int:
-        """Nanoseconds since the epoch; may be set back and forth by the machine's owner."""
+        """Nanoseconds since the epoch; the machine's owner may set this clock back or forward."""
 
     def monotonic_ns(self) -> int:
         """Nanoseconds of a clock that is never set, for measuring intervals."""
 
     def boottime_ns(self) -> int:
-        """Nanoseconds since boot, suspended time included."""
+        """Nanoseconds since boot, including time in suspend."""
 
 
 class SystemClock:
@@ -47,7 +47,7 @@ class SystemClock:
         return time.monotonic_ns()
 
     def boottime_ns(self) -> int:
-        """Nanoseconds since boot (`CLOCK_BOOTTIME`), suspended time included."""
+        """Nanoseconds since boot (`CLOCK_BOOTTIME`), including time in suspend."""
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
     async def sleep(self, seconds: float) -> None:

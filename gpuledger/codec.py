@@ -1,10 +1,9 @@
-"""Records to bytes and back, and what is wrong with bytes that are no record.
+"""Converts records to bytes and back, and explains why bytes are not a valid record.
 
-Here live encoding, decoding, and the validation of what is to be written. Unknown fields are
-ignored, so that old readers follow new writers. A mistake is explained by the field's name and the
-value that stands there; where a record is written as an array, msgspec reports a position in it,
-which becomes the name of the field again. What happens to a bad record is decided elsewhere
-(`gpuledger.dead_letter_queue`).
+This module encodes, decodes, and validates records before they are written. Unknown fields are
+ignored, so that old readers can read the records of new writers. Errors name the field and its
+value; for a record that is written as an array, msgspec reports a position, which is converted back
+to the field's name. `gpuledger.dead_letter_queue` decides what happens to a bad record.
 """
 
 import re
@@ -19,25 +18,25 @@ from gpuledger.errors import UndecodableError
 from gpuledger.texts import find_near, shorten
 
 T = TypeVar("T")
-# RecursionError: thousands of brackets, also in a field that nobody reads, must not stop a stage.
+# RecursionError: thousands of brackets, even in an unused field, must not stop a component.
 _UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, TypeError, RecursionError)
-# Left as they are by `to_builtins`, which would make texts of them, and texts are valid.
+# `to_builtins` would convert these to texts, which would be valid; this leaves them unchanged.
 _NOT_IN_JSON: Final = (bytes, bytearray, memoryview)
 
 encode: Final = msgspec.json.Encoder().encode
-"""Return a record as JSON; absent fields get no key, and `null` in records that are arrays."""
+"""Encode a record as JSON; absent fields have no key, or `null` in records that are arrays."""
 
 
 def validate(record: object) -> None:
-    """Raise `msgspec.ValidationError`, naming the field, where a value is none that it may have.
+    """Raise `msgspec.ValidationError`, naming the field, if a value is invalid for it.
 
-    For writers of what others reported; costs about as much as decoding it. msgspec constructs
-    Structs without looking at the values, and `convert` returns what is of the right class already
-    as it is, so the record is taken apart first.
+    For writers that pass on data from others; costs about as much as decoding. msgspec does not
+    check values when it constructs a Struct, and `convert` returns objects of the right class
+    unchanged, so the record is first converted to built-in types.
     """
     try:
         parts = msgspec.to_builtins(record, builtin_types=_NOT_IN_JSON)
-    except TypeError as error:  # of a class that msgspec does not know
+    except TypeError as error:  # a value of a class that msgspec does not support
         raise msgspec.ValidationError(str(error)) from error
     try:
         msgspec.convert(parts, type(record))
@@ -56,7 +55,7 @@ class Decoder(Generic[T]):
     def decode(self, value: bytes | None) -> T:
         """Return the record, or raise `UndecodableError` naming topic, field and value."""
         try:
-            return self._decode(value)  # type: ignore[arg-type]  # None is refused below, with the others
+            return self._decode(value)  # type: ignore[arg-type]  # None raises TypeError, handled below
         except _UNDECODABLE as error:
             problem = explain(self._record, self.topic, value, error)
             raise UndecodableError(problem) from error
@@ -64,7 +63,7 @@ class Decoder(Generic[T]):
 
 @cache
 def decoder_of(topic: str, record: type[T]) -> Decoder[T]:
-    """Return the decoder of a topic's records; one for each pair, as building one is not cheap."""
+    """Return the decoder of a topic's records, cached because building one is expensive."""
     return Decoder(topic=topic, record=record)
 
 
@@ -78,11 +77,11 @@ _TOO_SHORT: Final = re.compile(r"Expected `array` of at least length \d+, got (?
 
 
 def explain(record: type, topic: str, value: bytes | None, error: Exception) -> str:
-    """Return what is wrong with a value that is no record of a topic."""
+    """Return an explanation of why a value is not a valid record of a topic."""
     if value is None:
-        return f"{topic}: no value (a tombstone), but this topic has none"
+        return f"{topic}: unexpected tombstone (no value)"
     what, path = _split_path(str(error))
-    what = shorten(what, _SHOWN_CHARACTERS)  # it may quote the value, all of it
+    what = shorten(what, _SHOWN_CHARACTERS)  # it may quote the whole value
     stands_there = value if path is None else _value_at(value, path)
     shown = shorten(repr(stands_there), _SHOWN_CHARACTERS)
     if path is None:
@@ -91,7 +90,7 @@ def explain(record: type, topic: str, value: bytes | None, error: Exception) -> 
     missing = None
     if found := _MISSING.fullmatch(what):
         missing = found["field"]
-    elif found := _TOO_SHORT.fullmatch(what):  # a record that is an array ends before this field
+    elif found := _TOO_SHORT.fullmatch(what):  # an array record that ends before this field
         missing = _fields_of(type_hint)[int(found["length"])][0]
     if missing:
         where = ".".join(filter(None, [named, missing]))
@@ -100,16 +99,16 @@ def explain(record: type, topic: str, value: bytes | None, error: Exception) -> 
 
 
 def name_fields(record: type, error: Exception) -> str:
-    """Return what msgspec says is wrong in a record, with its fields by their names."""
+    """Return msgspec's message on a record with field names instead of positions."""
     what, path = _split_path(str(error))
     return f"{what} - at `$.{follow(record, path)[0]}`" if path else what
 
 
 def explain_invalid(shape: Any, error: Exception) -> str:  # noqa: ANN401  # any type annotation
-    """Return what msgspec says of a value that is not of this shape, with what it may be instead.
+    """Return msgspec's message on a value of the wrong shape, with a hint at valid ones.
 
-    Of a value, or of a mapping's key, that is one of a few, these are named; of a field that there
-    is not, the one that was probably meant.
+    The hint lists the allowed values of an enumeration or of a mapping's keys, or suggests a known
+    field for an unknown one.
     """
     problem = str(error)
     if unknown := _UNKNOWN.match(problem):
@@ -129,16 +128,16 @@ def explain_invalid(shape: Any, error: Exception) -> str:  # noqa: ANN401  # any
 
 
 def _split_path(message: str) -> tuple[str, str | None]:
-    """Take msgspec's message apart: ``Expected `int`, got `str` - at `$.gpus[1].index` ``."""
+    """Split msgspec's message: ``Expected `int`, got `str` - at `$.gpus[1].index` ``."""
     what, found, path = message.partition(" - at `")
     if found:
-        # A key of a mapping is `key` in `$.labels`: the mapping is what can be named.
+        # For a key of a mapping, `key` in `$.labels`, only the mapping can be named.
         return what, path.removeprefix("key` in `").removeprefix("$").rstrip("`").lstrip(".")
     return what, "" if what.startswith(("Object missing", "Expected `object`")) else None
 
 
 def follow(record: Any, path: str) -> tuple[str, Any]:  # noqa: ANN401  # any type annotation
-    """Return a path by the names of its fields, and the type at its end as far as it is known."""
+    """Return a path with field names, and the type at its end if it is known."""
     named, type_hint = "", record
     for step in _STEP.finditer(path):
         fields = _fields_of(type_hint)
@@ -147,14 +146,14 @@ def follow(record: Any, path: str) -> tuple[str, Any]:  # noqa: ANN401  # any ty
         elif fields and step["key"] is not None:
             name, type_hint = step["key"], dict(fields).get(step["key"])
         else:
-            # Of a list or a mapping: the type of what it holds is the last that it names.
+            # The items' type of a list or mapping is its last argument.
             name, type_hint = step[0], next(reversed(get_args(_plain(type_hint))), None)
         named += name if name.startswith("[") else f".{name}"
     return named.lstrip("."), type_hint
 
 
 def _fields_of(hint: Any) -> list[tuple[str, Any]]:  # noqa: ANN401  # any type annotation
-    """Return the names and types of a record's fields in their order; none of another type."""
+    """Return names and types of a record's fields in order; empty for other types."""
     plain = _plain(hint)
     if isinstance(plain, type) and issubclass(plain, msgspec.Struct):
         return [(field.name, field.type) for field in msgspec.structs.fields(plain)]
@@ -162,7 +161,7 @@ def _fields_of(hint: Any) -> list[tuple[str, Any]]:  # noqa: ANN401  # any type 
 
 
 def _plain(hint: Any) -> Any:  # noqa: ANN401  # any type annotation
-    """Return a type without its limits, and without that it may be absent."""
+    """Return a type without its constraints and without `None`."""
     if get_origin(hint) is Annotated:
         return _plain(get_args(hint)[0])
     present = [part for part in get_args(hint) if part is not NoneType]
@@ -172,9 +171,9 @@ def _plain(hint: Any) -> Any:  # noqa: ANN401  # any type annotation
 
 
 def _value_at(value: bytes, path: str) -> Any:  # noqa: ANN401  # any JSON value
-    """Look up what stands at the path, or the nearest whole around it.
+    """Return the value at the path, or the nearest value that contains it.
 
-    msgspec writes `[...]` for any key of a mapping: there the mapping is the nearest.
+    msgspec writes `[...]` for any key of a mapping; then this is the mapping.
     """
     try:
         found: Any = orjson.loads(value)

@@ -1,8 +1,8 @@
-"""What generated pages are made of: the docstrings of fields, and the command that writes them.
+"""Sources of generated pages: the docstrings of fields, and the command that writes pages.
 
-Python throws away the string under a field, so help texts and JSON Schemas read it from the source,
-once for each class; a class that is made at run time has them as an attribute. Nothing here knows
-settings or records.
+Python discards the string under a field, so help texts and JSON Schemas read it from the source
+code, once per class; classes that are made at run time have these strings in an attribute. This
+module does not depend on settings or records.
 """
 
 import ast
@@ -19,9 +19,9 @@ from gpuledger.errors import UserError
 
 
 def generate(write: Callable[[Path], None], *, into: str) -> int:
-    """Write into the directory that the first argument names, else `into`; return the exit code.
+    """Write into the directory of the first argument, or `into`; return the exit code.
 
-    It is 2, with one line, for what the user can put right.
+    The code is 2, with a one-line message, for errors that the user can fix.
     """
     try:
         write(Path(sys.argv[1] if len(sys.argv) > 1 else into))
@@ -32,12 +32,12 @@ def generate(write: Callable[[Path], None], *, into: str) -> int:
 
 
 FIELD_DOCSTRINGS: Final = "__field_docstrings__"
-"""The attribute of a class without source that has the docstring of each field, by its name."""
+"""Attribute of a class without source code: the docstrings of its fields, by field name."""
 
 
 @cache
 def field_docstrings(cls: type) -> MappingProxyType[str, str]:
-    """Return the docstring of each field that has one, base classes included, as one line each."""
+    """Return the docstrings of a class's fields on one line each, including inherited fields."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         found |= _own_docstrings(base)
@@ -45,7 +45,7 @@ def field_docstrings(cls: type) -> MappingProxyType[str, str]:
 
 
 def class_docstring(cls: type) -> str:
-    """Return the docstring of the class as one line; empty where it has none of its own."""
+    """Return the class's own docstring on one line; empty if it has none."""
     return " ".join((cls.__dict__.get("__doc__") or "").split())
 
 
@@ -54,7 +54,7 @@ def _own_docstrings(cls: type) -> dict[str, str]:
         return dict(cls.__dict__[FIELD_DOCSTRINGS])
     try:
         source = textwrap.dedent(inspect.getsource(cls))
-    except (OSError, TypeError):  # built in, or installed without its source
+    except (OSError, TypeError):  # built in, or installed without source code
         return {}
     defined = ast.parse(source).body[0]
     if not isinstance(defined, ast.ClassDef):

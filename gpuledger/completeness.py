@@ -1,12 +1,12 @@
-"""How far a component's topic is complete, as a reader of it may say. Pure.
+"""How far a component's topic is complete, from a reader's point of view. Pure.
 
-A watermark speaks of a topic up to an offset; it comes on a topic of its own, so a reader may have
-it before the records that it speaks of. It counts once the reader has read past that offset, and
-not before: a reader that is behind would otherwise close an hour of which it has not read all.
+A watermark covers a topic up to an offset. It comes on another topic, so a reader may get it before
+the records that it covers. It counts only once the reader has read up to that offset; otherwise a
+reader that is behind would close an hour that it has not read completely.
 
     events = Completeness(component="join", topic=topics.events.name)
-    events.take(watermark)                      # of the watermarks' topic, whenever it comes
-    events.read_to(partition, next_offset)      # of the events' topic, as far as it is worked off
+    events.take(watermark)                      # from the watermarks' topic, at any time
+    events.read_to(partition, next_offset)      # from the events' topic, once processed
     events.complete_until_ns(range(partitions))
 """
 
@@ -25,20 +25,20 @@ from gpuledger.records.bounds import MAX_WORD_LENGTH
 PODWATCH: Final = "podwatch"
 JOIN: Final = "join"
 RENEWED_AFTER_SECONDS: Final = 5.0
-"""How often a component renews its watermark of each partition, at most."""
+"""Minimum time between two watermarks of a component for the same partition."""
 
 MAX_AHEAD_NS: Final = NS_PER_MINUTE
-"""Beyond this ahead of our own clock nothing can be complete: whoever says so has another clock."""
+"""A watermark further ahead of our own clock than this cannot be right: the clocks differ."""
 
 MAX_CLUSTERS: Final = 1_000
-"""Clusters of one partition that are called complete: names are anybody's."""
+"""Clusters per partition that are tracked, because anybody may write records with any name."""
 MAX_WAITING: Final = 64
-"""Watermarks of a partition and cluster that wait until the reader is there: of more of them the
-second newest gives way, so that a reader that is far behind still goes from one to the next."""
+"""Watermarks per partition and cluster that wait for the reader. If there are more, the second
+newest is dropped, so that a reader that is far behind still advances step by step."""
 
 
 class Completeness:
-    """The watermarks of one component, as far as a reader has read; bounded by the partitions."""
+    """The watermarks of one component, as far as a reader has read; bounded per partition."""
 
     def __init__(self, *, component: str, topic: str) -> None:
         self._component = component
@@ -47,15 +47,15 @@ class Completeness:
         self._waiting: dict[int, dict[str, deque[Watermark]]] = {}
         self._reached: dict[int, dict[str, Watermark]] = {}
         self._expected: set[tuple[int, str]] = set()
-        """Partitions, each with a cluster of which something is to be said there."""
+        """Pairs of a partition and a cluster for which a watermark is expected."""
 
     def expect(self, watermark: Watermark) -> None:
-        """Have its partition wait for a watermark of its cluster: whoever says them is at work."""
+        """Expect a watermark for this partition and cluster, because a publisher is at work."""
         if (watermark.component, watermark.topic) == (self._component, self._topic):
             self._expected.add((watermark.partition, watermark.cluster))
 
     def take(self, watermark: Watermark) -> None:
-        """Take a watermark; one of another component or topic is passed over."""
+        """Take a watermark; one of another component or topic is ignored."""
         if (watermark.component, watermark.topic) != (self._component, self._topic):
             return
         clusters = self._waiting.setdefault(watermark.partition, {})
@@ -64,28 +64,28 @@ class Completeness:
         waiting = clusters.setdefault(watermark.cluster, deque())
         if len(waiting) >= MAX_WAITING:
             waiting.pop()
-        # The offsets of a topic that was made anew: what is said of the one before never holds.
+        # A higher offset belongs to the topic before it was recreated, and will never be reached.
         while waiting and waiting[-1].next_offset > watermark.next_offset:
             waiting.pop()
         waiting.append(watermark)
         self._apply(watermark.partition, {watermark.cluster: waiting})
 
     def read_to(self, partition: int, next_offset: int) -> None:
-        """Record that all of a partition before this offset is read, and worked off."""
+        """Record that all of a partition before this offset has been read and processed."""
         self._next_offsets[partition] = next_offset
         self._apply(partition, self._waiting.get(partition, {}))
 
     def forget(self, partition: int) -> None:
-        """Forget a partition that somebody else reads."""
+        """Forget a partition that another reader has taken over."""
         self._next_offsets.pop(partition, None)
         self._expected = {expected for expected in self._expected if expected[0] != partition}
         self._waiting.pop(partition, None)
         self._reached.pop(partition, None)
 
     def take_back(self, key: bytes, partition: int) -> None:
-        """Take back what was said under a watermark's key, in its partition: of a tombstone.
+        """Withdraw the watermark with this key in its partition, because of a tombstone.
 
-        Nothing is waited for any more of that cluster there, until something is said anew.
+        The cluster is then no longer expected there, until a new watermark comes.
         """
         component, cluster, number = split_watermark_key(key)
         if (component, number) == (self._component, partition):
@@ -94,13 +94,13 @@ class Completeness:
             self._reached.get(partition, {}).pop(cluster, None)
 
     def of(self, partition: int) -> list[Watermark]:
-        """Return what holds of a partition by now, a watermark of each cluster."""
+        """Return the watermarks that apply to a partition now, one per cluster."""
         return list(self._reached.get(partition, {}).values())
 
     def complete_until_ns(self, partitions: Iterable[int]) -> int | None:
-        """Return up to which time all of these partitions are complete, in all their clusters.
+        """Return the time up to which these partitions are complete, in all their clusters.
 
-        `None` where that is not known of one of them.
+        `None` if it is not known for one of them.
         """
         partitions = list(partitions)
         if any(
@@ -114,9 +114,9 @@ class Completeness:
         return min((watermark.complete_until_ns for of in found for watermark in of), default=None)
 
     def complete_with_ns(self, partition: int, next_offset: int) -> int | None:
-        """Return up to which time a partition is complete for who has read up to this offset.
+        """Return the time up to which a partition is complete after reading up to this offset.
 
-        `None` where that is not known of one of its clusters.
+        `None` if it is not known for one of its clusters.
         """
         found = {
             cluster: each.complete_until_ns
@@ -132,7 +132,7 @@ class Completeness:
         return min(found.values(), default=None)
 
     def _apply(self, partition: int, waiting_of: Mapping[str, deque[Watermark]]) -> None:
-        """Apply the watermarks that the reader has read past; none of them goes back in time."""
+        """Apply the watermarks that the reader has passed; completeness never goes back in time."""
         next_offset = self._next_offsets.get(partition)
         if next_offset is None:
             return
@@ -146,22 +146,22 @@ class Completeness:
 
 
 def key_of(watermark: Watermark) -> bytes:
-    """Return the key under which a watermark replaces the one before it."""
+    """Return a watermark's key, under which it replaces the one before."""
     return watermark_key(watermark.component, watermark.cluster, watermark.partition).encode()
 
 
 def split_watermark_key(key: bytes) -> tuple[str, str, int | None]:
-    """Return component, cluster and partition of a watermark's key; `None` if it has none."""
+    """Return component, cluster and partition of a watermark's key; `None` for another text."""
     component, _, rest = key.decode(errors="replace").partition("/")
     cluster, _, number = rest.partition("/")
     return component, cluster, int(number) if number.isdecimal() and number.isascii() else None
 
 
 def message_of(watermark: Watermark, *, time_ns: int) -> Message:
-    """Return what is published of a watermark, at a time of the publisher's clock."""
+    """Return the message for a watermark, at a time of the publisher's clock."""
     return Message(key_of(watermark), encode(watermark), time_ns // NS_PER_MS)
 
 
 def name_publisher(client_id: str) -> str:
-    """Return the name under which this process publishes: two of one client id are told apart."""
+    """Return this process's name as publisher; it differs from others with the same client id."""
     return f"{client_id}@{socket.gethostname()}"[:MAX_WORD_LENGTH]

@@ -1,7 +1,7 @@
-"""Where a record goes that cannot be used: decoded or put aside, never lost in silence.
+"""Handling of records that cannot be used: every record is decoded or rejected, never lost.
 
-Here lives the one way in which every consumer turns its records into values. It knows the bus
-and the codec; it knows no stage.
+All consumers convert their records to values with this module. It depends on the bus and the codec,
+but on no component.
 """
 
 import asyncio
@@ -50,47 +50,44 @@ REASONS: Final = (
     "partial",
     "failing",
 )
-"""Why records are put aside; `unreadable` is of a batch."""
+"""Reasons for rejecting records; `unreadable` is for batches."""
 DEAD_LETTERS_TOTAL: Final = Counter(
     "gpuledger_dead_letters",
-    "Records that could not be used and whose letters the dead-letter topic has, by topic and"
+    "Total number of rejected records that were written to the dead-letter topic, by topic and"
     f" reason: {', '.join(f'`{reason}`' for reason in REASONS)}.",
     ["topic", "reason"],
 )
 RECORDS_UNREADABLE_TOTAL: Final = Counter(
     "gpuledger_records_unreadable",
-    "Offsets that were skipped because their batch could not be unpacked, by reason: `codec` (it is"
-    " packed as none of gpuledger's is), `too_large` (more bytes, unpacked, than a batch may have),"
-    " `too_many` (more records, or headers of one), `damaged`. The dead letters say of which"
-    " topic.",
+    "Total number of offsets in batches that could not be unpacked, by reason: `codec` (unsupported"
+    " compression), `too_large`, `too_many` (records or headers), `damaged`.",
     ["reason"],
 )
 count_from_zero(RECORDS_UNREADABLE_TOTAL, reason=UnreadableReason)
 DETAIL_CHARACTERS: Final = 1000
-"""What a letter says is cut to so many: a detail may quote what the record says, and that is
-anybody's."""
+"""Maximum length of a letter's detail, which may quote a record; and anybody may write records."""
 _BASE64_BYTES: Final = (MAX_MESSAGE_BYTES - 16 * DETAIL_CHARACTERS) // 4 * 3
-"""Bytes of key and value that fit in a letter as base64, with room for all that it says besides."""
+"""Bytes of key and value that fit in a letter as base64, next to its other fields."""
 _SMALL_KEY_BYTES: Final = 1024
-"""A key of so many bytes always fits in a letter."""
+"""A key of up to this many bytes always fits in a letter."""
 _SHOWN_KEY_CHARACTERS: Final = 120
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
 
 def count_nowhere_else(reason: str, count: int) -> None:
-    """Do nothing beside the counter of all stages: the default."""
+    """Do nothing; the default for `count`, for components without a counter of their own."""
 
 
 class _QueuedDeadLetter(NamedTuple):
-    """A letter that the topic does not have yet."""
+    """A letter that is not on the topic yet."""
 
     content: DeadLetter
     unreadable: Record | None
-    """The record itself, which has no bytes, where it stands for what cannot be unpacked."""
+    """The record without bytes, if the letter stands for a batch that cannot be unpacked."""
 
     def message(self) -> Message:
-        """Return what is published of it."""
+        """Return the message to publish."""
         validate(self.content)
         key, timestamp_ms = self.content.topic.encode(), self.content.time_ns // NS_PER_MS
         return Message(key=key, value=encode(self.content), timestamp_ms=timestamp_ms)
@@ -98,31 +95,31 @@ class _QueuedDeadLetter(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Drained:
-    """The letters of one partition's records, taken out to be published along with its offsets."""
+    """The letters of one partition's records, taken out to be published with its offsets."""
 
     dead_letters: Sequence[_QueuedDeadLetter]
     messages: Mapping[TopicPartition, list[Message]]
-    """The same letters, by where they are to be published."""
+    """The same letters as messages, by topic and partition."""
     next_offsets: Mapping[TopicPartition, int]
-    """Of the topics that are read from their beginning again: how far they have letters by that."""
+    """For state topics, which are read from their beginning: the offsets after the letters."""
 
     def explain(self, error: BusErrorT) -> BusErrorT:
-        """Return the error with which they were not published, which says that they wait."""
+        """Return the error that prevented publishing, with the number of waiting letters."""
         return _explain(error, waiting=len(self.dead_letters))
 
 
 class DeadLetterQueue:
     """Decodes records, collects those that cannot be used, and publishes them as dead letters.
 
-    Collected letters are published by `flush`, which a consumer calls before it commits the
-    offsets of the records they stand for; or they are handed out by `drain`, to be published along
-    with those offsets, and `acknowledge` says that they were. What was read is read again where
-    neither succeeds, so a letter is counted and logged once the topic has it, and not before.
+    There are two ways to publish. A consumer calls `flush` before it commits the offsets of the
+    records. Or it takes the letters with `drain`, publishes them together with those offsets, and
+    confirms that with `acknowledge`. If neither succeeds, the records are read again, so a letter
+    is counted and logged only once it is on the topic.
 
-    A compacted topic that is read from its beginning at each start would have a letter for each bad
-    record each time. Of `state_topics` the consumer commits how far they have letters
-    (`next_offsets`), though it reads them from no such offset, and says so before it reads them
-    again (`skip_before`).
+    A compacted topic that is read from its beginning at each start would get a new letter for each
+    bad record each time. For `state_topics`, the consumer therefore commits how far they have
+    letters (`next_offsets`), although it does not continue from that offset, and passes it to
+    `skip_before` before it reads them again.
     """
 
     def __init__(
@@ -137,7 +134,7 @@ class DeadLetterQueue:
         count: Callable[[str, int], None] = count_nowhere_else,
         state_topics: Collection[str] = (),
     ) -> None:
-        """Take what publishes; `count` gets the reason and the number of letters on the topic."""
+        """Store the producer; `count` is called with a reason and its number of new letters."""
         self._state_topics = frozenset(state_topics)
         self._has_dead_letters_before: dict[TopicPartition, int] = {}
         self._repeats = repeats
@@ -149,25 +146,25 @@ class DeadLetterQueue:
         self._count = count
         self._waiting: list[_QueuedDeadLetter] = []
         self._publishing: dict[TopicPartition, list[_QueuedDeadLetter]] = {}
-        """What a flush has in hand, by where it is published, less what is on the topic."""
+        """Letters that a flush has not published yet, by topic and partition."""
         self._flushing = asyncio.Lock()
         self.rejected = 0
 
     def decode(self, decoder: Decoder[T], records: Sequence[Record]) -> Iterator[tuple[Record, T]]:
-        """Yield each record with its value; what does not decode is put aside and left out.
+        """Yield each record with its value; reject and leave out records that do not decode.
 
-        So is, undecoded, what is larger than a message may be: a batch that was made by hand may
-        hold one record of all the bytes that are unpacked of it.
+        Records larger than a message may be are rejected without decoding: a batch made by hand
+        may hold one record of all its unpacked bytes.
         """
         for record in records:
             if (size := size_bytes(record.key, record.value)) > MAX_MESSAGE_BYTES:
-                detail = f"{record.topic}: {size} bytes, of {MAX_MESSAGE_BYTES} that a message has"
+                detail = f"{record.topic}: {size} bytes; a message has at most {MAX_MESSAGE_BYTES}"
                 self.reject(record, reason="too_large", detail=detail)
                 continue
             try:
                 yield record, decoder.decode(record.value)
             except UndecodableError as error:
-                # Looked at here, where nothing decodes: a batch without a value never does.
+                # Checked only here, because a batch without a value never decodes.
                 if (why := record.unreadable) is None:
                     self.reject(record, reason="undecodable", detail=str(error))
                 else:
@@ -175,11 +172,10 @@ class DeadLetterQueue:
                     self.reject(record, reason="unreadable", detail=detail)
 
     def reject(self, record: Record, *, reason: str, detail: str) -> None:
-        """Put a record aside, with the reason as one word and the detail as a sentence.
+        """Reject a record, with the reason as one word and the detail as a sentence.
 
-        The letter fits in a message whatever the record and the detail hold: a long detail is cut,
-        and bytes that do not fit are left out, the key alone where it is long. Where they lie, and
-        under which key, is said all the same.
+        The letter always fits in a message: a long detail is cut, and bytes that do not fit are
+        left out, as is the key if it is long. The detail then still names the key.
         """
         at = TopicPartition(record.topic, record.partition)
         if record.offset < self._has_dead_letters_before.get(at, 0):
@@ -189,7 +185,7 @@ class DeadLetterQueue:
         has_room = size_bytes(record.key, record.value) <= _BASE64_BYTES
         key, value = record.key, record.value
         if not has_room:
-            note = "too large for a dead letter: read it there"
+            note = "too large for a dead letter; read it from its topic"
             shown = f"{shown} (the record of {show_key(key)} is {note})"
             key = key if key is not None and len(key) <= _SMALL_KEY_BYTES else None
             value = None
@@ -208,14 +204,14 @@ class DeadLetterQueue:
         self._waiting.append(_QueuedDeadLetter(content, record if record.unreadable else None))
 
     async def flush(self) -> None:
-        """Publish what was put aside; where that fails, the rest stays for the next call.
+        """Publish the collected letters; if that fails, the rest stays for the next call.
 
-        Raises the error of the bus, which then says how many letters wait.
+        Raises the bus error with the number of waiting letters.
         """
-        # Whoever flushes meanwhile waits: what another one has in hand is not on the topic yet.
+        # Other callers wait, because letters of a running flush are not on the topic yet.
         async with self._flushing:
-            # Others may put records aside while this waits for the bus; those are for the next
-            # call. Or they may drop letters, which are neither tried again nor waited for.
+            # While this waits for the bus, others may reject records, which the next call
+            # publishes, or drop letters, which are neither retried nor waited for.
             self._publishing, self._waiting = self._placed(self._waiting), []
             try:
                 for at in list(self._publishing):
@@ -233,11 +229,11 @@ class DeadLetterQueue:
                 self._publishing = {}
 
     def waiting(self) -> set[int]:
-        """Return the partitions whose records were put aside, with no letter published yet."""
+        """Return the partitions with rejected records whose letters are not published yet."""
         return {dead_letter.content.partition for dead_letter in self._waiting}
 
     def drain(self, partition: int) -> Drained:
-        """Take out the letters of one partition's records, to be published where they belong."""
+        """Take out the letters of one partition's records, to be published by the caller."""
         dead_letters = [
             dead_letter
             for dead_letter in self._waiting
@@ -258,18 +254,18 @@ class DeadLetterQueue:
         )
 
     def skip_before(self, partition: TopicPartition, offset: int) -> None:
-        """Make no letters of a partition's records before an offset: they have theirs."""
+        """Make no letters for a partition's records before an offset, because they have them."""
         self._has_dead_letters_before[partition] = offset
 
     def acknowledge(self, drained: Drained) -> None:
-        """Record that letters which were taken out are on the topic."""
+        """Record that letters from `drain` are on the topic."""
         self._acknowledge(drained.dead_letters)
 
     def drop(self, partition: int, *, topic: str | None = None) -> None:
         """Forget the letters of one partition's records, which will be read again.
 
-        Of every topic where `topic` is `None`. What a flush is about to publish goes as well; of
-        what it has handed to the bus already, only another attempt.
+        `topic=None` means every topic. Letters that a running flush has not handed to the bus yet
+        are also forgotten; letters that it has handed over are only not retried.
         """
 
         def stays(dead_letter: _QueuedDeadLetter) -> bool:
@@ -283,9 +279,9 @@ class DeadLetterQueue:
             ]
 
     def _acknowledge(self, dead_letters: Sequence[_QueuedDeadLetter]) -> None:
-        """Count letters, and log a line a minute for each topic and reason.
+        """Count letters, and log at most one line per minute for each topic and reason.
 
-        A node may be refused at every tick.
+        A node may be rejected at every tick.
         """
         alike: dict[tuple[str, str], list[DeadLetter]] = {}
         for dead_letter, unreadable in dead_letters:
@@ -320,7 +316,7 @@ class DeadLetterQueue:
     ) -> dict[TopicPartition, list[_QueuedDeadLetter]]:
         placed: dict[TopicPartition, list[_QueuedDeadLetter]] = {}
         for dead_letter in dead_letters:
-            # Beside the record that it stands for, where there are as many partitions.
+            # In the partition of the record's number, if there are as many partitions.
             partition = dead_letter.content.partition % self._partitions
             at = TopicPartition(self._topic, partition)
             placed.setdefault(at, []).append(dead_letter)
@@ -328,7 +324,7 @@ class DeadLetterQueue:
 
 
 def describe_unreadable(record: Record, why: Unreadable) -> str:
-    """Return a sentence that says which offsets are in a batch that cannot be unpacked, and why."""
+    """Return a sentence with the offsets of a batch that cannot be unpacked, and the cause."""
     return (
         f"{record.topic}: offsets {why.first_offset} to {record.offset} are in a batch that"
         f" cannot be unpacked: {why.detail}"
@@ -336,14 +332,14 @@ def describe_unreadable(record: Record, why: Unreadable) -> str:
 
 
 def count_unreadable(record: Record) -> None:
-    """Count the offsets that a record stands for, where their batch cannot be unpacked."""
+    """Count the offsets that a record stands for if its batch cannot be unpacked."""
     if (why := record.unreadable) is not None:
         count = record.offset + 1 - why.first_offset
         RECORDS_UNREADABLE_TOTAL.labels(reason=why.reason).inc(count)
 
 
 def _explain(error: BusErrorT, *, waiting: int) -> BusErrorT:
-    """Return an error of the same kind that says how many letters wait, where any do."""
+    """Return an error of the same type with the number of waiting letters, if there are any."""
     if not waiting:
         return error
     dead_letters = "1 dead letter waits" if waiting == 1 else f"{waiting} dead letters wait"
@@ -351,7 +347,7 @@ def _explain(error: BusErrorT, *, waiting: int) -> BusErrorT:
 
 
 def show_key(key: bytes | None) -> str:
-    """Return a record's key for people: it says who wrote it, where that is known."""
+    """Return a record's key for people, which names its writer if that is known."""
     return (
         "no key"
         if key is None

@@ -1,43 +1,43 @@
-"""What can go wrong, grouped by what a caller can do about it.
+"""All errors that this project raises, grouped by how a caller can handle them.
 
     GpuledgerError
-    ├── UserError              say it in one line, exit 2
+    ├── UserError              print it in one line, exit 2
     │   ├── SettingsError
     │   ├── ArgumentError
-    │   ├── TopicsError        (a BusError too)
-    │   └── RefusedError       (a BusError too)
-    ├── BusError               a service waits and tries again, whoever has to mend it
+    │   ├── TopicsError        (also a BusError)
+    │   └── RefusedError       (also a BusError)
+    ├── BusError               a service waits and tries again, whoever has to fix it
     │   ├── BusUnavailableError
     │   ├── TopicsError
     │   ├── RefusedError
-    │   └── MessageTooLargeError   publish it smaller or not at all, where that can be
-    ├── NotAssignedError       the group moved on: poll, and work on what is assigned now
-    ├── FreshStartError        say it in one log line, exit 1
-    ├── UndecodableError       put the record aside, go on
-    ├── FencedError            another took the work over: drop what it was about, do not repeat it
+    │   └── MessageTooLargeError   publish it smaller or, if possible, not at all
+    ├── NotAssignedError       the group was rebalanced: poll, and use the new assignment
+    ├── FreshStartError        log it in one line, exit 1
+    ├── UndecodableError       write the record to the dead letters and continue
+    ├── FencedError            another process took over the work: drop it, do not repeat it
     └── UnavailableError       try again later
         └── BusUnavailableError
 
-A command for people ends with a `UserError`; a service ends with one about its own settings alone
-and waits out every `BusError`, as topics are created and rights granted while it runs.
-Exceptions of libraries stop at the seam that calls them and become one of these.
+Commands for people end with a `UserError`. A service ends only with one about its own settings, and
+waits out every `BusError`, because topics may be created and permissions granted while it runs.
+Code that calls a library catches the library's exceptions and raises one of these instead.
 """
 
 
 class GpuledgerError(Exception):
-    """Any error that this project raises on purpose."""
+    """Base class of all errors that this project raises on purpose."""
 
 
 class UserError(GpuledgerError):
-    """Something that its user can put right: the message says what and how, in one line."""
+    """An error that the user can fix; the message names problem and remedy in one line."""
 
 
 class SettingsError(UserError):
-    """A setting that is unknown, mistyped or missing."""
+    """A setting is unknown, invalid or missing."""
 
 
 class ArgumentError(UserError):
-    """An option of a command, or a parameter of a request, that is invalid."""
+    """An option of a command, or a parameter of a request, is invalid."""
 
     def __init__(self, name: str, problem: str) -> None:
         super().__init__(f"{name}: {problem}")
@@ -45,43 +45,43 @@ class ArgumentError(UserError):
 
 
 class BusError(GpuledgerError):
-    """The bus does not do what was asked for, now; the message says what would make it."""
+    """The bus currently cannot do what was requested; the message names the remedy."""
 
 
 class TopicsError(UserError, BusError):
-    """A topic on the broker that is not as the topic table says."""
+    """A topic on the brokers differs from the topic table."""
 
 
 class RefusedError(UserError, BusError):
-    """The brokers do not allow what was asked for; the message names the right that is missing."""
+    """The brokers deny a request; the message names the missing permission."""
 
 
 class MessageTooLargeError(BusError):
-    """A message larger than the bus takes; the message names its topic, key, size and the limit.
+    """A message exceeds the maximum; the error names its topic, key, size and the maximum.
 
-    Who makes messages of records looks at their size first, so that what gets here is one that a
-    topic refuses although it is in bounds. That is waited for, like a right that is missing.
+    Code that makes messages from records checks their size first, so this error means that a topic
+    rejects a message of valid size. A service waits for a fix, as for a missing permission.
     """
 
 
 class NotAssignedError(GpuledgerError):
-    """The group gave this partition to another member; the next poll says what is assigned now."""
+    """The group gave this partition to another member; the next poll has the new assignment."""
 
 
 class FreshStartError(GpuledgerError):
-    """The process cannot get out of where it is, and one that is started afresh may."""
+    """The process cannot recover from its current state, but a restarted one may."""
 
 
 class UndecodableError(GpuledgerError):
-    """A record that is no valid record of its topic; the message names topic, field and value."""
+    """A record is not valid for its topic; the message names topic, field and value."""
 
 
 class FencedError(GpuledgerError):
-    """Another process took this work over, so what this one was about was refused as a whole."""
+    """Another process took over this work, so all of this process's attempt was rejected."""
 
 
 class UnavailableError(GpuledgerError):
-    """Something outside did not answer; the same call may succeed later."""
+    """An external service did not answer; the same call may succeed later."""
 
 
 class BusUnavailableError(UnavailableError, BusError):
@@ -89,4 +89,4 @@ class BusUnavailableError(UnavailableError, BusError):
 
 
 class TimestampRefusedError(BusUnavailableError):
-    """The broker refused a record as too far ahead of its clock: theirs may be wrong, or ours."""
+    """The broker rejected a record as too far ahead of its clock; either clock may be wrong."""

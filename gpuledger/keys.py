@@ -1,9 +1,9 @@
-"""The keys of records: what is one on all of Kafka, in all stages, and in memory. Pure.
+"""The keys of records, also used for the same things in memory. Pure.
 
-A name is unique in its cluster alone, so every key begins with that: `<cluster>/<node>` of what a
-node says and of the node itself, `<cluster>/<uid>` of a pod, `<cluster>/<namespace>`. The same
-texts are the keys of what stages remember of nodes. Neither names of clusters nor of nodes nor UIDs
-have a slash, so none is like another's.
+A name is unique only within its cluster, so every key begins with the cluster: `<cluster>/<node>`
+for a node and its records, `<cluster>/<uid>` for a pod, `<cluster>/<namespace>`. Components use the
+same texts as keys for what they remember about nodes. Names of clusters and nodes and UIDs contain
+no slash, so keys are unambiguous.
 """
 
 from typing import Final, NamedTuple, Protocol
@@ -11,14 +11,14 @@ from typing import Final, NamedTuple, Protocol
 from gpuledger.records.base import DEFAULT_CLUSTER
 
 NAME_SKEW_SECONDS: Final = 60
-"""So far the clocks of a node and of the API server may be apart: a pod has its name so long before
-it was made."""
+"""How far the clocks of a node and of the API server may differ: a pod may appear under its name
+this long before its creation time."""
 NAME_LINGER_SECONDS: Final = 5
-"""How long a kubelet may list a pod by its name that the API server has no more."""
+"""How long a kubelet may still list a pod by name after it has left the API server."""
 
 
 class OfNode(Protocol):
-    """A record that a node has written, or that is about one."""
+    """A record from a node, or about one."""
 
     @property
     def cluster(self) -> str:
@@ -30,7 +30,7 @@ class OfNode(Protocol):
 
 
 class NodeId(NamedTuple):
-    """A node, as its agent is told what it is called."""
+    """A node, by the names that its agent is configured with."""
 
     cluster: str
     """The node's cluster."""
@@ -39,31 +39,31 @@ class NodeId(NamedTuple):
 
 
 def key_in(cluster: str, name: str) -> str:
-    """Return the key of what is called so in a cluster: a node, a namespace, or a pod's UID."""
+    """Return the key for a name in a cluster: a node's, a namespace's, or a pod's UID."""
     return f"{cluster}/{name}"
 
 
 def node_key(record: OfNode) -> str:
-    """Return the key of the node that a record is of: by it the record is placed, too."""
+    """Return the key of a record's node, which also determines the record's partition."""
     return f"{record.cluster}/{record.node}"
 
 
 def watermark_key(component: str, cluster: str, partition: int) -> str:
-    """Return the key of what a component says of one cluster in one partition of its topic."""
+    """Return the key of a component's watermark for one cluster in one partition of its topic."""
     return f"{component}/{cluster}/{partition}"
 
 
 def group_key(group: str, node: str) -> str:
-    """Return the key of what a consumer group knows of a key's node."""
+    """Return the key of a consumer group's state for a node key."""
     return f"{group}/{node}"
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """Return the cluster and the name of a key; of a text that is none, an empty name."""
+    """Return the cluster and the name of a key; the name is empty if the text is not a key."""
     cluster, _, name = key.partition("/")
     return cluster, name
 
 
 def show_node(cluster: str, node: str) -> str:
-    """Return how a node is called in texts for people: by its cluster where it has one by name."""
+    """Return a node's name for people, with its cluster unless that is the default one."""
     return node if cluster == DEFAULT_CLUSTER else f"{cluster}/{node}"

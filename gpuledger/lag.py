@@ -1,7 +1,7 @@
-"""How far behind a consumer is, by the time of the events that it has not finished.
+"""How far a consumer is behind, from the times of the events that it has not finished.
 
-Here lives the reckoning alone: no metric and no loop. It is asked when it is shown, so it grows
-while nothing moves; and it is 0 where there is nothing to do, however long ago the last event was.
+This module only computes the lag; it has no metric and no loop. The lag is computed on request, so
+it grows while nothing moves. It is 0 if there is nothing to do, however old the last event is.
 """
 
 from collections import deque
@@ -12,29 +12,29 @@ from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, Clock
 
 
 class Lag:
-    """What a consumer has polled and not finished, and the newest time that it has finished.
+    """The records that a consumer has polled but not finished, and its newest finished time.
 
-    `seconds` is the age of the oldest record that was polled and is not done. Between two polls of
-    which the last one brought something it is the age of the newest record that is done: more is
-    likely to wait on the bus. After a poll that brought nothing it is 0, or the time since
-    something came to a partition of which nothing can be polled. It is never less than the time
-    for which the bus has withheld records that are there.
+    `seconds` is the age of the oldest record that was polled and is not done. If there is none, but
+    the last poll returned records, it is the age of the newest record that is done, because more
+    records probably wait on the bus. After an empty poll it is 0, or the time since records arrived
+    on a partition that cannot be polled. It is never less than the time for which the bus has
+    withheld existing records.
     """
 
     def __init__(self, *, clock: Clock) -> None:
         self._clock = clock
         self._withheld_seconds: Callable[[], float] = float
         self._open: dict[TopicPartition, deque[tuple[int, int]]] = {}
-        """For each batch that is not done: the offset behind it, and its first record's time."""
+        """For each batch that is not done: the offset after it, and its first record's time."""
         self._ends: dict[TopicPartition, int] = {}
-        """Where partitions ended when it was looked at first since the last poll."""
+        """The partitions' ends when they were first queried after the last poll."""
         self._arrived_ms: dict[TopicPartition, int] = {}
-        """When it was first seen that something came behind that."""
+        """When records after that end were first seen."""
         self._newest_ms: int | None = None
         self._is_idle = True
 
     def polled(self, batch: Mapping[TopicPartition, Sequence[Record]]) -> None:
-        """Record what a poll brought to work on, perhaps nothing."""
+        """Record the result of a poll, which may be empty."""
         self._is_idle = not any(batch.values())
         self._ends.clear()
         self._arrived_ms.clear()
@@ -43,11 +43,11 @@ class Lag:
                 continue
             batches = self._open.setdefault(partition, deque())
             if batches and records[0].offset < batches[-1][0]:
-                batches.clear()  # it was gone back: what was polled comes again
+                batches.clear()  # the consumer went back: its records come again
             batches.append((records[-1].offset + 1, records[0].timestamp_ms))
 
     def ends(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Record where partitions end by now, while nothing can be polled of them."""
+        """Record where partitions end now, while they cannot be polled."""
         for partition, end in offsets.items():
             if end > self._ends.setdefault(partition, end):
                 self._arrived_ms.setdefault(partition, self._clock.time_ns() // NS_PER_MS)
@@ -55,7 +55,7 @@ class Lag:
     def done(
         self, partition: TopicPartition, next_offset: int, *, time_ms: int | None = None
     ) -> None:
-        """Record that all before `next_offset` is done; `time_ms` is its newest event's time."""
+        """Record that all before `next_offset` is done; `time_ms` is the newest event's time."""
         batches = self._open.get(partition)
         while batches and batches[0][0] <= next_offset:
             batches.popleft()
@@ -63,33 +63,33 @@ class Lag:
             self._newest_ms = max(time_ms, self._newest_ms or 0)
 
     def forget(self, partitions: Collection[TopicPartition]) -> None:
-        """Forget what was polled of these partitions: it is polled again."""
+        """Forget the polled records of these partitions, because they will be polled again."""
         for partition in partitions:
             self._open.pop(partition, None)
 
     def drop(self, partitions: Collection[int]) -> None:
-        """Forget partitions by their number, in every topic."""
+        """Forget the partitions with these numbers, in every topic."""
         self.keep([at for at in self._open if at.partition not in partitions])
 
     def keep(self, partitions: Collection[TopicPartition]) -> None:
-        """Forget all partitions but these: the others are somebody else's now."""
+        """Forget all partitions except these; other members have the rest now."""
         for known in (self._open, self._ends, self._arrived_ms):
             for partition in [at for at in known if at not in partitions]:
                 del known[partition]
 
     def follow(self, withheld_seconds: Callable[[], float]) -> None:
-        """Have asked for how long the consumer has been kept from records that are there.
+        """Set the function that returns how long the consumer has been kept from existing records.
 
-        They were not polled, and so are no part of what is known of here.
+        These records were not polled, so they are not known here.
         """
         self._withheld_seconds = withheld_seconds
 
     def newest_seconds(self) -> float:
-        """Return the time of the newest event that is done, since the epoch; 0 before the first."""
+        """Return the time of the newest event that is done, since the epoch; 0 if there is none."""
         return (self._newest_ms or 0) / 1e3
 
     def seconds(self) -> float:
-        """Return how far behind the consumer is now; never below 0."""
+        """Return how far the consumer is behind now; never negative."""
         first_ms = [batches[0][1] for batches in self._open.values() if batches]
         oldest_ms = min([*first_ms, *self._arrived_ms.values()], default=None)
         if oldest_ms is None and not self._is_idle:

@@ -1,17 +1,17 @@
-"""Start and end of a program: its subcommand, its signals and its exit.
+"""Starts and ends programs: subcommands, signals and exit.
 
-`gpuledger` starts here: `main` dispatches on the first argument, before anything is imported that
-a component does not need. It names components by strings, because the core imports none.
+`gpuledger` starts here: `main` dispatches on the first argument, before it imports anything that
+the component does not need. Components are named by strings, because the core imports none of them.
 
-Signals count from a program's first line on, so nothing here may import anything slow; the
-interpreter's own start cannot be covered from Python.
+Signals are handled from a program's first line on, so nothing here may import anything slow. The
+start of the interpreter itself cannot be covered from Python.
 """
 
 import os
 import signal
 import sys
 
-TYPE_CHECKING = False  # as `typing` has it, which takes long to import
+TYPE_CHECKING = False  # instead of `typing.TYPE_CHECKING`, because importing `typing` is slow
 if TYPE_CHECKING:
     from typing import Final, NoReturn
 
@@ -22,19 +22,19 @@ COMPONENTS: "Final" = {
     "sink": ("gpuledger_sinks", "sinks"),
     "reports": ("gpuledger_reports", "reports"),
 }
-"""By the name of a component: the package whose `__main__` runs it, and the extra it needs."""
+"""By component name: the package whose `__main__` runs it, and the extra that it requires."""
 INTERRUPTED: "Final" = 130
 PIPE_CLOSED: "Final" = 141
-"""The code of a program that SIGPIPE ends."""
+"""Exit code of a program that SIGPIPE ends."""
 _OURS: "Final" = "gpuledger"
 _USER_ERROR: "Final" = 2
 
 
 def main() -> "int | None":
-    """Run the component or the command that the first argument names; return its exit code.
+    """Run the component or command that the first argument names; return its exit code.
 
-    `gpuledger help X` is `gpuledger X --help`. From `sys.argv` on, a component is a program of two
-    words, such as `gpuledger agent`.
+    `gpuledger help X` is the same as `gpuledger X --help`. In `sys.argv`, a component becomes a
+    program with a two-word name, such as `gpuledger agent`.
     """
     if sys.argv[1:2] == ["help"]:
         sys.argv[1:] = [*sys.argv[2:], "--help"]
@@ -49,7 +49,7 @@ def main() -> "int | None":
 
 
 def _run_config() -> "int | None":
-    """Run `gpuledger config`, which needs only the extra of the component that it explains."""
+    """Run `gpuledger config`, which requires only the extra of the component that it explains."""
     end_on_interrupt(INTERRUPTED)
     sys.argv[:2] = ["gpuledger config"]
     _, extra = COMPONENTS.get("".join(sys.argv[2:3]), ("", "demo"))
@@ -63,8 +63,8 @@ def _run_config() -> "int | None":
 
 
 def _run(module: str, *, script: str, extra: str) -> "int | None":
-    """Run a program, or say in one line which extra has the distribution that it lacks."""
-    from importlib import import_module  # noqa: PLC0415  # not before signals are heeded
+    """Run a program; if a distribution is missing, print the extra that installs it."""
+    from importlib import import_module  # noqa: PLC0415  # not before signals are handled
 
     try:
         code: int | None = import_module(module).main()
@@ -79,11 +79,11 @@ def _run(module: str, *, script: str, extra: str) -> "int | None":
 
 
 def end_on_signals() -> None:
-    """Make SIGTERM and SIGINT end the process with exit code 0, until the work takes them over.
+    """Make SIGTERM and SIGINT end the process with exit code 0, until other handlers replace this.
 
-    For a deployable's first line: nothing has begun that would have to be cleaned up. As the first
-    process of a container it would otherwise not even end, as Linux spares that from both.
-    Standard streams that are closed lead nowhere from then on.
+    For a component's first line, when nothing has to be cleaned up yet. Without it, the first
+    process of a container would not end at all, because Linux ignores both signals for it by
+    default. Closed standard streams are replaced by the null device.
     """
     _replace_closed_streams()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -93,26 +93,26 @@ def end_on_signals() -> None:
 def end_on_interrupt(code: int) -> None:
     """Make SIGINT end the process with this exit code, until `raise_on_interrupt`.
 
-    Standard streams that are closed lead nowhere from then on, but writing to standard output
-    fails: the output is what the command is run for.
+    Closed standard streams are replaced by the null device, but writing to a closed standard output
+    fails, because the output is the purpose of the command.
     """
     _replace_closed_streams(output=os.O_RDONLY)
     signal.signal(signal.SIGINT, lambda *_: os._exit(code))
 
 
 def output_error_code(error: OSError) -> "int | None":
-    """Return the exit code for an error of writing the output, and write one line about it.
+    """Return the exit code for an error in writing the output, and print one line about it.
 
-    A reader that is gone, as in `gpuledger … | head`, is silent and 141, any other error 2. `None`
-    means that the error is about something else.
+    If the reader is gone, as in `gpuledger … | head`, the code is 141 and nothing is printed; for
+    any other error it is 2. `None` means that the error has another cause.
     """
-    import errno  # noqa: PLC0415  # not before signals are heeded
+    import errno  # noqa: PLC0415  # not before signals are handled
 
     of_writing = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-    # One of opening a file has its name.
+    # An error in opening a file has a file name.
     if error.errno not in of_writing or error.filename is not None:
         return None
-    # Python would write what is left once more at its end, and complain.
+    # Otherwise, Python would write the rest again at exit, and report an error.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if error.errno == errno.EPIPE:
         return PIPE_CLOSED
@@ -121,50 +121,50 @@ def output_error_code(error: OSError) -> "int | None":
 
 
 def _replace_closed_streams(*, output: int = os.O_RDWR) -> None:
-    """Open the null device in the place of each standard stream that the process has not got.
+    """Open the null device for each standard stream that is closed.
 
-    The next file or socket that is opened would get its number, and be written to as the log.
+    Otherwise, the next opened file or socket would get its number and receive the log.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
             mode = output if name == "stdout" else os.O_RDWR
-            opened = os.open(os.devnull, mode)  # the lowest number that is free: this one
-            os.set_inheritable(opened, True)  # noqa: FBT003  # the system's own name for it
+            opened = os.open(os.devnull, mode)  # gets the lowest free number: this one
+            os.set_inheritable(opened, True)  # noqa: FBT003  # the standard library's signature
         if getattr(sys, name) is None:
-            stream = open(number, "w" if number else "r", closefd=False)  # noqa: SIM115  # for good
+            stream = open(number, "w" if number else "r", closefd=False)  # noqa: SIM115  # stays open
             setattr(sys, name, stream)
 
 
 def raise_on_interrupt() -> None:
-    """Make SIGINT raise `KeyboardInterrupt`, as Python itself does."""
+    """Make SIGINT raise `KeyboardInterrupt`, which is Python's default."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def end_process(code: int) -> "NoReturn":
-    """End the process with this exit code at once, with all that was written on its way.
+    """Flush standard output and error, then end the process at once with this exit code.
 
-    Python's own end takes the interpreter from under threads that are in a library's call, which
-    kills the process where that library is written in Rust (deltalake: SIGSEGV, each time); and it
-    waits for threads that are no daemons. By now nothing is left that anybody waits for.
+    Python's normal exit removes the interpreter while threads may still be in library calls. That
+    crashes the process if the library is written in Rust (deltalake: SIGSEGV, every time). It also
+    waits for non-daemon threads. When this is called, there is nothing left to wait for.
     """
-    from contextlib import suppress  # noqa: PLC0415  # not before signals are heeded
+    from contextlib import suppress  # noqa: PLC0415  # not before signals are handled
 
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # whoever read it has gone, or it was closed
+        with suppress(OSError, ValueError):  # the reader is gone, or the stream was closed
             stream.flush()
     os._exit(code)
 
 
 def freeze_collector(*thresholds: int) -> None:
-    """Have the collector leave alone what there is by now, and search the rest less often.
+    """Exclude existing objects from garbage collection, and collect the rest less often.
 
-    To be called once what stays is there: a cache that was read, a machine that was opened. What
-    is garbage by then is collected first, as what is left alone would never be. The thresholds are
-    those of `gc.set_threshold`. Blocks for as long as one full search takes.
+    Call this once long-lived objects exist, such as a filled cache or an opened device. Garbage
+    is collected first, because excluded objects are never freed. The thresholds are the arguments
+    of `gc.set_threshold`. Blocks for the time of one full collection.
     """
-    import gc  # noqa: PLC0415  # not before signals are heeded
+    import gc  # noqa: PLC0415  # not before signals are handled
 
     gc.collect()
     gc.freeze()

@@ -1,8 +1,7 @@
-"""What is remembered of nodes, for as long as anything more may come of them.
+"""Memory for data on nodes, which is forgotten when no more data can come from them.
 
-Here lives the one rule by which it is forgotten. Names of nodes come and go for as long as a
-process lives, as in a cluster that is scaled up and down: nothing that is kept by such a name may
-stay for ever.
+Names of nodes come and go throughout a process's life, for example in a cluster that scales up and
+down. Data that is kept by such names must therefore expire, and this module has the rule for it.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,15 +14,15 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 FORGOTTEN_AFTER_NS: Final = NS_PER_DAY
-"""As long as events are kept: nothing of a node that was unresponsive for so long comes again."""
+"""As long as events are kept: after this long without records, a node's old ones cannot come."""
 
 
 MAX_A_DAY: Final = 100_000
-"""More than a partition has of nodes, or of GPUs by rule; names that somebody makes up are more."""
+"""More nodes or GPUs than a partition normally has; only made-up names exceed it."""
 
 
 class Budget:
-    """The bytes that several mappings may hold together."""
+    """The number of bytes that several mappings may use together."""
 
     __slots__ = ("held_bytes", "max_bytes")
 
@@ -33,15 +32,15 @@ class Budget:
 
 
 class Recent(Generic[K, V]):
-    """A mapping that forgets what was neither asked for nor set for a day, within another day.
+    """A mapping that forgets items that were not used for a day, within another day.
 
-    Where more than `max_a_day` are used in a day, or the budget is spent, another day begins there
-    so that twice as many are remembered at most: what is used again and again stays, and names that
-    come once go. `size_bytes` says what a value counts against the budget; where that changes while
-    it is remembered, `grow` counts by how much.
+    If more than `max_a_day` items are used in a day, or the budget is spent, the next day begins
+    early. At most twice as many items are therefore kept: items that are used repeatedly stay, and
+    names that come once go. `size_bytes` returns the size of a value for the budget; if the size of
+    a stored value changes, report the change with `grow`.
 
-    It costs a lookup nothing: what was used since the day began is in one mapping, what was last
-    used the day before in another, and that one is dropped when the next day begins.
+    A lookup costs nothing extra: items used since the day began are in one mapping, items last used
+    the day before in another, which is dropped when the next day begins.
     """
 
     __slots__ = (
@@ -69,10 +68,10 @@ class Recent(Generic[K, V]):
         self._today_bytes = self._yesterday_bytes = 0
         self._began_ns: int | None = None
         self.forgotten = 0
-        """How many values went before their time, as there was no room."""
+        """Number of values that were forgotten early, because there was no room."""
 
     def go_on(self, now_ns: int) -> None:
-        """Forget what has its time behind it; `now_ns` is of a clock that is never set."""
+        """Forget items whose time is over; `now_ns` must come from a clock that is never set."""
         if self._began_ns is None:
             self._began_ns = now_ns
         elif now_ns - self._began_ns >= FORGOTTEN_AFTER_NS:
@@ -80,7 +79,7 @@ class Recent(Generic[K, V]):
             self._turn()
 
     def get(self, key: K) -> V | None:
-        """Return what is remembered under a key, which counts as its use."""
+        """Return the value of a key, which counts as use."""
         if (value := self._today.get(key)) is None and key in self._yesterday:
             value = self._yesterday.pop(key)
             self._yesterday_bytes -= self._count(value, -1)
@@ -88,25 +87,25 @@ class Recent(Generic[K, V]):
         return value
 
     def __setitem__(self, key: K, value: V) -> None:
-        """Remember a value."""
+        """Store a value."""
         self.pop(key)
         self._remember(key, value)
 
     def grow(self, key: K, more_bytes: int) -> None:
-        """Count that the value of a key has grown by so many bytes, or shrunk."""
+        """Record that the value of a key has grown by this many bytes, or shrunk."""
         if key in self._today:
             self._today_bytes += more_bytes
         elif key in self._yesterday:
             self._yesterday_bytes += more_bytes
         else:
-            return  # forgotten meanwhile, with its bytes
+            return  # already forgotten, with its bytes
         if self._budget is not None:
             self._budget.held_bytes += more_bytes
             if self._budget.held_bytes > self._budget.max_bytes:
                 self._turn_early()
 
     def clear(self) -> None:
-        """Forget all, and return its bytes back to the budget."""
+        """Forget all items, and return their bytes to the budget."""
         self._turn()
         self._turn()
 
@@ -120,7 +119,7 @@ class Recent(Generic[K, V]):
                 self._turn_early()
 
     def _count(self, value: V, sign: int = 1) -> int:
-        """Count a value against the budget, or off it; return its size."""
+        """Add a value's size to the budget, or subtract it; return the size."""
         if self._budget is None or self._size_bytes is None:
             return 0
         size = self._size_bytes(value)
@@ -128,7 +127,7 @@ class Recent(Generic[K, V]):
         return size
 
     def _turn_early(self) -> None:
-        """Begin another day for want of room: what was not used in this one goes early."""
+        """Begin the next day early to make room; items not used in this one are forgotten."""
         self.forgotten += len(self._yesterday)
         self._turn()
 
@@ -139,13 +138,13 @@ class Recent(Generic[K, V]):
         self._yesterday_bytes, self._today_bytes = self._today_bytes, 0
 
     def __delitem__(self, key: K) -> None:
-        """Forget a key that is known; raises KeyError."""
+        """Forget a known key; raise `KeyError` if it is unknown."""
         if key not in self._today and key not in self._yesterday:
             raise KeyError(key)
         self.pop(key)
 
     def pop(self, key: K, _: None = None) -> V | None:
-        """Forget a key; return what was remembered under it, or `None`."""
+        """Forget a key; return its value, or `None`."""
         if key in self._today:
             value = self._today.pop(key)
             self._today_bytes -= self._count(value, -1)
@@ -157,13 +156,13 @@ class Recent(Generic[K, V]):
         return None
 
     def items(self) -> Iterator[tuple[K, V]]:
-        """Yield what is remembered; that uses none of it."""
+        """Yield all items; this does not count as use."""
         return chain(self._today.items(), self._yesterday.items())
 
     def values(self) -> Iterator[V]:
-        """Yield what is remembered, likewise."""
+        """Yield all values; this does not count as use."""
         return chain(self._today.values(), self._yesterday.values())
 
     def __len__(self) -> int:
-        """Return how much is remembered."""
+        """Return the number of items."""
         return len(self._today) + len(self._yesterday)

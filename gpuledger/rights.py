@@ -1,7 +1,7 @@
-"""What each deployable may do on Kafka: the one source of the table, manifests, ACLs and tests.
+"""Permissions of each component on Kafka: the only source of the table, manifests, ACLs and tests.
 
-A topic is a row of `USES`, a deployable one of `DEPLOYABLES`. `grants` makes of both what is to be
-granted to whom, with the names of one installation. Here no broker is asked.
+Each topic has a row in `USES`, each component one in `DEPLOYABLES`. `grants` derives from both the
+permissions of each user, with the names of one installation. Nothing here contacts a broker.
 """
 
 import shlex
@@ -16,7 +16,7 @@ Resource = Literal["topic", "group", "transactionalId"]
 
 @dataclass(frozen=True, kw_only=True)
 class TopicUse:
-    """Who writes and who reads a topic, by the names of `DEPLOYABLES`."""
+    """The writers and readers of a topic, by their names in `DEPLOYABLES`."""
 
     topic: str
     """The attribute of `Topics`."""
@@ -65,25 +65,25 @@ USES: Final = (
     TopicUse(topic="dead_letters", writers=("join", *_SINKS), readers=(_LIST, _REPLAY)),
     TopicUse(topic="replay", writers=(_REPLAY,), readers=_REPLAYABLE_SINKS),
 )
-"""One row a topic, in the order of the topic table. What others read is granted to them."""
+"""One row per topic, in the order of the topic table. Other readers get their own permissions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KafkaUser:
-    """A deployable, or a command for people, as a user of Kafka."""
+    """A user of Kafka: a component, or a command for people."""
 
     name: str
     """Its name in `USES`."""
     user: str
-    """The user's name where the prefix is our own."""
+    """Name of the user with our own prefix."""
     shown: str = ""
-    """How the table names it, where that is another name."""
+    """Name in the table, if it differs."""
     group: str = ""
-    """Its consumer group where the prefix is our own; its transactional ids begin with it."""
+    """Consumer group with our own prefix; its transactional ids begin with it."""
     is_transactional: bool = False
     """Whether it writes in transactions."""
     on_all_topics: tuple[str, ...] = ()
-    """Operations on whatever topic begins with the prefix."""
+    """Operations on all topics that begin with the prefix."""
 
 
 _CHECKS: Final = ("Describe", "DescribeConfigs")
@@ -134,18 +134,18 @@ DEPLOYABLES: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Grant:
-    """Operations on one resource, or on all that begin with its name."""
+    """Operations on one resource, or on all resources that begin with its name."""
 
     resource: Resource
-    """What it is, as Kafka and Strimzi name it."""
+    """Type of the resource, by the name in Kafka and Strimzi."""
     name: str
     operations: tuple[str, ...]
-    """Kafka's names of them."""
+    """Operations, by their names in Kafka."""
     is_prefix: bool = False
 
 
 def grants(who: KafkaUser, topics: Topics) -> Iterator[Grant]:
-    """Yield what one user is to be granted, and no more, in an installation.
+    """Yield exactly the permissions that one user needs in an installation.
 
     `Read` and `Write` imply `Describe`.
     """
@@ -161,7 +161,7 @@ def grants(who: KafkaUser, topics: Topics) -> Iterator[Grant]:
         if who.name in _REPLAYABLE_SINKS:
             yield Grant(resource="group", name=replay_group(group), operations=("Read",))
         if who.is_transactional:
-            # Behind the group's name stand the topic and the partition that is worked on.
+            # The group's name is followed by topic and partition.
             yield Grant(
                 resource="transactionalId", name=f"{group}-", operations=("Write",), is_prefix=True
             )
@@ -178,7 +178,7 @@ COLUMNS: Final = ("who", "reads", "writes", "group", "transactional ids", "other
 
 
 def table_rows(topics: Topics) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each user, in Markdown, by `COLUMNS`."""
+    """Yield a Markdown row for each user, with the columns in `COLUMNS`."""
     for who in DEPLOYABLES:
         found = list(grants(who, topics))
 
@@ -200,7 +200,7 @@ def table_rows(topics: Topics) -> Iterator[tuple[str, ...]]:
         )
 
 
-# Manifests for Strimzi, whose operators make topics and users of them.
+# Manifests for Strimzi, whose operators create topics and users from them.
 
 ApiVersion = Literal["v1", "v1beta2"]
 
@@ -215,7 +215,7 @@ def strimzi_manifests(
 ) -> Iterator[dict[str, object]]:
     """Yield a KafkaTopic for each topic and a KafkaUser for each user, as Kubernetes objects.
 
-    `partitions` is for the topics placed by node; `cluster` the name of the Kafka object.
+    `partitions` is for the topics placed by node; `cluster` is the name of the Kafka object.
     """
     labels = {"strimzi.io/cluster": cluster, "app.kubernetes.io/part-of": "gpuledger"}
 
@@ -257,7 +257,7 @@ def _acl_of(grant: Grant) -> dict[str, object]:
 
 
 def acl_commands(topics: Topics, *, bootstrap_servers: str) -> Iterator[str]:
-    """Yield a command of Kafka's own tool for each grant of each user, below a comment with it."""
+    """Yield a command of Kafka's own tool for each grant, after a comment that names the user."""
     for who in DEPLOYABLES:
         user = _name_of_object(topics.group(who.user))
         yield f"# {who.shown or who.name}"
@@ -280,5 +280,5 @@ _ACL_OPTIONS: Final[dict[Resource, str]] = {
 
 
 def _name_of_object(name: str) -> str:
-    """Return a name that Kubernetes takes: it has neither capitals nor underscores."""
+    """Return a valid Kubernetes name, without capitals and underscores."""
     return name.lower().replace("_", "-")

@@ -1,7 +1,7 @@
-"""JSON Schemas of the topics' records, made from the records themselves.
+"""Generates JSON Schemas of the topics' records from the record classes.
 
-Here lives the generation, and the command that writes it: `python -m gpuledger.schemas DIRECTORY`.
-The files are for readers in other languages; this project itself validates while decoding.
+`python -m gpuledger.schemas DIRECTORY` writes them. The files are for readers in other languages;
+this project validates records when it decodes them.
 """
 
 import sys
@@ -36,7 +36,7 @@ def schema_of(topic: Topic) -> dict[str, Any]:
 
 
 def write_schemas(directory: Path) -> None:
-    """Write one file a topic; raises `UserError` where the directory cannot be written."""
+    """Write one file per topic; raise `UserError` if the directory cannot be written."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for topic in Topics():
@@ -46,19 +46,19 @@ def write_schemas(directory: Path) -> None:
 
 
 def printed(schema: Mapping[str, Any]) -> bytes:
-    """Return a schema as its file holds it."""
+    """Return the content of a schema's file."""
     return orjson.dumps(schema, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
 def _described(made: Mapping[str, Any], classes: Mapping[str, type]) -> dict[str, Any]:
-    """Put docstrings into the definitions, and leave `null` out of the optional fields."""
+    """Return the definitions with docstrings, and without `null` in optional fields."""
     definitions: dict[str, Any] = {}
     for name, definition in made.items():
         cls = classes[name]
         titled = {"title": definition["title"], "description": class_docstring(cls)}
         definitions[name] = titled | definition
         if issubclass(cls, OpenEnum):
-            # Readers are to expect others: these are the values that this version writes.
+            # Readers must expect other values; these are the ones that this version writes.
             known = definitions[name].pop("enum")
             definitions[name] |= {
                 "type": "string",
@@ -71,7 +71,7 @@ def _described(made: Mapping[str, Any], classes: Mapping[str, type]) -> dict[str
         definitions[name]["description"] = titled["description"]  # msgspec's own has line breaks
         meanings = field_docstrings(cls)
         if issubclass(cls, ArrayRecord):
-            # A position has no name of its own: the field's is its title.
+            # Positions have no names, so the field's name becomes the title.
             positions = zip(meanings.items(), definition["prefixItems"], strict=True)
             definitions[name]["prefixItems"] = [
                 {"title": field, "description": meaning}
@@ -90,13 +90,13 @@ def _described(made: Mapping[str, Any], classes: Mapping[str, type]) -> dict[str
 
 
 def _without_null(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of an optional field where it is present; what is not known is absent."""
+    """Return the schema of an optional field's value; if it is not known, the field is absent."""
     (present,) = [choice for choice in schema["anyOf"] if choice != {"type": "null"}]
     return dict(present)
 
 
 def _classes_in(hint: Any) -> dict[str, type]:  # noqa: ANN401  # any type annotation
-    """Find the records and enumerations that a type is made of, by name."""
+    """Return the records and enumerations within a type, by name."""
     is_class = isinstance(hint, type)
     is_record = is_class and issubclass(hint, BaseRecord)
     inner = get_type_hints(hint).values() if is_record else get_args(hint)

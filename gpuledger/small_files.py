@@ -1,17 +1,17 @@
-"""Files that people and Kubernetes put in place, read up to a size limit."""
+"""Reads files that people or Kubernetes provide, up to a maximum size."""
 
 import errno
 from pathlib import Path
 from typing import Final
 
 MAX_BYTES: Final = 64 * 1024
-"""Of a secret or a configuration."""
+"""Maximum size of a secret or a configuration file."""
 MAX_PEM_BYTES: Final = 4 * 1024 * 1024
-"""Of certificates: a system's bundle of authorities is some 200 KiB."""
+"""Maximum size of a file of certificates; a system's CA bundle has about 200 KiB."""
 
 
 def read_small_file(file: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
-    """Return the content of a file; raises OSError if it cannot be read or is larger."""
+    """Return the content of a file; raise `OSError` if it cannot be read or is larger."""
     with file.open("rb") as opened:
         content = opened.read(max_bytes + 1)
     if len(content) > max_bytes:

@@ -1,19 +1,19 @@
-"""Texts for people, made of what others wrote: shortened, fit to be shown, a name that was meant.
+"""Prepares texts from others for people: shortens them, makes them printable, finds near names.
 
-Pure. What may be a secret in a text is masked elsewhere (`gpuledger.settings.secret`).
+Pure. `gpuledger.settings.secret` masks secrets in texts.
 """
 
 from collections.abc import Iterable
 from typing import Final
 
 MAX_CHARACTERS: Final = 2000
-"""How much of it is shown."""
+"""Default maximum of `readable`."""
 
 
 def readable(text: bytes | str, *, max_characters: int = MAX_CHARACTERS) -> str:
-    """Return the begin of what a server sent such that logs, JSON and terminals can take it.
+    """Return the start of a server's text, safe for logs, JSON and terminals.
 
-    Bytes are read as UTF-8; what is none, or no character to be printed, is replaced.
+    Bytes are read as UTF-8; invalid bytes and unprintable characters are replaced.
     """
     encoded = text if isinstance(text, bytes) else text.encode(errors="replace")
     # A character takes up to four bytes.
@@ -25,25 +25,25 @@ def readable(text: bytes | str, *, max_characters: int = MAX_CHARACTERS) -> str:
 
 
 def shorten_middle(text: str, characters: int = 600) -> str:
-    """Return a text of about so many characters: its begin, which says where, and its end, the why.
+    """Return a text of about this length: its start with the place and its end with the cause.
 
-    What is recognized by its two ends, such as an address, can no longer be looked for in it.
+    Texts that are recognized by both their ends, such as addresses, may be cut in two.
     """
     half = characters // 2
     return text if len(text) <= characters else f"{text[:half]}…{text[-half:]}"
 
 
 def shorten(text: str, characters: int) -> str:
-    """Return a text of at most so many characters, and a sign where more was there."""
+    """Return at most this many characters of a text, with an ellipsis if it was longer."""
     return text if len(text) <= characters else f"{text[:characters]}…"
 
 
 def find_near(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """Return the known name that was probably meant, upper and lower case being the same.
+    """Return the known name that was probably meant, ignoring case.
 
-    `cutoff` is how much alike two names must be, from 0, where there always is one, to 1.
+    `cutoff` is the required similarity, from 0 (always finds one) to 1 (identical).
     """
-    from difflib import get_close_matches  # noqa: PLC0415  # only a mistake needs it
+    from difflib import get_close_matches  # noqa: PLC0415  # only needed after a mistake
 
     by_lower = {candidate.lower(): candidate for candidate in known}
     near = get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)

@@ -1,25 +1,25 @@
-"""Times, durations and ranges of time as text: one grammar for all commands and HTTP parameters.
+"""Parses times, durations and time ranges; one grammar for all commands and HTTP parameters.
 
 | text                                        | a time                                  |
 |---------------------------------------------|-----------------------------------------|
 | `2026-10-01T14:00:00Z`, with any offset     | as written                              |
 | `2026-10-01`                                | the start of that day                   |
 | `1791554400`                                | seconds since 1970                      |
-| `-90s`, `-1h30m`, `-7d`                     | so long before now                      |
+| `-90s`, `-1h30m`, `-7d`                     | that long before now                    |
 | `now`                                       | now                                     |
 
 | text                                        | a range                                 |
 |---------------------------------------------|-----------------------------------------|
 | `2026-10`, `2026-10-05`, `2026`             | that month, day or year                 |
 | `today`, `yesterday`, `lastweek`, `lastmonth` | as named; weeks begin on Sunday       |
-| `week`, `month`                             | from its begin until now                |
-| `3h`, `7d`, `2w`                            | up to the end of this hour or day       |
-| `TIME,TIME`, `SECONDS-SECONDS`              | from one up to and without another      |
+| `week`, `month`                             | from its start until now                |
+| `3h`, `7d`, `2w`                            | that long, to the end of this hour or day |
+| `TIME,TIME`, `SECONDS-SECONDS`              | from one to the other, exclusive        |
 
 A duration is one or more numbers with a unit each: `s`, `m`, `h`, `d` or `w`.
 
-The forms of ranges are those of OpenCost, and the calendar's. Everything is in UTC. `option` names
-the option or the parameter in errors.
+The forms of ranges are OpenCost's, plus calendar ranges. Everything is in UTC. `option` is the name
+of the option or parameter in errors.
 """
 
 import re
@@ -31,7 +31,7 @@ from gpuledger.texts import shorten_middle
 
 Unit = Literal["hour", "day", "week", "month", "year"]
 LATEST_MS: Final = 7_258_118_400_000
-"""The begin of the year 2200."""
+"""The start of the year 2200."""
 _HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 24 * _HOUR_MS
 _UNITS_MS: Final = {"w": 7 * _DAY_MS, "d": _DAY_MS, "h": _HOUR_MS, "m": 60_000, "s": 1000}
@@ -49,12 +49,12 @@ RANGE_FORMS: Final = (
     " or two times separated by a comma"
 )
 DURATION_FORMS: Final = "90s, 15m, 1h30m, 7d or 2w"
-"""How help and errors write the forms."""
+"""The forms in help and errors."""
 _SHOWN: Final = 60
 
 
 def parse_moment(text: str, *, option: str, now_ms: int) -> int:
-    """Return a time in milliseconds since the epoch; raises `ArgumentError`."""
+    """Return a time in milliseconds since the epoch; raise `ArgumentError` if it is invalid."""
     if text == "now":
         return now_ms
     if text.startswith("-") and _DURATION.fullmatch(text[1:]):
@@ -74,7 +74,7 @@ def parse_moment(text: str, *, option: str, now_ms: int) -> int:
 
 
 def parse_range(text: str, *, option: str, now_ms: int) -> tuple[int, int]:
-    """Return the begin and the end of a range; raises `ArgumentError`."""
+    """Return start and end of a range; raise `ArgumentError` if it is invalid."""
     begin_ms, end_ms = (
         _named(text, now_ms)
         or _calendar(text)
@@ -87,14 +87,14 @@ def parse_range(text: str, *, option: str, now_ms: int) -> tuple[int, int]:
 
 
 def parse_duration(text: str, *, option: str) -> int:
-    """Return a duration in milliseconds; raises `ArgumentError`."""
+    """Return a duration in milliseconds; raise `ArgumentError` if it is invalid."""
     if not _DURATION.fullmatch(text):
         raise _invalid("duration", text, DURATION_FORMS, option)
     return _duration_ms(text)
 
 
 def begin_of_unit(unit: Unit, time_ms: int, *, ahead: int = 0) -> int:
-    """Return the begin of the hour, day, week, month or year of a time, or of one `ahead`."""
+    """Return the start of the hour, day, week, month or year `ahead` of the one with a time."""
     day = _EPOCH + timedelta(days=time_ms // _DAY_MS)
     if unit == "hour":
         return (time_ms // _HOUR_MS + ahead) * _HOUR_MS
@@ -108,7 +108,7 @@ def begin_of_unit(unit: Unit, time_ms: int, *, ahead: int = 0) -> int:
 
 
 def write_moment(time_ms: int) -> str:
-    """Return a time as `parse_moment` reads it, in UTC, without milliseconds if there are none."""
+    """Return a time in a form for `parse_moment`, in UTC, without milliseconds if they are 0."""
     moment = datetime.fromtimestamp(time_ms / 1000, tz=UTC)
     precision = "milliseconds" if time_ms % 1000 else "seconds"
     return moment.isoformat(timespec=precision).replace("+00:00", "Z")
@@ -125,7 +125,7 @@ def write_duration(duration_ms: int) -> str:
 
 
 def _named(text: str, now_ms: int) -> tuple[int, int] | None:
-    # At a month's very begin nothing of it has passed yet: it has a minute at least.
+    # At the very start of a month no time has passed; the range then has one minute.
     until_ms = now_ms + _UNITS_MS["m"]
     match text:
         case "today":

@@ -1,7 +1,7 @@
-"""The table of topics: what each carries, how it is keyed, placed and kept.
+"""The table of topics: their records, keys, partitioning and retention.
 
-Here live the topics' names and configurations, and the placing of a node's records. Creating them
-on a broker is `gpuledger.bus`'s business; the contract for people is `docs/asyncapi.yaml`.
+This module holds the topics' names and configurations, and the partitioning by node.
+`gpuledger.bus` creates topics on a broker; the contract for people is `docs/asyncapi.yaml`.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -32,20 +32,20 @@ from gpuledger.records import (
 
 DEFAULT_PARTITIONS: Final = 12
 MAX_MESSAGE_BYTES: Final = 1_048_588
-"""Kafka's `max.message.bytes` of every topic, its own default: a batch, as it is packed. It bounds
-as well what may be in one when it is unpacked."""
+"""Kafka's `max.message.bytes` of every topic, which is Kafka's default: the size of a compressed
+batch. The same limit applies to the uncompressed content."""
 _NODE: Final = "cluster/node"
-"""The key of what a node says, or what is said of it (`gpuledger.keys`)."""
+"""The key of records from a node or about one (`gpuledger.keys`)."""
 _HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 24 * _HOUR_MS
-# Every version outlives the samples that it describes, so that a replay finds what the first run
-# found; a tombstone outlives a reader that is a day behind.
+# Every version outlives the samples that it describes, so that a replay gives the same result as
+# the first run. Tombstones remain for readers that are a day behind.
 _OF_API_OBJECTS: Final = {
     "min.compaction.lag.ms": str(6 * _HOUR_MS),
     "delete.retention.ms": str(_DAY_MS),
     "segment.ms": str(_HOUR_MS),
 }
-# Written often, and only the last one of a key is ever asked for: so small segments, soon cleaned.
+# Written often, and only the last record of a key is used: small segments are compacted soon.
 _OF_LAST_STATES: Final = {
     "segment.ms": str(_HOUR_MS // 6),
     "segment.bytes": str(16 * 2**20),
@@ -56,38 +56,41 @@ _OF_LAST_STATES: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Topic:
-    """One topic: the record it carries, its key, its partitioner, and its configuration."""
+    """One topic: its record, key, partitioner and configuration."""
 
     name: str
-    """The topic's name; a change of record that old readers cannot follow gets a new version."""
+    """Name; a change of the record that old readers cannot follow requires a new version."""
     record: type
     """The type of its records."""
     key: str
-    """The field of the record that is the Kafka key, with a dot where it is inside another, or
-    several with slashes between them, as the key has."""
+    """The record's field that is the Kafka key, with a dot if it is nested; several fields are
+    separated by slashes, as in the key."""
     partitioner: str = "node"
-    """`node`: murmur2 of the key of its node (`<cluster>/<node>`), as Kafka's own default
-    partitioner would place that key, whatever the record's own is;
-    `same`: the number of the partition of which it speaks, of a topic that has those of nodes;
-    `source`: the partition number of the record it speaks of, modulo the partitions;
-    `none`: one partition, which whoever needs the topic reads whole."""
+    """How a record's partition is chosen.
+
+    - `node`: murmur2 of the node key (`<cluster>/<node>`), which is Kafka's default partitioner for
+      that key, whatever the record's own key is.
+    - `same`: the number of the partition that the record is about, on a topic placed by node.
+    - `source`: the partition number of the record that it is about, modulo the partitions.
+    - `none`: one partition, which every reader reads as a whole.
+    """
     partitions: int = DEFAULT_PARTITIONS
-    """How many partitions are made where nobody chooses; all topics placed by node have the same
-    number, and it never changes. Whoever reads or writes asks the brokers how many there are."""
+    """Default number of partitions. All topics placed by node have the same number, which never
+    changes. Readers and writers query the brokers for the actual number."""
     cleanup_policy: str = "delete"
     """Kafka's `cleanup.policy`."""
     retention_ms: int | None = None
-    """Kafka's `retention.ms`; absent where compaction alone decides."""
+    """Kafka's `retention.ms`; absent if only compaction removes records."""
     min_insync_replicas: int = 2
     """Kafka's `min.insync.replicas`, on clusters with at least three replicas."""
     extra: dict[str, str] = field(default_factory=dict)
-    """Further configuration of the topic."""
+    """Additional configuration of the topic."""
 
     @property
     def is_placed_by_node(self) -> bool:
-        """Whether a record's partition follows from its node, or from that of what it speaks of.
+        """Whether a record's partition follows from its node, or from the record that it is about.
 
-        All such topics have one number of partitions.
+        All these topics have the same number of partitions.
         """
         return self.partitioner in ("node", "same")
 
@@ -98,12 +101,12 @@ class Topic:
             "cleanup.policy": self.cleanup_policy,
             "min.insync.replicas": str(in_sync),
             "message.timestamp.type": "CreateTime",
-            # Brokers whose own default is another one would pack anew what was packed with zstd,
-            # and consumers refuse what is packed with anything else.
+            # Brokers with another default would recompress records that were compressed with zstd,
+            # and consumers reject any other compression.
             "compression.type": "producer",
             "max.message.bytes": str(MAX_MESSAGE_BYTES),
-            # Kafka 4 refuses what is more than an hour ahead of its own clock, and with it every
-            # batch of a node whose clock is; retention is late by as much at most.
+            # By default, Kafka 4 rejects timestamps more than an hour ahead of its clock, and so
+            # every batch of a node whose clock is; this delays retention by at most a day.
             "message.timestamp.after.max.ms": str(_DAY_MS),
         }
         if self.retention_ms is not None:
@@ -112,18 +115,18 @@ class Topic:
 
 
 OWN_PREFIX: Final = "gpuledger"
-"""With what the names of an installation begin that was given no prefix."""
+"""Prefix of the names in an installation without its own prefix."""
 
 
 class Topics(Collection[Topic]):
-    """The table of topics of one installation: all names in it begin with the same prefix.
+    """The table of topics of one installation, all with the same prefix.
 
-    Built at the start of a program, from `kafka.topic_prefix`; several installations on one Kafka
-    have a prefix each. The bus carries it, and whatever names a topic is given it.
+    Built when a program starts, from `kafka.topic_prefix`; several installations on one Kafka have
+    different prefixes. The bus holds it, and code that names topics gets it as an argument.
     """
 
     def __init__(self, prefix: str = OWN_PREFIX) -> None:
-        """Take a prefix that was checked where it was read (`KafkaSettings`)."""
+        """Store the prefix, which `KafkaSettings` has validated."""
         self.prefix = prefix
         self.samples = Topic(
             name=f"{prefix}.samples.v1", record=NodeSample, key=_NODE, retention_ms=6 * _HOUR_MS
@@ -142,8 +145,8 @@ class Topics(Collection[Topic]):
             record=Inventory,
             key=_NODE,
             cleanup_policy="compact",
-            # Every version outlives the samples of its time; a tombstone a reader that is a day
-            # behind.
+            # Every version outlives the samples of its time; tombstones remain for readers that are
+            # a day behind.
             extra={
                 "min.compaction.lag.ms": str(6 * _HOUR_MS),
                 "delete.retention.ms": str(_DAY_MS),
@@ -168,7 +171,7 @@ class Topics(Collection[Topic]):
             name=f"{prefix}.namespaces.v1",
             record=NamespaceRecord,
             key="cluster/name",
-            # Pods of one namespace are on any node: each worker needs them all.
+            # A namespace's pods may be on any node, so each worker needs all namespaces.
             partitioner="none",
             partitions=1,
             cleanup_policy="compact",
@@ -182,17 +185,17 @@ class Topics(Collection[Topic]):
             record=NodeProgress,
             key=_NODE,
             cleanup_policy="compact",
-            # One a node and commit; read at an assignment.
+            # One per node and commit; read when a partition is assigned.
             extra=_OF_LAST_STATES,
         )
         self.watermarks = Topic(
             name=f"{prefix}.watermarks.v1",
             record=Watermark,
             key="component/cluster/partition",
-            # A partition of a component's topic has its watermarks under the same number.
+            # Readers find a partition's watermarks in the partition with the same number.
             partitioner="same",
             cleanup_policy="compact",
-            # One a partition every few seconds.
+            # One per partition every few seconds.
             extra=_OF_LAST_STATES,
         )
         self.attributed_incidents = Topic(
@@ -209,7 +212,7 @@ class Topics(Collection[Topic]):
             record=NodeCounters,
             key="group/cluster/node",
             cleanup_policy="compact",
-            # One a node, group and interval; read when a partition is taken over.
+            # One per node, group and interval; read when a partition is taken over.
             extra=_OF_LAST_STATES,
         )
         self.dead_letters = Topic(
@@ -218,9 +221,9 @@ class Topics(Collection[Topic]):
             key="topic",
             partitioner="source",
             partitions=1,
-            # As long as the longest-lived record that a letter may stand for. A letter holds the
-            # whole record, and who may write ticks may write some that are refused: so bounded by
-            # bytes as well. Brokers remove whole segments, so those are small.
+            # As long as the longest-lived record that can be rejected. A letter holds the whole
+            # record, and writers of ticks can cause rejections, so the size is limited as well.
+            # Brokers remove whole segments, so these are small.
             retention_ms=7 * _DAY_MS,
             extra={"retention.bytes": str(2**30), "segment.bytes": str(128 * 2**20)},
         )
@@ -228,7 +231,7 @@ class Topics(Collection[Topic]):
             name=f"{prefix}.replay.v1",
             record=ReplayedEvent,
             key="event.cluster/event.node",
-            # As long as the dead letters, so that a sink may be away for as long.
+            # As long as the dead letters, so that a sink may be down for as long.
             retention_ms=7 * _DAY_MS,
         )
         self._all = (
@@ -263,14 +266,14 @@ class Topics(Collection[Topic]):
 
     @override
     def __len__(self) -> int:
-        """Return how many topics there are."""
+        """Return the number of topics."""
         return len(self._all)
 
     def group(self, name: str) -> str:
-        """Return the consumer group that is meant by a name: `gpuledger-…` is of the installation.
+        """Return the consumer group for a name; in names like `gpuledger-…` the prefix is replaced.
 
-        So are the transactional ids, which begin with the group's name. Any other name is
-        somebody's own choice, and stays.
+        The same applies to transactional ids, which begin with the group's name. Any other name is
+        the user's choice and stays unchanged.
         """
         if not name.startswith(f"{OWN_PREFIX}-"):
             return name
@@ -283,16 +286,16 @@ def replay_group(group: str) -> str:
 
 
 def agreed_partitions(counts: Mapping[str, int]) -> int:
-    """Return how many partitions these topics placed by node have, given each one's number.
+    """Return the common number of partitions of these topics placed by node.
 
-    Raises `TopicsError` where they differ: a node's records would lie in partitions of different
-    numbers.
+    Raises `TopicsError` if the numbers differ, because a node's records would then be in partitions
+    of different numbers.
     """
     if len(set(counts.values())) != 1:
         raise TopicsError(
             "topics placed by node must have the same number of partitions, found"
             f" {', '.join(f'{name} {count}' for name, count in counts.items())};"
-            " `gpuledger topics check` says which number each should have"
+            " run `gpuledger topics check` for the expected numbers"
         )
     return next(iter(counts.values()))
 
@@ -300,13 +303,13 @@ def agreed_partitions(counts: Mapping[str, int]) -> int:
 def partition_of_node(key: str, *, partitions: int) -> int:
     """Return the partition of a node's records, by the node's key (`gpuledger.keys.node_key`).
 
-    It is where Kafka's default partitioner puts that key.
+    The same as Kafka's default partitioner for that key.
     """
     return (murmur2(key.encode()) & 0x7FFFFFFF) % partitions
 
 
 def murmur2(data: bytes) -> int:
-    """Hash as Kafka's `Utils.murmur2` does, as an unsigned 32-bit number."""
+    """Return the hash of Kafka's `Utils.murmur2`, as an unsigned 32-bit number."""
     mask, prime = 0xFFFFFFFF, 0x5BD1E995
     hashed = 0x9747B28C ^ len(data)
     whole = len(data) & ~3

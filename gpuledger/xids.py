@@ -1,7 +1,7 @@
-"""The driver's XIDs: what each code means, what NVIDIA advises, how loud it is for us.
+"""The driver's XIDs: the meaning of each code, NVIDIA's advice, and our severity.
 
-Here live the look-ups; the catalogue itself is `xids.tsv` beside this module, after NVIDIA's
-catalogue for Ampere and newer. Category and severity are this project's reading of it.
+This module looks codes up in `xids.tsv`, which follows NVIDIA's catalogue for Ampere and newer.
+Category and severity are this project's own interpretation.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from gpuledger.records import Severity
 
 UNKNOWN: Final = "unknown"
 RECOVERY_ACTION_CHANGED: Final = 154
-"""The XID with which the driver says what it needs; its word counts more than the catalogue's."""
+"""The XID that reports the recovery action; its action takes precedence over the catalogue's."""
 _ABSENT: Final = "-"
 _FILE: Final = Path(__file__).with_name("xids.tsv")
 _RECOVERY_ACTIONS: Final = {
@@ -31,37 +31,37 @@ _RECOVERY_NAMES: Final = {"none": "NONE", "reset": "RESET_GPU", "reboot": "RESTA
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Xid:
-    """What is known of one code."""
+    """The catalogue's entry for one code."""
 
     code: int
     """The code."""
     mnemonic: str | None = None
-    """NVIDIA's name of it."""
+    """NVIDIA's name for it."""
     meaning: str = "XID that is not in the catalogue"
-    """NVIDIA's words."""
+    """NVIDIA's description."""
     immediate: str | None = None
-    """What NVIDIA says to do at once, such as `RESET_GPU`."""
+    """NVIDIA's immediate action, such as `RESET_GPU`."""
     investigatory: str | None = None
-    """What NVIDIA says to do to find the cause."""
+    """NVIDIA's action for finding the cause."""
     category: str = UNKNOWN
     """Its class: `app`, `context`, `detail`, `hardware`, `info`, `maintenance`, `mechanical`,
     `node`, `nvlink`, `nvlink5`, `reset`, `software`, `support`, `trend`, `vm` or `unknown`."""
     severity: Severity = Severity.WARNING
-    """How loud it is where nothing more is known."""
+    """Severity, unless more is known."""
 
 
 def find_xid(code: int) -> Xid:
-    """Return what the catalogue says of a code; one that is not in it is `unknown`, a warning."""
+    """Return the catalogue's entry for a code; an unlisted code is `unknown` and a warning."""
     return _catalogue().get(code) or Xid(code=code)
 
 
 def all_xids() -> list[Xid]:
-    """Return the catalogue in the order of its codes."""
+    """Return all entries of the catalogue, in order of their codes."""
     return list(_catalogue().values())
 
 
 def recovery_action(named: int | str) -> str:
-    """Return NVIDIA's action for the recovery action, by its number or `GpuHealth`'s name."""
+    """Return NVIDIA's name for a recovery action, from its number or its name in `GpuHealth`."""
     if isinstance(named, int):
         return _RECOVERY_ACTIONS.get(named, f"RECOVERY_ACTION_{named}")
     return _RECOVERY_NAMES.get(named, named.upper())
@@ -69,7 +69,7 @@ def recovery_action(named: int | str) -> str:
 
 @cache
 def _catalogue() -> dict[int, Xid]:
-    # Read at the first XID: most nodes never see one.
+    # Read on the first XID, because most nodes never see one.
     _, *lines = _FILE.read_text(encoding="utf-8").splitlines()
     rows = [line.split("\t") for line in lines]
     return {

@@ -61,16 +61,19 @@ MISTAKES: dict[str, tuple[Callable[[Files], object], str]] = {
     "key gone": (lambda f: f.key.unlink(), "ssl_key_file: cannot read K: No such file"),
     "key unreadable": (lambda f: make_folder(f.key), "ssl_key_file: cannot read K: Is a directory"),
     "certificate gone": (lambda f: f.certificate.unlink(), "ssl_cert_file: cannot read C: No such"),
-    "key no PEM": (lambda f: f.key.write_text("replace me"), "ssl_key_file: K is no PEM file"),
-    "certificate no PEM": (lambda f: f.certificate.write_text("x"), "ssl_cert_file: C is no PEM"),
-    "certificate empty": (lambda f: f.certificate.write_text(""), "ssl_cert_file: C is no PEM"),
+    "key no PEM": (lambda f: f.key.write_text("replace me"), "ssl_key_file: K is not a PEM file"),
+    "certificate no PEM": (
+        lambda f: f.certificate.write_text("x"),
+        "ssl_cert_file: C is not a PEM",
+    ),
+    "certificate empty": (lambda f: f.certificate.write_text(""), "ssl_cert_file: C is not a PEM"),
     "a certificate for a key": (
         lambda f: f.key.write_bytes(f.certificate.read_bytes()),
-        "ssl_key_file: there is no block PRIVATE KEY----- in K",
+        "ssl_key_file: missing block PRIVATE KEY----- in K",
     ),
     "a key for a certificate": (
         lambda f: f.certificate.write_bytes(f.key.read_bytes()),
-        "ssl_cert_file: there is no block CERTIFICATE----- in C",
+        "ssl_cert_file: missing block CERTIFICATE----- in C",
     ),
     "key damaged": (
         lambda f: f.key.write_text(GARBAGE.format("PRIVATE KEY")),
@@ -133,8 +136,11 @@ def test_a_key_is_opened_with_its_password(files: Files) -> None:
     ("content", "expected"),
     [
         (None, "cannot read F: No such file or directory"),
-        ("replace this by the authority's certificate", "F is no PEM file: expected a certificate"),
-        (GARBAGE.format("PRIVATE KEY"), "there is no block CERTIFICATE----- in F"),
+        (
+            "replace this by the authority's certificate",
+            "F is not a PEM file; expected a certificate",
+        ),
+        (GARBAGE.format("PRIVATE KEY"), "missing block CERTIFICATE----- in F"),
         (GARBAGE.format("CERTIFICATE"), "F cannot be used: a certificate in it is damaged"),
     ],
 )

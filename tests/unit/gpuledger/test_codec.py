@@ -81,7 +81,7 @@ BAD_PODS: list[tuple[dict[str, object], str]] = [
     ),
 ]
 BAD_BYTES = [
-    (None, "no value (a tombstone), but this topic has none"),
+    (None, "unexpected tombstone (no value)"),
     (b"", "not JSON of this topic's record: Input data was truncated; value b''"),
     (b"{", "not JSON of this topic's record: Input data was truncated; value b'{'"),
     (b"\xff\xfe", "not JSON of this topic's record: JSON is malformed"),

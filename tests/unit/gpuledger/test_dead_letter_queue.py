@@ -130,7 +130,7 @@ async def test_a_record_too_large_for_a_letter_is_told_without_its_bytes() -> No
     assert (dead_letter.partition, dead_letter.offset, dead_letter.value_base64) == (3, 0, None)
     assert dead_letter.key_base64 == base64.b64encode(record(b"").key or b"").decode()
     assert dead_letter.detail == (
-        "why (the record of 'a-key' is too large for a dead letter: read it there)"
+        "why (the record of 'a-key' is too large for a dead letter; read it from its topic)"
     )
 
 
@@ -459,7 +459,7 @@ async def test_a_record_larger_than_a_message_is_put_aside_undecoded_and_the_nex
         None,
     )
     assert dead_letter.detail.startswith(
-        f"a.topic: {len(huge) + len(b'a-key')} bytes, of {MAX_MESSAGE_BYTES} that a message has"
+        f"a.topic: {len(huge) + len(b'a-key')} bytes; a message has at most {MAX_MESSAGE_BYTES}"
     )
 
 

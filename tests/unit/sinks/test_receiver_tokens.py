@@ -256,6 +256,6 @@ async def test_an_authority_of_the_endpoint_that_cannot_be_read_is_refused(
         client_id="gpuledger",
         client_secret=Secret(CLIENT_SECRET),
     )
-    with pytest.raises(SettingsError, match=rf"{kind}\.oauth\.ca_file: .*is no PEM file"):
+    with pytest.raises(SettingsError, match=rf"{kind}\.oauth\.ca_file: .*is not a PEM file"):
         async with posting(kind, "https://receiver", oauth=settings):
             pass
