@@ -168,7 +168,7 @@ MESSAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
     ),
     "an epoch": (
         epoch_without_a_number,
-        "{folder}/epoch: no epoch in nanoseconds; delete it to begin anew",
+        "{folder}/epoch: invalid epoch; delete the file to start a new run",
     ),
 }
 
