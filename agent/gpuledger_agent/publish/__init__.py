@@ -1,1 +1,1 @@
-"""From a tick to the broker, in order: the queue, the spool on disk, the loop that publishes."""
+"""Publishing: the send queue, the on-disk spool, and the loop that sends both in order."""

@@ -1,6 +1,6 @@
-"""The thread in which the disk under the spool is used, and the waits after its failures.
+"""The thread that accesses the spool's disk, and the delays after its failures.
 
-One thread, so that a slow disk delays nothing else, with a limit to its time.
+Disk work runs in one thread with a time limit, so that a slow disk delays nothing else.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from gpuledger.runtime import Backoff, RetryTimer
 
 
 class Attempts:
-    """The last error of one kind of disk work, such as reads, and the wait after it."""
+    """The last error of one kind of disk work, such as reads, and the delay after it."""
 
     def __init__(self, *, backoff: Backoff, now_seconds: Callable[[], float]) -> None:
         self._timer = RetryTimer(backoff)
@@ -29,7 +29,7 @@ class Attempts:
 
     @property
     def is_due(self) -> bool:
-        """Whether it failed and the wait is over."""
+        """Whether the last attempt failed and the delay after it is over."""
         return self.error is not None and not self.wait_seconds
 
     def failed(self, error: OSError) -> None:
@@ -59,7 +59,7 @@ class DiskHungError(OSError):
 
 
 class IoThread:
-    """One thread, started with the first work."""
+    """Runs disk work in one thread, which starts with the first work."""
 
     def __init__(self, *, hung_after_seconds: float = HUNG_AFTER_SECONDS) -> None:
         self._hung_after_seconds = hung_after_seconds
@@ -70,7 +70,7 @@ class IoThread:
 
         Work that timed out or was cancelled continues in its thread, and the next work waits.
         """
-        # Nothing to spool, no thread: most agents never need it.
+        # Most agents never spool, so they never need the thread.
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
         done = asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -79,14 +79,14 @@ class IoThread:
             async with deadline:
                 return await done
         except TimeoutError as error:
-            # What the work itself raises may be one as well: its errno is ETIMEDOUT.
+            # The work itself can raise `TimeoutError` too, for errno ETIMEDOUT.
             if not deadline.expired():
                 raise
             reason = f"no answer within {self._hung_after_seconds:g} s"
             raise DiskHungError(errno.ETIMEDOUT, reason) from error
 
     def close(self) -> None:
-        """Take no more work."""
+        """Accept no more work."""
         if self._thread is not None:
-            # Python's exit would still wait for a disk that hangs: `end_process` does not let it.
+            # Python would wait for a hanging disk at its exit; `end_process` prevents that.
             self._thread.shutdown(wait=False)

@@ -1,8 +1,9 @@
-"""What leaves the node, as bytes, and the queue in memory of what waits.
+"""Encodes records as messages, and queues them in memory.
 
 Each tick, incident and inventory is one bundle of messages, keyed by node and stamped with the
-record's own time. The queue stands between sampling, which does not wait, and what may; it is
-bounded: when it is full the oldest bundle is dropped, counted. No broker and no disk here.
+record's own time. The queue separates sampling, which must not wait, from publishing, which may. It
+is bounded: if it is full, the oldest bundle is dropped and counted. This module uses no broker and
+no disk.
 """
 
 from collections import deque
@@ -27,8 +28,8 @@ _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
 MessageBundle = tuple[tuple[str, Message], ...]
-"""Messages that belong together, each with its topic; as bytes they take a fraction of the memory
-that their records do."""
+"""Messages that belong together, each with its topic. Encoded, they take a fraction of the memory
+of their records."""
 
 
 class _NodeRecord(OfNode, Protocol):
@@ -37,9 +38,9 @@ class _NodeRecord(OfNode, Protocol):
 
 
 def bundle_tick(tick: NodeTick, topics: Topics) -> MessageBundle:
-    """Return a tick's bundle: the sample, its other readings, then what happened to processes.
+    """Return a tick's bundle: the sample, its other readings, then the process records.
 
-    The sample is the first to be sent: it is what is booked.
+    The sample is sent first, because it is booked.
     """
     readings = ((topics.readings.name, _message(tick.readings)),) if tick.readings.gpus else ()
     processes = ((topics.processes.name, _message(record)) for record in tick.processes)
@@ -67,14 +68,14 @@ def bundle_size_bytes(bundle: MessageBundle) -> int:
 
 
 def _message(record: _NodeRecord) -> Message:
-    """Encode a record; what is longer than it may be, by whatever the node was told, is cut.
+    """Encode a record; values longer than the record allows are cut.
 
-    Raises `msgspec.ValidationError` where a number is none that its field may have.
+    Raises `msgspec.ValidationError` if a number is invalid for its field.
     """
     try:
         validate(record)
     except msgspec.ValidationError:
-        # Names come from the driver, the kernel and the kubelet: none of them knows our bounds.
+        # Names come from the driver, the kernel and the kubelet, which do not know our limits.
         record, cut = fit(record)
         for name, count in cut.items():
             VALUES_CUT.labels(field=name).inc(count)
@@ -89,15 +90,15 @@ def _message(record: _NodeRecord) -> Message:
 
 
 class QueuedBundle(NamedTuple):
-    """A bundle, and since when it waits."""
+    """A bundle and the time since which it waits."""
 
     since_seconds: float
-    """On the caller's own clock."""
+    """Time on the caller's clock."""
     bundle: MessageBundle
 
 
 class BundleQueue:
-    """Bundles in their order, at most `max_bundles` of them."""
+    """A queue of at most `max_bundles` bundles, oldest first."""
 
     def __init__(self, *, max_bundles: int) -> None:
         self._max_bundles = max_bundles
@@ -108,32 +109,32 @@ class BundleQueue:
 
     @property
     def is_half_full(self) -> bool:
-        """Whether it is time to take bundles elsewhere, before any is dropped."""
+        """Whether bundles should be moved elsewhere, before any is dropped."""
         return len(self._waiting) > self._max_bundles // 2
 
     @property
     def oldest_since_seconds(self) -> float | None:
-        """Since when the oldest bundle waits; `None` where none does."""
+        """The time since which the oldest bundle waits; `None` if the queue is empty."""
         return self._waiting[0].since_seconds if self._waiting else None
 
     def put(self, waiting: QueuedBundle) -> None:
-        """Add the newest bundle; where there is no room the oldest one is dropped and counted."""
+        """Add the newest bundle; if the queue is full, drop and count the oldest."""
         self._waiting.append(waiting)
-        # Counted up and down rather than set: several nodes may run in one process.
+        # Increment rather than set, because several nodes may run in one process.
         QUEUE_TICKS.inc()
         self._keep_within_bounds()
 
     def take(self, *, max_bundles: int) -> list[QueuedBundle]:
-        """Take the oldest bundles, in their order."""
+        """Remove and return the oldest bundles, oldest first."""
         count = min(max_bundles, len(self._waiting))
         taken = [self._waiting.popleft() for _ in range(count)]
         QUEUE_TICKS.dec(count)
         return taken
 
     def put_back(self, taken: Iterable[QueuedBundle]) -> None:
-        """Put what was taken in front of all others again."""
+        """Put taken bundles back in front of all others."""
         before = len(self._waiting)
-        # In front, as they are the oldest, and in their own order: a deque extends leftwards.
+        # They are the oldest; `extendleft` reverses their order.
         self._waiting.extendleft(reversed(list(taken)))
         QUEUE_TICKS.inc(len(self._waiting) - before)
         self._keep_within_bounds()

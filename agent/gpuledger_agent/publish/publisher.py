@@ -1,13 +1,13 @@
-"""From the send queue to the broker, in order, again and again until the broker has acknowledged.
+"""Publishes the send queue to the broker, in order, and retries until the broker acknowledges.
 
-Here lives the loop that publishes. What is taken out of the queue is in flight until all of its
-topics are acknowledged, so nothing is lost and nothing overtakes. What no broker will ever take is
-left out, counted: what is too large, and what a clock stamped that ran ahead. The latter is left
-out only where the broker refuses it and this node's clock, as it is now, agrees: either clock alone
-may be the wrong one, and one that was set back must not cost the ticks made before.
+Bundles taken from the queue are in flight until all of their topics are acknowledged, so nothing is
+lost or reordered. Messages that no broker accepts are left out and counted: those that are too
+large, and those stamped by a clock that ran ahead. The latter are left out only if the broker
+rejects them and the node's current clock agrees that they are in the future: either clock alone may
+be wrong, and setting a clock back must not cost earlier ticks.
 
-What has waited is sent faster than it was made, but not as fast as it can be (`pause_seconds`): a
-fleet that comes back must not flood the brokers.
+A backlog is sent faster than it was made, but not at full speed (`pause_seconds`), so that a fleet
+that reconnects does not flood the brokers.
 """
 
 import asyncio
@@ -33,16 +33,16 @@ from gpuledger_agent.metrics import MESSAGES_REJECTED, PUBLISH_FAILURES, RECORDS
 from gpuledger_agent.publish.message_bundle import time_ms
 from gpuledger_agent.publish.send_queue import SendQueue
 
-_LONGEST_TICK_MS: Final = 60_000  # what lies further apart is no ticks to be spread
+_LONGEST_TICK_MS: Final = 60_000  # a longer gap lies between ticks, not within one
 
 
 def pause_seconds(times_ms: Sequence[int], *, factor: float, chance: float) -> float:
-    """Return how long to wait after sending what was made at `times_ms`, in their order.
+    """Return how long to wait after sending bundles that were made at `times_ms`, oldest first.
 
-    At least their time divided by `factor`; at most twice that, by `chance` (0 to 1). Their time
-    goes by the median of their distances: clocks leap, and agents are away.
+    The wait is their total time divided by `factor`, or up to twice that, by `chance` (0 to 1). The
+    total time is estimated from the median gap, because clocks jump and agents are restarted.
     """
-    if len(times_ms) < 2:  # noqa: PLR2004  # a single one was not kept waiting by another
+    if len(times_ms) < 2:  # noqa: PLR2004  # one bundle is no backlog
         return 0.0
     steps_ms = sorted(
         min(max(0, after - before), _LONGEST_TICK_MS) for before, after in pairwise(times_ms)
@@ -51,10 +51,10 @@ def pause_seconds(times_ms: Sequence[int], *, factor: float, chance: float) -> f
     return made_seconds / factor * (1 + chance)
 
 
-# As many as a frame of the spool: what is read from there is sent as it was written.
+# As many as a frame of the spool, so that frames are sent as they were written.
 _BATCH_TICKS: Final = 60
 _CLOSING_SECONDS: Final = 2.0
-# A broker's and a node's clock differ by less than this where both are synchronised.
+# Maximum difference between a broker's and a node's clock if both are synchronized.
 _AHEAD_MS: Final = 60_000
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
@@ -87,21 +87,21 @@ class SamplePublisher:
         self._skip_pauses = asyncio.Event()
 
     def skip_pauses(self) -> None:
-        """Send what is left without any pause."""
+        """Send the rest without pauses."""
         self._skip_pauses.set()
 
     async def run(self) -> None:
-        """Publish for ever; a broker that does not answer is asked again, with a back-off."""
+        """Publish until cancelled; retry with back-off if the broker does not answer."""
         while True:
             try:
                 async with self._bus.producer() as producer:
                     await self._publish_from(producer)
             except BusError as error:
-                # A missing topic or right is no reason to stop sampling: it may come in a moment.
+                # A missing topic or permission must not stop sampling: it may be added any time.
                 PUBLISH_FAILURES.inc()
                 self._check.failed(self._describe_waiting(str(error)))
-                # Not a `RetryingCaller`: what is repeated goes on for as long as the brokers take
-                # records, so that an acknowledgement resets the waits, and not its end.
+                # Not a `RetryingCaller`, because here an acknowledgement resets the back-off, and
+                # not the end of the call.
                 await asyncio.sleep(self._backoff.next_seconds())
 
     def _describe_waiting(self, trouble: str = "") -> Callable[[], str]:
@@ -110,19 +110,19 @@ class SamplePublisher:
         send_queue = self._send_queue
         return lambda: (
             f"{begin}ticks wait: {send_queue.bundles_in_memory} in memory,"
-            f" {send_queue.bundles_on_disk} on the disk"
+            f" {send_queue.bundles_on_disk} on disk"
         )
 
     async def _publish_from(self, producer: Producer) -> None:
         samples = self._bus.topics.samples.name
         self._partitions = {samples: await self._bus.partitions(samples)}
         partition = partition_of_node(node_key(self._node), partitions=self._partitions[samples])
-        # Brokers may answer this and take no record; only where none waits is it all there is.
+        # This query may succeed while records fail, so it only proves success if nothing waits.
         if not self._times_ms and self._send_queue.is_empty:
             self._check.ok(self._describe_waiting())
         while True:
             if not self._times_ms:
-                # Kept over a lost connection: what is acknowledged is not sent again.
+                # Kept across lost connections, so that acknowledged records are not sent again.
                 bundles = await self._send_queue.take(max_bundles=_BATCH_TICKS)
                 self._unsent = {}
                 for topic, message in chain.from_iterable(bundles):
@@ -140,15 +140,15 @@ class SamplePublisher:
                 await wait_event(self._skip_pauses, pause)
 
     async def _publish_unsent(self, producer: Producer, partition: int) -> None:
-        """Publish all topics' batches, and singly what was refused; the rest is left unsent.
+        """Publish each topic's batch; publish batches with a rejected record one by one.
 
-        What was taken or dropped is out of what is unsent for good.
+        Records that were acknowledged or dropped are removed from `_unsent`; the others remain.
         """
         topics = tuple(self._unsent)
-        # At once, and a tick's sample first: so one request has it and what describes it, where a
-        # broker leads both partitions. A request is what sending costs.
+        # All at once, a tick's sample first: if one broker leads both partitions, the sample and
+        # its other records travel in one request, and requests are the main cost of sending.
         publishing = [self._publish(producer, topic, partition) for topic in topics]
-        # What fails costs the others nothing: each is out of what is unsent once it is taken.
+        # One topic's failure does not affect the others: each is removed once it is acknowledged.
         outcomes = await asyncio.gather(*publishing, return_exceptions=True)
         errors = [outcome for outcome in outcomes if outcome is not None]
         refused = [
@@ -156,19 +156,20 @@ class SamplePublisher:
             for topic, outcome in zip(topics, outcomes, strict=True)
             if isinstance(outcome, MessageTooLargeError | TimestampRefusedError)
         ]
-        # Which record of the batch it was the client does not say: each is tried by itself.
+        # The client does not report which record of the batch was rejected, so try each one.
         for topic in refused:
             await self._publish_singly(producer, topic, partition)
-        # A client ends with what it was refused, and what it was sending beside fails with it:
-        # that is no failure of the brokers, and is sent again at once.
+        # A rejection ends the client's connection, and everything it was sending fails too. That is
+        # not a failure of the brokers, and is retried at once.
         if errors and not refused:
             raise errors[0]
 
     async def _publish(self, producer: Producer, topic: str, partition: int) -> None:
-        """Publish what is left of a topic in a batch.
+        """Publish the rest of a topic in one batch.
 
-        Raises `TopicsError` where the topic has another number of partitions than the ticks'. Asked
-        once a topic and producer, when there is something for it: ticks do not wait for the others.
+        Raises `TopicsError` if the topic has a different number of partitions than the samples.
+        This is queried once per topic and producer, before its first record, so that samples do not
+        wait for other topics.
         """
         if topic not in self._partitions:
             self._partitions[topic] = await self._bus.partitions(topic)
@@ -179,10 +180,10 @@ class SamplePublisher:
         del self._unsent[topic]
 
     async def _publish_singly(self, producer: Producer, topic: str, partition: int) -> None:
-        """Publish a topic one by one, without what this broker does not take.
+        """Publish a topic's records one by one, leaving out those that no broker accepts.
 
-        Raises `TimestampRefusedError` for what this node's clock does not call ahead: it is sent
-        again later, with what comes behind it and nothing that came before.
+        Raises `TimestampRefusedError` for a rejected record that is not in the future by this
+        node's clock: it is retried later, with the records after it but none before it.
         """
         unsent = self._unsent[topic]
         while unsent:
@@ -194,18 +195,18 @@ class SamplePublisher:
                 MESSAGES_REJECTED.labels(reason="too_large").inc()
                 _log_dropped(str(error), 1)
             except TimestampRefusedError:
-                # Looked at with each attempt: the clock may have been set right since.
+                # Checked at each attempt, because the clock may have been corrected since.
                 now_ms = self._now_ns() // NS_PER_MS
                 if message.timestamp_ms <= now_ms + _AHEAD_MS:
                     raise
                 MESSAGES_REJECTED.labels(reason="future").inc()
-                _log_dropped("from the future: look at the node's clock", 1)
+                _log_dropped("timestamp in the future; check the node's clock", 1)
             del unsent[0]
         del self._unsent[topic]
 
 
 def _without_oversized(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages without those that no broker takes: they would be refused for ever."""
+    """Return the messages except those too large for any broker, which would fail forever."""
     small = [
         message
         for message in messages
@@ -218,7 +219,7 @@ def _without_oversized(messages: Sequence[Message]) -> list[Message]:
 
 
 def _log_dropped(detail: str, count: int) -> None:
-    """Log once a minute what is left out, as it may be every message for hours."""
+    """Log dropped messages once a minute, because it may be every message for hours."""
     if logged := _repeats.count(detail, more=count):
         _log.error("messages_dropped", detail=detail, count=logged)
 
@@ -228,8 +229,8 @@ async def shut_down(
 ) -> None:
     """Let the publisher send what is in memory for `seconds`, then end its tasks and the queue.
 
-    What remains is brought to the disk; what cannot be is logged. Where the disk holds something
-    already, its turn would come first, and it waits for the next start as well as the rest.
+    The rest is spooled to disk, and logged as lost if that fails. If the disk already contains
+    older bundles, nothing is sent: they would have to go first, so all wait for the next start.
     """
     publisher.skip_pauses()
     draining = asyncio.create_task(send_queue.wait_drained())
@@ -238,7 +239,7 @@ async def shut_down(
         await asyncio.wait(waited_for, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for task in (draining, *tasks):
         task.cancel()
-    # Not before they are told to end: they would take out what is being spilled.
+    # After cancelling them, because they would take bundles that are being spooled.
     with suppress(TimeoutError):
         async with asyncio.timeout(_CLOSING_SECONDS):
             await send_queue.spill_all()

@@ -1,18 +1,18 @@
-"""Bundles that could not be sent, in an SQLite database of the node: oldest first, within bounds.
+"""The on-disk spool: bundles that could not be sent, in an SQLite database, oldest first, bounded.
 
-A row is a frame: up to a minute of ticks in msgpack under zstd, because ticks are alike. Frames
-are appended, read in their order, and deleted once Kafka has acknowledged them. An index of all
-frames without their bodies is kept in memory, so only appending, reading and deleting touch the
-disk. All of it blocks: `send_queue` runs it in a thread. Errors: `OSError`.
+A row is a frame: up to a minute of ticks in msgpack, compressed with zstd because ticks are alike.
+Frames are appended, read in order, and deleted once Kafka has acknowledged them. An index of all
+frames without their bodies is kept in memory, so only appending, reading and deleting use the disk.
+All functions block: `send_queue` runs them in a thread. They raise `OSError`.
 
-The database is in WAL mode, in which a kill at any time loses nothing and a power cut the last
-seconds at most. Its lock is exclusive: a second agent of the node cannot open it.
+The database is in WAL mode: killing the agent loses nothing, and a power cut only the last seconds.
+Its lock is exclusive: a second agent of the node cannot open it.
 
-The wall clock may be set while ticks wait, so age is counted by the time since boot
-(CLOCK_BOOTTIME). Frames of an earlier boot count as old as this boot.
+The wall clock may be set while ticks wait, so ages use the time since boot (CLOCK_BOOTTIME). Frames
+of an earlier boot are as old as the current boot.
 
-A damaged database is renamed and a new one started. A disk that fails to read may recover, and
-newer ticks must not overtake older ones, so it is retried for a minute before the same happens.
+A damaged database is renamed, and a new one is started. If the disk fails to read, it is retried
+for a minute before that, because it may recover, and newer ticks must not overtake older ones.
 """
 
 import errno
@@ -49,7 +49,7 @@ FILE_NAME: Final = "spool.sqlite3"
 SET_ASIDE_NAME: Final = "spool.damaged"
 GIVEN_UP_AFTER_MS: Final = 60_000
 _READ_BYTES: Final = 2**20
-_LEVEL: Final = 1  # the fastest; higher levels save little on ticks this much alike
+_LEVEL: Final = 1  # the fastest; higher levels save little because ticks are so alike
 _PRIVATE: Final = 0o700
 _DECODER: Final = msgspec.msgpack.Decoder(list[MessageBundle])
 _INCREMENTAL: Final = 2
@@ -83,7 +83,7 @@ _log = structlog.get_logger(__name__)
 
 def connect(file: Path) -> sqlite3.Connection:
     """Connect to a database without waiting for its lock, in autocommit mode."""
-    # The agent uses it in one thread at a time: the spool's own, or at the end the loop's.
+    # Only one thread uses it at a time: the spool's own, or the event loop's at the end.
     return sqlite3.connect(file, timeout=0, isolation_level=None, check_same_thread=False)
 
 
@@ -92,7 +92,7 @@ class DamagedError(OSError):
 
 
 class FrameDamagedError(GpuledgerError):
-    """A frame does not have its checksum, or was written by another version."""
+    """A frame does not match its checksum, or was written by another version."""
 
 
 class Frame(NamedTuple):
@@ -107,7 +107,7 @@ class Frame(NamedTuple):
 
 
 class Spool:
-    """The database of one node; a position is the id of its last frame that is meant."""
+    """One node's database; a position is the id of the last frame included."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Spool:
         connect: Callable[[Path], sqlite3.Connection] = connect,
     ) -> None:
         self._settings = settings
-        # No name of a cluster or a node has an underscore.
+        # Names of clusters and nodes never contain an underscore.
         self.path: Final = Path(settings.directory, f"{node.cluster}_{quote(node.node, safe='')}")
         """The node's directory."""
         self._boot_id = boot_id
@@ -128,13 +128,13 @@ class Spool:
         self._database: sqlite3.Connection | None = None
         self._frames: deque[Frame] = deque()
         self._last_id = 0
-        """Never decreases, also if the database is started over, so an id is a position."""
+        """Never decreases, even if the database is recreated, so that ids are positions."""
         self._in_flight = 0
         self._failing_since_ms: int | None = None
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits here, and nothing can turn up in a disk that fails right now."""
+        """Whether no bundle waits here, and none can appear on a disk that is failing now."""
         since_ms = self._failing_since_ms
         is_failing = since_ms is not None and self._now_ms() - since_ms < 2 * GIVEN_UP_AFTER_MS
         return not self._frames and not is_failing
@@ -150,9 +150,9 @@ class Spool:
         return sum(frame.size_bytes for frame in self._frames)
 
     def open(self) -> None:
-        """Load the index of an earlier agent's frames; a second call does nothing.
+        """Open the database and load the index of earlier frames; a second call does nothing.
 
-        Never makes `spool.directory` itself: raises `FileNotFoundError` if it does not exist.
+        Never creates `spool.directory` itself: raises `FileNotFoundError` if it does not exist.
         """
         if self._database is not None:
             return
@@ -168,19 +168,19 @@ class Spool:
         self._set_gauges()
 
     def close(self) -> None:
-        """Let another process open it."""
+        """Release the database so that another process can open it."""
         if self._database is not None:
             self._database.close()
             self._database = None
 
     def drop_late(self) -> None:
-        """Drop and count all frames: newer bundles were sent before these were found."""
+        """Drop and count all frames, because newer bundles were sent before they were found."""
         _log.error("late_spool_dropped", count=self.bundles, directory=str(self.path))
         self._drop(len(self._frames), reason="late")
         self._set_gauges()
 
     def append(self, bundles: Sequence[MessageBundle]) -> int:
-        """Append bundles as one frame, whole or not at all; return its position."""
+        """Append bundles as one frame, atomically; return its position."""
         self.open()
         self._require_free_space()
         body = _pack(bundles)
@@ -206,15 +206,15 @@ class Spool:
         return frame.id
 
     def set_in_flight(self, position: int) -> None:
-        """Record that frames up to a position are in flight: dropped ones are not lost."""
+        """Record that frames up to a position are in flight: if dropped, they are not lost."""
         self._in_flight = position
 
     def read(self, *, max_bundles: int) -> tuple[list[MessageBundle], int] | None:
-        """Return the oldest bundles and their position, without deleting them, or None.
+        """Return the oldest bundles and their position without deleting them; `None` if empty.
 
-        It returns at most `max_bundles` and about 1 MiB, or one frame. A damaged frame is dropped
-        and counted. Raises `OSError` if the disk fails; after a minute of failures all frames are
-        given up.
+        Returns at most `max_bundles` and about 1 MiB, but at least one frame. A damaged frame is
+        dropped and counted. Raises `OSError` if the disk fails; after a minute of failures all
+        frames are given up.
         """
         self.open()
         self._drop_old()
@@ -226,7 +226,7 @@ class Spool:
         return found
 
     def ack(self, position: int) -> None:
-        """Delete everything up to a position: it was sent."""
+        """Delete all frames up to a position, after they were sent."""
         self._in_flight = 0
         while self._frames and self._frames[0].id <= position:
             self._frames.popleft()
@@ -244,7 +244,7 @@ class Spool:
             database = self._connect_to(self.path / FILE_NAME)
             try:
                 database.execute("PRAGMA locking_mode = EXCLUSIVE")
-                # To set it writes, for which a full disk has no room.
+                # Only if needed: setting it writes to the disk, which may be full.
                 if database.execute("PRAGMA auto_vacuum").fetchone() != (_INCREMENTAL,):
                     database.execute("PRAGMA auto_vacuum = INCREMENTAL")
                 database.executescript(_OPEN)
@@ -297,7 +297,7 @@ class Spool:
 
     def _require_free_space(self) -> None:
         """Raise `OSError` (ENOSPC) if the file system has too little free space."""
-        # For a process without privileges: root's reserve is not ours.
+        # `f_bavail`, not `f_bfree`: the agent must not count root's reserve.
         disk = statvfs(self.path)
         free_bytes, min_bytes = disk.f_bavail * disk.f_frsize, self._settings.min_free_bytes
         if free_bytes < min_bytes:
@@ -306,7 +306,7 @@ class Spool:
 
     def _drop_old(self) -> None:
         oldest_ms = self._now_ms() - self._settings.max_age_seconds * 1000
-        # A frame of an earlier boot is at least as old as this boot.
+        # Frames of an earlier boot are at least as old as the current boot.
         old = takewhile(
             lambda frame: (frame.spooled_ms if frame.boot_id == self._boot_id else 0) < oldest_ms,
             self._frames,
@@ -315,26 +315,26 @@ class Spool:
             self._drop(count, reason="age")
 
     def _drop(self, count: int, *, reason: str) -> None:
-        """Drop the oldest frames, and count the bundles that nobody else has."""
+        """Drop the oldest frames, and count the bundles that are not in flight."""
         dropped = [self._frames.popleft() for _ in range(count)]
         SPOOL_DROPPED.labels(reason=reason).inc(self._count_lost(dropped))
         if dropped:
             self._delete(dropped[-1].id)
 
     def _delete(self, position: int) -> None:
-        """Delete frames; a failure is counted, and a later start sends them twice."""
+        """Delete frames; count a failure, after which a later start sends them twice."""
         try:
             with self._errors():
                 self._connection.execute("DELETE FROM frames WHERE id <= ?", (position,))
                 if not self._frames:
-                    # Return the space of an outage to the file system.
+                    # Give the space used during an outage back to the file system.
                     self._connection.executescript(_SHRINK)
         except DamagedError as error:
             self._start_over(error)
         except OSError as error:
             count_failure(error)
             if error.errno == errno.ENOSPC and not self._frames:
-                # A full disk has no room to delete rows, but a file goes, and its space comes back.
+                # A full disk has no room to delete rows, but deleting the file frees its space.
                 self.close()
                 (self.path / FILE_NAME).unlink()
                 self._begin_new()
@@ -361,12 +361,12 @@ class Spool:
 
     @contextmanager
     def _retried(self) -> Iterator[None]:
-        """Raise the errors of a disk that fails for less than a minute; then start over."""
+        """Raise the disk's errors during the first minute of failures; after that, start over."""
         try:
             yield
         except DamagedError as error:
             self._start_over(error)
-        except BlockingIOError:  # another agent has it, so it is not damaged
+        except BlockingIOError:  # another agent uses it, so it is not damaged
             self._failing_since_ms = self._failing_since_ms or self._now_ms()
             raise
         except OSError as error:
@@ -380,7 +380,7 @@ class Spool:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Turn errors of SQLite into `OSError` or `DamagedError`."""
+        """Convert SQLite's errors to `OSError` or `DamagedError`."""
         try:
             yield
         except sqlite3.Error as error:
@@ -406,5 +406,5 @@ def _pack(bundles: Sequence[MessageBundle]) -> bytes:
 
 
 def count_failure(error: OSError) -> None:
-    """Count an error of the disk by its name, such as ENOSPC."""
+    """Count a disk error by its name, such as ENOSPC."""
     SPOOL_FAILURES.labels(error=errno.errorcode.get(error.errno or 0, "unknown")).inc()

@@ -1,4 +1,4 @@
-"""What the tests of the spool begin with: bundles, spools, a bus that can be away."""
+"""Builders for tests of the spool: bundles, spools, and a bus that can be unavailable."""
 
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ NOW_SECONDS = 1_000_000
 
 
 def bundle_of(number: int, *, size_bytes: int = 0) -> MessageBundle:
-    """Make the bundle of a second; every third one has a process record."""
+    """Return the bundle of a second; every third one has a process record."""
     value = b"%d" % number
     value += b" " + number.to_bytes(8, "big") * (size_bytes // 8) if size_bytes else b""
     message = Message(
@@ -46,7 +46,7 @@ BOOT = "6f0b5f7c-2f0e-4b62-9a3d-0d5f6f1f4d11"
 
 
 class Uptime:
-    """The time since boot, moved by hand."""
+    """The time since boot, advanced by hand."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -124,7 +124,7 @@ def fill(spool: Spool, *numbers: int, size_bytes: int = 0) -> None:
 
 
 def drain(spool: Spool) -> list[int]:
-    """Read and forget everything, as a publisher does."""
+    """Read and acknowledge everything, like a publisher."""
     found: list[int] = []
     while reading := spool.read(max_bundles=60):
         bundles, position = reading
@@ -136,7 +136,7 @@ def drain(spool: Spool) -> list[int]:
 def reopened(
     spool: Spool, folder: Path, *, up_seconds: "float | Uptime" = 0, **settings: float
 ) -> Spool:
-    """Return what the next process finds; the lock goes with the one before."""
+    """Return the spool as the next process finds it; the previous process's lock is released."""
     spool.close()
     other = spool_in(folder, up_seconds=up_seconds, boot_id=BOOT, disk=None, **settings)
     other.open()
@@ -148,7 +148,7 @@ def dropped(reason: str) -> float:
 
 
 class ImmediateDisk(IoThread):
-    """Works at once and in the same thread."""
+    """Runs work at once, in the same thread."""
 
     @override
     async def run(self, work: Callable[[], T]) -> T:
@@ -156,13 +156,13 @@ class ImmediateDisk(IoThread):
 
 
 class FickleBus:
-    """A bus that is there or away, and may be away right after it has taken something."""
+    """A bus that can be unavailable, also right after it has accepted records."""
 
     def __init__(self) -> None:
         self.topics = TOPICS
         self.is_away = False
         self.is_deaf = False
-        """It takes what it is given, and its answers get lost."""
+        """Whether it accepts records but loses its answers."""
         self.published: list[tuple[str, bytes]] = []
 
     async def partitions(self, topic: str) -> int:
@@ -182,7 +182,7 @@ class FickleBus:
         self._refuse_where(self.is_deaf)
 
     def numbers(self, topic: str = SAMPLES.name) -> list[int]:
-        """Return the numbers on a topic, each at its first appearance."""
+        """Return the numbers on a topic, in order of first appearance."""
         return list(
             dict.fromkeys(int(value.split()[0]) for one, value in self.published if one == topic)
         )

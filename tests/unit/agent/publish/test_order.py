@@ -1,6 +1,6 @@
-"""Whatever happens to broker and process: the order on the bus is the order in time.
+"""Whatever happens to broker and process, the order on the bus is the order in time.
 
-Outages, lost answers, crashes and restarts come in any interleaving.
+Outages, lost answers, crashes and restarts are interleaved at random.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ step = st.one_of(
 
 
 class Node:
-    """One node's agent, as far as it publishes; a crash leaves nothing of it but the files."""
+    """The publishing part of one node's agent; only files survive a crash."""
 
     def __init__(self, folder: Path, bus: FickleBus) -> None:
         self.folder = folder
@@ -94,7 +94,7 @@ class Node:
         for task in self.tasks:
             task.cancel()
         await asyncio.wait(self.tasks)
-        # Memory may hold what is younger than this, and no longer what is older.
+        # Memory may contain younger bundles than these, but no older ones.
         self.lost |= set(range(self.made - int(AFTER_SECONDS) - 1, self.made))
         await self.send_queue.close()
         self.start()

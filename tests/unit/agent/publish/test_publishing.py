@@ -1,4 +1,4 @@
-"""The queue is bounded, the order is kept, and nothing is taken for sent before it is."""
+"""The queue is bounded, the order is kept, and only acknowledged records count as sent."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -60,14 +60,14 @@ count_published_from_zero(TOPICS)
 
 
 def counted(name: str, **labels: str) -> float:
-    """Return what a counter of the agent shows."""
+    """Return the value of an agent's counter."""
     value = REGISTRY.get_sample_value(f"gpuledger_agent_{name}_total", labels)
     assert value is not None, f"{name} is not there from the beginning"
     return value
 
 
 class FakeBus:
-    """A bus that refuses as often as it is told to."""
+    """A bus that fails a given number of times."""
 
     def __init__(self) -> None:
         self.topics = TOPICS
@@ -229,7 +229,7 @@ async def test_a_bus_that_refuses_is_asked_again_and_nothing_is_lost_or_overtake
 
 
 async def test_brokers_that_answer_and_take_no_record_do_not_pass_the_check() -> None:
-    """As where too few replicas are in sync, or one of the topics is missing."""
+    """For example if too few replicas are in sync, or one of the topics is missing."""
     bus, send_queue, shown = FakeBus(), send_queue_in_memory(), list[bool]()
     check = Check(on_change=lambda one: shown.append(one.is_ok))
     truth, refused = bus.publish, [BusUnavailableError("too few replicas are in sync")] * 7
@@ -268,7 +268,7 @@ async def test_what_is_acknowledged_is_not_sent_again_when_the_rest_fails() -> N
 
 
 async def test_a_tick_and_its_processes_are_sent_once_though_its_readings_are_refused() -> None:
-    """As where the readings' topic is missing after an upgrade."""
+    """For example if the readings' topic is missing after an upgrade."""
     bus, send_queue, check = FakeBus(), send_queue_in_memory(), Check()
     truth, refused = bus.publish, [TopicsError(f"{READINGS.name} does not exist")] * 3
 
@@ -299,7 +299,7 @@ async def test_the_last_chance_is_bounded() -> None:
     assert send_queue.bundles_in_memory == 1
     assert (check.is_ok, check.detail) == (
         False,
-        "no broker at localhost:9092; ticks wait: 1 in memory, 0 on the disk",
+        "no broker at localhost:9092; ticks wait: 1 in memory, 0 on disk",
     )
 
 
@@ -337,7 +337,7 @@ NOW_MS = 1_900_000_000_000
 
 
 class DatedBus(FakeBus):
-    """A bus that refuses, as brokers do, what is stamped more than a day ahead of its clock."""
+    """A bus that rejects records stamped more than a day ahead of its clock, like brokers do."""
 
     now_ms = NOW_MS
 
@@ -361,7 +361,7 @@ def stamped(value: bytes, time_ms: int) -> MessageBundle:
     ("what", "node_now_ms", "published", "left_out"),
     [
         ("the clock that ran ahead is right again", NOW_MS, [b"1", b"2"], 1),
-        # Both were wrong once, and neither costs what was stamped rightly.
+        # Both clocks were wrong once, but correctly stamped records are not lost.
         ("the clock is in 1970 now", 1000, [b"1", b"2"], 1),
         ("the clock is a day behind now", NOW_MS - DAY_MS, [b"1", b"2"], 1),
     ],
@@ -383,7 +383,7 @@ async def test_of_a_clock_that_was_wrong_only_what_the_broker_refuses_is_left_ou
 
 
 class OneClientBus(DatedBus):
-    """A bus whose client ends with what is refused, and fails what it is sending beside."""
+    """A bus whose client ends with a rejection, and fails everything that it is sending too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -392,7 +392,7 @@ class OneClientBus(DatedBus):
     @override
     async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
         client = self._clients
-        # What is sent at once is on its way when the first of it is answered.
+        # Records sent at the same time are on their way when the first one is answered.
         await asyncio.sleep(0)
         if client != self._clients:
             raise BusUnavailableError("given up")
@@ -418,7 +418,7 @@ async def test_what_is_refused_of_one_topic_is_no_failure_of_the_others() -> Non
 
 
 async def test_what_one_refused_record_makes_wait_repeats_and_counts_nothing_before_it() -> None:
-    """However often it is tried, as for hours where the broker's clock is behind."""
+    """Even after many attempts, such as for hours while the broker's clock is behind."""
     refused = counted("messages_rejected", reason="too_large")
     bus, send_queue = DatedBus(), send_queue_in_memory()
     for number in (1, 2):
@@ -461,7 +461,7 @@ async def test_a_topic_that_this_version_does_not_know_is_published_all_the_same
 
 
 def test_what_is_longer_than_a_record_may_carry_is_cut_and_counted() -> None:
-    """A driver may answer with anything, and the join would refuse all of the tick."""
+    """A driver may answer anything, and the join would reject the whole tick."""
     name = "gpuledger_agent_values_cut_total"
     before = REGISTRY.get_sample_value(name, {"field": "GpuReading.model"}) or 0.0
     identity: dict[str, Any] = {"cluster": "default", "node": NODE, "boot_id": "b", "seq": 1,

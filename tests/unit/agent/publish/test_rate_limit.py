@@ -1,4 +1,4 @@
-"""What has waited is sent faster than it was made, never faster than allowed."""
+"""A backlog is sent faster than it was made, but never faster than allowed."""
 
 import pytest
 from hypothesis import given

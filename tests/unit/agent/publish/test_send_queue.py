@@ -1,4 +1,4 @@
-"""The disk is touched when it must be, and its troubles keep nobody from sending."""
+"""The disk is only used if necessary, and its failures do not stop the sending."""
 
 import asyncio
 import errno
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class Hands:
-    """A clock that is moved by hand."""
+    """A clock that is advanced by hand."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -50,7 +50,7 @@ class Hands:
 
 
 class FailingDisk(ImmediateDisk):
-    """Refuses all work while it is told to."""
+    """Refuses all work on demand."""
 
     error: OSError | None = None
 
@@ -84,13 +84,13 @@ def send_queue_of(
 
 
 def usable_in(folder: Path) -> float | None:
-    """Return what the metric says of the spool in this folder; `None` where it has no series."""
+    """Return the metric of the spool in this directory; `None` if it has no series."""
     labels = {"directory": str(folder / f"default_{NODE}")}
     return REGISTRY.get_sample_value("gpuledger_agent_spool_usable", labels)
 
 
 async def put(send_queue: SendQueue, clock: Hands, *numbers: int) -> None:
-    """Put a bundle a second."""
+    """Put one bundle a second."""
     for number in numbers:
         clock.seconds += 1
         send_queue.put(bundle_of(number))
@@ -179,12 +179,12 @@ async def test_a_disk_that_refuses_is_counted_and_reported_and_memory_goes_on(
     await put(send_queue, clock, *range(12))
     assert value_of(failures) > before
     assert (check.has_failed, usable_in(tmp_path)) == (True, 0)
-    assert check.detail == "in memory only: [Errno 28] No space left on device"
+    assert check.detail == "ticks wait in memory only: [Errno 28] No space left on device"
     assert (send_queue.bundles_in_memory, value_of(TICKS_DROPPED) - dropped) == (10, 2)
     disk.error = None
     await put(send_queue, clock, 12)
     assert (send_queue.bundles_in_memory, usable_in(tmp_path)) == (0, 1)
-    assert check.detail == "10 ticks on the disk"
+    assert check.detail == "10 ticks on disk"
     assert await take_all(send_queue, 10) == list(range(3, 13))
     spilling.cancel()
 
@@ -284,7 +284,7 @@ async def test_nothing_overtakes_what_may_lie_in_a_folder_that_cannot_be_opened_
             up.seconds += 1
         assert not taking.done()
         assert not send_queue.is_empty
-        assert "cannot be read, newer ones wait" in check.detail
+        assert "cannot read ticks on disk, newer ones wait" in check.detail
         assert value_of(TICKS_DROPPED) - before == 2
     await put(send_queue, clock, 9)
     assert await taking == [0, 1, 5, 6, 7, 8, 9]
@@ -308,7 +308,7 @@ async def test_a_folder_that_cannot_be_opened_for_a_minute_is_passed_over_and_th
         assert not taking.done()
         await put(send_queue, clock, 62)
         assert await taking == list(range(2, 63))
-        assert check.detail.startswith("in memory only: ")
+        assert check.detail.startswith("ticks wait in memory only: ")
         await put(send_queue, clock, 63)
         assert await take_all(send_queue, 1) == [63]
     assert value_of(late) == before
@@ -318,7 +318,7 @@ async def test_a_folder_that_cannot_be_opened_for_a_minute_is_passed_over_and_th
 
 
 def left_behind(folder: Path, *numbers: int) -> None:
-    """Leave bundles, as an earlier agent."""
+    """Leave bundles like an earlier agent."""
     before = spool_in(folder)
     before.append([bundle_of(number) for number in numbers])
     before.close()
@@ -355,7 +355,7 @@ async def test_a_disk_that_hangs_is_given_up_and_what_lies_there_counted(tmp_pat
     assert await take_all(send_queue, 2) == [1, 2]
     answer.set()
     assert value_of(hung) - before == 1
-    assert check.detail == "in memory only: [Errno 110] no answer within 0.05 s"
+    assert check.detail == "ticks wait in memory only: [Errno 110] no answer within 0.05 s"
     await send_queue.close()
 
 

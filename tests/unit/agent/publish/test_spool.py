@@ -1,4 +1,4 @@
-"""The spool keeps the order, and its bound on size; what is read and not acknowledged stays."""
+"""The spool keeps the order and its size limit, and keeps bundles until they are acknowledged."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How old what waits on the disk is: by the time since boot, whatever the wall clock shows."""
+"""The age of spooled bundles depends on the time since boot, not on the wall clock."""
 
 from pathlib import Path
 
@@ -73,7 +73,7 @@ def test_what_an_earlier_boot_left_is_at_least_as_old_as_this_one_and_no_older(
     before, clock = dropped("age"), Uptime(0)
     spool = spool_in(tmp_path, boot_id=EARLIER_BOOT, up_seconds=86_400)
     fill(spool, 1)
-    # Whenever that was, and whatever the clock shows after the reboot.
+    # At whatever time that was, and whatever the clock shows after the reboot.
     again = reopened(spool, tmp_path, up_seconds=clock, max_age_seconds=60)
     clock.seconds = 60
     found = again.read(max_bundles=9)
