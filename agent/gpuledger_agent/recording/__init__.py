@@ -1,4 +1,4 @@
-"""What a machine's NVML and `/proc` answered, kept in a file and played again.
+"""Records the answers of a machine's NVML and `/proc` to a file, and replays them.
 
-Nothing here is loaded by an agent that reads its own machine.
+An agent that reads its own machine does not import this package.
 """

@@ -1,7 +1,7 @@
-"""The file of a recording: JSON Lines, a header and then one line a call in the order of begin.
+"""The format of a recording: JSON Lines, a header and then one line per call, in order of begin.
 
-A name that ends in `.gz` means a compressed file. A recording comes from a trusted machine: the
-header and the form of lines are checked, answers are not.
+A file whose name ends in `.gz` is compressed. Recordings come from trusted machines: the header and
+the lines' structure are checked, but answers are not.
 """
 
 import gzip
@@ -23,12 +23,12 @@ READ: Final = "read"
 
 
 class RecordingHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """The recorded machine. Clocks are those at the begin."""
+    """The recorded machine, with its clocks at the begin of the recording."""
 
     format: str = FORMAT
     """Always `gpuledger-nvml-recording`."""
     version: Annotated[int, msgspec.Meta(ge=1)] = VERSION
-    """Of the format."""
+    """Version of the format."""
     time_ns: int
     """Nanoseconds since the epoch."""
     monotonic_ns: int
@@ -71,11 +71,11 @@ class RecordingLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     result: Any = None
     """The answer; a file's text, a character a byte."""
     is_probe: bool = False
-    """Whether the recorder called it and not the agent."""
+    """Whether the recorder made the call, not the agent."""
 
 
 def read_recording(file: Path) -> tuple[RecordingHeader, list[RecordingLine]]:
-    """Return a recording without its probes; raise UserError for an invalid file."""
+    """Return a recording without its probes; raises `UserError` if the file is invalid."""
     try:
         with open_file(file, "rb") as opened:
             first, *rest = opened.read().splitlines() or [b""]
@@ -95,7 +95,7 @@ def read_recording(file: Path) -> tuple[RecordingHeader, list[RecordingLine]]:
 
 
 def open_file(file: Path, mode: str) -> IO[bytes]:
-    """Open a recording, compressed if its name ends so; raise OSError."""
+    """Open a recording, compressed if its name ends in `.gz`; raises `OSError`."""
     if file.suffix == ".gz":
         return gzip.GzipFile(file, mode)  # type: ignore[return-value]  # it reads and writes bytes
     return file.open(mode)

@@ -1,7 +1,7 @@
-"""Passes the agent's calls on to a library or `/proc`, and writes down calls and answers.
+"""Passes the agent's calls to a library or `/proc`, and records calls and answers.
 
-A `Redactor` replaces the names of machines, programs and pods by pseudonyms, the same one for the
-same name; models, versions and measured numbers stay.
+A `Redactor` replaces the identities of machines, programs and pods by pseudonyms, always the same
+one for an identity. Models, versions and measured numbers stay.
 """
 
 import re
@@ -22,7 +22,7 @@ from gpuledger_agent.recording.serialize import Handles, to_json
 
 
 def write_line(line: RecordingLine) -> bytes:
-    """Return a line as it is written to the file."""
+    """Return a line in the file's format."""
     return orjson.dumps(msgspec.to_builtins(line))
 
 
@@ -38,9 +38,9 @@ class Recorder:
         redact: Callable[[RecordingLine], bytes] | None = None,
     ) -> None:
         self.lines = 0
-        """Number of lines without the header."""
+        """Number of lines, not counting the header."""
         self.is_probing = False
-        """Whether the recorder calls now and not the agent."""
+        """Whether calls now come from the recorder, not from the agent."""
         self._path = file
         self._clock = clock
         self._began_ns = header.monotonic_ns
@@ -55,17 +55,17 @@ class Recorder:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the disk refused a line; then no later line is kept."""
+        """Whether writing a line failed; then no later line is kept."""
         return self._error is not None
 
     def now_ns(self) -> int:
-        """Nanoseconds since the begin."""
+        """Nanoseconds since the begin of the recording."""
         return self._clock.monotonic_ns() - self._began_ns
 
     def put(self, at_ns: int, **facts: Any) -> None:  # noqa: ANN401  # the fields of a line
-        """Write a call that began at `at_ns` and has ended now, unless the file is closed.
+        """Write a call that began at `at_ns` and has just ended, unless the file is closed.
 
-        If the disk refuses it, the call succeeds all the same, and `close` raises the error.
+        If writing fails, the call still succeeds, and `close` raises the error.
         """
         took_ns = self.now_ns() - at_ns
         line = RecordingLine(at_ns=at_ns, took_ns=took_ns, is_probe=self.is_probing, **facts)
@@ -75,7 +75,7 @@ class Recorder:
                 self.lines += 1
 
     def flush(self) -> None:
-        """Write all lines to the file, in case a probe ends the process."""
+        """Write all buffered lines to the file, in case a probe ends the process."""
         with self._lock:
             try:
                 if not (self.has_failed or self._file.closed):
@@ -84,10 +84,10 @@ class Recorder:
                 self._error = self._error or error
 
     def close(self) -> None:
-        """End the file; raise UserError if it is incomplete."""
+        """Close the file; raises `UserError` if it is incomplete."""
         with self._lock:
             try:
-                # The disk may refuse the rest of the buffers.
+                # Writing the remaining buffers may fail.
                 self._file.close()
             except OSError as error:
                 self._error = self._error or error
@@ -105,7 +105,7 @@ class Recorder:
 
 
 class RecordingLibrary:
-    """Has the functions of the library behind it."""
+    """Provides the functions of the wrapped library."""
 
     def __init__(self, library: Any, recorder: Recorder) -> None:  # noqa: ANN401  # pynvml is an untyped module
         self._library = library
@@ -114,15 +114,15 @@ class RecordingLibrary:
         self._functions: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # as the library has it
-        """Return a function that records its calls, raises AttributeError as the library does."""
-        # What lies below the binding's functions is called by the library that is recorded.
+        """Return a function that records its calls; raises `AttributeError` like the library."""
+        # Private functions of the binding are called by the wrapped library itself.
         if name.startswith("_"):
             raise AttributeError(name)
         if name not in self._functions:
             try:
                 found = getattr(self._library, name)
             except AttributeError:
-                # That a binding lacks a function is an answer too.
+                # A function that the binding lacks is an answer too.
                 self._recorder.put(self._recorder.now_ns(), call=name, failure="missing")
                 raise
             self._functions[name] = (
@@ -134,7 +134,7 @@ class RecordingLibrary:
 
     def _call(self, name: str, function: Callable[..., Any], arguments: list[Any]) -> Any:  # noqa: ANN401  # as above
         at_ns = self._recorder.now_ns()
-        # Before the call, as the function may write into them.
+        # Before the call, because the function may modify them.
         before = [to_json(argument, self._handles) for argument in arguments]
         facts: dict[str, Any] = {}
         try:
@@ -151,7 +151,7 @@ class RecordingLibrary:
             raise
         finally:
             after = [to_json(argument, self._handles) for argument in arguments]
-            # A handle is written as a mapping as well, but nothing is written into it.
+            # A handle is written as a mapping too, but functions never modify it.
             has_struct = any(isinstance(item, dict) and "handle" not in item for item in after)
             self._recorder.put(
                 at_ns, call=name, arguments=before, filled=after if has_struct else None, **facts
@@ -160,14 +160,14 @@ class RecordingLibrary:
 
 
 class RecordingProcfs:
-    """Has the files behind it."""
+    """Provides the wrapped files."""
 
     def __init__(self, procfs: Procfs, recorder: Recorder) -> None:
         self._procfs = procfs
         self._recorder = recorder
 
     def read(self, path: str) -> bytes:
-        """Return a file's bytes; raises OSError as the files behind it do."""
+        """Return a file's bytes; raises `OSError` like the wrapped files."""
         at_ns = self._recorder.now_ns()
         try:
             content = self._procfs.read(path)
@@ -183,7 +183,7 @@ _CONTAINER: Final = re.compile(rb"\b[0-9a-f]{64}\b")
 _BUS_ID: Final = re.compile(rb"\b[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]\b")
 _BUS_NUMBERS: Final = re.compile(rb'"(domain|bus|device)":\d+')
 _CLUSTER: Final = re.compile(rb'"clusterUuid":(?:\{[^}]*\}|"[^"]*")')
-# Who a chassis is, and its GPUs in the fabric: texts, or bytes that are none.
+# A chassis' identity and that of its GPUs in the fabric: texts, or bytes that are not text.
 _RACK: Final = re.compile(
     rb'"(chassisSerialNumber|rackGuid|ibGuid)":(?:\{[^}]*\}|"(?:[^"\\]|\\.)*")'
 )
@@ -196,17 +196,17 @@ _NO_CLUSTER: Final = b'"clusterUuid":{"array":[' + b",".join([b"0"] * 16) + b"]}
 
 
 class Redactor:
-    """Writes lines without identities."""
+    """Replaces identities in lines."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, bytes], int] = {}
 
     def write(self, line: RecordingLine) -> bytes:
-        """Return a line as it is written to the file."""
+        """Return a line without identities, in the file's format."""
         text = write_line(self._without_names(line))
 
         def number(kind: str, found: re.Match[bytes]) -> int:
-            # Cgroups and the driver write the same identity in different ways.
+            # Cgroups and the driver write the same identity in different formats.
             return self._number(kind, found[0].lower().replace(b"_", b"-"))
 
         def uuid(found: re.Match[bytes]) -> bytes:
@@ -214,14 +214,14 @@ class Redactor:
             return pseudonym.encode().replace(b"-", found[1])
 
         def bus_id(found: re.Match[bytes]) -> bytes:
-            # The domain has as many digits as before: 4 in /proc, 8 in NVML.
+            # Keep the domain's number of digits: 4 in /proc, 8 in NVML.
             digits = len(found[0].partition(b":")[0])
             return f"{0:0{digits}x}:{number('bus', found) % 256:02x}:00.0".encode()
 
         text = _UUID.sub(uuid, text)
         text = _CONTAINER.sub(lambda found: f"{number('container', found):064x}".encode(), text)
         text = _BUS_ID.sub(bus_id, text)
-        # The same address stands beside it in numbers.
+        # The same address is in the struct as numbers too.
         if b"busId" in text:
             text = _BUS_NUMBERS.sub(rb'"\1":0', text)
         text = _RACK.sub(lambda found: b'"%s":{"ascii":""}' % found[1], text)
@@ -235,7 +235,7 @@ class Redactor:
         if line.call in _SECRET_CALLS:
             result = f"name-{self._number(line.call, result.encode())}"
         elif path.endswith("/stat"):
-            # The name in parentheses is a program's, and may hold parentheses itself.
+            # The program's name is in parentheses and may contain parentheses itself.
             result = _COMMAND.sub(
                 lambda found: f"(program-{self._number('program', found[0][1:-1].encode())})",
                 result,

@@ -1,13 +1,13 @@
-"""Plays a recording: the same functions and files, with the answers that they had at that time.
+"""Replays a recording: the same functions and files, with their answers at the same times.
 
-Each question (a function with its arguments, or a file) has its own row of answers. They are
-returned one after the other, none before its time and none that a later one has overtaken; between
-two of them the last one holds. The driver's buffers are the exception: whatever they held and the
-agent has not seen yet is returned. After the last line nothing is known any more, so the driver is
-gone: no tick shows what nobody measured.
+The answers to each query (a function with its arguments, or a file) form a sequence. They are
+returned in order, each once its time has come, and outdated ones are skipped; between two answers
+the earlier one is repeated. The driver's buffers are an exception: they return all of their content
+that the agent has not seen yet. After the last line the driver is gone, because nothing is known
+any more, and so no tick shows values that were never measured.
 
-The agent's ticks do not fall on the recorded ones, so an answer counts as due half a tick before
-its time.
+The agent's ticks are not aligned with the recorded ones, so an answer is due half a tick before its
+time.
 """
 
 import errno
@@ -32,9 +32,9 @@ from gpuledger_agent.recording.format import (
 from gpuledger_agent.recording.serialize import Handles, fill, from_json, to_json
 
 _METRICS: Final = "nvmlGpmMetricsGet"
-# The index of the argument that is the sample to fill.
+# Index of the argument that is the sample to fill.
 _SAMPLES: Final[Mapping[str, int]] = {"nvmlGpmSampleGet": 1, "nvmlGpmMigSampleGet": 2}
-# Functions that read the driver's buffers: the index of the newest time stamp seen.
+# Functions that read the driver's buffers, with the index of the newest time stamp seen.
 _BUFFERS: Final[Mapping[str, int]] = {
     "nvmlDeviceGetSamples": 2,
     "nvmlDeviceGetProcessUtilization": 1,
@@ -49,7 +49,7 @@ _log = structlog.get_logger(__name__)
 
 
 class ReplayClock:
-    """A clock on which a recording begins now: since boot as recorded, since the epoch as it is."""
+    """A clock on which a recording begins now: boot time as recorded, wall clock as it is now."""
 
     def __init__(self, header: RecordingHeader, clock: Clock) -> None:
         self._clock = clock
@@ -57,10 +57,10 @@ class ReplayClock:
         self._time_ns = clock.time_ns()
         self._monotonic_ns = clock.monotonic_ns()
         self.moved_us = (self._time_ns - header.time_ns) // 1000
-        """By how many microseconds times are later than recorded."""
+        """How many microseconds later than recorded the replay runs."""
 
     def since_begin_ns(self) -> int:
-        """Nanoseconds since the begin."""
+        """Nanoseconds since the begin of the replay."""
         return self._clock.monotonic_ns() - self._monotonic_ns
 
     def time_ns(self) -> int:
@@ -83,14 +83,14 @@ class ReplayClock:
 
 @dataclass
 class _Row:
-    """The answers to one question, in their order."""
+    """The answers to one query, in order."""
 
     lines: list[RecordingLine] = field(default_factory=list)
     index: int = -1
 
     def advance(self, now_ns: int, slack_ns: int) -> tuple[RecordingLine, int]:
         """Return the answer at this time, and the index of the first one not returned before."""
-        # At most one ahead of its time, and all that are late by more than the slack.
+        # Advance by at most one answer that is early, and by all that are later than the slack.
         first = self.index + 1
         if self.index < 0:
             self.index = 0
@@ -113,11 +113,11 @@ class _Rows:
         self._rows: dict[Any, _Row] = {}
         self._lock = threading.Lock()
 
-    def add(self, question: Any, line: RecordingLine) -> None:  # noqa: ANN401  # anything that tells it apart
+    def add(self, question: Any, line: RecordingLine) -> None:  # noqa: ANN401  # any key that identifies the query
         self._rows.setdefault(question, _Row()).lines.append(line)
 
     def next(self, question: Any) -> list[RecordingLine]:  # noqa: ANN401  # as above
-        """Return what was answered since the last time, the answer of this time last."""
+        """Return the answers since the last call; the last one is the current answer."""
         row = self._rows.get(question)
         if row is None:
             return []
@@ -127,7 +127,7 @@ class _Rows:
 
 
 class ReplayLibrary:
-    """Has the functions that were recorded."""
+    """Provides the recorded functions of NVML."""
 
     def __init__(
         self, header: RecordingHeader, lines: list[RecordingLine], clock: ReplayClock
@@ -148,7 +148,7 @@ class ReplayLibrary:
                 self._rows.add(question, line)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Return a function; raises AttributeError where the recorded library had none."""
+        """Return a function; raises `AttributeError` if the recorded library did not have it."""
         if not name.startswith("nvml") or name in self._missing:
             raise AttributeError(name)
         return lambda *arguments: self._call(name, arguments)
@@ -163,9 +163,9 @@ class ReplayLibrary:
         written = [to_json(argument, self._handles) for argument in arguments]
         lines = self._rows.next(_question(name, written, self._devices))
         if not lines:
-            # It was never called, so nothing is known of it.
+            # It was never called, so its answer is unknown.
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        # The agent may open the library more often than the recorder did, and allocate again.
+        # The agent may open the library, and so allocate, more often than the recorder did.
         if name == _ALLOCATION and lines[-1].error is None:
             return self._handles.another(lines[-1].result.get("of"))
         if name in _BUFFERS:
@@ -178,7 +178,7 @@ class ReplayLibrary:
                 struct = filled.get("byref", filled)
                 if isinstance(struct, dict) and "fields" in struct:
                     target = getattr(argument, "_obj", argument)
-                    # The player's binding may have another version of the struct.
+                    # The installed binding may have another version of the struct.
                     if type(target).__name__ != struct.get("struct"):
                         raise pynvml.NVMLLibraryMismatchError(f"{line.call}: another struct")
                     fill(target, struct["fields"], self._handles, self._move)
@@ -191,28 +191,28 @@ class ReplayLibrary:
         return from_json(line.result, self._handles, self._move)
 
     def _buffered(self, name: str, lines: list[RecordingLine], last_seen_us: int) -> Any:  # noqa: ANN401  # as above
-        """Return all that came into a buffer since it was last read."""
+        """Return everything that came into a buffer since it was last read."""
         answers = [self._answer(line, ()) for line in lines if line.error is None]
         if not answers:
             return self._answer(lines[-1], ())
-        # This one returns the values' type before them.
+        # Only this function returns the values' type before the values.
         is_typed = name == "nvmlDeviceGetSamples"
         items = [item for answer in answers for item in (answer[1] if is_typed else answer)]
         newer = [item for item in items if item.timeStamp > last_seen_us]
-        # As the driver does where its buffer holds nothing that is new.
+        # The driver does the same if its buffer has nothing new.
         if items and not newer:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return (answers[-1][0], newer) if is_typed else newer
 
     def _move(self, name: str, value: int) -> int:
-        """Return a time of the recording as it is now."""
-        # What is stamped by the host's clock; a time since boot is a small number beside it.
+        """Return a recorded time, moved to the time of the replay."""
+        # Move times on the wall clock only; times since boot are much smaller numbers.
         near = abs(value - self._header.time_ns // 1000) < _DAY_US
         return value + self._clock.moved_us if name in _TIMES and near else value
 
 
 class ReplayProcfs:
-    """Has the files that were recorded."""
+    """Provides the recorded files."""
 
     def __init__(
         self, header: RecordingHeader, lines: list[RecordingLine], clock: ReplayClock
@@ -225,7 +225,7 @@ class ReplayProcfs:
                 self._rows.add(line.arguments[0], line)
 
     def read(self, path: str) -> bytes:
-        """Return a file's bytes; raises OSError where it could not be read, or never was."""
+        """Return a file's bytes; raises `OSError` if reading it failed or was not recorded."""
         lines = self._rows.next(path)
         number = lines[-1].error if lines else errno.ENOENT
         if number is not None:
@@ -234,15 +234,15 @@ class ReplayProcfs:
 
 
 def _question(name: str, arguments: list[Any], devices: dict[int, Any]) -> Any:  # noqa: ANN401  # a key, whose parts are the library's
-    """Return what distinguishes a question: its arguments without the buffers to be filled."""
+    """Return the key of a query: its function and arguments, without buffers to fill."""
     if name == _METRICS:
-        # Of whichever device its second sample is.
+        # Its device is that of its second sample.
         struct = arguments[0]
         sample = struct.get("byref", struct)["fields"]["sample2"]
         return name, devices.get(int(sample["handle"]))
     others = list(arguments)
     if name in _BUFFERS:
-        # The newest time stamp seen is the player's own, and seldom the recorder's.
+        # The newest time stamp seen differs between replay and recording.
         del others[_BUFFERS[name]]
     if name in _SAMPLES:
         sample = others.pop(_SAMPLES[name])
@@ -256,7 +256,7 @@ def _question(name: str, arguments: list[Any], devices: dict[int, Any]) -> Any: 
 
 
 def open_recording(file: Path) -> tuple[ReplayClock, ReplayLibrary, ReplayProcfs]:
-    """Read a recording and begin to play it; raises UserError."""
+    """Read a recording and start to replay it; raises `UserError`."""
     header, lines = read_recording(file)
     clock = ReplayClock(header, SystemClock())
     return clock, ReplayLibrary(header, lines, clock), ReplayProcfs(header, lines, clock)

@@ -1,7 +1,7 @@
-"""A value of the library as JSON and back: numbers, texts, structs, lists and handles.
+"""Converts the library's values to JSON and back: numbers, texts, structs, lists and handles.
 
-A handle is written as a number in the order of first sight, and read back as another handle of its
-kind. A union is written as its bits, because any of its members can be read.
+A handle is written as a number, in order of first use, and read back as a new handle of the same
+type. A union is written as its bits, because any of its members can be read.
 """
 
 import ctypes
@@ -14,10 +14,10 @@ import pynvml
 
 Json = Any
 Move = Callable[[str, int], int]
-"""Returns the number to play for a recorded number of that name."""
+"""Takes a field's name and its recorded number; returns the number to replay."""
 _PLAIN: Final = (bool, int, str, type(None))
 _POINTER: Final = "LP_"
-# Nothing follows these addresses: the player gets back the handles that it gave.
+# These addresses are never dereferenced: the replay gets back the handles that it returned.
 _FIRST_ADDRESS: Final = 0x10000
 _FIRST_OTHER: Final = 1_000_000
 _METRICS: Final = "c_nvmlGpmMetricsGet_t"
@@ -25,14 +25,14 @@ _METRIC_FIELDS: Final = ("metricId", "nvmlReturn", "value")
 
 
 class RecordedHandle:
-    """Stands for a handle that was no pointer."""
+    """Replaces a handle that was not a pointer."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
 
 class Handles:
-    """The numbers of handles; safe to use from several threads."""
+    """Maps handles to numbers and back; safe to use from several threads."""
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
@@ -41,7 +41,7 @@ class Handles:
         self._others = 0
 
     def number(self, handle: Any) -> int:  # noqa: ANN401  # the library's own
-        """Return a handle's number, a new one at first sight."""
+        """Return a handle's number, a new one if it was not seen before."""
         if isinstance(handle, RecordedHandle):
             return handle.number
         with self._lock:
@@ -70,7 +70,7 @@ class Handles:
 
 
 def to_json(value: Any, handles: Handles) -> Json:  # noqa: ANN401, PLR0911  # a line a kind of value
-    """Write a value; a pointer's target is not written."""
+    """Return a value as JSON; the targets of pointers are not included."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, float):
@@ -113,12 +113,12 @@ def _member(struct: Any, name: str) -> Any:  # noqa: ANN401  # as above
     try:
         return getattr(struct, name)
     except UnicodeDecodeError:
-        # The binding takes bytes for a text, but those of an identity may be any bytes.
+        # The binding decodes bytes as text, but an identity may consist of any bytes.
         return object.__getattribute__(struct, name)
 
 
 def _metrics_fields(struct: Any, handles: Handles) -> dict[str, Json]:  # noqa: ANN401  # as above
-    """Write only the requested metrics, without the addresses of their names."""
+    """Return only the requested metrics, without the addresses of their names."""
     metrics = [
         {name: to_json(getattr(struct.metrics[index], name), handles) for name in _METRIC_FIELDS}
         for index in range(struct.numMetrics)
@@ -128,7 +128,7 @@ def _metrics_fields(struct: Any, handles: Handles) -> dict[str, Json]:  # noqa: 
 
 
 def from_json(value: Json, handles: Handles, move: Move) -> Any:  # noqa: ANN401, PLR0911  # a line a kind
-    """Return a written value."""
+    """Return the value for JSON from `to_json`."""
     match value:
         case list(items) | {"array": items}:
             return [from_json(item, handles, move) for item in items]
@@ -165,7 +165,7 @@ def _read_struct(name: str, fields: dict[str, Json], handles: Handles, move: Mov
 
 
 def fill(struct: Any, fields: dict[str, Json], handles: Handles, move: Move) -> None:  # noqa: ANN401  # as above
-    """Write recorded fields into a struct, which may lack some of them."""
+    """Copy recorded fields into a struct; some may be missing."""
     if type(struct).__name__ == _METRICS:
         _fill_metrics(struct, fields["metrics"])
         return
@@ -186,7 +186,7 @@ def fill(struct: Any, fields: dict[str, Json], handles: Handles, move: Move) -> 
 
 
 def _fill_metrics(struct: Any, metrics: list[dict[str, Json]]) -> None:  # noqa: ANN401  # as above
-    """Fill the requested metrics; one that was not recorded is unsupported."""
+    """Fill in the requested metrics; metrics that were not recorded are unsupported."""
     recorded = {metric["metricId"]: metric for metric in metrics}
     for index in range(struct.numMetrics):
         slot = struct.metrics[index]

@@ -1,4 +1,4 @@
-"""A redacted line names nobody, and the same one by the same name."""
+"""A redacted line contains no identities; an identity always has the same pseudonym."""
 
 import orjson
 

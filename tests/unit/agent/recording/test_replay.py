@@ -1,4 +1,4 @@
-"""A recording, played again, is the machine that was recorded."""
+"""A replayed recording behaves like the recorded machine."""
 
 import gzip
 import json
@@ -46,7 +46,7 @@ class Node:
     hand: ManualClock
 
     def ticks(self, waits: list[float]) -> list[NodeTick]:
-        """Sample as the agent does, after each wait."""
+        """Sample like the agent, after each wait."""
         nvml = NvmlSession(self.nvml, monotonic_ns=self.clock.monotonic_ns)
         gpus = nvml.open()
         sampler = Sampler(node=NodeId("default", "node"), procfs=self.procfs)
@@ -98,7 +98,7 @@ def played(file: Path) -> Node:
 
 
 def encoded(ticks: list[NodeTick], *, moved_ns: int = 0) -> list[bytes]:
-    """Return the ticks as they are published, at times that are earlier by so much."""
+    """Return the ticks as published, with times earlier by this amount."""
     published: list[NodeSample | ProcessRecord] = []
     for tick in ticks:
         published += [tick.sample, *tick.processes]
@@ -142,7 +142,7 @@ def test_after_its_end_a_recording_has_no_driver_any_more(tmp_path: Path) -> Non
 
 
 def rewritten(file: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """Return a copy of a recording whose lines but the header are changed."""
+    """Return a copy of a recording with all lines except the header changed."""
     header, *lines = [json.loads(line) for line in file.read_text().splitlines()]
     for line in lines:
         change(line)
