@@ -1,9 +1,9 @@
-"""What goes wrong with a node's GPUs, reported at once: the sources put together.
+"""The incident monitor: turns detections from all sources into incidents and reports them at once.
 
-Detections come from the driver's events (in their own thread), from the kernel's log, from the
-readings and from the driver's own start and end. Here they become incidents, each once, with the
-processes on the GPU at that time and those to whom the kubelet has given it. The log has a line for
-each, and of a storm of equal ones a line a minute.
+Detections come from the driver's events (in their own thread), from the kernel log, from the
+readings, and from the start and end of the driver itself. Each becomes one incident, with the
+processes on the GPU at that time and the containers that hold it. Each incident is logged, but
+repeated equal ones only once a minute.
 """
 
 import asyncio
@@ -41,16 +41,16 @@ _log = structlog.get_logger(__name__)
 
 
 SOURCE: Final = "agent"
-# A GPU that is falling apart writes XIDs by the thousand, and each is an incident with its pods.
+# A failing GPU can write thousands of XIDs, and each becomes an incident with its pods.
 _MAX_WAITING: Final = 4096
 _AT_ONCE: Final = 100
 _PAUSE_SECONDS: Final = 0.05
-"""Between as many as are handled at once: who sends them on must be able to keep up."""
-# Each hanging wait keeps a thread and a handle of the driver, until the process ends.
+"""Pause after each batch of incidents, so that the publisher can keep up."""
+# Each hanging wait keeps a thread and a driver handle until the process ends.
 _MAX_HANGING: Final = 4
 SLOWDOWN_SECONDS: Final = 60.0
-"""For how long the hardware holds the clocks down before that is an incident, by itself."""
-# The driver reports a new layout at once, the agent sees it at a tick.
+"""Time for which the hardware must slow the clocks down before that becomes an incident."""
+# The driver reports a new layout at once, but the agent sees it only at the next tick.
 _WINDOWS_NS: Final = {"xid": WINDOW_NS, "mig_changed": 10 * NS_PER_SECOND}
 
 
@@ -59,28 +59,28 @@ def _describe(change: HealthChange) -> str | None:
     if change.ended_kinds:
         words.append(", ".join(change.ended_kinds))
     if change.is_at_start:
-        so = "" if change.ended_kinds else "so it was "
+        so = "" if change.ended_kinds else "already the case "
         words.append(f"{so}at the agent's first reading")
     return "; ".join(words) or None
 
 
 class IncidentLog:
-    """The lines of one node."""
+    """Logs one node's incidents."""
 
     def __init__(self, repeats: Repeats | None = None) -> None:
         self._repeats = repeats or Repeats()
 
     def record(self, incident: Incident) -> None:
-        """Write a line, as loud as the incident; `count` is how many equal ones it stands for.
+        """Log an incident at its severity; `count` is the number of equal incidents it represents.
 
-        That a GPU is well at the agent's start is no line.
+        A state that had ended by the agent's start is not logged.
         """
         if incident.present_at_start and incident.ended_kinds:
             return
         count = self._repeats.count((incident.gpu_uuid, incident.kind, incident.xid))
         if not count:
             return
-        # Who held the GPU by name, as the kubelet said; else the UIDs of who was on it.
+        # The holders by name, if the kubelet listed them; else the UIDs of the pods on the GPU.
         pods = {
             f"{allocation.namespace}/{allocation.pod}" for allocation in incident.allocations or ()
         } or {process.pod_uid for process in incident.processes if process.pod_uid}
@@ -104,14 +104,14 @@ class IncidentLog:
 ProcessesOn = Callable[[str, int | None], Sequence[IncidentProcess]]
 """Takes a GPU's UUID, and the driver's id of a GPU instance or `None` for the whole GPU."""
 AllocationsOn = Callable[[str, int | None], Sequence[DeviceAllocation]]
-"""Takes the same."""
+"""Takes the same arguments."""
 
 
 class IncidentMonitor:
-    """Watches one node's GPUs; a user of the library while it is open."""
+    """Watches one node's GPUs; listens to the driver's library while it is open."""
 
     closing_seconds = 1.0
-    """How long to wait for the events' thread at its end; what hangs longer is left to itself."""
+    """How long to wait for the event thread to end; a thread that hangs longer is left running."""
 
     def __init__(
         self,
@@ -127,9 +127,10 @@ class IncidentMonitor:
         kmsg_check: Check | None = None,
         slowdown_seconds: float = SLOWDOWN_SECONDS,
     ) -> None:
-        """Take the parts; `processes_on` says who is there now, `allocations_on` who holds it.
+        """Create the monitor.
 
-        Clocks that the hardware holds down for `slowdown_seconds` are an incident.
+        `processes_on` returns the processes that are on a GPU now, `allocations_on` its holders.
+        Clocks that the hardware slows down for `slowdown_seconds` are an incident.
         """
         self._node = node
         self._boot_id = boot_id
@@ -147,7 +148,7 @@ class IncidentMonitor:
         self._slowdown_ns = round(slowdown_seconds * NS_PER_SECOND)
         self._watches: dict[str, HealthWatch] = {}
         self._recent_events: dict[str, RecentEvents] = {}
-        """By GPU, so that the storm of one does not push out what was said of another."""
+        """By GPU, so that many events of one GPU do not push out those of another."""
         self._waiting: deque[Detection] = deque()
         self._filled = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -155,11 +156,11 @@ class IncidentMonitor:
         self._hanging: list[EventThread] = []
 
     def opened(self, gpus: Sequence[GpuIdentity]) -> None:
-        """Wait for these GPUs' events from now on; called in any thread."""
-        # The driver may have been loaded anew without anybody saying that it was let go of.
+        """Start waiting for events of these GPUs; may be called in any thread."""
+        # The driver may have been reloaded without a call of `closing`.
         self.closing()
-        # At once: what the inventory says of them comes with a later tick. What a lost GPU had is
-        # kept, as the library does not list it when it is opened again.
+        # At once, because the inventory that has them comes with a later tick. A lost GPU keeps its
+        # old values, because the library does not list it when it is reopened.
         self._indices = {**self._indices, **{gpu.uuid: gpu.index for gpu in gpus}}
         if self._open_kmsg:
             self._buses = {**self._buses, **self._source.pci_buses(gpus)}
@@ -168,7 +169,7 @@ class IncidentMonitor:
             EVENT_SET_FAILURES.labels(reason="hang").inc()
             return
         if not gpus:
-            return  # a set without a GPU cannot be waited for; the next start brings some
+            return  # an event set without GPUs cannot be waited for; `opened` is called again
         self._events = EventThread(
             self._source,
             gpus,
@@ -178,16 +179,16 @@ class IncidentMonitor:
         )
 
     def closing(self) -> None:
-        """Let go of the driver's events within a second; called in any thread."""
+        """Release the driver's events within a second; may be called in any thread."""
         events, self._events = self._events, None
         if events and not events.end(self.closing_seconds):
             self._hanging.append(events)
-            _log.warning("event_wait_hung", detail="the driver does not return from it")
+            _log.warning("event_wait_hung", detail="the driver does not return from the wait")
 
     async def run(self) -> None:
-        """Report what comes, for ever."""
+        """Report incidents until cancelled."""
         self._loop = asyncio.get_running_loop()
-        # Events' threads start before the loop: what they saw meanwhile is reported now.
+        # The event threads start before the loop: report what they have detected meanwhile.
         if self._waiting:
             self._filled.set()
         if self._open_kmsg is None:
@@ -206,7 +207,7 @@ class IncidentMonitor:
             both.create_task(self._handle_waiting(), name="incidents")
 
     def report(self, kind: str, gpu_uuid: str, message: str) -> None:
-        """Report something that the agent itself found out just now; in the event loop."""
+        """Report something that the agent itself has just detected; only in the event loop."""
         self.handle(
             Detection(
                 kind=kind,
@@ -218,16 +219,16 @@ class IncidentMonitor:
         )
 
     def evaluate_health(self, gpu: GpuDetails, *, time_ns: int) -> None:
-        """Report what a tick's readings of a GPU show and no event has reported; in the loop."""
+        """Report changes in a tick's readings that no event reported; only in the event loop."""
         watch = self._watches.get(gpu.uuid)
         if watch is None:
-            # An instance has no health of its own, nor has a GPU before it was asked.
+            # A MIG instance has no health of its own, and a new GPU has not been queried for it.
             if gpu.health is None:
                 return
             watch = self._watches[gpu.uuid] = HealthWatch(slowdown_ns=self._slowdown_ns)
         recent = self._recent_events.get(gpu.uuid, RecentEvents())
         for change in watch.update(gpu, now_ns=self._clock.monotonic_ns()):
-            # An event says more than a reading, and mostly comes first.
+            # An event has more details than a reading and usually comes first.
             if not recent.cover(change, time_ns=time_ns):
                 self.handle(
                     Detection(
@@ -243,10 +244,10 @@ class IncidentMonitor:
                 )
 
     def handle(self, detection: Detection) -> None:
-        """Publish what was detected, unless another source has done so; in the event loop."""
+        """Publish a detection unless another source already has; only in the event loop."""
         what = detection.kind if detection.xid is None else detection.xid
         window_ns = _WINDOWS_NS.get(detection.kind)
-        # Only what more than one source can see may come twice.
+        # Only kinds that several sources detect can be duplicates.
         if window_ns is not None and not self._deduplicator.is_new(
             (detection.gpu_uuid, what),
             source=detection.source,
@@ -257,7 +258,7 @@ class IncidentMonitor:
             return
         processes = list(self._processes_on(detection.gpu_uuid, detection.gpu_instance))
         if detection.pid is not None and all(process.pid != detection.pid for process in processes):
-            # The source names a process that is not on the GPU any more.
+            # The source names a process that is no longer on the GPU.
             processes.append(IncidentProcess(pid=detection.pid, command=detection.command))
         incident = make_incident(
             kind=detection.kind,
@@ -278,7 +279,7 @@ class IncidentMonitor:
             is_at_start=detection.is_at_start,
             ended_kinds=detection.ended_kinds,
         )
-        # What readings told before says nothing of what is new in them now.
+        # Earlier readings do not cover a change that readings show now; only events do.
         if incident.source != SOURCE:
             self._recent_events.setdefault(incident.gpu_uuid, RecentEvents()).record(incident)
         INCIDENTS.labels(kind=incident.kind, source=incident.source).inc()
@@ -286,12 +287,12 @@ class IncidentMonitor:
         self._publish(incident)
 
     def hand_over(self, detection: Detection) -> None:
-        """Hand over what was seen, in any thread; what is too much for the loop is counted."""
+        """Queue a detection for the event loop, from any thread; count those beyond the maximum."""
         if len(self._waiting) >= _MAX_WAITING:
             INCIDENTS_DROPPED.inc()
             return
         self._waiting.append(detection)
-        # Before the loop runs it looks by itself; after its end nobody is there to be told.
+        # A loop that has not started yet will check on its own; one that has ended needs no notice.
         with suppress(RuntimeError):
             if self._loop:
                 self._loop.call_soon_threadsafe(self._filled.set)
@@ -303,6 +304,6 @@ class IncidentMonitor:
             while self._waiting:
                 for _ in range(min(_AT_ONCE, len(self._waiting))):
                     self.handle(self._waiting.popleft())
-                # A storm must not keep ticks from being made, nor fill the send queue at once.
+                # A storm of incidents must not delay ticks or fill the send queue at once.
                 if self._waiting:
                     await self._clock.sleep(_PAUSE_SECONDS)

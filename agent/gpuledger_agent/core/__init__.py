@@ -1,5 +1,5 @@
-"""What the agent makes of raw answers: readings, processes, incidents.
+"""The agent's pure core: turns raw answers into readings, processes and incidents.
 
-Pure: nothing here waits, reads a clock, opens a file, knows a vendor or counts a metric. What has
-to be counted is returned. import-linter holds that.
+Nothing here waits, reads a clock, opens a file, knows a vendor or counts a metric; values to count
+are returned. import-linter enforces that.
 """

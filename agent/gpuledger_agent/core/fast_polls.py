@@ -28,7 +28,7 @@ _APART_NS: Final = 20_000_000
 
 
 class OthersScope(Enum):
-    """The scope of a poll of GPUs that are not watched closely; others get a full one."""
+    """The scope of a poll for GPUs that are not watched closely; closely watched ones get ALL."""
 
     NOTHING = "nothing"
     """They are not polled."""
@@ -42,7 +42,7 @@ class FastPollTime(NamedTuple):
     """The time of one fast poll, and its scope."""
 
     at_ns: int
-    """By the monotonic clock."""
+    """Time on the monotonic clock."""
     others: OthersScope
     """The scope for GPUs that are not watched closely."""
 
@@ -80,5 +80,5 @@ class FastPollPlan:
         return FastPollTime(at_ns, times[at_ns]) if at_ns < last_ns else None
 
     def _next_of(self, period_ns: int, after_ns: int) -> int:
-        """Return the first time after `after_ns` that is whole periods behind the begin."""
+        """Return the first time after `after_ns` that is a whole number of periods after begin."""
         return after_ns + period_ns - (after_ns - self.begin_ns) % period_ns

@@ -225,7 +225,7 @@ class GpuSampler:
         """Rare readings that no tick has reported yet. The first answers make no tick; without this
         their health readings would be missing until the next health query."""
 
-    # Questions.
+    # Queries.
 
     def request_tick(self, *, is_set_back: bool) -> SampleCursor:
         """Return the position from which a tick queries samples."""
@@ -255,8 +255,8 @@ class GpuSampler:
     def take(self, poll: FastPoll, *, is_querying: bool) -> bool:
         """Take in a fast poll; return whether it came in time.
 
-        A poll is late if a tick is already asking, or if a later answer was taken in before it. In
-        that case only its energy counts, because its process list is outdated and its samples would
+        A poll is late if a tick is already querying, or if a later answer was taken in before it.
+        Only its energy counts then, because its process list is outdated and its samples would
         count twice.
         """
         polled, at_ns = self._polled, poll.at.monotonic_ns
@@ -374,7 +374,7 @@ class GpuSampler:
             accounts=read_accounts(raw, validator),
         )
 
-    # What ends a state.
+    # Ends of states.
 
     def forget(self) -> None:
         """Enter the state UNRESPONSIVE: drop all that a GPU without an answer must not keep.
@@ -695,7 +695,7 @@ class GpuSampler:
             uuid=raw.uuid,
             index=raw.index,
             model=raw.model,
-            # Which instance it is, or whether it is cut.
+            # An instance reports its identity, a GPU whether it is partitioned.
             mig_enabled=None if instance else raw.mig_enabled,
             parent_uuid=instance.parent_uuid if instance else None,
             gpu_instance=instance.gpu_instance if instance else None,

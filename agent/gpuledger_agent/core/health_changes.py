@@ -1,18 +1,19 @@
-"""What readings of one GPU say has come up or ended: states of it, and errors that are new.
+"""Changes in one GPU's health readings: states that began or ended, and new errors.
 
-A state is so or not so: a row could not be replaced, the fabric is unhealthy. What is so at the
-first reading was so before the agent began, and is told as that; what is not so is told once too,
-as an agent that ran before may have told that it is. From then on changes are told.
+A state holds or does not hold: a row could not be replaced, the fabric is unhealthy. A state that
+holds at the first reading began before the agent and is reported as present at the start. A state
+that does not hold is reported once too, because an earlier agent may have reported its begin. After
+that, only changes are reported.
 
-A counter that rose tells errors that are new. One that fell has begun again, as after a reload of
-the driver, and tells nothing.
+A counter that rose means new errors. A counter that fell was restarted, for example by a reload of
+the driver, and reports nothing.
 
-Two states come and go with the work: clocks that the hardware holds down, and a PCIe link below
-what it can do. They begin once they have held for long without a break, and end likewise. A link
-trains down while the GPU is idle, so it is looked at in performance state 0 alone; in another one
-nothing is known of it. Each group of readings is asked at its own pace: a tick without one says
-nothing, and the performance state is the last that was read. No clock here: time is given, by the
-monotonic clock.
+Two kinds of states depend on the workload: clocks that the hardware slows down, and a PCIe link
+slower than its maximum. They begin after they have held for a long time without a break, and end
+after a long time without them. A link slows down while the GPU is idle, so it is only evaluated in
+performance state 0; in other states its health is unknown. Each group of readings is queried at its
+own interval: a tick without a group changes nothing, and the last performance state counts. This
+module reads no clock: times are passed in, from the monotonic clock.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,23 +38,23 @@ _FLAGS: Final[Mapping[str, str]] = {
     "fabric_route_unhealthy": "fabric_route_unhealthy",
     "fabric_access_timeout": "fabric_access_timeout",
 }
-"""The states that a field of the health shows, by the incident's kind."""
+"""Health fields that report a state, by the incident's kind."""
 _SLOWDOWNS: Final[Mapping[str, int]] = {
     "hardware_thermal_slowdown": 0x40,
     "power_brake_slowdown": 0x80,
 }
-"""NVML's bits of why the clocks are held down."""
+"""NVML's bits of the reasons for slower clocks."""
 _PCIE: Final = "pcie_link_degraded"
 _PCIE_NS: Final = NS_PER_MINUTE
 _MAX_PCIE_GENERATION: Final = 16
 _MAX_PCIE_WIDTH: Final = 32
 _LONGEST_GAP_NS: Final = 2 * NS_PER_MINUTE
-"""What held before a longer silence says nothing of what holds after it; a tick is a minute at
-most, and so is the time between two readings of the reasons or of the performance state."""
+"""After a longer gap, earlier readings of a state no longer count. A tick takes at most a minute,
+and so does the time between two readings of the reasons or of the performance state."""
 _EVENT_NS: Final = NS_PER_MINUTE
-"""How long around a reading an event may come that says the same."""
+"""Maximum time between a reading and an event that reports the same."""
 _MAX_EVENTS: Final = 64
-"""There are fewer kinds and XIDs that say anything of a GPU's health."""
+"""More than the number of kinds and XIDs that report a GPU's health."""
 _SAME: Final[Mapping[str, set[str | int]]] = {
     _REMAP: {"page_retirement_pending", 63},
     "page_retirement_pending": {"page_retirement_pending", 63},
@@ -61,35 +62,35 @@ _SAME: Final[Mapping[str, set[str | int]]] = {
     _ACTION: {_ACTION, RECOVERY_ACTION_CHANGED},
     "ecc_uncorrected": {"ecc_uncorrected", 48, 94, 95, 140, 171, 172},
 }
-"""The events, by kind or XID, that say as much as a change of health."""
+"""Events, by kind or XID, that report the same as a change of health."""
 
 
 class HealthChange(NamedTuple):
-    """Something that is worse than it was, or well again."""
+    """A change for the worse, or the end of a state."""
 
     kind: str
     """The incident's kind."""
     action: str | None = None
-    """What the driver asks for, where it is about that."""
+    """The action that the driver requests, if the change is about that."""
     detail: str | None = None
-    """What more is known of it."""
+    """Further details."""
     is_at_start: bool = False
-    """Whether it was so at the first reading that says anything of it."""
+    """Whether the first reading already showed it."""
     ended_kinds: tuple[str, ...] = ()
-    """The states that are no longer so, or were not at the first reading."""
+    """States that ended, or that were absent at the first reading."""
 
 
 @dataclass(slots=True)
 class _Lasting:
-    """A state that begins and ends once readings have said so for long."""
+    """A state that begins and ends only after readings have shown it for long enough."""
 
     value: bool | None = None
-    """What it is; `None` before anything is known."""
+    """The current state; `None` before the first reading."""
     since_ns: int | None = None
-    """Since when the readings say otherwise."""
+    """Time since which the readings contradict it."""
 
     def follow(self, *, holds: bool, now_ns: int, for_ns: int) -> bool | None:
-        """Take a reading; return what it is now."""
+        """Take in a reading; return the state after it."""
         if self.value is None and not holds:
             self.value = False
         if holds is self.value:
@@ -103,10 +104,10 @@ class _Lasting:
 
 @dataclass(slots=True, kw_only=True)
 class HealthWatch:
-    """What is known of the health of one GPU."""
+    """The known health of one GPU."""
 
     slowdown_ns: int
-    """For how long the hardware holds the clocks down before that is a state."""
+    """How long the hardware must slow the clocks down before that is a state."""
     _known: GpuHealth = field(default_factory=GpuHealth)
     _states: dict[str, bool] = field(default_factory=dict)
     _lasting: dict[str, _Lasting] = field(
@@ -115,17 +116,17 @@ class HealthWatch:
     _seen_ns: int = 0
     _reasons_ns: int = 0
     _is_at_work: bool = False
-    """Whether the GPU was in performance state 0 when that was read last."""
+    """Whether the GPU's last known performance state is 0."""
     _at_work_ns: int = 0
 
     def update(self, details: GpuDetails, *, now_ns: int) -> list[HealthChange]:
-        """Take a tick's readings of the GPU; return what has come up or ended."""
+        """Take in a tick's readings of the GPU; return the changes."""
         if now_ns - self._seen_ns > _LONGEST_GAP_NS:
             self._interrupt(*self._lasting)
         self._seen_ns = now_ns
         self._follow_work(details.performance_state, now_ns=now_ns)
         if details.health is None and details.throttling is None:
-            return []  # nearly all ticks: health and reasons are not asked in each
+            return []  # nearly all ticks: they do not query health and reasons
         health = details.health or GpuHealth()
         values = dict(self._values(details, now_ns=now_ns))
         if health.recovery_action is not None:
@@ -144,7 +145,7 @@ class HealthWatch:
     def _begun(self, values: Mapping[str, bool]) -> Iterator[HealthChange]:
         for kind, value in values.items():
             before = self._states.get(kind)
-            # What the driver asks for says more than that it asks.
+            # The requested action is reported by `_changes_of_action`.
             if value and not before and kind != _ACTION:
                 yield HealthChange(kind, is_at_start=before is None)
 
@@ -155,7 +156,7 @@ class HealthWatch:
         ended = {kind for kind in well if self._states.get(kind)}
         if _REMAP in ended:
             yield HealthChange("row_remap_done")
-        # These two have incidents of their end that are older than this one.
+        # Older kinds of incidents report the end of these two.
         if named := tuple(kind for kind in well if kind in ended - {_REMAP, _ACTION}):
             yield HealthChange(STATE_ENDED, ended_kinds=named)
 
@@ -166,7 +167,7 @@ class HealthWatch:
         yield HealthChange(_ACTION, recovery_action(requested), is_at_start=before is None)
 
     def _values(self, details: GpuDetails, *, now_ns: int) -> Iterator[tuple[str, bool]]:
-        """Yield the states of which this tick says anything."""
+        """Yield the states that this tick's readings show."""
         if details.health is not None:
             for kind, name in _FLAGS.items():
                 flag: bool | None = getattr(details.health, name)
@@ -175,7 +176,7 @@ class HealthWatch:
         if details.throttling is not None:
             yield from self._slowdowns(details.throttling.reasons, now_ns=now_ns)
         if details.health is not None and self._is_at_work:
-            # By readings in that state alone: one of before may be of a link that was asleep.
+            # Only readings at work count: an earlier one may describe a link in power saving.
             degraded = is_pcie_degraded(details.health)
             yield from self._follow(_PCIE, holds=degraded, now_ns=now_ns, for_ns=_PCIE_NS)
 
@@ -211,14 +212,14 @@ class HealthWatch:
 
 
 def is_pcie_degraded(health: GpuHealth) -> bool | None:
-    """Return whether the PCIe link is below what it can do; `None` where that is not known."""
+    """Return whether the PCIe link is slower than its maximum; `None` if that is unknown."""
     known = [
         now < maximum
         for now, maximum, limit in (
             (health.pcie_link_generation, health.pcie_max_link_generation, _MAX_PCIE_GENERATION),
             (health.pcie_link_width, health.pcie_max_link_width, _MAX_PCIE_WIDTH),
         )
-        # A working link has a lane, and none has thousands: else it is no reading of one.
+        # A working link has at least one lane, and none has thousands; ignore other readings.
         if now is not None and maximum is not None and now > 0 and maximum <= limit
     ]
     return any(known) if known else None
@@ -236,14 +237,14 @@ def is_covered_by(change: HealthChange, *, kind: str, xid: int | None, action: s
 
 
 class RecentEvents:
-    """What events have said of one GPU of late; bounded."""
+    """The latest events of one GPU; bounded."""
 
     def __init__(self) -> None:
         self._latest_ns: dict[tuple[str, int | None, str | None], int] = {}
-        """When each was said last, by kind, XID and action: a storm is one entry."""
+        """Time of each latest event, by kind, XID and action, so that a storm is one entry."""
 
     def record(self, incident: Incident) -> None:
-        """Record what an event said."""
+        """Record an event."""
         key = (incident.kind, incident.xid, incident.action)
         self._latest_ns.pop(key, None)
         self._latest_ns[key] = incident.time_ns
@@ -251,7 +252,7 @@ class RecentEvents:
             del self._latest_ns[next(iter(self._latest_ns))]
 
     def cover(self, change: HealthChange, *, time_ns: int) -> bool:
-        """Return whether an event said the same within a minute of `time_ns`."""
+        """Return whether an event reported the same within a minute of `time_ns`."""
         return any(
             abs(time_ns - reported_ns) <= _EVENT_NS
             and is_covered_by(change, kind=kind, xid=xid, action=action)
@@ -275,7 +276,7 @@ def _new_errors(before: GpuHealth, now: GpuHealth) -> Iterator[HealthChange]:
 
 
 def _merge(before: GpuHealth, now: GpuHealth) -> GpuHealth:
-    """Keep what is compared, and the last known value where this reading has none."""
+    """Return the values to compare next time: the new ones, or else the last known ones."""
     errors = now.ecc_uncorrected_volatile_total
     failed = {
         **(before.nvlink_link_failed_recoveries_totals or {}),

@@ -1,17 +1,17 @@
-"""Incidents: what sources detect, which detections are new, and the incident made of one.
+"""Incidents: detections by sources, their deduplication, and the incidents made from them.
 
-What happens to a GPU at an instant (an XID, an ECC error, a lost GPU, a driver that was reloaded)
-is detected by several sources: the driver's events, the kernel's log, the readings, the driver's
-own start and end. Whoever finds one comes here. No NVML here, and no clock.
+An event that happens to a GPU (an XID, an ECC error, a lost GPU, a reloaded driver) is detected by
+several sources: the driver's events, the kernel log, the readings, and the driver's own start and
+end. All of them use this module, which knows neither NVML nor a clock.
 
-1. `make_incident` has how severe each kind is, what to do, and the words for people.
-2. `Deduplicator`: one source never reports one thing twice. So a detection is a repetition where
-   another source has one within two seconds that is not paired yet; equal XIDs in a burst are
-   paired one by one, the oldest first, and each real occurrence leaves exactly one incident,
-   whichever comes first. A change of a GPU's health in its readings
-   (`gpuledger_agent.core.health_changes`) comes here if no event has reported it.
-3. `read_xid_line` reads the driver's line about an XID in the kernel's log, in all shapes that
-   drivers write.
+1. `make_incident` adds each kind's severity, advice and message.
+2. `Deduplicator` removes repetitions. One source never reports the same event twice, so a detection
+   is a repetition if another source has an unpaired one within two seconds. Equal XIDs in a burst
+   are paired one by one, oldest first. Each real event thus results in exactly one incident,
+   whichever source is first. A change in a GPU's health readings
+   (`gpuledger_agent.core.health_changes`) only becomes an incident if no event has reported it.
+3. `read_xid_line` parses the driver's kernel log lines about XIDs, in all formats that drivers
+   write.
 """
 
 import re
@@ -33,31 +33,31 @@ class Detection:
     kind: str
     """The incident's kind."""
     gpu_uuid: str
-    """The GPU, or `PCI:<bus>` or `INDEX:<index>` where its UUID is not known."""
+    """The GPU, or `PCI:<bus>` or `INDEX:<index>` if its UUID is unknown."""
     time_ns: int
     """When it happened, nanoseconds since the epoch."""
     source: str
     """`nvml`, `kmsg` or `agent`."""
     xid: int | None = None
-    """The XID, where it is one."""
+    """The XID, if the kind is `xid`."""
     gpu_instance: int | None = None
-    """The MIG GPU instance, where the source says."""
+    """The MIG GPU instance, if the source reports it."""
     compute_instance: int | None = None
-    """The MIG compute instance, where the source says."""
+    """The MIG compute instance, if the source reports it."""
     action: str | None = None
-    """The action that the driver itself asks for."""
+    """The action that the driver itself requests."""
     severity: Severity | None = None
-    """How severe it is, where the source says more than the kind does."""
+    """The severity, if the source knows more than the kind implies."""
     detail: str | None = None
-    """The source's own words."""
+    """The source's own text."""
     pid: int | None = None
     """The process that the source names."""
     command: str | None = None
     """The name of that process."""
     is_at_start: bool = False
-    """Whether it was there at the agent's first reading."""
+    """Whether it was present at the agent's first reading."""
     ended_kinds: tuple[str, ...] = ()
-    """The states that have ended, where it is about that."""
+    """The states that have ended, if it reports that."""
 
 
 XID: Final = "xid"
@@ -72,7 +72,7 @@ class _Kind(NamedTuple):
 
 _KINDS: Final = {
     "ecc_uncorrected": _Kind(Severity.CRITICAL, "Uncorrected memory error"),
-    "ecc_corrected_storm": _Kind(Severity.WARNING, "Corrected memory errors come in a storm"),
+    "ecc_corrected_storm": _Kind(Severity.WARNING, "Very many corrected memory errors"),
     "page_retirement_pending": _Kind(
         Severity.WARNING, "A part of the memory will be replaced at the next reset", "RESET_GPU"
     ),
@@ -82,7 +82,7 @@ _KINDS: Final = {
     "row_remap_pending": _Kind(
         Severity.WARNING, "A memory row will be replaced at the next reset", "RESET_GPU"
     ),
-    "row_remap_done": _Kind(Severity.INFO, "No memory row waits to be replaced any more"),
+    "row_remap_done": _Kind(Severity.INFO, "No memory row is waiting to be replaced any longer"),
     "row_remap_failed": _Kind(
         Severity.CRITICAL, "A memory row could not be replaced", "CONTACT_SUPPORT"
     ),
@@ -90,47 +90,49 @@ _KINDS: Final = {
     "poison_fatal": _Kind(Severity.CRITICAL, "Poisoned data was used", "RESET_GPU"),
     "sram_threshold_exceeded": _Kind(
         Severity.CRITICAL,
-        "The chip's own memory has more errors than its maker allows",
+        "The on-chip memory (SRAM) has more errors than its manufacturer allows",
         "CONTACT_SUPPORT",
     ),
     "fabric_bandwidth_degraded": _Kind(
-        Severity.WARNING, "The NVLink fabric has less bandwidth than it should"
+        Severity.WARNING, "The NVLink fabric has less than its full bandwidth"
     ),
     "fabric_route_recovery": _Kind(
         Severity.WARNING, "Routes of the NVLink fabric are being recovered"
     ),
     "fabric_route_unhealthy": _Kind(
-        Severity.CRITICAL, "A route of the NVLink fabric is unhealthy: work over NVLink fails"
+        Severity.CRITICAL, "A route of the NVLink fabric is unhealthy: jobs over NVLink fail"
     ),
     "fabric_access_timeout": _Kind(
-        Severity.WARNING, "An access over the NVLink fabric timed out and is recovered from"
+        Severity.WARNING, "An access over the NVLink fabric timed out and is being recovered"
     ),
     "nvlink_recovery_failed": _Kind(Severity.CRITICAL, "An NVLink could not be recovered"),
     "pcie_link_degraded": _Kind(
         Severity.WARNING,
-        "The PCIe link works below what GPU and machine can do",
+        "The PCIe link is slower than the GPU and the machine support",
         "CHECK_MECHANICALS",
     ),
     "hardware_thermal_slowdown": _Kind(
-        Severity.WARNING, "The hardware holds the clocks down for the temperature"
+        Severity.WARNING, "The hardware slows the clocks down because of the temperature"
     ),
     "power_brake_slowdown": _Kind(
-        Severity.WARNING, "The machine's power supply has the clocks held down"
+        Severity.WARNING, "The machine's power supply slows the clocks down"
     ),
-    "state_ended": _Kind(Severity.INFO, "No longer so"),
+    "state_ended": _Kind(Severity.INFO, "State ended"),
     "gpu_unavailable": _Kind(Severity.CRITICAL, "The GPU is not available"),
-    "recovery_action": _Kind(Severity.WARNING, "What the driver needs to recover has changed"),
+    "recovery_action": _Kind(
+        Severity.WARNING, "The recovery action that the driver requests has changed"
+    ),
     "mig_changed": _Kind(Severity.INFO, "The layout of MIG instances has changed"),
     "gpu_lost": _Kind(Severity.CRITICAL, "The driver no longer answers for this GPU"),
     "gpu_recovered": _Kind(Severity.INFO, "The driver answers for this GPU again"),
-    "driver_reloaded": _Kind(Severity.INFO, "The driver was loaded anew"),
+    "driver_reloaded": _Kind(Severity.INFO, "The driver was reloaded"),
     "agent_ended": _Kind(
         Severity.CRITICAL, "The agent ends because no GPU answers; it is then restarted"
     ),
-    "driver_unbound": _Kind(Severity.INFO, "The driver lets go of this GPU"),
+    "driver_unbound": _Kind(Severity.INFO, "The driver is being unbound from this GPU"),
 }
 KINDS: Final = frozenset({XID, *_KINDS})
-"""All kinds that the agent reports."""
+"""All incident kinds that the agent reports."""
 
 
 def make_incident(
@@ -153,26 +155,26 @@ def make_incident(
     is_at_start: bool = False,
     ended_kinds: Sequence[str] = (),
 ) -> Incident:
-    """Fill in an incident of one of `KINDS`; raises KeyError for another kind.
+    """Return an incident of one of `KINDS`; raises `KeyError` for another kind.
 
-    `detail` stands behind the kind's own words. `action` and `severity` are given where more is
-    known than the kind or the XID says, such as the action that the driver itself asks for.
+    `detail` is appended to the kind's message. `action` and `severity` are passed if the source
+    knows more than the kind or XID implies, such as the action that the driver itself requests.
     """
     known = find_xid(xid) if kind == XID and xid is not None else None
     if known:
-        # Of a code that is not in the catalogue at least the code is said.
+        # For a code that is not in the catalogue, the message contains at least the code.
         words = f"{known.meaning}: {known.code}" if known.category == UNKNOWN else known.meaning
         own_severity, advice = known.severity, known.immediate
     else:
         own_severity, words, advice = _KINDS[kind]
     asks = kind == "recovery_action" or (kind == XID and xid == RECOVERY_ACTION_CHANGED)
     if asks and action is not None:
-        # What the driver itself asks for says how severe it is.
+        # The action that the driver requests determines the severity.
         own_severity = Severity.INFO if action == NO_ACTION else Severity.CRITICAL
     if kind == "recovery_action" and action is not None:
-        words = f"The driver asks for {'nothing more' if action == NO_ACTION else action}"
+        words = f"The driver requests {'no further action' if action == NO_ACTION else action}"
     if is_at_start and ended_kinds:
-        words = "Not so"
+        words = "State absent"
     return Incident(
         cluster=node.cluster,
         node=node.node,
@@ -198,7 +200,7 @@ def make_incident(
 
 
 def severities_of(kind: str) -> tuple[Severity, ...]:
-    """Return the severities that incidents of one of `KINDS` may have."""
+    """Return the severities that incidents of one of `KINDS` can have."""
     if kind == XID:
         return tuple(Severity)
     own = _KINDS[kind].severity
@@ -206,7 +208,7 @@ def severities_of(kind: str) -> tuple[Severity, ...]:
 
 
 WINDOW_NS: Final = 2 * NS_PER_SECOND
-# Of some hundred XIDs on 8 GPUs; a line in the log may name any GPU and any code.
+# Enough for some hundred XIDs on 8 GPUs; a log line may name any GPU and any code.
 _MAX_KEYS: Final = 256
 _MAX_UNPAIRED: Final = 512
 
@@ -215,13 +217,13 @@ Key = tuple[str, int | str]
 
 
 class Deduplicator:
-    """The detections that no other source has had yet, a bounded number of them."""
+    """Stores detections that no other source has reported yet, up to a maximum number."""
 
     def __init__(self) -> None:
         self._unpaired: OrderedDict[Key, dict[str, deque[int]]] = OrderedDict()
 
     def is_new(self, key: Key, *, source: str, time_ns: int, window_ns: int = WINDOW_NS) -> bool:
-        """Record a detection; return whether no other source has had it within the window."""
+        """Record a detection; return whether no other source reported it within the window."""
         by_source = self._unpaired.setdefault(key, {})
         self._unpaired.move_to_end(key)
         if len(self._unpaired) > _MAX_KEYS:
@@ -229,7 +231,7 @@ class Deduplicator:
         for other, times_ns in by_source.items():
             near = (ns for ns in times_ns if abs(ns - time_ns) <= window_ns)
             if other != source and (paired_ns := next(near, None)) is not None:
-                # The oldest of equal ones: each is paired once.
+                # The oldest of equal ones, so that each is paired once.
                 times_ns.remove(paired_ns)
                 return False
         by_source.setdefault(source, deque(maxlen=_MAX_UNPAIRED)).append(time_ns)
@@ -250,11 +252,11 @@ _FATAL: Final = re.compile(r"\bFatal\b")
 _BUS_PARTS: Final = 3
 
 Bus = tuple[int, int, int]
-"""Domain, bus and device."""
+"""PCI domain, bus and device."""
 
 
 class XidLine(NamedTuple):
-    """The fields of a line of the kernel's log that reports an XID."""
+    """The fields of a kernel log line that reports an XID."""
 
     bus: Bus
     xid: int
@@ -268,7 +270,7 @@ class XidLine(NamedTuple):
 
 
 def read_xid_line(text: str) -> XidLine | None:
-    """Return what a line says; `None` where it does not begin as the driver's of an XID do."""
+    """Return the fields of a line; `None` if it is not a line of the driver about an XID."""
     found = _LINE.match(text)
     bus = found and read_bus(found["bus"])
     if not found or not bus:
@@ -278,7 +280,7 @@ def read_xid_line(text: str) -> XidLine | None:
     action = severity = None
     if xid == RECOVERY_ACTION_CHANGED and (matched := _NEW_ACTION.search(words)):
         action = recovery_action(int(matched[1], 16))
-    # Of NVLink 5's errors the code is the same for what was contained and what was not.
+        # NVLink 5 uses the same codes for contained and for fatal errors.
     if xid in _NVLINK_5 and _FATAL.search(words):
         severity = Severity.CRITICAL
     return XidLine(
@@ -295,7 +297,7 @@ def read_xid_line(text: str) -> XidLine | None:
 
 
 def read_bus(text: str) -> Bus | None:
-    """Read a PCI address such as `00000000:1B:00.0` or `0000:1b:00`; `None` where it is none."""
+    """Return a PCI address such as `00000000:1B:00.0` or `0000:1b:00`; `None` if it is invalid."""
     parts = text.partition(".")[0].split(":")
     try:
         numbers = [int(part, 16) for part in parts]
@@ -307,13 +309,13 @@ def read_bus(text: str) -> Bus | None:
 
 
 def write_bus(bus: Bus) -> str:
-    """Write a PCI address as the kernel's log does."""
+    """Return a PCI address in the format of the kernel log."""
     domain, number, device = bus
     return f"PCI:{domain:04x}:{number:02x}:{device:02x}"
 
 
 def _split(rest: str) -> tuple[int | None, str | None, str]:
-    """Split the process from the rest of the line; a driver that knows none writes `<unknown>`."""
+    """Split off the process; a driver that does not know it writes `<unknown>`."""
     pid = command = None
     if found := _PID.match(rest):
         pid, rest = _number(found["pid"]), rest[found.end() :]

@@ -1,7 +1,7 @@
-"""What one GPU answered at one instant, in the driver's own units: the raw material of a tick.
+"""Value types for a GPU's raw answers, in the driver's own units.
 
-Here live the value types between the seam to a vendor and the pure core. Nothing is judged here.
-Those that are made hundreds of times a tick are structs, five times cheaper to make.
+They are the interface between a vendor's source and the pure core; nothing is validated here. Types
+that are created hundreds of times per tick are structs, which are five times cheaper to create.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,26 +16,26 @@ from gpuledger.records import GpuFacts, ProcessKind
 
 
 class CallGroup(Enum):
-    """Questions that are asked together, in the order of their weight; each has a deadline."""
+    """Queries that are made together, most important first; each group has a deadline."""
 
     BOOKS = "books"
-    """What is booked: samples, memory, energy, processes. Without it the GPU is not in the tick."""
+    """Booked values: samples, memory, energy, processes. Without them a GPU is not in the tick."""
     SENSORS = "sensors"
-    """What else the tick's own record has: temperature, clocks, and the chip's counters by which
-    active time is apportioned; each tick."""
+    """Other values of the tick's main record: temperature, clocks, and the chip's counters that
+    apportion active time; each tick."""
     READINGS = "readings"
-    """Throttling, traffic, what nothing is booked from: every few seconds."""
+    """Throttling, traffic and other values that are not booked: every few seconds."""
     PROFILING = "profiling"
-    """All others of the chip's own counters: every few seconds, on Hopper and newer."""
+    """All other counters of the chip: every few seconds, on Hopper and newer."""
     HEALTH = "health"
     """Errors, wear and limits: rarely."""
 
-    # Each member is one object; the enumeration's own hash is a call in Python, some 250 a tick.
+    # Members are singletons, and `Enum.__hash__` is a Python call, made some 250 times a tick.
     __hash__ = object.__hash__
 
 
 class Clocks(Protocol):
-    """The clocks of a machine; one that can also wait is no part of the core."""
+    """A machine's clocks; the core must not wait, so this protocol cannot sleep."""
 
     def time_ns(self) -> int:
         """Nanoseconds since the epoch."""
@@ -51,11 +51,11 @@ class ClockReading(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The clocks at one instant."""
 
     time_ns: int
-    """Since the epoch."""
+    """Nanoseconds since the epoch."""
     monotonic_ns: int
-    """Of the clock that is never set."""
+    """Nanoseconds of the clock that is never set."""
     boottime_ns: int
-    """Since boot."""
+    """Nanoseconds since boot."""
 
     @classmethod
     def read(cls, clock: Clocks) -> "ClockReading":
@@ -77,14 +77,14 @@ class ClockReading(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class SampleCursor(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The newest time stamp seen of each of the driver's ring buffers, 0 before the first."""
+    """The newest time stamp seen in each of the driver's ring buffers; 0 before the first."""
 
     gpu_us: int = 0
-    """Of the GPU's utilization."""
+    """For the GPU's utilization."""
     memory_us: int = 0
-    """Of the memory controller's utilization."""
+    """For the memory controller's utilization."""
     process_us: int = 0
-    """Of the processes' utilization."""
+    """For the processes' utilization."""
 
 
 class UtilizationSample(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -93,11 +93,11 @@ class UtilizationSample(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     timestamp_us: int
     """End of the driver's sampling window, by the driver's clock."""
     percent: int
-    """Whole percents of the window."""
+    """Whole percent of the window."""
 
 
 class ProcessUtilizationSample(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One process in one of the driver's sampling windows."""
+    """A process's use in one of the driver's sampling windows."""
 
     pid: int
     """Process id in the node's pid namespace."""
@@ -110,9 +110,9 @@ class ProcessUtilizationSample(msgspec.Struct, frozen=True, kw_only=True, gc=Fal
     encoder_percent: int = 0
     """Share of the window in which the video encoders worked for it."""
     decoder_percent: int = 0
-    """The same of the video decoders."""
+    """Share of the window in which the video decoders worked for it."""
     since_us: int = 0
-    """Where the time begins of which it is the mean; 0 where it is of one window, or not known."""
+    """Begin of the time that the values are a mean of; 0 for one window, or if unknown."""
 
 
 class ListedProcess(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -121,114 +121,114 @@ class ListedProcess(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     pid: int
     """Process id in the node's pid namespace."""
     kind: ProcessKind
-    """The list."""
+    """The list that contains it."""
     memory_bytes: int | None
-    """Device memory it holds; `None` where the driver does not say."""
+    """Device memory that it holds; `None` if the driver does not report it."""
     gpu_instance: int | None = None
-    """Id of the GPU instance in which it runs, where the driver says one."""
+    """Id of its GPU instance, if the driver reports one."""
     compute_instance: int | None = None
-    """Id of the compute instance in that."""
+    """Id of its compute instance in that GPU instance."""
     is_mps_client: bool = False
-    """Whether it stands in the list of MPS, too."""
+    """Whether it is in the MPS list too."""
 
 
 class EnergyReading(NamedTuple):
-    """What a board showed of its energy at an instant; `None` is not known."""
+    """A board's energy readings at one instant; `None` means unknown."""
 
     at_ns: int
-    """When, by the monotonic clock."""
+    """Time of the reading, by the monotonic clock."""
     counter: int | None
-    """Its counter, in millijoules."""
+    """The energy counter, in millijoules."""
     power_milliwatts: int | None
-    """Its draw."""
+    """The power draw."""
 
 
 class AnswerTime(NamedTuple):
-    """Between which times the driver answered, by the monotonic clock."""
+    """The times between which the driver answered, by the monotonic clock."""
 
     requested_ns: int
-    """Not before this."""
+    """Earliest time of the answer."""
     answered_ns: int
-    """Not after this."""
+    """Latest time of the answer."""
 
 
 class FastPoll(msgspec.Struct, frozen=True, kw_only=True):
-    """What one GPU answered to one query between two ticks."""
+    """One GPU's answers to one query between two ticks."""
 
     uuid: str
     """The GPU's identity."""
     at: ClockReading
-    """When it was asked."""
+    """Time of the query."""
     since_us: int = 0
-    """After which stamp process samples were asked for."""
+    """Time stamp after which process samples were requested."""
     samples: tuple[UtilizationSample, ...] | None = None
-    """Utilization samples; `None` where they were not asked for, or not given."""
+    """Utilization samples; `None` if they were not requested or not returned."""
     memory_samples: tuple[UtilizationSample, ...] | None = None
-    """The same of the memory controller."""
+    """Samples of the memory controller's utilization."""
     process_samples: tuple[ProcessUtilizationSample, ...] | None = None
     """Process samples."""
     processes: tuple[ListedProcess, ...] | None = None
-    """The driver's lists of processes; `None` where one of them failed."""
+    """The driver's process lists; `None` if one of them failed."""
     percent: int | None = None
     """Utilization in the driver's latest window."""
     sampled: AnswerTime | None = None
-    """When the driver gave the samples; `None` is when it was asked."""
+    """When the driver returned the samples; `None` means at the time of the query."""
     energy_millijoules: int | None = None
-    """The board's counter."""
+    """The board's energy counter."""
     power_milliwatts: int | None = None
-    """The board's draw."""
+    """The board's power draw."""
     failed: bool = False
-    """Whether reading the answers failed because of an internal error; there are none then."""
+    """Whether the query failed because of an internal error; all answers are absent then."""
 
 
 class InstanceIdentity(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One MIG instance of a GPU and what it has of the GPU; `None` is not known."""
+    """One MIG instance and its part of the GPU; `None` means unknown."""
 
     uuid: str
     """Its identity."""
     parent_uuid: str
     """The GPU's identity."""
     index: int
-    """The driver's index of it among the GPU's instances."""
+    """The driver's index of the instance within the GPU."""
     gpu_instance: int | None = None
     """The driver's id of its GPU instance."""
     compute_instance: int | None = None
-    """The driver's id of it in the GPU instance."""
+    """The driver's id of the compute instance within its GPU instance."""
     profile: str | None = None
     """Its profile, such as `1g.10gb`."""
     gpu_slices: int | None = None
     """Compute slices of its GPU instance."""
     compute_slices: int | None = None
-    """Those of them that it has."""
+    """Number of those slices that belong to this instance."""
     multiprocessors: int | None = None
     """Its streaming multiprocessors."""
     memory_bytes: int | None = None
     """Memory of its GPU instance."""
     placement_start: int | None = None
-    """Where its GPU instance begins on the GPU, in memory slices; told to privileged users."""
+    """First memory slice of its GPU instance; the driver reports it to privileged users only."""
     memory_slices: int | None = None
     """Memory slices of its GPU instance."""
 
 
 class ProcessAccounting(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The driver's account of a process that is done with a GPU; `None` is not known."""
+    """The driver's account of a process that has closed a GPU; `None` means unknown."""
 
     pid: int
     """Process id in the node's pid namespace."""
     started_us: int
     """When it opened the GPU, by the node's clock since the epoch."""
     lived_ms: int
-    """For how long it held the GPU open."""
+    """How long it had the GPU open."""
     gpu_percent: float | None
     """Share of that time in which its kernels ran."""
     memory_percent: float | None
     """Share of that time in which it kept the memory controller busy."""
     max_memory_bytes: int | None
-    """The most memory it held."""
+    """Maximum memory that it held."""
 
 
 class RawGpuSample(msgspec.Struct, frozen=True, kw_only=True):
-    """All answers of one GPU; `None` is a call that the driver does not support or that failed."""
+    """All answers of one GPU; `None` means that the call is not supported or failed."""
 
     uuid: str
     """The GPU's identity."""
@@ -237,13 +237,13 @@ class RawGpuSample(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     """Product name."""
     samples: tuple[UtilizationSample, ...] | None = None
-    """Utilization samples newer than the last seen; empty where no window has closed since."""
+    """Utilization samples newer than the cursor; empty if no window has closed since."""
     memory_samples: tuple[UtilizationSample, ...] | None = None
-    """The same of the memory controller."""
+    """Samples of the memory controller's utilization."""
     percent: int | None = None
     """Utilization in the driver's latest window."""
     memory_percent: int | None = None
-    """The same of the memory controller."""
+    """The memory controller's utilization in its latest window."""
     memory_total_bytes: int | None = None
     """Size of the memory."""
     memory_used_bytes: int | None = None
@@ -253,59 +253,59 @@ class RawGpuSample(msgspec.Struct, frozen=True, kw_only=True):
     memory_unified: bool = False
     """Whether the GPU has no memory of its own, and uses the machine's."""
     power_milliwatts: int | None = None
-    """Draw."""
+    """Power draw."""
     energy_millijoules: int | None = None
-    """Counter since the driver was loaded."""
+    """Energy counter since the driver was loaded."""
     sensors: Mapping[str, Any] = {}
-    """The driver's values of the sensors group, by the names of the catalogue, those it gives."""
+    """The driver's values of the sensors group, by their names in `core.readings`."""
     activity: Mapping[str, Any] = {}
-    """Those of the sensors group that are counters of the chip."""
+    """Values of the sensors group that come from the chip's counters."""
     activity_ns: int | None = None
-    """The time that they are of."""
+    """Length of time that they cover."""
     readings: Mapping[str, Any] = {}
-    """The values of the readings group; empty where it was not asked."""
+    """Values of the readings group; empty if it was not queried."""
     profiling: Mapping[str, Any] = {}
-    """The same of the profiling group; lists of several engines' values included."""
+    """Values of the profiling group, including lists of values by engine."""
     profiling_ns: int | None = None
-    """The time that they are of."""
+    """Length of time that they cover."""
     health: Mapping[str, Any] = {}
-    """The same of the health group; empty where it was not asked."""
+    """Values of the health group; empty if it was not queried."""
     facts: GpuFacts | None = None
-    """What is built into the GPU or set on it; asked with its health."""
+    """The GPU's hardware and configuration; queried with its health."""
     processes: tuple[ListedProcess, ...] | None = None
-    """The compute, graphics and MPS lists, one after the other; `None` where one of them failed,
-    as a process missing from half an answer has not ended."""
+    """The compute, graphics and MPS lists, concatenated. `None` if one of them failed, because a
+    process missing in a partial answer has not necessarily ended."""
     process_samples: tuple[ProcessUtilizationSample, ...] | None = None
-    """Process samples newer than the last seen; empty where no process used the GPU."""
+    """Process samples newer than the cursor; empty if no process used the GPU."""
     sampled: AnswerTime | None = None
-    """When the driver gave the samples; `None` is at the time of the tick itself."""
+    """When the driver returned the samples; `None` means at the time of the tick itself."""
     process_stats: tuple[ProcessAccounting, ...] | None = None
-    """Processes that are done with the GPU since some answers ago; the same one may come in
-    several answers. `None` where the driver keeps no accounts."""
+    """Accounts of processes that have recently closed the GPU; several answers may repeat one.
+    `None` if the driver keeps no accounts."""
     mig_enabled: bool | None = None
-    """Whether MIG is on; `None` where the GPU has none."""
+    """Whether MIG is on; `None` if the GPU does not support it."""
     mig_hidden: bool = False
-    """Whether the agent has no right to see its instances, or what is in them."""
+    """Whether the agent is not permitted to see the MIG instances or their contents."""
     compute_slices: int | None = None
-    """Compute slices: into how many the GPU can be cut, or how many of them the instance has."""
+    """Compute slices: all slices of a GPU, or the slices of an instance."""
     memory_slices: int | None = None
-    """Memory slices, in the same way."""
+    """Memory slices, counted in the same way."""
     instances: tuple["RawGpuSample", ...] = ()
     """The answers of its MIG instances."""
     instance: InstanceIdentity | None = None
-    """Which instance it is, where these are an instance's answers."""
+    """The instance's identity; `None` for a GPU."""
     instance_activity: Mapping[str, Mapping[str, Any]] = {}
-    """What the chip's counters of the sensors group measured of each instance, by its UUID: fields
-    of `RawGpuSample`."""
+    """Values of the chip's counters of the sensors group for each instance, by its UUID: fields of
+    `RawGpuSample`."""
     instance_profiling: Mapping[str, Mapping[str, Any]] = {}
-    """The same of the profiling group."""
+    """Values of the profiling group for each instance, in the same form."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
-    """What an inventory reports of a node's driver and GPUs."""
+    """A node's driver and GPUs, for its inventory."""
 
     versions: Mapping[str, str | None]
-    """The versions by the fields of `Inventory`."""
+    """The versions, by fields of `Inventory`."""
     gpus: Sequence[GpuFacts]
-    """The GPUs in the driver's order, those included that are lost."""
+    """The GPUs in the driver's order, including lost ones."""

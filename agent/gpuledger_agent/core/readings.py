@@ -1,13 +1,13 @@
-"""What a source may give of a GPU, by name: the vocabulary of the seam between source and reading.
+"""Names and units of all readings that a source may return: the interface of sources.
 
-A source gives numbers in these units, under these names; others are not published.
-`gpuledger_agent.gpu.nvidia.catalogue` has the NVML call of each. A name is a field of `GpuReading`
-or `GpuDetails`, dotted if it lies in a part.
+A source returns numbers in these units, under these names; other names are not published.
+`gpuledger_agent.gpu.nvidia.catalogue` maps each name to its NVML call. A name is a field of
+`GpuReading` or `GpuDetails`, with a dot if the field is in a nested record.
 
-A unit says which values can be true, and how one becomes a number in ours. The bounds are those of
-the records (`gpuledger.records.bounds`), so that what is kept can be sent. Drivers do answer with
-utilization 4294967295 or memory 2^64-1; no such number may reach the books: what cannot be true is
-left out, counted and named.
+A unit defines which values are plausible, and how to convert them. Its bounds are those of the
+records (`gpuledger.records.bounds`), so that every accepted value can be published. Some drivers do
+return utilization 4294967295 or memory 2^64-1. Such values must not be booked: implausible values
+are left out and counted, by reading and reason.
 """
 
 import math
@@ -26,51 +26,51 @@ _PARTS_PER_PERCENT: Final = 10_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unit:
-    """What the driver counts in; ours is `value * times`, as a whole number, or `value / over`."""
+    """A driver's unit; a value converts to `value * times`, a whole number, or `value / over`."""
 
     name: str
     """The driver's unit, for people."""
     low: float = 0
-    """The least that can be true, in the driver's unit."""
+    """Minimum plausible value, in the driver's unit."""
     high: float = _MAX
-    """The most that can be true, in the driver's unit."""
+    """Maximum plausible value, in the driver's unit."""
     times: int = 1
-    """What one of the driver's is in ours."""
+    """Factor from the driver's unit to ours."""
     over: int | None = None
-    """Of a ratio: how many of the driver's make one of ours."""
+    """For a ratio: divisor from the driver's unit to ours."""
     cap: float | None = None
-    """The most that ours can be, where the driver's is beyond it by rounding."""
+    """Maximum in our unit, if rounding can push the driver's value above it."""
     is_total: bool = False
-    """Whether it only rises, until it begins again."""
+    """Whether the value only rises until it restarts."""
     max_per_second: int | None = None
-    """Of a total: by how much it can rise."""
+    """For a total: maximum rise per second."""
     wraps: bool = False
-    """Of a total: whether a fall may also be the counter's end."""
+    """For a total: whether a fall may be an overflow of the counter."""
     choices: Mapping[int, Any] = field(default_factory=dict)
-    """Where it is no quantity: what each number means."""
+    """For a value that is not a quantity: the meaning of each number."""
     decode: Callable[[int], Any] | None = None
-    """Where the driver packs it into a number: what makes ours of that, `None` where it says
-    nothing."""
+    """For a packed value: the function that decodes it; it returns `None` if the value is
+    undefined."""
 
 
 def _flag_at(shift: int) -> Callable[[int], bool | None]:
-    """Return what reads one of NVML's pairs of bits: 1 is true, 2 is false, else it is not told."""
+    """Return a reader of one of NVML's 2-bit flags: 1 is true, 2 is false, others are unknown."""
     states = {1: True, 2: False}
     return lambda mask: states.get(mask >> shift & 3)
 
 
 def _bit_error_ratio(packed: int) -> float | None:
-    """Return a ratio that is packed as NVML does: 4 bits of a mantissa above 8 of an exponent."""
+    """Decode NVML's bit error ratio: 4 bits of mantissa above 8 bits of negative exponent."""
     ratio = float(f"{packed >> 8}e-{packed & 0xFF}")
     return ratio if ratio <= 1 else None
 
 
 RATIO: Final = Unit(name="%", high=100, over=100)
-# Of the speed that the fans are meant to run at most; they may run faster.
+# Relative to the fans' intended maximum speed; they may run faster.
 FAN_SPEED: Final = Unit(name="%", high=bounds.MAX_FAN_RATIO * 100, over=100)
 ACTIVITY: Final = Unit(name="%", high=100.5, over=100, cap=1.0)
 CELSIUS: Final = Unit(name="°C", low=bounds.MIN_CELSIUS, high=bounds.MAX_CELSIUS)
-# A distance between two temperatures, below 0 behind the limit.
+# A distance between two temperatures; negative above the limit.
 MARGIN_CELSIUS: Final = Unit(
     name="°C", low=-bounds.MAX_MARGIN_CELSIUS, high=bounds.MAX_MARGIN_CELSIUS
 )
@@ -87,13 +87,13 @@ BITS: Final = Unit(name="bits")
 NUMBER: Final = Unit(name="number", high=1 << 16)
 COUNT: Final = Unit(name="count")
 EVER: Final = Unit(name="count", is_total=True)
-# What an incident is made of: a number, or a leap, that no hardware makes is no error of it.
+# Incidents are made from these, so values or jumps that hardware cannot produce are rejected.
 GRAVE_ERRORS: Final = Unit(
     name="count", high=1_000_000_000, is_total=True, max_per_second=1_000_000
 )
 BIT_ERROR_RATIO: Final = Unit(name="mantissa and exponent", high=0xFFF, decode=_bit_error_ratio)
 NANOSECONDS: Final = Unit(
-    # Counters of all the GPU's units may be read an instant apart, so a second more than time.
+    # A GPU's units may be read at slightly different times, so allow an extra second.
     name="ns",
     high=bounds.MAX_DURATION_NS,
     is_total=True,
@@ -141,7 +141,7 @@ TIMESTAMP_US: Final = (0, 1 << 62)
 
 
 class Validator:
-    """Keeps what can be true and counts, by reading and reason, what cannot."""
+    """Passes plausible values on, and counts implausible ones by reading and reason."""
 
     def __init__(self) -> None:
         self.dropped: Counter[tuple[str, str]] = Counter()
@@ -152,21 +152,21 @@ class Validator:
             self.dropped[reading, reason] += count
 
     def keep(self, value: int | None, limits: tuple[int, int], *, reading: str) -> int | None:
-        """Return the value, or `None` where it was absent or lies outside the limits."""
+        """Return the value, or `None` if it is absent or outside the limits."""
         if value is None or limits[0] <= value <= limits[1]:
             return value
         self.drop(reading, "out_of_range")
         return None
 
-    def is_plausible(self, value: Any, unit: Unit, *, reading: str) -> bool:  # noqa: ANN401  # whatever the driver says
-        """Return whether a value can be true by its unit alone; an absent one is not counted."""
+    def is_plausible(self, value: Any, unit: Unit, *, reading: str) -> bool:  # noqa: ANN401  # drivers return anything
+        """Return whether a value is plausible for its unit; absent values are not counted."""
         if value is None:
             return False
         if not isinstance(value, int | float) or not math.isfinite(value):
             self.drop(reading, "not_a_number")
             return False
         if unit.choices:
-            # A newer driver may have a number for something that nobody here knows.
+            # A newer driver may use numbers that are not known here.
             reason, is_true = "unknown", value in unit.choices
         else:
             reason, is_true = "out_of_range", unit.low <= value <= unit.high
@@ -176,9 +176,9 @@ class Validator:
 
 
 def converter(unit: Unit) -> Callable[[Any], Any]:
-    """Return what brings values that can be true into our unit, and the type of their field."""
+    """Return a function that converts plausible values to our unit and the type of their field."""
     times, over, cap = unit.times, unit.over, unit.cap
-    # One function for each kind of unit: each is called for some hundred values a tick.
+    # One function for each kind of unit, because they are called for some hundred values a tick.
     if unit.choices:
         return unit.choices.__getitem__
     if unit.decode is not None:
@@ -192,21 +192,21 @@ def converter(unit: Unit) -> Callable[[Any], Any]:
 
 
 def ratio_of(percent: float) -> float:
-    """Return a ratio with six digits: a millionth is less than any driver measures."""
-    # A fifth of what round() costs, for some hundred ratios a tick.
+    """Return a ratio rounded to six digits, more than any driver measures."""
+    # Costs a fifth of round(), for some hundred ratios a tick.
     return int(percent * _PARTS_PER_PERCENT + 0.5) / _MILLION
 
 
 @dataclass(frozen=True, slots=True)
 class ReadingSpec:
-    """What a source's value is."""
+    """Unit and shape of a source's value."""
 
     unit: Unit
-    """What it counts in, and which values can be true."""
+    """Unit and plausible values."""
     is_list: bool = False
-    """Whether it is a list of values, as one for each engine in the order of their numbers."""
+    """Whether it is a list of values, for example one per engine in order of their numbers."""
     is_by_link: bool = False
-    """Whether it is a mapping of values, or of such lists, by the numbers of links."""
+    """Whether it is a mapping from link numbers to values or to such lists."""
 
 
 READINGS: Final[Mapping[CallGroup, Mapping[str, ReadingSpec]]] = {
@@ -223,7 +223,7 @@ READINGS: Final[Mapping[CallGroup, Mapping[str, ReadingSpec]]] = {
         "temperature_celsius": ReadingSpec(CELSIUS),
         "sm_clock_hertz": ReadingSpec(MEGAHERTZ),
         "memory_clock_hertz": ReadingSpec(MEGAHERTZ),
-        # A cut GPU's instances are as busy as the first says.
+        # On a partitioned GPU, the first one also determines how busy the instances are.
         "profiling.graphics_engine_active_ratio": ReadingSpec(ACTIVITY),
         "profiling.sm_active_ratio": ReadingSpec(ACTIVITY),
         "profiling.tensor_active_ratio": ReadingSpec(ACTIVITY),
@@ -370,5 +370,5 @@ READINGS: Final[Mapping[CallGroup, Mapping[str, ReadingSpec]]] = {
         "limits.memory_clock_max_hertz": ReadingSpec(MEGAHERTZ),
     },
 }
-"""The readings by the group in which they are queried. Those of the first group have fields of
-their own in `RawGpuSample` and stand here for what can be true of them."""
+"""The readings, by the group that queries them. Those of the first group have their own fields in
+`RawGpuSample` and are listed here for their plausible values."""

@@ -1,6 +1,6 @@
-"""Leave out samples whose stamps cannot be true, before anything is derived from them.
+"""Drops samples with impossible time stamps before anything is derived from them.
 
-One sample that is stamped far ahead would make all later samples look old.
+One sample with a stamp far in the future would make all later samples look old.
 """
 
 from collections import Counter
@@ -21,12 +21,12 @@ _Answer = TypeVar("_Answer", FastPoll, RawGpuSample)
 def drop_impossible(
     answer: _Answer, at: ClockReading, *, ahead_us: int | None, dropped: Counter[str]
 ) -> tuple[_Answer, int | None]:
-    """Return an answer of that time without impossible samples, and how far stamps are ahead.
+    """Return an answer without impossible samples, and the stamps' lead over the monotonic clock.
 
-    `ahead_us` is how far the newest stamp was ahead of the monotonic clock at most; `None` before
-    the first. `dropped` counts what is left out, by field. A driver stamps by the machine's wall
-    clock, or by one that began later. If the wall clock was set back, earlier stamps count. Several
-    stamps that agree show another clock.
+    `at` is the time of the answer. `ahead_us` is the largest lead so far; `None` before the first
+    answer. `dropped` counts the samples left out, by field. A driver stamps by the machine's wall
+    clock or by a clock that started later. After the wall clock was set back, earlier stamps stay
+    possible. Several stamps that agree with each other reveal another clock and are kept.
     """
     stamps = {one.timestamp_us for name in _FIELDS for one in getattr(answer, name) or ()}
     if not stamps:

@@ -1,9 +1,8 @@
-"""A tick: its rows (each GPU, and behind it its MIG instances), and its records.
+"""A tick: its rows and its records.
 
-Behind the rows of the GPUs that answered stand those of the known ones that did not, without
-anything measured: who holds them holds them on.
-
-Beside a tick stands the record of what was read and is not booked, in the same order.
+The rows are the GPUs that answered, each followed by its MIG instances, then the known GPUs that
+did not answer. The latter have no measurements, but containers still hold them. A second record has
+the readings that are not booked, in the same order.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,16 +17,16 @@ from gpuledger_agent.core.raw import RawGpuSample
 
 @dataclass(frozen=True, kw_only=True)
 class NodeTick:
-    """All that a node reports of one tick."""
+    """Everything that a node reports in one tick."""
 
     sample: NodeSample
-    """The readings from which it is booked, and what runs."""
+    """The readings that the join books, and the processes."""
     readings: NodeReadings
     """All other readings."""
     processes: list[ProcessRecord]
-    """What happened to the processes."""
+    """Changes of the processes."""
     relayouted: Sequence[str] = ()
-    """The GPUs whose MIG instances are not those of the tick before, by UUID."""
+    """UUIDs of the GPUs whose MIG instances have changed since the previous tick."""
 
 
 def flatten(raw: Iterable[RawGpuSample]) -> list[RawGpuSample]:
@@ -35,7 +34,7 @@ def flatten(raw: Iterable[RawGpuSample]) -> list[RawGpuSample]:
     rows: list[RawGpuSample] = []
     for gpu in sorted(raw, key=lambda gpu: gpu.index):
         rows.append(gpu)
-        # What the chip's counters measured of an instance came with the GPU's own.
+        # The chip's counters of an instance are in the answer of its GPU.
         activity, profiling = gpu.instance_activity, gpu.instance_profiling
         rows += (
             replace(
@@ -49,7 +48,7 @@ def flatten(raw: Iterable[RawGpuSample]) -> list[RawGpuSample]:
 
 
 def without_measurements(reading: GpuReading) -> GpuReading:
-    """Return the row of a device that did not answer: what identifies it, and no measurement."""
+    """Return the row of a device that did not answer: its identity without measurements."""
     return GpuReading(
         uuid=reading.uuid,
         index=reading.index,
@@ -66,7 +65,7 @@ def without_measurements(reading: GpuReading) -> GpuReading:
 
 
 def read_details(sample: NodeSample, ticks: Sequence[GpuTick]) -> NodeReadings:
-    """Return the other readings under the identity of the sample; a GPU without any is left out."""
+    """Return the sample's other readings; GPUs without any are left out."""
     details = [tick.details for tick in ticks]
     return NodeReadings(
         cluster=sample.cluster,

@@ -1,17 +1,17 @@
-"""The clocks of a node from tick to tick: the intervals of its ticks, and a wall clock set back.
+"""A node's clocks from tick to tick: computes tick intervals and detects a wall clock set back.
 
-Each interval begins where the one before it ended, and lies back so far that the driver has sampled
-all of it:
+Each interval begins at the end of the previous one. It lags behind the tick far enough that the
+driver has sampled all of it:
 
     NEW ── first answers ──▶ OPEN ── each tick ──▶ OPEN
 
-Beside that, the wall clock is followed, by which most drivers stamp their samples:
+Most drivers stamp their samples by the wall clock, so the wall clock is tracked too:
 
     STEADY ── it falls behind the time since boot by 50 ms ──▶ SET BACK
-    SET BACK ── it passes where it was, or all buffers are new ──▶ STEADY
+    SET BACK ── it passes its old time, or all buffers are new ──▶ STEADY
 
-While it is set back, samples from before are stamped later than those that follow, until they have
-left the driver's buffers.
+While it is set back, the driver's buffers may contain older samples whose stamps are later than
+those of newer samples.
 """
 
 from collections.abc import Collection
@@ -25,11 +25,11 @@ from gpuledger_agent.core.normalize.windows import LONGEST_WINDOW_US
 from gpuledger_agent.core.raw import ClockReading
 
 _SAME_LAG_RATIO: Final = 0.1
-# More than a clock that is slewed loses in the longest tick, and less than a driver's window.
+# More than a slewed clock loses in the longest tick, and less than a driver's window.
 _MIN_SET_BACK_NS: Final = 50_000_000
-# Longer than any driver keeps samples.
+# Longer than any driver keeps its samples.
 _BUFFERED_NS: Final = 150_000_000_000
-# Longer than a tick's cover lags behind.
+# Longer than the lag of a tick's interval.
 _MARGIN_NS: Final = 2_000_000_000
 
 
@@ -39,44 +39,44 @@ class TickInterval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     seq: int
     """The tick's number."""
     begin_ns: int
-    """Where it begins, since boot."""
+    """When it begins, since boot."""
     end_ns: int
-    """Where it ends, since boot."""
+    """When it ends, since boot."""
     time_ns: int
-    """Where it ends, since the epoch."""
+    """When it ends, since the epoch."""
 
     @property
     def from_time_ns(self) -> int:
-        """Where it begins, since the epoch."""
+        """When it begins, since the epoch."""
         return self.time_ns - (self.end_ns - self.begin_ns)
 
     @property
     def length_ns(self) -> int:
-        """How long it is."""
+        """Its length."""
         return self.end_ns - self.begin_ns
 
 
 class TickClock:
-    """The intervals of one node's ticks, and whether its wall clock was set back."""
+    """Computes one node's tick intervals and detects whether its wall clock was set back."""
 
     def __init__(self) -> None:
         self._before: ClockReading | None = None
         self._seq = 0
         self._due_lag_ns = 0
         self.lag_ns = 0
-        """How far an interval lies back, so that the driver has sampled all of it."""
+        """Lag of an interval's end behind its tick, so that the driver has sampled all of it."""
         self.is_set_back = False
-        """Whether samples from before the wall clock was set back may be among the others now."""
+        """Whether samples from before the wall clock was set back may still be returned."""
         self._set_back_until = (0, 0)
-        """Until when: since the epoch, and since boot."""
+        """The end of that state: since the epoch, and since boot."""
 
     def follow(self, at: ClockReading) -> int | None:
-        """Return the length of the interval that ends now; `None` if a first one opens."""
+        """Return the length of the interval that ends now; `None` if the first one opens."""
         before, self._before = self._before, at
         if before is not None:
             lost_ns = (before.time_ns - before.boottime_ns) - (at.time_ns - at.boottime_ns)
             if lost_ns > _MIN_SET_BACK_NS:
-                # Set back twice, it has to pass the latest of all stamps.
+                # If it was set back twice, it must pass the latest of all stamps.
                 passed_ns = max(before.time_ns, self._set_back_until[0] if self.is_set_back else 0)
                 self._set_back_until = (passed_ns + _MARGIN_NS, at.boottime_ns + _BUFFERED_NS)
                 self.is_set_back = True
@@ -86,22 +86,22 @@ class TickClock:
         return None if before is None else max(1, at.monotonic_ns - before.monotonic_ns)
 
     def learn_lag(self, windows_us: Collection[float]) -> None:
-        """Take over the lengths of the drivers' windows, as far as they are known."""
+        """Adapt the lag to the lengths of the drivers' windows, as far as they are known."""
         if not windows_us:
             return
         due_ns = round(LAG_WINDOWS * min(max(windows_us), LONGEST_WINDOW_US) * NS_PER_US)
-        # Lengths are measured: one that hardly differs is the same.
+        # Lengths are measured: treat one that hardly differs as unchanged.
         if abs(due_ns - self._due_lag_ns) > _SAME_LAG_RATIO * self._due_lag_ns:
             self._due_lag_ns = due_ns
         if not self._seq:
             self.lag_ns = self._due_lag_ns
 
     def interval(self, at: ClockReading, length_ns: int) -> TickInterval:
-        """Return the next tick's interval, which lies back so far that all of it is sampled.
+        """Return the next tick's interval, which lags so far that the driver has sampled all of it.
 
-        Intervals still meet if the lag changes: some are shorter then, or longer.
+        If the lag changes, intervals still adjoin: they become shorter or longer meanwhile.
         """
-        # Milliseconds since boot, but never the same twice, whatever a clock does.
+        # Milliseconds since boot, but never the same number twice, even if a clock stands still.
         self._seq = max(at.boottime_ns // NS_PER_MS, self._seq + 1)
         step_ns = self._due_lag_ns - self.lag_ns
         step_ns = max(-(length_ns // 2), min(step_ns, length_ns // 2))

@@ -1,4 +1,4 @@
-"""What befalls a played GPU's health becomes incidents: once, with its end, and over restarts."""
+"""Changes in a simulated GPU's health become incidents, once, with their ends, over restarts."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ BEGIN, END = 60, 240
 
 
 class Node:
-    """A node with one GPU, whose agent may be started again."""
+    """A node with one GPU, whose agent can be restarted."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Node:
         self.start_agent()
 
     def start_agent(self) -> None:
-        """Begin as an agent does that knows nothing of what was before."""
+        """Start like an agent that knows nothing of earlier ones."""
         self._session = NvmlSession(self._library, monotonic_ns=self.clock.monotonic_ns)
         self._sampler = GpuSampler()
         self._is_open = False
@@ -62,9 +62,9 @@ class Node:
         )
 
     def run(self, *, until: int) -> list[str]:
-        """Tick until a second; return what was told meanwhile, an end with a minus before it.
+        """Tick until a second; return the kinds reported meanwhile, ends with a minus before them.
 
-        What is well at an agent's start is not in it.
+        States that are absent at an agent's start are left out.
         """
         reported = len(self.incidents)
         while self.clock.time_ns() < EPOCH_NS + until * NS_PER_SECOND:
@@ -161,11 +161,11 @@ def test_what_was_there_before_the_agent_is_an_incident_once_however_often_it_st
     assert all("at the agent's first reading" in one.message for one in first)
     output = {one.kind: one.message for one in first}
     assert output["recovery_action"] == (
-        "The driver asks for RESET_GPU: so it was at the agent's first reading"
+        "The driver requests RESET_GPU: already the case at the agent's first reading"
     )
     well = [one.message for one in first if one.ended_kinds]
-    assert all(one.startswith("Not so: ") for one in well)
-    assert not any("so it was" in one for one in well)
+    assert all(one.startswith("State absent: ") for one in well)
+    assert not any("already the case" in one for one in well)
 
     node.start_agent()
     assert set(node.run(until=120)) == reported

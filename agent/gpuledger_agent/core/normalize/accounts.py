@@ -1,4 +1,4 @@
-"""The driver's accounts of processes that are done with a GPU, as far as they can be true."""
+"""Validates the driver's accounts of processes that have closed a GPU."""
 
 from typing import Final
 
@@ -7,14 +7,17 @@ from gpuledger.records import GpuTotals, bounds
 from gpuledger_agent.core.raw import ProcessAccounting, RawGpuSample
 from gpuledger_agent.core.readings import MEMORY_LIMITS, PERCENT, TIMESTAMP_US, Validator
 
-# Longer, and it was no length of time.
+# A longer time cannot be a lifetime.
 _LIFETIME_MS: Final = (0, bounds.MAX_DURATION_NS // NS_PER_MS)
-# Percents have four digits behind the point: those of the sums of an account.
+# Percents of an account have four decimal places.
 _PARTS_PER_PERCENT: Final = 10_000
 
 
 def read_accounts(raw: RawGpuSample, validator: Validator) -> list[tuple[int, GpuTotals]] | None:
-    """Return what processes that are done with the GPU used, by pid, as far as it can be true."""
+    """Return the plausible accounts of processes that have closed the GPU, by pid.
+
+    `None` means that the driver keeps no accounts.
+    """
     if raw.process_stats is None:
         return None
     return [(account.pid, _totals(raw.uuid, account, validator)) for account in raw.process_stats]

@@ -1,18 +1,17 @@
-"""The driver's clock: what it shows by now, and the interval of its time that a tick covers.
+"""The driver's clock: estimates its time, and the interval of its time that a tick covers.
 
-The driver samples on a grid of its own, and a window is reported once it has closed. So ticks cover
-the driver's time some windows late, each from exactly where the one before ended: a start or an end
-of load is then in one tick or the other, or in parts in both, never in none and never twice.
+The driver samples on its own grid and reports a window after it has closed. Ticks therefore lag
+some windows behind, and each begins exactly where the previous one ended. A start or end of load is
+then in one tick or split between two, but is never lost or counted twice.
 
-What is known of the driver's clock comes from the stamps alone: it shows no less than the newest
-stamp, and, where that is of the latest window, no more than that and a window. From tick to tick
-both bounds move on by what passed on our clock, and close in on each other. Where they contradict
-one another, the driver's clock has jumped, and begins anew.
+Only stamps reveal the driver's clock. It shows at least the newest stamp and, if that stamp belongs
+to the latest window, at most one window more. From tick to tick both bounds advance with our clock
+and converge. If they contradict each other, the driver's clock has jumped, and the estimate starts
+again.
 
-Some drivers give no sample of windows in which nothing was used. Whether the newest sample is of
-the latest window is decided once for each answer, by `freshness`. Where the rates have shown that
-the driver leaves something out, what has no sample was idle; else the tick has a gap, and its use
-is unknown.
+Some drivers return no samples for idle windows. `freshness` decides once per answer whether the
+newest sample belongs to the latest window. If the utilization rates have revealed such a driver,
+time without samples was idle. Otherwise the tick has a gap, and its utilization is unknown.
 """
 
 from collections.abc import Sequence
@@ -33,56 +32,56 @@ from gpuledger_agent.core.normalize.windows import (
 from gpuledger_agent.core.raw import AnswerTime, SampleCursor, UtilizationSample
 
 LAG_WINDOWS: Final = 1.5
-"""How far behind the driver's clock a tick's cover ends. Between one and two windows are closed
-then, wherever in a window the tick falls: there is nothing to wait for, and nothing to make up."""
+"""How far a tick's cover ends behind the driver's clock. At that distance the covered windows have
+closed, wherever within a window the tick falls."""
 _MAX_LAG_WINDOWS: Final = 2
-# A newest sample that is older has others behind it, which the driver did not give: one window may
-# be about to close, and stamps jitter by a hundredth.
+# If the newest sample is older, the driver omitted later ones: the next window may be about to
+# close, and stamps jitter by a hundredth of a window.
 _BEHIND_WINDOWS: Final = 1.1
-# Two clocks of one machine drift apart by less than this.
+# Maximum drift between two clocks of one machine.
 _DRIFT_RATIO: Final = 0.0005
-# Bounds that contradict one another by more than this part of a window are of another clock.
+# Bounds that contradict each other by more than this part of a window belong to different clocks.
 _MAX_CONTRADICTION: Final = 0.5
-# Less of the cover than this may be without a sample, as stamps jitter.
+# Maximum part of the cover without samples, because stamps jitter.
 _MAX_GAP_WINDOWS: Final = 0.5
-# A window that is longer by less is the same one, measured again.
+# Below this ratio, a longer window is the same one, measured again.
 _LONGER: Final = 1.2
 
 
 class DriverClock(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What is known of the driver's clock at a tick."""
+    """The estimate of the driver's clock at a tick."""
 
     earliest_us: float
-    """It shows no less: a window with this end has closed."""
+    """Its minimum: the end of a window that has closed."""
     latest_us: float
-    """It shows no more: the next window has not closed."""
+    """Its maximum: the end of the next window, which has not closed."""
     covered_us: float
-    """Where the tick's cover ended."""
+    """End of the tick's cover."""
 
     def closed_us(self, elapsed_us: float) -> float:
-        """Return up to where windows have closed for certain, so long after the tick."""
+        """Return the time up to which windows have certainly closed `elapsed_us` after a tick."""
         return self.earliest_us + elapsed_us * (1 - _DRIFT_RATIO)
 
     def latest_before_us(self, elapsed_us: float) -> float:
-        """Return what it showed at most, so long before the tick."""
+        """Return the clock's maximum at `elapsed_us` before the tick."""
         return self.latest_us - elapsed_us * (1 - _DRIFT_RATIO)
 
 
 class Freshness(Enum):
-    """Of which window an answer's newest sample is."""
+    """The window that an answer's newest sample belongs to."""
 
     LATEST = "latest"
-    """Of the latest one that has closed."""
+    """The latest window that has closed."""
     BEHIND = "behind"
-    """Windows have closed since, of which the driver gave no sample: nothing was used in them."""
+    """An earlier one: the driver returned no samples for the idle windows after it."""
     LEAPT = "leapt"
-    """Of the latest one, though by the clock others had closed: that clock has leapt."""
+    """The latest one, although our clock expected later ones: the driver's clock has jumped."""
     UNKNOWN = "unknown"
-    """Nobody can tell."""
+    """Undecidable."""
 
 
 OF_LATEST: Final = (Freshness.LATEST, Freshness.LEAPT)
-"""The newest sample is of the latest window."""
+"""The newest sample belongs to the latest window."""
 
 
 def freshness(
@@ -94,34 +93,34 @@ def freshness(
     window_us: float | None,
     skips_idle: bool,
 ) -> Freshness:
-    """Return how new the newest sample is, by the clock and by what the driver says beside it.
+    """Return which window the newest sample belongs to, by our clock and the driver's rate.
 
-    `newest_percent` is its value, `None` where no answer had it. `rate_percent` is of the latest
-    window of all, and was asked before the samples; `None` where the driver does not say it. The
-    windows up to `closed_us` have closed for certain. Where the length of a window has not shown it
-    may be the longest.
+    `newest_percent` is the sample's value; `None` if no answer contained it. `rate_percent` is the
+    utilization in the latest window, queried before the samples; `None` if the driver does not
+    report it. The windows up to `closed_us` have certainly closed. If `window_us` is unknown, the
+    window may be as long as the longest.
     """
     is_behind = bool(closed_us) and (
         (closed_us or 0) - newest_us > _BEHIND_WINDOWS * (window_us or LONGEST_WINDOW_US)
     )
     if is_behind and rate_percent:
-        # A window in which something was used has its sample, whatever the driver leaves out.
+        # Even drivers that omit windows return samples for those with use.
         return Freshness.LEAPT
     if is_behind and (rate_percent == 0 or skips_idle):
         return Freshness.BEHIND
     if rate_percent != 0:
         return Freshness.LATEST
-    # Nothing beside nothing may be a window of a while ago, in which little was used.
+    # The rate is 0: with such a driver, the sample may belong to an earlier window with little use.
     return Freshness.UNKNOWN if newest_percent or skips_idle else Freshness.LATEST
 
 
 class ClockSync(NamedTuple):
-    """What the driver's newest sample showed of its clock."""
+    """A moment at which the driver's newest sample belonged to the latest window."""
 
     given: AnswerTime
-    """When it was of the latest window."""
+    """Time of that answer."""
     newest_us: int
-    """Its stamp."""
+    """Time stamp of that sample."""
 
 
 def advance(
@@ -135,9 +134,9 @@ def advance(
 ) -> tuple[DriverClock, Interval]:
     """Return the clock and the cover of an interval that ended with the window at `newest_us`.
 
-    Both clocks are synchronised by the stamps alone. Where the driver's jumps, the cover follows.
-    With `is_latest` off windows have closed since of which the driver gives no sample; `shown` is
-    then what stamps before showed of the clock now, if any did: no less and no more than this.
+    The clocks are synchronized by stamps only. If the driver's clock jumps, the cover follows. With
+    `is_latest` false, the driver has omitted windows that closed after `newest_us`; `shown` is then
+    the minimum and maximum of its clock now, derived from earlier stamps, if any.
     """
     fresh = shown or (float(newest_us), newest_us + window_us)
     earliest_us, latest_us = _bounds(
@@ -145,11 +144,11 @@ def advance(
     )
     end_us = (earliest_us + latest_us) / 2 - LAG_WINDOWS * window_us
     if is_latest:
-        # Of an answer that came late the newest window closed after the interval.
+        # If the answer came late, its newest window closed after the interval.
         closed_us = min(newest_us, latest_us)
         end_us = min(max(end_us, closed_us - _MAX_LAG_WINDOWS * window_us), closed_us)
     if before:
-        # What is covered stays covered, also where the driver's clock jumped back.
+        # Covered time stays covered, even if the driver's clock jumped back.
         end_us = max(end_us, before.covered_us)
     now = DriverClock(earliest_us=earliest_us, latest_us=latest_us, covered_us=end_us)
     start_us = before.covered_us if before else end_us - interval_us
@@ -164,7 +163,7 @@ def _bounds(
     *,
     is_known: bool,
 ) -> tuple[float, float]:
-    """Return the earliest and latest time that the driver's clock can show."""
+    """Return the minimum and maximum of the driver's clock."""
     if before is None:
         return fresh
     drift_us = interval_us * _DRIFT_RATIO
@@ -174,27 +173,27 @@ def _bounds(
         latest_us = min(fresh[1], latest_us)
     if earliest_us - latest_us > _MAX_CONTRADICTION * window_us:
         return fresh
-    # A small contradiction is a stamp that was a little late: between the two is as good.
+    # A small contradiction comes from a slightly late stamp; values in between are as good.
     return min(earliest_us, latest_us), max(earliest_us, latest_us)
 
 
 class Cover(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the driver's time that a tick covers, and the windows in it."""
+    """The part of the driver's time that a tick covers, with its windows."""
 
     interval: Interval | None
     """The covered time; `None` if there is no sample."""
     gpu: list[SampledWindow]
-    """The GPU's windows since those seen before, oldest first."""
+    """The GPU's windows after those already seen, oldest first."""
     memory: list[SampledWindow]
-    """The memory controller's."""
+    """The memory controller's windows."""
     known_us: float
-    """How much of the covered time the GPU's windows are of."""
+    """Length of the covered time that has GPU windows."""
     gpu_percent: float | None
-    """The mean of the GPU's windows, or the newest of them if nothing new is covered."""
+    """Mean of the GPU's windows, or the newest window's value if nothing new is covered."""
     memory_percent: float | None
-    """The same of the memory controller's."""
+    """Mean of the memory controller's windows, in the same way."""
     has_gap: bool
-    """Whether it is unknown what was used in a part of the covered time."""
+    """Whether the use is unknown in a part of the covered time."""
 
 
 def find_cover(
@@ -212,11 +211,11 @@ def find_cover(
     now_ns: int,
     is_one_timeline: bool,
 ) -> tuple[DriverClock | None, Cover]:
-    """Return the driver's clock after a tick, and what the tick covers.
+    """Return the driver's clock after a tick, and the tick's cover.
 
-    `window` is the usual length of a window by now, `known_window_us` what it was taken to be in
-    the tick before. `synced` is what stamps showed of the clock last; `None` if none did. With
-    `is_one_timeline` off, stamps may be of the clock before it was set back, too.
+    `window` is the current estimate of the window length, `known_window_us` that of the previous
+    tick. `synced` is the last time at which stamps showed the clock; `None` if there is none. With
+    `is_one_timeline` false, stamps may also be from before the clock was set back.
     """
     clock, interval, has_leapt = before, None, False
     window_us, interval_us = window.usual_us, interval_ns / 1000
@@ -232,7 +231,7 @@ def find_cover(
         )
         has_leapt = _has_leapt(before, clock, window_us, interval_us)
         if has_leapt and interval.end_us - interval.start_us > interval_us + window_us:
-            # Over a leap of the driver's clock there is nothing to cover.
+            # The time that the driver's clock skipped cannot be covered.
             interval = Interval(start_us=interval.end_us - interval_us, end_us=interval.end_us)
     of_gpu = cut_windows(gpu, before_us=since.gpu_us, window_us=window_us)
     of_memory = cut_windows(memory, before_us=since.memory_us, window_us=window_us)
@@ -243,12 +242,12 @@ def find_cover(
     _, memory_percent = mean_percent(of_memory, interval)
     has_gap = False
     if of_gpu and interval and not has_leapt:
-        # Over a leap of the clock there are stamps without a time.
+        # If the clock jumped, some of its time never passed.
         covered_us = interval.end_us - interval.start_us
         has_gap = covered_us - known_us > _MAX_GAP_WINDOWS * window_us
-    # It is unknown then of how long a time samples are, and which time was idle.
+    # The length of a sample is then unknown, and so is which time was idle.
     has_gap |= window.is_doubtful
-    # What was covered was told by windows that were taken to be shorter.
+    # The time covered so far was computed with windows that were assumed too short.
     has_gap |= clock is not None and window_us > _LONGER * known_window_us
     return clock, Cover(
         interval=interval,
@@ -262,8 +261,8 @@ def find_cover(
 
 
 def _shown_by(synced: ClockSync, window_us: float, now_ns: int) -> tuple[float, float]:
-    """Return between which times the driver's clock is now, by a stamp of some time ago."""
-    # A GPU may answer long after the tick began: stamps are of some time in between.
+    """Return the minimum and maximum of the driver's clock now, from an earlier stamp."""
+    # A GPU may answer long after the query: the stamps are from some time in between.
     since_answered_us = (now_ns - synced.given.answered_ns) / 1000
     since_request_us = (now_ns - synced.given.requested_ns) / 1000
     earliest_us = synced.newest_us + since_answered_us - abs(since_answered_us) * _DRIFT_RATIO
@@ -276,7 +275,7 @@ def _shown_by(synced: ClockSync, window_us: float, now_ns: int) -> tuple[float, 
 def _has_leapt(
     before: DriverClock | None, after: DriverClock, window_us: float, interval_us: float
 ) -> bool:
-    """Return whether the driver's clock has moved differently from ours."""
+    """Return whether the driver's clock advanced differently from ours."""
     if before is None:
         return False
     went_us = after.earliest_us + after.latest_us - before.earliest_us - before.latest_us

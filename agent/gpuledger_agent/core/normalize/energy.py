@@ -1,19 +1,18 @@
-"""What a board drew in each tick, in whole millijoules that add up to its counter; its idle draw.
+"""A board's energy per tick, in whole millijoules that add up to its counter; its idle draw.
 
-A board is read at ticks and at fast polls between them. `EnergyMeter` makes of the readings a total
-that never falls: if the counter can be read and moves, the total is the counter's. While it stands
-still or cannot be read, the draw times the time takes the total ahead of it, and what makes no
-whole millijoule is carried on; once the counter has moved, the total goes on by what it shows
-beyond, and no more. So at each reading by the counter, of more than nothing, the total has gone on
-by the counter's difference since the last such reading, to the millijoule, whatever the draw said
-in between.
+A board is read at ticks and at fast polls between them. `EnergyMeter` turns the readings into a
+total that never falls. If the counter is readable and moves, the total follows the counter. While
+the counter stands still or is unreadable, the total runs ahead by power times time; fractions of a
+millijoule are carried over. Once the counter has moved, the total only grows by the amount by which
+the counter exceeds it. Between two readings that each add energy by the counter, the total thus
+grows by exactly the counter's difference, whatever the power was in between.
 
-Three things end that account, and another one begins: a counter that fell, as its driver was loaded
-anew, or that leapt; a counter that stood still for longer than its steps, as on virtual GPUs, and
-in all that time shows less than the draw; and time in which the board is in no tick.
+Three events end this account and start a new one: a counter that fell (its driver was reloaded) or
+jumped; a counter that stood still for longer than its steps, as on virtual GPUs, and then shows
+less than power times time; and time in which the board is in no tick.
 
-Ticks book differences of that total between the ends of what they cover (`DrawnEnergy`), which is
-the time in which busy time was sampled; between two readings the total goes on by time.
+Ticks book differences of the total between the ends of their covers (`DrawnEnergy`), the time for
+which busy time was sampled. Between two readings the total is interpolated by time.
 """
 
 from bisect import bisect_right
@@ -31,65 +30,65 @@ from gpuledger_agent.core.raw import EnergyReading
 from gpuledger_agent.core.readings import Validator
 
 MAX_STEP_NS: Final = 2_000_000_000
-"""Counters move about every 100 ms; one that stands still for longer than this has stopped."""
-# A counter may show with one step what was drawn some time before.
+"""A counter that stands still for longer than this has stopped; most move every 100 ms."""
+# One step of a counter may contain energy from some time before.
 _SLACK_NS: Final = 1_000_000_000
 _OPENING_NS: Final = 1_000_000
-# As long as a counter stands between its steps: what is read within one says nothing of its own.
+# As long as a counter's step: within one, the counter shows nothing.
 _MIN_PART_NS: Final = 100_000_000
-# Where a tick's cover ends is known by the driver's stamps, to less than a window.
+# The end of a tick's cover is known from the driver's stamps, to less than a window.
 _MAX_JOINT_NS: Final = 500_000_000
-# The last of them that is in a tick is the tick's.
+# From most to least reliable; a tick has the least reliable method of its parts.
 _BY_TRUST: Final = (EnergyMethod.COUNTER, EnergyMethod.INTERPOLATED, EnergyMethod.POWER)
 MIN_FREE_NS: Final = 10_000_000_000
-"""For how long a board is watched without a process: a step of 100 ms is a hundredth of that."""
+"""Minimum time without a process: a counter's step of 100 ms is a hundredth of it."""
 FREE_BYTES: Final = 64 * 1024 * 1024
-"""What may be in use on a board without a process: a process's context alone takes 100 MiB."""
+"""Maximum memory in use on a board without a process; a process's context takes 100 MiB."""
 
 
 class TickEnergy(NamedTuple):
-    """What a board drew in a tick."""
+    """The energy that a board used in a tick."""
 
     millijoules: int | None = None
-    """The energy; `None` where neither the counter nor the draw says it."""
+    """The energy; `None` if neither the counter nor the power is known."""
     method: EnergyMethod | None = None
-    """How it was found."""
+    """How the energy was determined."""
 
 
 class EnergyMeter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What the next tick must know of a board's energy."""
+    """A board's energy state that one tick hands to the next."""
 
     covered_ns: int
-    """Until when ticks cover the board, by the monotonic clock."""
+    """Monotonic time until which ticks cover the board."""
     counter: int | None = None
-    """The counter as it was read last, in millijoules; `None` where it never was."""
+    """The counter's last value, in millijoules; `None` if it was never read."""
     read_ns: int = 0
-    """When it was read."""
+    """When it was last read."""
     moved_ns: int = 0
-    """When it was first read as it is."""
+    """When it was first read with this value."""
     ahead: int = 0
-    """What ticks have booked beyond the counter, in millijoules."""
+    """Energy that ticks have booked in excess of the counter, in millijoules."""
     rest: int = 0
-    """Of the draw times the time: what makes no millijoule yet, in milliwatts times nanoseconds."""
+    """Power times time that is less than a millijoule, in milliwatts times nanoseconds."""
 
     @property
     def has_stopped(self) -> bool:
-        """Whether the counter stood still for longer than its steps when it was read last."""
+        """Whether, at its last reading, the counter had stood still for longer than its steps."""
         return self.read_ns - self.moved_ns > MAX_STEP_NS
 
     @property
     def is_settled(self) -> bool:
-        """Whether the next ticks will not be booked less than what is drawn in them."""
+        """Whether the next ticks will not be reduced to compensate for energy booked in excess."""
         return self.ahead == 0 or self.has_stopped
 
     def may_show(self, counter: int | None, now_ns: int) -> bool:
-        """Return whether a counter can be the one that was read last."""
+        """Return whether a value is plausible for the counter that was read last."""
         if counter is None or self.counter is None:
             return True
         return 0 <= counter - self.counter <= self._max_drawn(now_ns)
 
     def _max_drawn(self, now_ns: int) -> int:
-        """Return the most millijoules that can have been drawn since the counter was read."""
+        """Return the maximum energy, in millijoules, since the counter was read."""
         length_ns = now_ns - self.read_ns + _SLACK_NS
         return min(bounds.MAX_MILLIWATTS * length_ns // NS_PER_SECOND, bounds.MAX_TICK_MILLIJOULES)
 
@@ -102,7 +101,7 @@ class EnergyMeter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         now_ns: int,
         validator: Validator,
     ) -> "tuple[EnergyMeter, TickEnergy]":
-        """Return the meter after a tick that ends at `now_ns`, and what was drawn in the tick."""
+        """Return the meter after a tick that ends at `now_ns`, and the tick's energy."""
         by_draw, rest = None, self.rest
         if power_milliwatts is not None:
             by_draw, rest = divmod(rest + power_milliwatts * interval_ns, NS_PER_SECOND)
@@ -130,8 +129,8 @@ class EnergyMeter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def _go_ahead(
         self, by_draw: int | None, rest: int, *, read_ns: int, now_ns: int
     ) -> "tuple[EnergyMeter, TickEnergy]":
-        """Book the draw while the counter shows nothing new; it will say how much was true."""
-        # One that was not read now may have moved; for how long it has not is known up to then.
+        """Book power times time while the counter shows nothing new; the counter corrects it."""
+        # A counter that was not read now may have moved: it is known only up to its last reading.
         since_ns = self.moved_ns if read_ns == now_ns else self.read_ns
         is_between_steps = self.counter is not None and now_ns - since_ns <= MAX_STEP_NS
         energy = TickEnergy()
@@ -153,7 +152,7 @@ class EnergyMeter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def _catch_up(
         self, drawn: int, by_draw: int | None, interval_ns: int, now_ns: int
     ) -> tuple[TickEnergy, int]:
-        """Return what the counter shows beyond what is booked, and what is booked beyond it."""
+        """Return the energy that exceeds what is booked, and the excess that remains booked."""
         energy = TickEnergy(max(0, drawn - self.ahead), EnergyMethod.COUNTER)
         since_ns = now_ns - self.covered_ns
         if since_ns > interval_ns:
@@ -161,38 +160,38 @@ class EnergyMeter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             energy = TickEnergy(part, EnergyMethod.INTERPOLATED)
         if not self.has_stopped:
             return energy, max(0, self.ahead - drawn)
-        # It had stopped, and what it left out meanwhile was drawn all the same.
+        # The counter had stopped, but the energy that it missed was used all the same.
         if by_draw is not None and by_draw > (energy.millijoules or 0):
             energy = TickEnergy(by_draw, EnergyMethod.POWER)
         return energy, 0
 
 
 class EnergyPoint(NamedTuple):
-    """The energy by one of the readings."""
+    """The total energy at one reading."""
 
     at_ns: int
     """When it was read, by the monotonic clock."""
     millijoules: int
-    """What the board has drawn by then, from a beginning of our own."""
+    """Energy used until then, counted from an arbitrary start."""
     method: EnergyMethod | None
-    """How what was drawn since the reading before was found; `None` where it was not."""
+    """How the energy since the previous reading was determined; `None` if it is unknown."""
 
 
 class DrawnEnergy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a board has drawn, by all its readings, as far back as the next tick covers it.
+    """A board's total energy at its readings, as far back as the next tick needs them.
 
-    A tick covers the driver's time up to some windows ago, in which busy time was sampled. Its
-    energy is of the same time: between two readings, by time. Ticks add up to the last millijoule.
+    A tick covers the driver's time until some windows ago, for which busy time was sampled. Its
+    energy covers the same time, interpolated between readings. Ticks add up to the millijoule.
     """
 
     meter: EnergyMeter
-    """Turns readings into what was drawn between them."""
+    """Turns readings into the energy between them."""
     points: tuple[EnergyPoint, ...] = ()
     """The readings, oldest first."""
     covered_ns: int | None = None
-    """Where the last tick's cover ended; `None` before the first."""
+    """End of the last tick's cover; `None` before the first."""
     covered_millijoules: int = 0
-    """What was drawn by then."""
+    """The total at that time."""
 
     def measure(
         self,
@@ -202,12 +201,12 @@ class DrawnEnergy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         cover_end_ns: int,
         validator: Validator,
     ) -> "tuple[DrawnEnergy, TickEnergy]":
-        """Return it after a tick, and what was drawn in the tick's cover."""
+        """Return the state after a tick, and the energy in the tick's cover."""
         meter, points = self._read(readings, interval_ns, validator)
         begin_ns = cover_end_ns - interval_ns
         begin = _total_at(points, begin_ns)
         if self.covered_ns is not None and self.covered_ns >= begin_ns - _MAX_JOINT_NS:
-            # What was booked is booked, wherever the cover's end has moved to since.
+            # Booked energy stays booked, even if the cover's end has moved since.
             begin_ns, begin = self.covered_ns, self.covered_millijoules
         end = max(begin, _total_at(points, cover_end_ns))
         methods = _methods_within(points, begin_ns, cover_end_ns)
@@ -219,7 +218,7 @@ class DrawnEnergy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         after = DrawnEnergy(
             meter=meter,
             points=tuple(kept),
-            # Of what came before the first reading nothing is known until there is a second one.
+            # The energy before the first reading is unknown until there is a second one.
             covered_ns=cover_end_ns if len(points) > 1 else None,
             covered_millijoules=end,
         )
@@ -228,15 +227,15 @@ class DrawnEnergy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def _read(
         self, readings: Sequence[EnergyReading], interval_ns: int, validator: Validator
     ) -> tuple[EnergyMeter, list[EnergyPoint]]:
-        """Return the meter after further readings, and all points by then."""
+        """Return the meter and all points after further readings."""
         meter, points = self.meter, [*self.points]
         for reading in readings:
             if points and reading.at_ns <= points[-1].at_ns:
                 continue
             length_ns = reading.at_ns - points[-1].at_ns if points else interval_ns
             counter = reading.counter
-            # Whether a counter that leaps is another one only a tick may decide: it has more to
-            # show for it than one fast poll.
+            # Only a tick may decide that a counter that jumped is a new one, because it covers
+            # more time than a fast poll.
             if reading is not readings[-1] and not meter.may_show(counter, reading.at_ns):
                 counter = None
             meter, drawn = meter.measure(
@@ -247,7 +246,7 @@ class DrawnEnergy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
                 validator=validator,
             )
             if not points:
-                # The very first one opens an interval, and has none behind it.
+                # The first reading only opens an interval.
                 points.append(EnergyPoint(reading.at_ns - length_ns, 0, None))
                 if length_ns < _OPENING_NS:
                     points = [EnergyPoint(reading.at_ns, 0, None)]
@@ -258,7 +257,7 @@ class DrawnEnergy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def _total_at(points: Sequence[EnergyPoint], time_ns: int) -> int:
-    """Return what was drawn by a time; before the first reading as between the first two."""
+    """Return the total at a time; before the first reading, extrapolate from the first two."""
     if time_ns >= points[-1].at_ns or len(points) == 1:
         return points[-1].millijoules
     place = max(1, bisect_right(points, time_ns, key=attrgetter("at_ns")))
@@ -271,32 +270,32 @@ def _total_at(points: Sequence[EnergyPoint], time_ns: int) -> int:
 def _methods_within(
     points: Sequence[EnergyPoint], begin_ns: int, end_ns: int
 ) -> list[EnergyMethod | None]:
-    """Return how the parts were found that a time is of, but for those that make no difference."""
+    """Return the methods of all parts of a time, except parts too short to matter."""
     lengths: Counter[EnergyMethod | None] = Counter()
     for before, after in pairwise(points):
         length_ns = min(after.at_ns, end_ns) - max(before.at_ns, begin_ns)
         lengths[after.method] += max(0, length_ns)
     if len(points) > 1 and begin_ns < points[0].at_ns:
-        # Before the first reading it is taken to have drawn as after it.
+        # Before the first reading, the same power as after it is assumed.
         lengths[points[1].method and EnergyMethod.INTERPOLATED] += points[0].at_ns - begin_ns
     return [method for method, length_ns in lengths.items() if length_ns > _MIN_PART_NS]
 
 
 class IdleDraw(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The least that a board has drawn without a process, by its energy over ticks in a row.
+    """The lowest mean power of a board without a process, from its energy over several ticks.
 
-    Energy over a while tells more than readings of the draw, which may be of an instant. A state of
-    low power that is shorter than that while lowers the mean by its part alone.
+    Energy over a while is more reliable than power readings, which may describe an instant. A
+    low-power state that is shorter than that while lowers the mean only in proportion.
     """
 
     lowest_milliwatts: int | None = None
-    """The lowest so far; `None` until the board was seen for long enough."""
+    """The lowest mean so far; `None` until the board was watched for long enough."""
     was_free: bool = False
     """Whether the last tick ended without a process."""
     free_ns: int = 0
-    """For how long it is watched without one by now."""
+    """How long it has been watched without a process."""
     free_millijoules: int = 0
-    """What it has drawn since."""
+    """Its energy in that time."""
 
     def watch(
         self,
@@ -307,14 +306,15 @@ class IdleDraw(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         is_settled: bool,
         interval_ns: int,
     ) -> "IdleDraw":
-        """Return what is known after a tick.
+        """Return the state after a tick.
 
-        `is_free` says that it ended without a process, `is_unused` that no kernel ran in it, and
-        `is_settled` that it is not booked less, as ticks before it were booked more than was drawn.
+        `is_free` is whether the tick ended without a process, and `is_unused` whether no kernel ran
+        in it. `is_settled` is whether its energy is not reduced because earlier ticks booked too
+        much.
         """
         if not is_free and not self.was_free:
             return self
-        # Where a board is said to draw nothing, it does not say what it draws.
+        # An energy of zero means that the board does not report its power.
         is_known = is_free and self.was_free and is_unused and bool(energy.millijoules)
         if not is_known or not (self.free_ns or is_settled):
             return IdleDraw(lowest_milliwatts=self.lowest_milliwatts, was_free=is_free)
@@ -333,5 +333,5 @@ class IdleDraw(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         )
 
     def interrupt(self) -> "IdleDraw":
-        """Return what is left of it after a tick in which the board did not answer."""
+        """Return the state after a tick in which the board did not answer."""
         return IdleDraw(lowest_milliwatts=self.lowest_milliwatts)

@@ -1,11 +1,11 @@
-"""From the driver's values to the fields of a reading, each by its unit, counters by their past.
+"""Converts the driver's values to fields of a reading: by unit, and for counters by their history.
 
-`gpuledger_agent.core.readings` lists the fields that a source may give, with their units. Others
+`gpuledger_agent.core.readings` lists the fields that a source may return, with their units. Others
 are ignored.
 
-A counter that fell has begun again, or has wrapped where its unit can. One that jumped by more than
-it can rise is not believed until it goes on from there. How much one can rise is by the time since
-it was read, as not every counter is read in each tick.
+A counter that fell has restarted, or has overflowed if its unit allows that. A counter that rose by
+more than possible is ignored until it continues from there. The possible rise depends on the time
+since its last reading, because not every tick reads every counter.
 """
 
 import math
@@ -37,7 +37,7 @@ _PARTS: Final = {
 _BOOKED: Final = frozenset(booked.name for booked in fields(GpuReading))
 _MEASURED: Final = frozenset(measured.name for measured in fields(GpuProfiling)) & _BOOKED
 _OF_TICK: Final = frozenset(name.removeprefix("profiling.") for name in READINGS[CallGroup.SENSORS])
-# Longer than this many ticks apart, two samples are not of this tick.
+# A mean over more than this many ticks does not describe this tick.
 _MAX_ACTIVITY_TICKS: Final = 1.5
 _NUMBERS: Final = frozenset({int, float})
 _OF_FABRIC: Final = (
@@ -48,10 +48,10 @@ _OF_FABRIC: Final = (
     "fabric_route_unhealthy",
     "fabric_access_timeout",
 )
-# Of 32 bits, or of 32 bits in KiB.
+# Counters of 32 bits, or of 32 bits in KiB.
 _WIDTHS: Final = (1 << 32, 1 << 42)
 _NS_PER_SECOND: Final = 1_000_000_000
-# The driver's clock and ours are apart.
+# The driver's clock and ours differ.
 _SLACK_NS: Final = 1_000_000_000
 
 
@@ -60,7 +60,7 @@ class _Field(NamedTuple):
 
     name: str
     part: str
-    """`reading`, `details`, or the part of the details that has the field."""
+    """`reading`, `details`, or the nested record in the details that has the field."""
     field: str
     unit: Unit
     low: float
@@ -74,7 +74,7 @@ class _Field(NamedTuple):
         """Return the field of a name such as `traffic.pcie_sent_bytes_total`."""
         part, _, name = dotted.rpartition(".")
         unit = spec.unit
-        # A number that stands for something is looked up by the validator: nothing is in bounds.
+        # Empty bounds make the validator look up a number that stands for something else.
         low, high = (math.inf, -math.inf) if unit.choices else (unit.low, unit.high)
         return cls(
             name=dotted,
@@ -96,19 +96,19 @@ _FIELDS: Final = {
 
 
 class CounterTotal(msgspec.Struct, frozen=True, gc=False):
-    """What is remembered of one counter, in the driver's unit.
+    """The history of one counter, in the driver's unit.
 
-    One is made for each counter that is read: a struct, as it is cheap to make.
+    It is a struct because one is created for each counter in each reading.
     """
 
     value: int
-    """The last value that was believed."""
+    """The last accepted value."""
     read_ns: int
     """When it was read, by the monotonic clock."""
     wrapped: int = 0
-    """What its wraps have added so far."""
+    """Sum that its overflows have added so far."""
     suspect: "CounterTotal | None" = None
-    """What was read since and is not believed."""
+    """A later value that was not accepted."""
 
 
 @dataclass(kw_only=True)
@@ -116,21 +116,21 @@ class CounterTracker:
     """The counters of one GPU in one tick."""
 
     totals: dict[str, CounterTotal]
-    """What is remembered of them, from tick to tick."""
+    """The counters' histories, kept from tick to tick."""
     now_ns: int
-    """When they are read, by the monotonic clock."""
+    """Time of the reading, by the monotonic clock."""
     fell: list[str] = field(default_factory=list)
-    """Those that have begun again."""
+    """Names of the counters that have restarted."""
 
     def update(self, name: str, value: int, unit: Unit) -> int | None:
-        """Return the counter's value, its wraps added; `None` where it is not believed yet."""
+        """Return the counter's value including overflows; `None` if it is not accepted yet."""
         was = self.totals.get(name)
         if was is None:
             self.totals[name] = CounterTotal(value, self.now_ns)
             return value
         if value < was.value:
             return self._fall(name, value, was, unit)
-        # What was not believed before counts too: a leap from which it goes on was a true one.
+        # A value that was not accepted counts too: if the counter continues from there, it is real.
         known = (was, was.suspect) if was.suspect else (was,)
         if value != was.value and not any(
             self._can_rise(value - since.value, since, unit) for since in known
@@ -148,10 +148,10 @@ class CounterTracker:
         return 0 <= risen <= unit.max_per_second * passed_ns // _NS_PER_SECOND
 
     def _fall(self, name: str, value: int, was: CounterTotal, unit: Unit) -> int:
-        """Return the value of a counter that is less than it was."""
+        """Return the value of a counter that is lower than before."""
         width = next((width for width in _WIDTHS if was.value < width), 0)
         risen = width - was.value + value
-        # Where another one has begun again, so has this one.
+        # If another counter has restarted, this one has too.
         if unit.wraps and width and not self.fell and self._can_rise(risen, was, unit):
             self.totals[name] = CounterTotal(value, self.now_ns, was.wrapped + width)
             return value + was.wrapped + width
@@ -161,12 +161,12 @@ class CounterTracker:
 
 
 class ReadFields(NamedTuple):
-    """What is read of one GPU in one tick."""
+    """One GPU's fields in one tick."""
 
     reading: dict[str, Any]
     """Fields of `GpuReading`."""
     details: dict[str, Any]
-    """Fields of `GpuDetails`, its parts included."""
+    """Fields of `GpuDetails`, including nested records."""
 
 
 def read_fields(
@@ -176,7 +176,7 @@ def read_fields(
     counters: CounterTracker,
     validator: Validator,
 ) -> ReadFields:
-    """Return the fields of `gpuledger_agent.core.readings`; booked profiling fields come twice."""
+    """Return the fields of `gpuledger_agent.core.readings`; booked profiling fields are in both."""
     found: dict[str, dict[str, Any]] = {}
     for group, values in _values_by_group(raw, interval_ns).items():
         specs = _FIELDS[group]
@@ -205,8 +205,8 @@ def _values_by_group(raw: RawGpuSample, interval_ns: int) -> Mapping[CallGroup, 
         "power_milliwatts": raw.power_milliwatts,
         "energy_total_millijoules": raw.energy_millijoules,
     }
-    # After a silence the chip's counters are means over all of it, which no tick covers: time that
-    # is booked by them must be the tick's.
+    # After a gap, the chip's counters are means over all of it, which no tick covers; but the tick
+    # is booked by them.
     is_of_this_tick = (raw.activity_ns or 0) <= _MAX_ACTIVITY_TICKS * interval_ns
     return {
         CallGroup.BOOKS: core,
@@ -219,7 +219,7 @@ def _values_by_group(raw: RawGpuSample, interval_ns: int) -> Mapping[CallGroup, 
 
 def _read(spec: _Field, value: Any, counters: CounterTracker, validator: Validator) -> Any:  # noqa: ANN401  # of the field's type
     if spec.is_by_link:
-        # Each link's counter has its own life.
+        # Each link's counter has its own history.
         by_link = {
             str(link): (_read_list if spec.is_list else _read_one)(
                 spec, f"{spec.field}.{link}", item, counters, validator
@@ -239,7 +239,7 @@ def _read_list(
     counters: CounterTracker,
     validator: Validator,
 ) -> list[Any] | None:
-    """Return the values up to the first that cannot be true, as a position is a number's name."""
+    """Return the values before the first implausible one, because positions identify them."""
     kept: list[Any] = []
     for position, item in enumerate(value if isinstance(value, list | tuple) else ()):
         ours = _read_one(spec, f"{entry}.{position}", item, counters, validator)
@@ -256,8 +256,8 @@ def _read_one(
     counters: CounterTracker,
     validator: Validator,
 ) -> Any:  # noqa: ANN401  # as above
-    # Nearly all pass this; the validator says why one does not, and knows those that are no
-    # quantities.
+    # Nearly all values pass this check; the validator determines why one does not, and checks those
+    # that are not quantities.
     is_true = type(value) in _NUMBERS and spec.low <= value <= spec.high
     if not is_true and not validator.is_plausible(value, spec.unit, reading=spec.name):
         return None
@@ -270,14 +270,14 @@ def _read_one(
 
 
 def _correct(reading: dict[str, Any], health: dict[str, Any], validator: Validator) -> None:
-    """Leave out values that others contradict."""
+    """Remove values that contradict others."""
     total = reading.get("memory_total_bytes")
     for name in ("memory_used_bytes", "memory_reserved_bytes"):
-        # There is no more memory in use than there is.
+        # Memory in use cannot exceed the total.
         if total is not None and reading.get(name, 0) > total:
             validator.drop(name, "out_of_range")
             del reading[name]
-    # Only a GPU that has joined its fabric can say anything of it.
+    # These values are only meaningful once the GPU has joined its fabric.
     if health.get("fabric_state") != "completed":
         for name in _OF_FABRIC:
             health.pop(name, None)

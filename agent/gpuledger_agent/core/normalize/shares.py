@@ -1,13 +1,13 @@
-"""What each process had of a GPU in an interval, from the driver's process samples.
+"""Each process's share of a GPU in an interval, computed from the driver's process samples.
 
-The driver gives whole percents of its own sampling windows, nothing for a window in which a process
-did not run, and nothing for the window in which it ended. On some drivers there is one sample for
-each window, on others one for the whole time since the last query.
-`gpuledger_agent.core.gpu_sampler` learns which, and so the time that a sample covers; until then,
-the distance between the samples of one process shows it.
+The driver reports whole percents of its own sampling windows. It reports nothing for a window in
+which a process did not run, nor for the window in which it ended. Some drivers return one sample
+per window, others one for the whole time since the last query. `gpuledger_agent.core.gpu_sampler`
+learns which, and so the time that a sample covers. Until then, the distance between a process's
+samples shows it.
 
-Two kinds of samples are not each process's own use, and made into it here: those that come to more
-than the device (`take_turns`), and those of a server of MPS (`share_server`).
+Two kinds of samples do not describe a process's own use and are corrected here: samples that add up
+to more than the device (`take_turns`), and those of an MPS server (`share_server`).
 """
 
 from collections import Counter
@@ -33,13 +33,14 @@ from gpuledger_agent.core.readings import (
 )
 
 _MIN_WINDOW_US: Final = 10_000
-# A stamp further ahead of the GPU's newest would hide every later sample, were it believed.
+# Drop stamps further ahead of the GPU's newest one, because they would hide all later samples.
 _AHEAD_US: Final = 60_000_000
-# Two periods that differ by less than this are the same one, measured twice.
+# Two periods that differ by less than this ratio are the same one, measured twice.
 _SAME_PERIOD_RATIO: Final = 0.2
-# Half a percent by rounding to the nearest; one where what is behind the point is cut off.
+# Rounding errs by up to half a percent, truncation by up to one.
 _ROUNDING_PERCENT: Final = 1
-# Gauss and Legendre's points and weights on 0 to 1: exact for 15 others, and close for more.
+# Points and weights of Gauss-Legendre quadrature on 0 to 1: exact for 15 other processes, and close
+# for more.
 _GAUSS: Final = (
     (0.019855071751, 0.050614268145),
     (0.101666761293, 0.111190517227),
@@ -53,19 +54,20 @@ _GAUSS: Final = (
 
 
 class ProcessUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One process on one GPU over the covered time."""
+    """One process's use of one GPU over the covered time."""
 
     process: ListedProcess
-    """The process as it is listed, or was at the tick before."""
+    """The process as listed now, or else at the previous tick."""
     sm_ratio: float | None
-    """Share of the covered time in which its kernels ran; `None` where the driver does not say."""
+    """Share of the covered time in which its kernels ran; `None` if the driver does not report
+    it."""
     ended: bool
-    """Whether it is gone, and may have run in the covered time."""
+    """Whether it has ended but may have run in the covered time."""
     encoder_ratio: float | None = None
-    """Share of the covered time in which the video encoders worked for it; `None` where none is
-    known of."""
+    """Share of the covered time in which the video encoders worked for it; `None` if that is zero
+    or unknown."""
     decoder_ratio: float | None = None
-    """The same of the video decoders."""
+    """Share of the covered time in which the video decoders worked for it, in the same way."""
 
 
 class GoneProcess(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -74,23 +76,23 @@ class GoneProcess(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     process: ListedProcess
     """The process as it was listed."""
     until_us: float
-    """It ended no later than this, by the driver's clock."""
+    """Latest possible time of its end, by the driver's clock."""
 
 
 class Shares(msgspec.Struct, frozen=True, kw_only=True):
     """The processes of one GPU in one tick."""
 
     usages: list[ProcessUsage]
-    """Those that run, then those that ended."""
+    """Running processes, then ended ones."""
     newest_us: int
-    """The newest time stamp that can be true, 0 where there was none."""
+    """The newest plausible time stamp; 0 if there is none."""
     window_us: int | None
-    """The driver's window, as far as it has shown."""
+    """The driver's window length, as far as it is known."""
     dropped: Counter[str]
     """Samples left out, by reason."""
     overlaps: bool = False
-    """Whether the processes' samples came to more than the device, and were taken for the time from
-    submission to end."""
+    """Whether the samples added up to more than the device, so that they were taken for the time
+    from each kernel's submission to its end."""
 
 
 def merge_processes(
@@ -100,10 +102,10 @@ def merge_processes(
     memory_bytes: int | None,
     validator: Validator,
 ) -> Mapping[int, ListedProcess]:
-    """Merge the driver's lists by pid: a process in two of them holds its memory once.
+    """Merge the driver's lists by pid: a process in two lists holds its memory once.
 
-    Where a list failed, the processes of the tick before are taken to be there still; who calls it
-    leaves them out where lists have failed for too long.
+    If a list failed (`None`), the processes of the previous tick are assumed to be still running;
+    callers pass none of them if lists have failed for too long.
     """
     if listed is None:
         return before
@@ -123,7 +125,7 @@ def merge_processes(
             sizes = [size for size in (other.memory_bytes, kept_bytes) if size is not None]
             kept = ListedProcess(
                 pid=process.pid,
-                # Whoever draws and computes is there to compute.
+                # A process that both renders and computes counts as a compute process.
                 kind=other.kind if other.kind == process.kind else ProcessKind.COMPUTE,
                 memory_bytes=max(sizes, default=None),
                 is_mps_client=_is_mps_client(other) or _is_mps_client(process),
@@ -146,8 +148,8 @@ def apportion(
 ) -> Shares:
     """Return each process's share of the covered time.
 
-    A process without samples had nothing of it, if samples are given. With `learns` off the samples
-    do not show the driver's window: it stays as it is known.
+    If samples are given, a process without any had no share. With `learns` false, the samples say
+    nothing about the driver's window, so its known length stays.
     """
     processes = {**before, **running}
     newest_us = cover.gpu[-1].end_us if cover.gpu else 0
@@ -157,9 +159,9 @@ def apportion(
         periods = (window_us, _shortest_gap_us(kept))
         window_us = min((period for period in periods if period is not None), default=None)
     covers_any = cover.interval is not None and cover.interval.end_us != cover.interval.start_us
-    # Without new windows and samples nobody knows; with them, no sample means no kernel.
+    # Without new windows and samples the shares are unknown; with them, no sample means no kernel.
     is_known = samples is not None and (covers_any or bool(kept)) and not cover.has_gap
-    # One sample, of a window whose length has not shown yet, may be of a short one.
+    # A single sample of a window of unknown length may belong to a short window.
     max_ratio = 1.0 if window_us is not None or gpu_ratio is None else gpu_ratio
     by_end = {window.end_us: window for window in cover.gpu}
     usages = []
@@ -171,7 +173,7 @@ def apportion(
                 percents.get((pid, one.timestamp_us), one.sm_percent) * part for one, part in parts
             )
             sm_ratio = min(ratio_of(percent), max_ratio)
-            # Of most processes both are 0.
+            # For most processes both are 0.
             if is_known and any(one.encoder_percent or one.decoder_percent for one in own):
                 encoder_ratio = _video_ratio(parts, "encoder", validator)
                 decoder_ratio = _video_ratio(parts, "decoder", validator)
@@ -200,22 +202,22 @@ def _share(
     window_us: int | None,
     interval_us: float,
 ) -> float:
-    """Return which part of the covered time a sample represents."""
+    """Return the part of the covered time that a sample represents."""
     interval, end_us = cover.interval, sample.timestamp_us
     if interval is None:
         return 1.0 if window_us is None else min(1.0, window_us / interval_us)
     if sample.since_us:
         start_us: float = sample.since_us
     elif window_us is None:
-        # One sample for all the time since the last query.
+        # The sample covers all the time since the last query.
         return 1.0 if end_us > interval.start_us else 0.0
     else:
-        # The true width is that of the GPU's window, if both are of one grid.
+        # The true width is that of the GPU's window, if both use the same grid.
         own = by_end.get(end_us)
         window = own or window_at(cover.gpu, end_us)
         width_us = window.end_us - window.start_us if window else window_us
         differs = abs(width_us - window_us) >= _SAME_PERIOD_RATIO * window_us
-        # The gaps of a process that seldom ran show no more than how seldom.
+        # A process that rarely ran has long gaps, which show nothing about the window.
         if differs and (own is None or width_us > window_us):
             width_us = window_us
         start_us = end_us - width_us
@@ -232,7 +234,7 @@ def _video_ratio(
         own = getattr(sample, f"{engine}_percent")
         known = validator.keep(own, PERCENT, reading=f"process_{engine}_utilization")
         percent += (known or 0) * part
-    # What rounds to nothing is as absent as nothing.
+    # A share that rounds to zero is left out, like zero.
     return min(ratio_of(percent), 1.0) or None
 
 
@@ -243,10 +245,10 @@ def _is_mps_client(process: ListedProcess) -> bool:
 def share_server(
     usages: Sequence[ProcessUsage], servers: Collection[int]
 ) -> Sequence[ProcessUsage] | None:
-    """Return usages in which the clients of MPS have what was sampled of their server.
+    """Return usages in which MPS clients share the usage sampled for their server.
 
-    In equal parts: the driver says nothing of any of them. `servers` are the pids of the servers;
-    `None` where they were not sampled in the place of their clients.
+    They share it equally, because the driver does not report their own. `servers` are the servers'
+    pids. Returns `None` if the driver did not attribute the clients' use to a server.
     """
     clients = [one for one in usages if _is_mps_client(one.process) and not one.ended]
     served = sum(one.sm_ratio or 0.0 for one in usages if one.process.pid in servers)
@@ -266,12 +268,13 @@ def share_server(
 def take_turns(
     samples: Mapping[int, Sequence[ProcessUtilizationSample]], windows: Sequence[SampledWindow]
 ) -> Mapping[tuple[int, int], float]:
-    """Return the percents of processes in windows in which they come to more than the device.
+    """Return corrected percents for windows in which the processes add up to more than the device.
 
-    Some drivers count a kernel from its submission to its end, be it run or not. So a process has
-    work for a part of a window, and while others have some, too, they take turns, equal ones. With
-    work that comes independently of one another's, a process ran for its part times the mean of
-    one over those who have work; that is fitted to the device. By pid and stamp.
+    Some drivers count a kernel from its submission to its end, whether it runs or waits. A process
+    then has work for a part of a window, and takes equal turns with other processes that have work
+    at the same time. If they work independently, a process ran for its part times the mean of one
+    over the number of processes with work. The result is scaled to the device's use. Keys are pid
+    and stamp.
     """
     by_stamp: dict[int, list[ProcessUtilizationSample]] = {}
     for own in samples.values():
@@ -283,7 +286,7 @@ def take_turns(
         if window is None or window.end_us != stamp:
             continue
         claimed = sum(sample.sm_percent for sample in together)
-        # Each is rounded, and so is the device.
+        # Each process's value is rounded, and so is the device's.
         if claimed <= window.percent + _ROUNDING_PERCENT * (len(together) + 1):
             continue
         ran = _turns([sample.sm_percent / PERCENT[1] for sample in together])
@@ -295,10 +298,11 @@ def take_turns(
 
 
 def _turns(parts: Sequence[float]) -> list[float]:
-    """Return for which part each runs that has work for a part of the time.
+    """Return the part of the time that each process ran, given the parts in which it had work.
 
-    The mean of 1 / (1 + k), k being how many others have work, is the integral from 0 to 1 of the
-    product of 1 - p + p x over the others: a polynomial, which Gauss's rule sums.
+    The mean of 1 / (1 + k), where k is the number of other processes with work, is the integral
+    from 0 to 1 of the product of 1 - p + p x over the others. It is a polynomial, which Gaussian
+    quadrature sums.
     """
     ran = [0.0] * len(parts)
     for x, weight in _GAUSS:
@@ -314,14 +318,14 @@ def _sort(
     processes: Mapping[int, ListedProcess],
     newest_us: int,
 ) -> tuple[dict[int, list[ProcessUtilizationSample]], Counter[str]]:
-    """Return the samples of processes that are or were there, by pid; drivers do invent others."""
+    """Return the samples of listed processes, by pid; drivers also return invented ones."""
     kept: dict[int, list[ProcessUtilizationSample]] = {}
     dropped: Counter[str] = Counter()
     latest_us = newest_us + _AHEAD_US if newest_us else TIMESTAMP_US[1]
     lowest, highest = PERCENT
     for sample in samples:
         if sample.pid == 0:
-            # Drivers fill up their answers with empty samples.
+            # Drivers pad their answers with empty samples.
             dropped["pid_zero"] += 1
         elif sample.pid not in processes:
             dropped["not_listed"] += 1

@@ -1,6 +1,6 @@
-"""The driver's sampling windows: how long they are, where each lies, and means over them.
+"""The driver's sampling windows: estimates their length, locates them, and averages over them.
 
-Which of them a tick covers is decided in `gpuledger_agent.core.normalize.driver_clock`.
+`gpuledger_agent.core.normalize.driver_clock` decides which of them a tick covers.
 """
 
 from bisect import bisect_left
@@ -14,19 +14,19 @@ from msgspec.structs import replace
 
 from gpuledger_agent.core.raw import UtilizationSample
 
-# A longer gap between two stamps is one in which the driver did not sample.
+# In a longer gap between two stamps, the driver did not sample.
 _MAX_WINDOW: Final = 1.5
 USUAL_WINDOW_US: Final = 166_667
-"""The window of most drivers; taken for the driver's own until that has shown."""
+"""The window of most drivers; assumed until the driver's own is known."""
 LONGEST_WINDOW_US: Final = 1_000_000
-"""No driver has a longer one, by NVML's documentation."""
+"""Maximum length of a window, by NVML's documentation."""
 MAX_GAP_US: Final = 1_100_000
-"""In a longer gap between two stamps the driver gave no sample; they jitter by a hundredth."""
-# Two stamps that are nearer to one another are of one window.
+"""In a longer gap between two stamps, the driver returned no sample; stamps jitter by 1 %."""
+# Two stamps that are closer belong to one window.
 _SHORTEST_US: Final = 10_000
-# Gaps that differ by less are of as many windows.
+# Gaps whose ratio is below this span equally many windows.
 _ALIKE: Final = 1.2
-# A gap that is farther from a whole number of windows is not one of such windows.
+# A gap that deviates more from a whole number of windows does not consist of such windows.
 _ODD_PARTS: Final = 0.15
 _GAPS_TO_LEARN: Final = 3
 _ALIKE_TO_LEARN: Final = 6
@@ -35,16 +35,16 @@ _GAPS_KEPT: Final = 12
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An interval of the driver's time, without its start and with its end."""
+    """An interval of the driver's time; it excludes its start and includes its end."""
 
     start_us: float
-    """Where it begins."""
+    """Its start."""
     end_us: float
-    """Where it ends."""
+    """Its end."""
 
     def overlap_us(self, start_us: float, end_us: float) -> float:
-        """Return how much of another interval lies in this one."""
-        # Called hundreds of times a tick: comparisons cost a third of min and max.
+        """Return how long another interval overlaps this one."""
+        # Called hundreds of times a tick; comparisons cost a third of min and max.
         start = start_us if start_us > self.start_us else self.start_us  # noqa: FURB136  # see above
         end = end_us if end_us < self.end_us else self.end_us  # noqa: FURB136  # as above
         return end - start if end > start else 0.0
@@ -54,53 +54,53 @@ class SampledWindow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One sampling window of the driver."""
 
     start_us: int
-    """Where it begins; not part of it."""
+    """Its start, exclusive."""
     end_us: int
-    """Where it ends: its sample's stamp."""
+    """Its end: its sample's stamp."""
     percent: int
     """Its sample's value."""
 
 
 class StampGap(NamedTuple):
-    """The time between two stamps that follow one another."""
+    """The time between two consecutive stamps."""
 
     length_us: int
-    """How long it is: some windows, or one."""
+    """Its length: one or several windows."""
     has_idle: bool
-    """Whether a window in it is known to have no sample: it is of two at least."""
+    """Whether the driver is known to omit a window in it, so that it has at least two."""
 
 
 class WindowLength(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """How long a driver's windows are, as far as its stamps have shown.
+    """The length of a driver's windows, as far as its stamps have revealed it.
 
-    Drivers that leave out idle windows have gaps of several. So the shortest gap counts, from
-    answer to answer, and a longer window than is taken for the driver's has to be shown.
+    If a driver omits idle windows, a gap between stamps may span several windows. Therefore the
+    shortest gap counts, across answers, and a longer window than assumed needs evidence.
     """
 
     length_us: float | None = None
-    """The length; `None` where nothing but what is usual is known."""
+    """The length; `None` until the stamps reveal it."""
     is_confirmed: bool = False
-    """Whether several gaps were as long."""
+    """Whether several gaps had this length."""
     gaps: tuple[StampGap, ...] = ()
-    """The latest gaps that can be of one window."""
+    """The latest gaps that could be one window."""
     newest_us: int = 0
-    """The newest stamp by now."""
+    """The newest stamp so far."""
     answers: int = 0
-    """How many answers had such gaps, up to as many as are asked for."""
+    """Number of answers with such gaps, up to `_ANSWERS_TO_LEARN`."""
 
     @property
     def usual_us(self) -> float:
-        """The length, or that of most drivers until this one's own has shown."""
+        """The length, or that of most drivers until it is known."""
         return self.length_us or USUAL_WINDOW_US
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether all gaps are alike, and longer than usual windows, and none has shown more."""
+        """Whether the length is unknown and all gaps are alike, so that they may be one window."""
         lengths = [gap.length_us for gap in self.gaps if not gap.has_idle]
         return self.length_us is None and bool(lengths) and max(lengths) <= _ALIKE * min(lengths)
 
     def interrupt(self) -> "WindowLength":
-        """Return it for a driver's clock that may be another one."""
+        """Return the estimate after the driver's clock may have been replaced by another one."""
         return replace(self, newest_us=0)
 
     def learn(
@@ -111,10 +111,11 @@ class WindowLength(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         idle_after: Collection[int] = (),
         skips_idle: bool = False,
     ) -> "WindowLength":
-        """Return what is known after an answer; `before_us` is the stamp before the first, or 0.
+        """Return the estimate after an answer.
 
-        After the stamps of `idle_after` a window closed of which the driver gave no sample. With
-        `skips_idle` on it gives none of idle windows, as the rates have shown.
+        `before_us` is the stamp before the first sample, or 0. After the stamps in `idle_after`, a
+        window closed for which the driver returned no sample. `skips_idle` is whether the driver is
+        known to omit idle windows.
         """
         stamps = _stamps(samples, before_us)
         fresh = tuple(
@@ -130,7 +131,7 @@ class WindowLength(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             self,
             gaps=gaps[-_GAPS_KEPT:],
             newest_us=newest_us,
-            # A sample of nothing shows that idle windows have theirs: no gap is of several then.
+            # A sample with 0 % shows that idle windows have samples, so each gap is one window.
             answers=_ANSWERS_TO_LEARN
             if any(sample.percent == 0 for sample in samples)
             else min(self.answers + 1, _ANSWERS_TO_LEARN),
@@ -139,9 +140,9 @@ class WindowLength(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def _by_shortest(known: WindowLength, gaps: Sequence[StampGap]) -> WindowLength | None:
-    """Return it by the shortest gap, where that can be of one window; else `None`."""
+    """Return the estimate by the shortest gap, if that can be one window; else `None`."""
     lengths = sorted(gap.length_us for gap in gaps if not gap.has_idle)
-    # A single stamp that came late shortens nothing that is known for certain.
+    # A single late stamp must not shorten a confirmed length.
     enough = _GAPS_TO_LEARN if known.is_confirmed else 1
     for shortest_us in lengths:
         alike = [one for one in lengths if shortest_us <= one <= _ALIKE * shortest_us]
@@ -155,7 +156,7 @@ def _by_shortest(known: WindowLength, gaps: Sequence[StampGap]) -> WindowLength 
 
 
 def _by_odd(known: WindowLength, shortest: Sequence[int]) -> WindowLength | None:
-    """Return a longer one, where the shortest gaps are of no number of those that are known."""
+    """Return a longer estimate if the shortest gaps are not a multiple of the known length."""
     found_us = _median(shortest)
     parts = found_us / known.usual_us
     is_odd = abs(parts - round(parts)) > _ODD_PARTS
@@ -164,7 +165,7 @@ def _by_odd(known: WindowLength, shortest: Sequence[int]) -> WindowLength | None
 
 
 def _by_latest(known: WindowLength, *, skips_idle: bool) -> WindowLength | None:
-    """Return a longer one, where all gaps of late are alike and of one window; else `None`."""
+    """Return a longer estimate if all recent gaps are alike and one window; else `None`."""
     latest = known.gaps[-_ALIKE_TO_LEARN:]
     lengths = [gap.length_us for gap in latest]
     is_shown = (
@@ -172,14 +173,14 @@ def _by_latest(known: WindowLength, *, skips_idle: bool) -> WindowLength | None:
         and known.answers >= _ANSWERS_TO_LEARN
         and max(lengths) <= _ALIKE * min(lengths)
         and not any(gap.has_idle for gap in latest)
-        # Use that comes each second has such gaps, too.
+        # Short use that repeats each second leaves such gaps too.
         and not (known.is_confirmed and skips_idle)
     )
     return replace(known, length_us=_median(lengths), is_confirmed=True) if is_shown else None
 
 
 def _median(values: Sequence[int]) -> float:
-    """Return the median; `statistics` has one as well, and would load fractions and decimals."""
+    """Return the median; `statistics.median` would load `fractions` and `decimal`."""
     ordered, half = sorted(values), len(values) // 2
     return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
@@ -187,11 +188,11 @@ def _median(values: Sequence[int]) -> float:
 def cut_windows(
     samples: Sequence[UtilizationSample], *, before_us: int, window_us: float
 ) -> list[SampledWindow]:
-    """Return the window of each sample, oldest first; `before_us` is the stamp before, or 0."""
+    """Return each sample's window, oldest first; `before_us` is the stamp before them, or 0."""
     percents = {sample.timestamp_us: sample.percent for sample in samples}
     stamps = _stamps(samples, before_us)
     usual_us = round(window_us)
-    # Where the first window began no stamp says; the usual length does.
+    # No stamp shows the first window's start, so use the usual length.
     firsts = [] if before_us else [(stamps[0] - usual_us, stamps[0])] if stamps else []
     return [
         SampledWindow(
@@ -211,9 +212,9 @@ def _stamps(samples: Sequence[UtilizationSample], before_us: int) -> list[int]:
 def fill_idle(
     windows: Sequence[SampledWindow], covered: Interval, *, window_us: float
 ) -> list[SampledWindow]:
-    """Return the windows with one of no use in each time between them that they are not of.
+    """Return the windows and, for the time between them, additional windows with 0 %.
 
-    None is longer than usual: what stands before it was left out.
+    A window longer than usual is shortened, because the driver omitted the time before it.
     """
     filled: list[SampledWindow] = []
     at_us = int(covered.start_us)
@@ -233,9 +234,9 @@ def fill_idle(
 def mean_percent(
     windows: Sequence[SampledWindow], covered: Interval | None
 ) -> tuple[float, float | None]:
-    """Return how much of an interval the windows are of, and their mean over that part.
+    """Return the length of the interval that has windows, and their mean over that part.
 
-    If that is nothing, it is the newest window's value; `None` if there is none.
+    If no window overlaps, the second value is that of the newest window; `None` without windows.
     """
     known = used = 0.0
     if covered is None:
@@ -250,6 +251,6 @@ def mean_percent(
 
 
 def window_at(windows: Sequence[SampledWindow], time_us: int) -> SampledWindow | None:
-    """Return the window in which an instant lies, or the nearest one to it."""
+    """Return the window that contains an instant, or the nearest one."""
     index = bisect_left(windows, time_us, key=lambda window: window.end_us)
     return windows[min(index, len(windows) - 1)] if windows else None

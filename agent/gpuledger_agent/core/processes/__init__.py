@@ -1,1 +1,1 @@
-"""Whose the processes on the GPUs are, from the first listing to the end of each."""
+"""The processes on the GPUs: their identity from the first listing to the end, and their use."""

@@ -1,7 +1,6 @@
-"""Who the processes on the GPUs are, from the first listing to the end.
+"""The table of processes that the driver lists, and the records of their lifetimes.
 
-Here lives the table of the processes that the driver lists, with the records of their lifetimes. A
-process is (pid, start time): a pid that now belongs to another process is another process.
+A process is identified by (pid, start time): if a pid is reused, it is a different process.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,76 +14,76 @@ from gpuledger_agent.core.raw import ClockReading
 
 @dataclass(frozen=True, kw_only=True)
 class Location:
-    """Where a process runs, as its cgroup shows it."""
+    """The container, pod or job of a process, read from its cgroup."""
 
     container_id: str | None = None
-    """The runtime's id, 64 hexadecimal digits; `None` where the path names no container."""
+    """The runtime's id, 64 hexadecimal digits; `None` if the path contains no container."""
     pod_uid: str | None = None
-    """The pod's UID, or a static pod's configuration hash; `None` where the path names no pod."""
+    """The pod's UID, or a static pod's configuration hash; `None` if the path contains no pod."""
     job_id: str | None = None
-    """The scheduler's job, outside of every pod; `None` where the path names none."""
+    """The scheduler's job, outside of any pod; `None` if the path contains none."""
     line: str | None = None
-    """The line that said so, else the first line; `None` where there was none."""
+    """The line that identified it, or else the first line; `None` if there was none."""
 
     @property
     def is_of_host(self) -> bool:
-        """Whether the path names neither a pod nor a container nor a job."""
+        """Whether the path contains neither a pod nor a container nor a job."""
         return self.container_id is None and self.pod_uid is None and self.job_id is None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessFacts:
-    """A process as `/proc` shows it."""
+    """A process's entries in `/proc`."""
 
     started_boottime_ns: int | None = None
-    """Start since boot, in the kernel's steps of 10 ms; `None` where it could not be read."""
+    """Start since boot, in the kernel's steps of 10 ms; `None` if it could not be read."""
     command: str | None = None
     """The kernel's name of the program."""
-    location: Location = Location()  # frozen, so one for all does no harm
-    """Where it runs."""
+    location: Location = Location()  # frozen, so it can be shared
+    """Its container, pod or job."""
 
 
-# Of `nvidia-cuda-mps-server` the kernel keeps 15 letters; the control daemon is on no GPU.
+# The kernel keeps 15 letters of `nvidia-cuda-mps-server`; the control daemon uses no GPU.
 _MPS_SERVER: Final = "nvidia-cuda-mps"
 UNREADABLE: Final = ProcessFacts()
 
 
 class ProcessLookup(Protocol):
-    """Where processes are looked up by their pid."""
+    """Looks processes up by their pid."""
 
     def read(self, pid: int) -> ProcessFacts:
-        """Return what a process shows: `UNREADABLE` if it is gone, hidden, or another one now."""
+        """Return a process's facts; `UNREADABLE` if it is gone, hidden, or another one by now."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KnownProcess:
-    """A process that is, or was a tick ago, on a GPU."""
+    """A process that is on a GPU now or was at the previous tick."""
 
     pid: int
     """Process id."""
     facts: ProcessFacts
-    """What `/proc` showed of it."""
+    """Its facts from `/proc`."""
     gpus: frozenset[str]
     """UUIDs of the GPUs that list it."""
     listed_boottime_ns: int = field(compare=False)
-    """When the driver listed it last, or another process under its pid."""
+    """When the driver last listed it, or another process under its pid."""
     certain_boottime_ns: int = field(compare=False)
-    """When the driver listed it last and `/proc` showed it after that; else when it was first."""
+    """When the driver last listed it before `/proc` showed it; else when it was first listed."""
     is_confirmed: bool = field(compare=False)
-    """Whether `/proc` showed it after that. Else it may have ended before, and its pid may have
-    been another process's when it was listed: nobody can tell what was used under it."""
+    """Whether `/proc` showed it after its last listing. If not, it may have ended before, and its
+    pid may have been reused by then, so it is unknown who used the GPU under it."""
     has_ended: bool = field(default=False, compare=False)
-    """Whether `/proc` shows it no more, and showed it after a look since the tick before: it was on
-    the GPU in this tick."""
+    """Whether `/proc` no longer shows it, but did after a fast poll since the previous tick: it was
+    on the GPU in this tick."""
 
     @property
     def is_mps_server(self) -> bool:
-        """Return whether it is the server of MPS, by the kernel's name of it."""
+        """Whether it is the MPS server, by the kernel's name of it."""
         return (self.facts.command or "").startswith(_MPS_SERVER)
 
     @property
     def certain_facts(self) -> ProcessFacts:
-        """Return what is certain of the process that was listed."""
+        """The facts that are certain for the listed process."""
         return self.facts if self.is_confirmed or self.has_ended else UNREADABLE
 
 
@@ -93,16 +92,16 @@ class TableUpdate:
     """The processes of one tick."""
 
     now: Mapping[int, KnownProcess]
-    """Those that are there, by pid."""
+    """The processes now, by pid."""
     before: Mapping[int, KnownProcess]
-    """Those of the tick before, and those that ended earlier and are still listed as ended."""
+    """The processes of the previous tick, and earlier ones that are still listed as ended."""
     records: list[ProcessRecord]
-    """What happened since the tick before."""
+    """Changes since the previous tick."""
     unreadable: int
-    """How many of those that were listed now `/proc` did not show."""
+    """Number of processes listed now that `/proc` did not show."""
 
     def was_recycled(self, pid: int) -> bool:
-        """Return whether the pid was another process before."""
+        """Return whether the pid belonged to another process before."""
         return _is_another(self.now.get(pid), self.before.get(pid))
 
 
@@ -111,7 +110,7 @@ class ProcessTable:
     """The processes on a node's GPUs."""
 
     processes: ProcessLookup
-    """Where they are looked up."""
+    """Looks processes up."""
     node: NodeId
     """The node, for the records."""
     boot_id: str
@@ -119,7 +118,7 @@ class ProcessTable:
     _known: dict[int, KnownProcess] = field(default_factory=dict)
     _lingering: dict[int, KnownProcess] = field(default_factory=dict)
     _updated_boottime_ns: int = 0
-    """When the lists of the last update were read."""
+    """When the process lists of the last update were read."""
 
     def refresh(
         self,
@@ -129,14 +128,13 @@ class ProcessTable:
         listed_boottime_ns: int,
         time_ns: int,
     ) -> TableUpdate:
-        """Look every process up again; `listed` holds the pids on each GPU that answered.
+        """Look up every process again; `listed` contains the pids on each GPU that answered.
 
-        On a GPU that did not answer, processes are where they were: nobody can tell whether one
-        that `/proc` no longer shows still holds it, and it ends with the first answer that does not
-        list it. It usually died with its GPU, so only what was listed now is counted as unreadable.
-        `listed_boottime_ns` is when the lists were read: a process that started later took the pid
-        of one that was listed. Of the ended ones, the next update still knows those whose pids are
-        `lingering`.
+        On a GPU that did not answer, processes stay where they were: a process that `/proc` no
+        longer shows may still hold it, and ends with the first answer that does not list it. It
+        usually died with its GPU, so only processes listed now are counted as unreadable.
+        `listed_boottime_ns` is when the lists were read: a process that started later has reused
+        the pid of a listed one. The next update still knows ended processes with `lingering` pids.
         """
         before = self._known
         self._known = {
@@ -159,11 +157,12 @@ class ProcessTable:
         return update
 
     def observe(self, listed: Mapping[int, Mapping[str, ClockReading]]) -> list[ProcessRecord]:
-        """Take in who is new on which GPU between two updates; return the records of it.
+        """Take in processes that are new on a GPU between two updates; return their records.
 
-        `listed` holds, by pid, the GPUs that list it and when they were asked: all that were asked
-        together, as a process opens several at once. Whoever has gone again before `/proc` could be
-        read stays unknown, and a pid that has passed to another process is the next update's.
+        `listed` contains, by pid, the GPUs that list it and the times of their queries. It must
+        contain all GPUs queried together, because a process opens several at once. A process that
+        ended before `/proc` could be read stays unknown. A pid that was reused is left to the next
+        update.
         """
         records = []
         for pid, times in sorted(listed.items()):
@@ -182,7 +181,7 @@ class ProcessTable:
         return records
 
     def processes_on(self, gpus: Collection[str]) -> list[IncidentProcess]:
-        """Return the processes that the last update found on any of these GPUs, by pid."""
+        """Return the processes that the last update found on any of these GPUs, ordered by pid."""
         known = [
             process
             for _, process in sorted(self._known.items())
@@ -204,7 +203,7 @@ class ProcessTable:
         cached = self._known.get(pid)
         facts = self.processes.read(pid)
         started_ns = facts.started_boottime_ns
-        # One that started after the list was read is not the one that was listed.
+        # A process that started after the list was read is not the listed one.
         if started_ns is not None and started_ns <= listed_boottime_ns:
             return KnownProcess(
                 pid=pid,
@@ -214,7 +213,7 @@ class ProcessTable:
                 certain_boottime_ns=listed_boottime_ns,
                 is_confirmed=True,
             )
-        # What was known of it stays: it may be gone and still hold the GPU.
+        # Keep its known facts, because it may have ended but still hold the GPU.
         certain_ns = cached.certain_boottime_ns if cached else listed_boottime_ns
         return KnownProcess(
             pid=pid,
@@ -250,7 +249,7 @@ def make_record(
     change: ProcessChange,
     gpu_uuids: Collection[str],
 ) -> ProcessRecord:
-    """Return the record of a change of a process."""
+    """Return the record of a process's change."""
     return ProcessRecord(
         cluster=node.cluster,
         node=node.node,
@@ -274,9 +273,9 @@ def _observed(
     times: Mapping[str, ClockReading],
     cached: KnownProcess | None,
 ) -> KnownProcess | None:
-    """Return the process that GPUs listed at these times; `None` where it is not what is there."""
+    """Return the process that GPUs listed at these times; `None` if `/proc` shows another one."""
     started_ns = facts.started_boottime_ns
-    # One that started after a list was read is not the one that was listed there.
+    # A process that started after a list was read is not the one listed there.
     gpus = {
         uuid: at.boottime_ns
         for uuid, at in times.items()
@@ -297,7 +296,7 @@ def _observed(
 def _changes(
     now: KnownProcess | None, before: KnownProcess | None
 ) -> list[tuple[ProcessChange, KnownProcess]]:
-    """Return what happened under one pid; a pid that changed hands is an end and a start."""
+    """Return the changes under one pid; a reused pid is an end and a start."""
     changes: list[tuple[ProcessChange, KnownProcess]] = []
     is_another = _is_another(now, before)
     if before and (now is None or is_another):
@@ -310,11 +309,11 @@ def _changes(
 
 
 def _is_another(now: KnownProcess | None, before: KnownProcess | None) -> bool:
-    """Return whether one pid has passed from one process to another."""
+    """Return whether the pid now belongs to another process."""
     if now is None or before is None or now.facts.started_boottime_ns is None:
         return False
     if before.facts.started_boottime_ns is None:
-        # Nothing is known of the former but when it was listed: what started later is another.
+        # Only its listing time is known: a process that started later is another one.
         return now.facts.started_boottime_ns > before.listed_boottime_ns
     return now.facts.started_boottime_ns != before.facts.started_boottime_ns
 
@@ -322,7 +321,7 @@ def _is_another(now: KnownProcess | None, before: KnownProcess | None) -> bool:
 def _gpus_by_pid(
     listed: Mapping[str, Collection[int]], before: Mapping[int, KnownProcess]
 ) -> dict[int, frozenset[str]]:
-    """Return the GPUs of each process, those that did not answer included."""
+    """Return each process's GPUs, including GPUs that did not answer."""
     found: dict[int, set[str]] = {}
     for uuid, pids in listed.items():
         for pid in pids:

@@ -1,7 +1,8 @@
-"""The processes on a node's GPUs, from tick to tick, and what each tick reports of them.
+"""Tracks the processes on a node's GPUs from tick to tick, and reports them in each tick.
 
-Here the table of processes and the accounting of ended ones are put together for one node, and the
-table of a tick's containers is made. Of what the GPUs read only the time that was nobody's is used.
+This module combines, for one node, the process table with the accounting of ended processes, and
+builds each tick's table of containers. Of the GPUs' readings it uses only their busy time that
+belongs to no process.
 """
 
 from collections import Counter
@@ -33,36 +34,36 @@ from gpuledger_agent.core.tick_clock import TickInterval
 
 
 class TickProcesses(NamedTuple):
-    """What a tick reports of processes, by the fields of `NodeSample`."""
+    """A tick's processes, by fields of `NodeSample`."""
 
     containers: list[ContainerRef]
     processes: list[GpuProcess]
     ended_processes: list[ProcessExit] | None
     mps_served_gpus: frozenset[int]
-    """Positions of the GPUs on which clients of MPS have what was sampled of their server."""
+    """Positions of the GPUs on which MPS clients share the usage of their server."""
     records: list[ProcessRecord]
-    """What happened to the processes since the last tick."""
+    """Changes of the processes since the last tick."""
 
 
 class ProcessCounts(NamedTuple):
-    """How many processes could not be read or reported since the last count."""
+    """Numbers of processes that could not be read or reported since the last call."""
 
     unreadable: int
-    """Processes that the driver listed and `/proc` did not show."""
+    """Processes that the driver listed but `/proc` did not show."""
     accounts_late: int
-    """Accounts of the driver that came after the end of their process was published."""
+    """The driver's accounts that arrived after the process's end had been published."""
     exits_unreported: Counter[str]
     """Ends that no tick reports, by reason."""
 
 
 @dataclass
 class ContainerTable:
-    """The tick's containers and jobs: each once, in the order of first mention."""
+    """A tick's containers and jobs, each once, in order of first mention."""
 
     _indices: dict[tuple[str | None, str | None, str | None], int] = field(default_factory=dict)
 
     def index_of(self, location: Location) -> int | None:
-        """Return the position of a container or a job; `None` for the host."""
+        """Return the position of a container or job; `None` for the host."""
         if location.is_of_host:
             return None
         identity = (location.container_id, location.pod_uid, location.job_id)
@@ -77,25 +78,25 @@ class ContainerTable:
 
 
 class ProcessTracker:
-    """The processes of one node."""
+    """Tracks the processes of one node."""
 
     def __init__(
         self, *, node: NodeId, boot_id: str, processes: ProcessLookup, reads_processes: bool
     ) -> None:
-        """Track no process where `reads_processes` is off."""
+        """Create the tracker; with `reads_processes` false it tracks no process."""
         self.reads_processes = reads_processes
         self._table = ProcessTable(processes=processes, node=node, boot_id=boot_id)
         self._matcher = ExitMatcher(processes=processes, node=node, boot_id=boot_id)
         self._reporter = ExitReporter()
         self._accounting_gpus: Collection[str] = ()
-        """The GPUs whose driver keeps accounts."""
+        """UUIDs of the GPUs whose driver keeps accounts."""
         self._records: list[ProcessRecord] = []
         self._unreadable = 0
 
     def observe(self, polls: Iterable[FastPoll]) -> None:
-        """Take in who is new on GPUs between two ticks: they may be gone at the next.
+        """Take in new processes on GPUs between two ticks, because they may end before the next.
 
-        `polls` are those of all GPUs that were asked together.
+        `polls` must contain all GPUs that were queried together.
         """
         if not self.reads_processes:
             return
@@ -117,12 +118,12 @@ class ProcessTracker:
         time_ns: int,
         boottime_ns: int,
     ) -> TableUpdate:
-        """Update which processes there are, in which containers, and which have ended.
+        """Update the processes, their containers and their ends.
 
-        There are none where processes are not read.
+        Without `reads_processes` the update is empty.
         """
         read = ticks if self.reads_processes else []
-        # Of a GPU whose lists the driver refuses nobody knows who has ended.
+        # If the driver refuses a GPU's lists, it is unknown which of its processes have ended.
         listed = {
             tick.reading.uuid: tick.last.processes.keys()
             for tick in read
@@ -147,7 +148,7 @@ class ProcessTracker:
     def describe(
         self, ticks: Sequence[GpuTick], table_update: TableUpdate, covered: TickInterval
     ) -> TickProcesses:
-        """Return what a tick reports of the processes."""
+        """Return a tick's processes."""
         containers = ContainerTable()
         usages: list[Sequence[ProcessUsage]] = []
         if self.reads_processes:
@@ -173,7 +174,7 @@ class ProcessTracker:
         return TickProcesses(containers.refs(), processes, exits, served, records)
 
     def pop_counts(self) -> ProcessCounts:
-        """Return what is to be counted since the last call."""
+        """Return the counts since the last call."""
         matcher, reporter = self._matcher, self._reporter
         counts = ProcessCounts(self._unreadable, matcher.late, reporter.unreported)
         self._unreadable, matcher.late, reporter.unreported = 0, 0, Counter()
@@ -183,9 +184,9 @@ class ProcessTracker:
 def describe(
     gpu: int, usage: ProcessUsage, table_update: TableUpdate, containers: ContainerTable
 ) -> Iterator[GpuProcess]:
-    """Yield the process's entry; two entries where its pid passed from one process to another.
+    """Yield the process's entry, or two entries if its pid was reused.
 
-    The driver's samples of such a pid may be of either, so none of the two gets them.
+    The driver's samples of such a pid may belong to either process, so neither gets them.
     """
     pid = usage.process.pid
     was_recycled = not usage.ended and table_update.was_recycled(pid)

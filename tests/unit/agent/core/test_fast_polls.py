@@ -1,4 +1,4 @@
-"""Fast polls between ticks: when, and what is made of the answers."""
+"""Fast polls between ticks: their times, and the use of their answers."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ START_US = 1_000_000_000
 def times(
     *, seconds: float = 1.0, lag: float = 0.0, pause: float = 0.1, is_close: bool = False
 ) -> list[tuple[float, str]]:
-    """Return when is polled in a tick, in seconds, and what."""
+    """Return the times of polls within a tick, in seconds, with their scopes."""
     plan = FastPollPlan(
         begin_ns=0,
         end_ns=round(seconds * SECOND_NS),
@@ -112,7 +112,7 @@ CLOCK = DriverClock(
 
 
 def known(*, one_sample_each: bool | None = None, clock: DriverClock | None = None) -> GpuSampler:
-    """Return a GPU of which a tick at 0 s has covered the time up to the first window."""
+    """Return a GPU after a tick at 0 s has covered the time up to the first window."""
     gpu = GpuSampler()
     gpu.window = WindowLength(length_us=WINDOW_US, is_confirmed=True)
     gpu.one_sample_each = one_sample_each
@@ -127,7 +127,7 @@ def take(gpu: GpuSampler, *polls: FastPoll) -> None:
 
 
 def tick(gpu: GpuSampler, own: FastPoll) -> GpuTick:
-    """Have a tick answered as a fast poll is."""
+    """Answer a tick like a fast poll."""
     names = ("samples", "process_samples", "processes", "percent")
     given = {name: getattr(own, name) for name in names}
     gpu.request_tick(is_set_back=False)
@@ -154,7 +154,7 @@ def test_one_sample_in_each_answer_of_several_windows_is_the_drivers_form() -> N
 
 
 def test_a_process_that_rests_does_not_show_the_drivers_form() -> None:
-    """It has one sample in each answer, too: of the only window in which anything ran."""
+    """It also returns one sample per answer, for the only window in which anything ran."""
     gpu = known()
     for since in range(0, 120, 6):
         take(gpu, poll(0, 0, 40, 0, 0, 0, since=since, uses=((7, since + 3, 40),)))
@@ -166,7 +166,7 @@ def test_one_sample_of_several_windows_is_their_mean_or_of_one_window(
     *, one_sample_each: bool, share: float
 ) -> None:
     gpu = known(one_sample_each=one_sample_each, clock=CLOCK)
-    # Two samples, of which the second is of a window that is not covered yet.
+    # Two samples, the second of a window that is not covered yet.
     take(gpu, poll(50, 50, 50, 50, uses=((7, 4, 50),), at=0.5))
     reported = tick(gpu, poll(50, 50, since=4, uses=((7, 6, 50),), at=1.0))
     assert shares(reported) == {7: pytest.approx(share)}
@@ -193,7 +193,7 @@ def test_the_next_query_begins_where_the_last_one_ended() -> None:
     take(gpu, poll(10, 20, uses=((7, 1, 10),), at=at))
     cursor = gpu.cursor(is_set_back=False)
     assert cursor.gpu_us == START_US + 2 * WINDOW_US
-    # If nothing was used, too: a mean from there on would be of the time before.
+    # Also without any use: a mean starting there would include the time before.
     assert cursor.process_us == pytest.approx(closed_us, abs=2)
     assert gpu.cursor(is_set_back=True) == gpu.last.last_seen
 
@@ -282,7 +282,7 @@ def clocks(seconds: float, *, wall_us: int = 0) -> ClockReading:
 def kept(
     stamps: Sequence[int], at: ClockReading, ahead_us: int | None = None
 ) -> tuple[list[int], int | None, Counter[str]]:
-    """Return which stamps are left of an answer's, of all three kinds, and what was counted."""
+    """Return the remaining stamps of an answer, of all three kinds, and the counts."""
     dropped: Counter[str] = Counter()
     utilization = tuple(UtilizationSample(timestamp_us=stamp, percent=1) for stamp in stamps)
     answer = FastPoll(

@@ -1,4 +1,4 @@
-"""One GPU: means of the covered time, differences of counters, nothing untrue."""
+"""One GPU's ticks: means of the covered time, differences of counters, only plausible values."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ BLANK = RawGpuSample(uuid="GPU-0", index=0)
 
 
 def primed(**last: Any) -> GpuSampler:  # noqa: ANN401  # fields of LastTick
-    """Return a GPU whose driver's clock is known: of a second's six windows a tick covers five."""
+    """Return a GPU with a known driver clock: of a second's six windows, a tick covers five."""
     gpu = GpuSampler()
     gpu.window = WindowLength(length_us=WINDOW_US, is_confirmed=True)
     gpu.last = LastTick(
@@ -285,7 +285,7 @@ def test_a_process_in_two_lists_holds_its_memory_once() -> None:
 
 @pytest.mark.parametrize("pid", [0, 2**22 + 1, 2**32 - 1])
 def test_a_pid_that_no_kernel_gives_is_left_out_and_counted(pid: int) -> None:
-    # So it looks where a driver's rows are longer than nvidia-ml-py knows, as those of 535 were.
+    # This happens if a driver's rows are longer than in nvidia-ml-py, like those of driver 535.
     tick = read(RawGpuSample(uuid="GPU-0", index=0, processes=(compute(2**22), compute(pid))))
     assert list(tick.last.processes) == [2**22]
     assert tick.dropped_readings == {("process_pid", "out_of_range"): 1}
@@ -344,7 +344,7 @@ def test_a_sample_of_nobody_or_beyond_belief_is_left_out_and_counted(
     assert tick.last.last_seen.process_us == START_US
 
 
-# Whether a board is without a process, so that what it draws is its idle draw.
+# Detection of a board without a process, whose power is its idle draw.
 
 FREE = replace(
     BLANK,

@@ -1,4 +1,4 @@
-"""The intervals of a node's ticks meet, whatever is learnt of its drivers' windows."""
+"""The intervals of a node's ticks adjoin, however long its drivers' windows turn out to be."""
 
 from itertools import pairwise
 
@@ -21,7 +21,7 @@ def at(seconds: float) -> ClockReading:
 def tick(
     windows_us: list[list[float]], sampling_interval_seconds: float = 1.0
 ) -> list[TickInterval]:
-    """Return the intervals of ticks, before each of which windows of these lengths are known."""
+    """Return the intervals of ticks; before each, windows of these lengths are known."""
     clock, made = TickClock(), []
     for number, known in enumerate(windows_us):
         now = at((number + 100) * sampling_interval_seconds)
@@ -67,7 +67,7 @@ def test_a_tick_lies_back_so_far_that_all_of_it_is_sampled(
 
 
 def test_samples_of_both_times_are_expected_until_the_drivers_buffers_are_past_it() -> None:
-    """Whichever comes first: the clock has passed where it was, or the buffers are new."""
+    """Whichever comes first: the clock passes its old time, or the buffers are new."""
     shown = {}
     for back_seconds in (0.01, 5, 3600):
         clock = TickClock()

@@ -1,8 +1,8 @@
-"""Whose an account of the driver is: ends of processes with what they used over their lifetimes.
+"""Matches the driver's accounts to processes, and completes the records of their ends.
 
-The record of an end waits some ticks for the accounts of its GPUs. An account of a process that no
-list ever showed makes a record of its start and one of its end. The driver keeps the latest account
-of a pid only, so one that began after its process was listed last is another process's.
+The record of an end waits some ticks for the accounts of its GPUs. An account of a process that was
+never listed becomes a record of its start and one of its end. The driver only keeps a pid's latest
+account, so an account that began after a process's last listing belongs to another process.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,17 +25,17 @@ from gpuledger_agent.core.processes.table import (
 )
 
 _SLACK_NS: Final = NS_PER_SECOND
-"""The kernel counts starts in hundredths of a second, and the wall clock may be set in between."""
+"""The kernel counts starts in hundredths of a second, and the wall clock may be set meanwhile."""
 _MAX_WAIT_TICKS: Final = 5
-# For longer than any answer repeats an account.
+# Longer than any driver repeats an account.
 _REPEATED_TICKS: Final = 10
 _RECENT_EXITS: Final = 256
 _EARLIER_CLOCKS: Final = 8
 
 DriverAccount = tuple[int, GpuTotals]
-"""A pid, and what it used of one GPU."""
+"""A pid and its use of one GPU."""
 DriverAccounts = Mapping[str, Sequence[DriverAccount] | None]
-"""By GPU; `None` where its driver keeps none."""
+"""Accounts by GPU; `None` if its driver keeps none."""
 
 
 class ExitedProcess(NamedTuple):
@@ -44,23 +44,23 @@ class ExitedProcess(NamedTuple):
     pid: int
     """Its pid."""
     facts: ProcessFacts
-    """Whose it is; unreadable where nobody saw that."""
+    """Its owner; unreadable if it was never seen."""
     totals: GpuTotals
-    """What it used of the GPU."""
+    """Its use of the GPU."""
     opened_boottime_ns: int | None
-    """When it opened the GPU, since boot; `None` where the driver does not say."""
+    """When it opened the GPU, since boot; `None` if the driver does not report it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessLifetime:
-    """Between which instants a process was on GPUs, since boot."""
+    """The time since boot in which a process was on GPUs."""
 
     pid: int
     """Its pid."""
     from_ns: int
-    """It did not start earlier."""
+    """Its earliest possible start."""
     until_ns: int
-    """It was listed until then."""
+    """Its last certain listing."""
 
     @classmethod
     def of(cls, known: KnownProcess) -> "ProcessLifetime":
@@ -72,10 +72,10 @@ class ProcessLifetime:
         )
 
     def fits(self, account: DriverAccount, boots: Iterable[int]) -> bool:
-        """Return whether an account can be this process's; `boots` is when the node booted.
+        """Return whether an account can belong to this process.
 
-        That has several answers where the wall clock was set: an account's start is by the clock
-        as it was then.
+        `boots` are the node's boot times. There are several after the wall clock was set, because
+        an account's start was recorded by the clock at that time.
         """
         pid, totals = account
         if pid != self.pid or totals.started_time_ns is None:
@@ -83,7 +83,7 @@ class ProcessLifetime:
         return self.opened_boottime_ns(account, boots) is not None
 
     def opened_boottime_ns(self, account: DriverAccount, boots: Iterable[int]) -> int | None:
-        """Return when the account began, since boot; `None` where not within this lifetime."""
+        """Return when the account began, since boot; `None` if outside of this lifetime."""
         started_ns = account[1].started_time_ns
         if started_ns is None:
             return None
@@ -94,7 +94,7 @@ class ProcessLifetime:
 
 @dataclass(kw_only=True)
 class _UnmatchedExit:
-    """An end that waits for its accounts."""
+    """An end that waits for accounts."""
 
     record: ProcessRecord
     lifetime: ProcessLifetime
@@ -105,34 +105,34 @@ class _UnmatchedExit:
 
 @dataclass(kw_only=True)
 class ExitMatcher:
-    """The ends of one node's processes."""
+    """Matches accounts to the processes of one node."""
 
     processes: ProcessLookup
-    """Where a process that was never listed is looked up."""
+    """Looks up processes that were never listed."""
     node: NodeId
     """The node, for the records."""
     boot_id: str
     """The kernel's id of this boot, for the records."""
     _waiting: list[_UnmatchedExit] = field(default_factory=list)
     _recent: list[ProcessLifetime] = field(default_factory=list)
-    """Of processes whose end is published: accounts that come now are too late."""
+    """Lifetimes of processes whose end was published: accounts for them are too late."""
     _partial: dict[ProcessLifetime, list[GpuTotals]] = field(default_factory=dict)
-    """Accounts of processes that are done with one GPU and still at work on another."""
+    """Accounts of processes that have closed one GPU but still use another."""
     _repeats: dict[tuple[str, int, int | None], int] = field(default_factory=dict)
-    """For how many ticks an account may come again, by GPU, pid and start."""
+    """For how many ticks an account may be repeated, by GPU, pid and start."""
     _boots: list[int] = field(default_factory=list)
-    """When the node booted, by the wall clock as it was and, last, as it is."""
+    """Boot times by earlier settings of the wall clock and, last, by the current one."""
     exited: list[ExitedProcess] = field(default_factory=list)
-    """The processes that have left a GPU and have an account, until they are taken."""
+    """Processes that have left a GPU and have an account; the caller takes them from here."""
     late: int = 0
-    """How many accounts came after their end was published, until they are counted."""
+    """Number of accounts that came after their end was published, until they are counted."""
 
     def match(
         self, table_update: TableUpdate, accounts: DriverAccounts, *, time_ns: int, boottime_ns: int
     ) -> list[ProcessRecord]:
-        """Return the records that are whole by now, those of `table_update` and earlier ones."""
+        """Return the records that are complete by now: new ones and earlier ones that waited."""
         boot_ns = time_ns - boottime_ns
-        # What is far from when it booted by the clock as it is, is by the clock as it was.
+        # A boot time that differs clearly from the current one is from before the clock was set.
         earlier = [ns for ns in self._boots if abs(boot_ns - ns) >= _SLACK_NS // 10]
         self._boots = [*earlier[-_EARLIER_CLOCKS:], boot_ns]
         accounting_gpus = {uuid for uuid, given in accounts.items() if given is not None}
@@ -147,7 +147,7 @@ class ExitMatcher:
             else:
                 records.append(record)
         unknown = self._assign_all(accounts, table_update)
-        # Whole is an end whose accounts are there, or have been waited for long enough.
+        # An end is complete if it has all accounts or has waited long enough.
         whole = [exit_ for exit_ in self._waiting if not exit_.missing or not exit_.ticks_left]
         self._waiting = [exit_ for exit_ in self._waiting if exit_.missing and exit_.ticks_left]
         for waiting in self._waiting:
@@ -157,7 +157,7 @@ class ExitMatcher:
         return records + self._report_unknown(unknown, time_ns)
 
     def _wait(self, record: ProcessRecord, lifetime: ProcessLifetime, missing: set[str]) -> None:
-        """Let an end wait for its accounts; those that came while it was at work are there."""
+        """Queue an end until its accounts come, with accounts that came while it was running."""
         totals = [
             part
             for other in list(self._partial)
@@ -172,7 +172,7 @@ class ExitMatcher:
     def _assign_all(
         self, accounts: DriverAccounts, table_update: TableUpdate
     ) -> dict[int, list[GpuTotals]]:
-        """Put each new account to its process; return those of processes that nobody has seen."""
+        """Assign new accounts to their processes; return accounts of processes never seen."""
         unknown: dict[int, list[GpuTotals]] = {}
         for account in self._new(accounts):
             pid, totals = account
@@ -180,14 +180,14 @@ class ExitMatcher:
             if self._assign(account):
                 continue
             if now and (lifetime := ProcessLifetime.of(now)).fits(account, self._boots):
-                # Done with this GPU, still at work on another one.
+                # It has closed this GPU but still uses another one.
                 self._partial.setdefault(replace(lifetime, until_ns=0), []).append(totals)
                 self._exit(account, now.certain_facts, lifetime)
             elif any(lifetime.fits(account, self._boots) for lifetime in self._recent):
                 self.late += 1
             else:
                 unknown.setdefault(pid, []).append(totals)
-        # What is left of pids that are gone had no end to go to: the pid is another process's.
+        # Drop accounts without an end whose pid is gone: that pid was reused.
         self._partial = {
             lifetime: parts
             for lifetime, parts in self._partial.items()
@@ -196,19 +196,19 @@ class ExitMatcher:
         return unknown
 
     def _new(self, accounts: DriverAccounts) -> Iterator[DriverAccount]:
-        """Yield the accounts that no earlier tick had: the driver repeats each for some ticks."""
+        """Yield accounts that no earlier tick had, because the driver repeats each for a while."""
         self._repeats = {key: left - 1 for key, left in self._repeats.items() if left > 1}
         for uuid, given in accounts.items():
             for pid, totals in given or ():
                 key = (uuid, pid, totals.started_time_ns)
                 is_new = key not in self._repeats
-                # Each repetition may be followed by another one.
+                # Each repetition may be followed by another.
                 self._repeats[key] = _REPEATED_TICKS
                 if is_new:
                     yield pid, totals
 
     def _assign(self, account: DriverAccount) -> bool:
-        """Put an account to the end that waits for it; return whether there is one."""
+        """Assign an account to the end that waits for it; return whether there is one."""
         totals = account[1]
         for waiting in self._waiting:
             if totals.gpu_uuid in waiting.missing and waiting.lifetime.fits(account, self._boots):
@@ -230,7 +230,7 @@ class ExitMatcher:
     def _report_unknown(
         self, unknown: Mapping[int, list[GpuTotals]], time_ns: int
     ) -> list[ProcessRecord]:
-        """Return start and end of each process that only its accounts show."""
+        """Return the start and end of each process that only its accounts show."""
         records = []
         for pid, totals in unknown.items():
             facts = self._owner_of(pid, totals)
@@ -250,18 +250,18 @@ class ExitMatcher:
         return records
 
     def _owner_of(self, pid: int, totals: Sequence[GpuTotals]) -> ProcessFacts:
-        """Return whose it was: who has the pid now and had it then, as it lives on."""
+        """Return the process that has the pid now, if it had it then; else `UNREADABLE`."""
         starts = [part.started_time_ns for part in totals if part.started_time_ns is not None]
         opened_ns = min(starts, default=0) - self._boots[-1]
         facts = self.processes.read(pid)
         started_ns = facts.started_boottime_ns
-        # It may live on without the GPU; one that started later has only its pid.
+        # It may be alive without the GPU; a process that started later only reuses its pid.
         return facts if started_ns is not None and started_ns <= opened_ns else UNREADABLE
 
     def _exit(
         self, account: DriverAccount, facts: ProcessFacts, lifetime: ProcessLifetime | None
     ) -> None:
-        """Record that a process is done with a GPU."""
+        """Record that a process has left a GPU."""
         pid, totals = account
         opened_ns = lifetime.opened_boottime_ns(account, self._boots) if lifetime else None
         if opened_ns is None and totals.started_time_ns is not None:
@@ -270,7 +270,7 @@ class ExitMatcher:
 
 
 def with_totals(record: ProcessRecord, totals: Sequence[GpuTotals]) -> ProcessRecord:
-    """Return the record of an end with what the process used, of each GPU and in sum."""
+    """Return the record of an end with the process's use, per GPU and in total."""
     if not totals:
         return record
     busy = [part.busy_ns for part in totals if part.busy_ns is not None]

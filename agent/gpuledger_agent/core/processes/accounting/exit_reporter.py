@@ -1,13 +1,13 @@
-"""Processes that are done with a GPU, as the tick reports it that covers their end.
+"""Reports each process that has left a GPU, in the tick that covers its end.
 
-Here the driver's account of a process is held against what ticks said of it. What is booked for it
-is decided in the join. An exit waits until ticks cover it, as these run behind the driver's clock;
-what cannot be reported rightly is left out and counted.
+This module compares the driver's account of a process with the use that ticks reported for it; the
+join decides what to book. An exit waits until ticks cover it, because they lag behind the driver's
+clock. Exits that cannot be reported correctly are left out and counted.
 
-`GpuHistory` has what the last ticks said of each GPU: whose its busy time was, and what was
-nobody's. It follows what a tick's readers can make of it, so that what a process is said to have
-used and what was left without a user are never the same seconds. Memory is bounded by the processes
-on the GPUs and by two minutes of ticks.
+`GpuHistory` keeps, for each GPU, the busy time of its processes in the last ticks, and the busy
+time of no process. It divides the time as readers of the ticks do, so that a process's reported use
+and the unclaimed time never contain the same seconds. Memory is bounded by the processes on the
+GPUs and by two minutes of ticks.
 """
 
 from collections import Counter, deque
@@ -27,12 +27,13 @@ from gpuledger_agent.core.processes.table import Location
 from gpuledger_agent.core.tick_clock import TickInterval
 
 WINDOW_SECONDS: Final = 120
-"""For how long it is known what of a GPU's busy time was nobody's."""
+"""How long a GPU's unclaimed busy time is remembered."""
 _HISTORY_NS: Final = WINDOW_SECONDS * 1_000_000_000
 _PARTS: Final = 1_000_000
-# The driver reports whole sampling windows, so a process shows in ticks up to a window around it.
+# The driver reports whole sampling windows, so ticks may show a process up to a window before its
+# start and after its end.
 _WINDOW_NS: Final = USUAL_WINDOW_US * NS_PER_US
-# Longer than an account is waited for after the process was listed last.
+# Longer than an end waits for its account after the last listing.
 _MAX_TICKS_ABSENT: Final = 16
 
 
@@ -40,15 +41,18 @@ class ProcessInterval(NamedTuple):
     """A process's time on a GPU, and its use in that time that no tick has reported yet."""
 
     begin_ns: int
-    """Where it begins, since boot."""
+    """Its begin, since boot."""
     end_ns: int
-    """Where it ends, since boot."""
+    """Its end, since boot."""
     missing_ns: int
-    """Busy time that is looked for."""
+    """Busy time to find."""
 
     @classmethod
     def of(cls, process: ExitedProcess) -> "ProcessInterval | None":
-        """Return the time on the GPU, a sampling window around it included; `None` if undated."""
+        """Return the time on the GPU, widened by a sampling window on both sides.
+
+        `None` if the account has no times or no use.
+        """
         totals, opened_ns = process.totals, process.opened_boottime_ns
         if opened_ns is None or totals.lifetime_ns is None or totals.busy_ns is None:
             return None
@@ -65,7 +69,7 @@ ProcessKey = tuple[int, int]
 
 
 class _SampledTime(msgspec.Struct):
-    """What ticks reported of one process."""
+    """The use of one process that ticks reported."""
 
     busy_ns: int
     first: TickInterval
@@ -81,23 +85,23 @@ class _UnclaimedTime(msgspec.Struct):
 
 @dataclass
 class GpuHistory:
-    """What the last ticks reported of one GPU."""
+    """One GPU's use in the last ticks."""
 
     accounting_until_ns: int = 0
-    """Until when, since boot, its driver kept accounts for certain."""
+    """Time since boot until which its driver certainly kept accounts."""
     _sampled: dict[ProcessKey, _SampledTime] = field(default_factory=dict)
     _unclaimed: deque[_UnclaimedTime] = field(default_factory=deque)
 
     def record(
         self, covered: TickInterval, reading: GpuReading | None, processes: Sequence[GpuProcess]
     ) -> None:
-        """Record what a tick reports; `reading` is `None` where the GPU is not in it."""
+        """Record a tick; `reading` is `None` if the GPU is not in it."""
         for sampled in self._sampled.values():
             sampled.ticks_absent += 1
         if reading is not None:
             ratio = reading.utilization_ratio
             if ratio is None:
-                # The device gives none (MIG): its processes' samples are all that is known.
+                # The device reports none (MIG): use the sum of its processes' samples.
                 ratio = sum(process.sm_utilization_ratio or 0.0 for process in processes)
             busy_ns = covered.length_ns * min(_parts(ratio), _PARTS) // _PARTS
             for process, own_ns in split_busy_ns(busy_ns, processes, covered.length_ns):
@@ -107,7 +111,7 @@ class GpuHistory:
                 sampled = self._sampled.setdefault(key, _SampledTime(0, covered))
                 sampled.busy_ns += own_ns
                 sampled.ticks_absent = 0
-            # Whoever is named, the reader of the tick gives them all of it.
+            # If any process is identified, readers of the tick give all busy time to them.
             is_named = any(process.started_boottime_ns is not None for process in processes)
             self._unclaimed.append(_UnclaimedTime(covered, 0 if is_named else busy_ns))
         oldest_ns = covered.end_ns - _HISTORY_NS
@@ -120,23 +124,20 @@ class GpuHistory:
         }
 
     def pop_sampled(self, key: ProcessKey) -> tuple[int, TickInterval | None]:
-        """Return what ticks reported of a process, and the first tick that named it.
-
-        Both are forgotten.
-        """
+        """Return a process's reported use and the first tick that named it, and forget both."""
         found = self._sampled.pop(key, None)
         return (found.busy_ns, found.first) if found else (0, None)
 
     def ticks_of(self, interval: ProcessInterval) -> list[TickInterval]:
-        """Return the ticks that cover some of an interval, as far as they are remembered."""
+        """Return the remembered ticks that overlap an interval."""
         ticks = (unclaimed.covered for unclaimed in self._unclaimed)
         return [tick for tick in ticks if interval.overlap_ns(tick)]
 
     def reserve(self, intervals: Sequence[ProcessInterval]) -> list[int]:
-        """Reserve unclaimed time for each interval; what one is given, no other ever is.
+        """Reserve unclaimed time for each interval, so that no other interval gets it again.
 
-        Nobody gets more than was looked for, nor more of a tick than it was there. Where several
-        look for more than there is, each gets a part in proportion.
+        An interval gets at most its missing time, and from each tick at most their overlap. If
+        several intervals want more than a tick has, each gets a proportional part.
         """
         reserved = [0] * len(intervals)
         for tick in self._unclaimed:
@@ -151,9 +152,9 @@ class GpuHistory:
 
 
 def split(whole: int, weights: Sequence[int]) -> list[int]:
-    """Return the parts of a whole by weights, which sum to it; zeros where all of these are zero.
+    """Return the parts of a whole by weights; they sum to it, or are 0 if all weights are 0.
 
-    No part is more than its weight where the whole is no more than their sum.
+    If the whole is at most the sum of the weights, no part exceeds its weight.
     """
     total, reached, given = sum(weights), 0, 0
     parts = []
@@ -168,14 +169,14 @@ def split(whole: int, weights: Sequence[int]) -> list[int]:
 def split_busy_ns(
     busy_ns: int, processes: Sequence[GpuProcess], interval_ns: int
 ) -> Iterator[tuple[GpuProcess, int]]:
-    """Yield each process its part of what a reader of the tick books on its container.
+    """Yield each process with its part of the busy time that a tick's reader books.
 
-    A container that is alone on a GPU has all of the device's busy time, whatever its processes'
-    samples say; it is split among them by these, or equally where there are none. Of several
-    containers each process has what its own samples say.
+    A container that has a GPU to itself gets all of the device's busy time, whatever its processes'
+    samples are. It is split among its processes by their samples, or equally without any. If
+    several containers share the GPU, each process gets the use of its own samples.
     """
     parts = [_parts(process.sm_utilization_ratio) for process in processes]
-    # One that could not be read is no part of the host, which has no container either.
+    # A process that could not be read does not belong to the host, which has no container either.
     owners = {(process.container, process.started_boottime_ns is None) for process in processes}
     if len(owners) > 1:
         own = [interval_ns * part // _PARTS for part in parts]
@@ -197,22 +198,22 @@ class _PendingExit(NamedTuple):
 
     @property
     def key(self) -> ProcessKey:
-        """What identifies the process."""
+        """The process's pid and start."""
         return self.process.pid, self.process.facts.started_boottime_ns or 0
 
 
 @dataclass(kw_only=True)
 class ExitReporter:
-    """The exits of one node's processes, and what its last ticks reported of each GPU."""
+    """Reports exits of one node's processes, and keeps the last ticks' use of each GPU."""
 
     _histories: dict[str, GpuHistory] = field(default_factory=dict)
     _waiting: list[_PendingExit] = field(default_factory=list)
     _begin_ns: int | None = None
     unreported: Counter[str] = field(default_factory=Counter)
-    """Exits that were left out, by reason, until they are counted."""
+    """Number of exits left out, by reason, since they were last counted."""
 
     def add(self, exited: Iterable[ExitedProcess]) -> None:
-        """Add a process that has left a GPU; those that cannot be reported are counted."""
+        """Add processes that have left a GPU; count those that cannot be reported."""
         for process in exited:
             interval = ProcessInterval.of(process)
             if process.facts.started_boottime_ns is None:
@@ -220,7 +221,7 @@ class ExitReporter:
             elif interval is None:
                 self.unreported["undated"] += 1
             elif self._begin_ns is None or interval.begin_ns + _WINDOW_NS < self._begin_ns:
-                # What ticks of an earlier agent said of it nobody knows any more.
+                # The use that an earlier agent's ticks reported for it is unknown.
                 self.unreported["older"] += 1
             elif len(self._waiting) >= MAX_ENDED_PROCESSES:
                 self.unreported["too_many"] += 1
@@ -236,13 +237,13 @@ class ExitReporter:
         accounting_gpus: Collection[str],
         container_index: Callable[[Location], int | None],
     ) -> list[ProcessExit] | None:
-        """Return the exits that ticks cover by now, if any; record what this tick says.
+        """Return the exits that ticks cover by now, or `None`; record this tick.
 
-        `accounting_gpus` are the GPUs whose driver keeps accounts; `container_index` puts a
-        container into the tick's table.
+        `accounting_gpus` are the GPUs whose driver keeps accounts; `container_index` adds a
+        container to the tick's table.
         """
         if not accounting_gpus and not self._histories and not self._waiting:
-            # Whoever began before accounts are kept again is unknown by then.
+            # If accounts are switched on later, earlier processes count as `older`.
             self._begin_ns = None
             return None
         self._begin_ns = covered.begin_ns if self._begin_ns is None else self._begin_ns
@@ -277,10 +278,10 @@ class ExitReporter:
             if index is None:
                 history.record(covered, None, [])
             else:
-                # Of a GPU that is cut, the instances' rows say who used what.
+                # On a partitioned GPU, the instances' rows show the use.
                 reading = None if gpus[index].mig_enabled else gpus[index]
                 history.record(covered, reading, by_gpu.get(index, []))
-        # Of a GPU that is gone, or keeps no accounts any more, no account comes after that.
+        # Forget GPUs that are gone or no longer keep accounts: no account can come any more.
         self._histories = {
             uuid: history
             for uuid, history in self._histories.items()
@@ -290,7 +291,7 @@ class ExitReporter:
     def _pop_due(
         self, covered: TickInterval, indices: Mapping[str, int]
     ) -> Mapping[str, list[_PendingExit]]:
-        """Return, by GPU, the exits that ticks cover; one waits for its GPU, but not for ever."""
+        """Return, by GPU, the exits that ticks cover; others wait, for a missing GPU 2 minutes."""
         due: dict[str, list[_PendingExit]] = {}
         waiting, self._waiting = self._waiting, []
         for pending in waiting:
@@ -312,9 +313,9 @@ def _exits_on(
     covered: TickInterval,
     container_index: Callable[[Location], int | None],
 ) -> Iterable[ProcessExit]:
-    """Yield the exits on one GPU; they share what is nobody's there."""
+    """Yield the exits on one GPU; they share its unclaimed time."""
     sampled = [history.pop_sampled(pending.key) for pending in due]
-    # What ticks said of a process is not looked for again.
+    # The use that ticks reported for a process is not missing.
     intervals = [
         interval._replace(missing_ns=max(0, interval.missing_ns - sampled_ns))
         for (_, interval), (sampled_ns, _) in zip(due, sampled, strict=True)

@@ -1,4 +1,4 @@
-"""A small cluster whose GPUs fail, and the driver's functions in C as nvidia-ml-py calls them."""
+"""A small cluster whose GPUs fail, and the driver's C functions as nvidia-ml-py calls them."""
 # ruff: noqa: ANN401  # ctypes' objects and scenarios have no types
 
 import asyncio
@@ -29,7 +29,7 @@ MODEL = "NVIDIA H100 80GB HBM3"
 def failing_node(
     *incidents: dict[str, Any], clock: ManualClock | None = None, **node: Any
 ) -> SimulatedNode:
-    """Return a node of two GPUs to which this happens."""
+    """Return a node of two GPUs with these events."""
     content = {
         "name": "failing",
         "nodes": [{"name": "node-a", "gpus": {"model": MODEL, "count": 2}, **node}],
@@ -44,7 +44,7 @@ def failing_node(
 
 
 def gpus_of(node: SimulatedNode) -> Any:
-    """Open the node's library and give its GPUs."""
+    """Open the node's library and return its GPUs."""
     return NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
 
 
@@ -56,7 +56,7 @@ class Device:
 
 
 def device(uuid: str) -> Device:
-    """Return a GPU with a handle as the library has it, a pointer."""
+    """Return a GPU with a handle like the library's, a pointer."""
     handle = cast(pointer(c_int(len(uuid))), pynvml.c_nvmlDevice_t)
     return Device(uuid, handle)
 
@@ -72,7 +72,7 @@ def supports(bits: int) -> Callable[..., int]:
 def v2(handle: Any, event_type: int, data: int = 0, instance: int = NO_INSTANCE) -> Any:
     def wait(_set: Any, event: Any, _timeout: Any) -> int:
         filled = referent_of(event)
-        # The library gives its own pointer, which the binding wraps in an object of its own.
+        # The library returns its own pointer, which the binding wraps in another object.
         filled.device = cast(handle, pynvml.c_nvmlDevice_t)
         filled.eventType, filled.eventData = event_type, data
         filled.gpuInstanceId = filled.computeInstanceId = instance
@@ -102,7 +102,7 @@ def fails(code: int) -> Callable[..., int]:
 
 
 class PatientClock(ManualClock):
-    """A clock that a test moves, and whose sleeps leave it where it is."""
+    """A clock that only a test advances, not its sleeps."""
 
     @override
     async def sleep(self, seconds: float) -> None:
@@ -110,7 +110,7 @@ class PatientClock(ManualClock):
 
 
 class Reported:
-    """The incidents that were reported, to be waited for."""
+    """Collects reported incidents, so that a test can wait for them."""
 
     def __init__(self) -> None:
         self.incidents: list[Incident] = []
@@ -125,7 +125,7 @@ class Reported:
 
 
 def pausing(waits: asyncio.Event) -> Callable[[float], None]:
-    """Return a pause of the played library that says when the events are waited for."""
+    """Return a pause for the simulated library that signals when events are waited for."""
     loop = asyncio.get_running_loop()
 
     def pause(seconds: float) -> None:

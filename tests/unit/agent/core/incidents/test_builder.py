@@ -1,4 +1,4 @@
-"""How an incident is filled in."""
+"""The fields of incidents."""
 
 from typing import Any
 

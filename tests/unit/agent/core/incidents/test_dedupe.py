@@ -1,4 +1,4 @@
-"""What two sources see is reported once."""
+"""Detections of one event by two sources are reported once."""
 
 from collections.abc import Iterable
 from itertools import accumulate
@@ -21,7 +21,7 @@ def news(detections: Iterable[Seen], key: tuple[str, int] = KEY) -> int:
 
 
 def interleaved(draw: st.DrawFn, first: list[Seen], second: list[Seen]) -> list[Seen]:
-    """Return both lists as one, each in its own order."""
+    """Return both lists merged at random, each in its own order."""
     picks = draw(st.permutations([0] * len(first) + [1] * len(second)))
     rests = [iter(first), iter(second)]
     return [next(rests[pick]) for pick in picks]
@@ -29,10 +29,10 @@ def interleaved(draw: st.DrawFn, first: list[Seen], second: list[Seen]) -> list[
 
 @st.composite
 def seen_by_both(draw: st.DrawFn) -> tuple[int, list[Seen]]:
-    """Occurrences however near to one another, each seen by both sources in its order."""
+    """Return events however close together, each detected by both sources in its own order."""
     gaps_ns = draw(st.lists(st.integers(0, 5 * NS_PER_SECOND), max_size=12))
     times = list(accumulate(gaps_ns))
-    # The order statistics of both differ by the window at most, as each pair does.
+    # If each pair differs by at most the window, so do the sorted lists, element by element.
     late = sorted(at + draw(st.integers(0, WINDOW_NS)) for at in times)
     prompt, slow = draw(st.permutations(["nvml", "kmsg"]))
     return len(times), interleaved(
@@ -42,13 +42,13 @@ def seen_by_both(draw: st.DrawFn) -> tuple[int, list[Seen]]:
 
 @st.composite
 def far_apart(draw: st.DrawFn) -> tuple[int, list[Seen]]:
-    """Occurrences five seconds apart, each seen by one source or by both, in any order."""
+    """Return events five seconds apart, each detected by one source or by both, in any order."""
     count = draw(st.integers(0, 12))
     seen: list[Seen] = []
     for number in range(count):
         at = (number + 1) * 5 * NS_PER_SECOND
         sources = draw(st.sampled_from([["nvml"], ["kmsg"], ["nvml", "kmsg"]]))
-        # The sources differ by at most the window, and both are within one second of the truth.
+        # The sources differ by at most the window, and both are within one second of the event.
         seen += [(s, at + draw(st.integers(-WINDOW_NS // 2, WINDOW_NS // 2))) for s in sources]
     return count, draw(st.permutations(seen))
 

@@ -1,4 +1,4 @@
-"""What a GPU's readings say has come up or ended, and no event has said."""
+"""Changes in a GPU's health readings that no event has reported."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ HOT, BRAKED = 0x48, 0x88
 
 
 class Watched:
-    """A GPU, of which ticks are read."""
+    """A GPU's readings at ticks."""
 
     def __init__(self) -> None:
         self._watch = HealthWatch(slowdown_ns=SLOWDOWN_SECONDS * NS_PER_SECOND)
@@ -46,7 +46,7 @@ class Watched:
         return self._watch.update(details, now_ns=round(second * NS_PER_SECOND))
 
     def kinds_at(self, second: float, health: GpuHealth | None = None, **sent: Any) -> list[str]:  # noqa: ANN401  # as above
-        """Return what has begun, and what has ended with a minus before it."""
+        """Return the kinds that have begun, and those that have ended with a minus before them."""
         return [
             name
             for change in self.at(second, health, **sent)
@@ -230,7 +230,7 @@ def link(generation: int, width: int) -> GpuHealth:
 
 
 def test_a_link_below_what_it_can_do_is_told_while_the_gpu_works(gpu: Watched) -> None:
-    """It is asked every 10 s, and idle in the first and the third minute."""
+    """Health is queried every 10 s, and the GPU is idle in the first and the third minute."""
     reported = {}
     for second in range(360):
         is_idle = second < 60 or 120 <= second < 180
@@ -246,7 +246,7 @@ def test_a_link_below_what_it_can_do_is_told_while_the_gpu_works(gpu: Watched) -
 
 
 def test_a_link_is_looked_at_by_the_state_that_was_read_last(gpu: Watched) -> None:
-    """The state is asked every 5 s, in other ticks than the link; later it is given no more."""
+    """The state is queried every 5 s, in other ticks than the link, and later no longer."""
     for second in range(120):
         sent: dict[str, Any] = {"performance_state": 0} if second % 5 == 3 else {}
         kinds = gpu.kinds_at(second, link(1, 16) if second % 10 == 0 else None, **sent)

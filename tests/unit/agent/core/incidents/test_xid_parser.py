@@ -1,4 +1,4 @@
-"""The driver's lines about XIDs, in the shapes in which they were seen."""
+"""The driver's lines about XIDs, in all formats seen so far."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the agent believes of a driver, a record takes: both go by one table."""
+"""Every value that the agent accepts from a driver fits its record: both use one table."""
 
 from typing import get_args, get_type_hints
 
@@ -15,7 +15,7 @@ ALL = [
 
 
 def field_type(name: str) -> object:
-    """Return the type of the field of a reading, which may lie in a part."""
+    """Return the type of a reading's field, which may be in a nested record."""
     *parts, field = name.split(".")
     of: object = GpuReading if field in get_type_hints(GpuReading) and not parts else GpuDetails
     for part in parts:
@@ -30,7 +30,7 @@ def field_type(name: str) -> object:
 
 @for_each("requested", ALL)
 def test_the_least_and_the_most_that_is_believed_fits_in_its_field(requested: MetricSpec) -> None:
-    """Whole or in a list or by link, as the field has it."""
+    """Return the value as it is, in a list, or by link, depending on the field."""
     kind = field_type(requested.name)
     for value in (requested.unit.low, requested.unit.high):
         made = converter(requested.unit)(value)
@@ -40,7 +40,7 @@ def test_the_least_and_the_most_that_is_believed_fits_in_its_field(requested: Me
 
 
 def is_taken(value: object, kind: object) -> bool:
-    """Return whether a field of this type takes a value."""
+    """Return whether a field of this type accepts a value."""
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError:

@@ -1,4 +1,4 @@
-"""A counter that falls has begun again or wrapped; one that leaps is not believed at once."""
+"""A counter that falls has restarted or overflowed; one that jumps is not accepted at once."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ SECOND_NS = 1_000_000_000
 
 
 def run(unit: Unit, values: Mapping[int, int]) -> tuple[list[int | None], list[int]]:
-    """Enter values by the second; return what was believed and the seconds in which one fell."""
+    """Enter values second by second; return the accepted ones and the seconds with a fall."""
     totals: dict[str, CounterTotal] = {}
     given: list[int | None] = []
     fell = []

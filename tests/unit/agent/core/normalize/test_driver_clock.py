@@ -1,4 +1,4 @@
-"""Which interval of the driver's time a tick covers, whatever the two clocks do."""
+"""The interval of the driver's time that a tick covers, whatever the two clocks do."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -79,7 +79,7 @@ def test_the_driver_that_stands_still_covers_nothing_twice() -> None:
 
 
 def learned(*answers: Sequence[int], idle_after: int = 0) -> float | None:
-    """Return the window that gaps of these milliseconds, answer by answer, show; 166.667 usual."""
+    """Return the window length learnt from these gaps in milliseconds, answer by answer."""
     window, stamp = WindowLength(), 10**9
     for gaps in answers:
         stamps = [stamp]

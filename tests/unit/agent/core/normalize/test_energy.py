@@ -1,4 +1,4 @@
-"""Energy of ticks: sums that are the counter's, whatever is read; the draw without a process."""
+"""Energy of ticks adds up to the counter, whatever the readings are; idle draw."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -17,7 +17,7 @@ COUNTER, INTERPOLATED, POWER = EnergyMethod
 
 
 class Read(NamedTuple):
-    """What is read of a board at the end of a tick."""
+    """A board's readings at the end of a tick."""
 
     counter: int | None
     power: int | None
@@ -27,7 +27,7 @@ class Read(NamedTuple):
 
 
 class Booked(NamedTuple):
-    """A tick, and the meter behind it."""
+    """A tick, and the meter after it."""
 
     read: Read
     millijoules: int | None
@@ -125,7 +125,7 @@ def test_what_a_tick_drew(
 
 
 def test_a_leap_of_the_counter_is_no_energy_and_is_counted() -> None:
-    """A second more than the tick counts, as what a step shows may be older than the tick."""
+    """A second longer than the tick, because one step may contain energy from before the tick."""
     validator = Validator()
     meter = EnergyMeter(covered_ns=0, counter=0)
     most = 2 * MAX_MILLIWATTS
@@ -177,7 +177,7 @@ def test_no_tick_is_below_nothing_and_one_without_a_method_has_no_energy(read: l
 @example([Read(0, 1_000), Read(0, 1_000), Read(1, 0), Read(5_000, 0)])
 @example([Read(0, 1_000), *[Read(None, 1_000)] * 9, Read(5_000, 1_000), Read(20_000, 1_000)])
 def test_ticks_add_up_to_the_counter_to_the_millijoule(read: list[Read]) -> None:
-    """What is booked beyond it is known, and nothing is once a tick is booked by the counter."""
+    """The excess over the counter is known, and is zero once a tick is booked by the counter."""
     first: int | None = None
     total, before = 0, EnergyMeter(covered_ns=0)
     for booked in book(read):
@@ -187,7 +187,7 @@ def test_ticks_add_up_to_the_counter_to_the_millijoule(read: list[Read]) -> None
         if counter is not None:
             has_moved = counter != before.counter
             if first is None or (has_moved and has_stopped and total > drawn):
-                # Here an account begins: a counter that had stopped left out what the draw said.
+                # A new account begins here: a counter that had stopped missed energy.
                 first, total, drawn = counter, 0, 0
             assert total == drawn + booked.meter.ahead
             if booked.method is COUNTER and booked.millijoules:
@@ -208,7 +208,7 @@ def test_by_the_draw_alone_ticks_add_up_to_the_draw_times_the_time(
 
 @given(reads(with_falls=False))
 def test_time_that_no_tick_covers_adds_nothing(read: list[Read]) -> None:
-    """Without a draw, ticks have no more than the counter's difference over all of the time."""
+    """Without power readings, ticks have at most the counter's difference over all of the time."""
     lone = [each._replace(power=None) for each in read]
     counters = [each.counter for each in lone if each.counter is not None]
     total = sum(booked.millijoules or 0 for booked in book(lone))
@@ -218,7 +218,7 @@ def test_time_that_no_tick_covers_adds_nothing(read: list[Read]) -> None:
         assert total == risen
 
 
-# What a board draws without a process.
+# Idle draw.
 
 
 class Board:
@@ -251,7 +251,7 @@ class Board:
 
 @pytest.fixture
 def board() -> Board:
-    """Return one whose last tick ended without a process."""
+    """Return a board whose last tick ended without a process."""
     made = Board()
     made.watch(90)
     return made
@@ -277,7 +277,7 @@ def test_the_lowest_stands(board: Board) -> None:
         {"is_free": False},
         {"is_unused": False},
         {"watts": None},
-        # No board draws nothing: it does not say what it draws.
+        # Energy of zero means that the board does not report its power.
         {"watts": 0},
     ],
 )
@@ -296,7 +296,7 @@ def test_the_tick_in_which_a_process_ended_does_not_count(board: Board) -> None:
 
 
 def test_it_is_not_begun_while_ticks_are_ahead_of_the_counter(board: Board) -> None:
-    """What the counter then shows is less than what was drawn."""
+    """The counter then shows less than the energy used."""
     board.watch(1, is_settled=False)
     assert board.watch(70, ticks=10) == 70_000
 
@@ -304,6 +304,6 @@ def test_it_is_not_begun_while_ticks_are_ahead_of_the_counter(board: Board) -> N
 def test_a_board_that_did_not_answer_is_watched_anew_and_keeps_its_lowest(board: Board) -> None:
     board.watch(70, ticks=19)
     board.idle = board.idle.interrupt()
-    # The first tick begins where nobody knows who was there.
+    # It is unknown whether there was a process before the first tick.
     assert board.watch(60, ticks=10) == 70_000
     assert board.watch(60) == 60_000

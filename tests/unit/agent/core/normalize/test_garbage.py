@@ -1,4 +1,4 @@
-"""Whatever a driver answers, a reading holds only what can be true, and nothing raises."""
+"""Whatever a driver answers, a reading only contains plausible values, and nothing raises."""
 # ruff: noqa: ANN401  # the binding's structs have no types
 
 import ctypes
@@ -44,7 +44,7 @@ SOUND = ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetHandleB
 
 
 class Garbled:
-    """A library that now and then answers with any number, or with any error."""
+    """A library that sometimes answers with any number or any error."""
 
     def __init__(self, library: Any, chance: random.Random) -> None:
         self._library = library

@@ -1,4 +1,4 @@
-"""From the driver's values to a reading's parts: base units, only what can be true."""
+"""From the driver's values to a reading's nested records: base units, plausible values only."""
 # ruff: noqa: ANN401  # the driver's values are of any type
 
 import math
@@ -123,7 +123,7 @@ def test_profiling_of_more_than_this_tick_is_left_out() -> None:
 
 
 def test_profiling_that_is_asked_rarely_says_over_which_time_it_is_a_mean() -> None:
-    """What is of the tick beside it is not: nobody may take the one for the other."""
+    """Values of the tick and other values in the same record cover different times."""
     gpu = GpuSampler()
     tick = read(
         gpu,
@@ -181,7 +181,7 @@ def test_a_pair_of_bits_says_that_it_is_so_that_it_is_not_or_nothing(
 ) -> None:
     names = ("bandwidth_degraded", "route_recovery", "route_unhealthy", "access_timeout")
     for position, name in enumerate(names):
-        # All bits of the others, and those above that newer drivers have.
+        # All bits of the other flags, and higher bits that newer drivers have.
         mask = 0xFFFF_FFFF & ~(3 << 2 * position) | pair << 2 * position
         tick = read(health={"health.fabric_state": 3, f"health.fabric_{name}": mask})
         assert value_of(tick, f"health.fabric_{name}") is is_so
@@ -241,11 +241,11 @@ FULL_SPEED = {
     ("readings", "traffic.nvlink_sent_bytes_total"): 3 << 30,
     ("readings", "throttling.power_ns_total"): 10**9,
 }
-"""Of counters that are bounded: by how much one may rise in a second, in the driver's unit."""
+"""Maximum rise per second of counters that have one, in the driver's unit."""
 
 
 def totals_at(seconds: int) -> dict[str, Any]:
-    """Return all of them after so many seconds at full speed."""
+    """Return all of them after so many seconds at their maximum rate."""
     given: dict[str, dict[str, Any]] = {"health": {}, "readings": {}}
     for (group, name), most in FULL_SPEED.items():
         given[group][name] = {0: 5 + most * seconds} if name == SENT else 5 + most * seconds
@@ -258,7 +258,7 @@ def test_a_fast_counter_is_believed_however_long_it_was_not_read(
     unresponsive: int,
     answers: bool,  # noqa: FBT001  # a parameter of the test
 ) -> None:
-    """Be it that the GPU did not answer, or that the driver did not give the counter alone."""
+    """The GPU may not have answered, or the driver may not have returned only this counter."""
     gpu = GpuSampler()
     read(gpu, 0, **totals_at(0))
     for second in range(1, unresponsive + 1):

@@ -1,9 +1,9 @@
-"""Whatever processes do, none is ever shown in a container in which it was not.
+"""Whatever processes do, none is ever shown in a container in which it never was.
 
 A small model of a kernel and a driver: processes start, open GPUs and MIG instances, move between
-cgroups, fork into one another's pids at once, hide from `/proc` and end; cgroups' paths are written
-anew and written in the shapes of several runtimes. The agent looks at any time: also in the middle
-of the driver's list, between the list and `/proc`, and between two reads of one process.
+cgroups, fork into each other's pids at once, hide from `/proc` and end. Cgroups' paths are
+rewritten, in the formats of several runtimes. The agent reads at any time: also in the middle of
+the driver's list, between the list and `/proc`, and between two reads of one process.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from tests.examples import examples
 from tests.fakes.nvml import stat
 
 TICK_NS: Final = 10 * NS_PER_MS
-# No kernel gives a pid again within a second, and accounts are told apart by no less.
+# No kernel reuses a pid within a second, and accounts can only be distinguished if that holds.
 STEP_TICKS: Final = 200
 UIDS = {
     dead_letter: f"{dead_letter * 8}-0000-4000-8000-{dead_letter * 12}" for dead_letter in "abc"
@@ -63,7 +63,7 @@ steps = st.one_of(
     st.tuples(st.just("close"), pids, st.sampled_from(DEVICES)),
     st.tuples(st.just("hide"), pids, st.just("")),
     st.tuples(st.just("end"), pids, st.just("")),
-    # An end whose pid is given away at once: what a recycled pid is.
+    # An end whose pid is reused at once.
     st.tuples(st.just("exchange"), pids, st.sampled_from(CONTAINERS)),
 )
 Step = tuple[str, int, str]
@@ -76,7 +76,7 @@ Round = tuple[list[Step], list[Step], list[Step], list[Step], list[Step]]
 
 @dataclass(eq=False)
 class Process:
-    """A process of the model, with all the containers in which it ever was."""
+    """A process of the model, with all containers in which it ever was."""
 
     pid: int
     started_ticks: int
@@ -85,11 +85,11 @@ class Process:
     is_hidden: bool = False
     was_in: set[str] = field(default_factory=set)
     opened: dict[str, int] = field(default_factory=dict)
-    """Since when it has each device open."""
+    """The time at which it opened each device."""
 
 
 class Machine:
-    """A kernel and a driver; every step takes two seconds, every read a hundredth."""
+    """A kernel and a driver; every step takes two seconds, every read a hundredth of a second."""
 
     def __init__(self) -> None:
         self.now_ticks = 1
@@ -171,7 +171,7 @@ class Machine:
         if opened_ticks is None:
             return
         started_us = opened_ticks * TICK_NS // 1000
-        # The ring buffer has the latest of a pid alone.
+        # The ring buffer only has the latest sample of a pid.
         self.accounts[device, process.pid] = ProcessAccounting(
             pid=process.pid,
             started_us=started_us,
@@ -193,7 +193,7 @@ def cgroup_of(process: Process) -> str:
 
 
 def ask(machine: Machine, meanwhile: list[Step]) -> tuple[list[RawGpuSample], set[tuple[int, int]]]:
-    """Ask the driver, which lists one device after the other while the world goes on."""
+    """Query the driver, which lists one device after another while the world changes."""
     seen: set[tuple[int, int]] = set()
     lists: dict[str, tuple[ListedProcess, ...]] = {}
     accounts: dict[str, tuple[ProcessAccounting, ...]] = {}
@@ -252,7 +252,7 @@ def test_no_process_is_ever_shown_where_it_was_not(
 
 
 def look(machine: Machine, sampler: Sampler, before: list[Step], within: list[Step]) -> None:
-    """Look who is new on the GPUs, one after the other, while the world goes on."""
+    """Query which processes are new on the GPUs, one after another, while the world changes."""
     looks = []
     steps = iter(before)
     for uuid in ("GPU-0", "GPU-1"):
@@ -266,7 +266,7 @@ def look(machine: Machine, sampler: Sampler, before: list[Step], within: list[St
 
 
 def check_ends(machine: Machine, tick: NodeTick) -> None:
-    """Each end is of a process that was done with the GPU, in a container in which it was."""
+    """Each exit belongs to a process that had left a GPU, in a container in which it was."""
     for end in tick.sample.ended_processes or ():
         event("an end")
         process = machine.past[end.pid, end.started_boottime_ns // TICK_NS]
@@ -277,7 +277,7 @@ def check_ends(machine: Machine, tick: NodeTick) -> None:
 
 
 def check_entries(machine: Machine, tick: NodeTick, listed: set[tuple[int, int]]) -> None:
-    """Each entry is of a process that the driver listed, in a container in which that was."""
+    """Each entry belongs to a process that the driver listed, in a container in which it was."""
     for process in tick.sample.processes:
         place = process.container
         if process.started_boottime_ns is None:
@@ -301,7 +301,7 @@ def check_place(process: Process, shown: ContainerRef | None) -> None:
 
 
 def check_records(machine: Machine, reported: Sequence[ProcessRecord]) -> None:
-    """Records name the same; totals are of the process that used them; an end ends what began."""
+    """Records name right containers; totals belong to their process; each end follows a start."""
     begun: set[tuple[int, int]] = set()
     for record in reported:
         for total in record.totals or ():

@@ -1,4 +1,4 @@
-"""The end of a process with what it used; and those that no list ever showed."""
+"""The end of a process with its use, including processes that no list ever showed."""
 
 from collections.abc import Mapping, Sequence
 
@@ -20,7 +20,7 @@ ONE, TWO = "a" * 64, "b" * 64
 
 
 class Node:
-    """A node whose table and whose accounts a test moves on, a second a tick."""
+    """A node whose table and accounts a test advances, by a second per tick."""
 
     def __init__(self) -> None:
         self.procfs = FakeProcfs()
@@ -95,7 +95,7 @@ def test_an_end_waits_for_its_account_but_not_for_ever(node: Node) -> None:
     node.tick({"GPU-0": [7]}, {"GPU-0": []})
     waited = [reported(node.tick({"GPU-0": []}, {"GPU-0": []})) for _ in range(8)]
     assert [len(one) for one in waited] == [0, 0, 0, 0, 0, 1, 0, 0]
-    # What comes after that makes no second process of it.
+    # Later accounts do not make a second process of it.
     assert node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=103.5)]}) == []
 
 
@@ -146,7 +146,7 @@ def test_an_account_that_comes_again_is_reported_once(node: Node) -> None:
 
 
 def test_an_account_that_began_after_the_last_list_is_another_processs(node: Node) -> None:
-    """The driver keeps the latest of a pid only: what the one before used is lost, not mixed up."""
+    """The driver only keeps a pid's latest account: earlier use is lost, but not mixed up."""
     node.tick({"GPU-0": [7]}, {"GPU-0": []})
     first = node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=101.5, busy_ns=HALF_NS // 5)]})
     assert [(one.change, one.busy_ns) for one in first] == [("seen", None), ("ended", HALF_NS // 5)]
@@ -155,7 +155,7 @@ def test_an_account_that_began_after_the_last_list_is_another_processs(node: Nod
 
 
 def test_an_account_from_before_a_process_started_is_not_its_own(node: Node) -> None:
-    """A pid that was given again: the new process is still at work, its account runs."""
+    """A pid that was reused: the new process is still running, and its account is open."""
     node.start(7, seconds=99, container=TWO)
     node.tick({"GPU-0": [7]}, {"GPU-0": []})
     records = node.tick({"GPU-0": [7]}, {"GPU-0": [account(7, opened=60)]})
@@ -163,7 +163,7 @@ def test_an_account_from_before_a_process_started_is_not_its_own(node: Node) -> 
 
 
 def test_a_clock_that_is_set_costs_no_process_its_account(node: Node) -> None:
-    """The driver stamped the start by the clock as it was."""
+    """The driver stamped the start by the clock before it was set."""
     node.tick({"GPU-0": [7]}, {"GPU-0": []})
     node.set_by_seconds = 3600
     node.tick({"GPU-0": [7]}, {"GPU-0": []})

@@ -1,4 +1,4 @@
-"""Ends of processes as ticks tell them: whose, on which ticks, and what was not reported yet."""
+"""Exits of processes in ticks: the owner, the ticks, and the use not reported yet."""
 
 from collections.abc import Sequence
 
@@ -46,7 +46,7 @@ def ns(seconds: float | None) -> int | None:
 
 
 class Node:
-    """A node with one GPU; ticks are of a second, and the first covers second 10."""
+    """A node with one GPU; ticks take a second, and the first covers second 10."""
 
     def __init__(self) -> None:
         self.reporter = ExitReporter()
@@ -102,7 +102,7 @@ def node() -> Node:
 
 def test_an_end_is_reported_by_the_tick_that_covers_it(node: Node) -> None:
     node.tick(closed(11.5, 0.4), ratio=0.3)
-    # The driver's windows reach a little beyond the end: until 12.07.
+    # The driver's windows extend beyond the end, until 12.07.
     (end,) = node.tick(ratio=0.0)
     assert end == ProcessExit(
         gpu=0,
@@ -129,7 +129,7 @@ def test_a_process_of_the_host_has_no_container(node: Node) -> None:
 
 
 def test_what_ticks_said_of_it_is_said_beside_what_they_left(node: Node) -> None:
-    """Its samples count of the ticks that listed it, from the first of them on."""
+    """Its samples in the ticks that listed it count, from the first of them on."""
     node.tick(ratio=0.2)
     node.tick(ratio=0.4, listed=[listed()])
     (end,) = node.tick(closed(11.9, 1.5, 1.0), ratio=0.1, listed=[listed(ended=True)])
@@ -206,7 +206,7 @@ def test_what_is_accounted_no_more_is_forgotten_after_two_minutes(node: Node) ->
     for _ in range(130):
         node.tick(listed=[listed()], is_accounted=False)
     assert count_held(node.reporter) <= never
-    # Once more turned on: nobody knows what ticks said of who began meanwhile.
+    # Switched on again: use of processes that started meanwhile is unknown.
     assert node.tick() == node.tick(closed(100.2, 0.4)) == []
     assert node.reporter.unreported == {"older": 1}
 

@@ -1,4 +1,4 @@
-"""What ticks said of processes, and what of a GPU's time they left to nobody."""
+"""The busy time of processes in ticks, and a GPU's busy time that belongs to no process."""
 
 from collections.abc import Sequence
 
@@ -61,17 +61,17 @@ def history_of(*ticks: tuple[float | None, Sequence[GpuProcess]]) -> GpuHistory:
 @pytest.mark.parametrize(
     ("ratio", "processes", "message"),
     [
-        # Alone: the device's time, whatever its own samples say.
+        # Alone: the device's time, whatever its own samples are.
         (0.5, [process(1, 0.3)], 0.5),
         (0.5, [process(1)], 0.5),
-        # Beside another one of its container: split by samples, or equally.
+        # With another process of its container: split by samples, or equally.
         (0.6, [process(1, 0.1), process(2, 0.2)], 0.2),
         (0.6, [process(1), process(2)], 0.3),
-        # Beside another container, the host or somebody who could not be read: its own samples.
+        # With another container, the host or an unreadable process: its own samples.
         (0.6, [process(1, 0.1), process(2, 0.2, container=1)], 0.1),
         (0.6, [process(1, 0.1), process(2, 0.2, container=None)], 0.1),
         (0.6, [process(1, 0.1), process(2, is_read=False)], 0.1),
-        # A device that says nothing: what the samples sum to.
+        # On a device without its own value: the sum of the samples.
         (None, [process(1, 0.1)], 0.1),
     ],
 )
@@ -117,12 +117,12 @@ def test_a_tick_that_lacks_the_gpu_leaves_nothing_to_anybody() -> None:
     ("intervals", "given_seconds"),
     [
         ([interval(0.5, 1.5, 0.4)], [0.4]),
-        # No more of a tick than it was there, and nothing of a tick in which it was not.
+        # At most the overlap with a tick, and nothing of a tick without overlap.
         ([interval(0.9, 1.0, 0.4)], [0.1]),
         ([interval(5.0, 6.0, 0.4)], [0.0]),
-        # What there is, in proportion to what is looked for.
+        # The available time, in proportion to the missing time.
         ([interval(0.0, 1.0, 0.6), interval(0.0, 1.0, 0.3)], [0.4, 0.2]),
-        # Both have of the first tick what they can, and of the second what is left to find.
+        # Both get as much as possible of the first tick, and the rest from the second.
         ([interval(0.0, 2.0, 1.0), interval(0.0, 1.0, 0.2)], [1.0, 0.1]),
     ],
 )

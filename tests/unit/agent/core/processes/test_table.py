@@ -1,4 +1,4 @@
-"""Who a process is: pid and start time, never the pid alone."""
+"""A process is identified by pid and start time, never by the pid only."""
 
 from collections.abc import Mapping
 
@@ -150,7 +150,7 @@ def test_on_a_gpu_that_does_not_answer_processes_are_where_they_were(
 def test_only_what_the_driver_listed_in_this_tick_is_counted_as_unreadable(
     procfs: FakeProcfs, table: ProcessTable
 ) -> None:
-    """That a process died with its GPU is usual, and no sign that /proc hides processes."""
+    """Processes usually die with their GPU; that does not mean that /proc hides processes."""
     procfs.start(7, started_ticks=100, cgroup=f"/docker/{ONE}")
     call(table, 7)
     procfs.end(7)
@@ -200,7 +200,7 @@ def test_a_pod_in_a_pod_is_the_outer_one_unless_the_node_is_in_that(procfs: Fake
 
 
 def listed_at(gpus: Mapping[str, int], *pids: int) -> dict[int, dict[str, ClockReading]]:
-    """Return what `observe` takes: the GPUs that list these pids, and when each was asked."""
+    """Return the argument of `observe`: the GPUs that list these pids, and the query times."""
     times = {
         gpu: ClockReading(time_ns=at, monotonic_ns=0, boottime_ns=at * TICK_NS)
         for gpu, at in gpus.items()
@@ -261,7 +261,7 @@ def test_whom_a_look_has_just_shown_is_known_where_proc_is_read_too_late(
     known = update.now[7]
     assert (known.has_ended, known.certain_facts.location.container_id) == (True, ONE)
     assert update.unreadable == 0
-    # The next tick has its last samples, and the one after that knows nothing any more.
+    # The next tick has its last samples, and the one after that no longer knows it.
     assert call(table, at_ticks=1100).before[7].certain_facts.location.container_id == ONE
     call(table, 7, at_ticks=1200)
     assert call(table, 7, at_ticks=1300).now[7].certain_facts == UNREADABLE
