@@ -1,1 +1,1 @@
-"""Runs on every GPU node: NVML and /proc in; samples and process records out."""
+"""The agent: runs on every GPU node, reads NVML and /proc, and publishes samples and processes."""

@@ -1,4 +1,4 @@
-"""`gpuledger agent`: its options, its source and its page; `context` puts the rest together."""
+"""`gpuledger agent`: its options, GPU source and `/metrics` page; `context` wires the rest."""
 
 import os
 import sys
@@ -23,9 +23,8 @@ from gpuledger_agent.settings import AgentSettings, name_node
 from gpuledger_agent.source_selection import find_source
 
 _log = structlog.get_logger(__name__)
-# New objects, then rounds of the younger generation, before a generation is searched for garbage.
-# A tick makes thousands of objects and no cycles of note: to search for them costs a tenth of its
-# CPU.
+# Thresholds of `gc.set_threshold`. A tick makes thousands of objects but hardly any cycles, and the
+# default thresholds spend a tenth of its CPU time on the search for them.
 _COLLECT_AFTER: Final = (10_000, 20, 20)
 _DESCRIPTION: Final = (
     "Run the agent on a GPU node: it samples the GPUs and their processes, publishes the samples to"
@@ -53,25 +52,25 @@ OPTIONS = (
     Option(
         name="--source",
         setting="source",
-        help="where readings come from",
+        help="GPU data source",
         choices=("auto", "nvml", "simulated[:FILE]", "recorded:FILE"),
     ),
     Option(
         name="--no-kafka",
         setting="no_kafka",
-        help="publish nothing, only show /metrics",
+        help="serve /metrics only; do not publish to Kafka",
         is_flag=True,
     ),
     Option(
         name="--listen",
         setting="http.listen",
-        help="where to show /metrics and the health pages",
+        help="address that serves /metrics and the health endpoints",
         choices=("HOST:PORT",),
     ),
     Option(
         name="--process-series",
         setting="exposition.process_series",
-        help="show single processes on /metrics too",
+        help="include single processes on /metrics",
         is_flag=True,
     ),
 )
@@ -79,7 +78,7 @@ OPTIONS = (
 
 @explain_user_errors
 def main() -> int:
-    """Run the agent until a signal; return the exit code."""
+    """Run the agent until a signal arrives; return the exit code."""
     swap = read_swap(sys.argv[1:], os.environ)
     settings = load_settings(
         AgentSettings,
@@ -121,7 +120,7 @@ def main() -> int:
 
 
 def make_pod_labels(host: Host, settings: AgentSettings) -> PodLabels | None:
-    """Return what asks for the labels of pods; `None` where no label is asked for."""
+    """Return the reader of pod labels; `None` without configured labels or without a kubelet."""
     names = settings.exposition.pod_labels
     if not names or host.pod_list is None:
         return None
@@ -130,7 +129,7 @@ def make_pod_labels(host: Host, settings: AgentSettings) -> PodLabels | None:
 
 
 def look_up_pods(host: Host, pod_labels: PodLabels | None = None) -> PodLookup:
-    """Return who knows the pods of a node: its folders, and its kubelet where that is asked."""
+    """Return the lookup of a node's pods: by log directories, cgroups and, if given, pod labels."""
     found = PodLookup(
         name_of=ContainerNames(list_names=host.list_log_names, clock=host.clock).name_of,
         find_uids=PodUids(host.pod_folders).find,
@@ -148,7 +147,7 @@ async def _run(
 ) -> None:
     bus: Bus | None = None
     if not settings.no_kafka:
-        from gpuledger.bus.kafka import KafkaBus  # noqa: PLC0415  # 6 MiB that --no-kafka does without
+        from gpuledger.bus.kafka import KafkaBus  # noqa: PLC0415  # saves 6 MiB with --no-kafka
 
         bus = KafkaBus(settings.kafka, readiness=readiness)
     freeze_collector(*_COLLECT_AFTER)

@@ -1,7 +1,7 @@
-"""The one place in which the agent's parts are put together, for one node, and ended.
+"""Wiring: builds, runs and ends the parts of one node's agent.
 
-Several nodes may run in one process. What each part does stands in its own module. `run_agent` runs
-them beside one another until one fails or all are cancelled.
+Each part is described in its own module. `run_agent` runs them concurrently until one fails or the
+task is cancelled. Several nodes may run in one process.
 """
 
 import asyncio
@@ -44,34 +44,34 @@ _CLOSING_SECONDS: Final = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """A node to be read."""
+    """The interfaces through which the agent reads a node."""
 
     gpus: GpuSource
-    """Its GPUs."""
+    """The GPUs."""
     procfs: Procfs
     """The files of `/proc`."""
     clock: Clock
     """The clocks."""
     kubelet: Kubelet | None = None
-    """Who says which container holds which device; `None` where nobody is to be asked."""
+    """Reports which container holds which device; `None` if it must not be queried."""
     pod_list: PodList | None = None
-    """Who has its pods with their labels; `None` where nobody has."""
+    """Lists the node's pods with their labels; `None` if there is no such list."""
     list_log_names: ListNames = tuple
-    """Gives the names of the containers' logs."""
+    """Returns the names of the containers' logs."""
     list_pod_folders: ListNames = tuple
-    """Gives the names of the folders of the pods' logs."""
+    """Returns the names of the pods' log directories."""
     list_pod_cgroups: ListNames = tuple
-    """Gives the names of the pods' cgroups."""
+    """Returns the names of the pods' cgroups."""
     has_cgroup: HasCgroup = lambda _: False
-    """Says whether a pod has a cgroup, by its UID."""
+    """Returns whether the pod with a given UID has a cgroup."""
     read_job_files: ReadJobFiles | None = None
-    """Reads the scheduler's directory of jobs; `None` where there is none to be read."""
+    """Reads the scheduler's job directory; `None` if there is none."""
     open_kmsg: Callable[[], Kmsg] | None = None
-    """Opens the kernel's log at its end; `None` where it is not to be read."""
+    """Opens the kernel log at its end; `None` if it must not be read."""
 
     @cached_property
     def pod_folders(self) -> PodFolders:
-        """The names of its pods' folders, for all who need them."""
+        """The names of the pods' directories, shared by everything that needs them."""
         return PodFolders(
             list_folders=self.list_pod_folders,
             list_cgroups=self.list_pod_cgroups,
@@ -89,15 +89,15 @@ async def run_agent(
     node_state: NodeState | None = None,
     pod_labels: PodLabels | None = None,
 ) -> None:
-    """Sample and publish one node until cancelled; what is queued then gets a last chance.
+    """Sample and publish one node until cancelled, then try once more to publish the queue.
 
-    Without a bus nothing is published; `node_state` is updated each tick, and `pod_labels` now and
-    then. Raises NothingWorksError where only a fresh start can help.
+    Without a bus, nothing is published. `node_state` is updated at each tick, and `pod_labels`
+    periodically. Raises `NothingWorksError` if only a restart can help.
     """
     context = AgentContext(host=host, settings=settings, readiness=readiness, pod_labels=pod_labels)
     topics = bus.topics if bus else Topics(settings.kafka.topic_prefix)
     count_published_from_zero(topics)
-    # Without a bus there is no queue either: nobody would ever empty it.
+    # Without a bus there is no queue either, because nothing would ever empty it.
     if bus is None:
         await context.run_node(Outputs(send_queue=None, node_state=node_state, topics=topics))
         return
@@ -110,13 +110,13 @@ async def run_agent(
     try:
         await _first_to_fail(running, publishing, spilling)
     finally:
-        # First what makes ticks, then what sends them.
+        # End the producer of ticks before their publisher.
         await end_tasks(running)
         await shut_down(publisher, send_queue, publishing, spilling, seconds=settings.flush_seconds)
 
 
 class AgentContext:
-    """Makes the parts of one node's agent."""
+    """Builds the parts of one node's agent."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class AgentContext:
         readiness: Readiness,
         pod_labels: PodLabels | None = None,
     ) -> None:
-        """Connect the parts of one node; raises `UserError` where its `/proc` cannot be read."""
+        """Connect the parts of one node; raises `UserError` if its `/proc` cannot be read."""
         self._host = host
         self._settings = settings
         self._readiness = readiness
@@ -139,7 +139,7 @@ class AgentContext:
             ) from error
 
     async def run_node(self, outputs: Outputs) -> None:
-        """Run everything that looks at the node; the driver is let go of at the end."""
+        """Run every loop that reads the node; close the driver at the end."""
         host, settings = self._host, self._settings
         procfs_check = self._readiness.check("procfs", severity=CheckSeverity.WARNING)
         sampler = self.sampler(procfs_check)
@@ -171,7 +171,7 @@ class AgentContext:
         try:
             await _run_all(loops)
         finally:
-            # A call that hangs in the driver is left to itself.
+            # Do not wait for a call that hangs in the driver.
             if closing := driver.close():
                 await wait_at_most(closing, _CLOSING_SECONDS)
 
@@ -182,7 +182,7 @@ class AgentContext:
         inventory: InventoryTracker,
         allocations: Allocations | None,
     ) -> IncidentMonitor:
-        """Return what reports incidents, with who was on the GPU and who held it."""
+        """Return the incident monitor, which adds the GPU's processes and holders."""
         host = self._host
 
         def allocations_on(gpu_uuid: str, gpu_instance: int | None) -> Sequence[DeviceAllocation]:
@@ -205,7 +205,7 @@ class AgentContext:
         )
 
     def _driver(self, monitor: IncidentMonitor) -> Driver:
-        """Return what polls the GPUs and tells the monitor of their losses."""
+        """Return the driver, which polls the GPUs and reports losses to the monitor."""
         settings = self._settings
         return Driver(
             self._host.gpus,
@@ -221,7 +221,7 @@ class AgentContext:
         )
 
     def send_queue(self) -> SendQueue:
-        """Return the queue of what is to be published, with its spool where one is wanted."""
+        """Return the send queue, with a spool if one is configured."""
         settings = self._settings
         spool = Spool(
             settings.spool,
@@ -237,7 +237,7 @@ class AgentContext:
         )
 
     def publisher(self, bus: Bus, send_queue: SendQueue) -> SamplePublisher:
-        """Return what brings the queue to the bus."""
+        """Return the publisher, which sends the queue to the bus."""
         return SamplePublisher(
             node=self._settings.node,
             bus=bus,
@@ -249,7 +249,7 @@ class AgentContext:
         )
 
     def sampler(self, procfs_check: Check) -> Sampler:
-        """Return what makes the ticks, without processes where `/proc` cannot name them."""
+        """Return the sampler, which leaves out processes if `/proc` cannot identify them."""
         host = self._host
         access = check_procfs(host.procfs, wanted=self._settings.attribution)
         ATTRIBUTION.set(access.is_on)
@@ -264,16 +264,16 @@ class AgentContext:
         )
 
     def jobs(self) -> JobDirectory | None:
-        """Return what reads the scheduler's directory; `None` where there is none."""
+        """Return the reader of the scheduler's job directory; `None` if there is none."""
         if self._host.read_job_files is None:
             return None
         check = self._readiness.check("job_files", severity=CheckSeverity.WARNING)
         return JobDirectory(self._host.read_job_files, check=check)
 
     def allocations(self) -> Allocations | None:
-        """Return what asks the kubelet; `None` where it is not to be asked."""
+        """Return the reader of the kubelet's allocations; `None` if it must not be queried."""
         host, settings = self._host, self._settings.kubelet
-        # `auto` asks wherever there is a seam; whether its socket is there shows at each question.
+        # `auto` queries any kubelet; each query finds out whether the socket exists.
         if host.kubelet is None or settings.enabled is False:
             return None
         return Allocations(
@@ -288,7 +288,7 @@ class AgentContext:
 
 
 async def _run_all(loops: Sequence[Coroutine[None, None, None]]) -> None:
-    """Run loops that never end by themselves until one fails; end them all."""
+    """Run endless loops until one fails, then end them all."""
     async with run_tasks(*loops) as tasks:
         await _first_to_fail(*tasks)
 

@@ -28,7 +28,7 @@ _IDLE: Final = (*_FALSE, "g+i", "none", "NONE")
 _LISTS: Final = Path("/etc/dcgm-exporter")
 
 Meaning = Mapping[str, str] | None
-"""Settings with their values, none if the agent does so anyway; `None` without a counterpart."""
+"""Settings and values; empty if the agent already does this; `None` without a counterpart."""
 
 
 def ignore(value: str) -> Meaning:
@@ -57,7 +57,7 @@ def read_milliseconds(value: str) -> Meaning:
 
 
 def read_counters_file(value: str) -> Meaning:
-    """Return the list of metrics to show; the lists of dcgm-exporter's image are built in."""
+    """Return the list of metrics to show; the lists in dcgm-exporter's image are built in."""
     file = Path(value)
     if file.parent != _LISTS or file.exists():
         return {"exposition.counters_file": value}
@@ -65,7 +65,7 @@ def read_counters_file(value: str) -> Meaning:
 
 
 def read_resource_names(value: str) -> Meaning:
-    """Return all resource names, the default ones included."""
+    """Return all resource names, including the default ones."""
     return {"kubelet.resource_names": ",".join((*KubeletSettings().resource_names, value))}
 
 
@@ -78,7 +78,7 @@ class Flag(NamedTuple):
 
     @property
     def variable(self) -> str:
-        """The variable, which most often is named like the flag."""
+        """The flag's environment variable, usually named like the flag."""
         name = self.names.split()[0].upper().replace("-", "_")
         return self.own_variable or f"{_PREFIX}{name}"
 
@@ -130,7 +130,7 @@ _BY_NAME: Final = {name: flag for flag in FLAGS for name in flag.names.split()}
 
 @dataclass(kw_only=True)
 class Swap:
-    """The meaning of a command line and an environment of dcgm-exporter."""
+    """The meaning of dcgm-exporter's command line and environment."""
 
     argv: list[str] = field(default_factory=list)
     """The arguments that are not dcgm-exporter's."""
@@ -142,10 +142,10 @@ class Swap:
     """Whether a flag or variable was given that only dcgm-exporter has."""
 
     def complete(self, given: Layer) -> Layer:
-        """Return the settings of lowest rank; `given` are gpuledger's own."""
+        """Return the settings with the lowest priority; `given` are gpuledger's own."""
         if not self.is_requested:
             return self.layer
-        make = partial(Given, origin="in place of dcgm-exporter", is_text=True)
+        make = partial(Given, origin="implied by dcgm-exporter's settings", is_text=True)
         implied: Layer = {("http", "listen"): make(value=_LISTEN)}
         if ("kafka", "bootstrap_servers") not in given:
             implied = {**implied, ("no_kafka",): make(value="true")}

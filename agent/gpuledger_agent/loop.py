@@ -1,4 +1,4 @@
-"""The loop that ticks: query the GPUs, make the tick, hand it on; it waits for no receiver."""
+"""The sampling loop: query the GPUs, make a tick, queue it; it never waits for a receiver."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -32,40 +32,40 @@ from gpuledger_agent.settings import AgentSettings
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 _ANSWER_RATIO: Final = 0.25
-"""Of a tick: for how long it waits for the kubelet's answer, counted from its beginning."""
+"""Maximum wait for the kubelet's answer, as a fraction of a tick, counted from its start."""
 
 
 @dataclass(kw_only=True)
 class Schedule:
-    """A grid of ticks; one that was missed is left out, not made up for."""
+    """A grid of ticks; missed ticks are skipped."""
 
     tick_ns: int
     """Length of a tick."""
     due_ns: int
-    """When the next tick is due."""
+    """Monotonic time at which the next tick is due."""
 
     def is_late(self, now_ns: int) -> bool:
-        """Return whether the tick that begins now begins more than half a tick after its time."""
+        """Return whether a tick that begins now is late by more than half a tick."""
         return now_ns - self.due_ns > self.tick_ns // 2
 
     def advance(self, now_ns: int) -> float:
-        """Go on to the first tick that is still to come; return the seconds until then."""
+        """Advance to the first tick in the future; return the seconds until then."""
         missed = max(0, now_ns - self.due_ns) // self.tick_ns
         self.due_ns += (missed + 1) * self.tick_ns
         return (self.due_ns - now_ns) / NS_PER_SECOND
 
 
 class InventoryTracker:
-    """The GPUs of one node, by the driver's last answer: here ids of devices find theirs."""
+    """One node's GPUs as of the driver's last answer; resolves device ids to them."""
 
     def __init__(self, *, node: NodeId, boot_id: str) -> None:
         self._node = node
         self._boot_id = boot_id
         self.devices = DeviceIndex()
-        """The GPUs and instances to which ids may lead."""
+        """The GPUs and MIG instances to which device ids can resolve."""
 
     def update(self, facts: NodeFacts, *, time_ns: int) -> Inventory:
-        """Record what the node is built of now; return the record that reports it."""
+        """Store the node's hardware; return the record that reports it."""
         self.devices = DeviceIndex.of(facts.gpus)
         return Inventory(
             cluster=self._node.cluster,
@@ -79,14 +79,14 @@ class InventoryTracker:
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """The agent's outputs, those of them that are switched on."""
+    """The agent's outputs that are switched on."""
 
     send_queue: SendQueue | None
-    """What is to be published; `None` where nothing is."""
+    """Messages to publish; `None` if nothing is published."""
     node_state: NodeState | None
-    """What `/metrics` shows; `None` where there is no page."""
+    """The state that `/metrics` shows; `None` without that page."""
     topics: Topics
-    """The topics to which the queue goes."""
+    """The topics to which the messages go."""
 
     def report_tick(self, tick: NodeTick) -> None:
         """Report a tick."""
@@ -96,7 +96,7 @@ class Outputs:
             self.node_state.update(tick.sample, tick.readings, processes=tick.processes)
 
     def report_silence(self, tick: NodeTick) -> None:
-        """Report a tick in which the driver was away; the page goes on to age."""
+        """Report a tick without a driver; the page is not updated, so its values become stale."""
         if self.send_queue:
             self.send_queue.put(bundle_tick(tick, self.topics))
 
@@ -108,7 +108,7 @@ class Outputs:
             self.node_state.record_incident(incident)
 
     def report_inventory(self, inventory: Inventory) -> None:
-        """Report what the node is built of."""
+        """Report the node's hardware."""
         if self.send_queue:
             self.send_queue.put(bundle_inventory(inventory, self.topics))
         if self.node_state:
@@ -122,32 +122,32 @@ class SampleLoop:
     driver: Driver
     """Polls the GPUs."""
     sampler: Sampler
-    """Makes ticks of the answers."""
+    """Makes ticks from the answers."""
     inventory: InventoryTracker
-    """What the node is built of."""
+    """The node's hardware."""
     monitor: IncidentMonitor
-    """Watches the health that was read."""
+    """Evaluates the health readings."""
     allocations: Allocations | None
-    """Who holds which GPU; `None` where the kubelet is not asked."""
+    """The containers that hold GPUs; `None` if the kubelet is not queried."""
     jobs: JobDirectory | None = None
-    """Which jobs hold which GPU; `None` where no scheduler says it."""
+    """The jobs that hold GPUs; `None` if no scheduler reports them."""
     outputs: Outputs
-    """Where ticks go."""
+    """Receives the ticks."""
     clock: Clock
-    """Whose ticks they are."""
+    """The node's clock."""
     procfs_check: Check
     """Whether `/proc` shows the processes."""
     mig_check: Check
-    """Whether the driver shows the MIG instances that there are."""
+    """Whether the driver shows the existing MIG instances."""
     samples_check: Check
-    """Whether ticks can be made of what was answered."""
+    """Whether the answers can be made into ticks."""
     settings: AgentSettings
-    """How often."""
+    """The intervals and timeouts."""
     _hidden_ticks: int = field(default=0, init=False)
-    """Ticks on end in which `/proc` showed no process that is on a GPU."""
+    """Number of consecutive ticks in which `/proc` showed no process that is on a GPU."""
 
     async def run(self) -> None:
-        """Tick for ever."""
+        """Tick until cancelled."""
         tick_ns = round(self.settings.sampling_interval_seconds * NS_PER_SECOND)
         first_seconds = min(
             self.settings.first_sample_seconds, self.settings.sampling_interval_seconds
@@ -163,7 +163,7 @@ class SampleLoop:
             late = schedule.is_late(self.clock.monotonic_ns())
             TICKS_LATE.inc(late)
             await self._try_tick(late=late)
-            # By the time after the tick: one that took longer than a tick leaves ticks out.
+            # Measured after the tick, so that one that takes too long skips the ticks it overran.
             wait_seconds = schedule.advance(self.clock.monotonic_ns())
 
     async def _wait(self, seconds: float) -> None:
@@ -188,16 +188,16 @@ class SampleLoop:
         await self._sleep_until(plan.end_ns)
 
     def _take_late_polls(self) -> None:
-        """Take in what came later than a fast poll waits: a tick needs the energy that it read."""
+        """Take in late answers to fast polls, because the tick needs the energy that they read."""
         with self._fast_polling():
             self.sampler.take_fast_polls(self.driver.take_late_polls())
 
     @contextmanager
     def _fast_polling(self) -> Iterator[None]:
-        """Limit the cost of a failure to what fast polls told, and log it once."""
+        """Limit a failure to the loss of the fast polls' data, and log it once."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001  # the tick to come asks for all of it again
+        except Exception as error:  # noqa: BLE001  # the next tick queries all of it again
             FAST_POLLS_FAILED.inc()
             self.sampler.drop_fast_polls()
             if count := _repeats.count(f"look {type(error).__name__}"):
@@ -212,10 +212,10 @@ class SampleLoop:
         await self.clock.sleep(max(0.0, (at_ns - self.clock.monotonic_ns()) / NS_PER_SECOND))
 
     async def _try_tick(self, *, late: bool = False) -> bool:
-        """Make one tick; what goes wrong in it costs that tick, and is logged once."""
+        """Make one tick; a failure costs only that tick and is logged once."""
         try:
             has_answered = await self.tick(late=late)
-        except Exception as error:  # noqa: BLE001  # one tick is less than all that come after it
+        except Exception as error:  # noqa: BLE001  # the ticks that follow matter more
             TICKS_FAILED.inc()
             self.sampler.forget()
             detail = f"the last tick failed: {type(error).__name__}: {error}"
@@ -234,7 +234,7 @@ class SampleLoop:
         return has_answered
 
     async def tick(self, *, late: bool = False) -> bool:
-        """Make one tick and report it; return whether the driver answered at all."""
+        """Make one tick and report it; return whether the driver answered."""
         began_seconds = time.perf_counter()
         if self.allocations:
             self.allocations.request_if_due()
@@ -242,11 +242,11 @@ class SampleLoop:
         poll = await self.driver.poll(self.sampler.begin_tick())
         if poll:
             self._check_mig(poll.samples)
-        # Before the tick: its allocations are found among these devices.
+        # Before the tick, because its allocations are resolved to these devices.
         if poll and (facts := self.driver.inventory()):
             time_ns = self.clock.time_ns()
             self.outputs.report_inventory(self.inventory.update(facts, time_ns=time_ns))
-        # Before any GPU is known there is nothing to tell of, and no interval to begin.
+        # Until a GPU is known there is nothing to report and no interval to begin.
         if poll is None and not self.inventory.devices.uuids:
             return False
         if self.allocations:
@@ -256,7 +256,7 @@ class SampleLoop:
             )
         self._take_late_polls()
         tick = self.sampler.sample(
-            # Where the driver is away, so are all its GPUs: who holds them holds them on.
+            # Without the driver no GPU answers, but containers still hold them.
             poll.samples if poll else (),
             at=poll.at if poll else ClockReading.read(self.clock),
             known=self.inventory.devices.uuids,
@@ -277,16 +277,16 @@ class SampleLoop:
         hidden = sorted(gpu.uuid for gpu in samples if gpu.mig_hidden)
         if hidden:
             self.mig_check.failed(
-                f"the driver refuses the agent the MIG instances of {', '.join(hidden)}: in its"
-                " container set NVIDIA_MIG_MONITOR_DEVICES=all and add the capability SYS_ADMIN"
+                f"the driver does not show the agent the MIG instances of {', '.join(hidden)}: set"
+                " NVIDIA_MIG_MONITOR_DEVICES=all in its container and add the capability SYS_ADMIN"
             )
         else:
             count = sum(gpu.mig_enabled or False for gpu in samples)
-            self.mig_check.ok(f"{count} GPUs are cut into instances")
+            self.mig_check.ok(f"{count} GPUs are partitioned into MIG instances")
 
     def _report(self, tick: NodeTick) -> None:
         if tick.processes and self.allocations:
-            # Who has come or gone may have been given a device, or have given one back.
+            # A process that came or went may have been given a device or released one.
             self.allocations.refresh_soon()
         self.outputs.report_tick(tick)
         for uuid in tick.relayouted:
@@ -300,16 +300,16 @@ class SampleLoop:
         running = [process for process in tick.sample.processes if not process.ended]
         if unlisted := self.sampler.unlisted_gpus:
             self.procfs_check.failed(
-                f"the driver refuses its lists of processes of {', '.join(unlisted)}: who uses"
-                " them is not known; gpuledger_agent_nvml_errors_total has the call and its error"
+                f"the driver refuses to list the processes on {', '.join(unlisted)}, so their users"
+                " are unknown; gpuledger_agent_nvml_errors_total shows the call and its error"
             )
             return
         is_hidden = all(process.started_boottime_ns is None for process in running)
         self._hidden_ticks = self._hidden_ticks + 1 if running and is_hidden else 0
-        # Those that have just ended cannot be read either, but hardly all of them twice.
+        # A process that has just ended cannot be read either, but hardly ever all of them twice.
         if self._hidden_ticks > 1:
             self.procfs_check.failed(
-                f"/proc shows none of the {len(running)} processes on GPUs: is hostPID set?"
+                f"/proc shows none of the {len(running)} processes on GPUs; set hostPID: true"
             )
         elif not self._hidden_ticks:
             self.procfs_check.ok(f"{len(running)} processes on GPUs")

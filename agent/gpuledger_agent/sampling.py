@@ -1,4 +1,4 @@
-"""One node, from what its GPUs answered to its ticks; it waits for nothing.
+"""Turns the answers of one node's GPUs into its ticks; it never waits for anything.
 
 This module combines the state machines of each GPU and MIG instance
 (`gpuledger_agent.core.gpu_sampler`), of the clocks (`gpuledger_agent.core.tick_clock`) and of the
@@ -7,7 +7,7 @@ processes (`gpuledger_agent.core.processes`):
     begin_tick ──▶ query all GPUs (`gpuledger_agent.loop`) ──▶ sample ──▶ fast polls ──▶ begin_tick
                    late fast polls: their energy                (`take_fast_polls`)
 
-`sample` opens the first interval without a tick; so it does behind one that is too long to report.
+`sample` opens the first interval without a tick, and again after an interval too long to report.
 """
 
 from collections import defaultdict
@@ -50,10 +50,10 @@ _log = structlog.get_logger(__name__)
 
 
 class Sampler:
-    """Makes the ticks of one node, one after the other."""
+    """Makes one node's ticks, one after the other."""
 
     def __init__(self, *, node: NodeId, procfs: Procfs, reads_processes: bool = True) -> None:
-        """With `reads_processes` off, ticks name no process and no container."""
+        """Create the sampler; without `reads_processes`, ticks have no processes or containers."""
         self._node = node
         self.boot_id = read_boot_id(procfs)
         """The kernel's id of this boot."""
@@ -69,49 +69,49 @@ class Sampler:
         """The GPUs and MIG instances, by UUID."""
         self._clock = TickClock()
         self._is_querying = False
-        """Whether a tick's query has begun, and its answers are not there yet."""
+        """Whether a tick's query has begun and its answers have not arrived yet."""
         self._relayouted: list[str] = []
         self._procfs = procfs
         self._memory_bytes: int | None = None
-        """The size of the machine's memory, once a GPU needed it."""
+        """The size of the machine's memory, read once a GPU needs it."""
 
     @property
     def unlisted_gpus(self) -> Sequence[str]:
-        """The GPUs and instances whose lists of processes the driver refuses, by UUID."""
+        """UUIDs of the GPUs and instances whose processes the driver refuses to list."""
         return sorted(uuid for uuid, gpu in self._gpus.items() if gpu.last.is_list_refused)
 
     @property
     def lag_ns(self) -> int:
-        """How far behind the time of its answers a tick's interval ends."""
+        """How far a tick's interval ends before the time of its answers."""
         return self._clock.lag_ns
 
     def processes_on(self, gpu_uuid: str, gpu_instance: int | None) -> list[IncidentProcess]:
-        """Return the processes on a GPU, or on one GPU instance of it, at the last tick."""
+        """Return the processes on a GPU, or on one of its instances, at the last tick."""
         gpu = self._gpus.get(gpu_uuid)
         instances = (gpu and gpu.instances) or ()
         rows = [row for uuid in instances if (row := self._gpus[uuid].reading)]
         meant = {row.uuid for row in rows if gpu_instance in {row.gpu_instance} - {None}}
-        # All of them if the instance is not known.
+        # All processes on the GPU if the instance is unknown.
         return self._tracker.processes_on(meant or {gpu_uuid, *instances})
 
     # Between two ticks.
 
     def watched_closely(self, now_ns: int) -> frozenset[str]:
-        """Return the GPUs on which processes come and go, or that are shared and need it."""
+        """Return the GPUs on which processes come and go, and shared ones that need fast polls."""
         return frozenset(uuid for uuid, gpu in self._gpus.items() if gpu.is_watched_closely(now_ns))
 
     def fast_poll_cursors(
         self, others: OthersScope, *, now_ns: int, accounting_gpus: frozenset[str] = frozenset()
     ) -> Mapping[str, SampleCursor | None]:
-        """Return what to poll now, by UUID, each with its cursor; `None` for its energy alone.
+        """Return the GPUs to poll now, by UUID, with cursors; `None` if only energy is read.
 
-        `accounting_gpus` are those whose driver keeps accounts of processes: the account of one has
-        no owner unless the process was seen.
+        `accounting_gpus` are GPUs whose driver keeps accounts of processes: an account has no owner
+        unless its process was seen.
         """
         boards = {uuid: gpu for uuid, gpu in self._gpus.items() if gpu.instances is not None}
         if self._clock.is_set_back:
-            # It is unknown of which of its clocks the driver's stamps are: the ticks find that out.
-            # Energy bears no stamp.
+            # It is unknown which clock the driver's stamps use until ticks have found out. Energy
+            # has no stamp.
             return {} if others is OthersScope.NOTHING else dict.fromkeys(boards)
         closely = self.watched_closely(now_ns) | accounting_gpus
         cursors: dict[str, SampleCursor | None] = {}
@@ -123,7 +123,7 @@ class Sampler:
         return cursors
 
     def take_fast_polls(self, polls: Sequence[FastPoll]) -> None:
-        """Take in what GPUs answered between two ticks, or while a tick asked them itself."""
+        """Take in answers that GPUs gave between two ticks, or while a tick queried them."""
         in_time = []
         for poll in polls:
             gpu = self._gpus.get(poll.uuid)
@@ -133,11 +133,11 @@ class Sampler:
                 gpu.drop_polled()
             elif gpu.take(poll, is_querying=self._is_querying):
                 in_time.append(poll)
-        # Their lists show who is there now.
+        # Their process lists show which processes run now.
         self._tracker.observe(in_time)
 
     def drop_fast_polls(self) -> None:
-        """Drop what fast polls told, after some that could not be used: ticks ask for it again."""
+        """Drop the fast polls' data after a failure; the next tick queries it again."""
         self._is_querying = False
         for gpu in self._gpus.values():
             gpu.drop_polled()
@@ -145,13 +145,16 @@ class Sampler:
     # A tick.
 
     def begin_tick(self) -> Mapping[str, SampleCursor]:
-        """Return, by UUID, after which samples the next query begins; others have no cursor."""
+        """Begin a tick; return, by UUID, the samples after which its query starts.
+
+        GPUs that are new have no cursor.
+        """
         self._is_querying = True
         is_set_back = self._clock.is_set_back
         return {uuid: gpu.request_tick(is_set_back=is_set_back) for uuid, gpu in self._gpus.items()}
 
     def forget(self) -> None:
-        """Forget all but the counters, after answers of which no tick could be made."""
+        """Forget all state but the counters, after answers that could not be made into a tick."""
         self._is_querying = False
         for gpu in self._gpus.values():
             gpu.forget()
@@ -166,18 +169,18 @@ class Sampler:
         known: Collection[str] = (),
         late: bool = False,
     ) -> NodeTick | None:
-        """Make the tick that ends `at`; `None` if that only opens the first interval.
+        """Make the tick that ends `at`; return `None` if the call only opens an interval.
 
-        That is so at the first call, and after an interval that is too long to be reported. `at` is
-        when the GPUs were queried: a process that started later cannot be the one that they listed
-        under its pid. GPUs that are `known`, by UUID, and did not answer are in the tick as
-        unresponsive, with the instances that they had when they answered last. `late` is whether
-        the tick began more than half a tick after its time.
+        The first call only opens one, and so does a call after an interval that is too long to
+        report. `at` is the time of the query: a process that started later cannot be the one that
+        the GPUs listed under its pid. GPUs that are `known`, by UUID, but did not answer are in the
+        tick as unresponsive, with the instances of their last answer. `late` is whether the tick
+        began late by more than half a tick.
         """
         self._is_querying = False
         length_ns = self._clock.follow(at)
         if length_ns and length_ns > MAX_INTERVAL_NS:
-            # Longer than a record may be: what the GPUs did in it is given up with it.
+            # Longer than a record allows: the GPUs' use in this interval is lost.
             _log.warning("interval_dropped", interval_seconds=length_ns / NS_PER_SECOND)
             self.forget()
             length_ns = None
@@ -192,7 +195,7 @@ class Sampler:
         table_update = self._tracker.refresh(
             ticks, vanished, time_ns=at.time_ns, boottime_ns=at.boottime_ns
         )
-        # All state is brought up to date in any case: the next tick needs it.
+        # All state is updated even without a tick, because the next one needs it.
         tick = None
         if length_ns:
             tick = self._make_tick(
@@ -210,7 +213,7 @@ class Sampler:
 
     def _tick_gpu(self, row: RawGpuSample, at: ClockReading, length_ns: int | None) -> GpuTick:
         if row.memory_unified:
-            # One without memory of its own has the machine's.
+            # A GPU without memory of its own uses the machine's.
             if self._memory_bytes is None:
                 self._memory_bytes = read_memory_bytes(self._procfs)
             row = replace(row, memory_total_bytes=self._memory_bytes)
@@ -224,9 +227,9 @@ class Sampler:
         )
 
     def _take_layout(self, raw: Iterable[RawGpuSample]) -> Collection[str]:
-        """Take over the instances of the GPUs that answered; return those that are gone.
+        """Update the instances of the GPUs that answered; return the instances that are gone.
 
-        Of a GPU that did not answer its instances stay: whether it was cut anew is unknown.
+        A GPU that did not answer keeps its instances, because its new layout is unknown.
         """
         vanished: set[str] = set()
         for board in raw:
@@ -241,10 +244,10 @@ class Sampler:
         return vanished
 
     def _silence(self, answered: Collection[str], known: Collection[str]) -> list[GpuReading]:
-        """Silence the GPUs that did not answer; return the rows of the known ones.
+        """Reset the GPUs that did not answer; return rows of the known ones.
 
-        Nothing is measured in these: they show which devices there are. One that is not known, and
-        has no counter in which a reset could be seen, is forgotten.
+        The rows have no measurements: they show which devices exist. A GPU that is neither known
+        nor has counters, in which a reset could be seen, is forgotten.
         """
         for uuid, gpu in list(self._gpus.items()):
             if uuid in answered:
@@ -290,7 +293,7 @@ class Sampler:
             time_ns=covered.time_ns,
             interval_ns=covered.length_ns,
             late=True if late else None,
-            # Unresponsive ones last, as processes go by the positions of the GPUs that answered.
+            # Unresponsive ones last, because processes refer to GPUs by position.
             gpus=[*readings, *unresponsive],
             containers=found.containers,
             processes=found.processes,
@@ -307,7 +310,7 @@ class Sampler:
         )
 
     def _follow_sharing(self, ticks: Sequence[GpuTick], processes: Iterable[GpuProcess]) -> None:
-        """Take over on which GPUs several are: containers, or one and the host."""
+        """Record which GPUs are shared: by several containers, or by containers and the host."""
         on: defaultdict[int, set[int | None]] = defaultdict(set)
         for process in processes:
             on[process.gpu].add(process.container)
@@ -315,7 +318,7 @@ class Sampler:
             self._gpus[tick.reading.uuid].is_shared = len(on.get(place, ())) > 1
 
     def _count(self, ticks: Sequence[GpuTick]) -> None:
-        """Count what was left out: the core only returns it."""
+        """Count the values left out; the core only returns them."""
         for tick in ticks:
             for (reading, reason), count in tick.dropped_readings.items():
                 READINGS_DROPPED.labels(reading=reading, reason=reason).inc(count)

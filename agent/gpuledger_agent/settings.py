@@ -1,4 +1,4 @@
-"""The settings of the agent. Loading them is `gpuledger.settings`' business."""
+"""The agent's settings. `gpuledger.settings` loads them."""
 
 import ipaddress
 import platform
@@ -20,48 +20,49 @@ Profile = Literal["lean", "full"]
 
 
 class ExpositionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the node shows of its GPUs on `/metrics`."""
+    """The content of `/metrics`."""
 
     dcgm_names: Literal["old", "new", "both", "none"] = "old"
-    """Which of DCGM's names to show: those that dcgm-exporter has always had, those of DCGM 4.6,
-    both together, or none."""
+    """Which DCGM metric names to show: `old` (those dcgm-exporter has always had), `new` (those of
+    DCGM 4.6), `both` or `none`."""
     native_metrics: bool = True
-    """Whether to show `gpuledger_…` metrics of GPUs and containers, in base units."""
+    """Whether to show the `gpuledger_…` metrics of GPUs and containers, in base units."""
     profile: Profile = "lean"
-    """How many of them: `lean` shows what each GPU does, what is wrong with it and who is on it,
-    `full` every reading. DCGM's metrics are chosen by `counters_file` instead."""
+    """How many `gpuledger_…` metrics to show: `lean` (each GPU's use, problems and users) or `full`
+    (every reading). For DCGM's metrics see `counters_file`."""
     counters_file: Path | None = None
-    """DCGM's fields to show, a list in dcgm-exporter's format; absent means its default list."""
+    """DCGM fields to show, as a list in dcgm-exporter's format; empty means its default list."""
     host_label: Literal["hostname", "Hostname", "none"] = "hostname"
-    """The label of DCGM's metrics that names the node; dcgm-exporter's has been `hostname` since
-    May 2026, and `Hostname` before."""
+    """Label of DCGM's metrics that contains the node name: `hostname` (dcgm-exporter since May
+    2026), `Hostname` (before that) or `none`."""
     pod_series: bool = False
-    """Whether a GPU that no one container has to itself gets a series of `DCGM_FI_DEV_GPU_UTIL`,
-    `…_FB_USED` and `DCGM_FI_PROF_GR_ENGINE_ACTIVE` for each container on it, beside its own: a sum
-    over one of these families then counts the GPU twice, unless it takes `gpuledger_share=""`."""
+    """Whether shared GPUs get `DCGM_FI_DEV_GPU_UTIL`, `…_FB_USED` and
+    `DCGM_FI_PROF_GR_ENGINE_ACTIVE` per container too. Sums then count such GPUs twice, unless they
+    select `gpuledger_share=""`."""
     dcgm_pod_uid: bool = False
-    """Whether DCGM's metrics of a device that one container has to itself have `pod_uid`, as
-    dcgm-exporter's with its own option. gpuledger's own metrics of containers always have it."""
+    """Whether DCGM's metrics have `pod_uid` if one container has the device to itself, as with
+    dcgm-exporter's option. gpuledger's own metrics of containers always have it."""
     pod_labels: Annotated[tuple[str, ...], msgspec.Meta(max_length=32)] = ()
-    """The labels of pods that stand on the series of pods, as `label_…`, by their names in
-    Kubernetes. They are asked of the kubelet's HTTPS port (`kubelet.api`), for which the agent
-    needs a right; without any nothing is asked. A recording has no kubelet, and refuses them."""
+    """Pod labels, by their Kubernetes names, added to the series of pods as `label_…`. Requires
+    read permission on `kubelet.api`; not supported with recordings."""
     dashes_in_model_name: bool = False
-    """Whether DCGM's metrics have dashes in place of the blanks in `modelName`."""
+    """Whether DCGM's metrics replace blanks in `modelName` by dashes."""
     process_series: bool = False
     """Whether to show single processes: `nvidia_pid_pod` and `gpuledger_process_…`."""
     max_process_series: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 256
-    """The most processes shown, those that hold most memory first; the others are counted."""
+    """Maximum number of processes shown, those with most memory first; the others are counted."""
     stale_seconds: Annotated[float, msgspec.Meta(gt=0, le=600)] = 5.0
-    """For how long a GPU that does not answer any more is still shown, and no less than 3 ticks."""
+    """How long to show the last values of a GPU that does not answer, in seconds; at least 3
+    sampling intervals."""
     slow_stale_seconds: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 60.0
-    """For how long health and limits, which are asked every few seconds, are still shown."""
+    """How long to show the last values of health and limits, in seconds; they are read less often
+    than samples."""
     event_window_seconds: Annotated[float, msgspec.Meta(gt=0, le=1e16)] = 300.0
-    """Length of the window of `DCGM_EXP_XID_ERRORS_COUNT` and `DCGM_EXP_CLOCK_EVENTS_COUNT`; as
-    long as dcgm-exporter's may be. At most the last 1000 events of a GPU are counted."""
+    """Length of the window of `DCGM_EXP_XID_ERRORS_COUNT` and `DCGM_EXP_CLOCK_EVENTS_COUNT`, in
+    seconds. Only a GPU's last 1000 events are counted."""
 
     def __post_init__(self) -> None:
-        """Refuse labels that would be one label of a series; raises `ValueError`."""
+        """Refuse names that become the same label of a series; raises `ValueError`."""
         refuse_equal_labels("pod_labels", self.pod_labels)
 
 
@@ -70,15 +71,15 @@ _MAX_SHOWN: Final = 80
 
 
 class SimulatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a scenario is played, where the source is simulated."""
+    """How to play a simulated scenario."""
 
     epoch_ns: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """When the scenario's second 0 is, nanoseconds since the Unix epoch; 0 means at the start.
-    Agents of several nodes that play one scenario together need the same one."""
+    """Start time of the scenario, in nanoseconds since the Unix epoch; 0 means now. Agents of
+    several nodes in one scenario need the same value."""
     epoch_file: Path | None = None
-    """A file that holds the epoch; the first process to look for it writes it."""
+    """File that stores the start time; the first process that does not find it writes it."""
     uids_file: Path | None = None
-    """Pod UIDs of a real API server, in a file by `python -m gpuledger_simulator drive`."""
+    """File with pod UIDs of a real API server, written by `python -m gpuledger_simulator drive`."""
 
 
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9]([-.A-Za-z0-9]{0,252}[A-Za-z0-9])?")
@@ -86,27 +87,26 @@ _ACCOUNT_FOLDER: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class KubeletApiSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The kubelet's HTTPS port, asked for the labels of the node's pods alone."""
+    """The kubelet's HTTPS port, which is queried only for pod labels."""
 
     host: str = ""
-    """The node's address, `status.hostIP` of the agent's own pod; empty means the node's name."""
+    """Node address, `status.hostIP` of the agent's pod; empty means the node name."""
     port: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = 10_250
-    """The kubelet's port."""
+    """Kubelet port."""
     server_name: str = ""
-    """What its certificate must name, where that is not the `host`."""
+    """Name expected in the kubelet's certificate; empty means `host`."""
     ca_file: Path = _ACCOUNT_FOLDER / "ca.crt"
-    """Authorities to trust for its certificate, PEM: the cluster's where the kubelet has its
-    certificate of it (`serverTLSBootstrap`)."""
+    """CA certificates that verify the kubelet's certificate, PEM. The default works if the cluster
+    issued it (`serverTLSBootstrap`)."""
     token_file: Path = _ACCOUNT_FOLDER / "token"
-    """The agent's token there, read for each question, as the kubelet renews a projected one."""
+    """File with the agent's token, read before each query because the kubelet renews it."""
     refresh_seconds: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 30.0
-    """Time from one question to the next; where a pod is new on the GPUs it is asked within a
-    second."""
+    """Time between queries, in seconds; a new pod on a GPU causes one within a second."""
     timeout_seconds: Annotated[float, msgspec.Meta(gt=0, le=60)] = 5.0
-    """How long one question may take, from the connection to the last byte."""
+    """Timeout of one query, from connecting to the last byte, in seconds."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no address; raises `ValueError`."""
+        """Refuse invalid addresses; raises `ValueError`."""
         for setting, name in (("host", self.host), ("server_name", self.server_name)):
             if name and not _is_host(name):
                 raise ValueError(
@@ -114,7 +114,7 @@ class KubeletApiSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
                 )
 
     def url_on(self, node: str) -> str:
-        """Return the address of the list of pods, where the node is called so."""
+        """Return the URL of the pod list for a node of this name."""
         host = self.host or node
         return f"https://{f'[{host}]' if ':' in host else host}:{self.port}/pods"
 
@@ -128,22 +128,21 @@ def _is_host(name: str) -> bool:
 
 
 class KubeletSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the node's kubelet is asked: which container holds which device."""
+    """The node's kubelet, which reports the container that holds each device."""
 
     enabled: bool | Literal["auto"] = "auto"
-    """Whether to ask it. `auto` asks wherever its socket is, and takes no offence where it is not;
-    `true` fails the check `kubelet` while it does not answer, a warning: the agent stays ready.
-    A recording has no kubelet, and `true` is refused there."""
+    """Whether to query the kubelet. `auto` queries it if its socket exists; `true` also fails the
+    check `kubelet` (a warning) without it, and rejects recordings."""
     socket: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
-    """Its socket for pod resources; root's alone."""
+    """The kubelet's pod-resources socket; only root can open it."""
     refresh_seconds: Annotated[float, msgspec.Meta(ge=1, le=600)] = 10.0
-    """Time from one question to the next while nothing changes; where pods have come or gone, or
-    processes on GPUs, it is asked as the next tick begins."""
+    """Time between queries while nothing changes, in seconds. If pods or processes on GPUs come or
+    go, the next sample starts a query."""
     timeout_seconds: Annotated[float, msgspec.Meta(gt=0, le=60)] = 5.0
-    """How long to wait for an answer."""
+    """Timeout of one query, in seconds."""
     cache_ttl_seconds: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 120.0
-    """For how long the last answer counts while there is no new one, such as during the kubelet's
-    restart."""
+    """How long the last answer stays valid without a new one, in seconds, for example while the
+    kubelet restarts."""
     resource_names: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] = (
         "nvidia.com/gpu",
         "nvidia.com/gpu.shared",
@@ -153,141 +152,129 @@ class KubeletSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         "aliyun.com/gpu-mem",
         "volcano.sh/vgpu-number",
     )
-    """Resources whose devices are GPUs or parts of them; `*` stands for any text. Claims of
-    `gpu.nvidia.com` are always read."""
+    """Resources whose devices are GPUs or parts of GPUs; `*` matches any text. Claims of
+    `gpu.nvidia.com` are always included."""
     admin_access_namespaces: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] = ()
-    """Namespaces whose resource claims are for admin access (`adminAccess`): they hold nothing of
-    the GPUs that they are given. The kubelet does not say it of a claim; Kubernetes allows it in
-    namespaces alone that have the label `resource.kubernetes.io/admin-access`."""
+    """Namespaces whose resource claims have admin access (`adminAccess`) and so hold no GPU. They
+    have the label `resource.kubernetes.io/admin-access`; the kubelet does not report it."""
     container_log_dir: Path = Path("/var/log/containers")
-    """Where the runtime links the containers' logs; the links' names tell pod and container."""
+    """Directory of links to the containers' logs; their names contain the pod and container."""
     pod_log_dir: Path = Path("/var/log/pods")
-    """Where the kubelet keeps the pods' logs; the folders' names tell each pod's UID, and that pods
-    have come."""
+    """Directory of the pods' logs; its subdirectories' names contain the pods' UIDs and show new
+    pods."""
     cgroup_root: Path = Path("/sys/fs/cgroup")
-    """The node's cgroups: where one has come the kubelet is asked, and a pod whose cgroup is gone
-    holds no device any more, though the kubelet lists it on. Where the node's are not mounted
-    there, pods hold as long as they are listed."""
+    """Mount of the node's cgroups: a new one starts a kubelet query, and a pod without one holds no
+    device. If missing, pods hold devices while listed."""
     api: KubeletApiSettings = KubeletApiSettings()
-    """The kubelet's HTTPS port, where `exposition.pod_labels` names any."""
+    """Settings of the kubelet's HTTPS port, used if `exposition.pod_labels` is not empty."""
 
 
 class IncidentsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where incidents are looked for, beside the driver's own events."""
+    """Sources of incidents in addition to the driver's events."""
 
     kmsg: Path | None = None
-    """The kernel's log, `/dev/kmsg`, read for XIDs that never reach the driver's events; absent
-    means not at all, as reading it takes rights that the agent does without. A simulated node has
-    its own log, whatever the path."""
+    """Kernel log to read for XIDs missing in the driver's events, `/dev/kmsg`; empty means none.
+    Reading needs additional rights; simulated nodes have their own log."""
     slowdown_seconds: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 60.0
-    """For how long the hardware holds a GPU's clocks down without a break, for the temperature or
-    as the machine's power supply asks for it, before that is an incident; it ends likewise. It is
-    looked at every `readings_seconds`."""
+    """How long the hardware must slow the clocks down without a break to begin an incident, or not
+    to end it, in seconds; checked every `readings_seconds`."""
 
 
 class SpoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The disk that takes the ticks while Kafka is away."""
+    """The on-disk spool for samples while Kafka is unavailable."""
 
     directory: str = "/var/spool/gpuledger"
-    """Where the ticks wait; empty means in memory only, and so does a folder that does not exist:
-    the agent makes only one for its node inside it."""
+    """Spool directory, which must exist; the agent creates a subdirectory for its node. Empty means
+    that samples wait in memory only."""
     max_bytes: Annotated[int, msgspec.Meta(ge=2**20, le=2**40)] = 256 * 2**20
-    """Maximum size of the frames there, in bytes; above it the oldest are dropped."""
+    """Maximum size of the spooled frames, in bytes; above it the oldest are dropped."""
     max_age_seconds: Annotated[float, msgspec.Meta(ge=1, le=30 * 86400)] = 3600.0
-    """What has lain there for longer is dropped rather than sent; by the time since boot, which
-    nobody can set. What an earlier boot left counts as no older than this one is."""
+    """Maximum age of spooled samples, in seconds; older ones are dropped. Samples of earlier boots
+    are as old as the current boot."""
     min_free_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**50)] = 2**30
-    """Free space that is left to others: below it nothing is written."""
+    """Disk space to leave free, in bytes; the spool does not write below it."""
     spill_after_seconds: Annotated[float, msgspec.Meta(ge=0, le=600)] = 5.0
-    """How long a tick waits in memory for Kafka before it goes to the disk."""
+    """How long a sample waits in memory for Kafka before it is spooled, in seconds."""
     catch_up_factor: Annotated[float, msgspec.Meta(ge=2, le=1000)] = 50.0
-    """How many times faster than they were made waiting ticks are sent at most; by chance down to
-    half of it, so that a fleet's return does not flood the brokers."""
+    """Maximum rate of sending spooled samples, as a multiple of the sampling rate; agents reduce
+    it randomly, by up to half, to spare the brokers."""
 
 
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that `gpuledger agent` can be told."""
+    """All settings of `gpuledger agent`."""
 
     cluster: str = DEFAULT_CLUSTER
-    """The Kubernetes cluster that the node is in, a DNS label; the same as podwatch's. Names of
-    nodes and pods are unique in it alone, so that each cluster on one Kafka has a name of its own.
-    """
+    """Name of the node's Kubernetes cluster, a DNS label; the same as podwatch's. Each cluster on
+    one Kafka needs its own name."""
     node_name: str = ""
-    """The node's name in Kubernetes; empty means the variable NODE_NAME, else the host's name."""
+    """The node's name in Kubernetes; empty means the variable NODE_NAME, or else the hostname."""
     source: str = "auto"
-    """Where readings come from: `nvml`, `simulated:FILE` (a scenario; without `:FILE` a
-    small one of one node), `recorded:FILE` (of `gpuledger record-nvml`), or `auto`, which is `nvml`
-    after a look whether NVML answers."""
+    """GPU data source: `nvml`, `simulated` (a small built-in scenario), `simulated:FILE` (a
+    scenario), `recorded:FILE` (from `gpuledger record-nvml`) or `auto` (NVML if available)."""
     nvml_library: Path | None = None
-    """The driver's library, `libnvidia-ml.so.1` or the folder in which it is; no other one is tried
-    then. Absent means where the dynamic linker finds it, else in the folders where the container
-    toolkit, the GPU Operator, GKE and WSL have it."""
+    """The driver's library `libnvidia-ml.so.1` or its directory. Empty means the dynamic linker,
+    then the directories used by the container toolkit, GPU Operator, GKE and WSL."""
     procfs_root: Path = Path("/proc")
-    """Where the machine's `/proc` is mounted."""
+    """Mount point of the machine's `/proc`."""
     sampling_interval_seconds: Annotated[float, msgspec.Meta(ge=0.25, le=60)] = 1.0
-    """Time from one tick to the next."""
+    """Sampling interval, in seconds."""
     first_sample_seconds: Annotated[float, msgspec.Meta(ge=0.01, le=60)] = 0.25
-    """Length of the first interval; short, so that there is something to see soon."""
+    """Length of the first sampling interval, in seconds; short, so that values appear soon."""
     gpu_timeout_seconds: Annotated[float, msgspec.Meta(gt=0, le=60)] = 0.8
-    """How long a tick waits for a GPU's answers; a GPU that is later is not in that tick. Never
-    more than four fifths of a tick, so that one that hangs does not make the others' ticks late."""
+    """How long a sample waits for a GPU's answers, in seconds; later answers are left out. Limited
+    to 80 % of the sampling interval."""
     fast_poll_interval_seconds: Annotated[float, msgspec.Meta(ge=0.02, le=60)] = 0.1
-    """Time from one look to the next, between ticks, at GPUs that are watched closely: several
-    containers share them and their driver gives one sample a process, their processes come and go,
-    or their driver keeps accounts. A driver's window is a sixth of a second or longer: it needs a
-    look in each. As long as a tick or longer means never."""
+    """Interval of fast polls of GPUs that are shared, have short-lived processes or use process
+    accounting, in seconds; the sampling interval or more disables them."""
     attribution: bool | Literal["auto"] = "auto"
-    """Whether processes are read. `auto` reads them where `/proc` is the whole machine's, as the
-    driver names processes by the machine's own pids."""
+    """Whether to read processes. `auto` reads them if `/proc` is the whole machine's, because the
+    driver reports the machine's own PIDs."""
     kubelet: KubeletSettings = KubeletSettings()
-    """The node's kubelet."""
+    """Settings of the node's kubelet."""
     readings_seconds: Annotated[float, msgspec.Meta(ge=0.25, le=30)] = 5.0
-    """How often a GPU is asked for the readings that no tick is booked from: throttling, traffic,
-    utilization of encoders, and most of the chip's own counters; each GPU at another time. As long
-    as a tick or shorter means each tick."""
+    """How often to read values that attribution does not use, such as throttling and traffic, in
+    seconds; the sampling interval or less means each sample."""
     job_mapping_dir: Path | None = None
-    """The directory in which a scheduler such as Slurm says which jobs hold which GPUs, as
-    dcgm-exporter's `--hpc-job-mapping-dir`: a file for each GPU, called by its index, or by
-    `<index>.<GPU instance>`, with a job's id on each line; absent means that nobody is asked. A
-    simulated node has its own, whatever the path."""
+    """Directory in which a scheduler lists each GPU's jobs, as for dcgm-exporter's
+    `--hpc-job-mapping-dir`; empty means none. Simulated nodes have their own."""
     health_seconds: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 10.0
-    """How often a GPU is asked for its health, its limits and what is built into it."""
+    """How often to read each GPU's health, limits and hardware, in seconds."""
     watchdog_seconds: Annotated[float, msgspec.Meta(ge=10, le=86_400)] = 300.0
-    """The process ends, so that it is started afresh, when no GPU has answered for so long."""
+    """How long no GPU may answer until the process ends, so that it is restarted, in seconds."""
     queue_samples: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 600
-    """Ticks kept in memory while neither Kafka nor the spool takes them; then the oldest is
-    dropped."""
+    """Maximum number of samples in memory while neither Kafka nor the spool accepts them; above it
+    the oldest are dropped."""
     spool: SpoolSettings = SpoolSettings()
-    """Where ticks wait while Kafka is away."""
+    """Settings of the on-disk spool."""
     flush_seconds: Annotated[float, msgspec.Meta(ge=0, le=5)] = 4.0
-    """At the end: how long to try to publish what is queued."""
+    """How long to try to publish queued samples at shutdown, in seconds."""
     no_kafka: bool = False
-    """Whether to do without Kafka: nothing is published, the readings are shown on `/metrics`."""
+    """Whether to run without Kafka: readings appear only on `/metrics`."""
     kafka: KafkaSettings = KafkaSettings(client_id="gpuledger-agent")
-    """The brokers."""
+    """Settings of the Kafka client."""
     exposition: ExpositionSettings = ExpositionSettings()
-    """What `/metrics` shows of the node's GPUs."""
+    """Settings of the content of `/metrics`."""
     http: HttpSettings = HttpSettings(listen="0.0.0.0:9820")
-    """Health and metrics."""
+    """Settings of the HTTP server for health and metrics."""
     log: LogSettings = LogSettings()
-    """Logs."""
+    """Settings of the logs."""
     incidents: IncidentsSettings = IncidentsSettings()
-    """What is watched for incidents."""
+    """Settings of incident detection."""
     simulator: SimulatorSettings = SimulatorSettings()
-    """The played scenario."""
+    """Settings of simulated scenarios."""
 
     @property
     def poll_timeout_seconds(self) -> float:
-        """How long a tick waits for a GPU's answers, ticks shorter than the deadline included."""
+        """How long a tick waits for a GPU's answers, limited to a part of the tick's length."""
         return min(self.gpu_timeout_seconds, _MAX_OF_A_TICK * self.sampling_interval_seconds)
 
     @property
     def node(self) -> NodeId:
-        """What the node is called, once `name_node` has filled it in."""
+        """The node's key, valid after `name_node` has filled in the name."""
         return NodeId(self.cluster, self.node_name)
 
     def __post_init__(self) -> None:
-        """Refuse a cluster that cannot be one, and an unknown source; raises `ValueError`."""
+        """Refuse an invalid cluster name or source; raises `ValueError`."""
         require_cluster_name(self.cluster)
         kind, _, file = self.source.partition(":")
         if self.source not in ("auto", "nvml", "simulated") and not (
@@ -300,23 +287,23 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def name_node(settings: AgentSettings, environ: Mapping[str, str]) -> AgentSettings:
-    """Return the settings with the node's name filled in; raises `SettingsError` for a bad one.
+    """Return the settings with the node's name filled in; raises `SettingsError` if it is invalid.
 
-    The host's name is lowercased, as the kubelet does with it.
+    The hostname is lowercased, as the kubelet does.
     """
     if settings.node_name:
         origin, name = "node_name", settings.node_name
     elif environ.get("NODE_NAME"):
         origin, name = "NODE_NAME", environ["NODE_NAME"]
     else:
-        origin, name = "the host's name", platform.node().strip().lower()
+        origin, name = "hostname", platform.node().strip().lower()
     try:
         msgspec.convert(name, NodeName)
     except msgspec.ValidationError as error:
         shown = repr(name if len(name) <= _MAX_SHOWN else f"{name[:_MAX_SHOWN]}…")
         raise SettingsError(
-            f"{origin}: {shown} is no name of a Kubernetes node (lowercase letters, digits, '-' and"
-            f" '.', {MAX_NODE_NAME_LENGTH} characters at most): set NODE_NAME to the node's"
+            f"{origin}: invalid Kubernetes node name: {shown} (lowercase letters, digits, '-' and"
+            f" '.', at most {MAX_NODE_NAME_LENGTH} characters); set NODE_NAME to the node's"
             " metadata.name, as the shipped DaemonSet does from spec.nodeName"
         ) from error
     return msgspec.structs.replace(settings, node_name=name)

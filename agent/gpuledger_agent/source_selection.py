@@ -1,6 +1,6 @@
-"""Where the readings come from: this machine, or a scenario that plays one.
+"""Selects the source of the readings: this machine, a simulated node, or a recording.
 
-The only place in which the agent knows the simulator; it is imported where it is asked for.
+This is the agent's only module that knows the simulator, and it imports it only when needed.
 """
 
 from dataclasses import replace
@@ -32,15 +32,15 @@ _RECORDED: Final = "recorded:"
 
 
 async def open_source(settings: AgentSettings) -> Host:
-    """Find the source while the event loop goes on; raises UserError where there is none.
+    """Find the source without blocking the event loop; raises `UserError` if there is none.
 
-    A driver or a disk that does not answer keeps no signal waiting.
+    A driver or disk that does not answer does not delay signals.
     """
     return await in_daemon_thread(partial(find_source, settings))
 
 
 def find_source(settings: AgentSettings) -> Host:
-    """Return the source that the settings name; raises UserError where there is none."""
+    """Return the source that the settings name; raises `UserError` if there is none."""
     if settings.source == "simulated" or settings.source.startswith(_SIMULATED):
         return _simulated(settings)
     if settings.source.startswith(_RECORDED):
@@ -69,9 +69,9 @@ def find_source(settings: AgentSettings) -> Host:
 
 
 def probe(library: object, *, seconds: float = PROBE_SECONDS) -> None:
-    """Look whether NVML answers within `seconds`; raises UserError where it does not."""
+    """Check that NVML answers within `seconds`; raises `UserError` if it does not."""
     nvml = NvmlSession(library)
-    # In a thread, as a driver that hangs would keep the agent from ever saying so.
+    # In a thread, because a driver that hangs would prevent the agent from reporting it.
     worker = CallThread("nvml-probe")
     try:
         worker.start(nvml.open).result(timeout=seconds)
@@ -91,7 +91,7 @@ def _explain(detail: str) -> str:
 
 
 def _simulated(settings: AgentSettings) -> Host:
-    from gpuledger_simulator.simulation import DEFAULT_SCENARIO, open_simulation  # noqa: PLC0415  # no node carries it in memory
+    from gpuledger_simulator.simulation import DEFAULT_SCENARIO, open_simulation  # noqa: PLC0415  # real nodes do not need it in memory
 
     _, _, file = settings.source.partition(":")
     simulation = open_simulation(
@@ -100,7 +100,7 @@ def _simulated(settings: AgentSettings) -> Host:
         epoch_file=settings.simulator.epoch_file,
         uids_file=settings.simulator.uids_file,
     )
-    # The default scenario has one node, whatever this machine is called.
+    # The default scenario has one node, used under any machine name.
     node = simulation.node(settings.node_name if file else next(iter(simulation.nodes)))
     played = play(node)
     return replace(
@@ -111,15 +111,15 @@ def _simulated(settings: AgentSettings) -> Host:
 
 
 def find_only_node(source: str) -> str | None:
-    """Return the only node of a played source, `None` where it plays none.
+    """Return the name of a simulated source's only node; `None` for other sources.
 
-    Raises UserError where there are several.
+    Raises `UserError` if the scenario has several nodes.
     """
     if not source.startswith(_SIMULATED):
         return None
     from gpuledger_simulator.simulation import open_simulation  # noqa: PLC0415  # as above
 
-    # Of an epoch of its own, as it is not played.
+    # With an epoch of its own, because the scenario is not played.
     names = sorted(open_simulation(Path(source.removeprefix(_SIMULATED)), epoch_ns=1).nodes)
     if len(names) != 1:
         raise UserError(f"--source {source}: give --node, one of {', '.join(names)}")
@@ -127,7 +127,7 @@ def find_only_node(source: str) -> str | None:
 
 
 def play(node: "SimulatedNode") -> Host:
-    """Return a played node, without its kernel's log."""
+    """Return a simulated node, without its kernel log."""
     read_jobs = node.job_files
     return Host(
         gpus=NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns),
@@ -148,19 +148,19 @@ def _recorded(settings: AgentSettings) -> Host:
 
     if settings.kubelet.enabled is True:
         raise UserError(
-            f"kubelet.enabled: true, but source {settings.source} has no kubelet to ask; set it to"
-            " auto or false"
+            f"kubelet.enabled: true, but source {settings.source} has no kubelet; set it to auto"
+            " or false"
         )
     if settings.job_mapping_dir:
         raise UserError(
             f"job_mapping_dir: {settings.job_mapping_dir}, but source {settings.source} plays"
-            " another machine than the one whose jobs are there; take it out"
+            " another machine than the one whose jobs are there; remove it"
         )
     if settings.exposition.pod_labels:
         raise UserError(
-            f"exposition.pod_labels: source {settings.source} has no kubelet to ask; take them out"
+            f"exposition.pod_labels: source {settings.source} has no kubelet; remove them"
         )
     clock, nvml, procfs = open_recording(Path(settings.source.removeprefix(_RECORDED)))
-    # Pods' claims and names are not recorded, and this machine's kubelet knows others.
+    # The pods' allocations and names are not recorded, and this machine's kubelet has other pods.
     gpus = NvmlSession(nvml, monotonic_ns=clock.monotonic_ns)
     return Host(gpus=gpus, procfs=procfs, clock=clock, kubelet=None, list_log_names=tuple)

@@ -1,4 +1,4 @@
-"""An agent of one played node, from its start until some time has passed."""
+"""Runs the agent of one simulated node from its start until some time has passed."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ EPOCH_NS = 1_795_000_000_000_000_000
 
 
 class RingingClock(ManualClock):
-    """Moves on with its only sleeper, and rings once."""
+    """Advances for its only sleeper, and rings once."""
 
     def __init__(self, *, rings_after_seconds: float) -> None:
         super().__init__(start_ns=EPOCH_NS)
@@ -55,7 +55,7 @@ async def watch(scenario: object, settings: AgentSettings, *, seconds: float) ->
 def short_lives(
     spans: Sequence[tuple[float, float]], *, busy_ratio: float = 0.8, accounting: str = "v2"
 ) -> dict[str, object]:
-    """Return a scenario of one pod whose only container has one process after the other."""
+    """Return a scenario with one pod whose only container has one process after another."""
     processes = [
         {
             "command": "python",

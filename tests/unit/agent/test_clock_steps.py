@@ -1,4 +1,4 @@
-"""A wall clock that is set: what the agent says of time, and of who used the GPUs meanwhile."""
+"""The agent's times and attributed GPU use while the wall clock is set."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,7 +38,7 @@ def simulation_of(steps: Steps, clock: ManualClock) -> Simulation:
 
 
 def played(steps: Steps, *, driver_follows: bool = True) -> tuple[list[NodeSample], float]:
-    """Return the ticks, and for how long pods' processes kept GPUs busy unbeknown to the ticks."""
+    """Return the ticks, and the time for which pods used GPUs without a tick showing it."""
     clock = ManualClock(start_ns=EPOCH_NS)
     simulation = simulation_of(steps if driver_follows else (), clock)
     node = simulation.node(NODE)
@@ -53,7 +53,7 @@ def played(steps: Steps, *, driver_follows: bool = True) -> tuple[list[NodeSampl
 
 
 def shown_by_another_clock(node: SimulatedNode, clock: ManualClock, steps: Steps) -> SimulatedNode:
-    """Return the node whose wall clock is set and whose driver stamps by a clock of its own."""
+    """Return a node whose wall clock is set and whose driver stamps by a clock of its own."""
     booted_ns = clock.time_ns() - node.clock.boottime_ns()
     made = [
         SetClock(EPOCH_NS + round(at * NS_PER_SECOND), round(by * NS_PER_SECOND))
@@ -92,7 +92,7 @@ def test_a_driver_that_stamps_by_a_clock_of_its_own_costs_nothing(by_seconds: fl
 
 
 def test_after_a_clock_was_set_back_energy_is_read_on() -> None:
-    """It bears no stamp, while samples may be of either clock for as long as buffers last."""
+    """Energy has no stamp, while samples may be from either clock as long as buffers last."""
     clock = ManualClock(start_ns=EPOCH_NS)
     node = simulation_of([(3, -3600)], clock).node(NODE)
     sampler = Sampler(node=NodeId("default", NODE), procfs=node.procfs)

@@ -1,4 +1,4 @@
-"""A DaemonSet of dcgm-exporter means the same to this agent, as far as it has a counterpart."""
+"""dcgm-exporter's DaemonSet works unchanged with this agent, as far as it has a counterpart."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from gpuledger_agent.dcgm_exporter import FLAGS, Flag, read_swap
 from gpuledger_agent.settings import AgentSettings
 from tests.errors import has_words
 
-# What dcgm-exporter's chart gives its container, with its values as they are shipped.
+# The container arguments and variables of dcgm-exporter's chart, with their default values.
 CHART_ARGS = ["-f", "/etc/dcgm-exporter/dcp-metrics-included.csv"]
 CHART_ENV = {
     "DCGM_EXPORTER_KUBERNETES": "true",

@@ -1,4 +1,4 @@
-"""Energy and idle draw of a played node's ticks, against what its boards drew."""
+"""Energy and idle draw in a simulated node's ticks, compared with the boards' real energy."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -42,25 +42,25 @@ def scenario(
 
 
 class Played:
-    """A node of which the boards are read tick by tick."""
+    """A node whose boards are read tick by tick."""
 
     def __init__(self, content: dict[str, Any], lengths: Sequence[float]) -> None:
         self.clock = ManualClock(start_ns=EPOCH_NS)
         simulation = Simulation(parse_scenario(content), epoch_ns=EPOCH_NS, clock=self.clock)
         self.node: SimulatedNode = simulation.node("n")
         ticks = play(self.node, self.clock, lengths)
-        # The first one covers a time from before the first reading.
+        # The first tick covers time from before the first reading.
         self.samples = [tick.sample for tick in ticks][1:]
         self.board: list[GpuReading] = [sample.gpus[0] for sample in self.samples]
 
     @property
     def total(self) -> int:
-        """All that ticks have, in millijoules."""
+        """Sum of all ticks, in millijoules."""
         return sum(one.energy_millijoules or 0 for one in self.board)
 
     @property
     def drawn(self) -> list[float]:
-        """What was drawn in the time that each tick covers, in millijoules."""
+        """Real energy in the time that each tick covers, in millijoules."""
         ends_ns = [(one.time_ns - EPOCH_NS, one.interval_ns) for one in self.samples]
         joules = self.node.gpus[0].joules
         return [joules(end_ns - length_ns, end_ns) * 1_000 for end_ns, length_ns in ends_ns]
@@ -70,7 +70,7 @@ class Played:
 def test_ticks_add_up_to_a_counter_that_moves_in_steps(step: float) -> None:
     played = Played(scenario(step=step), UNEVEN)
     methods = [one.energy_method for one in played.board]
-    # A look and a tick may lie between two steps of the slowest.
+    # A fast poll and a tick may both fall between two steps of the slowest counter.
     assert set(methods) - {EnergyMethod.INTERPOLATED} == {EnergyMethod.COUNTER}
     assert step > 0.5 or EnergyMethod.INTERPOLATED not in methods
     late = step * MAX_MILLIWATTS
@@ -83,7 +83,7 @@ def test_ticks_between_the_steps_of_a_slow_counter_have_the_draw_and_add_up_to_i
     played = Played(scenario(step=1.5), [0.25] * 126)
     methods = [one.energy_method for one in played.board]
     assert set(methods) == {EnergyMethod.COUNTER, EnergyMethod.INTERPOLATED}
-    # What the draw says of the end of the time is not known yet.
+    # The energy at the end of the time is only estimated from the power.
     assert played.total == pytest.approx(sum(played.drawn), abs=1.5 * MAX_MILLIWATTS)
 
 
@@ -103,7 +103,7 @@ def test_ticks_add_up_over_a_time_in_which_the_counter_does_not_show(
     assert set(methods[:4]) == set(methods[end + 1 :]) == {"counter"}
     assert set(methods[4 : end + 1]) - {"counter"} == hidden
     each = [one.energy_millijoules or 0 for one in played.board]
-    # The draw of the last second stands for that of a time a quarter of a second earlier.
+    # The power of the last second is used for time up to a quarter of a second earlier.
     assert each[2:] == pytest.approx(played.drawn[2:], rel=0.05)
     assert sum(each) == pytest.approx(sum(played.drawn), rel=0.01)
 
@@ -138,11 +138,11 @@ def test_a_driver_that_was_loaded_anew_costs_the_time_in_which_it_was_gone() -> 
     counters = [one.energy_total_millijoules or 0 for one in board]
     assert counters[4] < counters[3]
     energies = [one.energy_millijoules or 0 for one in board]
-    # Both ends lie back by what a tick lags, a quarter of a second.
+    # Both ends are earlier by the lag of a tick, a quarter of a second.
     assert sum(energies[6:]) == pytest.approx(counters[-1] - counters[5], abs=0.3 * MAX_MILLIWATTS)
 
 
-# What a board draws without a process.
+# Idle draw.
 
 
 def idle_draws(played: Played) -> list[int | None]:
@@ -169,7 +169,7 @@ def test_the_idle_draw_of_a_board_whose_counter_has_stopped_is_by_its_draw() -> 
     "process",
     [
         {},
-        # There all the time, with hardly a kernel.
+        # Always on the GPU, but hardly runs a kernel.
         {"load": {"busy_ratio": 0.0001, "kernel_seconds": 0.0005}},
         {"kind": "graphics", "memory_visible": False},
     ],
@@ -179,7 +179,7 @@ def test_of_a_board_with_a_process_no_idle_draw_is_known(process: dict[str, Any]
 
 
 def test_a_board_whose_processes_come_and_go_is_not_taken_for_free() -> None:
-    """However short they are: the driver's samples show them where no list does."""
+    """Even if they are very short: the driver's samples show them when no list does."""
     short = [{"start_seconds": n + 0.3, "end_seconds": n + 0.6} for n in range(0, 40, 4)]
     assert set(idle_draws(Played(scenario(processes=short), [1.0] * 40))) == {None}
 

@@ -1,4 +1,4 @@
-"""An incident is a line that names the XID, the GPU, the pod and what to do; a storm is a few."""
+"""An incident's log line names the XID, GPU, pod and action; a storm has only a few lines."""
 
 from msgspec.structs import replace
 from structlog.testing import capture_logs

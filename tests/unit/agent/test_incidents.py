@@ -1,4 +1,4 @@
-"""Incidents from a played GPU's fault to the bus, through the whole agent."""
+"""Incidents from a simulated GPU's fault to the bus, through the whole agent."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -50,7 +50,7 @@ CONTENT: dict[str, Any] = {
 
 
 class MovedClock(ManualClock):
-    """A clock whose sleepers wake when a test moves it."""
+    """A clock whose sleepers wake when a test advances it."""
 
     def __init__(self) -> None:
         super().__init__(start_ns=EPOCH_NS)
@@ -63,7 +63,7 @@ class MovedClock(ManualClock):
         await awake.wait()
 
     async def move(self, seconds: float) -> None:
-        """Move on, and let those whose time has come have their turn."""
+        """Advance the time, and let sleepers that are due run."""
         self.advance(seconds)
         due = [waking for waking in self._wakings if waking[0] <= self.time_ns()]
         self._wakings = [one for one in self._wakings if one not in due]
@@ -84,7 +84,7 @@ def node(clock: MovedClock) -> SimulatedNode:
 
 
 class Agent:
-    """The agent of a played node, and what it publishes, as time is moved on."""
+    """The agent of a simulated node, and its published records, as a test advances the time."""
 
     def __init__(self, clock: MovedClock, consumer: Consumer, waits: asyncio.Event) -> None:
         self._clock = clock
@@ -95,13 +95,13 @@ class Agent:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it waits for events, and knows who is on the GPUs and who holds them."""
+        """Whether it waits for events and knows the GPUs' processes and holders."""
         return self._waits.is_set() and any(
             sample.processes and sample.allocations for sample in self._samples
         )
 
     async def until(self, done: Callable[[], bool], *, step_seconds: float) -> None:
-        """Move time on, a step at a time, until it is done."""
+        """Advance the time step by step until a condition holds."""
         async with asyncio.timeout(HANG_SECONDS):
             while not done():
                 await self._clock.move(step_seconds)
@@ -113,7 +113,7 @@ class Agent:
     def _take(self, topic: str, value: bytes | None) -> None:
         if topic == INCIDENTS.name:
             incident = decoder_of(topic, Incident).decode(value or b"")
-            # That a GPU is well at the agent's start is told, too.
+            # States that are absent at the agent's start are reported too.
             if not incident.present_at_start:
                 self.incidents.append(incident)
         else:
@@ -133,7 +133,7 @@ async def running(
             settings=AgentSettings(
                 node_name="node-a",
                 incidents=incidents or IncidentsSettings(),
-                # With each tick: an incident of a reading comes no sooner than it is asked.
+                # With each tick, because an incident from readings waits for their query.
                 readings_seconds=1.0,
             ),
             readiness=Readiness(),

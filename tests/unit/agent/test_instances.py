@@ -1,4 +1,4 @@
-"""A node with a cut GPU and with accounts, against the simulator's own books."""
+"""A node with a partitioned GPU and process accounts, compared with the simulator's books."""
 
 from collections import defaultdict
 from typing import Any
@@ -97,7 +97,7 @@ def test_the_tick_of_a_new_cut_says_so(cut: list[NodeTick]) -> None:
 
 
 def test_an_instance_that_vanishes_with_a_process_in_it_ends_that(clock: ManualClock) -> None:
-    """The driver forbids it, and an agent that slept may see it: nothing may linger for ever."""
+    """The driver forbids it, but an agent that slept may see it; nothing may be left over."""
     node = cut_simulation(clock).node("node-a")
     sampler = Sampler(node=NodeId("default", "node-a"), procfs=node.procfs)
     (gpu,) = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
@@ -151,7 +151,7 @@ def test_the_books_of_a_cut_gpu_sum_to_the_gpu(cut: list[NodeTick]) -> None:
 
 
 def accounted_scenario(version: str) -> dict[str, Any]:
-    """Return a GPU with a long process and with short ones that no tick meets."""
+    """Return a GPU with one long process and short ones that no tick lists."""
 
     def process(command: str, start: float, end: float | None, busy: float) -> dict[str, Any]:
         return {

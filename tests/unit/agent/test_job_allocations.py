@@ -87,7 +87,7 @@ async def test_a_kubelet_that_nobody_wants_to_hear_of_is_not_asked() -> None:
 
 
 class HangingKubelet:
-    """Answers nobody."""
+    """A kubelet that never answers."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -152,9 +152,9 @@ async def allocated_to(
     listed_seconds: float = 5,
     agent_from: float = 0,
 ) -> dict[str, list[tuple[float, float]]]:
-    """Return when each pod held the first GPU, by its name: from and to, as the ticks say it.
+    """Return when each pod held the first GPU, by its name: begin and end, according to ticks.
 
-    Two spans are one where no tick is between them. The kubelet lists a pod for `listed_seconds`
+    Two spans are merged if no tick lies between them. The kubelet lists a pod for `listed_seconds`
     after its end.
     """
     clock = SleepersClock(sleepers=1, rings_after_seconds=seconds)
@@ -187,7 +187,7 @@ async def allocated_to(
 
 TICK_SECONDS = 1.0
 LAG_SECONDS = 0.5
-"""A tick covers what the driver's windows have by then; who holds is as at its end."""
+"""Ticks cover completed driver windows only, but have the holders at their end."""
 FIRST_GPU_IS_AWAY = {"node": "node-a", "kind": "lost", "gpus": [0]}
 DRIVER_IS_AWAY = {"node": "node-a", "kind": "driver_reload"}
 FAULTS: dict[str, list[dict[str, Any]]] = {
@@ -200,7 +200,7 @@ FAULTS: dict[str, list[dict[str, Any]]] = {
 
 
 def is_exact(spans: Sequence[tuple[float, float]], start: float, end: float) -> bool:
-    """Whether it is one span, with the length to less than a tick, and there where it was."""
+    """Return whether there is one span, at the right time and of the right length within a tick."""
     ((began, ended),) = spans
     slack = TICK_SECONDS + LAG_SECONDS
     return (

@@ -1,4 +1,4 @@
-"""An agent that ends as nothing works any more says so on Kafka first."""
+"""An agent that exits because nothing works any more reports it to Kafka first."""
 
 import pytest
 from typing_extensions import override
@@ -43,7 +43,7 @@ async def test_the_reason_for_the_end_is_published_before_it() -> None:
                 clock=clock,
             ),
             bus=bus,
-            # Shorter than a file of settings may say.
+            # Shorter than the settings allow.
             settings=AgentSettings(node_name="node-a", watchdog_seconds=0.3),
             readiness=Readiness(),
         )

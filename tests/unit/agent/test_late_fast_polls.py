@@ -1,4 +1,4 @@
-"""Looks whose answers come later than the agent waits for them."""
+"""Fast polls whose answers come later than the agent waits for them."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ BURSTS: Final[Lives] = [(0.0, 999.0, 0.3, 0.5), (0.0, 999.0, 0.15, 0.35)]
 
 
 class LateDriver(Driver):
-    """A driver whose looks are over after the agent has given up waiting, and before the tick."""
+    """A driver whose fast polls end after the agent has given up waiting, but before the tick."""
 
     late: Sequence[FastPoll] = ()
 
@@ -48,7 +48,7 @@ class LateDriver(Driver):
 
 
 class KeptSampler(Sampler):
-    """Keeps the ticks that it makes, until there are enough."""
+    """Stores its ticks until there are enough."""
 
     def __init__(self, node: SimulatedNode, *, count: int) -> None:
         super().__init__(node=NodeId("default", node.name), procfs=node.procfs)
@@ -66,7 +66,7 @@ class KeptSampler(Sampler):
 
 
 async def run_loop(node: SimulatedNode) -> list[NodeSample]:
-    """Return the ticks of the agent's own loop over a driver whose looks are late."""
+    """Return the ticks of the agent's own loop with a driver whose fast polls are late."""
     settings = AgentSettings(node_name=node.name)
     sampler = KeptSampler(node, count=round(RUN_SECONDS))
     source = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns)
@@ -113,9 +113,9 @@ def test_energy_that_a_late_look_read_is_in_the_tick_that_covers_it() -> None:
 
 
 def watch_behind(node: SimulatedNode, clock: ManualClock, *, hears: bool) -> list[NodeSample]:
-    """Return the ticks of an agent of which each second look is over when the tick behind it is.
+    """Return the ticks of an agent for which every second fast poll ends during the next tick.
 
-    With `hears` off it never hears of these.
+    With `hears` false, the agent never gets the answers of those polls.
     """
     sampler = Sampler(node=NodeId("default", node.name), procfs=node.procfs)
     gpus = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
@@ -160,7 +160,7 @@ def test_what_comes_behind_the_tick_that_asked_for_the_same_is_counted_once(proc
 def watch_late(
     node: SimulatedNode, clock: ManualClock, *, delay_seconds: float
 ) -> list[NodeSample]:
-    """Return the ticks of an agent of which some ask the GPUs so long after they began."""
+    """Return the ticks of an agent, some of which query the GPUs late by this time."""
     sampler = Sampler(node=NodeId("default", node.name), procfs=node.procfs)
     gpus = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     made = []

@@ -1,4 +1,4 @@
-"""The watch: what the sources see becomes incidents, each reported once and at once."""
+"""The incident monitor: detections become incidents, each reported once and at once."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -188,7 +188,7 @@ async def test_what_nobody_takes_in_time_is_counted_and_the_oldest_is_kept(
 
 
 class SleepingClock(PatientClock):
-    """Tells for how long it was slept."""
+    """Records how long it was slept."""
 
     slept_seconds = 0.0
 
@@ -252,7 +252,7 @@ def test_a_new_cut_that_an_event_and_a_later_tick_saw_is_reported_once(
 
 
 def news(reported: Reported) -> list[Incident]:
-    """Return what was not so at the start."""
+    """Return the states that were absent at the start."""
     return [one for one in reported.incidents if not one.present_at_start]
 
 

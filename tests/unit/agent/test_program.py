@@ -1,4 +1,4 @@
-"""`gpuledger agent` as a program: its settings, its weight."""
+"""`gpuledger agent` as a program: its settings and its memory."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ def test_the_agent_carries_no_library_that_a_node_does_not_need() -> None:
 
 
 def test_the_agent_loads_no_module_that_it_can_do_without() -> None:
-    # As in its image, where there is no `rich`, which structlog imports where it is installed.
+    # As in the image, which lacks `rich`; structlog imports it if it is installed.
     code = (
         "import json, sys; sys.modules['rich'] = None;"
         "import gpuledger_agent.command, gpuledger.bus.kafka;"
@@ -36,13 +36,13 @@ def test_the_agent_loads_no_module_that_it_can_do_without() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
     needless = {"importlib.metadata", "zipfile", "statistics", "difflib"}
-    # What reads topics: the agent only writes.
+    # Readers of topics, because the agent only writes.
     needless |= {f"gpuledger.bus.kafka_{part}" for part in ("consumer", "reader", "unpacking")}
     assert needless & set(json.loads(done.stdout)) == set()
 
 
 def test_a_start_reads_no_source_for_the_texts_of_its_help() -> None:
-    # What was read and parsed for them would stay in the process as free memory.
+    # Reading and parsing these would leave free memory in the process.
     code = (
         "import linecache; from gpuledger_agent.command import OPTIONS;"
         "from gpuledger_agent.settings import AgentSettings;"
@@ -167,7 +167,7 @@ def test_the_end_does_not_wait_for_a_driver_that_does_not_answer(
             await asyncio.sleep(0)
         opening.cancel()
 
-    # Where the end did wait, the emergency would let it go on.
+    # If the shutdown did wait, this would release it.
     emergency = threading.Timer(HANG_SECONDS, goes_on.set)
     emergency.start()
     asyncio.run(begin_and_end())

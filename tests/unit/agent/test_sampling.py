@@ -1,4 +1,4 @@
-"""One tick of one node: self-contained, rising, and true against the simulator's own books."""
+"""One node's ticks: self-contained, rising, and equal to the simulator's own books."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -203,7 +203,7 @@ def test_where_no_gpu_answers_all_are_unresponsive_and_processes_are_where_they_
 
 
 def test_an_interval_that_no_record_may_claim_is_given_up_and_reported(sampler: Sampler) -> None:
-    """As that of an agent that was stopped for days; the counters are kept, so that falls show."""
+    """Such as after an agent was stopped for days; counters are kept to detect their falls."""
     sample(sampler, [answers()], 0)
     assert tick_at(sampler, [answers()], MAX_INTERVAL_SECONDS).interval_ns == MAX_INTERVAL_NS
     with capture_logs() as lines:
@@ -269,7 +269,7 @@ def test_what_video_engines_did_stands_with_the_process_where_they_did_anything(
             encoder_percent=25,
             decoder_percent=2**32 - 1,
         ),
-        # A row that cannot be true says nothing of its engines either.
+        # An implausible row reports no video engines either.
         ProcessUtilizationSample(
             pid=8, timestamp_us=1_500_000, sm_percent=101, memory_percent=0, encoder_percent=50
         ),
@@ -311,7 +311,7 @@ def test_a_gpu_that_did_not_answer_is_not_in_the_tick_and_starts_anew(sampler: S
     assert sampler.begin_tick().keys() == {"GPU-1"}
 
 
-# Against the simulator: it knows the kernels' busy intervals, the agent sees what NVML says.
+# Against the simulator, which knows the kernels' busy intervals; the agent only sees NVML.
 
 
 def busy_seconds(samples: list[NodeSample]) -> dict[str | None, float]:
@@ -339,7 +339,7 @@ def test_what_the_agent_adds_up_is_what_the_kernels_did(
     truth = simulation.truth(start_ns, clock.time_ns(), node_name)
     assert truth
     for used in truth:
-        # At either end of a process's life a part of a window is not reported of it.
+        # At either end of a process's life, a part of a window is not reported for it.
         assert busy[used.uid] == pytest.approx(used.busy_seconds, rel=0.005, abs=WINDOW_SECONDS)
     for place, gpu in enumerate(node.gpus):
         drawn = sum(one.gpus[place].energy_millijoules or 0 for one in samples)
@@ -400,7 +400,7 @@ def test_counters_are_remembered_while_a_gpu_does_not_answer(sampler: Sampler) -
     tick = sample(sampler, [replace(answers(), energy_millijoules=10)], 3)
     assert tick
     assert [one.resets for one in tick.readings.gpus] == [["energy_total_millijoules"]]
-    # Without a draw either, nothing says what the GPU drew since it came back.
+    # Without a power reading too, the energy since the GPU came back is unknown.
     assert tick.sample.gpus[0].energy_millijoules is None
 
 
@@ -435,7 +435,7 @@ def test_the_health_that_came_with_the_first_answers_is_in_the_first_tick(sample
 def test_readings_that_came_with_the_first_answers_are_in_the_first_tick_alone(
     sampler: Sampler,
 ) -> None:
-    """They are asked every few seconds, and until the next time nothing would be known."""
+    """They are queried every few seconds, and would be missing until the next query."""
     idle = {"performance_state": 8}
     sample(sampler, [replace(answers(), readings=idle)], 1)
     assert details_at(sampler, [answers()], 1.25)["GPU-0"].performance_state == 8
@@ -458,7 +458,7 @@ def test_after_a_tick_that_was_not_made_nothing_is_reported_of_its_time(sampler:
     tick = sample(sampler, drawing[2:3], 4)
     assert tick
     (after,) = tick.sample.gpus
-    # What it drew is the counter's difference over just the time that the tick covers.
+    # Its energy is the counter's difference over exactly the time that the tick covers.
     assert tick.sample.interval_ns == 2 * NS_PER_SECOND
     assert (after.energy_millijoules, after.energy_total_millijoules) == (7_000, 9_000)
     assert not tick.readings.gpus
@@ -476,7 +476,7 @@ def test_a_list_that_is_refused_each_time_names_nobody_for_long(
     ticks = [sample(sampler, [refused], 3 + number) for number in range(8)]
     listed = [[process.pid for process in tick.sample.processes] for tick in ticks if tick]
     assert listed == [[7]] * 5 + [[]] * 3
-    # Nobody knows whether it has ended, so nothing is said of it.
+    # It is unknown whether it has ended, so nothing is reported.
     assert not any(tick.processes for tick in ticks if tick)
     assert sampler.unlisted_gpus == ["GPU-0"]
     back = sample(sampler, [given], 11)

@@ -1,4 +1,4 @@
-"""A tick's number rises within a boot, whatever agent of the node made it."""
+"""Sequence numbers rise within a boot, whichever agent of the node made the tick."""
 
 from collections.abc import Sequence
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""The agent as a whole, on the bus in memory and on time that a test moves."""
+"""The whole agent, on an in-memory bus and on a clock that the test advances."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ NODES = ("gpu-node-1", "gpu-node-2")
 
 
 class SleepersClock(ManualClock):
-    """Moves on to the next waking when all sleepers sleep, and rings once."""
+    """Advances to the next wake-up when all sleepers sleep, and rings once."""
 
     def __init__(self, *, sleepers: int, rings_after_seconds: float) -> None:
         super().__init__(start_ns=EPOCH_NS)
@@ -100,7 +100,7 @@ async def running(simulation: Simulation, bus: MemoryBus) -> AsyncIterator[Readi
 async def read_all(
     bus: MemoryBus, *, sample_count: int = 0
 ) -> tuple[list[NodeSample], list[ProcessRecord]]:
-    """Return what was published: all of it, or what there is once there are so many samples."""
+    """Return the published records: all, or those at the time of the given number of samples."""
     samples: list[NodeSample] = []
     processes: list[ProcessRecord] = []
     topics = [SAMPLES.name, PROCESSES.name]
@@ -117,7 +117,7 @@ async def read_all(
                     else:
                         decoder = decoder_of(PROCESSES.name, ProcessRecord)
                         processes.append(decoder.decode(record.value))
-            # Agents that still run publish without end, as the played clock does not wait.
+            # Agents that still run publish endlessly, because the simulated clock does not wait.
             if len(samples) >= sample_count if sample_count else not batches:
                 return samples, processes
 
@@ -169,7 +169,7 @@ async def shown_page(clock: SleepersClock, exposition: ExpositionSettings) -> tu
         pod_labels=pod_labels,
     )
     async with run_tasks(agent):
-        # As scrapes come, which ask for the labels of pods that are new.
+        # Like scrapes, which query the labels of new pods.
         while not clock.rung.is_set():
             page()
             await asyncio.sleep(0)
@@ -200,7 +200,7 @@ async def test_no_labels_are_asked_for_by_default() -> None:
 async def test_processes_that_proc_hides_for_two_ticks_are_reported_and_leave_the_agent_ready(
     seconds: int, *, is_reported: bool
 ) -> None:
-    """Those of a single tick may all have just ended."""
+    """All processes of a single tick may have just ended."""
     clock = SleepersClock(sleepers=1, rings_after_seconds=seconds)
     readiness = Readiness()
     agent = asyncio.create_task(
@@ -218,7 +218,7 @@ async def test_processes_that_proc_hides_for_two_ticks_are_reported_and_leave_th
     await clock.rung.wait()
     agent.cancel()
     await asyncio.gather(agent, return_exceptions=True)
-    assert ("is hostPID set?" in readiness.check("procfs").detail) is is_reported
+    assert ("set hostPID: true" in readiness.check("procfs").detail) is is_reported
     assert readiness.is_ready(), readiness.report()
 
 
@@ -249,7 +249,7 @@ async def test_lists_of_processes_that_are_refused_each_time_are_reported() -> N
     agent.cancel()
     await asyncio.gather(agent, return_exceptions=True)
     assert (
-        f"refuses its lists of processes of {node.gpus[0].facts.uuid}"
+        f"refuses to list the processes on {node.gpus[0].facts.uuid}"
         in readiness.check("procfs").detail
     )
     assert not readiness.check("procfs").is_ok
@@ -279,7 +279,7 @@ async def test_a_lost_gpu_and_an_absent_kafka_leave_the_agent_ready() -> None:
 
 
 class RefusingBus(MemoryBus):
-    """A broker that is away."""
+    """A broker that is unavailable."""
 
     @override
     async def partitions(self, topic: str) -> int:
@@ -287,7 +287,7 @@ class RefusingBus(MemoryBus):
 
 
 class FickleProcfs(FakeProcfs):
-    """Fails once in a way in which no file can."""
+    """Fails once, in a way that no file can."""
 
     def __init__(self, *paths: str) -> None:
         super().__init__()
@@ -318,7 +318,7 @@ async def test_a_tick_that_fails_is_counted_and_the_next_one_is_taken() -> None:
         )
     )
     await clock.rung.wait()
-    # The played clock does not wait for what a tick takes to be published.
+    # The simulated clock does not wait for publishing.
     await read_all(bus, sample_count=3)
     agent.cancel()
     await asyncio.gather(agent, return_exceptions=True)
@@ -337,7 +337,7 @@ async def test_a_fast_poll_that_fails_is_counted_and_costs_no_tick() -> None:
         return nvml.nvmlDeviceGetUtilizationRates(handle)
 
     library = Altered(nvml, nvmlDeviceGetUtilizationRates=fail_fast_polls)
-    # In ticks of three seconds there is a fast poll each second, whatever the driver has shown.
+    # With ticks of three seconds there is a fast poll each second, even without driver windows.
     settings = AgentSettings(node_name="node-1", sampling_interval_seconds=3.0)
     agent = asyncio.create_task(
         run_agent(
@@ -352,7 +352,7 @@ async def test_a_fast_poll_that_fails_is_counted_and_costs_no_tick() -> None:
         )
     )
     await clock.rung.wait()
-    # The played clock does not wait for what a tick takes to be published.
+    # The simulated clock does not wait for publishing.
     await read_all(bus, sample_count=4)
     agent.cancel()
     await asyncio.gather(agent, return_exceptions=True)

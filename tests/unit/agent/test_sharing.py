@@ -1,4 +1,4 @@
-"""GPUs shared by MIG, by MPS and by turns of short processes: what is booked is what ran."""
+"""GPUs shared by MIG, MPS or short processes that take turns: booked use equals real use."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -25,7 +25,7 @@ EPOCH_NS = 1_795_000_000_000_000_000
 
 
 class Run:
-    """A node of the scenario, seen by an agent second by second."""
+    """A scenario's node, sampled by an agent each second."""
 
     def __init__(self, node: str, seconds: int, *, driver: DriverModel = DriverModel()) -> None:  # noqa: B008  # frozen, so one for all does no harm
         clock = ManualClock(start_ns=EPOCH_NS)
@@ -64,7 +64,7 @@ def test_pods_in_instances_are_debited_with_what_they_ran() -> None:
     truth = run.simulation.truth(run.start_ns, run.end_ns, "mig-node")
     assert len(truth) == 5
     for pod in truth:
-        # A process that ends within a tick leaves the instance's busy time to nobody.
+        # A process that ends within a tick leaves the instance's busy time unclaimed.
         assert busy[pod.uid] == pytest.approx(pod.busy_seconds, abs=1.0)
     instances = run.simulation.instance_truth(run.start_ns, run.end_ns, "mig-node")
     ran: dict[str, float] = defaultdict(float)
@@ -74,12 +74,12 @@ def test_pods_in_instances_are_debited_with_what_they_ran() -> None:
                 (gpu.utilization_ratio or 0.0) * tick.sample.interval_ns / NS_PER_SECOND
             )
     for instance in instances:
-        # The first sample of the chip's counters has none before it to be compared with.
+        # The first sample of the chip's counters has no earlier one to compare with.
         assert ran[instance.uuid] == pytest.approx(instance.usage.busy_seconds, abs=1.0)
 
 
 def test_of_a_gpu_that_is_cut_a_look_shows_its_energy_alone() -> None:
-    """Its processes are those of its instances: none has ended on the board itself."""
+    """Its processes are those of its instances, so none has ended on the GPU itself."""
     clock = ManualClock(start_ns=EPOCH_NS)
     simulation = Simulation(load_scenario(SHARING), epoch_ns=EPOCH_NS, clock=clock)
     node = simulation.node("mig-node")

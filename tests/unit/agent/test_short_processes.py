@@ -1,4 +1,4 @@
-"""Processes that open a GPU and are gone before any tick lists them."""
+"""Processes that open a GPU and end before any tick lists them."""
 
 from typing import Any
 
@@ -20,12 +20,12 @@ from tests.default_topics import PROCESSES, SAMPLES
 from tests.ticks import play, query_all, take_fast_polls
 from tests.unit.agent.builders import EPOCH_NS, short_lives, watch
 
-# Ticks are taken 0.25 s after the start and then each second: this one is gone before the third.
+# Ticks are taken 0.25 s after the start and then each second: this one ends before the third.
 BETWEEN_TICKS = (2.4, 3.0)
 
 
 async def reported(bus: MemoryBus) -> list[ProcessRecord]:
-    """Return the ends of processes on the bus."""
+    """Return the exits on the bus."""
     async with bus.consumer(Subscription(group="test", topics=[PROCESSES.name])) as consumer:
         batches = await consumer.poll(timeout_seconds=0.05, max_records=500)
         decode = decoder_of(PROCESSES.name, ProcessRecord).decode
@@ -58,7 +58,7 @@ async def test_the_tick_that_covers_its_end_reports_it_and_it_is_settled() -> No
         (tick, end) for tick in await ticks_on(bus) for end in tick.ended_processes or ()
     ]
     assert end.busy_ns == pytest.approx(0.48e9, abs=0.1e9)
-    # What looks saw of it is in its ticks, and nothing is to be settled but the rest.
+    # Ticks contain the use that fast polls saw, so only the rest is settled.
     assert end.sampled_busy_ns == pytest.approx(end.busy_ns, abs=0.1e9)
     assert tick.containers[end.container or 0].pod_uid is not None
     assert end.from_time_ns <= EPOCH_NS + 2.4e9 < EPOCH_NS + 3.0e9 <= end.until_time_ns
@@ -67,7 +67,7 @@ async def test_the_tick_that_covers_its_end_reports_it_and_it_is_settled() -> No
 
 
 def test_one_that_a_look_has_seen_gone_is_ended_in_one_tick_alone() -> None:
-    """In the next one it was on the GPU for no part of the covered time, and claims nothing."""
+    """In the next tick it was on the GPU for no part of the covered time, and claims nothing."""
     clock = ManualClock(start_ns=EPOCH_NS)
     scenario = parse_scenario(short_lives([(5.0, 33.5)], accounting="off"))
     node = Simulation(scenario, epoch_ns=EPOCH_NS, clock=clock).node("gpu-a")
@@ -108,7 +108,7 @@ def test_one_that_ends_before_proc_is_read_has_what_a_look_saw_of_it() -> None:
         take_fast_polls(sampler, gpus, clock, node.clock, 750_000_000)
         at, cursors = ClockReading.read(node.clock), sampler.begin_tick()
         answers = [query_all(gpu, cursors.get(gpu.uuid, SampleCursor())) for gpu in gpus]
-        # Other GPUs take their time to answer.
+        # Other GPUs answer slowly.
         clock.advance(0.25)
         if tick := sampler.sample(answers, at=at):
             samples.append(tick.sample)

@@ -1,4 +1,4 @@
-"""Who is reported to have been on a GPU, and on an instance of it."""
+"""The reported processes on a GPU and on one of its instances."""
 
 import pytest
 

@@ -105,8 +105,8 @@ MESSAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
     "a node's name": (
         lambda _: name_node(AgentSettings(), {"NODE_NAME": "node_1"}),
         (
-            "NODE_NAME: 'node_1' is no name of a Kubernetes node (lowercase letters,"
-            " digits, '-' and '.', 253 characters at most): set NODE_NAME to the node's"
+            "NODE_NAME: invalid Kubernetes node name: 'node_1' (lowercase letters, digits, '-' and"
+            " '.', at most 253 characters); set NODE_NAME to the node's"
             " metadata.name, as the shipped DaemonSet does from spec.nodeName"
         ),
     ),
@@ -117,8 +117,8 @@ MESSAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
             )
         ),
         (
-            "kubelet.enabled: true, but source recorded:a.jsonl has no kubelet to ask; set"
-            " it to auto or false"
+            "kubelet.enabled: true, but source recorded:a.jsonl has no kubelet; set it"
+            " to auto or false"
         ),
     ),
     "labels of pods of a recording": (
@@ -129,7 +129,7 @@ MESSAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
                 node_name="n",
             )
         ),
-        "exposition.pod_labels: source recorded:a.jsonl has no kubelet to ask; take them out",
+        "exposition.pod_labels: source recorded:a.jsonl has no kubelet; remove them",
     ),
     "labels of pods that are one": (
         lambda _: load_agent(GPULEDGER_EXPOSITION__POD_LABELS="a.b,a-b"),

@@ -183,7 +183,7 @@ def test_of_holdings_that_are_too_many_the_files_are_named() -> None:
 
 def test_a_recording_is_of_another_machine_than_the_jobs(tmp_path: Path) -> None:
     settings = AgentSettings(source="recorded:x.jsonl", job_mapping_dir=tmp_path)
-    with pytest.raises(UserError, match=r"job_mapping_dir: .* take it out"):
+    with pytest.raises(UserError, match=r"job_mapping_dir: .* remove it"):
         find_source(settings)
 
 
