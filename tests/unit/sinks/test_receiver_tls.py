@@ -96,7 +96,9 @@ async def test_a_server_that_says_to_speak_another_version_is_told_with_the_sett
     async with await asyncio.start_server(alert, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         async with posting(kind, f"https://127.0.0.1:{port}", min_tls_version="1.3") as client:
-            with pytest.raises(ReceiverUnavailableError, match=r"no TLS version in common: .*min_tls_version"):
+            with pytest.raises(
+                ReceiverUnavailableError, match=r"no TLS version in common: .*min_tls_version"
+            ):
                 await client.send()
 
 
