@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuledger.texts import shorten_middle
 from gpuledger_cli.__main__ import main
 from tests.unit.reports.stores import allocated, inventory_row, write_store
 
@@ -51,7 +52,8 @@ def test_a_file_that_cannot_be_written_is_named_in_one_line(
     output = place(tmp_path)
     assert run(store, command, output) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"gpuledger: --output: cannot write {output}: ")
+    named = shorten_middle(str(output), 120)
+    assert line.startswith(f"gpuledger: --output: cannot write {named}: ")
 
 
 @by_command

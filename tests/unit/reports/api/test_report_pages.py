@@ -260,7 +260,7 @@ async def test_a_store_without_usage_is_said_to_be_so_and_nothing_is_wrong_with_
     served = InlinePages(settings_for(str(tmp_path / "empty")))
     async with served.running():
         response = await served.get("/allocation", "window=7d")
-    assert "no usage" in check_form("/allocation", response)["message"]
+    assert "no such directory" in check_form("/allocation", response)["message"]
     assert (response.status, response.headers["retry-after"]) == (503, "5")
     assert (served.check.is_ok, served.check.detail) == (True, "no usage yet")
 

@@ -472,7 +472,7 @@ async def test_a_receiver_that_becomes_another_server_gets_no_event_put_aside(st
         (
             event(1, seq=1500, entries=[entry(Category.IDLE, allocation=3)]),
             "invalid",
-            "allocation: position 3",
+            "allocation: position out of range: 3",
         ),
     ],
 )
