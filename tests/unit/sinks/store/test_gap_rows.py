@@ -57,7 +57,7 @@ async def test_a_gap_has_its_row_also_where_its_partition_is_given_up_first_and_
         await publish(on, event(20))
         await eventually(is_committed(on, 10))
 
-    assert found.detail.startswith("1 since the start")
+    assert found.detail.startswith("gaps since the start: 1;")
     assert gaps(tmp_path, "first_offset, next_offset, missed_offsets") == [(3, 9, 6)]
 
 
