@@ -1,7 +1,7 @@
-"""The ends of the way: kinds of sink, each a consumer group of its own.
+"""The sinks, which deliver events to receivers. Each kind is a consumer group of its own.
 
-`remote_write` sends samples to Prometheus and its kin, `alerts` sends alerts to Alertmanager,
-`store` appends rows to Delta Lake tables; `rows` writes to Kafka again, as flat rows for SQL
-engines. What they share (the consume loop, the retries, the metrics) lives beside them. A sink
-computes nothing that the join could have computed.
+`remote_write` sends samples to Prometheus and compatible receivers, `alerts` sends alerts to
+Alertmanager, `store` appends rows to Delta Lake tables, and `rows` writes flat rows for SQL engines
+to a Kafka topic. The modules of this package are shared by all kinds: the consume loop, retries,
+metrics. A sink computes nothing that the join could have computed.
 """

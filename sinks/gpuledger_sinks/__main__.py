@@ -1,10 +1,10 @@
-"""`gpuledger sink`: heeds signals, then imports and runs `gpuledger_sinks.command`."""
+"""`gpuledger sink`: handles signals, then runs `gpuledger_sinks.command`."""
 
 from gpuledger.programs import end_on_signals, end_process
 
 
 def main() -> None:
-    """Run the sink that the command line names until a signal, and end the process."""
+    """Run the sink named on the command line until a signal comes, then end the process."""
     end_on_signals()
     from gpuledger_sinks.command import main as run  # noqa: PLC0415  # takes long enough for a signal to come
 

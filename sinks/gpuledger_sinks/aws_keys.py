@@ -1,8 +1,8 @@
-"""Where keys for AWS come from: files, or a role that the pod's own token is exchanged for.
+"""Sources of AWS keys: files, or a role that the pod's token is exchanged for.
 
 The latter is IRSA, IAM roles for service accounts: the kubelet keeps a token in a file, and STS
-gives temporary keys for it (AssumeRoleWithWebIdentity). Of its answer, in XML, four values are
-looked for by their names, and none of them has a character that XML escapes: no parser is needed.
+returns temporary keys for it (AssumeRoleWithWebIdentity). Four values are found by name in its XML
+response. None of them has a character that XML escapes, so no parser is needed.
 """
 
 import asyncio
@@ -37,23 +37,23 @@ _VALUES: Final = {
 
 
 class GivenKeys:
-    """Keys that are set, and that somebody else exchanges in their files."""
+    """Keys from the settings, whose files may be rewritten at any time."""
 
     def __init__(self, current: Callable[[], AwsKeys]) -> None:
-        """Take what returns the keys that the files have."""
+        """Take a function that returns the keys in the files."""
         self._current = current
 
     async def fetch(self) -> AwsKeys:
-        """Return the keys of now."""
+        """Return the current keys."""
         return self._current()
 
     def is_due(self, token: AwsKeys, *, now_seconds: float) -> bool:  # noqa: ARG002  # as TokenSource has it
-        """Return whether the files have others by now."""
+        """Return whether the files have other keys now."""
         return token != self._current()
 
 
 class AssumedRole:
-    """Temporary keys of a role, for the token that stands in a file."""
+    """Temporary keys of a role, in exchange for a token from a file."""
 
     def __init__(
         self,
@@ -66,15 +66,15 @@ class AssumedRole:
         deadline_seconds: float = DEADLINE_SECONDS,
         time_seconds: Callable[[], float] = time.time,
     ) -> None:
-        """Take the role, and what asks STS; `group` is the name of the settings' group."""
+        """Take the role and a function that posts to STS; `group` is the settings' section."""
         self._group, self._role_arn, self._token_file = group, role_arn, token_file
         self._sts_url, self._post, self._time_seconds = sts_url, post, time_seconds
         self._deadline_seconds, self._renew_seconds = deadline_seconds, math.inf
 
     async def fetch(self) -> AwsKeys:
-        """Return new keys; raises `UnavailableError` or `SettingsError` saying what is wrong."""
+        """Return new keys; raises `UnavailableError` or `SettingsError` with the cause."""
         setting = f"{self._group}.web_identity_token_file"
-        # The kubelet exchanges it, so it is read each time.
+        # The kubelet renews the file, so it is read each time.
         token = Secret.load(self._token_file, name=setting, is_known=True).reveal()
         sent = BasicCredentials((token,))
         form = urlencode(
@@ -99,7 +99,7 @@ class AssumedRole:
         return keys
 
     def is_due(self, token: AwsKeys, *, now_seconds: float) -> bool:
-        """Return whether most of the keys' time is over."""
+        """Return whether the keys are close to their end."""
         return now_seconds >= min(self._renew_seconds, token.end_seconds)
 
     def _error(self, message: str) -> UnavailableError:
@@ -110,18 +110,18 @@ class AssumedRole:
         if status != HTTPStatus.OK:
             group = self._group
             raise ValueError(
-                f"answered {status}: {readable(sent.mask(text[:_SHOWN_BYTES]))}; look at"
-                f" {group}.role_arn, {group}.web_identity_token_file and the role's trust"
+                f"answered {status}: {readable(sent.mask(text[:_SHOWN_BYTES]))}; check"
+                f" {group}.role_arn, {group}.web_identity_token_file and the role's trust policy"
             )
         found = {name: value.search(text) for name, value in _VALUES.items()}
         if missing := [name for name, match in found.items() if match is None]:
-            # Not shown: a success may have keys in it, in whatever form.
-            raise ValueError(f"answered 200 without {missing[0]}; look at {self._group}.sts_url")
+            # The body is not shown, because a successful response may contain keys in any form.
+            raise ValueError(f"answered 200 without {missing[0]}; check {self._group}.sts_url")
         values = {name: match[1] for name, match in found.items() if match}
         now_seconds = self._time_seconds()
         end_seconds = datetime.fromisoformat(values["Expiration"]).timestamp()
         if end_seconds <= now_seconds:
-            raise ValueError("answered with keys that have expired, by this machine's clock")
+            raise ValueError("answered with keys that have expired by this machine's clock")
         return AwsKeys(
             access_key_id=values["AccessKeyId"],
             secret_access_key=values["SecretAccessKey"],
@@ -134,9 +134,9 @@ class AssumedRole:
 def role_of(
     settings: Sigv4Settings, *, group: str, environ: Mapping[str, str]
 ) -> tuple[str, Path] | None:
-    """Return the role and the file of its token, also as the environment has them.
+    """Return the role and its token file, from the settings or the environment.
 
-    `None` where keys are set. Raises `SettingsError` where there is neither.
+    `None` if keys are set. Raises `SettingsError` if there are neither keys nor a role.
     """
     if settings.access_key_id:
         return None
@@ -144,9 +144,8 @@ def role_of(
     file = settings.web_identity_token_file or environ.get(TOKEN_FILE_VARIABLE, "")
     if not role_arn or not file:
         raise SettingsError(
-            f"{group}.region: there is nothing to sign with: give access_key_id and"
-            " secret_access_key_file, or role_arn and web_identity_token_file, as the variables"
-            f" {ROLE_VARIABLE} and {TOKEN_FILE_VARIABLE} have them in a pod whose service account"
-            " has a role (EKS)"
+            f"{group}.region: no keys to sign with; set access_key_id and secret_access_key_file,"
+            " or role_arn and web_identity_token_file (EKS sets them as the variables"
+            f" {ROLE_VARIABLE} and {TOKEN_FILE_VARIABLE} in a pod whose service account has a role)"
         )
     return role_arn, Path(file)

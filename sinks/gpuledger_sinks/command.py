@@ -1,6 +1,6 @@
 """`gpuledger sink remote_write|alerts|store|rows`: the wiring of the sinks.
 
-Here settings, bus and sink meet. No decision about any record.
+Connects settings, bus and sink. Makes no decision about any record.
 """
 
 from typing import Final
@@ -14,7 +14,7 @@ from gpuledger_sinks.registry import KINDS
 from gpuledger_sinks.settings import SinkSettings
 
 _KINDS_SHOWN: Final = "\n".join(f"  {kind.name:<14}{kind.summary}" for kind in KINDS.values())
-_DESCRIPTION: Final = f"""Run a sink: it delivers events to one receiver.
+_DESCRIPTION: Final = f"""Run a sink, which delivers events to one receiver.
 
 {_KINDS_SHOWN}
 
@@ -24,7 +24,7 @@ _EXAMPLES: Final = (
     "GPULEDGER_STORE__URI=s3://ledger/gpuledger gpuledger sink store",
     "gpuledger sink alerts --config sinks.yaml",
 )
-# `--help` shows the first ten that count for the sink that was chosen.
+# `--help` shows the first ten that apply to the chosen sink.
 _COMMON: Final = (
     "kafka.bootstrap_servers",
     "http.listen",
@@ -54,7 +54,7 @@ _COMMON: Final = (
 _KIND: Final = Option(
     name="kind",
     setting="kind",
-    help="sink to run; give it before --help to see its own settings",
+    help="sink to run; put it before --help to see its settings",
     choices=tuple(KINDS),
     chooses_section=True,
 )
@@ -62,7 +62,7 @@ _KIND: Final = Option(
 
 @explain_user_errors
 def main() -> int:
-    """Run the sink that the command line names; return the exit code."""
+    """Run the sink named on the command line; return the exit code."""
     settings = load_settings(
         SinkSettings,
         prog="gpuledger sink",
@@ -80,7 +80,7 @@ def main() -> int:
 
 
 async def run_kind(settings: SinkSettings, readiness: Readiness) -> None:
-    """Run the sink that the settings name until cancelled."""
+    """Run the sink named by the settings until cancelled."""
     kind = KINDS[settings.kind]
     bus = KafkaBus(settings.kafka, readiness=readiness)
     count_sink_from_zero(kind, bus.topics)

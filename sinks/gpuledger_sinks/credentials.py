@@ -1,11 +1,11 @@
-"""What a sink shows to a receiver, whom it trusts, and by what way it goes to it.
+"""Credentials, TLS trust and proxy for a sink's requests to its receiver.
 
-Files are read again when they change. A request takes what is in force when it is sent, so that one
-that is tried again, as after a 401, goes with what the files have by then. Files that cannot be
-used leave the former in force, which the check shows until they are mended.
+Files are read again when they change. Each request uses the values current when it is sent, so a
+retry, for example after a 401, uses the new values. If a file cannot be used, the previous values
+stay in use, and the check fails until the file is fixed.
 
-Here also lives what an answer over HTTP says of how a receiver is set (`explain`): its address, its
-login, the protocol to speak. Whether a refusal is final is decided by each receiver's own client.
+`explain` adds the setting to check to an HTTP response that points to wrong settings: address,
+credentials, protocol. Each receiver's own client decides whether a rejection is final.
 """
 
 import base64
@@ -56,54 +56,53 @@ _TLS_VERSIONS: Final[Mapping[MinTlsVersion, ssl.TLSVersion]] = {
 }
 _NO_KEYS: Final = AwsKeys(access_key_id="", secret_access_key="")
 _DEFAULT_TLS_VERSION: Final = "1.2"
-"""Of what Python's own contexts speak, the lowest."""
+"""The lowest version that Python's default contexts support."""
 _NO_TLS: Final = re.compile(r"\bno TLS with\b|\bin the TLS handshake\b")
 _PASSING: Final = frozenset(
     {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
 )
 _CLIENT_ERRORS: Final = HTTPStatus.BAD_REQUEST // 100
 _TOKEN: Final = re.compile(r"[!-~]+")
-"""What a header may carry of a token: nothing blank, nothing beyond ASCII."""
+"""Valid characters of a token in a header: printable ASCII without spaces."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CredentialsInForce:
-    """What one request goes with."""
+    """The values used for one request."""
 
     headers: Mapping[str, str] = field(repr=False)
-    """`Authorization`, where the receiver asks for one that is not fetched, and headers whose
-    values are in files."""
+    """`Authorization`, unless it is fetched, and headers whose values are in files."""
     trust: ssl.SSLContext | bool
-    """The authorities behind the receiver's certificate, and the own one; true means those of the
-    system, and none."""
+    """The CAs for the receiver's certificate and the client certificate; true means the system's
+    CAs and no client certificate."""
     server_name: str = ""
-    """What the receiver's certificate must name; empty means the address' host."""
+    """The name that the receiver's certificate must contain; empty means the host of the URL."""
     proxy: Proxy | None = None
-    """The proxy, and the login there."""
+    """The proxy with its credentials."""
     no_proxy: Sequence[NoProxyEntry] = ()
-    """What is reached without it."""
+    """Destinations that are reached without the proxy."""
     token_trust: ssl.SSLContext | bool = True
-    """The authorities behind the token endpoint's certificate."""
+    """The CAs for the token endpoint's certificate."""
     client_secret: str = field(default="", repr=False)
-    """The login at the token endpoint."""
+    """The client's secret for the token endpoint."""
     aws_keys: AwsKeys | None = None
-    """What is signed with, where no role is assumed."""
+    """The keys for signatures, unless a role is assumed."""
 
     def route(self, url: str) -> Route:
-        """Return by what way the receiver is reached."""
+        """Return the route to the receiver."""
         return Route(trust=self.trust, server_name=self.server_name, proxy=self.proxy_for(url))
 
     def token_route(self, url: str) -> Route:
-        """Return by what way the token endpoint is reached."""
+        """Return the route to the token endpoint."""
         return Route(trust=self.token_trust, proxy=self.proxy_for(url))
 
     def proxy_for(self, url: str) -> Proxy | None:
-        """Return the proxy to reach an address by; `None` where it is reached directly."""
+        """Return the proxy for an address; `None` if it is reached directly."""
         return None if is_reached_directly(url, self.no_proxy) else self.proxy
 
 
 class ReceiverCredentials:
-    """The credentials in force, and requests that go with them."""
+    """The current credentials, and requests that use them."""
 
     def __init__(
         self,
@@ -142,7 +141,7 @@ class ReceiverCredentials:
             *(secret.file for secret in secrets if secret and secret.file),
             *(Path(file) for file in named if file),
         ]
-        # Made before the first reading: what changes in between is read again.
+        # Made before the first read, so that a change in between is read again.
         watch = FileWatch(files, monotonic=monotonic)
         self._files = FilesInForce(
             self._take,
@@ -161,21 +160,21 @@ class ReceiverCredentials:
         )
 
     def current(self) -> CredentialsInForce:
-        """Return what a request goes with now; with a mistake in the files, the former."""
+        """Return the values for a request now; after a failed reload, the previous ones."""
         self.look()
         return self._current
 
     def look(self) -> None:
-        """Read the files again where they have changed."""
+        """Read the files again if they have changed."""
         self._files.look()
 
     async def post(
         self, http: HttpClient, url: str, *, data: bytes, headers: Mapping[str, str]
     ) -> HttpAnswer:
-        """Return the receiver's answer to a request with the login that counts now.
+        """Return the receiver's response to a request with the current credentials.
 
-        One that is fetched and refused is renewed once. Raises NoAnswerError, also where none is to
-        be had.
+        Renews fetched credentials once if they are rejected. Raises NoAnswerError without a
+        response, also if no token can be fetched.
         """
 
         async def send(login: Mapping[str, str]) -> HttpAnswer:
@@ -194,7 +193,7 @@ class ReceiverCredentials:
         time_seconds: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> FetchedLogin[BearerToken] | FetchedLogin[AwsKeys] | None:
-        """Return the login that is fetched; `None` where it stands in the settings."""
+        """Return fetched credentials; `None` if the settings contain the credentials."""
         oauth, sigv4 = self._settings.oauth, self._sigv4
         if oauth.token_url:
             endpoint = TokenEndpoint(
@@ -227,10 +226,10 @@ class ReceiverCredentials:
             check=check,
             time_seconds=time_seconds,
             monotonic=monotonic,
-            # Those of files cost nothing to look at again.
+            # Looking at files again costs nothing.
             backoff=Backoff(max_seconds=1.0) if sigv4.access_key_id else None,
         )
-        # AWS answers 403 to keys that have ended, or are none.
+        # AWS answers 403 to expired and to invalid keys.
         return FetchedLogin(keys, headers_of=sign, refusing=_LOGINS)
 
     def _aws_keys(
@@ -265,7 +264,7 @@ class ReceiverCredentials:
     async def _post_to_endpoint(
         self, url: str, form: bytes, headers: Mapping[str, str]
     ) -> tuple[int, bytes]:
-        # A connection of its own: nothing that the receiver is told is the endpoint's business.
+        # A separate connection: the endpoint must not get anything meant for the receiver.
         route = self.current().token_route(url)
         with self._naming_settings(route.proxy):
             async with open_http(headers={}, timeout_seconds=DEADLINE_SECONDS) as http:
@@ -273,31 +272,31 @@ class ReceiverCredentials:
 
     @contextmanager
     def _naming_settings(self, proxy: Proxy | None, *, address: str = "") -> Iterator[None]:
-        """Say of what goes wrong on the way where to look, and that there is a proxy on it.
+        """Add the settings to check, and the proxy, to the error of a failed request.
 
-        `address` is the setting of the one that is gone to, where whoever asked does not name it.
+        `address` is the setting of the address, unless the caller names it.
         """
         try:
             yield
         except NoAnswerError as error:
             if _NO_TLS.search(str(error)):
                 lowest = f"{self._section}.min_tls_version {self._settings.min_tls_version}"
-                raise NoAnswerError(f"{error}: is {lowest} beyond what it speaks?") from error
-            # Of an answer that is late nothing says that the address is wrong.
+                raise NoAnswerError(f"{error}; check that the server supports {lowest}") from error
+            # A late response does not mean that the address is wrong.
             if address and isinstance(error, NotConnectedError):
-                raise NoAnswerError(f"{error}: look at {address}") from error
+                raise NoAnswerError(f"{error}; check {address}") from error
             if proxy is None:
                 raise
             setting = f"{self._section}.proxy_url"
             by = f"{setting} {shown_url(proxy.url)}"
             if not isinstance(error, ProxyError):
-                raise NoAnswerError(f"{error} (by {by})") from error
+                raise NoAnswerError(f"{error} (via {by})") from error
             login = f"{self._section}.proxy_username and .proxy_password"
-            raise NoAnswerError(f"{error}: look at {by}, and at {login}") from error
+            raise NoAnswerError(f"{error}; check {by}, and {login}") from error
 
     def _take(self) -> list[Validity]:
-        # All are read before any is put in force: a key and a password that were changed together
-        # go together, and a mistake in one leaves all as they were.
+        # All files are read before any value is used: a key and a password that were changed
+        # together are used together, and a mistake in one file keeps all previous values.
         settings, section = self._settings, self._section
         headers = {**_headers_of_files(settings, section), **_login(settings, section)}
         trust, validities = _trust(settings, section)
@@ -323,7 +322,7 @@ def watch_credentials(
     readiness: Readiness,
     sigv4: Sigv4Settings | None = None,
 ) -> ReceiverCredentials:
-    """Return the credentials of a receiver, looked at each second, with their check.
+    """Return a receiver's credentials with their check, refreshed every second.
 
     Raises `SettingsError` naming a file that cannot be used.
     """
@@ -331,7 +330,7 @@ def watch_credentials(
     token_check = None
     if settings.oauth.token_url or (sigv4 and sigv4.region):
         token_check = readiness.check(f"{section}.token", severity=CheckSeverity.WARNING)
-        token_check.waits("not asked for yet")
+        token_check.waits("not requested yet")
     credentials = ReceiverCredentials(
         settings, section=section, check=check, sigv4=sigv4, token_check=token_check
     )
@@ -344,7 +343,7 @@ def _bearer(token: str) -> dict[str, str]:
 
 
 def _text(secret: Secret | None, name: str) -> str:
-    """Return a secret as its file has it now; empty where there is none."""
+    """Return the current value of a secret; empty if there is none."""
     return secret.read(name=name) if secret else ""
 
 
@@ -378,13 +377,13 @@ def _headers_of_files(settings: ReceiverSettings, section: str) -> dict[str, str
 
 def _login(settings: ReceiverSettings, section: str) -> dict[str, str]:
     if settings.bearer_token is not None:
-        # Files end in a line feed, as most editors write them; in a header it would be refused.
+        # Most editors end files with a line feed, which is not allowed in a header.
         token = settings.bearer_token.read(name=f"{section}.bearer_token").strip()
         if not _TOKEN.fullmatch(token):
             file = settings.bearer_token.file
             where = f" in {file}" if file else ""
             raise SettingsError(
-                f"{section}.bearer_token: what stands{where} is no token: expected one word of"
+                f"{section}.bearer_token: invalid token{where}; expected one word of printable"
                 " ASCII"
             )
         return _bearer(token)
@@ -398,7 +397,7 @@ def _login(settings: ReceiverSettings, section: str) -> dict[str, str]:
 def _trust(
     settings: ReceiverSettings, section: str
 ) -> tuple[ssl.SSLContext | bool, list[Validity]]:
-    """Return whom connections trust and what they show, and how long its certificates are valid."""
+    """Return the TLS context of connections, and the validity of its certificates."""
     ca_file = Path(settings.ca_file) if settings.ca_file else None
     context, validities = _trust_in(ca_file, settings, f"{section}.ca_file")
     if settings.cert_file:
@@ -422,12 +421,12 @@ def _trust_of_endpoint(
 def _trust_in(
     ca_file: Path | None, settings: ReceiverSettings, setting: str
 ) -> tuple[ssl.SSLContext | bool, list[Validity]]:
-    """Return what trusts the authorities of a file, and how long they are valid."""
+    """Return a TLS context that trusts the CAs of a file, and their validity."""
     if ca_file:
         context = _context(trusting(setting=setting, file=ca_file), settings)
         return context, authorities_of(context, setting=setting, file=ca_file)
     if settings.min_tls_version == _DEFAULT_TLS_VERSION:
-        # aiohttp's own context then, which is made once for all requests.
+        # aiohttp then uses its own context, made once for all requests.
         return True, []
     return _context(ssl.create_default_context(), settings), []
 
@@ -438,28 +437,28 @@ def _context(context: ssl.SSLContext, settings: ReceiverSettings) -> ssl.SSLCont
 
 
 def explain(answer: HttpAnswer, *, url: str, setting: str) -> str:
-    """Return who gave an answer that is no word on what was sent, and where to look for it.
+    """Return an HTTP response that does not judge the data sent, with the setting to check.
 
-    `setting` is the name of the one that has the address; the login stands in the same section.
+    `setting` is the full name of the setting of the address; credentials are in the same section.
     """
     shown = f"{shown_url(url)}: {answer.status} {answer.text}".rstrip()
     if answer.is_success:
         return (
-            f"{shown} with a page ({answer.content_type}), which is not the receiver's: the address"
-            " leads elsewhere, or a proxy wants a login"
+            f"{shown} with a page ({answer.content_type}) that is not from the receiver; check the"
+            " address, and whether a proxy requires credentials"
         )
     section = setting.rpartition(".")[0]
     if answer.status in _LOGINS:
         fetched = ".oauth or .sigv4" if section == REMOTE_WRITE.name else "or .oauth"
         kinds = f"{section}.username and .password, .bearer_token, {fetched}"
-        return f"{shown}: look at the login ({kinds})"
+        return f"{shown}; check the credentials ({kinds})"
     if answer.status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
-        return f"{shown}: look at the proxy's login ({section}.proxy_username and .proxy_password)"
+        return f"{shown}; check {section}.proxy_username and .proxy_password"
     if answer.status // 100 == HTTPStatus.MULTIPLE_CHOICES // 100:
-        # Followed by nobody: a login must not go where somebody else's answer leads.
+        # Redirects are never followed: credentials must not go to an address from a response.
         leads_to = answer.leads_to or "nowhere"
-        return f"{shown}: it leads to {leads_to}: look at {setting}, which is not followed there"
-    # These and 5xx pass by themselves: they say nothing of the settings.
+        return f"{shown}: redirect to {leads_to}, which is not followed; check {setting}"
+    # These and 5xx are temporary and do not depend on the settings.
     if answer.status // 100 == _CLIENT_ERRORS and answer.status not in _PASSING:
-        return f"{shown}: look at {setting}: its scheme, host, port and path"
+        return f"{shown}; check {setting} (scheme, host, port and path)"
     return shown

@@ -1,7 +1,7 @@
-"""What a receiver can answer other than yes, and how it is tried again.
+"""The errors of a receiver's client, and the retries after them.
 
-Here live the errors that a client of a receiver raises. Where it is away another attempt follows;
-what becomes of what it refuses, whole or in part, is decided by the loop around it.
+While a receiver is unavailable, requests are repeated. The loop around the client decides what to
+do with data that the receiver rejects completely or partly.
 """
 
 from gpuledger.clock import Clock
@@ -11,34 +11,34 @@ from gpuledger_sinks.metrics import RETRIES_TOTAL
 
 
 class ReceiverUnavailableError(UnavailableError):
-    """The receiver did not answer, or asked to be tried again later."""
+    """The receiver did not answer, or answered with a temporary failure."""
 
     def __init__(self, message: str, *, retry_after_seconds: float = 0.0) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
-        """How long the receiver asked to be left alone; 0 where it did not say."""
+        """How long the receiver asked to wait; 0 if it did not."""
 
 
 class RejectedError(GpuledgerError):
-    """The receiver refused for good; the message is the receiver's own, unchanged."""
+    """The receiver rejected the data permanently; the message is the receiver's own, unchanged."""
 
 
 class PartialWriteError(RejectedError):
-    """The receiver has written a part of a request and refused the rest for good.
+    """The receiver wrote a part of a request and rejected the rest permanently.
 
-    It must not be sent again; which part it is the receiver does not say.
+    The request must not be sent again. The receiver does not report which part it wrote.
     """
 
     def __init__(self, message: str, *, written: int, samples: int) -> None:
         super().__init__(f"{written} of {samples} samples were written: {message}")
         self.written = written
-        """How many samples it has written."""
+        """Number of samples written."""
 
 
 def retry_receiver(
     *, sink: str, check: Check, clock: Clock, receiver: str = "", passes_check: bool = True
 ) -> RetryingCaller[ReceiverUnavailableError]:
-    """Return the loop for all that a sink asks of one receiver; `check` shows `receiver`."""
+    """Return a loop that retries a sink's requests to one receiver; `check` shows `receiver`."""
     return RetryingCaller(
         on=ReceiverUnavailableError,
         check=check,

@@ -1,4 +1,4 @@
-"""A login that is fetched and ends, shown with each request: renewed once where it is refused."""
+"""Fetched credentials that expire and are sent with each request; renewed once if rejected."""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from http import HTTPStatus
@@ -10,11 +10,11 @@ from gpuledger.runtime.tokens import E, TokenInForce
 from gpuledger.settings.secret import shown_url
 
 Send = Callable[[Mapping[str, str]], Awaitable[HttpAnswer]]
-"""Sends a request with further headers."""
+"""Sends a request with additional headers."""
 
 
 class FetchedLogin(Generic[E]):
-    """Tokens of a source, and how a request shows them."""
+    """The tokens of a source, and the headers that carry them in a request."""
 
     def __init__(
         self,
@@ -23,14 +23,14 @@ class FetchedLogin(Generic[E]):
         headers_of: Callable[[E, str, bytes], Mapping[str, str]],
         refusing: Collection[int] = (HTTPStatus.UNAUTHORIZED,),
     ) -> None:
-        """Take the tokens, and the headers of one in a request to an address with a body.
+        """Use `headers_of` to make the headers of a request from its token, URL and body.
 
-        The statuses of `refusing` say that a token is not taken.
+        A response status in `refusing` means that the receiver rejected the token.
         """
         self._tokens, self._headers_of, self._refusing = tokens, headers_of, refusing
 
     async def post(self, send: Send, *, url: str, data: bytes) -> HttpAnswer:
-        """Return the answer; raises NoAnswerError, also where no token is to be had."""
+        """Return the response; raises NoAnswerError without one, or if no token can be fetched."""
         token = await self._current()
         answer = await send(self._headers_of(token, url, data))
         if self._is_taken(token, answer, url):
@@ -43,7 +43,7 @@ class FetchedLogin(Generic[E]):
 
     def _is_taken(self, token: E, answer: HttpAnswer, url: str) -> bool:
         if answer.status in self._refusing:
-            message = f"{shown_url(url)} refuses the login: {answer.status} {answer.text}"
+            message = f"{shown_url(url)} rejected the credentials: {answer.status} {answer.text}"
             self._tokens.refuse(token, message.rstrip())
             return False
         self._tokens.confirm(token)

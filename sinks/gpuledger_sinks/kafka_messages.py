@@ -1,4 +1,4 @@
-"""What is written to Kafka of one event, by the sinks that write there. Pure."""
+"""Makes the Kafka messages of one event, for sinks that write to Kafka. Pure."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,11 +10,11 @@ from gpuledger.keys import node_key
 from gpuledger.records import GpuEvent
 
 ValuesOf = Callable[[GpuEvent], Sequence[bytes]]
-"""Returns the values of an event's messages; raises ValueError for an event that is broken."""
+"""Returns the values of an event's messages; raises ValueError if the event is invalid."""
 
 
 class UnfitError(Exception):
-    """An event of which nothing can be written; the reason is a word, the message a sentence."""
+    """An event has no valid messages; the reason is one word, the message a sentence."""
 
     def __init__(self, message: str, *, reason: str) -> None:
         super().__init__(message)
@@ -24,11 +24,11 @@ class UnfitError(Exception):
 def messages_of(
     event: GpuEvent, *, values_of: ValuesOf, topic: str, newest_ns: int
 ) -> list[Message]:
-    """Return the messages of an event; raises UnfitError, as where it is later than `newest_ns`."""
+    """Return the messages of an event; raises UnfitError, also if it is after `newest_ns`."""
     if event.time_ns > newest_ns:
         seconds = (event.time_ns - newest_ns) / NS_PER_SECOND
         raise UnfitError(
-            f"time_ns {event.time_ns} is {seconds:.0f} s further in the future than is sent",
+            f"time_ns: {event.time_ns} is {seconds:.0f} s beyond the allowed future",
             reason="future",
         )
     key, timestamp_ms = node_key(event).encode(), event.time_ns // NS_PER_MS
@@ -40,6 +40,6 @@ def messages_of(
     except ValueError as error:
         raise UnfitError(str(error), reason="invalid") from error
     except MessageTooLargeError as error:
-        # The broker would refuse the whole transaction for it, again and again.
+        # Otherwise the broker would reject the whole transaction, again and again.
         raise UnfitError(str(error), reason="too_large") from error
     return messages

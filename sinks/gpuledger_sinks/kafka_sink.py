@@ -1,9 +1,9 @@
-"""Write something of every event to another topic of Kafka, exactly once.
+"""Writes messages made from every event to another Kafka topic, exactly once.
 
-Here lives the shell of the sinks that do so. Each poll becomes one transaction a partition, or a
-few where much is made of it: what was made of the events, the dead letters, and the offset up to
-which they were read. The offsets are in no other commit. What is made of an event is the kind's
-business.
+This is the shell of the sinks that write to Kafka. Each poll becomes one transaction per partition,
+or a few if it makes many messages. A transaction contains the messages, the dead letters and the
+offset up to which events were read. These offsets are committed only in transactions. The kind
+decides which messages are made from an event.
 """
 
 import asyncio
@@ -41,32 +41,32 @@ from gpuledger_sinks.timelines import SeenTicks
 from gpuledger_sinks.watermarks import WatermarkRelay, open_relay
 
 _FENCED_SECONDS: Final = 3.0
-"""A heartbeat of any group: by then it has said who has a partition now."""
+"""A heartbeat interval of any group, after which the partition's owner is known."""
 _FINISH_SECONDS: Final = 2.5
-"""How long a commit that is under way may go on when its partition is given up."""
+"""Time for a commit under way to finish when its partition is revoked."""
 MAX_TRANSACTION_BYTES: Final = 16 * 2**20
-"""Bytes of what was made of events beyond which no more is made before it is written; one event of
-a message's size comes to 60 MB of rows at most."""
+"""Size of a transaction's messages above which no more are added. One event of the maximum message
+size becomes at most 60 MB of rows."""
 
 
 class KafkaSinkSettings(Protocol):
-    """What the settings of every kind that writes to Kafka have."""
+    """The settings that every kind that writes to Kafka has."""
 
     @property
     def topic(self) -> str:
-        """The topic that is written to."""
+        """The topic to write to."""
 
     @property
     def commit_interval_seconds(self) -> float:
-        """How long more is waited for between transactions, unless a poll was full."""
+        """The pause between transactions unless a poll was full."""
 
     @property
     def max_future_seconds(self) -> float:
-        """Events further in the future are put aside."""
+        """How far in the future events may be; later ones become dead letters."""
 
     @property
     def max_poll_records(self) -> int:
-        """The most events of a poll."""
+        """Maximum number of events per poll."""
 
 
 @asynccontextmanager
@@ -80,10 +80,10 @@ async def open_kafka_sink(
     clock: Clock,
     group: str,
 ) -> AsyncIterator["KafkaSink"]:
-    """Open a sink that writes what `values_of` makes of every event, as transactions of `group`.
+    """Open a sink that writes the messages of every event, in transactions of `group`.
 
-    `values_of` returns the values of an event's messages; it raises ValueError for an event that is
-    broken.
+    `values_of` returns the values of an event's messages, and raises ValueError if the event is
+    invalid.
     """
     check = readiness.check(f"{kind.name}.receiver")
     check.ok("nothing written yet")
@@ -112,7 +112,7 @@ async def open_kafka_sink(
 
 
 class KafkaSink(Sink):
-    """Holds a writer for each partition, and puts every poll into one transaction of it."""
+    """Has a transactional writer per partition, and commits every poll in its transactions."""
 
     def __init__(
         self,
@@ -134,31 +134,31 @@ class KafkaSink(Sink):
         self._unopened: set[TopicPartition] = set()
         self._seen = SeenTicks(clock=clock)
         self._turns = LargeTurns()
-        # Not a `RetryingCaller`: what was undone is polled again, not sent again.
+        # Not a `RetryingCaller`: an aborted batch is polled again, not sent again.
         self._backoff = Backoff()
         self._partitions = 0
         self._undelivered: dict[TopicPartition, int] = {}
-        """Partitions of which a delivery was undone, and the offset that it was to commit."""
+        """Partitions with an undone delivery, and the offset that it was to commit."""
         self._cannot_take_over = False
 
     @override
     async def assign(self, partitions: Partitions) -> None:
-        """Remember that these have yet to be taken over."""
+        """Remember that these partitions have yet to be taken over."""
         self._unopened |= partitions
 
     @override
     async def prepare(self, context: SinkContext) -> Partitions:
-        """Take over what is newly held, and what was undone, and go to where that is committed."""
+        """Take over new partitions and those undone, and seek to their committed offsets."""
         wanted = context.consumer.assignment() & self._unopened
         try:
             if wanted:
                 await self._take_over(wanted, context)
         except BusError as error:
-            # What was polled of these is let go, and what is left of them is taken over next time.
+            # Their polled records are dropped, and the rest of them is taken over next time.
             self._cannot_take_over = True
             await self._pause([error])
         except NotAssignedError:
-            pass  # a rebalance came between: what is held then is taken over next time
+            pass  # a rebalance came in between; the next call takes over what is assigned then
         else:
             self._cannot_take_over = False
             self._pass_check()
@@ -166,8 +166,8 @@ class KafkaSink(Sink):
 
     @override
     async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
-        """Deliver what was polled of each partition; what is undone is read again."""
-        # A transaction spans one partition, so that partitions do not wait for each other.
+        """Deliver the polled records of each partition; aborted ones are read again."""
+        # One transaction per partition, so that partitions do not wait for each other.
         errors = await asyncio.gather(*(self._deliver(batch, context) for batch in batches))
         undone = [error for error in errors if error is not None]
         if undone:
@@ -182,7 +182,7 @@ class KafkaSink(Sink):
 
     @override
     async def release(self, partitions: Partitions, context: SinkContext) -> None:
-        """Let commits under way end; who holds these next goes on from there."""
+        """Let commits under way finish; the next owner continues after them."""
         self._unopened -= partitions
         for partition in partitions:
             self._undelivered.pop(partition, None)
@@ -192,56 +192,55 @@ class KafkaSink(Sink):
             self._relay.forget(partitions)
 
     async def _record_done(self, relay: WatermarkRelay, context: SinkContext) -> None:
-        """Record how far partitions are done: all that was polled of them is committed."""
+        """Record how far partitions are done: all that was polled from them is committed."""
         relay.begin_if_due()
         for at in context.consumer.assignment() - self._unopened:
-            # Given up a moment ago: its next owner records it.
+            # Just revoked: the next owner records it.
             with suppress(NotAssignedError):
                 relay.record_done(at.partition, await context.consumer.position(at))
 
     def _pass_check(self) -> None:
-        """Pass the check, unless there is a partition of which nothing can be delivered."""
+        """Pass the check, unless a partition cannot be delivered."""
         if not self._undelivered and not self._cannot_take_over:
             self._check.ok(self.receiver)
 
     async def _take_over(self, wanted: Partitions, context: SinkContext) -> None:
         topic = self._settings.topic
         try:
-            # Each time, as partitions may have been added since.
+            # Read each time, because partitions may have been added.
             self._partitions = await self._bus.partitions(topic)
         except TopicsError as error:
             if topic in self._bus.topics.by_name:
                 raise
             raise TopicsError(
-                f"{self.name}.topic: there is no topic {topic} on these brokers; it is none of "
-                f"gpuledger's own, so make it with Kafka's tools "
-                f"(kafka-topics.sh --create --topic {topic} …)"
+                f"{self.name}.topic: unknown topic: {topic}; gpuledger creates only its own topics,"
+                f" so create it with Kafka's tools (kafka-topics.sh --create --topic {topic} …)"
             ) from error
         await self._writers.open({partition.partition for partition in wanted})
-        # Only now: until its id was taken, somebody else could have committed for a partition.
+        # Only now: until the id was taken, another sink could have committed for a partition.
         for partition in wanted:
             offset = await context.consumer.committed(partition) or 0
             if partition in context.consumer.assignment():
                 await context.consumer.seek(partition, offset)
-            # The answer to a commit may have been all that was lost.
+            # The commit may have succeeded even though its response was lost.
             if offset >= self._undelivered.get(partition, 0):
                 self._undelivered.pop(partition, None)
         self._seen.forget(wanted)
-        # One that was given up meanwhile has no writer, and may have come back since.
+        # A partition revoked meanwhile has no writer, and may have been assigned again.
         taken_over = {at for at in wanted if at.partition in self._writers}
         self._unopened -= taken_over
         if self._relay is not None:
             self._relay.follow(taken_over)
 
     async def _deliver(self, batch: Batch, context: SinkContext) -> Exception | None:
-        """Deliver a batch, in as many transactions as it takes for none to be too large.
+        """Deliver a batch in one or more transactions, so that none is too large.
 
-        Returns what undid one of them.
+        Returns the error that undid a transaction, if any.
         """
         async with self._turns.enter(batch):
             for part in self._parts(batch, context):
                 if batch.partition.partition not in self._writers:
-                    # Given up meanwhile: the next owner's to say.
+                    # Revoked meanwhile: the next owner makes its dead letters.
                     context.dead_letters.drop(batch.partition.partition)
                     return None
                 if (error := await self._deliver_part(batch.partition, part, context)) is not None:
@@ -251,9 +250,9 @@ class KafkaSink(Sink):
     async def _deliver_part(
         self, partition: TopicPartition, part: "_Part", context: SinkContext
     ) -> Exception | None:
-        """Write a part, the dead letters before its end, and that offset, in one transaction."""
+        """Write a part, the dead letters before its end and its offset in one transaction."""
         messages = part.messages
-        # A topic of another number of partitions still keeps a node's messages in one of them.
+        # With another number of partitions, a node's messages still go to only one of them.
         target = TopicPartition(self._settings.topic, partition.partition % self._partitions)
         drained = context.dead_letters.drain(partition.partition)
         try:
@@ -264,9 +263,9 @@ class KafkaSink(Sink):
             )
         except (FencedError, BusError) as error:
             if partition.partition not in self._writers:
-                return None  # given up meanwhile, which is what ended it
+                return None  # revoked meanwhile, which ended the transaction
             self._unopened.add(partition)
-            # One that was shut out has nothing to deliver: another one has it.
+            # A fenced writer has nothing left to deliver: another sink has the partition.
             if isinstance(error, FencedError):
                 return error
             self._undelivered[partition] = part.next_offset
@@ -274,19 +273,19 @@ class KafkaSink(Sink):
         context.dead_letters.acknowledge(drained)
         self._undelivered.pop(partition, None)
         SENT_TOTAL.labels(sink=self.name).inc(len(messages))
-        # The offset is in the transaction: a commit of the loop would be a second one.
+        # The offset is in the transaction, so the loop must not commit it again.
         context.acknowledge(
             partition, part.next_offset, time_ns=part.newest_ns, commits_itself=True
         )
         return None
 
     def _parts(self, batch: Batch, context: SinkContext) -> Iterator["_Part"]:
-        """Yield what is made of a batch, cut where it is more than is held at once."""
+        """Yield the messages of a batch, in parts small enough to hold in memory."""
         newest_ns = self._newest_ns()
         part = _Part()
         for record, event in batch.items:
             if part.size_bytes >= MAX_TRANSACTION_BYTES:
-                # Before an event and never within one: half of an event would be committed.
+                # Cut only between events, because half an event must not be committed.
                 part.next_offset = record.offset
                 yield part
                 part = _Part()
@@ -305,10 +304,10 @@ class KafkaSink(Sink):
 
     @override
     async def redeliver(self, rejected: Sequence[RejectedEvent], /) -> Sequence[Refusal | None]:
-        """Write the messages of events to the partitions in which they would be.
+        """Write the messages of events to the partitions in which they belong.
 
-        Not in the sink's transactions, which have its own offsets: a batch of which no answer comes
-        is written twice. Readers recognise that by the identity that each message has.
+        Not in the sink's transactions, which contain its offsets. A batch without an answer is
+        therefore written twice; readers recognise repeated messages by their identity.
         """
         partitions = await self._bus.partitions(self._settings.topic)
         return [await self._write_again(each, partitions=partitions) for each in rejected]
@@ -337,7 +336,7 @@ class KafkaSink(Sink):
         )
         RETRIES_TOTAL.labels(sink=self.name).inc(len(undone))
         for error in undone:
-            # Being shut out is how a partition changes hands, and no failure of the brokers.
+            # Fencing is how a partition changes hands, not a failure of the brokers.
             if not isinstance(error, FencedError):
                 self._check.failed(str(error))
         await self._clock.sleep(pause_seconds)
@@ -345,13 +344,13 @@ class KafkaSink(Sink):
 
 @dataclass
 class _Part:
-    """What goes into one transaction."""
+    """The contents of one transaction."""
 
     messages: list[Message] = field(default_factory=list)
     size_bytes: int = 0
     next_offset: int = 0
     newest_ns: int | None = None
-    """Time of the last event in it."""
+    """Time of its last event."""
 
     def add(self, messages: Sequence[Message]) -> None:
         self.messages += messages

@@ -1,11 +1,11 @@
-"""The one consume loop of all sinks: poll, decode, hand over, put aside, commit.
+"""The consume loop of all sinks: poll, decode, deliver, write dead letters, commit.
 
 `run_sink` opens a sink of a kind and feeds it; `consume` is the loop.
 
-Offsets are committed after the sink has acknowledged them and after the dead letters before them
-lie on the bus. While a receiver is slow or away the partitions are paused and polling goes on, so
-that the group keeps its member and memory stays bounded by one poll. What is sent, and to whom, is
-the sink's business.
+Offsets are committed after the sink has acknowledged them and the dead letters of records before
+them have been published. While a receiver is slow or unavailable, the partitions are paused and
+polling continues, so that the consumer stays in its group and memory stays bounded by one poll. The
+sink decides what to send and where.
 """
 
 import asyncio
@@ -51,13 +51,13 @@ from gpuledger_sinks.registry import SinkKind
 from gpuledger_sinks.replays import MAX_POLL_RECORDS, ReplaySink
 
 RELEASE_SECONDS: Final = 4.0
-"""How long a sink may take to finish what it holds of partitions that are being given up."""
+"""Time for a sink to finish its work on partitions that are being revoked."""
 _GRACE_SECONDS: Final = 1.5
-"""How long a sink may go on with what was polled when the loop ends: what is on its way to the
-receiver is answered by then, or comes twice."""
+"""Time for a sink to finish its work on polled records when the loop ends. Requests in flight are
+answered by then, or are sent twice."""
 _FULL_POLL_SECONDS: Final = 0.05
 _MAX_FAILURES: Final = 8
-"""After so many failures of the bus in a row the consumer is closed and opened anew."""
+"""Number of successive bus failures after which the consumer is closed and reopened."""
 _log = structlog.get_logger(__name__)
 
 
@@ -71,10 +71,10 @@ async def run_sink(
     group: str | None = None,
     clock: Clock | None = None,
 ) -> None:
-    """Open a sink of this kind and feed it until cancelled, by default as its own group.
+    """Open a sink of this kind and feed it until cancelled; `group` defaults to the kind's own.
 
-    Raises UserError for settings that cannot be used, and where a receiver has what cannot be gone
-    on from.
+    Raises UserError for settings that cannot be used, or if the receiver holds data that the sink
+    cannot continue.
     """
     clock, group = clock or SystemClock(), bus.topics.group(group or kind.group)
     async with kind.load()(
@@ -133,7 +133,7 @@ async def consume(
     clock: Clock,
     gaps: Check | None = None,
 ) -> None:
-    """Feed the sink until cancelled; wait for brokers, topics and rights with growing pauses."""
+    """Feed the sink until cancelled; wait for brokers, topics and permissions with backoff."""
     _log.info(
         "sink_started",
         sink=sink.name,
@@ -146,8 +146,8 @@ async def consume(
     LAG_SECONDS.labels(sink=sink.name).set_function(lag.seconds)
     ACKNOWLEDGED_TIMESTAMP_SECONDS.labels(sink=sink.name).set_function(lag.newest_seconds)
     gap_check = GapCheck(gaps or Check())
-    # Not a `RetryingCaller`: a session has no end, so that the first poll that succeeds resets the
-    # waits; within it, streaks of failures decide when the group is joined anew.
+    # Not a `RetryingCaller`: a session has no end, so the first successful poll resets the backoff.
+    # Within a session, streaks of failures decide when to rejoin the group.
     backoff = Backoff()
     while True:
         session = _Session(
@@ -156,10 +156,10 @@ async def consume(
         try:
             await session.run(bus)
         except NotAssignedError:
-            # A rebalance came between the sink's question and the answer: join anew.
+            # A rebalance came between the sink's request and the response: rejoin.
             continue
         except BusError as error:
-            # Brokers that were there in between: this is another outage, not the same one still.
+            # The brokers answered in between, so this is a new outage.
             if session.has_polled:
                 backoff.reset()
             check.failed(str(error))
@@ -168,7 +168,7 @@ async def consume(
 
 @dataclass
 class _Streak:
-    """Failures in a row of one kind of call: a poll that succeeds says nothing of the commits."""
+    """Successive failures of one kind of call; polls and commits succeed independently."""
 
     failures: int = 0
     backoff: Backoff = field(default_factory=Backoff)
@@ -179,12 +179,12 @@ class _Streak:
 
 
 class _Session:
-    """One opened consumer with its producer of dead letters."""
+    """One open consumer with its producer of dead letters."""
 
     consumer: Consumer
-    """Opened by `run` and not given: whom it tells of partitions and gaps is this very session."""
+    """Opened by `run` and not passed in, because its callbacks are this session's methods."""
     dead_letters: DeadLetterQueue
-    """Opened by `run`, with a producer of its own for each consumer."""
+    """Opened by `run`, with a separate producer for each consumer."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ class _Session:
             on_gap=self.on_gap,
         )
         async with AsyncExitStack() as stack:
-            # Before the consumer, which may report a gap, or bring what does not decode, at once.
+            # Opened before the consumer, which may at once report gaps or undecodable records.
             self.dead_letters = DeadLetterQueue(
                 consumer=self._config.dead_letters_of or self._config.group,
                 producer=await stack.enter_async_context(bus.producer()),
@@ -233,15 +233,15 @@ class _Session:
                 seconds = self._pause_full()
                 polled = await self._poll(self._config.max_poll_records, timeout_seconds=seconds)
                 if self._is_newly_assigned and not polled:
-                    # What waits in partitions that have just come takes a moment to be fetched, and
-                    # is lag from before the sink prepares, which may take long.
+                    # New partitions take a moment to fetch. Their records count as lag even before
+                    # the sink prepares, which may take long.
                     polled = await self._poll(self._config.max_poll_records)
                 self._is_newly_assigned = False
                 await self._handle(polled)
                 await self._commit_done()
 
     def _context(self) -> SinkContext:
-        """Return the context for what is polled, or given up, in the epochs of now."""
+        """Return a context for records polled, or partitions revoked, in the current epochs."""
         return SinkContext(
             consumer=self.consumer,
             dead_letters=self.dead_letters,
@@ -251,12 +251,12 @@ class _Session:
         )
 
     async def on_gap(self, gap: Gap) -> None:
-        """Show a gap that the consumer has found, and have the sink record it."""
+        """Report a gap that the consumer found, and pass it to the sink."""
         self._gap_check.add(gap)
         await self._sink.handle_gap(gap)
 
     async def on_assigned(self, partitions: Partitions) -> None:
-        """Begin an epoch of partitions that the group has assigned."""
+        """Begin an epoch of newly assigned partitions."""
         self._is_member = self._is_newly_assigned = True
         _log.info(
             "partitions_assigned",
@@ -268,32 +268,32 @@ class _Session:
             },
         )
         if self._hands_out_nothing:
-            # This came with a poll for the membership alone: nothing may be handed out by it.
+            # Assigned during a poll that only keeps the membership and must return no records.
             self.consumer.pause(partitions)
-        # Before the sink knows of it: what it acknowledges from now on is of the new epoch.
+        # Before the sink learns of them, so that its acknowledgements count for the new epoch.
         self._progress.begin(partitions)
         await self._sink.assign(partitions)
 
     async def on_revoked(self, partitions: Partitions) -> None:
-        """Commit what the receiver has; what it does not have is the next owner's to send."""
+        """Commit acknowledged records; the next owner sends the others."""
         try:
-            # The group waits for this: who takes longer is taken for dead, and loses all it holds.
+            # The group waits for this. A member that takes longer is removed and loses everything.
             async with asyncio.timeout(RELEASE_SECONDS):
                 await self._sink.release(partitions, self._context())
                 await self._commit_done_once()
         except (TimeoutError, UnavailableError, BusError, NotAssignedError) as error:
             _log.info("commit_skipped", sink=self._sink.name, error=repr(error))
         finally:
-            # What was read of them and not committed is the next owner's to read and to report.
+            # The next owner reads and reports records that were not committed.
             self._progress.end(partitions)
             for topic, partition in partitions:
                 self.dead_letters.drop(partition, topic=topic)
             self._lag.keep(self._progress.epochs)
 
     def _pause_full(self) -> float:
-        """Have nothing handed out of what the sink has enough of; return how long a poll may wait.
+        """Pause the partitions that are full; return how long a poll may wait, in seconds.
 
-        Where something is paused that is not long: there may be room in a moment.
+        The time is short if a partition is paused, because there may soon be room in it.
         """
         held, full = self.consumer.assignment(), self._sink.full()
         if full:
@@ -303,7 +303,7 @@ class _Session:
         return self._config.poll_seconds
 
     async def _poll(self, max_records: int, *, timeout_seconds: float | None = None) -> Polled:
-        """Poll; wait and return nothing where that fails."""
+        """Poll; on failure wait and return nothing."""
         if timeout_seconds is None:
             timeout_seconds = self._config.poll_seconds
         try:
@@ -319,26 +319,26 @@ class _Session:
         return polled
 
     def _report_membership(self) -> None:
-        """Pass the check once the group has answered, even with no partition for this member.
+        """Pass the check once the group has answered, even if this member has no partition.
 
-        Where polls are answered and commits are not, or the other way round, it goes on failing.
+        It keeps failing until both polls and commits succeed.
         """
 
         def describe_assignment() -> str:
             held = len(self.consumer.assignment())
             if not held:
-                return "no partition: the group has members enough"
-            return f"{held} partitions held, {self._lag.seconds():.0f} s behind"
+                return "no partition assigned: the group has more members than partitions"
+            return f"{held} partitions assigned, {self._lag.seconds():.0f} s behind"
 
         if self._polling.failures or self._committing.failures:
             return
         if self._is_member:
             self._check.ok(describe_assignment)
         elif not self._check.has_failed:
-            self._check.waits(f"joining the group {self._config.group}")
+            self._check.waits(f"joining consumer group {self._config.group}")
 
     async def _endure(self, error: BusError, streak: _Streak) -> None:
-        """Wait before the next attempt; a consumer that fails again and again is opened anew."""
+        """Wait before the next attempt; raise after `_MAX_FAILURES`, to reopen the consumer."""
         streak.failures += 1
         if streak.failures >= _MAX_FAILURES:
             raise error
@@ -346,16 +346,16 @@ class _Session:
         await self._clock.sleep(streak.backoff.next_seconds())
 
     async def _work(self, polled: Polled, context: SinkContext) -> None:
-        """Let the sink catch up, and hand over what was polled of what it still holds."""
+        """Let the sink prepare, then pass on the records of partitions that are still assigned."""
         self._lag.polled(polled)
         self._is_preparing = True
         try:
             voided = await self._sink.prepare(context)
         finally:
             self._is_preparing = False
-        # Those were set back: what was polled of them is polled again, and is no lag until then.
+        # Their offsets were reset: the records are polled again and are not lag until then.
         self._lag.forget(voided)
-        # A partition may also have been given up meanwhile, or given up and come back.
+        # A partition may also have been revoked meanwhile, or revoked and assigned again.
         kept = {
             at: records
             for at, records in polled.items()
@@ -368,7 +368,7 @@ class _Session:
             Batch(
                 partition=at,
                 items=list(self.dead_letters.decode(self._config.decoders[at.topic], records)),
-                # Of the records, not of what was decoded: the last one may have become a letter.
+                # From the records, because the last one may have become a dead letter.
                 next_offset=records[-1].offset + 1,
             )
             for at, records in kept.items()
@@ -376,18 +376,18 @@ class _Session:
         await self._sink.handle(batches, context)
 
     async def _handle(self, polled: Polled) -> None:
-        """Let the sink work; where that takes long, keep the membership of the group alive.
+        """Let the sink work; if that takes long, keep the membership in the group.
 
-        Where this is cancelled, or the bus fails meanwhile, the work has a moment, so that what is
-        on its way is answered, and is ended.
+        If this is cancelled, or the bus fails meanwhile, the sink has a moment to get answers to
+        requests in flight before its work is cancelled.
         """
         context = self._context()
         work = asyncio.create_task(self._work(polled, context))
         try:
             try:
                 await asyncio.wait({work}, timeout=self._config.poll_seconds)
-                # A receiver that is away may take hours: a member that does not poll for
-                # `max.poll.interval.ms` is shut out of its group, and its partitions go round.
+                # A receiver may be unavailable for hours. A member that does not poll for
+                # `max.poll.interval.ms` is removed from its group, and its partitions move.
                 while not work.done():
                     await self._poll_paused()
                     self._drop_late_dead_letters(polled, context)
@@ -402,23 +402,23 @@ class _Session:
             self.consumer.resume(self.consumer.assignment())
 
     def _drop_late_dead_letters(self, polled: Polled, context: SinkContext) -> None:
-        """Forget what the sink put aside after its partition was given up."""
+        """Drop dead letters that the sink made after their partition was revoked."""
         for at in polled:
             if not context.is_current(at):
                 self.dead_letters.drop(at.partition, topic=at.topic)
 
     async def _check_ends(self) -> None:
-        """Look whether anything has come: the sink takes nothing, so none of it is polled."""
+        """Check for new records, which are not polled while the sink accepts none."""
         try:
             ends = await self.consumer.end_offsets(self.consumer.assignment())
         except (BusError, NotAssignedError):
-            return  # polls say so
-        # It may have begun to take records while the brokers were queried: then they are polled.
+            return  # polls report it
+        # If the sink began to accept records during the query, they are polled.
         if self._is_preparing:
             self._lag.ends(ends)
 
     async def _poll_paused(self) -> None:
-        """Poll for the group's sake alone: nothing is handed out, nor of what comes in by this."""
+        """Poll only to keep the membership: return no records, not even of new partitions."""
         self._hands_out_nothing = True
         try:
             self.consumer.pause(self.consumer.assignment())
@@ -427,13 +427,13 @@ class _Session:
             self._hands_out_nothing = False
 
     async def _commit_done(self) -> None:
-        """Publish the dead letters and commit what is done; nothing more is taken before that."""
+        """Publish the dead letters and commit what is done, before any more records are taken."""
         while True:
             try:
                 await self._commit_done_once()
             except BusError as error:
                 await self._endure(error, self._committing)
-                # One that the group gave up is refused until it has polled.
+                # The group rejects commits of a removed member until it has polled.
                 await self._poll_paused()
             else:
                 break
@@ -442,11 +442,11 @@ class _Session:
             self._report_membership()
 
     async def _commit_done_once(self) -> None:
-        # A rebalance may come in the midst of a commit and commit as well.
+        # A rebalance may come during a commit and commit as well.
         async with self._committing_lock:
             offsets = self._progress.uncommitted()
-            # Letters first: a record that is committed and not yet put aside would be lost by a
-            # crash in between. The offsets were taken before, so that none of them is ahead of it.
+            # Dead letters first: after a crash in between, a committed record without its dead
+            # letter would be lost. The offsets were read before, so none is ahead of its letter.
             await self.dead_letters.flush()
             if offsets:
                 await self.consumer.commit(offsets)
@@ -454,7 +454,7 @@ class _Session:
 
 
 def _gap_of(record: Record) -> Gap:
-    """Return what is missing for good where records cannot be unpacked."""
+    """Return the gap of records that cannot be unpacked and are lost."""
     return Gap(
         partition=TopicPartition(record.topic, record.partition),
         first_offset=record.first_offset,

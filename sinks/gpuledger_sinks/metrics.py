@@ -1,6 +1,6 @@
-"""The sinks' own metrics, one family for all kinds, told apart by the label `sink`.
+"""The sinks' metrics. All kinds share the families and differ by the label `sink`.
 
-Here live names and help texts, and the few ways to count that all kinds share.
+Contains names, help texts and the few functions for counting that all kinds share.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,116 +16,113 @@ from gpuledger_sinks.registry import KINDS, REMOTE_WRITE, SinkKind
 
 LAG_SECONDS: Final = Gauge(
     "gpuledger_sink_lag_seconds",
-    "Age of the oldest event that was read and that the receiver has not acknowledged, as of the"
-    " scrape: it grows while a receiver is away, and is 0 while there is nothing to send.",
+    "Age of the oldest event that was read and not acknowledged by the receiver, in seconds; 0 if"
+    " there is none.",
     ["sink"],
 )
 ACKNOWLEDGED_TIMESTAMP_SECONDS: Final = Gauge(
     "gpuledger_sink_acknowledged_timestamp_seconds",
-    "Time of the newest event that the receiver has acknowledged, since the epoch; 0 before the"
-    " first. It stands still while nodes send nothing.",
+    "Time of the newest event acknowledged by the receiver, in seconds since the epoch; 0 before"
+    " the first.",
     ["sink"],
 )
 SENT_TOTAL: Final = Counter(
     "gpuledger_sink_sent",
-    "What the receiver has acknowledged: samples (remote_write), alerts (alerts), rows (store,"
-    " rows).",
+    "Total number of items acknowledged by the receiver: samples (remote_write), alerts (alerts)"
+    " or rows (store, rows).",
     ["sink"],
 )
 RETRIES_TOTAL: Final = Counter(
     "gpuledger_sink_retries",
-    "Attempts that the receiver did not answer, or answered with `later`; in rows"
-    " transactions that were undone.",
+    "Total number of attempts that the receiver did not answer or answered with a temporary"
+    " failure; for rows, transactions that were aborted.",
     ["sink"],
 )
 DROPPED_TOTAL: Final = Counter(
     "gpuledger_sink_dropped",
-    "What was not handed on, by reason (`duplicate`, `failing`, `future`, `invalid`,"
-    " `out_of_order`, `partial`, `rejected`, `repeated`, `superseded`, `too_large`, `too_many`,"
-    " `too_old`):"
-    " events; in alerts also incidents, and alerts that an Alertmanager refused; of a page that is"
-    " scraped samples.",
+    "Total number of events, incidents and alerts not delivered, by reason: `duplicate`, `failing`,"
+    " `future`, `invalid`, `out_of_order`, `partial`, `rejected`, `repeated`, `superseded`,"
+    " `too_large`, `too_many`, `too_old`.",
     ["sink", "reason"],
 )
 ALERTMANAGER_ANSWERS_TOTAL: Final = Counter(
     "gpuledger_sink_alertmanager_answers",
-    "Requests to each Alertmanager, by what it answered: `2xx` (taken), `3xx`, `4xx` or `5xx` by"
-    " its status, `page` (a success with a page for people, as a proxy's) or `none`. Only `2xx` is"
-    " a delivery. Only in alerts.",
+    "Total number of requests to each Alertmanager, by response: `2xx` (delivered), `3xx`, `4xx`,"
+    " `5xx`, `page` (HTML of a proxy) or `none`. Only for alerts.",
     ["alertmanager", "status"],
 )
 ALERTMANAGER_STATUSES: Final = ("2xx", "3xx", "4xx", "5xx", "page", "none")
 WAITING_BYTES: Final = Gauge(
     "gpuledger_sink_waiting_bytes",
-    "Events that were read and wait to be sent, in bytes as they lie in Kafka. Only in"
+    "Size of the events that were read and wait to be sent, in bytes as stored in Kafka. Only for"
     " remote_write.",
     ["sink"],
 )
 REQUESTS_IN_FLIGHT: Final = Gauge(
     "gpuledger_sink_requests_in_flight",
-    "Requests that the receiver has not answered yet. Only in remote_write.",
+    "Number of requests that the receiver has not answered yet. Only for remote_write.",
     ["sink"],
 )
 REQUEST_SECONDS: Final = Histogram(
     "gpuledger_sink_request_seconds",
-    "Time that the receiver took to answer a request, be it with a refusal. Only in remote_write.",
+    "Time that the receiver took to answer a request, including rejections, in seconds. Only for"
+    " remote_write.",
     ["sink"],
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
 )
 REQUEST_BYTES_TOTAL: Final = Counter(
     "gpuledger_sink_request_bytes",
-    "Bytes of the requests before they were compressed, repetitions included. Only in"
+    "Total size of requests before compression, including repeated ones, in bytes. Only for"
     " remote_write.",
     ["sink"],
 )
 UNWRITTEN_SAMPLES_TOTAL: Final = Counter(
     "gpuledger_sink_remote_write_unwritten_samples",
-    "Samples that the receiver did not write of requests that it took or wrote in part, as its"
-    " answers say in remote-write 2.0. Only in remote_write.",
+    "Total number of samples that the receiver did not write from requests accepted at least in"
+    " part, according to its remote-write 2.0 responses. Only for remote_write.",
     ["sink"],
 )
 PROTOCOL_INFO: Final = Gauge(
     "gpuledger_sink_protocol_info",
-    "1 for the version of remote-write that is spoken with the receiver, 0 for the other. Only in"
+    "Whether this version of remote-write is in use with the receiver (1 = yes, 0 = no). Only for"
     " remote_write.",
     ["sink", "version"],
 )
 MAINTENANCE_LAG_SECONDS: Final = Gauge(
     "gpuledger_sink_maintenance_lag_seconds",
-    "Time from the newest rows that `gpuledger store maintain` has summed up to the newest in the"
-    " store. Only in store.",
+    "Time from the newest rows summed up by `gpuledger store maintain` to the newest rows in the"
+    " store, in seconds. Only for store.",
 )
 SERIES_FORGOTTEN_TOTAL: Final = Counter(
     "gpuledger_sink_nodes_forgotten",
-    "Nodes whose series were forgotten without an end, as those of all nodes took more memory than"
-    " `remote_write.max_series_bytes`: a receiver lets them end by itself, after five minutes.",
+    "Total number of nodes whose series were forgotten without stale markers, because all series"
+    " exceeded `remote_write.max_series_bytes`; receivers end them after five minutes.",
 )
 COUNTERS_ENDED_TOTAL: Final = Counter(
     "gpuledger_sink_counters_ended_early",
-    "Counters that were ended before their time, as a node had more than a record of `counters.v1`"
-    " holds: they begin anew with their next use. Only in remote_write.",
+    "Total number of counters ended early because their node had too many for `counters.v1`; they"
+    " restart on next use. Only for remote_write.",
 )
 OVER_LIMIT_TOTAL: Final = Counter(
     "gpuledger_sink_remote_write_samples_over_limit",
     "Total number of samples of pods and jobs that were not sent, because their node has"
-    " `remote_write.max_series_per_node` series. Only in remote_write.",
+    " `remote_write.max_series_per_node` series. Only for remote_write.",
 )
 WATERMARK_TIMESTAMP: Final = Gauge(
     "gpuledger_sink_watermark_timestamp_seconds",
-    "Event time up to which what this sink has done of its partitions is complete, by the join's"
-    " watermarks: the earliest of them; 0 where it is not known of one, or none is held. Only in"
-    " store and rows.",
+    "Event time up to which all partitions are complete, by the join's watermarks, in seconds since"
+    " the epoch; 0 if unknown. Only for store and rows.",
     ["sink"],
 )
 _NO_DEAD_LETTER: Final = {"duplicate", "repeated", "superseded", "too_many"}
 _UNREAD_INCIDENTS: Final = {"too_old"}
-"""What in alerts has no dead letter: incidents that nobody needs to hear of any more."""
+"""Reasons without a dead letter in alerts: incidents too old to report."""
 
 
 def count_dropped(sink: str, reason: str, count: int = 1) -> None:
-    """Count what was not handed on; what is put aside is counted once its letter is published.
+    """Count events that were not delivered; a dead letter is counted once it is published.
 
-    What did not decode is a dead letter alone: it was no event.
+    Records that could not be decoded count only as dead letters, because they were not events.
     """
     if sink in KINDS and reason in KINDS[sink].drop_reasons:
         DROPPED_TOTAL.labels(sink=sink, reason=reason).inc(count)
@@ -133,7 +130,7 @@ def count_dropped(sink: str, reason: str, count: int = 1) -> None:
 
 @contextmanager
 def measure_request(sink: str, size_bytes: int) -> Iterator[None]:
-    """Measure a request of so many bytes while the context is open."""
+    """Measure a request of `size_bytes` while the context is open."""
     REQUEST_BYTES_TOTAL.labels(sink=sink).inc(size_bytes)
     with (
         REQUESTS_IN_FLIGHT.labels(sink=sink).track_inprogress(),
@@ -143,13 +140,13 @@ def measure_request(sink: str, size_bytes: int) -> Iterator[None]:
 
 
 def show_protocol(sink: str, version: str, *, versions: Iterable[str]) -> None:
-    """Show which of the versions of remote-write is in force."""
+    """Show which version of remote-write is in use."""
     for one in versions:
         PROTOCOL_INFO.labels(sink=sink, version=one).set(one == version)
 
 
 def count_sink_from_zero(kind: SinkKind, topics: Topics) -> None:
-    """Show the counters of the sink that this process runs, before there is anything to count."""
+    """Show the counters of the sink that this process runs before there is anything to count."""
     if kind.relays_watermarks:
         count_from_zero(WATERMARK_TIMESTAMP, sink=[kind.name])
     if kind is REMOTE_WRITE:

@@ -1,12 +1,12 @@
 """The contract between the consume loop and a kind of sink.
 
-The loop (`gpuledger_sinks.loop`) polls, decodes, commits and keeps the membership of the group. A
-`Sink` handles what was polled and acknowledges it (`SinkContext`).
+The loop (`gpuledger_sinks.loop`) polls, decodes, commits and keeps its membership in the group. A
+`Sink` processes the polled records and acknowledges them (`SinkContext`).
 
-An epoch is one assignment of a partition to this member. A partition that is revoked and assigned
-again has another one, as in between somebody else may have had it, or its topic may have been made
-anew: what was done of records of an earlier epoch says nothing of the later one. So the loop hands
-the sink a context with each call, which counts for the epochs of that call and for no other.
+An epoch is one assignment of a partition to this member. If a partition is revoked and assigned
+again, a new epoch begins: another member may have had the partition in between, or its topic may
+have been recreated. Work done on records of an earlier epoch means nothing in the later one.
+With each call the loop therefore passes a context that is valid for the current epochs only.
 """
 
 import asyncio
@@ -28,39 +28,39 @@ from gpuledger.runtime import Readiness
 Partitions = frozenset[TopicPartition]
 Epochs = Mapping[TopicPartition, int]
 LARGE_BYTES: Final = 131_072
-"""An event of 16 GPUs and a hundred pods has 50 kB."""
+"""Size above which an event counts as large. One with 16 GPUs and a hundred pods has 50 kB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What one poll brought of one partition, decoded."""
+    """The decoded records of one partition from one poll."""
 
     partition: TopicPartition
     items: Sequence[tuple[Record, Any]]
-    """Records with their values, in order; what did not decode is left out."""
+    """Records with their values, in order, without records that could not be decoded."""
     next_offset: int
-    """The offset after the last record, also where that one did not decode."""
+    """The offset after the last record, even if that record could not be decoded."""
 
 
 class LargeTurns:
-    """The turn of the partition that works on what is large, while the others go side by side.
+    """Lets one partition at a time work on large events; other batches run concurrently.
 
-    An event of a message's size may come to a hundred times as much in labels, and take seconds to
-    be made so. With one of them in each partition, a sink would hold all of that at once, and
-    answer no probe until the last of them is made.
+    The labels made from an event of the maximum message size may take a hundred times its size, and
+    seconds to make. With one such event in each partition, a sink would hold all of this at once
+    and answer no probe until the last one is made.
     """
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
 
     def enter(self, batch: Batch) -> AbstractAsyncContextManager[None]:
-        """Return what waits, where there is something large in a batch, for its turn."""
+        """Return a context that waits for its turn if the batch has a large event."""
         is_large = any(len(record.value or b"") > LARGE_BYTES for record, _ in batch.items)
         return self._turn if is_large else nullcontext()
 
 
 class AcknowledgedOffsets:
-    """For each partition that is held the offset of the next record that is not done yet."""
+    """The offset of the next unfinished record of each assigned partition."""
 
     def __init__(self) -> None:
         self._next_epoch = count(1)
@@ -69,25 +69,25 @@ class AcknowledgedOffsets:
         self._committed: dict[TopicPartition, int] = {}
 
     def begin(self, partitions: Collection[TopicPartition]) -> None:
-        """Begin an epoch of each of these: nothing of it is done."""
+        """Begin a new epoch of each partition; nothing is done in it yet."""
         self.end(partitions)
-        # A number that never comes again: that a partition is held says nothing of since when.
+        # A unique number: an assigned partition may have been revoked and assigned in between.
         epoch = next(self._next_epoch)
         self._epochs |= dict.fromkeys(partitions, epoch)
 
     def end(self, partitions: Collection[TopicPartition]) -> None:
-        """End the epochs of these: they are somebody else's now."""
+        """End the epochs of these partitions, which were revoked."""
         for known in (self._epochs, self._done, self._committed):
             for partition in partitions:
                 known.pop(partition, None)
 
     @property
     def epochs(self) -> Epochs:
-        """The epoch of each partition that is held, as of now."""
+        """The current epoch of each assigned partition."""
         return dict(self._epochs)
 
     def is_current(self, partition: TopicPartition, epochs: Epochs) -> bool:
-        """Return whether the partition is held, and has been since these epochs were taken."""
+        """Return whether the partition has been assigned without a break since these epochs."""
         return partition in epochs and epochs[partition] == self._epochs.get(partition)
 
     def done(self, partition: TopicPartition, next_offset: int) -> None:
@@ -95,8 +95,8 @@ class AcknowledgedOffsets:
         self._done[partition] = max(next_offset, self._done.get(partition, 0))
 
     def uncommitted(self) -> dict[TopicPartition, int]:
-        """Return what is done beyond what was committed."""
-        # Compared for difference: a poll without anything new shall cost the brokers nothing.
+        """Return the offsets that are done and not committed yet."""
+        # Only if they differ: a poll without new records must not cost the brokers a commit.
         return {
             partition: offset
             for partition, offset in self._done.items()
@@ -110,23 +110,23 @@ class AcknowledgedOffsets:
 
 @dataclass(frozen=True, kw_only=True)
 class SinkContext:
-    """What the loop offers a sink while it works on what was polled in certain epochs.
+    """The loop's services for a sink that processes records polled in certain epochs.
 
-    A sink may work on a batch for as long as its receiver is away. Where the partition was revoked
-    meanwhile, the sink has let go of what it held of it, and whatever it says of it afterwards is
-    not heard, also where the same member has been assigned the partition again.
+    A sink may work on a batch for as long as its receiver is unavailable. If the partition is
+    revoked meanwhile, the sink has dropped its state of the partition, and later acknowledgements
+    are ignored, even if the partition has been assigned to the same member again.
     """
 
     consumer: Consumer
     """The consumer, for seeking."""
     dead_letters: DeadLetterQueue
-    """Where a record is put that cannot be used."""
+    """Takes records that cannot be used."""
     progress: AcknowledgedOffsets
     lag: Lag
     epochs: Epochs
 
     def is_current(self, partition: TopicPartition) -> bool:
-        """Return whether the partition has been held since the sink was given this context."""
+        """Return whether the partition has stayed assigned since this context was made."""
         return self.progress.is_current(partition, self.epochs)
 
     def acknowledge(
@@ -137,108 +137,108 @@ class SinkContext:
         time_ns: int | None = None,
         commits_itself: bool = False,
     ) -> None:
-        """Record that all before `next_offset` is done; `time_ns` is the newest event's time.
+        """Record that all records before `next_offset` are done; `time_ns` is the newest one's.
 
-        Counts only where the partition has been held ever since the call for which the sink was
-        given this context. Where the sink `commits_itself` the loop does not.
+        Ignored unless the partition has stayed assigned since this context was made. With
+        `commits_itself` the sink commits the offset, and the loop does not.
         """
         if not self.is_current(partition):
             return
         time_ms = None if time_ns is None else time_ns // NS_PER_MS
         self.lag.done(partition, next_offset, time_ms=time_ms)
-        # An offset that is in the sink's own transaction must not be committed beside it.
+        # An offset in the sink's own transaction must not be committed a second time.
         if not commits_itself:
             self.progress.done(partition, next_offset)
 
 
 class Refusal(NamedTuple):
-    """Why an event cannot be handed on."""
+    """Why an event cannot be delivered."""
 
     reason: str
-    """In a word, as its dead letter has it."""
+    """One word, as in its dead letter."""
     detail: str
-    """In a sentence."""
+    """One sentence."""
 
 
 class RejectedEvent(NamedTuple):
-    """An event that is a dead letter, and the record in which its sink read it."""
+    """An event from a dead letter, and the record in which its sink read it."""
 
     record: Record
     event: GpuEvent
 
 
 class Sink(Protocol):
-    """What a kind of sink does with what was polled.
+    """Processes polled records in the way of one kind of sink.
 
-    The loop calls, one after another and never twice at a time: `assign` when partitions come,
-    then, again and again, `prepare` and `handle`. `release` may come while `handle` runs.
+    The loop makes one call at a time: `assign` for new partitions, then `prepare` and `handle`
+    repeatedly. Only `release` may be called while `handle` runs.
 
         for each poll:   await sink.prepare(context)          # catch up with new partitions
                          await sink.handle(batches, context)  # send; context.acknowledge(…)
-                         publish the dead letters, commit what was acknowledged
+                         publish the dead letters, commit acknowledged offsets
 
-    Offsets are committed after they were acknowledged and never before, so what is not
-    acknowledged comes again: to this sink or to the partition's next owner. A sink either waits for
-    a receiver that is away inside `handle`, while the loop keeps the membership of the group, or it
-    returns, says which partitions are `full`, and acknowledges what is done later.
-    What cannot be used goes to `context.dead_letters`, and is acknowledged as well.
+    Offsets are committed only after they were acknowledged. Unacknowledged records come again: to
+    this sink or to the partition's next owner. While its receiver is unavailable, a sink either
+    waits in `handle`, and the loop keeps its membership in the group, or it returns, reports the
+    partitions that are `full`, and acknowledges the records later. Records that cannot be used go
+    to `context.dead_letters` and are acknowledged as well.
     """
 
     name: str
-    """The kind's name."""
+    """The name of the kind."""
     receiver: str
-    """Where it goes, for people: an address without its secrets."""
+    """The destination shown to people: an address without secrets."""
 
     @abstractmethod
     async def assign(self, partitions: Partitions) -> None:
-        """Record that partitions are newly held; must neither block nor raise."""
+        """Record that partitions are newly assigned; must neither block nor raise."""
 
     async def prepare(self, context: SinkContext) -> Partitions:
-        """Do what must come before the next `handle`; return the partitions whose poll is voided.
+        """Prepare for the next `handle`; return the partitions whose polled records are dropped.
 
-        Those were set to another offset: what was polled of them is let go and polled again.
+        These partitions were set to another offset and are polled again.
         """
         del context
         return frozenset()
 
     def full(self) -> Partitions:
-        """Return the partitions of which nothing more is to be polled for now.
+        """Return the partitions that must not be polled for now.
 
-        For a sink whose `handle` does not wait for what it was given: of each partition it takes
-        what comes until enough waits there.
+        For a sink whose `handle` returns before its records are done: it accepts records of a
+        partition until enough of them wait.
         """
         return frozenset()
 
     @abstractmethod
     async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
-        """Work on what was polled, perhaps nothing; return when there is room for more."""
+        """Process the polled records, possibly none; return when there is room for more."""
 
     @abstractmethod
     async def release(self, partitions: Partitions, context: SinkContext) -> None:
-        """Finish what is held of these partitions, soon, and forget them.
+        """Finish the work on these partitions quickly, and forget them.
 
-        May raise UnavailableError or BusError: what was not finished is the next owner's.
+        May raise UnavailableError or BusError: unfinished work is left to the next owner.
         """
 
     async def handle_gap(self, gap: Gap) -> None:
-        """Record that records are gone before they were read, or cannot be unpacked."""
-        del gap  # the loop shows it; few kinds do more
+        """Record that records were deleted before they were read, or cannot be unpacked."""
+        del gap  # the loop reports it, which is enough for most kinds
 
     max_redelivered: int = 1
-    """The most events of one `redeliver`."""
+    """Maximum number of events of one `redeliver`."""
 
     async def redeliver(self, rejected: Sequence[RejectedEvent], /) -> Sequence[Refusal | None]:
-        """Hand over events once more; return for each why it is rejected again, or `None`.
+        """Deliver events once more; return for each why it is rejected again, or `None`.
 
         Only for kinds that take replays (`gpuledger_sinks.replays`). May be called at any time and
-        leaves the state of the sink as it is. Raises ReceiverUnavailableError or BusError if no
-        answer is known for any event: it is called again with the same events.
+        does not change the sink's state. Raises ReceiverUnavailableError or BusError if no answer
+        is known for any event; the caller then calls it again with the same events.
         """
-        return [Refusal("rejected", "this sink takes no replays")] * len(rejected)
+        return [Refusal("rejected", "this sink does not support replays")] * len(rejected)
 
 
 class OpenSink(Protocol):
-    """Opens a sink of one kind: the function `open_sink` of its module."""
+    """Opens a sink of one kind: the function `open_sink` of the kind's module."""
 
     def __call__(
         self,
@@ -249,20 +249,20 @@ class OpenSink(Protocol):
         clock: Clock,
         group: str,
     ) -> AbstractAsyncContextManager[Sink]:
-        """Return the sink, open while the context is; `group` is its consumer group."""
+        """Return a context manager of the sink; `group` is its consumer group."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerConfig:
-    """How a sink's records are read."""
+    """How a sink reads its records."""
 
     group: str
     dead_letters_of: str | None = None
-    """The group whose dead letters those are that are made; by default `group`."""
+    """The group that dead letters name as their consumer; `None` means `group`."""
     group_instance_id: str | None = None
     decoders: Mapping[str, Decoder[Any]]
-    """The decoder of each topic to read."""
+    """The topics to read, with their decoders."""
     poll_seconds: float = 0.5
-    """How long a poll waits; at least this often `handle` is called."""
+    """How long a poll waits; `handle` is called at least this often."""
     max_poll_records: int = 500
-    """The most records of a poll: the bound on memory."""
+    """Maximum number of records per poll, which bounds memory."""

@@ -1,6 +1,6 @@
-"""The settings of the connection to a receiver over HTTP: login, TLS and proxy.
+"""The settings of an HTTP connection to a receiver: credentials, TLS and proxy.
 
-A sink's section has them beside its addresses. What cannot work is refused by the field's name.
+A sink's section adds its addresses to them. Errors name the field that cannot be used.
 """
 
 import re
@@ -26,31 +26,31 @@ _OF_SIGV4: Final = (
     "sts_url",
 )
 _SIGNED_PATH: Final = re.compile(r"(?:/(?!\.\.?(?:/|\Z))[\w.~-]+)*/?", re.ASCII)
-"""A path that no HTTP library writes in another way."""
+"""A path that every HTTP library sends unchanged."""
 _OF_PROXY: Final = ("proxy_username", "proxy_password", "no_proxy")
 
 
 class Sigv4Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Signatures of AWS (Signature Version 4), as Amazon Managed Service for Prometheus wants."""
+    """AWS Signature Version 4, as required by Amazon Managed Service for Prometheus."""
 
     region: str = ""
-    """The workspace's region, such as `eu-central-1`; empty means that nothing is signed."""
+    """Region of the workspace, such as `eu-central-1`. Empty disables signatures."""
     service: str = "aps"
-    """What is signed for, as AWS abbreviates it."""
+    """Name of the AWS service in signatures."""
     access_key_id: str = ""
-    """Name of the keys to sign with, where they are no role's."""
+    """Access key ID; empty if a role is assumed."""
     secret_access_key: Secret | None = None
-    """The secret of these keys."""
+    """Secret access key that belongs to `access_key_id`."""
     session_token: Secret | None = None
-    """What temporary keys have besides; whoever renews them writes all of them anew."""
+    """Session token of temporary keys. Whatever renews the keys must rewrite all their files."""
     role_arn: str = ""
-    """Role to sign as, which the token of a file is exchanged for; empty means the one of the
-    variable `AWS_ROLE_ARN`, which EKS gives a pod whose service account has a role."""
+    """Role to assume with a web identity token. Empty uses the variable `AWS_ROLE_ARN`, which EKS
+    sets in pods whose service account has a role."""
     web_identity_token_file: str = ""
-    """File of that token, which the kubelet renews; empty means the one of the variable
+    """File of the web identity token, which the kubelet renews. Empty uses the variable
     `AWS_WEB_IDENTITY_TOKEN_FILE`."""
     sts_url: str = ""
-    """Where it is exchanged; empty means `https://sts.<region>.amazonaws.com/`."""
+    """STS endpoint; empty means `https://sts.<region>.amazonaws.com/`."""
 
     @property
     def exchange_url(self) -> str:
@@ -58,31 +58,35 @@ class Sigv4Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return self.sts_url or f"https://sts.{self.region}.amazonaws.com/"
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` where nothing could be signed by these."""
+        """Raise `ValueError` for values that cannot make a signature."""
         if not self.region:
             for name in _OF_SIGV4:
                 if getattr(self, name):
-                    raise ValueError(f"{name}: needs region too, which is signed for")
+                    raise ValueError(f"{name}: requires region; set it or remove {name}")
             return
         if not _HOST.fullmatch(self.region):
-            raise ValueError(f"region: {self.region!r} is none; give one such as eu-central-1")
+            raise ValueError(
+                f"region: invalid value: {self.region!r}; use a region such as eu-central-1"
+            )
         if not _HOST.fullmatch(self.service):
-            raise ValueError(f"service: {self.service!r} is none; give one such as aps")
+            raise ValueError(f"service: invalid value: {self.service!r}; use a service such as aps")
         if bool(self.access_key_id) != (self.secret_access_key is not None):
             raise ValueError(
-                "access_key_id and secret_access_key go together: give both or neither"
+                "access_key_id and secret_access_key belong together; set both or neither"
             )
         if self.access_key_id and (self.role_arn or self.web_identity_token_file):
-            raise ValueError("access_key_id and role_arn exclude each other: give one of them")
+            raise ValueError("access_key_id and role_arn are mutually exclusive; set only one")
         if self.session_token and not self.access_key_id:
-            raise ValueError("session_token: needs access_key_id and secret_access_key too")
+            raise ValueError(
+                "session_token: requires access_key_id and secret_access_key; set them"
+            )
         _require_https(self.exchange_url)
 
 
 def _require_https(url: str) -> None:
     if not url.lower().startswith("https://"):
-        # Of the value nothing is shown: it may hold a login.
-        raise ValueError("sts_url: expected https://…, as the pod's token is sent to it")
+        # The value is not shown, because it may contain credentials.
+        raise ValueError("sts_url: expected https://…, because the pod's token is sent to it")
     try:
         require_http_url(url)
     except ValueError as error:
@@ -90,47 +94,48 @@ def _require_https(url: str) -> None:
 
 
 class ReceiverSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who the sender is, whom it trusts, and by what way it goes."""
+    """Credentials, TLS trust and proxy of a connection to a receiver."""
 
     ADDRESS: ClassVar[str] = "url"
-    """The setting beside these that has the receiver's address."""
+    """The name of the field with the receiver's address in a subclass."""
 
     username: str = ""
     """User for basic authentication; empty means none."""
     password: Secret | None = None
     """Password for basic authentication."""
     bearer_token: Secret | None = None
-    """Token for `Authorization: Bearer`; not together with a username."""
+    """Token for `Authorization: Bearer`; excludes `username`."""
     header_files: dict[str, str] = msgspec.field(default_factory=dict)
-    """Files with the values of further headers, by the header's name, such as `X-Api-Key`."""
+    """Files with the values of additional headers, by header name, such as `X-Api-Key`."""
     oauth: ClientCredentialsSettings = ClientCredentialsSettings()
-    """Where such a token is asked for, and renewed before it ends; in place of `bearer_token`."""
+    """Client credentials for a bearer token that is fetched and renewed, instead of
+    `bearer_token`."""
     ca_file: str = ""
-    """PEM file of the authority behind the receiver's certificate; empty means the system's."""
+    """PEM file of the CA certificates for the receiver; empty means the system's."""
     cert_file: str = ""
-    """PEM file of the own certificate, where the receiver asks for one; empty means none."""
+    """PEM file of the client certificate, if the receiver requires one; empty means none."""
     key_file: str = ""
-    """PEM file of the key of that certificate, without a password."""
+    """PEM file of the client certificate's key, without a password."""
     server_name: str = ""
-    """Name that the receiver's certificate must have, and that is asked for (SNI), where it is not
-    the host of the address; empty means that host."""
+    """Name that the receiver's certificate must contain, also sent as SNI; empty means the host of
+    the address."""
     min_tls_version: MinTlsVersion = "1.2"
-    """The lowest version of TLS to speak, `"1.2"` or `"1.3"`, in YAML in quotes."""
+    """Minimum TLS version, `"1.2"` or `"1.3"` (in YAML with quotes)."""
     proxy_url: str = ""
-    """Proxy to reach the receiver and the token endpoint by, `http://host:port` or `https://…`;
-    empty means none, whatever the variables `HTTP_PROXY` and `HTTPS_PROXY` say."""
+    """Proxy for the receiver and the token endpoint, `http://host:port` or `https://…`. Empty means
+    none; `HTTP_PROXY` and `HTTPS_PROXY` are ignored."""
     proxy_username: str = ""
     """User for basic authentication at the proxy; empty means none."""
     proxy_password: Secret | None = None
     """Password for basic authentication at the proxy."""
     no_proxy: list[str] = msgspec.field(default_factory=list)
-    """What is reached without the proxy: hosts and all below them (`example.com`), what is below
-    alone (`.svc`), addresses and networks (`10.0.0.0/8`), with a port or without; `*` is all."""
+    """Destinations reached without the proxy: domains (`example.com`; `.svc` for subdomains only),
+    addresses and networks (`10.0.0.0/8`), optionally with a port; `*` for all."""
 
     def refuse_unusable(self, *, sigv4: Sigv4Settings | None = None, **urls: Iterable[str]) -> None:
-        """Raise ValueError naming what is missing, or what excludes each other.
+        """Raise ValueError naming a missing or invalid field, or two that exclude each other.
 
-        The receiver's addresses are given under their setting's name.
+        `urls` are the receiver's addresses, by the name of their setting.
         """
         is_signed = sigv4 is not None and bool(sigv4.region)
         _refuse_half_a_login(self, urls, is_signed=is_signed)
@@ -141,17 +146,17 @@ class ReceiverSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
                 parts = urlsplit(url)
                 if parts.query or not _SIGNED_PATH.fullmatch(parts.path):
                     raise ValueError(
-                        f"{setting}: has a query, or a path of other characters than a-z, A-Z, 0-9,"
-                        " '.', '_', '~' and '-', which sigv4 does not sign"
+                        f"{setting}: sigv4 cannot sign this address; remove the query, and use only"
+                        " a-z, A-Z, 0-9, '.', '_', '~' and '-' in the path"
                     )
         if self.server_name and not any(url.lower().startswith("https://") for url in given):
             raise ValueError(
-                f"server_name: {' and '.join(urls)} is not https://, so that no certificate is"
-                " shown: take one of them out, or change it"
+                f"server_name: {' and '.join(urls)} is not https://, so there is no certificate;"
+                " remove server_name or change the address"
             )
         if self.server_name and not _HOST.fullmatch(self.server_name):
             raise ValueError(
-                f"server_name: {self.server_name!r} is no name of a host: give it without a scheme,"
+                f"server_name: invalid host name: {self.server_name!r}; give it without a scheme,"
                 " port and path"
             )
 
@@ -167,16 +172,16 @@ def _refuse_half_a_login(
     }
     given = [name for name, is_given in kinds.items() if is_given]
     if len(given) > 1:
-        raise ValueError(f"{given[1]} and {given[0]} exclude each other: give one of them")
+        raise ValueError(f"{given[1]} and {given[0]} are mutually exclusive; set only one")
     if bool(login.username) != (login.password is not None):
-        raise ValueError("username and password go together: give both or neither")
+        raise ValueError("username and password belong together; set both or neither")
     if bool(login.cert_file) != bool(login.key_file):
-        raise ValueError("cert_file and key_file go together: give both or neither")
+        raise ValueError("cert_file and key_file belong together; set both or neither")
     for setting, addresses in urls.items() if given else ():
         if any("@" in urlsplit(url).netloc for url in addresses):
             raise ValueError(
-                f"{setting}: the login in it and {given[0]} exclude each other: take it out of the"
-                " address"
+                f"{setting}: credentials in the address and {given[0]} are mutually exclusive;"
+                " remove them from the address"
             )
 
 
@@ -184,13 +189,13 @@ def _refuse_unusable_proxy(settings: ReceiverSettings) -> None:
     if not settings.proxy_url:
         for name in _OF_PROXY:
             if getattr(settings, name):
-                raise ValueError(f"{name}: needs proxy_url too, the proxy that it is for")
+                raise ValueError(f"{name}: requires proxy_url; set it or remove {name}")
         return
     _refuse_unusable_proxy_url(settings.proxy_url)
     if bool(settings.proxy_username) != (settings.proxy_password is not None):
-        raise ValueError("proxy_username and proxy_password go together: give both or neither")
+        raise ValueError("proxy_username and proxy_password belong together; set both or neither")
     if ":" in settings.proxy_username:
-        raise ValueError("proxy_username: has a colon in it, behind which the password would begin")
+        raise ValueError("proxy_username: must not contain a colon, which ends the user name")
     for text in settings.no_proxy:
         try:
             NoProxyEntry.parse(text)
@@ -201,7 +206,7 @@ def _refuse_unusable_proxy(settings: ReceiverSettings) -> None:
 def _refuse_unusable_proxy_url(url: str) -> None:
     if may_part_a_login(url):
         raise ValueError(
-            "proxy_url: must have no login in it; it is proxy_username and proxy_password_file"
+            "proxy_url: must not contain credentials; use proxy_username and proxy_password_file"
         )
     try:
         require_http_url(url)
@@ -209,4 +214,4 @@ def _refuse_unusable_proxy_url(url: str) -> None:
         raise ValueError(f"proxy_url: {error}") from error
     parts = urlsplit(url)
     if parts.path.strip("/") or parts.query:
-        raise ValueError("proxy_url: has a path, which a proxy has not: give scheme, host and port")
+        raise ValueError("proxy_url: must not have a path or query; give scheme, host and port")

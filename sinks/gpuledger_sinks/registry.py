@@ -1,6 +1,6 @@
-"""The kinds of sink: what each is called, reads and needs, and how one is opened.
+"""The kinds of sink: their names, topics and requirements, and how to open one.
 
-One table, `KINDS`, for the command line, the settings, the metrics and
+The table `KINDS` serves the command line, the settings, the metrics and
 `gpuledger_sinks.loop.run_sink`. To add a kind, add a row here, a section in
 `gpuledger_sinks.settings`, and a module whose `open_sink` makes a `Sink`.
 """
@@ -23,20 +23,20 @@ class SinkKind:
     group: str
     """Its consumer group."""
     module: str
-    """Where `open_sink` is. Imported when such a sink is run, so that one that sends samples needs
-    no Arrow, and one that stores rows no protobuf."""
+    """The module with `open_sink`. Imported only when the sink runs, so that a sink that sends
+    samples does not need Arrow, and one that stores rows does not need protobuf."""
     summary: str
-    """What it hands on and to whom, for `--help`."""
+    """Its output and destination, for `--help`."""
     has_incidents: bool = False
-    """Whether it reads the attributed incidents beside the events."""
+    """Whether it reads attributed incidents in addition to events."""
     has_readings: bool = False
-    """Whether it reads what else the nodes read beside the events."""
+    """Whether it reads the nodes' other readings in addition to events."""
     relays_watermarks: bool = False
-    """Whether it says up to when what it has handed on is complete."""
+    """Whether it publishes watermarks of what it has delivered."""
     drop_reasons: tuple[str, ...]
-    """Why it may not hand on what it read."""
+    """Reasons for which it may drop what it read."""
     takes_replays: bool = False
-    """Whether it takes events that it rejected once more, from the replay topic."""
+    """Whether it redelivers rejected events from the replay topic."""
 
     def topics(self, table: Topics) -> tuple[Topic, ...]:
         """Return the topics that it reads."""
@@ -47,7 +47,7 @@ class SinkKind:
         return (table.events, *beside)
 
     def load(self) -> OpenSink:
-        """Import the kind's module; return what opens a sink."""
+        """Import the kind's module and return its `open_sink`."""
         open_sink: OpenSink = import_module(self.module).open_sink
         return open_sink
 
@@ -95,7 +95,7 @@ ROWS: Final = SinkKind(
     group="gpuledger-rows",
     module="gpuledger_sinks.rows",
     takes_replays=True,
-    summary="one flat JSON row an entry, to the topic gpuledger.rows.v1, for SQL engines",
+    summary="one flat JSON row per entry, to the topic gpuledger.rows.v1, for SQL engines",
     relays_watermarks=True,
     drop_reasons=("duplicate", "future", "invalid", "too_large"),
 )

@@ -1,12 +1,12 @@
-"""Events that an operator replays: read from the replay topic, and handed to the sink once more.
+"""Events that an operator replays: read from the replay topic and delivered again.
 
-A sink of a kind that takes replays runs a second consumer beside its own, in the group
-`<group>-replay`. A replay so neither delays what is new nor moves the offsets, the series or the
-transactions of the sink. Of the replay topic it takes what names its group and skips the rest.
+A sink of a kind that takes replays runs a second consumer in the group `<group>-replay`. Replays
+therefore neither delay new events nor change the sink's offsets, series or transactions. The
+consumer takes only the events that name its group from the replay topic.
 
-An event that is rejected again becomes a dead letter of the sink's own group again. Offsets are
-committed behind that, so a sink that is killed takes a few events twice; `Sink.redeliver` is
-idempotent, or writes what readers recognise by its identity.
+An event that is rejected again becomes another dead letter of the sink's own group. Offsets are
+committed after that, so a sink that is killed delivers a few events twice. `Sink.redeliver` is
+idempotent, or writes records that readers recognise by their identity.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,12 +26,11 @@ from gpuledger_sinks.protocol import Batch, Partitions, RejectedEvent, Sink, Sin
 
 MAX_POLL_RECORDS: Final = 100
 _MAX_BYTES: Final = 2**20
-"""Bytes of events beyond which no more is delivered at once: a hundred times as much may be made of
-an event."""
+"""Maximum size of the events of one delivery, as their labels may take a hundred times as much."""
 
 
 class ReplaySink(Sink):
-    """Hands the events that name one group to the sink of that group."""
+    """Delivers replayed events that name one group to the sink of that group."""
 
     def __init__(
         self,
@@ -41,22 +40,22 @@ class ReplaySink(Sink):
         events: str,
         retrying: RetryingCaller[ReceiverUnavailableError],
     ) -> None:
-        """Take the sink, its group, and the topic that it reads its events from."""
+        """Take the sink, its group, and the topic from which it reads its events."""
         self.name, self.receiver = f"{sink.name}_replay", sink.receiver
         self._sink, self._group, self._events = sink, group, events
         self._retrying = retrying
 
     @override
     async def assign(self, partitions: Partitions) -> None:
-        """Do nothing: no state is kept of a partition."""
+        """Do nothing: there is no state per partition."""
 
     @override
     async def release(self, partitions: Partitions, context: SinkContext) -> None:
-        """Do nothing: what is acknowledged is done."""
+        """Do nothing: acknowledged records are done."""
 
     @override
     async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
-        """Deliver what was polled, and put aside what is rejected again."""
+        """Deliver the polled events; make dead letters of those that are rejected again."""
         for batch in batches:
             for part in self._parts(batch):
                 if not context.is_current(batch.partition):
@@ -72,7 +71,7 @@ class ReplaySink(Sink):
             context.acknowledge(batch.partition, batch.next_offset)
 
     def _parts(self, batch: Batch) -> Iterator[list[tuple[Record, ReplayedEvent]]]:
-        """Yield what names the group, as much at once as the sink takes."""
+        """Yield the events that name the group, at most as many at once as the sink takes."""
         part: list[tuple[Record, ReplayedEvent]] = []
         size_bytes = 0
         for record, replayed in batch.items:

@@ -1,7 +1,7 @@
-"""An event to flat rows: one JSON object for each entry, with all that the event says of it.
+"""Makes flat rows from an event: one JSON object per entry, with all that the event holds on it.
 
-Here lives how the values of `gpuledger.ledger.rows` are written to the topic. Pure; the rows are a
-function of the event and of when it was read.
+Encodes the values of `gpuledger.ledger.rows` for the topic. Pure: rows depend only on the event and
+on the time when it was read.
 """
 
 from contextlib import AbstractAsyncContextManager
@@ -19,13 +19,13 @@ from gpuledger_sinks.kafka_sink import KafkaSink, open_kafka_sink
 from gpuledger_sinks.registry import ROWS
 from gpuledger_sinks.settings import RowsSettings
 
-_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001  # its zone would be written as +00:00, not as Z
+_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001  # with a zone, isoformat would append +00:00
 
 
 def encoded_rows_of(event: GpuEvent, *, ingested_time_ns: int) -> list[bytes]:
-    """Return one row for each entry of each GPU of the event, and of each settlement, numbered.
+    """Return one numbered row for each entry of each GPU and for each late adjustment.
 
-    Raises ValueError where `booked_entries` does.
+    Raises ValueError if `booked_entries` does.
     """
     origin = Origin(None, ingested_time_ns)
     return [encode(_make_row(*booked)) for booked in booked_entries(event, origin)]

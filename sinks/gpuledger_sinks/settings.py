@@ -1,4 +1,4 @@
-"""The settings of `gpuledger sink`: what all kinds have, and a section for each kind."""
+"""The settings of `gpuledger sink`: common ones, and a section for each kind."""
 
 import re
 from collections.abc import Collection
@@ -42,18 +42,23 @@ RESERVED_HEADERS = frozenset(
 
 
 def _fields_in(setting: str, template: str, known: Collection[str]) -> set[str]:
-    """Return what is filled in; raises ValueError for what is not known, or has a format."""
+    """Return the fields of a template; raises ValueError if one is unknown or has a format."""
     try:
         parsed = [part for part in Formatter().parse(template) if part[1] is not None]
     except ValueError as error:
-        raise ValueError(f"{setting}: {error}: write {{{{ and }}}} for braces") from error
-    # A width of billions is a text of as many characters.
+        raise ValueError(
+            f"{setting}: invalid template: {error}; write {{{{ and }}}} for literal braces"
+        ) from error
+    # A format with a width of billions would make a text of that length.
     if any(spec or conversion for _, _, spec, conversion in parsed):
-        raise ValueError(f"{setting}: write a name alone between braces, as {{{max(known)}}}")
+        raise ValueError(
+            f"{setting}: formats and conversions are not supported; write only a name between"
+            f" braces, such as {{{max(known)}}}"
+        )
     fields = {name or "" for _, name, _, _ in parsed}
     if unknown := sorted(fields.difference(known)):
         raise ValueError(
-            f"{setting}: there is no {{{unknown[0]}}}; there are"
+            f"{setting}: unknown field: {{{unknown[0]}}}; use one of"
             f" {', '.join(f'{{{name}}}' for name in sorted(known))}"
         )
     return fields
@@ -63,68 +68,67 @@ RemoteWriteProtocol = Literal["auto", "1.0", "2.0"]
 
 
 class RemoteWriteSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where samples go, and how the sender shows who it is."""
+    """Settings of the sink that sends samples: destination, credentials and limits."""
 
     url: str = "http://localhost:9090/api/v1/write"
-    """The receiver's remote-write endpoint."""
+    """Remote-write endpoint of the receiver."""
     sigv4: Sigv4Settings = Sigv4Settings()
-    """How requests are signed for AWS, in place of another login."""
+    """Signatures of requests for AWS, instead of other credentials."""
     headers: dict[str, str] = msgspec.field(default_factory=dict)
-    """Further headers, such as `X-Scope-OrgID`; the protocol's own cannot be overridden."""
+    """Additional headers, such as `X-Scope-OrgID`. The protocol's own headers cannot be set."""
     protocol: RemoteWriteProtocol = "auto"
-    """The version of remote-write: `"1.0"` or `"2.0"`, in YAML in quotes, or `auto`, which begins
-    with 2.0 and goes on with 1.0 where the receiver does not speak it."""
+    """Version of remote-write: `"1.0"` or `"2.0"` (in YAML with quotes), or `auto`: 2.0, or 1.0 if
+    the receiver does not support 2.0."""
     timeout_seconds: Seconds = 30.0
-    """How long one request may take."""
+    """Timeout of one request, in seconds."""
     external_labels: dict[str, str] = msgspec.field(default_factory=dict)
-    """Further labels of every series, such as `replica`; `cluster` is the records' own."""
+    """Additional labels of every series, such as `replica`. `cluster` comes from the records."""
     interval_seconds: Annotated[float, msgspec.Meta(ge=0, le=3_600)] = 15.0
-    """Of so much of a node's time one sample of each series is sent: gauges are its mean, with
-    their maximum beside it, counters are exact. 0 sends each tick."""
+    """Node time per sample of each series, in seconds: gauges are sent as mean and maximum,
+    counters exactly. 0 sends every sample of the agent."""
     pod_labels: list[str] = msgspec.field(default_factory=list)
-    """The labels of pods that stand on `gpuledger_pod_info`, as `label_…`, by their names in
-    Kubernetes; podwatch must keep them as well (its `labels`)."""
+    """Kubernetes names of pod labels to add to `gpuledger_pod_info` as `label_…`. podwatch must
+    keep them as well (its setting `labels`)."""
     namespace_labels: list[str] = msgspec.field(default_factory=list)
-    """The same of namespaces, on `gpuledger_namespace_info`."""
+    """Kubernetes names of namespace labels to add to `gpuledger_namespace_info` as `label_…`."""
     node_labels: list[str] = msgspec.field(default_factory=list)
-    """The same of nodes, on `gpuledger_node_description_info`."""
+    """Kubernetes names of node labels to add to `gpuledger_node_description_info` as `label_…`."""
     health_interval_seconds: Seconds = 10.0
-    """How often samples of the GPUs' health are sent: errors, throttling, links, incidents. Agents
-    ask for it every 10 s."""
+    """Interval between samples of GPU health (errors, throttling, links, incidents), in seconds.
+    Agents read health every 10 s."""
     samples_per_request: Count = 10_000
-    """How many samples a request holds at most, one tick of one node apart."""
+    """Maximum number of samples per request. One node's samples of one time are never split."""
     commit_interval_seconds: Pause = 5.0
-    """How often offsets and counters are committed at most, per partition. After a crash what was
-    sent since is sent again; 0 commits after each poll."""
+    """Minimum time between commits of offsets and counters per partition, in seconds. After a
+    crash, samples sent since are sent again. 0 commits after each poll."""
     queue_bytes: Count = 16_777_216
-    """How many bytes of events may wait to be sent, as they lie in Kafka; each partition that is
-    held has an equal part, and no more is read of one that has as much. Up to one poll more."""
+    """Maximum size of events waiting to be sent, in bytes as stored in Kafka, shared equally by the
+    assigned partitions. One poll may exceed it."""
     final_statuses: list[Literal[401, 403, 404]] = msgspec.field(default_factory=list)
-    """Statuses of these three that refuse samples for good, as the protocol has it: they go to the
-    dead letters. Otherwise they are waited for, as they speak of the login or the address."""
+    """Which of these HTTP statuses send samples to the dead-letter topic. The others are retried,
+    because they usually mean wrong credentials or a wrong address."""
     poison_seconds: Pause = 600.0
-    """A tick at which the receiver fails (5xx) for so long, while it takes others, is put aside;
-    0 waits for ever."""
+    """Time after which a sample goes to the dead-letter topic if the receiver fails on it (5xx) but
+    accepts others, in seconds. 0 retries without limit."""
     max_future_seconds: Seconds = 300.0
-    """Ticks further in the future are put aside: they would block their series at the receiver. So
-    are those of a clock that leapt ahead less than a minute before, from 10 s on."""
+    """Maximum time in the future, in seconds; later samples go to the dead-letter topic. The limit
+    is 10 s for a minute after a clock leapt ahead."""
     max_age_seconds: Pause = 0.0
-    """Ticks older than this are put aside, as a receiver may fail at them rather than refuse them:
-    give it what the receiver takes (`out_of_order_time_window`); 0 is no bound."""
+    """Maximum age of samples, in seconds; older ones go to the dead-letter topic. Match the
+    receiver's limit (`out_of_order_time_window`). 0 disables it."""
     stale_after_seconds: Seconds = 60.0
-    """The series of a node of which nothing has come for so long are ended."""
+    """Time without events after which a node's series are ended, in seconds."""
     max_series_bytes: Count = 134_217_728
-    """How much memory the labels of the series that are alive may take: some 200 bytes a series.
-    Beyond it, nodes are forgotten of which nothing has come for longest, and their series end as a
-    receiver ends what it hears no more of."""
+    """Maximum memory for labels of active series, in bytes, about 200 per series. Above it, the
+    nodes that have sent nothing for longest are forgotten."""
     max_series_per_node: Natural = 10_000
-    """Maximum number of series of pods and jobs on a node. Pods and jobs that begin above it are
-    counted and not sent. 0 disables the limit."""
+    """Maximum number of series of pods and jobs on a node. Further pods and jobs are counted and
+    not sent. 0 disables the limit."""
     max_poll_records: Count = 500
-    """The most events that one poll brings."""
+    """Maximum number of events per poll."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be sent; raises ValueError naming the field."""
+        """Raise ValueError, naming the field, for values that cannot be used."""
         try:
             require_http_url(self.url)
         except ValueError as error:
@@ -138,7 +142,7 @@ class RemoteWriteSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_un
 
     @property
     def sent_labels(self) -> SentLabels:
-        """The labels that stand on the info series."""
+        """The Kubernetes labels on the info series."""
         return SentLabels(
             pods=tuple(self.pod_labels),
             namespaces=tuple(self.namespace_labels),
@@ -149,40 +153,43 @@ class RemoteWriteSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_un
 OWN_LABELS: Final = {"cluster", "node"}.union(
     *(family.labels for family in (*FAMILIES, COUNTERS, *HEALTH_FAMILIES, *INCIDENT_FAMILIES))
 )
-"""What gpuledger's series are labelled with."""
+"""The labels of gpuledger's own series."""
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _LABEL_NAME: Final = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 def refuse_unusable_labels(labels: dict[str, str]) -> None:
-    """Raise ValueError for a label that no series can have beside its own."""
+    """Raise ValueError for a label that cannot be added to gpuledger's series."""
     for name, value in labels.items():
         if not _LABEL_NAME.fullmatch(name):
-            raise ValueError(f"external_labels: {name!r} is no name of a Prometheus label")
+            raise ValueError(
+                f"external_labels: invalid Prometheus label name: {name!r}; use letters, digits"
+                " and _"
+            )
         if name in OWN_LABELS:
-            raise ValueError(f"external_labels: {name} is the series' own; take it out")
+            raise ValueError(f"external_labels: reserved label: {name}; remove it")
         if not value:
-            raise ValueError(f"external_labels: {name} has no value: give one or take it out")
+            raise ValueError(f"external_labels: empty value: {name}; set a value or remove it")
 
 
 def refuse_reserved(headers: dict[str, str], *, setting: str = "headers") -> None:
-    """Raise ValueError for a header that the protocol reserves or another setting gives."""
+    """Raise ValueError for an invalid header, or one reserved for the protocol or credentials."""
     for name, value in headers.items():
         if name.lower() in RESERVED_HEADERS:
             raise ValueError(
-                f"{setting}: {name} is the sender's own; take it out (credentials have settings)"
+                f"{setting}: reserved header: {name}; remove it (credentials have settings)"
             )
         if not _HEADER_NAME.fullmatch(name):
-            raise ValueError(f"{setting}: {name!r} is no name of an HTTP header")
-        # A line break would begin another header, or end the request.
+            raise ValueError(f"{setting}: invalid HTTP header name: {name!r}; rename it")
+        # A line break would begin another header or end the request.
         if any(not character.isprintable() and character != "\t" for character in value):
-            raise ValueError(f"{setting}: the value of {name} has a control character: take it out")
+            raise ValueError(f"{setting}: control character in the value of {name}; remove it")
 
 
 ALERT_ADDRESS_FIELDS: Final = frozenset(
     {"alertname", "category", "cluster", "gpu_uuid", "kind", "node", "severity", "xid"}
 )
-"""Labels of an alert that may stand in the addresses that it carries."""
+"""Labels of an alert that may be inserted into its addresses."""
 _ALERT_LABELS: Final = ALERT_ADDRESS_FIELDS | {
     "container",
     "gpu_index",
@@ -196,47 +203,49 @@ _NO_LABEL_CHARACTER: Final = re.compile(r"[^a-zA-Z0-9_]")
 
 
 def alert_label_of(prefix: str, name: str) -> str:
-    """Return what a label of a Kubernetes object is called on an alert, as `label_app_kubernetes`.
+    """Return the name that a Kubernetes label has on an alert, such as `label_app_kubernetes`.
 
-    As kube-state-metrics has it: what no Prometheus label may have in its name is `_`.
+    Like kube-state-metrics, replaces characters that Prometheus label names cannot have with `_`.
     """
     return f"{prefix}_{_NO_LABEL_CHARACTER.sub('_', name)}"
 
 
 def _refuse_label_of_alert(labels: dict[str, str]) -> None:
-    """Raise ValueError for an external label that is an alert's own."""
+    """Raise ValueError for an external label with the name of an alert's own label."""
     for name in labels:
         if name in _ALERT_LABELS or name.startswith(("label_", "namespace_label_")):
-            raise ValueError(f"external_labels: {name} is the alerts' own; take it out")
+            raise ValueError(f"external_labels: reserved label: {name}; remove it")
 
 
 def _refuse_equal_labels(setting: str, names: list[str]) -> None:
-    """Raise ValueError for labels of objects that would be called the same on an alert."""
+    """Raise ValueError for Kubernetes labels that would have the same name on an alert."""
     known: dict[str, str] = {}
     for name in names:
         other = known.setdefault(alert_label_of("label", name), name)
         if other != name:
-            raise ValueError(f"{setting}: {other} and {name} are the same label of an alert")
+            raise ValueError(
+                f"{setting}: {other} and {name} would be the same label of an alert; remove one"
+            )
         if not name:
-            raise ValueError(f"{setting}: a label without a name: take it out")
+            raise ValueError(f"{setting}: empty label name; remove it")
 
 
 _API_PATH: Final = re.compile(r"/api/v[12](?:/alerts)?/*\Z")
 
 
 def _refuse_api_path(url: str) -> None:
-    """Raise ValueError for an address to which the path would be given twice."""
-    # As Alertmanager's own documentation shows it: it would answer 404 to each alert.
+    """Raise ValueError for an address that already ends with the API path."""
+    # Alertmanager's own documentation shows this form, but every alert would be answered with 404.
     if _API_PATH.search(urlsplit(url).path):
         shown = shown_url(url)
         raise ValueError(
-            f"urls: {shown!r} ends with the path that is added to it: give the address before it,"
+            f"urls: must not end with the API path, which is added: {shown!r}; use"
             f" {_API_PATH.sub('', shown)}"
         )
 
 
 def _refuse_address(setting: str, template: str) -> None:
-    """Raise ValueError for an address that could not be filled in."""
+    """Raise ValueError for a template that does not make a valid address."""
     _fields_in(setting, template, ALERT_ADDRESS_FIELDS)
     if template:
         try:
@@ -246,48 +255,49 @@ def _refuse_address(setting: str, template: str) -> None:
 
 
 class AlertsSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where alerts go, and for how long they stand."""
+    """Settings of the sink that sends alerts: destinations and durations."""
 
     ADDRESS: ClassVar[str] = "urls"
 
     urls: list[str] = msgspec.field(default_factory=lambda: ["http://localhost:9093"])
-    """Every Alertmanager of the cluster, each by itself: not a load balancer before them. Without
+    """Addresses of all Alertmanagers of the cluster, without a load balancer, and without
     `/api/v2/alerts`, which is added."""
     headers: dict[str, str] = msgspec.field(default_factory=dict)
-    """Further headers, such as `X-Scope-OrgID`; the protocol's own cannot be overridden."""
+    """Additional headers, such as `X-Scope-OrgID`. The protocol's own headers cannot be set."""
     external_labels: dict[str, str] = msgspec.field(default_factory=dict)
-    """Further labels of every alert, such as `region`; `cluster` is the records' own."""
+    """Additional labels of every alert, such as `region`. `cluster` comes from the records."""
     pod_labels: list[str] = msgspec.field(default_factory=list)
-    """Labels of the pod that an incident's alert names to put on it, such as `team`, which becomes
-    `label_team`; podwatch has to keep them."""
+    """Pod labels to add to an incident's alert: `team` becomes `label_team`. podwatch must keep
+    them as well."""
     namespace_labels: list[str] = msgspec.field(default_factory=list)
-    """Labels of that pod's namespace to put on it, such as `team`, which becomes
-    `namespace_label_team`; podwatch has to keep them."""
+    """Namespace labels to add to an incident's alert: `team` becomes `namespace_label_team`.
+    podwatch must keep them as well."""
     runbook_url: str = ""
-    """Address of what to do, the annotation `runbook_url` of every alert, in which `{alertname}`,
-    `{kind}`, `{xid}`, `{category}`, `{severity}`, `{cluster}`, `{node}` and `{gpu_uuid}` stand for
-    the alert's own; empty means none."""
+    """Template of the annotation `runbook_url`, with the fields `{alertname}`, `{kind}`, `{xid}`,
+    `{category}`, `{severity}`, `{cluster}`, `{node}` and `{gpu_uuid}`. Empty omits it."""
     generator_url: str = ""
-    """Address of where an alert comes from, such as a dashboard of the GPU, in the same way."""
+    """Template of an alert's source link, such as a GPU dashboard; fields as in `runbook_url`."""
     timeout_seconds: Seconds = 10.0
-    """How long one request may take."""
+    """Timeout of one request, in seconds."""
     resend_seconds: Seconds = 60.0
-    """How often a firing alert is sent again; it ends by itself four times that after the last."""
+    """Interval at which a firing alert is sent again, in seconds. It ends after four intervals
+    without an update."""
     incident_hold_seconds: Seconds = 300.0
-    """How long the alert of an incident stands from when the first Alertmanager takes it; that of a
-    state stands so long at least."""
+    """Time for which an incident's alert fires, in seconds, from the first acceptance by an
+    Alertmanager. Alerts of states fire at least that long."""
     incident_age_seconds: Seconds = 3600.0
-    """Incidents older than this, as after a long outage, are counted and not sent."""
+    """Maximum age of incidents, in seconds. Older ones are counted and not sent, for example after
+    a long outage."""
     state_stale_after_seconds: Seconds = 86_400.0
-    """How long the alert of a state, such as a lost GPU, is sent while no tick names the GPU, as of
-    a node that is gone."""
+    """Time after which the alert of a state, such as a lost GPU, ends if no sample mentions the
+    GPU, in seconds."""
     max_poll_records: Count = 500
-    """The most records that one poll brings."""
+    """Maximum number of records per poll."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be reached; raises ValueError naming the field."""
+        """Raise ValueError, naming the field, for values that cannot be used."""
         if not self.urls:
-            raise ValueError("urls: name at least one Alertmanager")
+            raise ValueError("urls: empty list; give at least one Alertmanager")
         for url in self.urls:
             try:
                 require_http_url(url)
@@ -306,109 +316,105 @@ class AlertsSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_unknown
 
 
 _LONGEST_SECONDS: Final = 10_000_000_000
-"""Three centuries: more than nanoseconds since 1970 go to."""
+"""Three centuries: more than a count of nanoseconds since 1970 can hold."""
 
 
 _UNUSABLE_IN_FOLDERS: Final = frozenset("[]^|%\\")
 
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the rows go and how often they are written."""
+    """Settings of the sink that stores rows: location, flushing and limits."""
 
     uri: Name = "/var/lib/gpuledger/store"
-    """Folder or object-store URI of the store; its tables lie under it, a folder each."""
+    """Directory or object-store URI of the store. Each table has its own subdirectory."""
     storage_options: dict[str, str] = {}
-    """Options for the object store, as deltalake names them. Credentials come from the environment,
-    the machine's role, or files: `aws_secret_access_key_file` names one with the value of
-    `aws_secret_access_key`, and so for each option."""
+    """Object-store options, as deltalake names them; `<option>_file` names a file with the value.
+    Without credentials here, the environment or the machine's role provides them."""
     entries: bool = False
-    """Whether each tick is stored by itself too, a row for each of its entries in the table
-    `entries`: some 330 million rows and 26 GB a day for a thousand GPUs."""
+    """Whether to store every sample in the table `entries` as well, one row per entry: about
+    330 million rows (26 GB) per day for a thousand GPUs."""
     flush_seconds: Pause = 30.0
-    """How long rows wait at most before they are written."""
+    """Maximum time before rows are written, in seconds."""
     flush_rows: Count = 100_000
-    """How many rows are written at the latest."""
+    """Number of rows that triggers a write."""
     flush_bytes: Count = 268_435_456
-    """How many bytes the rows take in memory when they are written at the latest, about: the bound
-    on memory. One event may be beyond it, by a few hundred megabytes where somebody makes it so."""
+    """Approximate size of rows in memory that triggers a write, in bytes. A single event may exceed
+    it by a few hundred megabytes."""
     max_age_seconds: Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_SECONDS)] = 2_678_400.0
-    """How far back the days of rows go: 31 days, a day more than a node's disk may keep ticks. An
-    event of an earlier day is put aside. Where older events are to be stored, as of a topic that is
-    kept for longer, raise it for as long as that takes."""
+    """Maximum age of rows, in seconds, by day; older events go to the dead-letter topic. The
+    default is 31 days. Raise it to store older events."""
     max_future_seconds: Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_SECONDS)] = 86_400.0
-    """How far ahead of this machine's clock the days of rows go; an event of a later day is put
-    aside."""
+    """Maximum time of rows ahead of this machine's clock, in seconds, by day; later events go to
+    the dead-letter topic."""
     generation: str = ""
-    """Part of the name under which offsets are kept; give a new one after a topic was made anew."""
+    """Part of the name under which offsets are stored. Change it after a topic was recreated."""
     max_poll_records: Count = 500
-    """The most events that one poll brings."""
+    """Maximum number of events per poll."""
 
     def __post_init__(self) -> None:
-        """Refuse a folder's name that deltalake 1.6 reads as another one, or fails on."""
+        """Refuse directory names that deltalake 1.6 reads as another name, or fails on."""
         wrong = sorted(set(self.uri) & _UNUSABLE_IN_FOLDERS)
         if wrong and "://" not in self.uri:
-            raise ValueError(f"`uri`: a store's folder may not have {' '.join(wrong)} in its name")
+            raise ValueError(
+                f"`uri`: unsupported characters in a directory name: {' '.join(wrong)}; rename it"
+            )
 
 
 _OWN_ROWS: Final = Topics().rows.name
 
 
 class RowsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the flat rows go."""
+    """Settings of the sink that writes flat rows."""
 
     topic: Name = _OWN_ROWS
-    """The topic to write to; a node's rows lie in the partition of its events, modulo its own. The
-    default means the installation's own topic, whatever `kafka.topic_prefix` says."""
+    """Topic for the rows, which keep their events' partition modulo this topic's number. The
+    default is the installation's own topic, including `kafka.topic_prefix`."""
     commit_interval_seconds: Pause = 0.1
-    """How long more is waited for after a transaction, unless a poll was full: each transaction
-    costs something, however little is in it."""
+    """Pause between transactions unless a poll was full, in seconds. Every transaction has a fixed
+    cost, however few rows it contains."""
     max_future_seconds: Seconds = 300.0
-    """Ticks further in the future are put aside: an engine that goes by event time would take all
-    that comes after them for late."""
+    """Maximum time in the future, in seconds; later samples go to the dead-letter topic. Engines
+    that use event time would consider everything after them late."""
     max_poll_records: Count = 500
-    """The most events that one poll brings, and so the bound on a transaction."""
+    """Maximum number of events per poll, and therefore per transaction."""
 
     def in_installation(self, topics: Topics) -> "RowsSettings":
-        """Return the settings with the topic of this installation, where it is its own."""
+        """Return the settings with this installation's topic if the topic is the default."""
         if self.topic != _OWN_ROWS:
             return self
         return msgspec.structs.replace(self, topic=topics.rows.name)
 
 
 class SinkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that a sink can be told; sections of other kinds are checked and not used."""
+    """All settings of a sink. Sections of other kinds are checked but not used."""
 
     kind: str = ""
-    """What to be: `remote_write`, `alerts`, `store` or `rows`."""
+    """Kind of sink: `remote_write`, `alerts`, `store` or `rows`."""
     group: str = ""
-    """The consumer group; empty means the kind's own, such as `gpuledger-remote-write`. Sinks that
-    share one share its events; a second receiver needs a sink with a group of its own. Of `store`
-    the table says what is stored, whatever the group."""
+    """Consumer group; empty means the kind's own, such as `gpuledger-remote-write`. Sinks of one
+    group share its events. `store` ignores it and follows its table."""
     kafka: KafkaSettings = KafkaSettings(client_id="gpuledger-sink")
-    """How to reach the brokers."""
+    """Connection to the brokers."""
     http: HttpSettings = HttpSettings(listen="0.0.0.0:9823")  # a pod's probes come from outside
-    """Where health and metrics are served."""
+    """Address for health and metrics."""
     log: LogSettings = LogSettings()
-    """What is written to standard error."""
+    """Log written to standard error."""
     remote_write: RemoteWriteSettings = RemoteWriteSettings()
-    """Where samples go."""
+    """Settings of the sink that sends samples."""
     alerts: AlertsSettings = AlertsSettings()
-    """Where alerts go."""
+    """Settings of the sink that sends alerts."""
     store: StoreSettings = StoreSettings()
-    """Where rows go."""
+    """Settings of the sink that stores rows."""
     rows: RowsSettings = RowsSettings()
-    """Where flat rows for SQL engines go."""
+    """Settings of the sink that writes flat rows for SQL engines."""
 
     def __post_init__(self) -> None:
-        """Refuse a kind that there is not; raises ValueError with the nearest right one.
-
-        And what names no group, or goes with another kind alone.
-        """
+        """Raise ValueError for an invalid group or an unknown kind, with the nearest known kind."""
         if self.group:
             require_group_name(self.group)
         if self.kind in KINDS:
             return
         if not self.kind:
-            raise ValueError(f"kind: say which sink to run: gpuledger sink {'|'.join(KINDS)}")
+            raise ValueError(f"kind: missing value; run gpuledger sink {'|'.join(KINDS)}")
         nearest = find_near(self.kind, KINDS, cutoff=0.0)  # there always is one
-        raise ValueError(f"kind: there is no sink {self.kind!r}; did you mean {nearest!r}?")
+        raise ValueError(f"kind: unknown sink: {self.kind!r}; did you mean {nearest!r}?")

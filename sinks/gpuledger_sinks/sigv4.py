@@ -1,8 +1,7 @@
 """AWS Signature Version 4 of a request: headers in, headers out. Pure.
 
-What is signed is the method, the path, the body, the host, the time and the session token: headers
-that proxies may change are left out of it. Neither a query nor a path with characters that would be
-escaped is signed here, as no receiver has one.
+Signs the method, path, body, host, time and session token, but no headers that proxies may change.
+Does not support queries or paths with characters that need escaping, because no receiver has them.
 """
 
 import hashlib
@@ -20,20 +19,20 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, kw_only=True)
 class AwsKeys:
-    """Keys to sign with."""
+    """AWS keys for signatures."""
 
     access_key_id: str
     secret_access_key: str = field(repr=False)
     session_token: str = field(default="", repr=False)
-    """Of temporary keys; empty for others."""
+    """Only for temporary keys, otherwise empty."""
     begin_seconds: float = 0.0
-    """Since when they are known here, Unix time."""
+    """When these keys were obtained, Unix time."""
     end_seconds: float = inf
     """When they expire, Unix time."""
 
     @property
     def text(self) -> str:
-        """The secret by which they are told from others."""
+        """The secret that distinguishes these keys from others."""
         return self.secret_access_key
 
 
@@ -48,7 +47,7 @@ def signature_headers(
     headers: Mapping[str, str] | None = None,
     method: str = "POST",
 ) -> dict[str, str]:
-    """Return the headers that sign a request, `headers` of it signed as well."""
+    """Return the headers that sign a request; `headers` are included in the signature."""
     at = datetime.fromtimestamp(time_seconds, tz=UTC)
     stamp, parts = f"{at:%Y%m%dT%H%M%SZ}", urlsplit(url)
     added = {"X-Amz-Date": stamp}
@@ -85,7 +84,7 @@ def signature_headers(
 
 
 def _host(url: str) -> str:
-    """Return the `Host` that is sent: without a port that the scheme says by itself."""
+    """Return the `Host` header as sent: without the scheme's default port."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2].lower()
     return host.removesuffix(f":{_PORTS.get(parts.scheme.lower())}")

@@ -1,9 +1,9 @@
-"""Up to when a sink is complete: what the join says of its events, once the sink has done them.
+"""The watermarks of a sink: the join's watermarks, published once the sink has done the events.
 
-A sink records how far each of its partitions is done, which is after its own commit. Beside that,
-`WatermarkRelay` reads what the join says of the same partitions, and publishes as the sink's own
-what holds of what is done. So no watermark is ahead of what it speaks of: a sink that is killed
-between the two has only said less. What was said stays true, whoever has the partition by then.
+A sink records how far each of its partitions is done, after its own commit. `WatermarkRelay` reads
+the join's watermarks of these partitions and publishes those that the finished events reach as the
+sink's own. A watermark is therefore never ahead of the data: if a sink is killed between the two,
+its watermark is only late. A published watermark stays true, whichever sink has the partition.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from gpuledger.runtime.tasks import end_tasks
 from gpuledger_sinks.metrics import WATERMARK_TIMESTAMP
 
 CHECK_INTERVAL_SECONDS: Final = 2.0
-"""How long a look at the join's watermarks is apart from the next: they come every 5 s."""
+"""Time between two reads of the join's watermarks, which come every 5 s."""
 _log = structlog.get_logger(__name__)
 
 
@@ -52,10 +52,10 @@ async def open_relay(
     clock: Clock,
     output: str | None = None,
 ) -> AsyncIterator["WatermarkRelay"]:
-    """Open what says up to when `component` is complete.
+    """Open a relay that publishes how far `component` is complete.
 
-    Its watermarks speak of the topic `output`, if the component writes to one, else of the
-    events themselves: of those before the watermark's offset.
+    Its watermarks refer to offsets of the topic `output`, if the component writes to one,
+    otherwise to offsets of the events.
     """
     check = readiness.check(f"{component}.watermarks", severity=CheckSeverity.WARNING)
     async with bus.reader() as reader:
@@ -69,7 +69,7 @@ async def open_relay(
 
 
 class WatermarkRelay:
-    """Follows the join's watermarks of the partitions that a sink holds, and hands them on."""
+    """Relays the join's watermarks of the partitions assigned to a sink."""
 
     def __init__(
         self,
@@ -81,44 +81,44 @@ class WatermarkRelay:
         clock: Clock,
         output: str | None,
     ) -> None:
-        """Take the component whose name the watermarks bear, and what nobody else reads by."""
+        """Take the component that the watermarks name, and a reader for the relay's use only."""
         self._component, self._bus, self._reader = component, bus, reader
         self._check, self._clock, self._output = check, clock, output
         self._topic = bus.topics.watermarks.name
         self._decoder = Decoder(topic=self._topic, record=Watermark)
         self._completeness = Completeness(component=JOIN, topic=bus.topics.events.name)
         self._positions: dict[int, int] = {}
-        """The offset of the next watermark of each partition that is held."""
+        """The offset of the next watermark of each assigned partition."""
         self._published: dict[tuple[int, str], Watermark] = {}
-        """What of the join was handed on last, by partition and cluster."""
+        """The join's watermarks relayed last, by partition and cluster."""
         self._producing = AsyncExitStack()
         self._producer: Producer | None = None
         self._next_ns: int | None = None
         self._running: asyncio.Task[None] | None = None
 
     def follow(self, partitions: Iterable[TopicPartition]) -> None:
-        """Follow partitions that were taken over."""
+        """Follow newly assigned partitions."""
         for at in partitions:
             self._positions.setdefault(at.partition, 0)
 
     def record_done(self, partition: int, next_offset: int) -> None:
-        """Record that all events of a partition before this offset are done, and committed.
+        """Record that all events of a partition before this offset are done and committed.
 
-        Not heard of a partition that was given up: what was read of it may not be done.
+        Ignored for a revoked partition, because its records may not be done.
         """
         if partition in self._positions:
             self._completeness.read_to(partition, next_offset)
 
     def complete_with_ns(self, partition: int, next_offset: int) -> int | None:
-        """Return up to when the sink is complete once all before this offset is committed."""
+        """Return how far the sink is complete once all events before this offset are committed."""
         return self._completeness.complete_with_ns(partition, next_offset)
 
     def complete_until_ns(self, partition: int) -> int | None:
-        """Return up to when the sink is complete with what was recorded as done."""
+        """Return how far the sink is complete with the events recorded as done."""
         return self._completeness.complete_until_ns([partition])
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forget partitions that somebody else has."""
+        """Forget revoked partitions."""
         for at in partitions:
             self._positions.pop(at.partition, None)
             self._completeness.forget(at.partition)
@@ -126,7 +126,7 @@ class WatermarkRelay:
                 del self._published[origin]
 
     def begin_if_due(self) -> None:
-        """Look at the join's watermarks where it is time, beside the sink's own work."""
+        """Read and relay watermarks in the background if it is time."""
         now_ns = self._clock.monotonic_ns()
         if self._next_ns is not None and now_ns < self._next_ns:
             return
@@ -136,21 +136,21 @@ class WatermarkRelay:
         self._running = asyncio.create_task(self._relay())
 
     async def end(self) -> None:
-        """End what is under way."""
+        """End a relay under way."""
         await end_tasks(self._running)
         await self._close()
 
     async def _relay(self) -> None:
-        """Read what is new, and publish what holds of what is done; the next turn tries again."""
+        """Read new watermarks and publish those that are reached; failures are retried later."""
         try:
             partition_count = await self._read()
-            # Before the ends are looked up: what is said of now is before them.
+            # Before the end offsets are read: events reached now are before these ends.
             reached = [each for at in self._positions for each in self._completeness.of(at)]
             ends: Mapping[TopicPartition, Span] = {}
             if self._output is not None:
                 ends = await self._reader.spans(self._output)
                 if len(ends) < partition_count:
-                    reached = []  # what two partitions make lies in one there
+                    reached = []  # two partitions of events share a partition of the output
             await self._publish(reached, ends)
         except BusError as error:
             self._check.failed(str(error))
@@ -161,13 +161,13 @@ class WatermarkRelay:
         self._check.ok()
 
     async def _read(self) -> int:
-        """Read what is new of the partitions that are held; return how many there are in all."""
+        """Read new watermarks of assigned partitions; return the topic's number of partitions."""
         spans = await self._reader.spans(self._topic)
         for at, span in spans.items():
             known = self._positions.get(at.partition)
             if known is None:
                 continue
-            # Not where compaction has taken what was there, or the topic is another one now.
+            # Start over if compaction removed the position, or if the topic was recreated.
             first = known if span.first <= known <= span.end else span.first
             async for records in self._reader.read(at, Span(first, span.end)):
                 for record in records:
@@ -178,14 +178,14 @@ class WatermarkRelay:
 
     def _take(self, record: Record) -> None:
         if record.value is None:
-            return  # a watermark that was taken back, or a batch that cannot be unpacked
+            return  # a deleted watermark, or a batch that cannot be unpacked
         try:
             watermark = self._decoder.decode(record.value)
         except UndecodableError as error:
             _log.warning("watermark_ignored", sink=self._component, error=str(error))
             return
         if watermark.complete_until_ns > self._clock.time_ns() + MAX_AHEAD_NS:
-            ahead = f"complete_until_ns {watermark.complete_until_ns} is ahead of our clock"
+            ahead = f"complete_until_ns: {watermark.complete_until_ns} is ahead of this clock"
             _log.warning("watermark_ignored", sink=self._component, error=ahead)
         elif record.key == key_of(watermark) and record.partition == watermark.partition:
             self._completeness.take(watermark)

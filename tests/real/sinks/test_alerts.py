@@ -148,7 +148,7 @@ async def test_a_wrong_address_loses_no_alert_and_the_check_names_it(
     async with sending(on, settings, readiness=readiness):
         await publish_incident(on, NODE)
         await eventually(lambda: check.has_failed)
-        assert "404 404 page not found: look at alerts.urls" in check.detail
+        assert "404 404 page not found; check alerts.urls" in check.detail
         assert committed(on, ALERTS.group, place_of(NODE, ATTRIBUTED_INCIDENTS.name)) is None
 
 

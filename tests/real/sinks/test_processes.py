@@ -140,8 +140,8 @@ async def test_an_outage_of_the_receiver_is_one_line_where_it_begins_and_the_lag
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["stor"], "gpuledger sink: kind: there is no sink 'stor'; did you mean 'store'?"),
-        ([], "kind: say which sink to run: gpuledger sink remote_write|alerts|store|rows"),
+        (["stor"], "gpuledger sink: kind: unknown sink: 'stor'; did you mean 'store'?"),
+        ([], "kind: missing value; run gpuledger sink remote_write|alerts|store|rows"),
     ],
 )
 def test_a_wrong_kind_is_one_line_that_names_the_right_one(

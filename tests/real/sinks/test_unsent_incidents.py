@@ -97,7 +97,7 @@ def sink(settings: KafkaSettings, to: Alertmanager) -> AbstractAsyncContextManag
 
 
 def holds(readiness: Readiness, partitions: int) -> bool:
-    return readiness.check("alerts.kafka").detail.startswith(f"{partitions} partitions held")
+    return readiness.check("alerts.kafka").detail.startswith(f"{partitions} partitions assigned")
 
 
 async def test_incidents_are_told_that_nobody_took_before_the_group_gave_them_to_others(

@@ -51,7 +51,7 @@ async def test_a_receiver_that_speaks_tls_refuses_no_sample_that_is_sent_in_plai
         )
     )
     plain = server.remote_write_url.replace("https://", "http://")
-    with pytest.raises(ReceiverUnavailableError, match=r"HTTPS server.*look at remote_write\.url"):
+    with pytest.raises(ReceiverUnavailableError, match=r"HTTPS server.*check remote_write\.url"):
         await write(plain, SampleMessage())
 
 
@@ -61,5 +61,5 @@ async def test_another_path_of_a_receiver_refuses_no_sample(
     receiver: str, path: str, request: pytest.FixtureRequest
 ) -> None:
     api: PrometheusApi = request.getfixturevalue(receiver)
-    with pytest.raises(ReceiverUnavailableError, match=r"look at remote_write\.url|a page"):
+    with pytest.raises(ReceiverUnavailableError, match=r"check remote_write\.url|a page"):
         await write(api.url + path, SampleMessage())

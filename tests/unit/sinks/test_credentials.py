@@ -102,9 +102,9 @@ def test_what_no_header_can_carry_is_no_token_and_is_not_shown(tmp_path: Path, t
     mounted = Mounted(tmp_path, TOKEN)
     mounted.file.write_text(token)
     assert mounted.login() == FIRST[TOKEN]
-    assert "is no token" in mounted.check.detail
+    assert "invalid token" in mounted.check.detail
     assert "hunter2" not in mounted.check.detail
-    with pytest.raises(SettingsError, match="is no token: expected one word of ASCII"):
+    with pytest.raises(SettingsError, match="expected one word of printable ASCII"):
         ReceiverCredentials(mounted.settings, section="remote_write", check=mounted.check)
 
 
@@ -196,7 +196,7 @@ async def test_a_receiver_that_is_away_is_told_by_its_address_why_and_by_which_s
     text = str(raised.value)
     assert text.startswith(f"{url}")
     assert message in text
-    assert text.endswith(f": look at {setting}")
+    assert text.endswith(f"; check {setting}")
     assert "ssl" not in text
 
 

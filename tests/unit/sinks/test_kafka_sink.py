@@ -157,7 +157,7 @@ UNFIT: list[tuple[str, GpuEvent | bytes, str]] = [
     ("undecodable", b"no event", "not JSON"),
     ("invalid", event(node="node-broken"), "holder: position 9"),
     ("too_large", event(node="node-large"), "node-large"),
-    ("future", event(node="node-ahead", time_ns=AHEAD_NS), "100 s further in the future"),
+    ("future", event(node="node-ahead", time_ns=AHEAD_NS), "100 s beyond the allowed future"),
 ]
 
 

@@ -102,7 +102,10 @@ async def test_a_member_for_which_no_partition_is_left_is_ready_and_says_so() ->
         await eventually(
             lambda: (
                 sorted(check.detail for check in checks)
-                == ["1 partitions held, 0 s behind", "no partition: the group has members enough"]
+                == [
+                    "1 partitions assigned, 0 s behind",
+                    "no partition assigned: the group has more members than partitions",
+                ]
             )
         )
         assert all(check.is_ok for check in checks)
@@ -123,12 +126,12 @@ async def test_the_detail_of_a_healthy_sink_is_that_of_the_moment() -> None:
     on, sink, clock, check = bus(), Recorder(), ManualClock(), Check()
     async with running(consuming(on, sink, clock=clock, check=check)):
         await eventually(lambda: check.is_ok)
-        assert check.detail == f"{PARTITIONS} partitions held, 0 s behind"
+        assert check.detail == f"{PARTITIONS} partitions assigned, 0 s behind"
         sink.gate.clear()
         await publish(on, event(0))
         await eventually(lambda: sink.entered == 1)
         clock.now_ns += 42 * SECOND_NS
-        assert check.detail == f"{PARTITIONS} partitions held, 42 s behind"
+        assert check.detail == f"{PARTITIONS} partitions assigned, 42 s behind"
         sink.gate.set()
         await eventually(lambda: check.detail.endswith(", 0 s behind"))
 

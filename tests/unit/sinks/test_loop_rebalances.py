@@ -106,7 +106,7 @@ async def test_what_was_not_acknowledged_of_a_partition_that_is_given_up_is_no_l
     async with running(consuming(on, sink, clock=clock, check=check)):
         await eventually(lambda: len(details) == 2)
 
-    assert details == ["2 partitions held, 42 s behind", "1 partitions held, 0 s behind"]
+    assert details == ["2 partitions assigned, 42 s behind", "1 partitions assigned, 0 s behind"]
 
 
 class Held:

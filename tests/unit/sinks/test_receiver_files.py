@@ -148,7 +148,7 @@ def test_a_secret_is_given_by_a_file_and_shown_nowhere(
     ("name", "value", "message"),
     [
         ("PROXY_URL", "http://me:hunter2@proxy", "proxy_password_file"),
-        ("NO_PROXY", "a,b", "needs proxy_url too"),
+        ("NO_PROXY", "a,b", "requires proxy_url"),
         ("SERVER_NAME", "receiver.internal", "is not https"),
         ("MIN_TLS_VERSION", "1.1", "expected one of 1.2, 1.3"),
         ("OAUTH__TOKEN_URL", "http://issuer", "expected https"),

@@ -96,7 +96,7 @@ async def test_a_token_that_is_answered_401_is_renewed_once(
         for _ in range(20):
             with pytest.raises(ReceiverUnavailableError, match=r"401.*\.oauth"):
                 await client.send()
-        assert "refuses the login: 401" in client.token_check.detail
+        assert "rejected the credentials: 401" in client.token_check.detail
     assert len(issuer.requests) == 2, "no token is asked for without a pause"
 
 
@@ -202,7 +202,7 @@ async def test_the_endpoint_is_reached_by_the_proxy_too(kind: str, authority: Au
         given = {**oauth(f"https://{host}/token", authority), "proxy_url": proxy.url}
         async with posting(kind, receiver.url, **given) as client:
             proxy.raw = b"HTTP/1.1 407 No\r\nContent-Length: 0\r\n\r\n"
-            with pytest.raises(ReceiverUnavailableError, match=r"407 No: look at .*\.proxy_url"):
+            with pytest.raises(ReceiverUnavailableError, match=r"407 No; check .*\.proxy_url"):
                 await client.send()
             proxy.raw = None
             client.clock.advance(60.0)
@@ -239,9 +239,11 @@ def test_a_token_endpoint_excludes_another_login(
     kind: str, other: dict[str, Any], authority: Authority
 ) -> None:
     tokens = oauth("https://issuer.test/token", authority)
-    with pytest.raises(ValueError, match=r"oauth and .* exclude each other"):
+    with pytest.raises(ValueError, match=r"oauth and .* mutually exclusive"):
         settings_of(kind, "https://receiver", **other, **tokens)
-    with pytest.raises(ValueError, match=r"urls?: the login in it and oauth exclude each other"):
+    with pytest.raises(
+        ValueError, match=r"urls?: credentials in the address and oauth are mutually exclusive"
+    ):
         settings_of(kind, "https://u:p@receiver", **tokens)
 
 

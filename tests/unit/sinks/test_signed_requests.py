@@ -74,7 +74,7 @@ async def test_a_request_is_signed_by_the_keys_that_the_files_have_now(tmp_path:
         receiver.answers = [Answer(403, "SignatureDoesNotMatch")]
         with pytest.raises(ReceiverUnavailableError, match="403 SignatureDoesNotMatch"):
             await client.send()
-        assert "refuses the login: 403" in client.token_check.detail
+        assert "rejected the credentials: 403" in client.token_check.detail
         file.write_text("first\n")
         client.clock.advance(1.0)
         await client.send()
@@ -242,14 +242,20 @@ def test_a_role_of_the_environment_counts_and_without_any_the_remedy_is_said(
 
 KEYS: dict[str, Any] = {"access_key_id": "AKID", "secret_access_key": Secret(SECRET)}
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
-    "no region": (KEYS, "access_key_id: needs region"),
-    "region": ({"region": "eu/west"}, "region: 'eu/west' is none"),
-    "service": ({"region": REGION, "service": "a b"}, "service: 'a b' is none"),
-    "half": ({"region": REGION, "access_key_id": "AKID"}, "access_key_id and secret_access_key go"),
-    "both": ({"region": REGION, **KEYS, "role_arn": "arn"}, "access_key_id and role_arn exclude"),
+    "no region": (KEYS, "access_key_id: requires region"),
+    "region": ({"region": "eu/west"}, "region: invalid value: 'eu/west'"),
+    "service": ({"region": REGION, "service": "a b"}, "service: invalid value: 'a b'"),
+    "half": (
+        {"region": REGION, "access_key_id": "AKID"},
+        "access_key_id and secret_access_key belong",
+    ),
+    "both": (
+        {"region": REGION, **KEYS, "role_arn": "arn"},
+        "access_key_id and role_arn are mutually",
+    ),
     "token alone": (
         {"region": REGION, "session_token": Secret(SECRET)},
-        "session_token: needs access_key_id",
+        "session_token: requires access_key_id",
     ),
     "plain": ({"region": REGION, "sts_url": "http://u:hunter2@sts/"}, "sts_url: expected https"),
     "no host": ({"region": REGION, "sts_url": "https:///"}, "sts_url: .*missing host"),
@@ -274,5 +280,5 @@ def test_an_address_that_is_sent_in_another_way_than_signed_is_refused(path: str
     )
     with pytest.raises(ValueError, match=r"url"):
         RemoteWriteSettings(url=f"https://receiver{path}", sigv4=sigv4)
-    with pytest.raises(ValueError, match=r"sigv4 and username exclude each other"):
+    with pytest.raises(ValueError, match=r"sigv4 and username are mutually exclusive"):
         RemoteWriteSettings(sigv4=sigv4, username="u", password=Secret("p"))

@@ -39,14 +39,14 @@ async def test_alerts_go_with_the_login_that_the_file_has_by_then(tmp_path: Path
 
 
 HALVES: dict[str, tuple[dict[str, Any], str]] = {
-    "user alone": ({"username": "u"}, "username and password go together"),
-    "password alone": ({"password": Secret("p")}, "username and password go together"),
+    "user alone": ({"username": "u"}, "username and password belong together"),
+    "password alone": ({"password": Secret("p")}, "username and password belong together"),
     "both kinds": (
         {"username": "u", "password": Secret("p"), "bearer_token": Secret("t")},
-        "bearer_token and username exclude each other",
+        "bearer_token and username are mutually exclusive",
     ),
-    "certificate alone": ({"cert_file": "c.pem"}, "cert_file and key_file go together"),
-    "key alone": ({"key_file": "k.pem"}, "cert_file and key_file go together"),
+    "certificate alone": ({"cert_file": "c.pem"}, "cert_file and key_file belong together"),
+    "key alone": ({"key_file": "k.pem"}, "cert_file and key_file belong together"),
 }
 
 
@@ -69,5 +69,5 @@ def test_a_login_in_the_address_excludes_another(
 ) -> None:
     """Both cannot be sent, and no request would ever go out."""
     url = "http://u:p@am:9093"
-    with pytest.raises(ValueError, match=f"{field}: .*exclude each other"):
+    with pytest.raises(ValueError, match=f"{field}: .*mutually exclusive"):
         kind(**{field: [url] if field == "urls" else url}, **login)

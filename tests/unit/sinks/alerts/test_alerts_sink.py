@@ -157,7 +157,7 @@ async def test_an_incident_that_nobody_took_for_hours_is_held_from_when_it_is_ta
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"urls": []}, "urls: name at least one Alertmanager"),
+        ({"urls": []}, "urls: empty list; give at least one Alertmanager"),
         ({"urls": ["am:9093"]}, "'am:9093' must begin with http"),
     ],
 )

@@ -46,7 +46,7 @@ async def test_an_address_or_a_login_that_is_wrong_is_known_before_the_first_ale
             for name in ("alerts.receiver", f"alerts.alertmanager {receiver.url}")
         ]
         await eventually(lambda: all(check.has_failed for check in checks))
-        assert all(f"{receiver.url}: {status} no: look at" in check.detail for check in checks)
+        assert all(f"{receiver.url}: {status} no; check" in check.detail for check in checks)
         is_wrong.clear()
         await eventually(lambda: all(check.is_ok for check in checks))
 

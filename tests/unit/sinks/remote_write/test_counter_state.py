@@ -346,7 +346,7 @@ async def test_a_sink_to_which_no_partition_is_given_is_ready() -> None:
             _ = await stack.enter_async_context(running(sink(on, receiver)))
         _ = await stack.enter_async_context(running(sink(on, receiver, readiness=readiness)))
         check = readiness.check("remote_write.kafka")
-        await eventually(lambda: "members enough" in check.detail)
+        await eventually(lambda: "more members than partitions" in check.detail)
         assert readiness.check("remote_write.counters").is_ok
 
 

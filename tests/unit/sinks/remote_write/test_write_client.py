@@ -65,7 +65,7 @@ async def test_what_is_set_is_sent(options: dict[str, Any], name: str, value: st
     "name", ["Content-Type", "user-agent", "X-PROMETHEUS-Remote-Write-Version"]
 )
 def test_the_protocols_headers_cannot_be_overridden(name: str) -> None:
-    with pytest.raises(msgspec.ValidationError, match=rf"headers: {name} is the sender's own"):
+    with pytest.raises(msgspec.ValidationError, match=rf"headers: reserved header: {name}"):
         msgspec.convert({"headers": {name: "x"}}, RemoteWriteSettings)
 
 
@@ -73,7 +73,7 @@ def test_the_protocols_headers_cannot_be_overridden(name: str) -> None:
     ("values", "message"),
     [
         ({"url": "localhost:9090"}, "must begin with http"),
-        ({"username": "me"}, "username and password go together"),
+        ({"username": "me"}, "username and password belong together"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(values: dict[str, str], message: str) -> None:
@@ -105,11 +105,11 @@ async def test_what_does_not_refuse_the_samples_themselves_is_to_be_tried_again(
 @pytest.mark.parametrize(
     ("answer", "output"),
     [
-        (Answer(302, "", {"Location": "https://usr:pw@sso/in?t=1"}), "it leads to https://sso/in:"),
-        (Answer(308), "it leads to nowhere: look at remote_write.url"),
+        (Answer(302, "", {"Location": "https://usr:pw@sso/in?t=1"}), "redirect to https://sso/in,"),
+        (Answer(308), "redirect to nowhere, which is not followed; check remote_write.url"),
         (Answer(408), "408$"),
         (Answer(425), "425$"),
-        (Answer(404), "look at remote_write.url: its scheme"),
+        (Answer(404), "check remote_write.url"),
     ],
 )
 async def test_what_is_answered_says_where_to_look(answer: Answer, output: str) -> None:
@@ -190,7 +190,7 @@ async def test_an_answer_that_does_not_say_what_it_is_is_no_receivers_word() -> 
     plain = Raw(begin=b"HTTP/1.0 400 Bad Request\r\n\r\n" + output.encode())
     taken = page(b"", status=b"HTTP/1.1 204 No Content\r\n")
     async with answering([plain, taken]) as receiver:
-        with pytest.raises(ReceiverUnavailableError, match=rf"{output}: look at remote_write\.url"):
+        with pytest.raises(ReceiverUnavailableError, match=rf"{output}; check remote_write\.url"):
             await write(receiver.url)
 
 
@@ -200,11 +200,11 @@ async def test_an_answer_that_does_not_say_what_it_is_is_no_receivers_word() -> 
         (
             401,
             (
-                "look at the login (remote_write.username and .password, .bearer_token, .oauth or"
-                " .sigv4)"
+                "check the credentials (remote_write.username and .password, .bearer_token, .oauth"
+                " or .sigv4)"
             ),
         ),
-        (404, "look at remote_write.url: its scheme, host, port and path"),
+        (404, "check remote_write.url (scheme, host, port and path)"),
     ],
 )
 async def test_what_is_shown_of_a_refusal_names_the_address_and_the_setting(
@@ -214,7 +214,7 @@ async def test_what_is_shown_of_a_refusal_names_the_address_and_the_setting(
         with pytest.raises(ReceiverUnavailableError) as caught:
             await write(receiver.url)
 
-    assert str(caught.value) == f"{receiver.url}/api/v1/write: {status} no: {remedy}"
+    assert str(caught.value) == f"{receiver.url}/api/v1/write: {status} no; {remedy}"
 
 
 async def test_a_receiver_that_does_not_answer_is_to_be_tried_again() -> None:
