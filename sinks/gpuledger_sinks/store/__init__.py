@@ -1,1 +1,1 @@
-"""The long-term store: what was used by minute, hour and day, in Delta Lake tables."""
+"""The long-term store: GPU use by minute, hour and day, in Delta Lake tables."""

@@ -1,12 +1,15 @@
-"""Events to rows of the table `entries`, and all that waits to be written. Pure.
+"""Makes rows of the table `entries` from events, and buffers rows that wait to be written. Pure.
 
-What an event comes to in the table `usage` is `minute_sums`'s. `rows_of` writes the values of
-`gpuledger.ledger.rows` as the store has them: one row an entry, values in the order of its columns,
-no Arrow. `DayWindow` says of which days rows are stored: as far
-back as ticks come late, as far ahead as clocks are. Each day is a folder with files of its own, and
-a tick's time is its writer's word: days that are made up would each cost a file for a row. They are
-held against this machine's clock, as every other time, Kafka's timestamp included, is the writer's
-too. `RowBuffer` holds what was read between two writes, and how far each partition has been read.
+`minute_sums` makes the rows of the table `usage`. `rows_of` encodes the values of
+`gpuledger.ledger.rows` for the store: one row per entry, values in the order of the columns, no
+Arrow.
+
+`DayWindow` limits the days of rows: as far back as ticks may come late, and as far ahead as clocks
+may be. Each day is a directory with its own files, so every invented day would cost a file for a
+row. The days are compared with this machine's clock, because all times of an event, including
+Kafka's timestamp, come from its writer.
+
+`RowBuffer` holds the rows read since the last write, and how far each partition has been read.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -27,9 +30,9 @@ from gpuledger_sinks.store.minute_sums import Booking, MinuteSums, Row, bookings
 
 
 def rows_of(event: GpuEvent, position: RecordPosition, *, ingested_time_ns: int) -> Iterator[Row]:
-    """Return one row for each entry of each GPU of the event, and of each settlement.
+    """Return one row for each entry of each GPU and for each late adjustment.
 
-    Raises ValueError where `booked_entries` does.
+    Raises ValueError if `booked_entries` does.
     """
     return starmap(_make_row, booked_entries(event, Origin(position, ingested_time_ns)))
 
@@ -40,13 +43,12 @@ _make_row: Final = row_maker(
         ColumnType.DAY: "{} // 86_400_000_000_000",
         ColumnType.TIME: "{} // 1000",
         ColumnType.FLAG: "bool({})",
-        # The text, not the word, which is of a class of its own. `value` is a property written in
-        # Python: for four words a row it took a seventh of the time in which rows are made.
+        # The plain text instead of the enum member. `value` is a property written in Python: for
+        # four members per row it took a seventh of the time for making rows.
         ColumnType.CODE: "{}._value_",
         ColumnType.LABELS: "as_json({})",
     },
-    # Sorted: rows of equal labels have equal text, which Parquet's dictionaries and people's GROUP
-    # BY go by.
+    # Sorted: Parquet's dictionaries and users' GROUP BY need equal text for equal labels.
     {"as_json": lambda labels: orjson.dumps(labels, option=orjson.OPT_SORT_KEYS).decode()},
 )
 
@@ -55,23 +57,23 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class DayWindow(NamedTuple):
-    """The days of which rows are stored."""
+    """The range of days whose rows are stored."""
 
     max_age_seconds: float
     max_future_seconds: float
 
     def refusal_of(self, days: Collection[int], *, now_ns: int) -> Refusal | None:
-        """Return why an event is not stored of which there are rows of these days since 1970."""
+        """Return why an event with rows of these days (since 1970) is not stored, or `None`."""
         if not days:
             return None
-        # A settlement may be of an earlier day than its tick, so an event has rows of several.
+        # A late adjustment may be of an earlier day than its tick.
         first, last = min(days), max(days)
         if last > (now_ns + round(self.max_future_seconds * NS_PER_SECOND)) // NS_PER_DAY:
             setting = f"store.max_future_seconds is {self.max_future_seconds:.0f}"
-            return Refusal("future", f"time_ns is of {_shown(last)}, too far ahead: {setting}")
+            return Refusal("future", f"time_ns: {_shown(last)} is too far ahead; {setting}")
         if first < (now_ns - round(self.max_age_seconds * NS_PER_SECOND)) // NS_PER_DAY:
             setting = f"store.max_age_seconds is {self.max_age_seconds:.0f}"
-            return Refusal("too_old", f"time_ns is of {_shown(first)}, too long ago: {setting}")
+            return Refusal("too_old", f"time_ns: {_shown(first)} is too long ago; {setting}")
         return None
 
 
@@ -83,58 +85,58 @@ def _shown(day: int) -> str:
 
 
 _SUMS_BYTES: Final = 3_000
-"""Bytes of a row of `usage` in memory, with its key: in Python, and again as columns."""
+"""Memory per row of `usage` with its key: as Python objects, and again as columns."""
 _NUMBERS_BYTES: Final = 1_000
-"""Bytes of a row in memory, its texts left out: in Python, and again as columns."""
+"""Memory per row of `entries` without its texts: as Python objects, and again as columns."""
 MAX_DAYS: Final = 40
-"""Days that a write may have rows of: each is a folder with a file of its own, which the writer
-holds open. More than `max_age_seconds` and `max_future_seconds` leave, by default: nobody can have
-it written for the days alone."""
+"""Maximum number of days with rows in one write, because the writer holds a file open per day. The
+default `max_age_seconds` and `max_future_seconds` allow fewer, so that invented days never trigger
+a write."""
 DAYS_A_WAIT: Final = 4
-"""So many files a `flush_seconds` are written at most where it is time alone that has them written:
-rows are of one day or two, and of a few more where nodes are late or clocks are wrong."""
+"""Number of days up to which rows wait only `flush_seconds`: rows normally have one day or two, and
+a few more if nodes are late or clocks are wrong."""
 
 
 @dataclass
 class RowBuffer:
-    """What has been read and not been written."""
+    """Rows that have been read and not written yet."""
 
     sums: MinuteSums = field(default_factory=MinuteSums)
     """The rows of `usage`."""
     rows: list[Row] = field(default_factory=list)
-    """The rows of `entries`, where these are stored."""
+    """The rows of `entries`, if that table is written."""
     last_offsets: dict[TopicPartition, int] = field(default_factory=dict)
-    """The last offset read of each partition, also where it brought no rows."""
+    """The last offset read of each partition, even if it has no rows."""
     size_bytes: int = 0
-    """About how much memory the rows take, once they are written."""
+    """Approximate memory of the rows when they are written."""
     days: set[int] = field(default_factory=set)
-    """The days of which there are rows."""
+    """The days with rows."""
     newest_ns: int | None = None
     """Time of the newest event among the rows."""
     since_ns: int | None = None
-    """When the oldest of it came, by the monotonic clock."""
+    """When the oldest record came, by the monotonic clock."""
 
     @property
     def row_count(self) -> int:
-        """How many rows there are to write."""
+        """The number of rows to write."""
         return self.sums.row_count + len(self.rows)
 
     def add_sums(
         self, event: GpuEvent, bookings: Sequence[Booking], record: Record, *, ingested_time_ns: int
     ) -> None:
-        """Take in what one event adds to the rows of `usage`."""
+        """Add an event's contribution to the rows of `usage`."""
         former = self.sums.row_count
         self.sums.add(event, bookings, record, ingested_time_ns=ingested_time_ns)
         self.size_bytes += _SUMS_BYTES * (self.sums.row_count - former)
-        # An event without devices has no rows, and so no days.
+        # An event without devices has no rows, and therefore no days.
         if bookings:
             self._count(bookings_days(bookings), event.time_ns)
 
     def add(self, rows: Sequence[Row], *, time_ns: int) -> None:
-        """Take in the rows of `entries` of one event."""
+        """Add an event's rows of `entries`."""
         self.rows.extend(rows)
-        # Texts are copied into columns, so they count beside what a row takes by itself: somebody's
-        # labels may be most of it.
+        # Texts are copied into columns, so they count in addition to the fixed size of a row, and
+        # labels may be larger.
         self.size_bytes += sum(
             _NUMBERS_BYTES + sum([len(value) for value in row if type(value) is str])
             for row in rows
@@ -146,20 +148,20 @@ class RowBuffer:
         self.newest_ns = time_ns if self.newest_ns is None else max(self.newest_ns, time_ns)
 
     def read_to(self, partition: TopicPartition, offset: int, *, now_ns: int) -> None:
-        """Note that the partition has been read up to and with `offset`."""
+        """Record that the partition has been read up to and including `offset`."""
         self.last_offsets[partition] = offset
         if self.since_ns is None:
             self.since_ns = now_ns
 
     def is_full(self, *, max_bytes: int) -> bool:
-        """Return whether it is to be written before any more is taken in."""
+        """Return whether the rows must be written before more are added."""
         return self.size_bytes >= max_bytes or len(self.days) >= MAX_DAYS
 
     def is_due(self, *, now_ns: int, after_ns: int, max_rows: int) -> bool:
-        """Return whether it is time to write: too many rows, or the oldest waited too long.
+        """Return whether to write: too many rows, or the oldest has waited too long.
 
-        Rows of many days wait for longer, in proportion: small files of many days are what makes a
-        table slow, and somebody may make up the days.
+        Rows of many days wait longer, in proportion: small files of many days make a table slow,
+        and a writer of events may invent days.
         """
         if self.since_ns is None:
             return False

@@ -1,7 +1,7 @@
-"""Merges the small files of a day into few; rows stay as they are.
+"""Merges the small files of a day into few; does not change rows.
 
-It is refused where deltalake would accept it twice from two who do not know of one another
-(`is_compaction_safe`): versions that do have been released, and each row would be there twice.
+Compaction is disabled if deltalake would accept it twice from two processes that do not know of
+each other (`is_compaction_safe`). Released versions did, which would duplicate every row.
 """
 
 import tempfile
@@ -22,17 +22,17 @@ from gpuledger_sinks.store.table import StreamTable
 
 _SMALL_BYTES: Final = 32 * 2**20
 _MIN_FILES: Final = 8
-"""Small files of a day, or of a table without days, from which on they are merged."""
-_SCRATCH: Final = ("/dev/shm", None)  # noqa: S108  # a folder of its own is made there
-"""Memory first: a container may have nothing else to write to, and of a kill nothing is left."""
+"""Number of small files of a day, or of a table without days, at which they are merged."""
+_SCRATCH: Final = ("/dev/shm", None)  # noqa: S108  # a unique directory is made in it
+"""Memory first: a container may have no other writable place, and a kill leaves nothing behind."""
 _log = structlog.get_logger(__name__)
 
 
 def is_compaction_safe(folders: Sequence[str | None] = _SCRATCH) -> bool:
     """Return whether deltalake refuses the second of two compactions of the same files.
 
-    It is tried in the first of these folders that can be written to, `None` being where the system
-    has its temporary files. Where there is none, nobody knows, and it is not safe.
+    Tries it in the first of these directories that is writable; `None` is the system's temporary
+    directory. Returns false if none is writable, because the answer is unknown.
     """
     for folder in folders:
         try:
@@ -48,7 +48,7 @@ def _is_refused_twice(folder: str) -> bool:
     for number in range(4):
         column = Array([number], type=DataType.int64())
         write_deltalake(folder, Table.from_arrays([column], schema=schema), mode="append")
-    # Both know the same files; the second one does not hear of what the first one does.
+    # Both have the same files loaded; the second does not notice the first one's compaction.
     first, second = DeltaTable(folder), DeltaTable(folder)
     first.optimize.compact()
     try:
@@ -56,13 +56,13 @@ def _is_refused_twice(folder: str) -> bool:
     except CommitFailedError:
         return True
     counts = DeltaTable(folder).get_add_actions(flatten=True)["num_records"].to_pylist()
-    return bool(sum(counts) == 4)  # noqa: PLR2004  # the rows that were written above
+    return bool(sum(counts) == 4)  # noqa: PLR2004  # the rows written above
 
 
 def small_files(table: StreamTable, schema: TableSchema) -> dict[str | None, int]:
-    """Return the days with many small files, and how many; `None` for a table without days.
+    """Return the days with many small files, and their number; the day is `None` without days.
 
-    Raises ReceiverUnavailableError where the storage does not answer.
+    Raises ReceiverUnavailableError if the storage does not answer.
     """
     with storage_errors(table.uri):
         actions = table.open().get_add_actions(flatten=True)
@@ -77,9 +77,9 @@ def small_files(table: StreamTable, schema: TableSchema) -> dict[str | None, int
 
 
 def compact(table: StreamTable, day: str | None) -> int:
-    """Merge the small files of a day; return how many went. Where another was faster, none.
+    """Merge the small files of a day; return how many were removed, 0 if another process won.
 
-    The table is loaded right before: of what it was a while ago, files may be merged already.
+    The table is loaded right before, because files of an older version may be merged already.
     """
     with storage_errors(table.uri):
         opened = table.open()

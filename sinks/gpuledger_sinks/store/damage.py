@@ -1,12 +1,12 @@
-"""What deltalake's errors mean for who has to act, in one line.
+"""Explains deltalake's errors in one line, for whoever has to act.
 
-A table whose newest commit or checkpoint was cut short (a full disk, a machine that lost power) can
-be neither read nor written until that file is gone; docs/store.md says under "Repair" how. The
-error names no file, so where the store is a folder it is looked for here.
+A table whose newest commit or checkpoint was cut short (full disk, power failure) can be neither
+read nor written until that file is removed; see "Repair" in docs/store.md. deltalake's error does
+not name the file, so it is looked for here if the store is a local directory.
 
-A commit that was cut right behind a line is no error to deltalake: it has rows without their
-offsets, which would be appended again. Therefore each commit announces in `commitInfo`, its first
-line, the offsets of its last lines, and they are compared with those that the table has.
+deltalake accepts a commit that was cut off right after a line: such a commit has rows without their
+offsets, and the rows would be appended again. Each commit therefore announces the offsets of its
+last lines in `commitInfo`, its first line, and these are compared with the table's offsets.
 """
 
 import json
@@ -23,34 +23,34 @@ from gpuledger_sinks.errors import ReceiverUnavailableError
 
 _NO_CREDENTIALS: Final = "loading credentials"
 _GIVE_CREDENTIALS: Final = (
-    "give the credentials of the object store in store.storage_options, in the environment"
+    "set the credentials of the object store in store.storage_options, in the environment"
     " (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) or by the machine's role"
 )
 _SHOWN_CHARACTERS: Final = 600
 ANNOUNCEMENT: Final = "gpuledger.offsets"
-"""What of a commit's `commitInfo` names the streams that it moves, and their offsets, in JSON."""
+"""The key in `commitInfo` for the streams that the commit moves, with their offsets, as JSON."""
 ANNOUNCED_COMMITS: Final = 10
-"""How many of the newest commits are compared with what they announced: each is a file to read."""
+"""Number of newest commits that are compared with their announcement; each is a file to read."""
 _NEWEST_COMMITS: Final = 100
 _PARQUET: Final = b"PAR1"
 
 
 def explain(error: Exception, uri: str) -> str:
-    """Return the first line of the error with its causes, and what to do about those we know."""
+    """Return the first line of the error with its causes, and what to do about known ones."""
     first = first_line_of(error)
     if is_damage(first):
-        return f"{_damaged(uri)}; deltalake says: {first[:300]}"
+        return f"{_damaged(uri)}; error of deltalake: {first[:300]}"
     shown = unfold(error)[:_SHOWN_CHARACTERS]
     return f"{shown}; {_GIVE_CREDENTIALS}" if _NO_CREDENTIALS in shown else shown
 
 
 @contextmanager
 def storage_errors(uri: str) -> Iterator[None]:
-    """Raise ReceiverUnavailableError for what deltalake says of a storage or of damage.
+    """Raise ReceiverUnavailableError for deltalake's errors from storage or damage.
 
-    Whatever queries a table belongs in here: it may read the log, also where it only looks up a
-    number. So does what makes columns: a panic of Rust's, there or in a write, is no `Exception`,
-    and would end whoever does not wait for it.
+    Use it around every call that queries a table, because even looking up a number may read the
+    log. Also use it around every call that makes columns: a panic in Rust, there or in a write, is
+    not an `Exception` and would end any code that does not expect it.
     """
     try:
         yield
@@ -64,7 +64,7 @@ def storage_errors(uri: str) -> Iterator[None]:
 
 
 def announce(offsets: Mapping[str, int]) -> dict[str, str]:
-    """Return what a commit's `commitInfo` says of the offsets that the same commit ends with."""
+    """Return the part of `commitInfo` that announces the offsets in the same commit."""
     return {ANNOUNCEMENT: json.dumps(dict(sorted(offsets.items())))}
 
 
@@ -73,8 +73,8 @@ def is_complete(
 ) -> bool:
     """Return whether the table has the offsets that the commits of its history announce.
 
-    Offsets only grow, so that of a later commit will do. A commit that announces nothing, as a
-    compaction, is taken for whole.
+    Offsets only grow, so a later commit's offset is enough. A commit without an announcement, such
+    as a compaction, counts as complete.
     """
     for commit in history:
         for stream, offset in _announced(commit).items():
@@ -85,7 +85,7 @@ def is_complete(
 
 
 def explain_incomplete(uri: str) -> str:
-    """Return what to do where the history of a table is not complete."""
+    """Return the error for a table with an incomplete history, and what to do."""
     return f"{_damaged(uri)}; its last lines, the offsets of its rows, are missing"
 
 
@@ -96,16 +96,16 @@ def _announced(commit_info: Mapping[str, Any]) -> dict[str, int]:
 
 def _damaged(uri: str) -> str:
     files = ", ".join(damaged_files(uri)) or "one of the newest files of _delta_log"
-    return f"its log is damaged ({files}): repair it as docs/store.md says under Repair"
+    return f"its log is damaged ({files}); repair it as described in docs/store.md under Repair"
 
 
 def is_panic(error: BaseException) -> bool:
-    """Return whether Rust has panicked: each of its libraries has a class of its own for that."""
+    """Return whether Rust has panicked; each of its libraries has its own exception class."""
     return type(error).__name__ == "PanicException"
 
 
 def first_line_of(error: BaseException) -> str:
-    """Return the first line of an error: what follows it is a backtrace of Rust's."""
+    """Return the first line of an error, without the backtrace from Rust that follows."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
@@ -113,16 +113,16 @@ def first_line_of(error: BaseException) -> str:
 def damaged_files(uri: str) -> list[str]:
     """Return the names of commits and checkpoints that were cut short, the newest last.
 
-    Only of a store that is a folder of this machine; of any other, nothing.
+    Looks only at a store in a local directory; returns nothing for any other.
     """
     parts = urlsplit(uri)
     if parts.scheme not in {"", "file"}:
-        return []  # an object store writes whole objects or none
+        return []  # an object store writes whole objects or nothing
     folder = Path(unquote(parts.path) if parts.scheme else uri)
     log, damaged = folder / "_delta_log", list[str]()
-    # What can be said of a folder that cannot be read is what was found until then.
+    # If the directory cannot be read, only the files found so far are returned.
     with suppress(OSError):
-        # A checkpoint stands for all before it, so that only the newest commits are ever read.
+        # A checkpoint replaces all commits before it, so only the newest commits are ever read.
         for commit in sorted(log.glob("*.json"))[-_NEWEST_COMMITS:]:
             if not _is_whole_commit(commit):
                 damaged.append(commit.name)
@@ -146,7 +146,7 @@ def _is_whole_commit(path: Path) -> bool:
 
 
 def _is_whole_parquet(path: Path) -> bool:
-    # Parquet has its mark at both ends, and is written from the front: one that was cut has no end.
+    # Parquet has a marker at both ends and is written from the front, so a cut file lacks the last.
     with path.open("rb") as file:
         if file.read(len(_PARQUET)) != _PARQUET:
             return False

@@ -1,11 +1,11 @@
-"""The tables that are joined with the rows: what is said of pods, nodes, namespaces and GPUs.
+"""The tables that are joined with usage rows: pods, nodes, namespaces, inventory and incidents.
 
-A `Dimension` says which topic a table is made of, and what rows a record comes to. `FollowedTopic`
-reads the topic, of the partitions whose events this sink stores, and appends what is new, beside
-the sink's own work: the offsets are in the same commit as the rows, so that each record is there
-once, and a table that has none of a topic gets all that the topic has. Rows of usage are never
-rewritten for it: whoever reads joins the two (`gpuledger.store.query`), so that what is learnt late
-is not lost.
+A `Dimension` defines which topic a table is made from, and which rows a record becomes.
+`FollowedTopic` reads that topic in the background, from the partitions whose events this sink
+stores, and appends new rows. The offsets are in the same commit as the rows, so that each record is
+stored once, and a table without offsets of a topic gets everything that the topic has. Usage rows
+are never rewritten: readers join the tables (`gpuledger.store.query`), so that descriptions that
+come late are still found.
 """
 
 import asyncio
@@ -50,33 +50,33 @@ from gpuledger_sinks.store.stored import Streams
 from gpuledger_sinks.store.table import StaleTableError, StreamTable
 
 MAX_ROWS: Final = 20_000
-"""Rows of a commit: what is held at once of however many records, at some 2 KB each."""
+"""Maximum number of rows per commit, which bounds memory; a row has about 2 KB."""
 _LAST_US: Final = 2**62
-"""Beyond the time that any table can hold."""
+"""Above the time that any table can hold."""
 _IN_FORCE: Final = "in_force_from"
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StampBounds:
-    """From when and until when a version may say that it is in force, by the sink's own clock.
+    """The range of times from which a version may be in force, by the sink's own clock.
 
-    Stamps are what the clock of a node or of podwatch shows, or what somebody wrote there. A GPU
-    costs money from the first version on that has it, and of two versions the later one counts.
+    Timestamps come from a node's or podwatch's clock, or were written by somebody else. A GPU is
+    billed from the first version that lists it, and the later of two versions counts.
     """
 
     now_us: int
     first_us: int
     last_us: int
     is_new: bool
-    """Whether the record came since the sink has read all that there was before."""
+    """Whether the record came after the sink had read the whole existing topic."""
 
     def believed(self, stamp_us: int, *, is_of_node: bool) -> int:
-        """Return the stamp, or what is taken for it where it is beyond the bounds.
+        """Return the timestamp, or a replacement if it is out of range.
 
-        What is ahead counts from now on. Of a node's clock, which may be in 1970 until NTP sets it,
-        the same holds for what is far behind in a record that came just now; a record that was
-        there before may be old indeed, and counts from the first day that is stored.
+        A timestamp in the future is replaced by the current time. A node's clock may be in 1970
+        until NTP sets it. Its timestamp far in the past is therefore replaced: by the current time
+        if the record is new, or else by the first stored day, because the record may be that old.
         """
         if not 0 <= stamp_us <= self.last_us:
             return self.now_us
@@ -100,11 +100,11 @@ def _as_json(values: Mapping[str, str] | None) -> str | None:
 
 
 def rows_of_pod(pod: PodRecord, record: Record) -> Iterator[Row]:
-    """Yield a row for each container id of a pod, or one where none was started yet."""
+    """Yield a row for each container id of a pod, or one row if no container was started yet."""
     ids: dict[str | None, str | None] = {
         container_id: container.name
         for container in pod.containers
-        # The newer one last: what two containers claim is the running one's.
+        # The newer one last: an id that two containers have is the running container's.
         for container_id in (container.previous_container_id, container.container_id)
         if container_id is not None
     }
@@ -132,14 +132,14 @@ def rows_of_pod(pod: PodRecord, record: Record) -> Iterator[Row]:
 
 
 def _as_text(requested: ContainerRequest | None) -> str | None:
-    """Return what a container asks for as the column `requested` of the rows has it."""
+    """Return a container's requests as JSON, as in the column `requested`."""
     if requested is None:
         return None
     return _as_json({name: str(amount) for name, amount in requested.resources.items()})
 
 
 def rows_of_node(node: NodeRecord, record: Record) -> Iterator[Row]:
-    """Yield the row of a version of a node."""
+    """Yield the row of one version of a node."""
     yield (
         node.cluster,
         node.name,
@@ -158,7 +158,7 @@ def rows_of_node(node: NodeRecord, record: Record) -> Iterator[Row]:
 
 
 def rows_of_namespace(namespace: NamespaceRecord, record: Record) -> Iterator[Row]:
-    """Yield the row of a version of a namespace."""
+    """Yield the row of one version of a namespace."""
     yield (
         namespace.cluster,
         namespace.name,
@@ -173,10 +173,10 @@ def rows_of_namespace(namespace: NamespaceRecord, record: Record) -> Iterator[Ro
 
 
 def rows_of_inventory(inventory: Inventory, record: Record) -> Iterator[Row]:
-    """Yield a row for each GPU of a version of a node's inventory, or one where it has none."""
+    """Yield a row for each GPU of one version of a node's inventory, or one without a GPU."""
     about = (inventory.cluster, inventory.node, _us(inventory.time_ns))
     place = (record.partition, record.offset)
-    # A version says of all GPUs of the node: one that it does not name is not there any more.
+    # A version lists all GPUs of the node: a GPU that is missing from it was removed.
     for gpu in inventory.gpus:
         facts = (gpu.uuid, gpu.model, gpu.serial, gpu.index, gpu.memory_total_bytes)
         yield (*about, *facts, *place)
@@ -185,7 +185,7 @@ def rows_of_inventory(inventory: Inventory, record: Record) -> Iterator[Row]:
 
 
 def rows_of_gone_inventory(record: Record) -> Iterator[Row]:
-    """Yield the row that says that a node is gone, of a tombstone."""
+    """Yield the row of a deleted node, from a tombstone."""
     cluster, slash, node = (record.key or b"").decode(errors="replace").partition("/")
     if slash and node:
         place = (record.partition, record.offset)
@@ -193,7 +193,7 @@ def rows_of_gone_inventory(record: Record) -> Iterator[Row]:
 
 
 def rows_of_incident(attributed: AttributedIncident, record: Record) -> Iterator[Row]:
-    """Yield the row of an incident, with the pods that were on the GPU as a JSON array."""
+    """Yield the row of an incident, with the pods on the GPU as a JSON array."""
     incident = attributed.incident
     pods = [
         {"uid": pod.uid, "namespace": pod.namespace, "pod": pod.name} for pod in attributed.pods
@@ -224,24 +224,24 @@ def rows_of_incident(attributed: AttributedIncident, record: Record) -> Iterator
 
 @dataclass(frozen=True, kw_only=True)
 class Dimension:
-    """A table that is made of a topic, and how."""
+    """A table that is made from a topic."""
 
     schema: TableSchema
     topic_of: Callable[[Topics], Topic]
-    """The topic."""
+    """Returns the topic to read."""
     rows_of: Callable[[Any, Record], Iterator[Row]]
-    """What a record comes to."""
+    """Makes the rows of a record."""
     key_of: Callable[[Any], str]
-    """The key that a record has; what stands under another one is not believed."""
+    """Returns the key that a record must have; records under another key are ignored."""
     node_key_of: Callable[[Any], str] | None
-    """The node in whose partition it belongs; absent where the topic has one partition."""
+    """Returns the node that decides a record's partition; absent if the topic has one partition."""
     rows_of_tombstone: Callable[[Record], Iterator[Row]] | None = None
-    """What a deletion comes to; absent where what was said stays so."""
+    """Makes the rows of a tombstone; absent if a deletion changes nothing."""
     is_stamped_by_node: bool = False
-    """Whether its versions are in force from a time that the node's clock tells."""
+    """Whether its versions have timestamps from the node's clock."""
 
     def row_believed(self, row: Row, bounds: StampBounds) -> Row:
-        """Return the row, in force from a time that can be believed."""
+        """Return the row with a plausible time from which it is in force."""
         names = [column.name for column in self.schema.columns]
         if _IN_FORCE not in names:
             return row
@@ -289,7 +289,7 @@ DIMENSIONS: Final = (
         node_key_of=lambda attributed: node_key(attributed.incident),
     ),
 )
-"""The tables that are made of topics of their own, beside the events."""
+"""The tables that are made from other topics than the events."""
 
 
 @asynccontextmanager
@@ -302,13 +302,13 @@ async def open_followed(
     clock: Clock,
     settings: StoreSettings,
 ) -> AsyncIterator[Sequence["FollowedTopic"]]:
-    """Open what keeps these tables of the store, looking for news every so often."""
+    """Open the topics that fill these tables; each is read at intervals."""
     check = CheckParts(readiness.check("store.dimensions", severity=CheckSeverity.WARNING))
     async with AsyncExitStack() as stack:
         followed = []
         for dimension in DIMENSIONS:
             name = dimension.schema.name
-            # A reader each: they read side by side, at a pace of their own.
+            # A separate reader for each, because they read concurrently and independently.
             if name not in tables:
                 continue
             topic = FollowedTopic(
@@ -327,7 +327,7 @@ async def open_followed(
 
 
 class FollowedTopic:
-    """Appends what is new of a topic, in the partitions that a sink holds."""
+    """Appends new records of a topic from the partitions assigned to a sink."""
 
     def __init__(
         self,
@@ -341,7 +341,7 @@ class FollowedTopic:
         clock: Clock,
         settings: StoreSettings,
     ) -> None:
-        """Take the table and what nobody else reads by."""
+        """Take the table, and a reader that nothing else uses."""
         self._dimension = dimension
         self._table, self._topic, self._reader = table, topic.name, reader
         self._topic_id: str | None = None
@@ -349,26 +349,26 @@ class FollowedTopic:
         self._settings = settings
         self._decoder: Decoder[Any] = Decoder(topic=topic.name, record=topic.record)
         self._positions: dict[int, int | None] = {}
-        """Where to read on in each partition that is held; `None` until the table has said it."""
+        """The next offset of each assigned partition; `None` until it is looked up in the table."""
         self._ended: dict[int, int] = {}
-        """Where each partition ended when all of it had been read."""
+        """The end of each partition when it was last read completely."""
         self._next_ns: int | None = None
         self._running: asyncio.Task[None] | None = None
 
     def follow(self, partitions: Iterable[TopicPartition]) -> None:
-        """Follow what is said in these partitions, which were taken over.
+        """Follow newly assigned partitions.
 
-        A topic of one partition is followed by who has the first one of the events.
+        A topic with one partition is followed by the owner of the events' first partition.
         """
         self._positions |= {at.partition: None for at in partitions}
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """Leave these partitions to who has them now."""
+        """Stop following revoked partitions."""
         for at in partitions:
             self._positions.pop(at.partition, None)
 
     def begin_if_due(self) -> None:
-        """Look for news where it is time, beside the sink's own work."""
+        """Read and append new records in the background if it is time."""
         now_ns = self._clock.monotonic_ns()
         is_due = self._next_ns is None or now_ns >= self._next_ns
         if not is_due or not self._positions or (self._running and not self._running.done()):
@@ -377,16 +377,16 @@ class FollowedTopic:
         self._running = asyncio.create_task(self._update())
 
     async def end(self) -> None:
-        """End what is under way; a write that has begun is found in the table by the next one."""
+        """End an update under way; the next owner finds a write that has begun in the table."""
         await end_tasks(self._running)
 
     async def _update(self) -> None:
-        """Append what is new; what cannot be done now is done next time."""
+        """Append new records; failures are retried by the next update."""
         try:
             spans = await self._reader.spans(self._topic)
             topic_id = await self._reader.topic_id(self._topic)
             if topic_id != self._topic_id:
-                # Made anew, it holds what its writer knows by now: all of it is read.
+                # A recreated topic has everything that its writer knows, so it is read completely.
                 self._topic_id = topic_id
                 self._positions = dict.fromkeys(self._positions)
                 self._ended = {}
@@ -394,13 +394,13 @@ class FollowedTopic:
             await self._find_positions(spans)
             await self._append_new(spans)
         except StaleTableError as error:
-            # Another sink has the partition, or has had it: what the table says counts.
+            # Another sink has or had the partition: the offsets in the table count.
             _log.info("versions_withdrawn", url=shown_url(self._table.uri), error=str(error))
             self._positions = dict.fromkeys(self._positions)
         except (BusError, ReceiverUnavailableError, UserError) as error:
             self._check.failed(self._dimension.schema.name, str(error))
-        except Exception as error:  # noqa: BLE001  # the sink does its own work without it
-            # Nothing is known that comes here; whoever looks at the check shall see it.
+        except Exception as error:  # noqa: BLE001  # the sink works without it
+            # No known error gets here; the check must report it.
             _log.warning("versions_failed", url=shown_url(self._table.uri), error=repr(error))
             self._check.failed(self._dimension.schema.name, repr(error))
         else:
@@ -423,16 +423,16 @@ class FollowedTopic:
                     rows, offsets = [], {}
         if rows:
             await self._append(rows, offsets)
-        # Where there were deletions alone, which have no rows, it is read again in another life.
+        # If there were only deletions, which have no rows, they are read again after a restart.
         for at, span in spans.items():
             if self._positions.get(at.partition) is not None:
                 self._positions[at.partition] = self._ended[at.partition] = span.end
 
     async def _find_positions(self, spans: Mapping[TopicPartition, Span]) -> None:
-        """Look up in the table where to read on.
+        """Look up in the table where to continue reading.
 
-        Raises UserError where the table has more of a partition than there is. Of a topic that was
-        made anew it has nothing: each has a stream of its own.
+        Raises UserError if the table is ahead of a partition's end. A recreated topic has another
+        stream, without offsets in the table.
         """
         wanted = [at for at in spans if self._positions.get(at.partition, 0) is None]
         if not wanted:
@@ -443,20 +443,20 @@ class FollowedTopic:
             last_offset = numbers.get(self._stream_of(at), -1)
             if last_offset + 1 > spans[at].end:
                 raise UserError(
-                    f"the table {self._dimension.schema.name} has {at.topic}[{at.partition}] up to"
-                    f" offset {last_offset}, but it ends at {spans[at].end}: Kafka lost records of"
-                    " it; what came since is not stored until it is as long as before"
+                    f"table {self._dimension.schema.name} has {at.topic}[{at.partition}] up to"
+                    f" offset {last_offset}, but it ends at {spans[at].end}: Kafka lost records;"
+                    " new records are not stored until the partition is as long as before"
                 )
             if at.partition in self._positions:
                 self._positions[at.partition] = last_offset + 1
 
     def _stream_of(self, at: TopicPartition) -> str:
-        """Return the stream of the offsets of a partition, of the topic that is there now."""
+        """Return the stream of a partition's offsets, which includes the current topic's id."""
         stream = self._streams.of(at)
         return stream if self._topic_id is None else f"{stream}|{self._topic_id}"
 
     def _believed_rows_of(self, record: Record, *, partitions: int) -> Iterator[Row]:
-        """Yield the rows of a record, in force from a time that can be believed."""
+        """Yield the rows of a record, with a plausible time from which they are in force."""
         now_us = self._clock.time_ns() // NS_PER_US
         bounds = StampBounds(
             now_us=now_us,
@@ -487,8 +487,8 @@ class FollowedTopic:
         try:
             decoded = self._decoder.decode(record.value)
         except UndecodableError:
-            return  # the join, which reads the same, puts it aside
-        # As the join does: whoever may write to one partition speaks for no node of another.
+            return  # the join reads the same record and makes the dead letter
+        # As in the join: a writer of one partition must not describe nodes of another.
         if record.key != dimension.key_of(decoded).encode():
             return
         of_node = None if dimension.node_key_of is None else dimension.node_key_of(decoded)

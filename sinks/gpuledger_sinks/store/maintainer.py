@@ -1,10 +1,10 @@
-"""What a store needs beside new rows: `gpuledger store maintain` does it.
+"""The work of `gpuledger store maintain`: everything that a store needs except new rows.
 
-`Maintainer` goes through steps, each of one table: it sums up hours and days, removes rows that are
-older than their retention, merges small files, and removes files that no reader or writer needs any
-more. Each step is whole in itself: one who is killed between two, or within one, leaves a store
-that the next one goes on with. Of two that overlap, Delta refuses the later commit of what both
-change, and that one leaves the rest to the other.
+`Maintainer` runs steps, each for one table: it sums up hours and days, removes rows older than
+their retention, merges small files, and removes files that no reader or writer needs. Each step is
+complete in itself: if a run is killed within a step or between two, the next run continues. If two
+runs overlap, Delta refuses the later commit of a change that both make, and that run stops and
+leaves the rest to the other.
 """
 
 import threading
@@ -35,9 +35,9 @@ from gpuledger_sinks.store.table import StaleTableError, StreamTable
 PARTITIONED: Final = (USAGE, USAGE_HOURLY, USAGE_DAILY, ENTRIES)
 _OTHERS: Final = (PODS, NODES, NAMESPACES, INVENTORY, INCIDENTS, GAPS)
 _OWN: Final = (BILL_LINES, SEEN_TICKS)
-"""Tables whose files are few, or are merged by nobody."""
+"""Tables with few files, or whose files are never merged."""
 ALL_TABLES: Final = (*PARTITIONED, *_OTHERS, *_OWN)
-"""All that a store may have, also what its sinks write no more."""
+"""All tables that a store may have, including those that sinks no longer write."""
 SUM_UP: Final = "sum up"
 REMOVE_OLD_ROWS: Final = "remove old rows"
 MERGE: Final = "merge small files"
@@ -47,16 +47,16 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """For how many days each table keeps its rows, by the days of UTC; 0 keeps all."""
+    """How long each table keeps its rows, in UTC days; 0 keeps all rows."""
 
     usage_days: int = 92
-    """How long the sums by minute are kept. The sums by hour stay."""
+    """How long the sums by minute are kept. The sums by hour remain."""
     usage_hourly_days: int = 1_096
-    """How long the sums by hour are kept, three years. The sums by day stay."""
+    """How long the sums by hour are kept: three years. The sums by day remain."""
     usage_daily_days: int = 0
     """How long the sums by day are kept."""
     entries_days: int = 31
-    """How long single ticks are kept, if they are stored."""
+    """How long single ticks are kept if they are stored."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,28 +66,28 @@ class MaintenanceSettings:
     uri: str
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     orphan_age_hours: int = 168
-    """How old a file that no version of its table has must be before it is removed. Much longer
-    than a write or a query may take."""
+    """Minimum age at which a file that belongs to no version of its table is removed. Must be much
+    longer than a write or a query may take."""
     retention: Retention = Retention()
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaintenanceStep:
-    """One thing to do with one table."""
+    """One action for one table."""
 
     action: str
     table: str
     unit: str
-    """What is counted."""
+    """The unit that the action counts."""
     do: Callable[[], int] = field(repr=False)
-    """Do it, and return how many of the unit that were."""
+    """Runs the action; returns the number of units changed."""
     count_due: Callable[[], int] = field(repr=False)
-    """Return how many that would be, and change nothing."""
+    """Returns the number of units that would change, without changing anything."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepDone:
-    """What came of a step."""
+    """The result of a step."""
 
     action: str
     table: str
@@ -96,27 +96,27 @@ class StepDone:
 
 
 Reporter = Callable[[int, int, MaintenanceStep], None]
-"""Is told of each step right before it: its number from 1 on, how many there are, and which."""
+"""Called right before each step with its number (from 1), the number of steps, and the step."""
 
 
 @dataclass
 class MaintenanceDone:
-    """What a run of the maintainer did, or would do."""
+    """The steps that a run of the maintainer did, or would do."""
 
     steps: list[StepDone] = field(default_factory=list)
     lost_to_another: str | None = None
-    """How somebody else was seen to be at it too, who goes on in place of this run."""
+    """The error that showed that another run is under way, which does the rest."""
 
 
 def report_nothing(number: int, total: int, step: MaintenanceStep) -> None:
-    """Tell nobody of a step."""
+    """Do not report a step."""
 
 
 class Maintainer:
-    """Maintains the tables of a store. All of it blocks, and belongs in a thread."""
+    """Maintains the tables of a store. All methods block and belong in a thread."""
 
     def __init__(self, settings: MaintenanceSettings, *, clock: Clock) -> None:
-        """Take what to maintain, and the clock by which rows are too old."""
+        """Take the store to maintain, and the clock that decides which rows are too old."""
         self._settings, self._clock = settings, clock
         self._where: dict[str, Any] = {
             "store_uri": settings.uri,
@@ -128,18 +128,18 @@ class Maintainer:
         self._is_stopping = threading.Event()
 
     def stop(self) -> None:
-        """Have a run that is under way end behind its step, or its day; from any thread."""
+        """Stop a run after its current step, or after the day it is merging; from any thread."""
         self._is_stopping.set()
 
     def run(self, report: Reporter = report_nothing) -> MaintenanceDone:
-        """Do what is due, and return what that was.
+        """Do what is due; return the steps done.
 
-        Raises ReceiverUnavailableError where the storage does not answer.
+        Raises ReceiverUnavailableError if the storage does not answer.
         """
         done = MaintenanceDone()
         try:
-            # Listed before the first one is done, so that it can be said how many there are. Tables
-            # that the steps make are new, and need neither merging nor a vacuum.
+            # Listed before the first step, so that their number is known. Tables created by the
+            # steps are new and need neither a merge nor a vacuum.
             steps = list(self._steps())
             for number, step in enumerate(steps, start=1):
                 if self._is_stopping.is_set():
@@ -147,16 +147,16 @@ class Maintainer:
                 report(number, len(steps), step)
                 done.steps.append(_done(step, step.do()))
         except StaleTableError as error:
-            # Somebody else does the same at once, who goes on with the rest.
+            # Another run does the same and does the rest.
             done.lost_to_another = str(error)
         return done
 
     def plan(self, report: Reporter = report_nothing) -> MaintenanceDone:
-        """Return what a run would do now, and change nothing.
+        """Return what a run would do now, without changing anything.
 
-        Each step is of the store as it is: what earlier ones would change is not foreseen, but that
-        days are summed up of hours. Raises ReceiverUnavailableError where the storage does not
-        answer.
+        Each step is planned for the store as it is. Changes by earlier steps are not considered,
+        except that days are summed up from hours. Raises ReceiverUnavailableError if the storage
+        does not answer.
         """
         done = MaintenanceDone()
         steps = list(self._steps())
@@ -166,7 +166,7 @@ class Maintainer:
         return done
 
     def _steps(self) -> Iterator[MaintenanceStep]:
-        # In this order: days are made of hours, and rows go once they are summed up.
+        # In this order: days are made from hours, and rows are removed once they are summed up.
         yield from self._sums()
         yield from self._retention()
         yield from self._merges()
@@ -184,7 +184,7 @@ class Maintainer:
             )
 
     def _retention(self) -> Iterator[MaintenanceStep]:
-        """Yield the removal of what is too old; of what is summed up, only once it is."""
+        """Yield the removal of old rows, which tables with sums allow only after summing up."""
         retention, now_ns = self._settings.retention, self._clock.time_ns()
         today, time_ms = now_ns // NS_PER_DAY, now_ns // NS_PER_MS
         for schema, days, rollup in (
@@ -207,7 +207,7 @@ class Maintainer:
             )
 
     def _merges(self) -> Iterator[MaintenanceStep]:
-        # Once a life: the library does not change beneath a process.
+        # Tested once per process, because the library does not change while it runs.
         if self._is_safe is None:
             self._is_safe = is_compaction_safe()
         if not self._is_safe:

@@ -1,7 +1,7 @@
 """How far the store's maintenance is behind the rows that its sinks write.
 
-`gpuledger store maintain` runs elsewhere, so the sink measures whether it does: hours and days are
-summed up by every run, with the time of the newest rows that are in the sums.
+`gpuledger store maintain` runs elsewhere, so the sink measures whether it runs: each run sums up
+hours and days, and records the time of the newest rows included in the sums.
 """
 
 import asyncio
@@ -44,18 +44,18 @@ class MaintenanceLag:
         self._running = asyncio.create_task(self._run())
 
     async def end(self) -> None:
-        """Leave what is under way; it changes nothing."""
+        """End a measurement under way, which changes nothing."""
         await end_tasks(self._running)
 
     async def _run(self) -> None:
         try:
             lag_ns = await in_daemon_thread(self._measure)
         except ReceiverUnavailableError:
-            return  # the check of the receiver reports that; the last value stays
+            return  # the check of the receiver reports it; the metric keeps its last value
         MAINTENANCE_LAG_SECONDS.set(lag_ns / NS_PER_SECOND)
 
     def _measure(self) -> int:
-        """Return how much newer the newest rows are than the newest that are summed up."""
+        """Return the time from the newest rows that are summed up to the newest rows."""
         if not self._usage.exists():
             return 0
         with storage_errors(self._usage.uri):
@@ -63,14 +63,14 @@ class MaintenanceLag:
             summed_ms = None
             if self._hourly.exists():
                 summed_ms = self._hourly.open().transaction_version(summed_time(USAGE.name))
-        # If nothing was ever summed up, the wait began with this sink at the latest.
+        # If nothing was ever summed up, the lag is counted from the start of this sink.
         summed_ns = self._begun_ns if summed_ms is None else summed_ms * NS_PER_MS
         return max(0, written_ms * NS_PER_MS - summed_ns)
 
 
 @asynccontextmanager
 async def measured_lag(settings: StoreSettings, *, clock: Clock) -> AsyncIterator[MaintenanceLag]:
-    """Open the measurement for a store; what it has under way ends with the context."""
+    """Open the measurement for a store; it ends with the context."""
     lag = MaintenanceLag(settings, clock=clock)
     try:
         yield lag

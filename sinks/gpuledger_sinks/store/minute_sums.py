@@ -1,15 +1,15 @@
-"""What events come to by minute: the rows of the table `usage`. Pure, and on the sink's hot path.
+"""Sums of events by minute: the rows of the table `usage`. Pure, and on the sink's hot path.
 
-`MinuteSums` takes in events and has a row for each minute, device, category, and pod or holder. A
-tick that reaches over the end of a minute is divided by time: the part of a minute is what had
-come up to its end, rounded down, less what had come up to its beginning. So the parts sum to the
-tick whatever the amounts are, those below zero of late adjustments too, and nothing here is a
-float.
+`MinuteSums` adds up events and has a row for each minute, device, category, and user or allocatee.
+A tick that spans several minutes is divided by time: a minute's part is the amount up to its end,
+rounded down, minus the amount up to its beginning. The parts therefore sum to the tick's amount for
+all values, including the negative ones of late adjustments, and no floats are needed.
 
-An event counts whole or not at all: whatever may be wrong with it is looked at before the first sum
-changes. What a long interval comes to in rows is anybody's word, so there is a bound for it.
+An event counts completely or not at all: everything that may be wrong with it is checked before the
+first sum changes. The number of rows of a long interval is limited, because an event may claim any
+interval.
 
-Compiled (ADR 019): an event has some thirty entries, most of which fall into the same few rows.
+Compiled (ADR 019): an event has some thirty entries, and most fall into the same few rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,18 +30,18 @@ from gpuledger.records import (
 )
 from gpuledger.records.base import OpenEnum
 
-# Their texts, not the words, whose class is written in Python and hashes as slowly.
+# Their plain texts, because the enum class is written in Python and hashes slowly.
 MEASURED_BUSY: Final = frozenset(
     each.value
     for each in (BusyMethod.EXCLUSIVE, BusyMethod.PROCESS_UTILIZATION, BusyMethod.ACCOUNTING)
 )
-"""The methods by which busy time is measured of each category; by others it is apportioned."""
+"""The methods that measure busy time per category; other methods apportion it."""
 MEASURED_MEMORY: Final = frozenset(
     each.value for each in (MemoryMethod.MEASURED, MemoryMethod.UNIFIED)
 )
 MEASURED_ENERGY: Final = frozenset({EnergyMethod.COUNTER.value})
 MAX_EVENT_ROWS: Final = 200_000
-"""Rows that one event may come to: eight GPUs with forty entries each, for ten hours."""
+"""Maximum number of rows of one event: eight GPUs with forty entries each, for ten hours."""
 MINUTES_A_DAY: Final = 1440
 _US_PER_MINUTE: Final = 60_000_000
 _INT64_MAX: Final = 2**63 - 1
@@ -51,18 +51,18 @@ _JOB: Final = Category.JOB.value
 _IDLE: Final = Category.IDLE.value
 Row = tuple[Any, ...]
 Part = tuple[int, int, int]
-"""A minute since 1970, and from when to when of the interval it has: nanoseconds since its
-beginning."""
+"""A minute since 1970, and where its part of the interval begins and ends, in nanoseconds since the
+interval's beginning."""
 
 
 class TooManyRowsError(ValueError):
-    """An event that comes to more rows than one may."""
+    """An event has more rows than allowed."""
 
 
 def minute_parts(end_ns: int, interval_ns: int) -> list[Part]:
-    """Return the minutes of an interval, each with the part of it that it has, in their order.
+    """Return the minutes of an interval, each with its part of the interval, in order.
 
-    An interval without a length is of the minute in which it lies.
+    An interval without a length belongs to the minute in which it lies.
     """
     first, last = minutes_between(end_ns, interval_ns)
     if first == last:
@@ -78,12 +78,12 @@ def minute_parts(end_ns: int, interval_ns: int) -> list[Part]:
 def minutes_between(end_ns: int, interval_ns: int) -> tuple[int, int]:
     """Return the first and the last minute of an interval."""
     first = (end_ns - interval_ns) // NS_PER_MINUTE
-    # What ends with a minute has nothing of the next one.
+    # An interval that ends with a minute does not include the next one.
     return first, max(first, (end_ns - 1) // NS_PER_MINUTE)
 
 
 class Sums:
-    """What a row sums up. A quantity that no entry had is absent."""
+    """The sums of a row. Quantities that no entry had are absent."""
 
     __slots__ = (
         "allocated_ns",
@@ -127,7 +127,7 @@ class Sums:
         energy_millijoules: int | None,
         allocated_ns: int | None,
     ) -> None:
-        """Add what an entry of a booking has."""
+        """Add the amounts of an entry of a booking."""
         if busy_ns is not None:
             self.busy_ns = plus(self.busy_ns, busy_ns)
             if booking.measures_busy:
@@ -146,7 +146,7 @@ class Sums:
                 self.unresponsive_ns += allocated_ns
 
     def add_active(self, amounts: Sequence[int | None]) -> None:
-        """Add what an entry has of the chip's counters, in the order of `APPORTIONED`."""
+        """Add an entry's amounts from the chip's counters, in the order of `APPORTIONED`."""
         sm_active_ns, tensor_active_ns, dram_active_ns = amounts
         if sm_active_ns is not None:
             self.sm_active_ns = plus(self.sm_active_ns, sm_active_ns)
@@ -157,12 +157,12 @@ class Sums:
 
 
 def plus(former: int | None, amount: int) -> int:
-    """Return a sum with one more amount in it; what is absent is no amount yet."""
+    """Return a sum increased by an amount; `None` means no amount yet."""
     return amount if former is None else former + amount
 
 
 class EventOwners:
-    """Whose the entries of an event are, by what a row has of it."""
+    """The owners of an event's entries, in the form used in a row's key."""
 
     __slots__ = ("_allocatees", "_event", "_users")
 
@@ -172,9 +172,9 @@ class EventOwners:
         self._allocatees: list[Any] = [None] * len(event.allocations)
 
     def of(self, entry: Entry) -> tuple[Any, ...]:
-        """Return an entry's category, its pod with the container, its holder, and its job.
+        """Return an entry's category, its pod with the container, its allocatee, and its job.
 
-        Raises ValueError where it names a position that the event has not got.
+        Raises ValueError if the entry names a position that the event does not have.
         """
         user = allocatee = None
         position = entry.container
@@ -196,7 +196,7 @@ class EventOwners:
     def _user_at(self, position: int) -> tuple[Any, ...]:
         container = self._event.containers[position]
         name = container.name
-        # Several containers of one name follow one another where one is started again.
+        # If a container is restarted, several containers have the same name one after another.
         container_id = container.container_id if name is None else None
         if container.pod is None:
             return (None, None, None, None, name, container_id)
@@ -206,7 +206,7 @@ class EventOwners:
     def _allocatee_at(self, position: int) -> tuple[Any, ...]:
         allocatee = self._event.allocations[position]
         pod = self._pod_at(allocatee.pod)
-        # Of another node's pod nothing is told, as the node may be anybody.
+        # Nothing is shown of a pod on another node, because the writer of the event is not trusted.
         container = None if pod.name is None else allocatee.container
         return (pod.state._value_, pod.uid, pod.namespace, pod.name, container)
 
@@ -221,7 +221,7 @@ def _unlisted(name: str, position: int, count: int) -> ValueError:
 
 
 class Booking:
-    """The entries of a device over an interval, and what they have in common."""
+    """The entries of a device over an interval, and their common properties."""
 
     __slots__ = (
         "active",
@@ -251,31 +251,31 @@ class Booking:
         )
         self.entries = entries
         self.owners: list[Any] = []
-        """Whose each entry is."""
+        """The owner of each entry."""
         self.active: Sequence[Any] = ()
-        """What each entry has of the chip's counters; nothing where they do not answer."""
+        """Each entry's amounts from the chip's counters; empty if there are none."""
         self.end_ns, self.interval_ns = end_ns, interval_ns
         self.is_tick = self.is_unresponsive = False
         self.measures_busy = self.measures_memory = self.measures_energy = False
 
 
 def bookings_of(event: GpuEvent) -> list[Booking]:
-    """Return what an event books, by device: the tick's, then what is settled.
+    """Return an event's bookings by device: first the tick's, then the late adjustments'.
 
-    Raises ValueError where an entry or a settlement names what the event does not list, and
-    TooManyRowsError for one that comes to too many rows.
+    Raises ValueError if an entry or a late adjustment names something that the event does not list,
+    and TooManyRowsError if the event has too many rows.
     """
     found = [_of_tick(books, event) for books in event.gpus]
     found += [_of_late_adjustment(adjustment, event) for adjustment in event.late_adjustments or ()]
     owners = EventOwners(event)
-    # Counted before a single part is made: an interval may be said to last for decades.
+    # Counted before any part is made, because an interval may claim to last for decades.
     row_count = 0
     for booking in found:
         booking.owners = [owners.of(entry) for entry in booking.entries]
         first, last = minutes_between(booking.end_ns, booking.interval_ns)
         row_count += len(booking.owners) * (last - first + 1)
         if row_count > MAX_EVENT_ROWS:
-            raise TooManyRowsError(f"comes to more than {MAX_EVENT_ROWS} rows of the table usage")
+            raise TooManyRowsError(f"event has more than {MAX_EVENT_ROWS} rows of the table usage")
     return found
 
 
@@ -291,7 +291,7 @@ def _of_tick(books: GpuBooks, event: GpuEvent) -> Booking:
 
 
 def _of_late_adjustment(adjustment: LateAdjustment, event: GpuEvent) -> Booking:
-    # Who says until when may be anybody.
+    # The end may come from an untrusted writer.
     interval_ns = max(0, adjustment.until_time_ns - adjustment.from_time_ns)
     booking = Booking(
         gpu_of(adjustment, event),
@@ -304,30 +304,30 @@ def _of_late_adjustment(adjustment: LateAdjustment, event: GpuEvent) -> Booking:
 
 
 def is_one_of(method: OpenEnum | None, measured: frozenset[str]) -> bool:
-    """Return whether a method, where there is one, is one of those by which is measured."""
+    """Return whether a method is present and one of the measuring ones."""
     return method is not None and method._value_ in measured
 
 
 def bookings_days(bookings: Sequence[Booking]) -> set[int]:
-    """Return the first and the last day of which an event has rows, since 1970."""
+    """Return the first and the last day of an event's rows, since 1970."""
     if not bookings:
         return set()
     first_ns = min([booking.end_ns - booking.interval_ns for booking in bookings])
     last_ns = max([booking.end_ns for booking in bookings])
-    # A tick that ends with a day has nothing of the next one.
+    # A tick that ends with a day does not include the next one.
     return {first_ns // NS_PER_DAY, max(first_ns, last_ns - 1) // NS_PER_DAY}
 
 
 class MinuteSums:
-    """The rows of what was taken in since it was made."""
+    """The rows of all events added to it."""
 
     def __init__(self) -> None:
         self._nodes: dict[Any, dict[int, dict[Any, dict[Any, Sums]]]] = {}
-        """By partition and node, by minute, by device, by whose they are."""
+        """By partition and node, by minute, by device, by owner."""
         self.row_count = 0
-        """How many rows there are."""
+        """The number of rows."""
         self.minutes: set[int] = set()
-        """The minutes of which there are rows, since 1970."""
+        """The minutes with rows, since 1970."""
 
     def add(
         self,
@@ -337,14 +337,14 @@ class MinuteSums:
         *,
         ingested_time_ns: int,
     ) -> None:
-        """Add what an event books, as `bookings_of` gives it."""
+        """Add an event's bookings, as returned by `bookings_of`."""
         offset = position.offset
         node = (position.partition, event.cluster, event.node)
         by_minute = self._nodes.get(node)
         if by_minute is None:
             by_minute = self._nodes[node] = {}
         for booking in bookings:
-            # Nearly always one part: a tick is a second or a few.
+            # Nearly always one part, because a tick lasts a second or a few.
             parts = minute_parts(booking.end_ns, booking.interval_ns)
             # A tick counts in the minute in which it ends.
             last = parts[-1]
@@ -353,12 +353,12 @@ class MinuteSums:
                 sample_count = 1 if booking.is_tick and part is last else 0
                 for index, entry in enumerate(booking.entries):
                     owner = booking.owners[index]
-                    # Most ticks of a minute find their row: all that is left then is to add.
+                    # Most ticks of a minute find their row, and only add to it.
                     sums = rows.get(owner)
                     if sums is None:
                         sums = rows[owner] = Sums(offset)
                         self.row_count += 1
-                    # As a partition is read, but for events that are handed over once more.
+                    # Offsets ascend as a partition is read, except for redelivered events.
                     sums.first_offset = min(sums.first_offset, offset)
                     sums.last_offset = max(sums.last_offset, offset)
                     sums.ingested_time_ns = ingested_time_ns
@@ -381,7 +381,7 @@ class MinuteSums:
         return rows
 
     def rows(self) -> Iterator[Row]:
-        """Yield the rows, with their values in the order of the table's columns."""
+        """Yield the rows, with values in the order of the table's columns."""
         for (partition, cluster, node), by_minute in self._nodes.items():
             for minute, by_device in by_minute.items():
                 for device, rows in by_device.items():
@@ -391,7 +391,7 @@ class MinuteSums:
 
 
 def add_part(sums: Sums, booking: Booking, index: int, entry: Entry, part: Part) -> None:
-    """Add to a minute's row what an entry has of the minute's part of the interval."""
+    """Add an entry's share of a minute's part of the interval to the minute's row."""
     from_ns, to_ns, interval_ns = part[1], part[2], booking.interval_ns
     busy_ns, energy, allocated_ns = entry.busy_ns, entry.energy_millijoules, entry.allocated_ns
     active: Any = booking.active[index] if booking.active else UNKNOWN
@@ -401,7 +401,7 @@ def add_part(sums: Sums, booking: Booking, index: int, entry: Entry, part: Part)
             for amount in (busy_ns, energy, allocated_ns)
         ]
         active = [portion(amount, from_ns, to_ns, interval_ns) for amount in active]
-    # Bytes are held over the whole interval, so that their part of it is exact by itself.
+    # Memory is constant over the interval, so its part is exact.
     memory = entry.memory_bytes
     memory_byte_ns = None if memory is None else memory * (to_ns - from_ns)
     sums.add(booking, busy_ns, memory_byte_ns, energy, allocated_ns)
@@ -410,7 +410,7 @@ def add_part(sums: Sums, booking: Booking, index: int, entry: Entry, part: Part)
 
 
 def portion(amount: int | None, from_ns: int, to_ns: int, interval_ns: int) -> int | None:
-    """Return what a part of an interval has of an amount of the whole, as the module says."""
+    """Return the share of an amount for a part of an interval, as in the module docstring."""
     if amount is None:
         return None
     return amount * to_ns // interval_ns - amount * from_ns // interval_ns
@@ -449,11 +449,11 @@ def _rows_of(key: tuple[Any, ...], owner: Any, sums: Sums, partition: int) -> li
 
 
 def _storable(amounts: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Return the sums as rows that add up to them, where one is more than its column holds."""
+    """Return the sums as rows that add up to them, if one exceeds its column."""
     if not any(amount is not None and abs(amount) > _INT64_MAX for amount in amounts):
         return [amounts]
     found = []
-    # Only amounts that somebody has made up come so far; each row takes as much as fits.
+    # Only invented amounts are that large; each row takes as much as fits.
     left = list(amounts)
     while any(left):
         taken = []

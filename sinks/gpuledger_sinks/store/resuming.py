@@ -1,12 +1,12 @@
-"""Going on where the table ends: of the topic of which the table is, with its gaps recorded.
+"""Resumes where the tables end, if they are of the same topic, and records gaps.
 
-`Resuming` holds the partitions that were not set there yet, and refuses to go on with another
-topic. Offsets and identities are compared in `gpuledger_sinks.store.stored`.
+`Resuming` holds the partitions that still have to be set to their position, and refuses another
+topic. `gpuledger_sinks.store.stored` compares offsets and identities.
 
-The table `gaps` has what was gone, or unreadable, before it could be stored, each once. A gap is
-written before any row behind it. Its stream's number is the offset up to which gaps are recorded,
-in the commit of the row itself: whoever finds the same gap again, after a crash or on another
-machine, writes what is left of it. What a row says is computed first (`gap_row_of`, pure), then
+The table `gaps` has the records that were deleted or unreadable before they could be stored, each
+once. A gap is written before any row after it. Its stream's number is the offset up to which gaps
+are recorded, in the same commit as the row. A sink that finds the gap again, after a crash or on
+another machine, writes only the rest. `gap_row_of` computes the row (pure), then
 `GapRecorder` queries both tables and writes.
 """
 
@@ -37,12 +37,12 @@ _log = structlog.get_logger(__name__)
 
 
 def stream_of(stream: str, gap: Gap) -> str:
-    """Return the stream of a gap: that of its partition, and of its kind."""
+    """Return the stream of a gap, by the stream of its partition and its reason."""
     return f"{stream}|{gap.reason.value}"
 
 
 def recorded_up_to(gap: Gap) -> int:
-    """Return the number that the gap's row leaves in its stream."""
+    """Return the number of the gap's stream once its row is written."""
     return gap.next_offset if gap.has_end else gap.first_offset
 
 
@@ -55,9 +55,9 @@ def gap_row_of(
     time_before_us: int | None,
     detected_us: int,
 ) -> tuple[Any, ...] | None:
-    """Return the row of a gap, in the columns' order, or `None` where all of it is known.
+    """Return the row of a gap, in the order of the columns, or `None` if it is recorded already.
 
-    `stored` is the last offset that the table has, `recorded` the number of the gap's stream.
+    `stored` is the table's last offset, `recorded` the number of the gap's stream.
     """
     first = gap.first_offset if stored is None else max(gap.first_offset, stored + 1)
     if recorded is not None:
@@ -81,30 +81,31 @@ def gap_row_of(
 
 
 class GapRecorder:
-    """Gaps that were not looked up in the table yet.
+    """Gaps that have not been looked up in the table yet.
 
-    A consumer reports a gap once, so that of a partition that is given up waits here: it may come
-    back before anybody recorded it.
+    A consumer reports a gap only once, so gaps of a revoked partition wait here: the partition may
+    be assigned again before another sink has recorded them.
     """
 
     def __init__(self, *, gaps: GapsTable, rows: TimedTable, stored: Stored, clock: Clock) -> None:
-        """Take the table whose rows say when the last one before a gap was."""
+        """Take the table of gaps, and the one whose rows show the time before a gap."""
         self._table, self._rows = gaps, rows
         self._stored, self._clock = stored, clock
         self._waiting: list[Gap] = []
 
     def add(self, gap: Gap) -> None:
-        """Remember a gap until it has its row."""
+        """Remember a gap until its row is written."""
         self._waiting.append(gap)
 
     def of(self, partitions: Collection[TopicPartition]) -> list[Gap]:
-        """Return the gaps of these partitions that wait for their rows."""
+        """Return the gaps of these partitions whose rows are not written yet."""
         return [gap for gap in self._waiting if gap.partition in partitions]
 
     async def record_once(self, gaps: Sequence[Gap]) -> None:
-        """Return each gap its row; where another consumer does the same, look again.
+        """Write a row for each gap, unless it is recorded already.
 
-        Raises ReceiverUnavailableError where that is to be tried again.
+        Raises ReceiverUnavailableError if it must be tried again, for example because another
+        consumer has written to the same stream.
         """
         by_stream: dict[str, list[Gap]] = {}
         for gap in gaps:
@@ -114,17 +115,17 @@ class GapRecorder:
             try:
                 await in_daemon_thread(partial(self._record, stream, alike))
             except StaleTableError as error:
-                # Another consumer has written to the stream: the next attempt loads what it wrote.
+                # The next attempt loads what the other consumer wrote.
                 raise ReceiverUnavailableError(str(error)) from error
             self._waiting = [gap for gap in self._waiting if gap not in alike]
 
     def _record(self, stream: str, gaps: Sequence[Gap]) -> None:
-        """Write the rows of one stream in one commit: a poll may bring many gaps."""
+        """Write the rows of one stream in one commit, because a poll may find many gaps."""
         recorded = self._table.load([stream]).get(stream)
         time_ns = self._clock.time_ns()
         rows = []
         for gap in gaps:
-            # The time of the last record before it: by Kafka, else of the newest row.
+            # The time of the last record before the gap: from Kafka, or else of the newest row.
             time_before_us = None if gap.time_before_ms is None else gap.time_before_ms * 1000
             if time_before_us is None:
                 newest = self._rows.newest_time(gap.partition.partition)
@@ -145,7 +146,7 @@ class GapRecorder:
 
 
 class Resuming:
-    """The partitions that have yet to be set to where the table ends."""
+    """The partitions that still have to be set to where the tables end."""
 
     def __init__(
         self,
@@ -159,14 +160,14 @@ class Resuming:
         retry_brokers: RetryingCaller[ReceiverUnavailableError],
     ) -> None:
         self._targets, self._seen, self._gaps_table = targets, seen, gaps
-        # Gaps are those of the table that there always is.
+        # Gaps follow the offsets of the first table, which always exists.
         self._stored = targets[0].stored
         self._recorder, self._retrying = recorder, retrying
         self._topic = topic
         self._retry_brokers = retry_brokers
         self._unsought: set[TopicPartition] = set()
         self._others: list[TopicPartition] = []
-        """Partitions of which a table was found to be of another topic."""
+        """Partitions for which a table has rows of another topic."""
 
     @property
     def topic_id(self) -> str | None:
@@ -174,33 +175,33 @@ class Resuming:
         return self._stored.topic_id
 
     def require(self, partitions: Collection[TopicPartition]) -> None:
-        """Have these set to where the table ends before any more is taken of them."""
+        """Require that these partitions are set to where the tables end before they are read."""
         self._unsought.update(partitions)
 
     def cancel(self, partitions: Collection[TopicPartition]) -> None:
-        """Leave these to whoever gets them."""
+        """Leave these partitions to their next owner."""
         self._unsought.difference_update(partitions)
 
     def is_due(self, consumer: Consumer) -> bool:
-        """Return whether there are any among what is held."""
+        """Return whether an assigned partition still has to be set."""
         return bool(consumer.assignment() & self._unsought)
 
     def is_needed(self, partition: TopicPartition) -> bool:
-        """Return whether this has yet to be set to where the table ends."""
+        """Return whether this partition still has to be set to where the tables end."""
         return partition in self._unsought
 
     def ready(self, consumer: Consumer) -> Partitions:
-        """Return what is held and of which it is known what is stored."""
+        """Return the assigned partitions whose stored offsets are known."""
         return consumer.assignment() - self._unsought
 
     async def seek(self, consumer: Consumer) -> dict[TopicPartition, NodeTicks]:
-        """Set what is needed to where the tables end; return it with the ticks seen up to there.
+        """Set partitions to where the tables end; return them with the ticks seen up to there.
 
-        Raises UserError where a table is of another topic than the one that is read.
+        Raises UserError if a table has rows of another topic than the one that is read.
         """
         topic_id = await consumer.topic_id(self._topic)
         if topic_id != self._stored.topic_id:
-            # Whatever is held was sought in another topic.
+            # All assigned partitions were sought in another topic.
             self.require(consumer.assignment())
         for target in self._targets:
             target.stored.topic_id = topic_id
@@ -213,16 +214,16 @@ class Resuming:
                 last_offset = target.stored.last_offsets.get(partition, -1)
                 refuse_shorter_topic(partition, last_offset=last_offset, end=ends[partition])
         for partition, position in positions.items():
-            # The tables' word alone: the group's offset is committed after the rows, and may be
-            # behind them, or ahead where a table was restored from a copy.
+            # Only the tables' offset counts: the group's is committed after the rows and may be
+            # behind, or ahead if a table was restored from a copy.
             await consumer.seek(partition, position + 1)
         self.cancel(wanted)
         return seen
 
     async def topic_id_now(self, consumer: Consumer) -> str | None:
-        """Return the identity of the topic as of now, once the brokers have answered.
+        """Return the current identity of the topic, once the brokers have answered.
 
-        Where they know of none, it is not queried.
+        Not queried if the brokers do not have identities.
         """
         if self._stored.topic_id is None:
             return None
@@ -233,11 +234,11 @@ class Resuming:
             except BusUnavailableError as error:
                 raise ReceiverUnavailableError(str(error)) from error
 
-        # Brokers that do not answer are no failure of the table. Polls go on meanwhile, and say so.
+        # Not a failure of the store. Polls continue meanwhile and report the brokers' failure.
         return await self._retry_brokers(query)
 
     async def record(self, gaps: Sequence[Gap]) -> None:
-        """Write each gap its row, once the table answers."""
+        """Write a row for each gap, once the table answers."""
 
         async def record_once() -> None:
             with self._retrying.awaiting():
@@ -248,23 +249,25 @@ class Resuming:
     async def refuse_rows(
         self, partitions: Collection[TopicPartition], *, topic_id: str | None
     ) -> None:
-        """Raise what says that rows of these partitions may be of another topic than was sought.
+        """Raise the error for rows of these partitions that may be of a recreated topic.
 
-        StaleTableError where the table has nothing of them, so that they can be read again.
+        StaleTableError if the table has nothing of them, so that they can be read again.
         """
         stored = sorted(self._stored.last_offsets.keys() & partitions)
         if not stored:
-            raise StaleTableError(f"the topic {self._topic} was made anew before a row was stored")
+            raise StaleTableError(
+                f"the topic {self._topic} was recreated before any row was stored"
+            )
         await self._refuse_other_topic(stored, topic_id=topic_id)
 
     async def _look_up(self, wanted: Partitions) -> dict[TopicPartition, NodeTicks]:
-        """Load what the tables have of partitions; return the ticks seen with that.
+        """Load the tables' offsets of partitions; return the ticks seen up to there.
 
-        Raises UserError where they are not of the topic that there is now.
+        Raises UserError if they are not of the current topic.
         """
 
         def load() -> list[dict[str, int]]:
-            # A reader of `gaps` shall find it empty, not absent.
+            # Readers of `gaps` must find it empty, not missing.
             self._gaps_table.load([])
             found = [target.table.load(target.stored.names_of(wanted)) for target in self._targets]
             for target in self._targets:
@@ -283,14 +286,14 @@ class Resuming:
             await self._refuse_other_topic(others, topic_id=self._stored.topic_id)
         for stream, last in self._offsets_of(wanted).items():
             if found.get(stream, (None, {}))[0] != last:
-                # Of a store that was copied in parts: what is not known counts as not seen.
+                # The store was copied in parts: unknown ticks count as not seen.
                 _log.warning("seen_samples_lost", stream=stream, offset=last)
         return {at: found.get(self._stored.streams.of(at), (-1, {}))[1] for at in wanted}
 
     def _learn(
         self, wanted: Partitions, found: Sequence[Mapping[str, int]]
     ) -> list[TopicPartition]:
-        """Take what the tables say of partitions; return those that are of another topic."""
+        """Take the tables' numbers of partitions; return those of another topic."""
         self._others = sorted(
             {
                 at
@@ -302,14 +305,14 @@ class Resuming:
         return self._others
 
     def _offsets_of(self, wanted: Partitions) -> dict[str, int]:
-        """Return by its stream up to where all tables have each partition, where they have any."""
+        """Return the last offset that all tables have, by stream, without partitions not stored."""
         positions = {self._stored.streams.of(at): position_of(self._targets, at) for at in wanted}
         return {stream: last for stream, last in positions.items() if last >= 0}
 
     async def _refuse_other_topic(
         self, partitions: Sequence[TopicPartition], *, topic_id: str | None
     ) -> None:
-        """Raise UserError, once it is recorded that the rest of the old topic is not known."""
+        """Raise UserError after recording that the rest of the old topic is lost."""
         last_offsets = {at: self._stored.last_offsets.get(at, -1) for at in partitions}
         gaps = [
             Gap(

@@ -1,17 +1,17 @@
-"""`usage_hourly` and `usage_daily`: the sums of the table below, by a longer period.
+"""`usage_hourly` and `usage_daily`: sums of the next lower table over longer periods.
 
-A `Rollup` recomputes what was touched since it last ran. Which hours those are, the commits of the
-table below say themselves (`gpuledger.store.commits`); where one does not, or the history does not
-reach back so far, it is all that there are. The rows of a touched period are replaced in one commit
-(replaceWhere), so that a reader sees the old sums or the new ones, and a commit that is killed has
-done nothing; the last commit has the version of the table below up to which all is summed up, when
-that version was made, and up to when each partition is complete with it. A table below that was
-repaired has another commit of that number, or none: then all that there is is recomputed.
+A `Rollup` recomputes the periods that were touched since its last run. The commits of the lower
+table record their hours (`gpuledger.store.commits`). If one does not, or the history is too short,
+all periods are recomputed. The rows of a touched period are replaced in one commit (replaceWhere),
+so that readers see either the old or the new sums, and a killed commit has no effect. The last
+commit of a run records the lower table's version up to which everything is summed up, the time of
+that version, and how far each partition is complete with it. If the lower table was repaired, its
+commit of that number is another one or missing, and everything is recomputed.
 
-Of what the table below does not have any more, as its time was up (`purge`), nothing is recomputed:
-rows that come so late are added to what is there. They are those of the snapshot that are not in
-the one that was summed up before, and their commit has the version too, so that a run that is
-killed and begun anew adds them once.
+Rows that were purged from the lower table because of their age are not recomputed. Rows that come
+so late are added to the existing sums: those that are in the current version and not in the one
+summed up before. Their commit also records the version, so that a run that is killed and restarted
+adds them once.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -45,9 +45,9 @@ from gpuledger_sinks.store.table import StaleTableError, StreamTable
 
 HOURS_A_DAY: Final = 24
 _HISTORY: Final = 10_000
-"""Commits that are looked through at most: a week of one each minute."""
+"""Maximum number of commits to read: a week with one per minute."""
 _HUGE: Final = 2**47
-"""Amounts beyond, 39 hours in nanoseconds, are made up: 65,536 of them may not fit into 64 bits."""
+"""Amounts above this (39 hours in nanoseconds) are invented: 65,536 of them may exceed 64 bits."""
 _HUGE_BYTE_TIME: Final = 10**33
 _BYTE_TIMES: Final = frozenset({"memory_byte_ns", "measured_memory_byte_ns"})
 _SUMS: Final = (
@@ -75,21 +75,21 @@ _PLACE: Final = (
     *("cluster", "node"),
 )
 _GONE: Final = "not found"
-"""What is said of a file of a former version that was removed as nobody needs it."""
+"""Part of the error for a file of an old version that was removed."""
 _EPOCH: Final = date(1970, 1, 1)
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Period:
-    """What a rollup sums up, and into what."""
+    """The source and target tables of a rollup, and the length of its periods."""
 
     source: TableSchema
     source_column: str
     target: TableSchema
     target_column: str
     hours: int
-    """How many hours a period has."""
+    """Length of a period in hours."""
 
 
 HOURLY: Final = Period(
@@ -107,17 +107,16 @@ DAILY: Final = Period(
 def sums_sql(
     period: Period, relation: str, where: str, *, has: Collection[str] | None = None
 ) -> str:
-    """Return the SQL of the rows of the upper table, of what is true of the lower one's.
+    """Return the SQL that makes the upper table's rows from the lower table's rows for `where`.
 
-    Rows with an amount that somebody has made up stay rows of their own, so that no sum is more
-    than its column holds. `has` are the columns that the lower table has, all where absent; a sum
-    of one that was added since is null.
+    Rows with invented amounts stay separate, so that no sum exceeds its column. `has` are the
+    columns of the lower table, all of them if absent; sums of missing columns are null.
     """
     unit = period.target_column
     sums, singles, grouped = [], [], []
     for column in period.target.columns:
         name = column.name
-        # Quoted: `cluster` is a word of SQL's own there.
+        # Quoted, because `cluster` is a keyword there.
         value = f"date_trunc('{unit}', {period.source_column})" if name == unit else f'"{name}"'
         if has is not None and name != unit and name not in has:
             value = "NULL"
@@ -129,7 +128,7 @@ def sums_sql(
         if name not in _AGGREGATES and value != "NULL":
             grouped.append(value)
     huge = _huge_sql(has)
-    # The least and the greatest value of a column tell that no file has such rows.
+    # The statistics of a column show that no file has such rows.
     return (
         f"SELECT {', '.join(sums)} FROM {relation}"  # noqa: S608  # no user's text
         f" WHERE ({where}) AND ({huge}) IS NOT TRUE GROUP BY {', '.join(grouped)}"
@@ -138,13 +137,13 @@ def sums_sql(
 
 
 def _huge_sql(has: Collection[str] | None) -> str:
-    """Return the SQL of whether a row has an amount that is made up."""
+    """Return the SQL condition that a row has an invented amount."""
     bounds = {
         name: _HUGE_BYTE_TIME if name in _BYTE_TIMES else _HUGE
         for name in _SUMS
         if has is None or name in has
     }
-    # As text: a number of so many digits would be a floating-point one.
+    # As text, because a number with so many digits would become floating-point.
     return " OR ".join(
         f"{name} > CAST('{bound}' AS {kind}) OR {name} < CAST('-{bound}' AS {kind})"
         for name, bound in bounds.items()
@@ -153,7 +152,7 @@ def _huge_sql(has: Collection[str] | None) -> str:
 
 
 def hours_sql(column: str, hours: Iterable[int]) -> str:
-    """Return the SQL of whether a time begins one of these hours since 1970."""
+    """Return the SQL condition that a time is the beginning of one of these hours since 1970."""
     return " OR ".join(f"{column} = {_time_sql(hour)}" for hour in sorted(hours))
 
 
@@ -169,20 +168,20 @@ def _day_sql(day: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _News:
-    """What the table below has that is not summed up yet."""
+    """The changes in the lower table that are not summed up yet."""
 
     since: int | None
-    """The version up to which all is; absent the first time, or where that version is gone."""
+    """The version summed up last; `None` the first time, or if that version is gone."""
     is_first: bool
     """Whether nothing was ever summed up."""
     touched: set[int]
-    """The first hours of the periods of which there are new rows."""
+    """The first hours of the periods with new rows."""
     marks: Mapping[str, int]
-    """Up to when each partition is complete."""
+    """How far each partition is complete."""
 
 
 class Rollup:
-    """Keeps one table of sums in step with the table below."""
+    """Keeps one table of sums up to date with the table below it."""
 
     def __init__(
         self,
@@ -200,9 +199,9 @@ class Rollup:
         self._summed_time = summed_time(period.source.name)
 
     def run(self, *, time_ms: int) -> int:
-        """Sum up what was touched since the last run; return how many periods that were.
+        """Sum up the periods touched since the last run; return their number.
 
-        Raises StaleTableError where somebody else does the same, ReceiverUnavailableError where the
+        Raises StaleTableError if another process does the same, ReceiverUnavailableError if the
         storage does not answer.
         """
         with storage_errors(self._target.uri):
@@ -212,14 +211,14 @@ class Rollup:
                 raise StaleTableError(f"store {self._target.uri}: {error}") from error
 
     def pending(self, touched_below: Iterable[int] = ()) -> set[int]:
-        """Return the first hours of the periods that a run would sum up, and change nothing.
+        """Return the first hours of the periods that a run would sum up, without changing anything.
 
-        `touched_below` are first hours of the lower table's periods that would be summed up before.
-        Raises ReceiverUnavailableError where the storage does not answer.
+        `touched_below` are the first hours of the lower table's periods that would be summed up
+        before. Raises ReceiverUnavailableError if the storage does not answer.
         """
         hours = self._period.hours
         pending = {hour // hours * hours for hour in touched_below}
-        # Neither table is opened where it is not there: that would make it.
+        # Missing tables are not opened, because that would create them.
         if not self._source.exists():
             return pending
         with storage_errors(self._target.uri):
@@ -229,15 +228,15 @@ class Rollup:
             return pending | self._news_of(source, target).touched
 
     def purge(self, before_day: int, *, time_ms: int) -> int:
-        """Remove the lower table's rows of days before this one; return how many files had some.
+        """Remove the lower table's rows of earlier days; return the number of files removed.
 
-        Only what is summed up goes: rows that came since stay until that is done. Raises as `run`.
+        Removes only rows that are summed up. Raises the same errors as `run`.
         """
         with storage_errors(self._source.uri):
             source = self._source.open()
             news = self._news_of(source, self._target.open())
-            # What is not summed up yet would be lost. Of the version that is, days go in which
-            # nobody has written since: else the commit is refused, and they go another time.
+            # Rows that are not summed up would be lost, so days are deleted from the version that
+            # is. If a day was written since, Delta refuses the commit; a later run deletes it.
             if news.since is None:
                 return 0
             source = self._source.open(version=news.since)
@@ -247,7 +246,7 @@ class Rollup:
             if not old:
                 return 0
             listed = " OR ".join(f"{PARTITION_COLUMN} = '{day}'" for day in old)
-            # In the commit that removes them, so that nobody ever recomputes from what is left.
+            # In the commit that removes them, so that nothing is ever recomputed from the rest.
             purged = max(before_day, source.transaction_version(PURGED_BEFORE) or 0)
             try:
                 removed = source.delete(
@@ -257,14 +256,14 @@ class Rollup:
                     ),
                 )
             except CommitFailedError:
-                return 0  # rows came in between: the next run sums them up first
+                return 0  # rows came in between; the next run sums them up first
             return int(removed["num_removed_files"])
 
     def _run(self, time_ms: int) -> int:
-        # A table of before gets the columns that were added since.
+        # Adds new columns to an older table.
         self._target.load([])
         source, target = self._source.open(), self._target.open()
-        # All below is of this snapshot: what is committed meanwhile is the next run's.
+        # Everything below uses this snapshot; later commits are left to the next run.
         news = self._news_of(source, target)
         if news.since == source.version():
             return 0
@@ -273,13 +272,13 @@ class Rollup:
         if late and not news.is_first:
             self._add_late(source, target, late, since=news.since, time_ms=time_ms)
             target = self._target.open()
-        # A commit a day, so that no more than a day's sums are held at once.
+        # One commit per day, so that at most one day's sums are in memory.
         by_day: dict[int, set[int]] = {}
         for hour in news.touched - late:
             by_day.setdefault(hour // HOURS_A_DAY, set()).add(hour)
         days: list[tuple[int, set[int]]] = sorted(by_day.items()) or [(0, set())]
-        # With the last day: a run that is killed before does all days again, which replaces them by
-        # the same, and until then nobody is told that they are there.
+        # With the last day: a run that is killed before it repeats all days, with the same result,
+        # and only then are they announced as complete.
         done = [
             Transaction(self._summed, source.version(), time_ms),
             Transaction(self._summed_late, source.version(), time_ms),
@@ -293,11 +292,11 @@ class Rollup:
         return len(news.touched)
 
     def _news_of(self, source: DeltaTable, target: DeltaTable | None) -> _News:
-        """Return what the lower table has that is not summed up yet."""
+        """Return the changes in the lower table that are not summed up yet."""
         since = None if target is None else target.transaction_version(self._summed)
         if target is None or since is None:
             return self._all_of(source, is_first=True)
-        # With the commit that is summed up: whether it is still the same.
+        # Including the commit that is summed up, to check that it is still the same.
         count = source.version() - since + 1
         commits = latest_commits(source, min(count, _HISTORY))
         has_all = 0 < len(commits) == count
@@ -356,8 +355,8 @@ class Rollup:
         query = QueryBuilder().register("source", source)
         where = f"{of_day} AND ({hours_sql(begins, hours) or 'false'})"
         sums = sums_sql(self._period, "source", where, has=_columns_of(source))
-        # By device, so that what is the same of it stands together: half of the bytes, and a tenth
-        # of a bill's time.
+        # Sorted by device, so that its equal values are adjacent: half the bytes, and a tenth of
+        # the time for a bill.
         order = f'"cluster", node, gpu_uuid, {self._period.target_column}'
         rows = query.execute(f"SELECT * FROM ({sums}) ORDER BY {order}").read_all()  # noqa: S608  # no user's text
         replaced = hours_sql(self._period.target_column, hours) or "false"
@@ -384,7 +383,7 @@ class Rollup:
     ) -> None:
         """Add the rows of purged periods that came since a version."""
         version = source.version()
-        # A run that was killed may have added those of a version that it has not summed up.
+        # A killed run may have added the late rows of a version that it has not summed up.
         added = target.transaction_version(self._summed_late) or 0
         if since is not None and max(since, added) == version:
             return
@@ -405,10 +404,10 @@ class Rollup:
         )
 
     def _rows_beyond(self, source: DeltaTable, target: DeltaTable, days: set[int]) -> Table:
-        """Return the sums of the rows of purged days that are behind what they have, by offset.
+        """Return the sums of rows of purged days whose offsets are after those in the target.
 
-        Where there is no version to compare with: what was moved out of the table below may have
-        been summed up, and comes again.
+        Used if there is no version to compare with: rows that were moved out of the lower table
+        may have been summed up already, and come again.
         """
         listed = ", ".join(_day_sql(day) for day in sorted(days))
         where = f"{PARTITION_COLUMN} IN ({listed})"
@@ -425,8 +424,8 @@ class Rollup:
 
     def _rows_since(self, source: DeltaTable, days: set[int], *, since: int) -> Table:
         """Return the sums of the rows of purged days that came since a version."""
-        # What is there now of a day that was purged since that version came after it was purged.
-        # Of the others the rows of that version are left out, which may be gone as well.
+        # All rows of a day purged since that version came after the purge. For other days, the
+        # rows of that version are left out; some of them may have been removed since.
         listed = {day: _day_sql(day) for day in sorted(days)}
         where = f"{PARTITION_COLUMN} IN ({', '.join(listed.values())})"
         has = _columns_of(source)
@@ -445,11 +444,11 @@ class Rollup:
                 is_new = f"NOT EXISTS (SELECT 1 FROM {former} WHERE {is_same})"  # noqa: S608  # no user's text
                 new = sums_sql(self._period, "source", f"{where} AND {is_new}", has=has)
                 return query.register("before", before).execute(new).read_all()
-        # DataFusion's errors have no class of their own.
+        # DataFusion's errors do not have their own class.
         except Exception as error:
             if not isinstance(error, DeltaError) and _GONE not in str(error):
                 raise
-            # Cleaned up long ago: what is there of purged days came after they were purged.
+            # The version was removed long ago: all rows of purged days came after the purge.
             _log.info(
                 "former_version_lost", url=shown_url(self._source.uri), error=str(error)[:300]
             )

@@ -1,22 +1,22 @@
-"""What ticks were seen, kept beside the tables so that a tick counts once also after a restart.
+"""The ticks seen, stored with the tables so that each tick counts once even after a restart.
 
-A tick may be published again after any time, as after offsets were reset; the sink detects it by
-the last tick of each boot of its node (`gpuledger_sinks.timelines.SeenTicks`). That is state of the
-sink, and it must be that of the very offset where reading goes on: of an earlier one, ticks would
-count twice; of a later one, ticks that were never stored would be passed over.
+A tick may be published again at any time, for example after offsets were reset. The sink detects
+this by the last tick of each boot of the node (`gpuledger_sinks.timelines.SeenTicks`). This state
+must match the offset at which the sink resumes. With the state of an earlier offset ticks would
+count twice; with that of a later one, ticks that were never stored would be skipped.
 
-So right before a commit moves a partition to an offset, a row with what was seen up to that offset
-is appended to the small table `seen_samples`, under the stream and the offset. A sink that goes on
-behind an offset looks for the row of that offset. What it has follows from the partition's records
-up to there and from nothing else, so that it does not matter who wrote it:
+Right before a commit moves a partition to an offset, a row with the ticks seen up to that offset is
+therefore appended to the small table `seen_samples`, under the stream and the offset. A sink that
+resumes after an offset looks for the row of that offset. The row depends only on the partition's
+records up to there, so it does not matter which sink wrote it:
 
-- killed before the row: the tables are where they were, and so is what was seen of that offset;
-- killed between row and commit: the row is of an offset that no table has, and nobody asks for it;
-- two who hold the same partition, one of whom does not know that it lost it: both write rows that
-  are true, and the tables refuse the commit of the one that is late.
+- killed before the row: the tables and the ticks seen are still at the previous offset;
+- killed between row and commit: no table has the row's offset, so nothing ever reads the row;
+- two sinks with the same partition, because one does not know yet that it lost it: both write
+  correct rows, and the tables refuse the later commit.
 
-Rows of before the offsets that the tables have are removed from time to time. The table's log is
-its own and short-lived: a commit a flush in it makes none of the others longer.
+Rows before the offsets of the tables are removed from time to time. The table has its own log,
+which is short-lived, so a commit per flush does not lengthen the other tables' logs.
 """
 
 from collections.abc import Mapping
@@ -32,10 +32,10 @@ from gpuledger_sinks.store.damage import storage_errors
 from gpuledger_sinks.store.table import StreamTable
 
 _KEPT_HOURS: Final = 2
-"""How long files stay that were removed: longer than any writer or reader of them takes."""
+"""How long removed files are kept: longer than any writer or reader needs them."""
 
 NodeTicks = Mapping[str, Any]
-"""By node the last tick of each of its boots, as `SeenTicks` gives it."""
+"""The last tick of each boot of each node, as `SeenTicks` returns it."""
 
 
 class SeenTable(StreamTable):
@@ -45,15 +45,15 @@ class SeenTable(StreamTable):
         super().__init__(SEEN_TICKS, store_uri=store_uri, storage_options=storage_options)
 
     def record(self, seen: Mapping[str, tuple[int, NodeTicks]], *, written_us: int) -> None:
-        """Append what was seen of each stream up to an offset, whoever else does the same.
+        """Append the ticks seen of each stream up to an offset, even if another sink does the same.
 
-        Raises ReceiverUnavailableError where the storage does not answer.
+        Raises ReceiverUnavailableError if the storage does not answer.
         """
         rows = [
             (stream, last_offset, orjson.dumps(ticks).decode(), written_us)
             for stream, (last_offset, ticks) in sorted(seen.items())
         ]
-        # Without an identifier, and by whoever asks: rows of one offset are alike.
+        # Without a transaction identifier, because all rows of one offset are alike.
         with storage_errors(self.uri):
             write_deltalake(
                 self.open(),
@@ -63,10 +63,10 @@ class SeenTable(StreamTable):
             )
 
     def read(self, offsets: Mapping[str, int]) -> dict[str, tuple[int, NodeTicks]]:
-        """Return of each stream what was seen up to an offset, or up to the nearest one before.
+        """Return for each stream the ticks seen up to its offset, or the nearest one before it.
 
-        With it the offset that it is of; nothing of a stream of which nothing was written. Raises
-        ReceiverUnavailableError where the storage does not answer.
+        Each comes with its offset; streams without rows are absent. Raises
+        ReceiverUnavailableError if the storage does not answer.
         """
         if not offsets:
             return {}
@@ -76,7 +76,7 @@ class SeenTable(StreamTable):
                 f"(stream = {quoted(stream)} AND last_offset <= {offset})"
                 for stream, offset in offsets.items()
             )
-            # Written twice where a commit was tried again: either will do.
+            # A repeated commit writes a row twice; either of them is correct.
             found = query.execute(
                 "SELECT stream, last_offset, seen FROM (SELECT *, row_number()"  # noqa: S608  # quoted streams
                 " OVER (PARTITION BY stream ORDER BY last_offset DESC) AS number"
@@ -89,10 +89,10 @@ class SeenTable(StreamTable):
         }
 
     def prune(self, offsets: Mapping[str, int]) -> None:
-        """Remove what is of before these offsets, and the files of what was removed before.
+        """Remove rows before these offsets, and the files of rows that were removed earlier.
 
-        Another writer may do the same: then it is done. Raises ReceiverUnavailableError where the
-        storage does not answer.
+        Does nothing if another writer does the same. Raises ReceiverUnavailableError if the storage
+        does not answer.
         """
         if not offsets:
             return
@@ -102,7 +102,7 @@ class SeenTable(StreamTable):
         )
         with storage_errors(self.uri):
             table: DeltaTable = self.open()
-            # Whole files, as those of a flush are outdated together; nothing is rewritten then.
+            # Removes whole files and rewrites none: all rows of a flush become outdated together.
             try:
                 table.delete(outdated)
             except CommitFailedError:

@@ -1,10 +1,10 @@
-"""Append the rows of rejected events to the store, beside the sink that goes on there.
+"""Appends the rows of rejected events to the store while the sink continues.
 
-They have a stream of their own, so that the offsets of the sink's partitions stay where they are. A
-row has the place of the record from which its event was read. Only an event that is replayed has
-rows whose first and last offset are both its own: when it was rejected, it added to no row. So each
-event is appended once, however often it is replayed: its rows are looked up first, and a writer
-that another one overtook in the stream looks them up again.
+Redelivery has its own stream, so that the offsets of the sink's partitions do not change. A row has
+the partition and offset of the record from which its event was read. Only a replayed event has rows
+whose first and last offset are both its own, because it added to no row when it was rejected. Each
+event is therefore appended once, however often it is replayed: its rows are looked up first, and a
+writer that was overtaken in the stream looks them up again.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,11 +32,11 @@ _STREAM: Final = "gpuledger-dead-letters"
 _Place = tuple[int, int]
 """The partition and the offset of an event."""
 MAX_REDELIVERED: Final = 100
-"""Events of one commit: each costs a file a day, and one event may be a hundred megabytes."""
+"""Maximum number of events per commit: each costs a file per day and may have 100 MB."""
 
 
 class StoreRedelivery:
-    """Appends a batch in one commit."""
+    """Appends a batch of rejected events in one commit per table."""
 
     def __init__(self, *, topics: Topics, settings: StoreSettings, clock: Clock) -> None:
         self._usage = UsageTable(store_uri=settings.uri, storage_options=settings.storage_options)
@@ -53,7 +53,7 @@ class StoreRedelivery:
 
     async def deliver(self, rejected: Sequence[RejectedEvent]) -> Sequence[Refusal | None]:
         """Append the rows of all events whose days are stored, or of none."""
-        # By its place: a letter that is replayed twice may come twice at once.
+        # By partition and offset, because a dead letter that is replayed twice may come twice.
         booked: dict[_Place, _Booked] = {}
         refusals = [self._book(booked, each) for each in rejected]
         if booked:
@@ -76,7 +76,7 @@ class StoreRedelivery:
         return None
 
     def _append(self, booked: Mapping[_Place, "_Booked"]) -> None:
-        """Append to each table what it has not got."""
+        """Append to each table the rows that it lacks."""
         self._append_to(
             self._usage, booked, rows_of=lambda each: each.sums.rows(), records_hours=True
         )
@@ -100,14 +100,14 @@ class StoreRedelivery:
             return
         now_ns = self._clock.time_ns()
         hours = {minute // 60 for each in new for minute in each.sums.minutes}
-        # Any number that grows: which events are there is looked up.
+        # Any growing number will do, because stored events are looked up.
         number = {self._stream: max(now_ns, last + 1)}
         try:
             table.append(
                 rows,
                 number,
                 time_ms=now_ns // NS_PER_MS,
-                # Repeated: behind many replayed letters nobody would find it any more.
+                # Repeated, because it would be lost behind the commits of many replayed events.
                 commit_info=describe(
                     hours=hours if records_hours else None, valid_through=table.complete_through()
                 ),
@@ -117,7 +117,7 @@ class StoreRedelivery:
 
 
 class _Booked(NamedTuple):
-    """A rejected event that is to be stored."""
+    """The rows of a rejected event."""
 
     sums: MinuteSums
     entries: Sequence[Row]

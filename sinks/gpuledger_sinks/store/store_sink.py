@@ -1,4 +1,4 @@
-"""The store sink's shell: events in, rows appended, exactly once.
+"""The store sink's shell: appends rows made from events, exactly once.
 
 This module wires the sink and decides when to write. `maintenance_lag` measures how far the store's
 maintenance is behind, `resuming` finds where to resume and handles gaps, `stored` writes rows.
@@ -49,19 +49,19 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class StoreTables:
-    """The tables of a store, as a sink writes them."""
+    """The tables of a store that a sink writes."""
 
     usage: UsageTable
     entries: EntriesTable | None
-    """Absent where ticks are not stored by themselves."""
+    """Absent if single ticks are not stored."""
     gaps: GapsTable
     seen: SeenTable
     dimensions: Mapping[str, StreamTable]
-    """The tables that are joined with the rows, by their names."""
+    """The tables that are joined with usage rows, by name."""
 
     @classmethod
     def of(cls, settings: StoreSettings) -> "StoreTables":
-        """Return the tables that these settings ask for; nothing is opened yet."""
+        """Return the tables that these settings require, without opening them."""
         where: dict[str, Any] = {
             "store_uri": settings.uri,
             "storage_options": settings.storage_options,
@@ -82,11 +82,11 @@ async def open_sink(
     settings: StoreSettings,
     readiness: Readiness,
     clock: Clock,
-    group: str,  # noqa: ARG001  # as OpenSink has it
+    group: str,  # noqa: ARG001  # required by OpenSink
 ) -> AsyncIterator["StoreSink"]:
-    """Open the sink that appends what every event comes to to the store.
+    """Open the sink that appends the rows of every event to the store.
 
-    It raises UserError where a table is of another topic than the one that is read.
+    Raises UserError if a table has rows of another topic than the one that is read.
     """
     tables = StoreTables.of(settings)
     async with open_store(
@@ -107,7 +107,7 @@ async def open_store(
     """Open the sink that appends to these tables."""
     check = readiness.check("store.receiver", severity=CheckSeverity.WARNING)
     retrying = retry_receiver(sink=NAME, check=check, clock=clock, receiver=shown_url(settings.uri))
-    # Whatever group reads: the tables have one sequence of offsets.
+    # Independent of the group that reads: the tables have one sequence of offsets.
     streams = Streams(group=bus.topics.group(STORE.group), generation=settings.generation)
     targets = targets_of(tables.usage, tables.entries, streams=streams)
     recorder = GapRecorder(
@@ -151,7 +151,7 @@ async def open_store(
 def targets_of(
     usage: UsageTable, entries: EntriesTable | None, *, streams: Streams
 ) -> list[Target]:
-    """Return the tables that have rows of events, `usage` first."""
+    """Return the tables for rows of events, `usage` first."""
     targets = [
         Target(
             table=usage,
@@ -205,26 +205,26 @@ class StoreSink(Sink):
 
     @override
     async def assign(self, partitions: Partitions) -> None:
-        """Remember that these have yet to be set to where the table ends."""
+        """Remember that these partitions have yet to be set to where the tables end."""
         self._resuming.require(partitions)
 
     @override
     async def handle_gap(self, gap: Gap) -> None:
-        """Remember a gap until it has its row, which it gets before any event behind it."""
+        """Remember a gap until its row is written, which is before any event after the gap."""
         self._recorder.add(gap)
 
     @override
     async def prepare(self, context: SinkContext) -> Partitions:
-        """Set partitions newly held to where the table ends."""
+        """Set newly assigned partitions to where the tables end."""
         async with self._lock:
             if not self._resuming.is_due(context.consumer):
                 return frozenset()
-            # A write that outlived its waiting moves the offsets that are looked up here.
+            # An append whose caller was cancelled may move the offsets that are looked up here.
             await self._appending.end()
-            # The flush may find other partitions in need of it.
+            # The flush may find that other partitions must be looked up again.
             await self._flush(context)
             seen = await self._resuming.seek(context.consumer)
-            # What was seen since is of records that are read again now.
+            # Ticks seen since then are of records that are now read again.
             for partition, ticks in seen.items():
                 self._seen.restore(partition, ticks)
             sought = frozenset(seen)
@@ -235,24 +235,24 @@ class StoreSink(Sink):
 
     @override
     async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
-        """Collect the rows of a poll and write when it is time."""
+        """Collect the rows of a poll, and write if it is time."""
         async with self._lock:
             self._maintenance_lag.begin_if_due()
             for each in self._dimensions:
                 each.begin_if_due()
             if self._recorder.of(self._resuming.ready(context.consumer)):
-                # Rows of before the gap first: what the table has says where the gap begins. That
-                # may find other partitions in need of being set, whose gaps wait with them.
+                # Rows before the gap are written first, because the table shows where the gap
+                # begins. This may find that other partitions must be looked up; their gaps wait.
                 await self._flush(context)
                 ready = self._resuming.ready(context.consumer)
                 await self._resuming.record(self._recorder.of(ready))
             ready = self._resuming.ready(context.consumer)
             for batch in batches:
-                # A flush in the midst of an earlier batch may have had them set back.
+                # A flush within an earlier batch may have required this partition to be sought.
                 if batch.partition in ready and not self._resuming.is_needed(batch.partition):
                     await self._collect(batch, context)
                 else:
-                    # It is read again behind what is stored, and its letters come again with it.
+                    # It is read again after what is stored, and its dead letters are made again.
                     context.dead_letters.drop(
                         batch.partition.partition, topic=batch.partition.topic
                     )
@@ -265,24 +265,24 @@ class StoreSink(Sink):
             await self._record_done(context)
 
     async def _record_done(self, context: SinkContext) -> None:
-        """Record how far those partitions are done of which nothing waits to be written."""
+        """Record how far partitions without unwritten rows are done."""
         self._relay.begin_if_due()
         for at in self._resuming.ready(context.consumer) - self._pending.last_offsets.keys():
             if self._recorder.of([at]):
                 continue
-            # Given up a moment ago: its next owner records it.
+            # Just revoked: the next owner records it.
             with suppress(NotAssignedError):
                 self._relay.record_done(at.partition, await context.consumer.position(at))
 
     @override
     async def release(self, partitions: Partitions, context: SinkContext) -> None:
-        """Write what is held, in one attempt; the next owner begins where the table ends."""
+        """Write the pending rows in one attempt; the next owner resumes where the tables end."""
         async with self._lock:
             try:
                 await self._flush_once(context)
             finally:
-                # What could not be written is read again by whoever holds its partitions then, and
-                # its dead letters are written then.
+                # Rows that could not be written are read again by their partitions' next owner,
+                # which also makes their dead letters.
                 for topic, partition in self._pending.last_offsets:
                     context.dead_letters.drop(partition, topic=topic)
                 self._resuming.require(self._pending.last_offsets)
@@ -295,11 +295,11 @@ class StoreSink(Sink):
 
     @override
     async def redeliver(self, rejected: Sequence[RejectedEvent], /) -> Sequence[Refusal | None]:
-        """Append the rows of events, unless they are there already."""
+        """Append the rows of events, unless they are stored already."""
         return await self._redelivery.deliver(rejected)
 
     async def _collect(self, batch: Batch, context: SinkContext) -> None:
-        """Collect the rows of a batch, and write in its midst where they are too many."""
+        """Collect the rows of a batch, and write within it if they are too many."""
         partition, clock = batch.partition, self._clock
         for record, event in batch.items:
             if self._is_full():
@@ -309,7 +309,7 @@ class StoreSink(Sink):
                     return
             self._add_event(partition, record, event, context)
             self._pending.read_to(partition, record.offset, now_ns=clock.monotonic_ns())
-        # Also what did not decode at the end: it is a dead letter, and done.
+        # Includes records at the end that could not be decoded: their dead letters are enough.
         self._pending.read_to(partition, batch.next_offset - 1, now_ns=clock.monotonic_ns())
 
     def _add_event(
@@ -333,7 +333,7 @@ class StoreSink(Sink):
         if refusal := self._window.refusal_of(bookings_days(bookings), now_ns=now_ns):
             context.dead_letters.reject(record, reason=refusal.reason, detail=refusal.detail)
             return
-        # Behind a kill between two commits one table is ahead of the other, and waits for it.
+        # After a kill between two commits one table is ahead of the other and gets no rows.
         if self._usage.lacks(partition, record.offset):
             self._pending.add_sums(event, bookings, record, ingested_time_ns=now_ns)
         if rows:
@@ -346,18 +346,18 @@ class StoreSink(Sink):
         if self._pending.row_count:
             await self._retrying(lambda: self._flush_once(context))
         else:
-            # The table is not queried, so this says nothing of whether it answers.
+            # Not retried, because no table is queried and this must not pass the check.
             await self._flush_once(context)
 
     async def _flush_once(self, context: SinkContext) -> None:
         pending = self._pending
         try:
             if pending.row_count:
-                # The rows take the offsets with them: what was put aside would not be read again.
+                # The commit moves the offsets, so these dead letters would never be made again.
                 await context.dead_letters.flush()
                 self._must_be_held(pending, context)
                 await self._must_still_be_of_topic(context)
-                # Last of all, as it cannot be taken back: rows and offsets in one commit.
+                # Last, because it cannot be undone: rows and offsets are in one commit.
                 with self._retrying.awaiting():
                     await self._appending.append(
                         pending,
@@ -365,8 +365,8 @@ class StoreSink(Sink):
                         valid_through=self._valid_through(pending, context),
                     )
         except StaleTableError as error:
-            # Never written again as they are: somebody else may have stored some of them. All are
-            # read again behind what the table has by then.
+            # Never written again as they are, because another sink may have stored some of them.
+            # All are read again after the table's new offsets.
             _log.warning("rows_withdrawn", error=str(error), count=pending.row_count)
             self._resuming.require(context.consumer.assignment())
         else:
@@ -379,10 +379,10 @@ class StoreSink(Sink):
         self._pending = RowBuffer()
 
     def _valid_through(self, pending: RowBuffer, context: SinkContext) -> dict[str, int]:
-        """Return up to when each partition that is held is complete with what is to be written.
+        """Return how far each assigned partition is complete with the rows to be written.
 
-        Also those of which nothing is written: one whose last node is gone would hold back for ever
-        what the store as a whole is complete to.
+        Includes partitions without rows: otherwise a partition whose last node is gone would hold
+        back the watermark of the whole store.
         """
         found: dict[str, int] = {}
         for at in self._resuming.ready(context.consumer):
@@ -397,23 +397,23 @@ class StoreSink(Sink):
         return found
 
     def _must_be_held(self, pending: RowBuffer, context: SinkContext) -> None:
-        """Raise StaleTableError where a partition was given up since it was read.
+        """Raise StaleTableError if a partition was revoked since it was read.
 
-        The letters of its records were dropped, and the rows would take the offsets with them.
+        The dead letters of its records were dropped, and the rows' commit would move its offset.
         """
         for at in pending.last_offsets:
             if not context.is_current(at) or self._resuming.is_needed(at):
-                raise StaleTableError(f"{at} was given up before its rows were stored")
+                raise StaleTableError(f"{at} was revoked before its rows were stored")
 
     async def _must_still_be_of_topic(self, context: SinkContext) -> None:
-        """Raise UserError where what was collected may be another topic's than it began with.
+        """Raise UserError if the collected rows may be of another topic than the tables' rows.
 
-        Asked after the last row was read and before any is written: a topic that has its identity
-        now has had it all the time.
+        Checked after the last row was read and before any is written: if the topic has its identity
+        now, it has had it all the time.
         """
         topic_id = await self._resuming.topic_id_now(context.consumer)
         if topic_id == self._resuming.topic_id:
             return
-        # Nothing of it is written: no row says which topic it is of.
+        # Nothing is written, because no row shows which topic it is from.
         read, self._pending = self._pending.last_offsets, RowBuffer()
         await self._resuming.refuse_rows(read, topic_id=topic_id)

@@ -1,17 +1,17 @@
-"""What the table has of each partition, of which topic, and the write that adds to it.
+"""The offsets and topics that the tables have per partition, and the write that advances them.
 
-Beside its rows the table keeps numbers, each under the name of a stream (`Streams`): of each
-partition the last offset that is stored, and the identity of its topic. An offset means nothing
-without its topic: one that is deleted and made anew, or restored from elsewhere, has the same name
-and other records. `Stored` is what is remembered of these numbers between a look into the table and
-the next; it queries neither the table nor the brokers.
+In addition to rows a table keeps numbers, each under the name of a stream (`Streams`): for each
+partition the last stored offset and the identity of its topic. An offset means nothing without its
+topic: a topic that is deleted and recreated, or restored from elsewhere, has the same name and
+other records. `Stored` remembers these numbers between two lookups in the table. It queries neither
+the table nor the brokers.
 
-A sink has a `Target` for each table that has rows of events: `usage`, and `entries` where these are
-stored. Each has offsets of its own, as a sink may be killed between their commits; it goes on where
-the one that is behind ends, and what another has already is not added to that one again.
+A sink has a `Target` for each table with rows of events: `usage`, and `entries` if it is written.
+Each has its own offsets, because a sink may be killed between their commits. The sink resumes where
+the table that is behind ends, and does not add rows again to a table that is ahead.
 
-`Appending` is the write that is under way: in a thread, one at a time, whoever stops waiting for
-it. What is written and when is `store_sink`'s.
+`Appending` is the write under way: in a thread, one at a time, even if its caller stops waiting.
+`store_sink` decides what is written and when.
 """
 
 import asyncio
@@ -37,8 +37,8 @@ from gpuledger_sinks.store.table import TimedTable
 _PRUNED_AFTER_SECONDS: Final = 600.0
 _log = structlog.get_logger(__name__)
 _REMEDY = (
-    "nothing is written. See that what it holds is not stored already, then set store.generation"
-    " to a new name to go on behind what is stored"
+    "nothing is written. Check that the topic's records are not stored already, then set"
+    " store.generation to a new name to continue after the stored rows"
 )
 
 
@@ -47,42 +47,42 @@ class Streams:
     """The names of a sink's streams in the table."""
 
     group: str
-    """What all of them begin with."""
+    """The common prefix of all stream names."""
     generation: str
-    """What the user has set after a topic was made anew; empty for the first."""
+    """The user's name for a recreated topic; empty for the first one."""
 
     def of(self, partition: TopicPartition) -> str:
-        """Return the stream of the last offset that is stored."""
+        """Return the stream of a partition's last stored offset."""
         parts = [self.group, self.generation, partition.topic, str(partition.partition)]
         return "|".join(part for part in parts if part)
 
     def identity_of(self, partition: TopicPartition) -> str:
-        """Return the stream of the topic's identity."""
+        """Return the stream of the identity of a partition's topic."""
         return f"{self.of(partition)}|topic_id"
 
 
 @dataclass(kw_only=True)
 class Stored:
-    """How far the table has each partition that was sought."""
+    """How far the table has each partition that was looked up."""
 
     streams: Streams
     topic_id: str | None = None
-    """The identity of the topic of which rows are collected."""
+    """The identity of the topic whose rows are collected."""
     last_offsets: dict[TopicPartition, int] = field(default_factory=dict)
-    """The last offset that the table has of each partition; none where it has nothing."""
+    """The last offset that the table has of each partition; absent if it has nothing."""
     _identified: set[TopicPartition] = field(default_factory=set)
-    """Partitions of which the table knows the topic's identity."""
+    """Partitions for which the table knows the topic's identity."""
     complete_through: Mapping[str, int] = field(default_factory=dict)
-    """Up to when the table said that partitions are complete, in microseconds, others' too: it is
-    said again with each commit, so that one that falls silent is not forgotten."""
+    """How far partitions were complete according to the table, in microseconds, including those of
+    other sinks. Repeated in each commit, so that a partition that falls silent is not forgotten."""
 
     def names_of(self, partitions: Collection[TopicPartition]) -> list[str]:
-        """Return the streams in which the table has what is to be known of partitions."""
+        """Return the streams with a table's numbers for these partitions."""
         names = self.streams
         return [name for at in partitions for name in (names.of(at), names.identity_of(at))]
 
     def learn(self, partition: TopicPartition, numbers: Mapping[str, int]) -> bool:
-        """Take what the table's streams say of a partition; return whether it is of our topic."""
+        """Take the table's numbers for a partition; return whether they are of our topic."""
         self.last_offsets.pop(partition, None)
         self._identified.discard(partition)
         last_offset = numbers.get(self.streams.of(partition))
@@ -94,7 +94,7 @@ class Stored:
         return is_same_topic(stored=identity, topic_id=self.topic_id)
 
     def new_identities(self, partitions: Collection[TopicPartition]) -> dict[str, int]:
-        """Return the topic's identity for each partition of which the table does not know it."""
+        """Return the topic's identity for each partition for which the table lacks it."""
         if self.topic_id is None:
             return {}
         number = number_of(self.topic_id)
@@ -102,38 +102,38 @@ class Stored:
         return {self.streams.identity_of(partition): number for partition in new}
 
     def advance(self, last_offsets: Mapping[TopicPartition, int]) -> None:
-        """Record that rows were written up to these offsets, with the topic's identity."""
+        """Record that rows up to these offsets were written, with the topic's identity."""
         self.last_offsets |= last_offsets
         self._identified |= last_offsets.keys()
 
 
 def number_of(topic_id: str) -> int:
-    """Return the number under which the table keeps a topic's identity: 63 bits of its hash."""
+    """Return the number that identifies a topic in the table: 63 bits of its hash."""
     return int.from_bytes(hashlib.sha256(topic_id.encode()).digest()[:8]) >> 1
 
 
 def is_same_topic(*, stored: int | None, topic_id: str | None) -> bool:
-    """Return whether the table's offsets are those of the topic with this identity.
+    """Return whether the table's offsets belong to the topic with this identity.
 
-    Brokers before Kafka 2.8 give no identity, nor has the table one then; these are trusted.
+    Brokers before Kafka 2.8 have no identities, and then the table has none; these are trusted.
     """
     return stored is None or topic_id is None or stored == number_of(topic_id)
 
 
 def other_topic(partition: TopicPartition, *, last_offset: int, topic_id: str | None) -> UserError:
-    """Return the error for a table whose offsets are another topic's."""
+    """Return the error for a table with offsets of another topic."""
     return UserError(
         f"the store has {_shown(partition)} up to offset {last_offset} of another topic of that"
-        f" name: it was made anew, or is another cluster's (its id is {topic_id} now); {_REMEDY}"
+        f" name: it was recreated, or is another cluster's (its id is {topic_id} now); {_REMEDY}"
     )
 
 
 def refuse_shorter_topic(partition: TopicPartition, *, last_offset: int, end: int) -> None:
-    """Raise UserError where the partition ends before what the table has of it."""
+    """Raise UserError if the partition ends before the table's last offset."""
     if last_offset + 1 > end:
         raise UserError(
             f"the store has {_shown(partition)} up to offset {last_offset}, but that partition ends"
-            f" at {end}: the topic was made anew, is another cluster's, or lost records; {_REMEDY}"
+            f" at {end}: the topic was recreated, is another cluster's, or lost records; {_REMEDY}"
         )
 
 
@@ -143,26 +143,26 @@ def _shown(partition: TopicPartition) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A table that has rows of events, and how far it has them."""
+    """A table with rows of events, and how far it has them."""
 
     table: TimedTable
     stored: Stored
     rows_of: Callable[[RowBuffer], Collection[Row]]
-    """What of all that waits is this table's."""
+    """Returns this table's rows from all pending rows."""
     announces_hours: bool = False
-    """Whether its commits say of which hours they have rows, for what is made of them."""
+    """Whether its commits record the hours of their rows, for the rollups."""
 
     def lacks(self, partition: TopicPartition, offset: int) -> bool:
-        """Return whether the table has not got what a record brings."""
+        """Return whether the table does not have a record's rows yet."""
         return offset > self.stored.last_offsets.get(partition, -1)
 
     def news_of(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Return those offsets that are beyond what the table has."""
+        """Return the offsets that are after the table's."""
         return {at: last for at, last in offsets.items() if self.lacks(at, last)}
 
 
 def position_of(targets: Sequence[Target], partition: TopicPartition) -> int:
-    """Return the offset up to which all of a sink's tables have a partition; -1 for nothing."""
+    """Return the offset up to which all of a sink's tables have a partition; -1 for none."""
     return min(target.stored.last_offsets.get(partition, -1) for target in targets)
 
 
@@ -173,12 +173,12 @@ class Appending:
         self._targets, self._seen, self._clock = targets, seen, clock
         self._writing: asyncio.Task[None] | None = None
         self._pending: RowBuffer | None = None
-        """What is being written."""
+        """The rows being written."""
         self._done: list[Target] = []
-        """The tables that have what is being written."""
+        """The tables that already have the rows being written."""
         self._next_prune_ns = 0
         self._outdated: dict[str, int] = {}
-        """Offsets of a while ago, behind which nobody goes on who repairs a table today."""
+        """Earlier offsets, which even a table repaired today is not likely to resume after."""
 
     async def append(
         self,
@@ -187,10 +187,10 @@ class Appending:
         seen: Mapping[TopicPartition, NodeTicks],
         valid_through: Mapping[str, int],
     ) -> None:
-        """Write in a thread; where the waiting is cancelled, the next call waits for the same.
+        """Write in a thread; if this is cancelled, the next call waits for the same write.
 
-        What was given up since then is let end first: the rows of now are others. `seen` is what
-        ticks were seen of each partition with what is written.
+        A write for other rows must end first. `seen` holds the ticks seen of each partition
+        including these rows.
         """
         if self._pending is not pending:
             await self.end()
@@ -199,13 +199,13 @@ class Appending:
             self._pending = pending
             write = partial(self._write, pending, seen=seen, valid_through=valid_through)
             self._writing = asyncio.create_task(in_daemon_thread(write))
-            # Looked at, so that asyncio does not complain where nobody waits any more.
+            # Retrieves the exception, so that asyncio does not complain if no caller waits.
             self._writing.add_done_callback(lambda write: write.cancelled() or write.exception())
         writing = self._writing
-        # Cancelled or not, the outcome stays where it is until somebody has seen it.
+        # Even if cancelled, the outcome stays in the task until a caller has read it.
         await asyncio.wait({writing})
         self._writing = None
-        # Only where it succeeded: else the offsets of what is not stored would be taken for stored.
+        # Raises on failure: otherwise offsets of unwritten rows would be taken as stored.
         writing.result()
 
     def _write(
@@ -215,11 +215,11 @@ class Appending:
         seen: Mapping[TopicPartition, NodeTicks],
         valid_through: Mapping[str, int],
     ) -> None:
-        """Write what was seen, then the rows of each table with its offsets, a commit each."""
+        """Write the ticks seen, then each table's rows with its offsets, one commit per table."""
         time_ms = self._clock.time_ns() // NS_PER_MS
         streams = self._targets[0].stored.streams
-        # Before any commit, or who is killed between the two would go on without it. Where a later
-        # table's commit is tried again, it is there already.
+        # Before any commit: a sink killed in between would resume without it. If a later table's
+        # commit is retried, it is there already.
         if not self._done:
             self._seen.record(
                 {streams.of(at): (pending.last_offsets[at], ticks) for at, ticks in seen.items()},
@@ -227,7 +227,7 @@ class Appending:
             )
         for target in self._targets:
             rows, news = target.rows_of(pending), target.news_of(pending.last_offsets)
-            # A table that is ahead of another has had these rows: its offsets must not go back.
+            # A table that is ahead has these rows already, and its offsets must not go back.
             if target in self._done or not rows or not news:
                 continue
             hours = {minute // 60 for minute in pending.sums.minutes}
@@ -241,13 +241,13 @@ class Appending:
                     valid_through=latest_marks(target.stored.complete_through, valid_through),
                 ),
             )
-            # From here on a failure of the next table repeats nothing of this one.
+            # A failure of the next table must not repeat this one.
             self._done.append(target)
             target.stored.advance(news)
         self._prune(pending.last_offsets)
 
     def _prune(self, partitions: Collection[TopicPartition]) -> None:
-        """Remove from time to time what was seen before where all tables are."""
+        """From time to time, remove ticks seen before the offsets of all tables."""
         now_ns = self._clock.monotonic_ns()
         if now_ns < self._next_prune_ns:
             return
@@ -255,13 +255,13 @@ class Appending:
         try:
             self._seen.prune(self._outdated)
         except ReceiverUnavailableError as error:
-            # The rows are stored: next time will do.
+            # The rows are stored, so this can wait until the next time.
             _log.info("seen_samples_not_pruned", error=str(error))
         streams = self._targets[0].stored.streams
         self._outdated = {streams.of(at): position_of(self._targets, at) for at in partitions}
 
     async def end(self) -> None:
-        """Wait until nothing is being written; how that ended, the table shows."""
+        """Wait until nothing is being written; the table shows the outcome."""
         if self._writing is not None:
             await asyncio.wait({self._writing})
             self._writing = None

@@ -1,8 +1,8 @@
-"""The seam to deltalake: open a table, read what it has of a stream, append with the offsets.
+"""The seam to deltalake: open a table, read its last offsets of streams, append with new offsets.
 
-Everything here blocks and belongs in a thread. deltalake's exceptions stop here. The rule that
-makes an append happen exactly once: it goes through the very table object from which the versions
-were read, so that the commit fails if anybody else has appended of the same stream since.
+Everything here blocks and belongs in a thread. deltalake's exceptions stop here. An append happens
+exactly once because it uses the same table object from which the offsets were read: the commit
+fails if another writer has appended to the same stream since.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -46,11 +46,11 @@ _NO_COMMIT_INFO: Final[Mapping[str, str]] = {}
 
 
 class StaleTableError(GpuledgerError):
-    """Somebody else has appended of the same stream since this table was loaded."""
+    """Another writer has appended to the same stream since this table was loaded."""
 
 
 class StreamTable:
-    """A Delta table that is appended to from numbered streams, as one writer sees it."""
+    """A Delta table that one writer appends to from numbered streams."""
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class StreamTable:
         self.uri = table_uri(store_uri, schema.name)
         self._schema = schema
         self._options = resolve_options(storage_options)
-        # Times, offsets and quantities hardly repeat: by encodings of their own they take a third
-        # fewer bytes than by dictionaries, and less time to write.
+        # Times, offsets and quantities rarely repeat: their own encodings take a third fewer bytes
+        # than dictionaries, and less time to write.
         self.writer = WriterProperties(
             compression="ZSTD",
             compression_level=3,
@@ -77,16 +77,15 @@ class StreamTable:
         self._versions: dict[str, int | None] = {}
 
     def load(self, streams: Iterable[str]) -> dict[str, int]:
-        """Load the table anew, making it where there is none; return each stream's last offset.
+        """Load the table again, creating it if missing; return each stream's last offset.
 
-        A table of an older version gets the columns that were added since. Raises UserError where
-        another table lies there, ReceiverUnavailableError where the storage does not answer or what
-        lies there is damaged.
+        Adds new columns to an older table. Raises UserError if another table is there,
+        ReceiverUnavailableError if the storage does not answer or the table is damaged.
         """
         with storage_errors(self.uri):
             table = self.open()
             history = table.history(ANNOUNCED_COMMITS)
-            # The history may have commits that came after the table was loaded.
+            # The history may include commits made after the table was loaded.
             table.update_incremental()
             if not is_complete(history, table.transaction_version):
                 damage = explain_incomplete(self.uri)
@@ -108,10 +107,9 @@ class StreamTable:
     ) -> None:
         """Append rows together with the last offset of each stream, in one commit.
 
-        `facts` are numbers that are kept beside the offsets and may be anything; `commit_info` is
-        what the commit says of itself beside them (`gpuledger.store.commits`). Raises
-        StaleTableError where another consumer was faster, ReceiverUnavailableError where the
-        storage does not answer.
+        `facts` are numbers stored with the offsets, without their rules; `commit_info` is added
+        to the commit's information (`gpuledger.store.commits`). Raises StaleTableError if another
+        consumer was faster, ReceiverUnavailableError if the storage does not answer.
         """
         with storage_errors(self.uri):
             table = self._unchanged(offsets)
@@ -133,17 +131,17 @@ class StreamTable:
                     ),
                 )
             except CommitFailedError as error:
-                # A commit of the same stream since this table was loaded: another sink has the
-                # partition. Through a table that is loaded anew the same rows would be accepted,
+                # There was a commit of the same stream since this table was loaded, so another sink
+                # has the partition. Through a newly loaded table the same rows would be accepted
                 # and stored twice.
                 raise StaleTableError(f"store {self.uri}: {error}") from error
         self._versions.update(offsets)
 
     def complete_through(self) -> dict[str, int]:
-        """Return up to when each partition is complete, as commits up to the loaded one say.
+        """Return how far each partition is complete, from the commits up to the loaded version.
 
-        In microseconds since 1970, by the partition's number. Raises ReceiverUnavailableError where
-        the storage does not answer.
+        In microseconds since 1970, by partition number. Raises ReceiverUnavailableError if the
+        storage does not answer.
         """
         if self._table is None:
             return {}
@@ -151,15 +149,15 @@ class StreamTable:
             return complete_through_us(self._table)
 
     def exists(self) -> bool:
-        """Return whether there is such a table; raises ReceiverUnavailableError."""
+        """Return whether the table exists; raises ReceiverUnavailableError."""
         with storage_errors(self.uri):
             return DeltaTable.is_deltatable(self.uri, storage_options=self._options)
 
     def remove_rows(self, predicate: str) -> int:
-        """Remove the rows of which this SQL is true; return how many files had some.
+        """Remove the rows that match this SQL condition; return the number of files with such rows.
 
-        Where somebody else has changed what is there in between, nothing is removed. Raises
-        ReceiverUnavailableError where the storage does not answer.
+        Removes nothing if another writer has changed them meanwhile. Raises
+        ReceiverUnavailableError if the storage does not answer.
         """
         with storage_errors(self.uri):
             try:
@@ -168,7 +166,7 @@ class StreamTable:
                 return 0
 
     def remove_days_before(self, day: int) -> int:
-        """Remove the rows of days before this one, since 1970; return how many files had some."""
+        """Remove rows of days before this one (since 1970); return the number of files with any."""
         if not self.exists():
             return 0
         bound = str(date.fromordinal(_EPOCH + day))
@@ -180,30 +178,30 @@ class StreamTable:
         return self.remove_rows(" OR ".join(f"{PARTITION_COLUMN} = '{each}'" for each in old))
 
     def count_files_before(self, day: int) -> int:
-        """Return how many files have rows of days before this one, since 1970.
+        """Return the number of files with rows of days before this one (since 1970).
 
-        Raises ReceiverUnavailableError where the storage does not answer.
+        Raises ReceiverUnavailableError if the storage does not answer.
         """
         if not self.exists():
             return 0
         bound = str(date.fromordinal(_EPOCH + day))
-        # From the log alone, as each file is of one day: no row is read.
+        # The log is enough, because each file has rows of one day only.
         with storage_errors(self.uri):
             actions = self.open().get_add_actions(flatten=True)
         days = actions[f"partition.{PARTITION_COLUMN}"].to_pylist()
         return sum(str(each) < bound for each in days)
 
     def remove_orphans(self, *, older_than_hours: int) -> int:
-        """Remove files that no commit names and that are older than that; return how many.
+        """Remove files older than this that no commit references; return their number.
 
-        They are what is left of writers that were killed before their commit. Files that a
-        compaction has replaced go as well, once that is as long ago. Raises
-        ReceiverUnavailableError where the storage does not answer.
+        They come from writers that were killed before their commit, or were replaced by a
+        compaction at least that long ago. Raises ReceiverUnavailableError if the storage does not
+        answer.
         """
         return self._vacuum(older_than_hours, dry_run=False)
 
     def count_orphans(self, *, older_than_hours: int) -> int:
-        """Return how many files `remove_orphans` would remove; raises as it does."""
+        """Return how many files `remove_orphans` would remove; raises the same errors."""
         return self._vacuum(older_than_hours, dry_run=True)
 
     def _vacuum(self, older_than_hours: int, *, dry_run: bool) -> int:
@@ -215,29 +213,29 @@ class StreamTable:
             removed = table.vacuum(
                 retention_hours=older_than_hours,
                 dry_run=dry_run,
-                # deltalake would not go below a week, however the table is written.
+                # deltalake does not accept less than a week otherwise.
                 enforce_retention_duration=False,
-                # The other mode knows only files that once were part of the table.
+                # The other mode finds only files that were once part of the table.
                 full=True,
             )
         return len(removed)
 
     def _unchanged(self, offsets: Mapping[str, int]) -> DeltaTable:
-        """Return the table if it stands where we left it: a commit may succeed and still raise."""
+        """Return the table if it is as we left it: a commit may succeed and still raise."""
         if self._table is None:
             raise StaleTableError(f"store {self.uri}: not loaded yet")
         for stream, offset in offsets.items():
-            # Delta compares no numbers of a stream, so a lower one would be taken as well: that
-            # offsets only grow is held here, and by the commit that nobody wrote in between.
+            # Delta does not compare a stream's numbers and would accept a lower one. This check
+            # ensures that offsets only grow; the commit ensures that no other writer came between.
             stored, known = self._table.transaction_version(stream), self._versions.get(stream)
             if stored != known or (stored is not None and offset <= stored):
                 raise StaleTableError(f"store {self.uri}: {stream} is at {stored}, not at {known}")
         return self._table
 
     def open(self, *, version: int | None = None) -> DeltaTable:
-        """Return the table as it is now, made where there is none, or as it was at a version.
+        """Return the table in its current state, created if missing, or as it was at a version.
 
-        Raises what deltalake does: it belongs in `storage_errors`.
+        Raises deltalake's errors: call it within `storage_errors`.
         """
         try:
             return DeltaTable(self.uri, version=version, storage_options=self._options)
@@ -251,7 +249,7 @@ class StreamTable:
                 partition_by=list(schema.partition_by),
                 name=schema.name,
                 description=schema.description,
-                # Each column's least and greatest value would stand in the log of every commit.
+                # With statistics, each column's minimum and maximum would be in every commit's log.
                 configuration={
                     "delta.dataSkippingNumIndexedCols": str(schema.statistics_columns),
                     **schema.configuration,
@@ -259,13 +257,13 @@ class StreamTable:
                 storage_options=self._options,
             )
         except (DeltaError, OSError):
-            # Another consumer of the group may have made it in the meantime.
+            # Another consumer of the group may have created it meanwhile.
             return DeltaTable(self.uri, storage_options=self._options)
 
     def _add_columns(self, table: DeltaTable) -> None:
-        """Add the columns that the table has not got yet; none of the others may differ.
+        """Add the columns that the table lacks; the others must be equal.
 
-        Where another sink adds them at the same time, this one loads what that one made.
+        If another sink adds them at the same time, load the columns that it added.
         """
         missing = self._missing(table)
         if not missing:
@@ -279,7 +277,7 @@ class StreamTable:
 
     def _missing(self, table: DeltaTable) -> list[DeltaField]:
         schema, columns = self._schema.arrow, self._schema.columns
-        # By type as well: a value of another one would be converted without a word, 2.5 to 2.
+        # Types are compared as well, because values are converted silently, such as 2.5 to 2.
         found, wanted = (
             {(field.name, str(field.type)) for field in map(columns_of.field, columns_of.names)}
             for columns_of in (Schema.from_arrow(table.schema().to_arrow()), schema)
@@ -291,8 +289,8 @@ class StreamTable:
         differs = sorted({name for name, _ in found ^ wanted}.difference(missing))
         if differs:
             raise UserError(
-                f"store {self.uri}: the table there differs in column {', '.join(differs)}; "
-                "name another store.uri"
+                f"store {self.uri}: the table there differs in column {', '.join(differs)};"
+                " set another store.uri"
             )
         return [field for field in DeltaSchema.from_arrow(schema).fields if field.name in missing]
 
@@ -301,17 +299,17 @@ class TimedTable(StreamTable):
     """A table whose rows have a time and the partition of their events."""
 
     time_column: str
-    """When it was."""
+    """The column with the time of a row."""
     offset_columns: Sequence[str]
-    """The first and the last offset of its events."""
+    """The columns with the first and the last offset of a row's events."""
 
     def single_events(
         self, places: Collection[tuple[int, int]], *, days: Iterable[int]
     ) -> set[tuple[int, int]]:
-        """Return those partitions and offsets of which there are rows of that one event.
+        """Return the partitions and offsets whose rows have only that event.
 
-        Looks at these days, since 1970, alone. Raises ReceiverUnavailableError where the storage
-        does not answer.
+        Looks only at these days, since 1970. Raises ReceiverUnavailableError if the storage does
+        not answer.
         """
         if self._table is None or not places:
             return set()
@@ -329,11 +327,11 @@ class TimedTable(StreamTable):
         return set(zip(*columns, strict=True)) & set(places)
 
     def newest_time(self, kafka_partition: int) -> datetime | None:
-        """Return the time of the newest row from a partition; `None` where there is none.
+        """Return the time of the newest row from a partition; `None` if there is none.
 
-        Looks at the newest days first. Also `None`, with a log line, where the rows cannot be read,
-        as those of a damaged data file: deltalake has one error for all failures of a query. Raises
-        ReceiverUnavailableError where the table's log cannot be read.
+        Looks at the newest days first. Also returns `None`, with a log line, if the rows cannot be
+        read, for example from a damaged data file: deltalake has one error for all failed queries.
+        Raises ReceiverUnavailableError if the table's log cannot be read.
         """
         if self._table is None:
             return None
@@ -349,7 +347,7 @@ class TimedTable(StreamTable):
                 newest: datetime | None = found.read_all()["newest"].to_pylist()[0]
                 if newest is not None:
                     return newest
-        except Exception as error:  # noqa: BLE001  # DataFusion's errors have no class of their own
+        except Exception as error:  # noqa: BLE001  # DataFusion's errors do not have their own class
             _log.warning(
                 "time_lookup_failed", partition=kafka_partition, error=first_line_of(error)
             )

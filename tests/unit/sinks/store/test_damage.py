@@ -214,6 +214,6 @@ def test_an_error_is_told_with_its_causes_and_credentials_that_are_missing_by_th
 
     assert reported.startswith(
         "Kernel error -> Operation not supported: an error occurred while loading credentials:"
-        " failed to load a token; give the credentials of the object store in store.storage_options"
+        " failed to load a token; set the credentials of the object store in store.storage_options"
     )
     assert "backtrace" not in reported

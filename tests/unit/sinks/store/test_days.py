@@ -60,10 +60,10 @@ async def test_days_that_are_made_up_are_put_aside_and_cost_no_file(tmp_path: Pa
         (7, "future"),
     ]
     assert [dead_letter.detail for dead_letter in await dead_letters(on)] == [
-        "time_ns is of 1971-12-19, too long ago: store.max_age_seconds is 2678400",
-        "time_ns is of 2026-08-20, too long ago: store.max_age_seconds is 2678400",
-        "time_ns is of 2026-09-23, too far ahead: store.max_future_seconds is 86400",
-        "time_ns is of 2245-10-03, too far ahead: store.max_future_seconds is 86400",
+        "time_ns: 1971-12-19 is too long ago; store.max_age_seconds is 2678400",
+        "time_ns: 2026-08-20 is too long ago; store.max_age_seconds is 2678400",
+        "time_ns: 2026-09-23 is too far ahead; store.max_future_seconds is 86400",
+        "time_ns: 2245-10-03 is too far ahead; store.max_future_seconds is 86400",
     ]
 
 

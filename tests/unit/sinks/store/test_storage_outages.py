@@ -113,7 +113,7 @@ async def test_a_damaged_store_fails_the_check_in_one_line_and_its_repair_needs_
 def test_a_table_with_other_columns_is_refused_by_name(tmp_path: Path) -> None:
     DeltaTable.create(str(tmp_path / "entries"), schema=Schema([Field("node", DataType.int64())]))
 
-    with pytest.raises(UserError, match=r"differs in column .*node.*name another store\.uri"):
+    with pytest.raises(UserError, match=r"differs in column .*node.*set another store\.uri"):
         EntriesTable(store_uri=str(tmp_path)).load([])
 
 
