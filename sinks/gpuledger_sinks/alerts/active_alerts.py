@@ -1,8 +1,8 @@
-"""The alerts that stand: what each Alertmanager has yet to be sent, and until when.
+"""The active alerts, with their unsent changes per Alertmanager and their ends.
 
-Here lives what Alertmanager expects of its clients: a firing alert is sent again and again, each
-time with an end a while ahead, a resolved one for some minutes more. Pure; times are given: what
-Alertmanager is told is the wall clock's, how long something has lasted is the monotonic clock's.
+Follows Alertmanager's rules for clients: a firing alert is sent repeatedly, each time with an end
+some time ahead, and a resolved one for some minutes more. Pure; times are passed in. Times sent to
+Alertmanager are wall-clock times, durations are measured by the monotonic clock.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,14 +15,14 @@ from gpuledger.keys import key_in
 from gpuledger_sinks.alerts.slots import AlertSlots, Labels
 
 _ENDS_AFTER_RESENDS: Final = 4
-"""As Prometheus does: two sends may be lost before a firing alert ends by itself."""
+"""As in Prometheus: two sends may be lost before Alertmanager ends a firing alert."""
 _SEND_END_NS: Final = 300 * NS_PER_SECOND
-"""How long the end of an alert is sent again."""
+"""How long the end of an alert is sent repeatedly."""
 _REJECTED_NS: Final = NS_PER_HOUR
-"""How long an alert that is refused and that nobody took is held anew each time it is offered."""
+"""How long the hold of an alert that is only rejected restarts with each attempt."""
 
 MAX_CHARACTERS: Final = 2_000
-"""Of each label and annotation; a record may bring a million."""
+"""Maximum length of each label and annotation; a record may have a million characters."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -33,89 +33,90 @@ class Now(NamedTuple):
     time_ns: int
     """Since the epoch."""
     monotonic_ns: int
-    """Of the clock that is never set."""
+    """By the clock that is never set."""
 
     @classmethod
     def of(cls, clock: Clock) -> "Now":
-        """Return what the clocks show."""
+        """Return the current times."""
         return cls(clock.time_ns(), clock.monotonic_ns())
 
 
 @dataclass(slots=True)
 class Changes:
-    """What has become of the changes of one alert, which are numbered from 1."""
+    """The state of the changes of one alert, which are numbered from 1."""
 
     answered: int = 0
-    """The last one that an Alertmanager took or refused, or that nobody will hear of."""
+    """The last change that an Alertmanager accepted or rejected, or that is never sent."""
     awaited: int = 0
-    """The last one for whose answer somebody waits."""
+    """The last change whose answer is awaited."""
     max_together: dict[str, int] = field(default_factory=dict)
-    """For each Alertmanager that refused it: with how many it may be posted at most."""
+    """For each Alertmanager that rejected the alert: the maximum size of its batch."""
 
     def record_answer(self, change: int) -> None:
-        """Record that this change is answered; a later one may have been before."""
+        """Record that this change is answered; a later one may have been answered before."""
         self.answered = max(self.answered, change)
 
 
 @dataclass(kw_only=True)
 class ActiveAlert:
-    """One alert, firing or ended a short while ago."""
+    """One alert, firing or ended recently."""
 
     labels: Labels
-    """Its identity, sorted, as it was when the alert began."""
+    """Its identity: the sorted labels from when the alert began."""
     annotations: Mapping[str, str]
-    """Words for people."""
+    """Texts for people."""
     starts_ns: int
-    """Since when, nanoseconds since the epoch."""
+    """When it began, in nanoseconds since the epoch."""
     ends_ns: int | None = None
-    """Until when, nanoseconds since the epoch; `None` while it fires."""
+    """When it ends, in nanoseconds since the epoch; `None` while it fires."""
     changed_ns: int
-    """Since when it is as it is now, by the monotonic clock."""
+    """When it changed last, by the monotonic clock."""
     seen_ns: int
-    """When a tick last showed that its state goes on, by the monotonic clock."""
+    """When a tick last showed that its state continues, by the monotonic clock."""
     over_ns: int = 0
-    """Once it has an end: when that is, by the monotonic clock."""
+    """If it has an end: the end by the monotonic clock."""
     hold_ns: int = 0
-    """For how long it stands at least from when it is sent."""
+    """Minimum time for which it is active from when it is sent."""
     begun_ns: int = 0
-    """When it began here, by the monotonic clock."""
+    """When it began in this sink, by the monotonic clock."""
     unresponsive_ns: int = 0
-    """After how long unseen it is dropped while it fires."""
+    """Time without a tick after which a firing alert is dropped."""
     taken_ns: dict[str, int] = field(default_factory=dict)
-    """For each Alertmanager when it last took this alert as it is now, by the monotonic clock."""
+    """When each Alertmanager last accepted the alert in its current form, monotonic."""
     rejected_ns: dict[str, int] = field(default_factory=dict)
-    """For each Alertmanager when it last refused this alert as it is now, likewise."""
+    """When each Alertmanager last rejected the alert in its current form, monotonic."""
     change: int = 1
-    """The number of the change that made it as it is now."""
+    """The number of the change that led to its current form."""
     changes: Changes = field(default_factory=Changes)
-    """Of the alert, however often it changes."""
+    """The alert's changes, shared by all its forms."""
 
     @property
     def is_answered(self) -> bool:
-        """Whether an Alertmanager has answered it as it is now, or a later change of it."""
+        """Whether an Alertmanager has answered its current form or a later one."""
         return self.changes.answered >= self.change
 
     def hold_until_taken(self, now: Now) -> None:
-        """Hold it from now on where nobody has taken it: one that is over is not notified.
+        """Restart the hold unless an Alertmanager has accepted the alert.
 
-        Of one that is refused there is an end to that: it may be refused for ever.
+        Alertmanager does not notify of an alert that is over. For an alert that is only rejected,
+        this stops after `_REJECTED_NS`.
         """
-        # Alertmanager takes an alert whose end is past at its first post, and notifies nobody.
+        # Alertmanager accepts an alert whose first post is past its end, but does not notify.
         is_given_up = self.rejected_ns and now.monotonic_ns - self.seen_ns >= _REJECTED_NS
         if self.hold_ns and self.ends_ns is not None and not self.taken_ns and not is_given_up:
             self.ends_ns = now.time_ns + self.hold_ns
             self.over_ns = now.monotonic_ns + self.hold_ns
 
     def answered_ns(self, receiver: str) -> int | None:
-        """Return when the Alertmanager last took or refused it, by the monotonic clock."""
+        """Return when the Alertmanager last accepted or rejected it, by the monotonic clock."""
         taken_ns, rejected_ns = self.taken_ns.get(receiver), self.rejected_ns.get(receiver)
         if taken_ns is None or rejected_ns is None:
             return rejected_ns if taken_ns is None else taken_ns
         return max(taken_ns, rejected_ns)
 
     def is_over(self, *, now: Now) -> bool:
-        """Return whether nothing more is to be sent of it: it ended, or is unresponsive."""
-        # What was polled is acknowledged by the answer to it, so that answer is waited for.
+        """Return whether the alert is no longer sent: it ended, or its GPU is unresponsive."""
+        # The answer to an alert acknowledges polled records, so it is awaited.
         if self.changes.awaited > self.changes.answered:
             return False
         if self.ends_ns is None:
@@ -123,23 +124,24 @@ class ActiveAlert:
         return now.monotonic_ns - self.over_ns >= _SEND_END_NS
 
     def as_json(self, *, now: Now, resend_ns: int) -> dict[str, Any]:
-        """Return the alert as `/api/v2/alerts` takes it."""
+        """Return the alert in the format of `/api/v2/alerts`."""
         ends_ns = self.ends_ns
         if ends_ns is None:
-            # Alertmanager ends an alert that is not sent again, by its own setting where nothing is
-            # said: said here, so that all of a cluster agree, and no restart of ours ends it early.
+            # Alertmanager ends an alert that is not sent again, without `endsAt` by its own
+            # setting. Set here, so that all Alertmanagers of a cluster agree, and so that a restart
+            # of the sink does not end the alert early.
             ends_ns = now.time_ns + _ENDS_AFTER_RESENDS * resend_ns
         return {
             "labels": dict(self.labels),
             "annotations": dict(self.annotations),
             "startsAt": rfc3339(self.starts_ns),
-            # An end before the start is answered 400.
+            # An end before the start is rejected with 400.
             "endsAt": rfc3339(max(ends_ns, self.starts_ns)),
         }
 
 
 def rfc3339(time_ns: int) -> str:
-    """Write a time as RFC 3339 in UTC, to the microsecond."""
+    """Return a time as RFC 3339 in UTC, with microseconds."""
     return (_EPOCH + timedelta(microseconds=time_ns // NS_PER_US)).isoformat()
 
 
@@ -147,29 +149,29 @@ class ActiveAlerts:
     """All alerts of one partition, by their labels."""
 
     def __init__(self, *, slots: AlertSlots | None = None) -> None:
-        """Take the slots that it shares with other partitions."""
+        """Take the slots that are shared with other partitions."""
         self._active: dict[Labels, ActiveAlert] = {}
         self._slots = slots or AlertSlots()
 
     def __iter__(self) -> Iterator[ActiveAlert]:
-        """Return each of them."""
+        """Yield all alerts."""
         return iter(self._active.values())
 
     def confirm(self, key: Labels, *, now: Now) -> None:
-        """Record that its state goes on."""
+        """Record that the alert's state continues."""
         if key in self._active:
             self._active[key].seen_ns = now.monotonic_ns
 
     def end(self, key: Labels, *, at_ns: int, now: Now) -> None:
-        """Let an alert end at `at_ns`, or now where that is still to come."""
+        """End an alert at `at_ns`, or now if that is in the future."""
         if key in self._active:
             alert = self._active[key]
-            # Another object, which nobody has answered: an answer to the firing one that is on its
-            # way is no answer to its end.
+            # A new object without an answer: an answer on its way to the firing alert must not
+            # count as the answer to its end.
             self._active[key] = replace(
                 alert,
                 ends_ns=max(alert.starts_ns, min(at_ns, now.time_ns)),
-                # Sent for some minutes from now on, however long ago that was by the node's clock.
+                # Sent for some minutes from now, however long ago it ended by the node's clock.
                 over_ns=now.monotonic_ns,
                 hold_ns=0,
                 changed_ns=now.monotonic_ns,
@@ -187,11 +189,11 @@ class ActiveAlerts:
         hold_ns: int,
         now: Now,
     ) -> bool:
-        """Let an alert stand from `at_ns` for `hold_ns` from now on; one that stands goes on.
+        """Activate an alert from `at_ns` for `hold_ns` from now; an active one continues.
 
-        Where too many stand, an older one is dropped: of the same node where that has too many,
-        else of the node that has the largest number. Returns whether that was so: where nobody had
-        taken it yet, nobody ever hears of it.
+        If too many are active, an older one is dropped: of the same node if it has too many,
+        otherwise of the node with the most alerts. Returns whether one was dropped; if no
+        Alertmanager had accepted it yet, it is never reported.
         """
         alert, known, is_full = self._begin(labels, annotations, at_ns=at_ns, now=now)
         alert.hold_ns = hold_ns
@@ -211,9 +213,9 @@ class ActiveAlerts:
         unresponsive_ns: int,
         now: Now,
     ) -> None:
-        """Let an alert stand from `at_ns` until `end_state`, or until unseen for `unresponsive_ns`.
+        """Activate an alert from `at_ns` until `end_state`, or until unseen for `unresponsive_ns`.
 
-        Slots are given as by `hold`.
+        Takes a slot as `hold` does.
         """
         alert, known, _ = self._begin(labels, annotations, at_ns=at_ns, now=now)
         alert.hold_ns, alert.unresponsive_ns = hold_ns, unresponsive_ns
@@ -224,7 +226,7 @@ class ActiveAlerts:
     def _begin(
         self, labels: Mapping[str, str], annotations: Mapping[str, str], *, at_ns: int, now: Now
     ) -> tuple[ActiveAlert, ActiveAlert | None, bool]:
-        """Return the alert that begins, what stood of it, and whether an older one had to go."""
+        """Return the new alert, the previous one, and whether an older alert was dropped."""
         key = _identity(labels)
         node, known = _node_of(key), self._active.get(key)
         going = None if known else self._slots.oldest_to_go(node)
@@ -232,11 +234,11 @@ class ActiveAlerts:
             going.owner.drop(going.key)
             self._slots.leave_out(_node_of(going.key))
         self._slots.take(key, node, self)
-        # Another object even where it stands: an answer that is on its way is to the former one.
+        # A new object even if the alert is active: an answer on its way is for the previous one.
         alert = self._active[key] = ActiveAlert(
             labels=key,
             annotations=_cut(annotations),
-            # An alert that began ahead of this clock could not be ended by it.
+            # An alert that began after this clock's time could not be ended by it.
             starts_ns=min(at_ns, now.time_ns),
             changed_ns=now.monotonic_ns,
             seen_ns=now.monotonic_ns,
@@ -247,9 +249,9 @@ class ActiveAlerts:
         return alert, known, going is not None
 
     def end_state(self, key: Labels, *, at_ns: int, now: Now) -> None:
-        """Let an alert end that stands for a state, once it has stood for its hold.
+        """End the alert of a state, after its hold if that is not over.
 
-        Alertmanager notifies of none that is over before it has looked at it.
+        Alertmanager does not notify of an alert that ends before it was evaluated.
         """
         alert = self._active.get(key)
         if alert is None or alert.ends_ns is not None:
@@ -271,16 +273,16 @@ class ActiveAlerts:
         held.hold_until_taken(now)
 
     def reword(self, key: Labels, annotations: Mapping[str, str]) -> None:
-        """Replace the words of an alert that stands, from when it is sent again."""
+        """Replace the annotations of an active alert, for when it is sent again."""
         if key in self._active:
             self._active[key].annotations = _cut(annotations)
 
     def stands(self, key: Labels) -> bool:
-        """Return whether an alert fires, or has ended a short while ago."""
+        """Return whether an alert fires, or has ended recently."""
         return key in self._active
 
     def fires(self, key: Labels, *, now: Now) -> bool:
-        """Return whether an alert stands and has not ended."""
+        """Return whether an alert is active and has not ended."""
         alert = self._active.get(key)
         return alert is not None and (alert.ends_ns is None or alert.over_ns > now.monotonic_ns)
 
@@ -290,23 +292,23 @@ class ActiveAlerts:
         return _identity(labels)
 
     def drop(self, key: Labels) -> ActiveAlert:
-        """Forget an alert that stands, whoever waits for it."""
+        """Forget an active alert, even if its answer is awaited."""
         alert = self._active.pop(key)
-        alert.changes.answered = alert.change  # nobody hears of it, nor waits for that
+        alert.changes.answered = alert.change  # it is never sent, so its answer is not awaited
         self._slots.free(key, _node_of(key))
         return alert
 
     def leave_out(self, node: str) -> None:
-        """Count an alert of a node that there is no room for."""
+        """Count an alert of a node for which there is no room."""
         self._slots.leave_out(node)
 
     def drop_all(self) -> None:
-        """Forget all of them, as of a partition that is given up."""
+        """Forget all alerts, for a revoked partition."""
         for key in list(self._active):
             self.drop(key)
 
     def not_awaited(self) -> list[ActiveAlert]:
-        """Return what nobody has answered, and for whose answer nobody waits yet."""
+        """Return the alerts without an answer, and whose answer is not awaited yet."""
         return [
             alert
             for alert in self
@@ -314,9 +316,9 @@ class ActiveAlerts:
         ]
 
     def forget(self, *, now: Now) -> list[ActiveAlert]:
-        """Drop and return what is over: ended and sent for a while, or firing and long not seen.
+        """Drop and return the alerts that are over: ended some time ago, or firing but unseen.
 
-        One for whose answer somebody waits is not.
+        Alerts whose answer is awaited stay.
         """
         over = [alert for alert in self if alert.is_over(now=now)]
         for alert in over:
@@ -333,13 +335,13 @@ def _node_of(key: Labels) -> str:
     return key_in(labels.get("cluster", ""), labels.get("node", ""))
 
 
-# Alertmanager takes empty labels away and goes by the rest, in whatever order.
+# Alertmanager removes empty labels and identifies an alert by the rest, in any order.
 def _identity(labels: Mapping[str, str]) -> Labels:
     return tuple(sorted((name, value[:MAX_CHARACTERS]) for name, value in labels.items() if value))
 
 
 def record_taken(alerts: Iterable[ActiveAlert], receiver: str, *, now: Now) -> None:
-    """Record that the Alertmanager has taken these alerts."""
+    """Record that the Alertmanager has accepted these alerts."""
     for alert in alerts:
         alert.taken_ns[receiver] = now.monotonic_ns
         alert.changes.max_together.pop(receiver, None)
@@ -347,7 +349,7 @@ def record_taken(alerts: Iterable[ActiveAlert], receiver: str, *, now: Now) -> N
 
 
 def record_rejected(alert: ActiveAlert, receiver: str, *, now: Now) -> bool:
-    """Record that the Alertmanager refuses this alert; return whether that is news."""
+    """Record that the Alertmanager rejects this alert; return whether it does so newly."""
     is_news = receiver not in alert.rejected_ns
     alert.rejected_ns[receiver] = now.monotonic_ns
     alert.changes.max_together[receiver] = 1
@@ -356,6 +358,6 @@ def record_rejected(alert: ActiveAlert, receiver: str, *, now: Now) -> bool:
 
 
 def record_partly_rejected(alerts: Sequence[ActiveAlert], receiver: str) -> None:
-    """Record that the Alertmanager refuses some of these: fewer of them are posted together."""
+    """Record that the Alertmanager rejects some of these alerts: halve the batches with them."""
     for alert in alerts:
         alert.changes.max_together[receiver] = (len(alerts) + 1) // 2

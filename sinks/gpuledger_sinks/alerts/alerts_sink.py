@@ -45,11 +45,11 @@ from gpuledger_sinks.settings import AlertsSettings
 from gpuledger_sinks.timelines import TickOrder
 
 _NOT_OBSERVED: Final = {TickOrder.REPEATED: "duplicate", TickOrder.SUPERSEDED: "superseded"}
-"""Why an event is not held against what stands, by where it is in its node's time."""
+"""Reasons why an event is not checked against active alerts, by the event's place."""
 _ANSWER_TIMEOUT_SECONDS: Final = 0.5
-"""How long a poll waits for the answer to what the one before it brought."""
+"""How long a poll waits for the answers to the alerts of the previous one."""
 _MAX_UNACKNOWLEDGED: Final = 2_000
-"""So many alerts may wait for their first answer while polling goes on."""
+"""Maximum number of alerts that wait for their first answer while polling continues."""
 _log = structlog.get_logger(__name__)
 
 
@@ -60,9 +60,9 @@ async def open_sink(
     settings: AlertsSettings,
     readiness: Readiness,
     clock: Clock,
-    group: str,  # noqa: ARG001  # as the protocol of sinks has it
+    group: str,  # noqa: ARG001  # required by OpenSink
 ) -> AsyncIterator["AlertsSink"]:
-    """Open the sink that reports incidents, and the ends of states, to the Alertmanagers."""
+    """Open the sink that reports incidents and the ends of states to the Alertmanagers."""
     check = readiness.check("alerts.receiver", severity=CheckSeverity.WARNING)
     credentials = watch_credentials(settings, section=NAME, readiness=readiness)
     shown = [shown_url(url) for url in settings.urls]
@@ -97,7 +97,7 @@ async def open_sink(
 
 
 class AlertsSink(Sink):
-    """Makes alerts of the incidents of each partition and sends them to every Alertmanager."""
+    """Makes alerts from the incidents of each partition and sends them to every Alertmanager."""
 
     name = NAME
 
@@ -122,7 +122,7 @@ class AlertsSink(Sink):
         self._parts: dict[int, PartitionAlerts] = {}
         self._held: Partitions = frozenset()
         self._unrestored: Partitions = frozenset()
-        """Partitions of the incidents whose states are still to be read back."""
+        """Partitions of incidents whose states are not restored yet."""
         self._slots = AlertSlots()
         self._repeats = Repeats()
         self._unacknowledged = Unacknowledged()
@@ -138,32 +138,32 @@ class AlertsSink(Sink):
 
     @override
     async def assign(self, partitions: Partitions) -> None:
-        """Begin anew: states are read back by `prepare`."""
+        """Record new partitions; `prepare` restores their states."""
         self._held |= partitions
         self._unrestored |= {at for at in partitions if at.topic == self._incidents}
 
     @override
     async def prepare(self, context: SinkContext) -> Partitions:
-        """Read back the states of new partitions; raises BusError."""
+        """Restore the states of new partitions; raises BusError."""
         for partition in sorted(self._unrestored):
             await self._restore_states(partition, context)
             self._unrestored -= {partition}
         return frozenset()
 
     async def _restore_states(self, partition: TopicPartition, context: SinkContext) -> None:
-        """Read what is kept of the incidents before those that come now."""
+        """Read the kept incidents before the committed offset."""
         next_offset = await context.consumer.committed(partition)
         span = (await self._history.spans(partition.topic)).get(partition)
         if not next_offset or span is None:
             return
         before = Span(span.first, min(next_offset, span.end))
-        # Closed here, and not when the collector comes.
+        # Closed here instead of at garbage collection.
         async with aclosing(self._history.read(partition, before)) as chunks:
             async for records in chunks:
                 if partition not in self._held:
-                    return  # it was given up meanwhile
+                    return  # it was revoked meanwhile
                 for record in records:
-                    # Its dead letter was written when it was read first.
+                    # Its dead letter was written when it was first read.
                     with suppress(UndecodableError):
                         attributed = self._decoder.decode(record.value)
                         part = self._part_of(partition)
@@ -171,11 +171,11 @@ class AlertsSink(Sink):
 
     @override
     async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
-        """Make alerts of what was polled, and begin to send what is due.
+        """Make alerts from polled records, and start sending the alerts that are due.
 
-        Returns once all is sent that has to be sent before something is acknowledged, or soon
-        where an Alertmanager answers and there is room: a slow one holds up no poll. Where none
-        answers it waits.
+        Returns once all alerts are sent that must be answered before records are acknowledged. If
+        an Alertmanager answers and there is room, returns after a short time in any case, so that a
+        slow one does not delay polls. Waits while none answers.
         """
         unacknowledged_before = self._unacknowledged.count()
         for batch in batches:
@@ -188,8 +188,7 @@ class AlertsSink(Sink):
                     await self._until(lambda: not self._unacknowledged.count())
 
         def has_room() -> bool:
-            # While none of them answers there is nobody for whom to go on reading, and what was
-            # read would only wait here.
+            # While no Alertmanager answers, further records would only wait here.
             unacknowledged = self._unacknowledged.count()
             return not unacknowledged or (
                 unacknowledged < _MAX_UNACKNOWLEDGED and not self._receivers.are_away
@@ -198,7 +197,7 @@ class AlertsSink(Sink):
         await self._until(has_room)
 
     async def _until(self, is_so: Callable[[], bool]) -> None:
-        """Send what is due, and acknowledge what is answered, until it is so."""
+        """Send alerts that are due, and acknowledge answered records, until the condition holds."""
         while True:
             self._receivers.begin()
             self._unacknowledged.acknowledge_answered()
@@ -208,8 +207,8 @@ class AlertsSink(Sink):
 
     @override
     async def release(self, partitions: Partitions, context: SinkContext) -> None:
-        """Forget these without ending their alerts: the next owner goes on, or they end."""
-        # What is answered by now counts while the partitions are still ours.
+        """Forget partitions without ending their alerts, which the next owner continues."""
+        # Answers that have come count while the partitions are still ours.
         self._unacknowledged.acknowledge_answered()
         self._unacknowledged.drop(partitions)
         self._held -= partitions
@@ -220,13 +219,13 @@ class AlertsSink(Sink):
         self._receivers.wake()
 
     async def close(self) -> None:
-        """End what is on its way to the Alertmanagers."""
+        """End requests in flight to the Alertmanagers."""
         await self._receivers.close()
 
     def _observe(self, batch: Batch, context: SinkContext) -> None:
         newest_ns: int | None = None
         now = Now.of(self._clock)
-        # Equally numbered partitions of both topics come to the same consumer.
+        # Partitions of both topics with the same number are assigned to the same consumer.
         part = self._part_of(batch.partition)
         for _, value in batch.items:
             if batch.partition.topic == self._events:
@@ -244,7 +243,7 @@ class AlertsSink(Sink):
         )
 
     def _part_of(self, partition: TopicPartition) -> PartitionAlerts:
-        """Return what is known of a partition, of the events or of the incidents."""
+        """Return the alerts of a partition, which events and incidents with its number share."""
         if (part := self._parts.get(partition.partition)) is None:
             part = self._parts[partition.partition] = PartitionAlerts(
                 slots=self._slots,
@@ -258,14 +257,14 @@ class AlertsSink(Sink):
     def _add_incident(
         self, part: PartitionAlerts, attributed: AttributedIncident, now: Now
     ) -> None:
-        """Alert of an incident, unless it is long past.
+        """Make an alert of an incident, unless it is too old.
 
-        One that is older than the topic keeps records has not waited there: its node's clock is
-        wrong, as one in 1970, and when it happened is not known.
+        An incident that is older than the topic's retention has not waited in the topic: its node's
+        clock is wrong, such as in 1970, and the incident's time is unknown.
         """
         age_ns = part.age_ns(attributed, now=now)
         if self._settings.incident_age_seconds * NS_PER_SECOND < age_ns <= self._kept_ns:
-            # A state may be so still, and one that has ended is to end here too.
+            # Its state may continue, or it may end a state that is active here.
             if not part.restore_incident(attributed, now=now):
                 count_dropped(NAME, "too_old")
             return
@@ -273,7 +272,7 @@ class AlertsSink(Sink):
         part.add_incident(attributed, hold_ns=hold_ns, now=now)
 
     def _count_left_out(self) -> None:
-        """Count and report alerts that do not stand, as too many do."""
+        """Count and log alerts that were left out, because too many are active."""
         left_out = self._slots.take_left_out()
         if not left_out.number:
             return
@@ -283,8 +282,8 @@ class AlertsSink(Sink):
             _log.warning("alerts_dropped", cluster=cluster, node=node, count=count)
 
     def _forget_unresponsive(self) -> None:
-        """Drop alerts of GPUs of which nothing comes any more."""
+        """Drop alerts of GPUs that no tick has named for a long time."""
         for part in self._parts.values():
             if unresponsive := part.forget(now=Now.of(self._clock)):
-                # They end at the Alertmanagers by themselves, without being resolved by us.
+                # Alertmanagers end them after their last `endsAt`; the sink does not resolve them.
                 _log.warning("unresponsive_alerts_dropped", count=unresponsive)

@@ -1,7 +1,7 @@
-"""Bursts of XIDs: one fault of a GPU makes the driver report several, and one of them is its root.
+"""Bursts of XIDs: one fault of a GPU makes the driver report several XIDs, one of them the root.
 
-As NVIDIA has it, a burst lasts until the GPU has been without an XID for three minutes. Its root is
-the XID of the highest severity, and among equals of the highest class. Pure.
+According to NVIDIA, a burst lasts until the GPU has had no XID for three minutes. Its root is the
+XID with the highest severity, and among equals the one with the highest class. Pure.
 """
 
 from typing import Final
@@ -10,9 +10,9 @@ from gpuledger.clock import NS_PER_MINUTE
 from gpuledger.records import Incident, Severity
 
 SILENCE_NS: Final = 3 * NS_PER_MINUTE
-"""After so long without an XID of the GPU, by the node's clock, a burst is over."""
+"""Time without an XID of the GPU after which a burst is over, by the node's clock."""
 _SEVERITIES: Final = tuple(severity.value for severity in Severity)
-"""The highest last."""
+"""In ascending order."""
 _CLASSES: Final = (
     "context",
     "detail",
@@ -31,7 +31,7 @@ _CLASSES: Final = (
     "vm",
     "node",
 )
-"""The classes of `gpuledger.xids`, the highest last."""
+"""The classes of `gpuledger.xids`, in ascending order."""
 _APP: Final = "app"
 _CONTEXT: Final = frozenset({"context", "detail"})
 
@@ -39,7 +39,7 @@ Rank = tuple[int, int]
 
 
 def rank_of(incident: Incident) -> Rank:
-    """Return how much an XID says of the fault's root; one unknown here ranks above all known."""
+    """Return how likely an XID is the root; an unknown severity or class ranks above known ones."""
     severity, category = incident.severity.value, incident.category or "unknown"
     return (
         _SEVERITIES.index(severity) if severity in _SEVERITIES else len(_SEVERITIES),
@@ -48,15 +48,15 @@ def rank_of(incident: Incident) -> Rank:
 
 
 def is_of_an_app(incident: Incident) -> bool:
-    """Return whether an XID is the business of the pod's owner: each pod has bursts of its own."""
+    """Return whether an XID concerns a pod's owner; each pod has its own bursts of these."""
     return incident.category == _APP
 
 
 def is_context(incident: Incident) -> bool:
-    """Return whether an XID only goes with another one, such as 45 and 154."""
+    """Return whether an XID only accompanies another one, such as 45 and 154."""
     return incident.category in _CONTEXT
 
 
 def is_same_burst(incident: Incident, *, last_ns: int) -> bool:
-    """Return whether an XID comes before a burst is over whose newest was at `last_ns`."""
+    """Return whether an XID belongs to the burst whose newest XID was at `last_ns`."""
     return abs(incident.time_ns - last_ns) <= SILENCE_NS

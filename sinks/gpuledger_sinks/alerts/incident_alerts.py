@@ -1,8 +1,9 @@
-"""The alerts that incidents make: which incidents are one alert, and until when it stands.
+"""The alerts made from incidents: which incidents form one alert, and how long it is active.
 
-An event stands for a hold, and equal ones within it are one alert. XIDs of one fault are one alert
-(`bursts`). A state stands until its end is told or proven (`states`). An alert's labels are those
-of the incident that it began with: what is known later goes into its words. Pure.
+An event's alert is active for a hold, and equal events within it form one alert. The XIDs of one
+fault form one alert (`bursts`). A state's alert is active until its end is reported or proven
+(`states`). An alert keeps the labels of the incident with which it began; later information changes
+only its annotations. Pure.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,16 +38,16 @@ from gpuledger_sinks.alerts.states import (
 _XID: Final = "xid"
 _OF_GPU: Final = ""
 _MAX_XIDS: Final = 32
-"""Of one burst, codes that are named; a GPU has fewer at a time."""
+"""Maximum number of XIDs named per burst; a GPU has fewer at a time."""
 _MAX_UNCONFIRMED: Final = 10_000
-"""Of what is read back: names of GPUs are anybody's."""
+"""Maximum number of restored incidents, because GPU names come from untrusted writers."""
 _CONFIRMED_AFTER_NS: Final = 2 * NS_PER_MINUTE
-"""A state that was read back stands without a tick of its GPU after so long: before the alert that
-an Alertmanager may have of it ends by itself."""
+"""Time after which a restored state's alert is active even without a tick of its GPU. Shorter than
+the time after which an Alertmanager ends an alert that is not sent again."""
 _SKEW_NS: Final = NS_PER_MINUTE
-"""By so much a node's clock may be ahead of this machine's as others are."""
+"""Normal clock difference by which a node's clock may be ahead of this machine's."""
 STATE_UNRESPONSIVE_NS: Final = NS_PER_DAY
-"""How long a state stands of a GPU that no tick names, where nothing else is set."""
+"""Default time for which a state lasts while no tick names its GPU."""
 
 _Gpu = tuple[str, str]
 _Subject = tuple[str, ...]
@@ -54,24 +55,24 @@ _Subject = tuple[str, ...]
 
 @dataclass(slots=True, kw_only=True)
 class _Standing:
-    """What one alert is about."""
+    """The subject of one alert."""
 
     root: AttributedIncident
-    """The incident whose labels it has."""
+    """The incident from which its labels come."""
     labels: Labels
     last_ns: int
-    """When the newest of its incidents was, by the node's clock."""
+    """The time of its newest incident, by the node's clock."""
     xids: dict[int, int] = field(default_factory=dict)
-    """How often each XID came, in the order in which they came first."""
+    """Number of incidents with each XID, in the order in which the XIDs first came."""
     action: str | None = None
-    """What the driver itself asks for."""
+    """The driver's recovery action."""
     states: dict[str, State] = field(default_factory=dict)
-    """What it stands for until that ends, by kind."""
+    """The states until whose end it is active, by kind."""
     unconfirmed_since_ns: int | None = None
-    """Since when it was read back and is not sent, by the monotonic clock."""
+    """When it was restored, by the monotonic clock, while it is not sent yet."""
 
     def count(self, incident: Incident) -> None:
-        """Count an incident that this alert is about."""
+        """Count an incident of this alert."""
         self.last_ns = max(self.last_ns, incident.time_ns)
         if incident.xid is not None and (incident.xid in self.xids or len(self.xids) < _MAX_XIDS):
             self.xids[incident.xid] = self.xids.get(incident.xid, 0) + 1
@@ -80,7 +81,7 @@ class _Standing:
             self.states[state.kind] = state
 
     def name_pods(self, pods: Iterable[PodDescription]) -> bool:
-        """Fill in the names of pods that were not known; return whether there were any."""
+        """Fill in the names of pods that were unknown; return whether there were any."""
         by_uid = {pod.uid: pod for pod in pods if pod.uid and pod.state is PodState.KNOWN}
         named = [
             by_uid.get(pod.uid, pod) if pod.uid and pod.state is not PodState.KNOWN else pod
@@ -102,14 +103,14 @@ class IncidentAlerts:
         words: IncidentWords | None = None,
         state_unresponsive_ns: int = STATE_UNRESPONSIVE_NS,
     ) -> None:
-        """Take where alerts stand, and how long a state does of a GPU that no tick names."""
+        """Take the active alerts, and how long a state lasts while no tick names its GPU."""
         self._alerts, self._words = alerts, words or IncidentWords()
         self._state_unresponsive_ns = state_unresponsive_ns
         self._standing: dict[_Gpu, dict[_Subject, _Standing]] = {}
         self._unconfirmed = 0
 
     def add(self, attributed: AttributedIncident, *, hold_ns: int, now: Now) -> None:
-        """Let an incident's alert stand from now on, for `hold_ns` at least."""
+        """Activate an incident's alert from now for at least `hold_ns`."""
         incident = attributed.incident
         self._end_reported(incident, now=now)
         if is_only_an_end(incident):
@@ -118,7 +119,7 @@ class IncidentAlerts:
         if known is None or self._is_another(known, attributed, now=now):
             known = self._begin(subject, attributed)
         elif incident.kind == _XID and rank_of(incident) > rank_of(known.root.incident):
-            # The alert of a lesser root goes; its XIDs and its states are this one's.
+            # The alert of the lesser root ends; its XIDs and states move to this one.
             self._alerts.end(known.labels, at_ns=incident.time_ns, now=now)
             self._replace_root(known, subject, attributed)
         else:
@@ -128,9 +129,9 @@ class IncidentAlerts:
         self._stand(known, at_ns=incident.time_ns, hold_ns=hold_ns, now=now)
 
     def restore(self, attributed: AttributedIncident, *, now: Now) -> bool:
-        """Read an incident back that is no news; return whether a state begins or ends with it.
+        """Restore an incident that was reported before; return whether it begins or ends a state.
 
-        What it says is sent once a tick says that it is still so, or none has come for a while.
+        It is sent once a tick shows that the state continues, or if no tick comes for some time.
         """
         incident = attributed.incident
         self._end_reported(incident, now=now)
@@ -154,7 +155,7 @@ class IncidentAlerts:
         return state_of(incident) is not None
 
     def observe(self, event: GpuEvent, *, now: Now) -> None:
-        """Hold what stands against a tick that is its node's newest."""
+        """Check active alerts against a tick that is its node's newest."""
         self._words.observe(event)
         node = node_key(event)
         for books in event.gpus:
@@ -164,7 +165,7 @@ class IncidentAlerts:
                 self._observe_gpu(subject, standing, event, books, now=now)
 
     def forget(self, *, now: Now) -> None:
-        """Drop what stands no more, and let stand what no tick has spoken of for a while."""
+        """Drop alerts that are over; activate restored states that had no tick for some time."""
         self._unconfirmed = 0
         for gpu, subjects in list(self._standing.items()):
             for subject, standing in list(subjects.items()):
@@ -175,7 +176,7 @@ class IncidentAlerts:
                     self._drop(gpu, subject)
 
     def _is_another(self, standing: _Standing, attributed: AttributedIncident, *, now: Now) -> bool:
-        """Return whether an event is apart from an equal one: that is over, or of another pod."""
+        """Return whether an event differs from an equal one that is over or of another pod."""
         if standing.states or attributed.incident.kind == _XID:
             return False
         pods = (known_pod(standing.root), known_pod(attributed))
@@ -192,13 +193,13 @@ class IncidentAlerts:
         return standing
 
     def _put(self, gpu: _Gpu, subject: _Subject, standing: _Standing) -> None:
-        """Let this be what stands of a subject; what stood there for a state does so still.
+        """Make this the alert of a subject; a previous alert with states stays active as well.
 
-        A burst is over after minutes, and a state that came with it may go on for days.
+        A burst is over after minutes, but a state that came with it may last for days.
         """
         subjects = self._standing.setdefault(gpu, {})
         before = subjects.pop(subject, None)
-        # What has the same labels is this alert once more: it ends when all that it stands for has.
+        # An entry with the same labels is the same alert: it ends once all its states have ended.
         keys = [key for key, other in subjects.items() if other.labels == standing.labels]
         same = [subjects.pop(key) for key in keys]
         if before is not None and before.labels == standing.labels:
@@ -212,7 +213,7 @@ class IncidentAlerts:
     def _replace_root(
         self, standing: _Standing, subject: _Subject, attributed: AttributedIncident
     ) -> None:
-        """Make a burst the burst of another XID, and of whom that one concerns."""
+        """Replace a burst's root, and file the burst under the new root's subject."""
         subjects = self._standing[_gpu_of(attributed.incident)]
         for before in [before for before, known in subjects.items() if known is standing]:
             del subjects[before]
@@ -221,7 +222,7 @@ class IncidentAlerts:
         self._put(_gpu_of(attributed.incident), subject, standing)
 
     def _find(self, attributed: AttributedIncident) -> tuple[_Subject, _Standing | None]:
-        """Return what an incident is about, and what stands of that."""
+        """Return the subject of an incident, and the subject's alert if there is one."""
         incident = attributed.incident
         subjects = self._standing.get(_gpu_of(incident), {})
         if incident.kind != _XID:
@@ -239,7 +240,7 @@ class IncidentAlerts:
         if known is None and is_context(incident):
             return subject, next(iter(bursts.values()), None)
         if known is None and of_gpu is not None and is_context(of_gpu.root.incident):
-            # What only goes with another one came before that one.
+            # The accompanying XID came before the one that it accompanies.
             return subject, of_gpu
         return subject, known
 
@@ -266,7 +267,7 @@ class IncidentAlerts:
         return words
 
     def _end_reported(self, incident: Incident, *, now: Now) -> None:
-        """End the states of which an incident tells the end."""
+        """End the states whose end an incident reports."""
         if not (ended := ended_by(incident)):
             return
         gpu = _gpu_of(incident)
@@ -283,14 +284,14 @@ class IncidentAlerts:
         at_ns: int,
         now: Now,
     ) -> None:
-        """End states; with the last of them the alert ends."""
+        """End states; the alert ends with the last of them."""
         ended = [kind for kind in ended if kind in standing.states]
         for kind in ended:
             del standing.states[kind]
         if not ended or standing.states:
             return
         if standing.unconfirmed_since_ns is not None:
-            # An Alertmanager may have it from before.
+            # An Alertmanager may know it from before.
             self._stand_restored(standing, now=now)
         self._alerts.end_state(standing.labels, at_ns=at_ns, now=now)
         if subject[0] != _XID:
@@ -331,13 +332,13 @@ class IncidentAlerts:
             at_ns=min(
                 (state.time_ns for state in standing.states.values()), default=standing.last_ns
             ),
-            hold_ns=0,  # it stood before: it need not stand for longer than it is so
+            hold_ns=0,  # it was active before and needs no further hold
             unresponsive_ns=self._state_unresponsive_ns,
             now=now,
         )
 
     def _confirm_late(self, gpu: _Gpu, subject: _Subject, standing: _Standing, *, now: Now) -> None:
-        """Let a state stand of which no tick speaks, unless it is too long ago."""
+        """Activate a restored state without a tick of its GPU, unless it is too old."""
         since_ns = standing.unconfirmed_since_ns or 0
         if now.monotonic_ns - since_ns < _CONFIRMED_AFTER_NS:
             return
@@ -358,7 +359,7 @@ def _gpu_of(incident: Incident) -> _Gpu:
 
 
 def _burst_of(attributed: AttributedIncident) -> _Subject:
-    """Return whom a burst concerns: those who run the node, or the owner of one pod."""
+    """Return whom a burst concerns: the node's operators, or the owner of one pod."""
     incident = attributed.incident
     if not is_of_an_app(incident):
         return (_XID, _OF_GPU)
@@ -367,7 +368,7 @@ def _burst_of(attributed: AttributedIncident) -> _Subject:
 
 
 def _show_others(standing: _Standing) -> str:
-    """Return the XIDs of a burst beside its root, as `45, 154 (3 times)`."""
+    """Return the XIDs of a burst except its root, such as `45, 154 (3 times)`."""
     others: Sequence[str] = [
         f"{xid} ({times} times)" if times > 1 else str(xid)
         for xid, times in standing.xids.items()

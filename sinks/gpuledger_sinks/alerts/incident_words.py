@@ -1,4 +1,4 @@
-"""The labels and the words of the alert that an incident makes. Pure."""
+"""The labels and annotations of an incident's alert. Pure."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -10,29 +10,29 @@ from gpuledger_sinks.settings import AlertsSettings, alert_label_of
 
 INCIDENT: Final = "GpuIncident"
 _MAX_PODS_NAMED: Final = 3
-"""In the summary; all stand in the annotation `pods`."""
+"""Maximum number of pods in the summary; the annotation `pods` has all."""
 
 
 def known_pod(attributed: AttributedIncident) -> PodDescription | None:
-    """Return the first pod on the GPU whose record has come: its owner is reached by the alert."""
+    """Return the first pod on the GPU whose record has come; the alert reaches its owner."""
     return next((pod for pod in attributed.pods if pod.state is PodState.KNOWN), None)
 
 
 _MAX_NAMESPACES: Final = 10_000
-"""Of a sink, namespaces whose labels are known; their names are anybody's."""
+"""Maximum number of namespaces with known labels, as their names come from untrusted writers."""
 
 
 class IncidentWords:
-    """Makes the labels and the annotations of the alert of an incident."""
+    """Makes the labels and annotations of incidents' alerts."""
 
     def __init__(self, settings: AlertsSettings | None = None) -> None:
-        """Take which labels of pods and of namespaces alerts have."""
+        """Take the labels of pods and namespaces to copy to alerts."""
         chosen = settings or AlertsSettings()
         self._pod_labels, self._namespace_labels = chosen.pod_labels, chosen.namespace_labels
         self._namespaces: OrderedDict[tuple[str, str], dict[str, str]] = OrderedDict()
 
     def observe(self, event: GpuEvent) -> None:
-        """Remember what a tick says of namespaces."""
+        """Remember the labels of the namespaces in a tick."""
         if not self._namespace_labels:
             return
         for namespace in event.namespaces or ():
@@ -45,7 +45,7 @@ class IncidentWords:
                 self._namespaces.popitem(last=False)
 
     def labels_of(self, attributed: AttributedIncident) -> dict[str, str]:
-        """Return the labels, those of the first known pod and of its namespace included."""
+        """Return the labels, including those of the first known pod and its namespace."""
         pod, cluster = known_pod(attributed), attributed.incident.cluster
         if pod is None:
             return labels_of(attributed)
@@ -61,14 +61,14 @@ class IncidentWords:
 
 
 def _choose(prefix: str, names: list[str], labels: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the chosen ones of an object's labels, as they are called on an alert."""
+    """Return the chosen labels of an object, with their names on an alert."""
     return {
         alert_label_of(prefix, name): labels[name] for name in names if labels and name in labels
     }
 
 
 def _container_of(attributed: AttributedIncident, pod: PodDescription | None) -> str:
-    """Return the container of the pod to which the kubelet gave the GPU, where that is one."""
+    """Return the pod's container to which the kubelet gave the GPU, if there is exactly one."""
     allocations = attributed.incident.allocations or ()
     names = {
         allocation.container
@@ -79,11 +79,10 @@ def _container_of(attributed: AttributedIncident, pod: PodDescription | None) ->
 
 
 def labels_of(attributed: AttributedIncident) -> dict[str, str]:
-    """Return the alert's identity; the first known pod is in it, so that its owner is reached.
+    """Return the alert's identity; it contains the first known pod, so that its owner is reached.
 
-    A name that the node alone gives is in no label: its owner may have nothing to do with it.
-
-    A label without a value is no label: Alertmanager takes it away.
+    A name that comes only from the node is not a label, because its owner may have nothing to do
+    with the incident. Empty labels are ignored by Alertmanager.
     """
     incident = attributed.incident
     pod = known_pod(attributed)
@@ -107,19 +106,19 @@ def labels_of(attributed: AttributedIncident) -> dict[str, str]:
 
 
 def annotations_of(attributed: AttributedIncident) -> dict[str, str]:
-    """Return the alert's words, with all pods that were on the GPU."""
+    """Return the alert's annotations, with all pods that were on the GPU."""
     incident = attributed.incident
     named = [
-        # A foreign pod has no name here: its owner is not reached by it.
+        # A foreign pod has no name here, so its owner is not alerted.
         f"{pod.namespace}/{pod.name}" if pod.name is not None else pod.uid or "unknown"
         for pod in attributed.pods
     ]
-    # A pod is there twice if its processes were known by UID and its allocation by name.
+    # A pod is listed twice if its processes were known by UID and its allocation by name.
     pods = list(dict.fromkeys(named))
     what = incident.kind if incident.xid is None else f"XID {incident.xid}"
     where = f"{_gpu(incident)} on node {show_node(incident.cluster, incident.node)}"
     if pods:
-        # A time-sliced GPU may have dozens, and a summary is the subject of a mail.
+        # A time-sliced GPU may have dozens of pods, and a summary becomes the subject of an email.
         shown, more = ", ".join(pods[:_MAX_PODS_NAMED]), len(pods) - _MAX_PODS_NAMED
         others = f" and {more} more" if more > 0 else ""
         where += f" ({'pod' if len(pods) == 1 else 'pods'} {shown}{others})"
@@ -134,7 +133,7 @@ def annotations_of(attributed: AttributedIncident) -> dict[str, str]:
 
 
 def _gpu(incident: Incident) -> str:
-    """Return the GPU as people number it, and by what else is known of it where nobody can."""
+    """Return the GPU's name for people: its index, or its UUID if the index is unknown."""
     if incident.gpu_index is not None:
         gpu = f"GPU {incident.gpu_index}"
     elif incident.gpu_uuid.startswith("GPU-"):

@@ -1,6 +1,7 @@
-"""What is known of the nodes of one partition: where their time stands, and their alerts. Pure.
+"""The timelines and the alerts of one partition's nodes. Pure.
 
-This machine's time is given, and used for sending; what is new, a node's own time since boot says.
+The current time is passed in and is used for sending. Whether a tick is new is decided by its
+node's time since boot.
 """
 
 from gpuledger.keys import node_key
@@ -24,7 +25,7 @@ class PartitionAlerts:
     ) -> None:
         """Take the slots for alerts that all partitions share.
 
-        A state stands for `state_unresponsive_ns` if no tick names its GPU.
+        A state's alert stays active for `state_unresponsive_ns` while no tick names its GPU.
         """
         self._timelines = Timelines()
         self.alerts = ActiveAlerts(slots=slots)
@@ -33,30 +34,30 @@ class PartitionAlerts:
         )
 
     def observe(self, event: GpuEvent, *, now: Now) -> TickOrder:
-        """Hold states against a tick that is its node's newest; return where the tick stands."""
+        """Check states against a tick if it is its node's newest; return the tick's place."""
         order = self._timelines.observe(event, received_ns=now.monotonic_ns).order
         if order is TickOrder.CURRENT:
             self._incidents.observe(event, now=now)
         return order
 
     def age_ns(self, attributed: AttributedIncident, *, now: Now) -> int:
-        """Return how long ago an incident was; below zero if its node's clock is ahead.
+        """Return the age of an incident; negative if its node's clock is ahead.
 
-        The time by which the node's clock was seen to be set back is not counted as age.
+        The time by which the node's clock was set back does not count as age.
         """
         incident = attributed.incident
         return now.time_ns - incident.time_ns - self._timelines.behind_ns(node_key(incident))
 
     def add_incident(self, attributed: AttributedIncident, *, hold_ns: int, now: Now) -> None:
-        """Let the incident's alert stand for `hold_ns` from now on, a state's until it ends.
+        """Activate the incident's alert for `hold_ns` from now; a state's alert until its end.
 
-        Not from when it happened: an alert that is over when it is first sent is never notified,
-        and one that a clock stamped that was ahead would stand until then.
+        Not from the incident's time: Alertmanager never notifies of an alert that is over when it
+        is first sent, and an incident from a clock that was ahead would be active for too long.
         """
         self._incidents.add(attributed, hold_ns=hold_ns, now=now)
 
     def restore_incident(self, attributed: AttributedIncident, *, now: Now) -> bool:
-        """Read back an incident that is no news; return whether a state begins or ends with it."""
+        """Restore an incident reported before; return whether it begins or ends a state."""
         return self._incidents.restore(attributed, now=now)
 
     def forget(self, *, now: Now) -> int:

@@ -1,8 +1,7 @@
-"""What every alert has beside its own labels and words when it is posted. Pure.
+"""Adds external labels and addresses to alerts when they are posted. Pure.
 
-External labels, the address of what to do (`runbook_url`) and of where it comes from
-(`generatorURL`) follow from the settings and the alert's own labels alone, so that they change no
-alert's identity while it stands.
+External labels, `runbook_url` and `generatorURL` depend only on the settings and the alert's own
+labels, so that they never change the identity of an active alert.
 """
 
 from collections.abc import Mapping
@@ -14,16 +13,16 @@ from gpuledger_sinks.settings import ALERT_ADDRESS_FIELDS, AlertsSettings
 
 
 class AlertPosting:
-    """Writes alerts as Alertmanager takes them."""
+    """Encodes alerts for Alertmanager."""
 
     def __init__(self, settings: AlertsSettings, *, resend_ns: int) -> None:
-        """Take the settings, and how often a firing alert is posted again."""
+        """Take the settings, and the interval at which a firing alert is posted again."""
         self._external_labels = settings.external_labels
         self._runbook_url, self._generator_url = settings.runbook_url, settings.generator_url
         self._resend_ns = resend_ns
 
     def as_json(self, alert: ActiveAlert, *, now: Now) -> dict[str, Any]:
-        """Return an alert as `/api/v2/alerts` takes it."""
+        """Return an alert in the format of `/api/v2/alerts`."""
         written = alert.as_json(now=now, resend_ns=self._resend_ns)
         own = dict(alert.labels)
         written["labels"] = {**self._external_labels, **own}
@@ -35,7 +34,7 @@ class AlertPosting:
 
 
 def _fill(template: str, labels: Mapping[str, str]) -> str:
-    """Return an address with an alert's labels in it; empty where it has no such label."""
+    """Return an address with an alert's labels filled in; missing labels are empty."""
     return template.format(
         **{name: quote(labels.get(name, ""), safe="") for name in ALERT_ADDRESS_FIELDS}
     )

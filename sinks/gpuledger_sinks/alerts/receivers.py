@@ -1,12 +1,12 @@
-"""The Alertmanagers: each is sent what it is due by a task of its own.
+"""The Alertmanagers, each with its own task that sends the alerts due.
 
-`AlertmanagerClient` is the seam to one of them, and knows what its refusals mean. Alertmanager
-answers 400 where single alerts are not valid, having taken the others, and 400 or 422 where it has
-taken none, as it could not read the request; both in JSON. What else is answered says nothing of
-the alerts: an address that leads elsewhere, a password that is wrong, a proxy's own page.
+`AlertmanagerClient` is the seam to one Alertmanager and interprets its rejections. Alertmanager
+answers 400 if single alerts are invalid, after accepting the others. It answers 400 or 422 if it
+cannot read the request, and accepts none. Both come as JSON. Any other response is not about the
+alerts: it comes from a wrong address, a wrong password or a proxy's own page.
 
-`Receivers` sends, and says what the checks show of it. What an alert is is decided in
-`active_alerts`, and what an Alertmanager is sent next in `send_order`.
+`Receivers` sends alerts and reports the results in checks. `active_alerts` defines alerts, and
+`send_order` selects those to send next.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ _JSON: Final = "application/json"
 
 
 def count_answer(url: str, answer: HttpAnswer | None) -> None:
-    """Count what an Alertmanager has answered to a request; `None` is no answer."""
+    """Count an Alertmanager's response to a request; `None` means no response."""
     status = "none" if answer is None else f"{answer.status // 100}xx"
     if answer is not None and answer.is_success and answer.is_page:
         status = "page"
@@ -61,19 +61,19 @@ class AlertmanagerClient:
     def __init__(
         self, *, http: HttpClient, url: str, credentials: ReceiverCredentials | None = None
     ) -> None:
-        """Take the Alertmanager; without credentials there is neither login nor proxy."""
+        """Take the Alertmanager; without credentials there is no authentication and no proxy."""
         self.url, self._http = url, http
         self._credentials = credentials or ReceiverCredentials(
             ReceiverSettings(), section="alerts", check=Check()
         )
 
     async def post(self, alerts: Sequence[dict[str, Any]]) -> None:
-        """Post alerts; return when the Alertmanager has taken them.
+        """Post alerts; return when the Alertmanager has accepted them.
 
-        Raises RejectedError where Alertmanager refuses some of these alerts, of which it may have
-        taken the others, or a proxy finds them too many (413); and ReceiverUnavailableError where
-        they are to be sent again: no answer, or one that does not speak of them (401, 404, 503, a
-        200 with a page for people).
+        Raises RejectedError if Alertmanager rejects some of the alerts and may have accepted the
+        others, or if a proxy considers them too large (413). Raises ReceiverUnavailableError if
+        they must be sent again: without a response, or with one that is not about the alerts (401,
+        404, 503, a 200 with an HTML page).
         """
         try:
             answer = await self._credentials.post(
@@ -86,45 +86,45 @@ class AlertmanagerClient:
             count_answer(self.url, None)
             raise ReceiverUnavailableError(str(error)) from error
         count_answer(self.url, answer)
-        # In JSON alone it is Alertmanager's own word; but 413 is a bound, whoever has set it.
+        # Only JSON comes from Alertmanager itself; 413 is a limit, whoever has set it.
         refuses_alerts = answer.status in _REFUSES_ALERTS and answer.content_type == _JSON
         if refuses_alerts or answer.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
             raise RejectedError(f"{answer.status} {answer.text}")
-        # Alertmanager answers 200 with nothing in it: a page is a proxy's, as one to log in on.
+        # Alertmanager answers 200 with an empty body; a page is a proxy's, such as a login page.
         if not answer.is_success or answer.is_page:
-            # How long to wait is not left to one of several: others would be sent theirs late.
+            # Retry-After is ignored: one of several must not decide how late alerts are sent.
             raise ReceiverUnavailableError(explain(answer, url=self.url, setting=_SETTING))
 
 
 NAME: Final = "alerts"
 _REFUSAL_SHOWN_NS: Final = 10 * NS_PER_MINUTE
-"""For how long checks show an alert that was refused."""
+"""How long checks show a rejected alert."""
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
 AllActive = Callable[[], Iterable[ActiveAlerts]]
-"""Returns all alerts that are active, as of now."""
+"""Returns all alerts that are currently active."""
 
 
 class RejectedAlerts:
-    """What a check says of alerts that were refused, for as long as that is of interest."""
+    """Reports rejected alerts in a check for some time."""
 
     def __init__(self, check: Check, *, receiver: str) -> None:
-        """Take the check and what it shows while nothing is wrong."""
+        """Take the check, and the text that it shows without an error."""
         self._check, self._receiver = check, receiver
         self._until_ns = 0
         self._detail = ""
 
     def record(self, detail: str, *, now_ns: int) -> None:
-        """Record that an alert was refused; the check fails once the attempt has ended."""
+        """Record that an alert was rejected; the check fails once the attempt has ended."""
         self._detail, self._until_ns = f"rejected: {detail}", now_ns + _REFUSAL_SHOWN_NS
 
     def are_shown(self, *, now_ns: int) -> bool:
-        """Return whether something was refused a short while ago."""
+        """Return whether an alert was rejected recently."""
         return now_ns < self._until_ns
 
     def show(self, *, now_ns: int) -> None:
-        """Pass the check after an answer, unless something was refused a short while ago."""
+        """Pass the check after a response, unless an alert was rejected recently."""
         if self.are_shown(now_ns=now_ns):
             self._check.failed(self._detail)
         else:
@@ -133,14 +133,14 @@ class RejectedAlerts:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedClient:
-    """An Alertmanager's client and the check of that one."""
+    """An Alertmanager's client with its check."""
 
     client: AlertmanagerClient
     check: Check
 
 
 class Receivers:
-    """All Alertmanagers; one that hangs or is away holds up no other."""
+    """All Alertmanagers; one that hangs or is unavailable does not delay the others."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class Receivers:
         resend_ns: int,
         posting: AlertPosting,
     ) -> None:
-        """Take them, and the check that fails where none of them answers."""
+        """Take the Alertmanagers, and the check that fails if none of them answers."""
         self._check = check
         shown = ", ".join(shown_url(checked.client.url) for checked in receivers)
         self._rejected = RejectedAlerts(check, receiver=shown)
@@ -169,16 +169,16 @@ class Receivers:
             for checked in receivers
         ]
         for checked in receivers:
-            checked.check.waits("not asked yet")
-        check.waits("not asked yet")
+            checked.check.waits("not contacted yet")
+        check.waits("not contacted yet")
 
     def begin(self) -> None:
-        """Begin to send each what it is due; raises what a task of theirs has raised."""
+        """Start sending the alerts that are due; raises the errors of earlier sending tasks."""
         for receiver in self._receivers:
             receiver.begin()
 
     async def change(self) -> None:
-        """Wait until one of them has answered or not, or `wake` is called."""
+        """Wait until an attempt has ended, or `wake` is called."""
         self._changed.clear()
         await self._changed.wait()
 
@@ -188,21 +188,21 @@ class Receivers:
         return all(receiver.is_away for receiver in self._receivers)
 
     def wake(self) -> None:
-        """End the wait for a change: an attempt has ended, or alerts are gone."""
+        """End the wait for a change: an attempt has ended, or alerts were dropped."""
         self._changed.set()
 
     async def close(self) -> None:
-        """End what is on its way."""
+        """End requests in flight."""
         for receiver in self._receivers:
             await receiver.close()
 
     def failed(self, error: ReceiverUnavailableError) -> None:
-        """Record that one of them did not answer; the check fails where none does."""
+        """Record that one of them did not answer; the check fails if none does."""
         if self.are_away:
             self._check.failed(str(error))
 
     def refused(self, detail: str, *, now_ns: int) -> None:
-        """Record that one of them refused an alert."""
+        """Record that one of them rejected an alert."""
         self._rejected.record(detail, now_ns=now_ns)
 
     def answered(self, *, now_ns: int) -> None:
@@ -212,7 +212,7 @@ class Receivers:
 
 
 class _Receiver:
-    """One Alertmanager, with at most one task that sends, for as long as it does not answer."""
+    """One Alertmanager, with at most one sending task, which retries until it is answered."""
 
     def __init__(
         self,
@@ -229,7 +229,7 @@ class _Receiver:
         self._rejected = RejectedAlerts(checked.check, receiver=self._url)
         self._all_receivers, self._active = all_receivers, active
         self._clock, self._resend_ns, self._posting = clock, resend_ns, posting
-        # An answer alone says nothing of alerts that wait for too long, so it passes no check.
+        # A response does not pass the check, because alerts may have waited too long.
         self._retry = retry_receiver(
             sink=NAME, check=checked.check, clock=clock, passes_check=False
         )
@@ -241,8 +241,8 @@ class _Receiver:
         self._answered_ns: int | None = None
 
     def begin(self) -> None:
-        """Begin to send what is due, unless that is under way; raises what has ended it."""
-        # A task's error is raised to nobody until its result is read: a defect must end the sink.
+        """Start sending if alerts are due and no task is running; raises an ended task's error."""
+        # A task's error stays hidden until its result is read, but a defect must end the sink.
         if self._sending is not None and self._sending.done():
             self._sending.result()
             self._sending = None
@@ -251,7 +251,7 @@ class _Receiver:
             self._sending.add_done_callback(lambda _: self._all_receivers.wake())
 
     async def close(self) -> None:
-        """End what is on its way."""
+        """End a request in flight."""
         await end_tasks(self._sending)
         self._sending = None
 
@@ -262,10 +262,10 @@ class _Receiver:
         return chain.from_iterable(self._active())
 
     def _is_probe_due(self) -> bool:
-        """Return whether an answer alone is wanted, as nothing is due.
+        """Return whether to send an empty request, because no alert is due.
 
-        Only that passes a check which has failed, or waits for the first; and an address or a login
-        that is wrong by now is to be known before the next alert.
+        Only a response passes a check that has failed or waits for its first one, and a wrong
+        address or wrong credentials must be detected before the next alert.
         """
         now_ns = self._clock.monotonic_ns()
         if self._answered_ns is None or now_ns - self._answered_ns >= self._resend_ns:
@@ -273,7 +273,7 @@ class _Receiver:
         return self._check.has_failed and not self._rejected.are_shown(now_ns=now_ns)
 
     async def _send(self) -> None:
-        """Send until nothing is due; what is sent is chosen anew for each request."""
+        """Send until no alert is due; alerts are selected again for each request."""
         while True:
             await self._retry(self._attempt)
             self._answered()
@@ -286,13 +286,13 @@ class _Receiver:
         self._has_more = self._is_due()
         if self._send_order.late_ns > self._resend_ns:
             late_seconds = self._send_order.late_ns / NS_PER_SECOND
-            self._check.failed(f"slow: it answers, but what it is due waits {late_seconds:.0f} s")
+            self._check.failed(f"slow: it answers, but due alerts wait {late_seconds:.0f} s")
         else:
             self._rejected.show(now_ns=now_ns)
         self._all_receivers.answered(now_ns=now_ns)
 
     async def _attempt(self) -> None:
-        """Post what comes next; where that is nothing, an empty list brings an answer."""
+        """Post the next alerts; without any, an empty list gets a response."""
         try:
             await self._post(self._send_order.next(self._all(), now=Now.of(self._clock)))
         except ReceiverUnavailableError as error:
@@ -302,7 +302,7 @@ class _Receiver:
 
     async def _post(self, alerts: Sequence[ActiveAlert]) -> None:
         now = Now.of(self._clock)
-        # The end of each is reckoned for each attempt: Alertmanager notifies of none that is over.
+        # Ends are computed for each attempt: Alertmanager does not notify of alerts that are over.
         for alert in alerts:
             alert.hold_until_taken(now)
         payload = [self._posting.as_json(alert, now=now) for alert in alerts]
@@ -310,8 +310,8 @@ class _Receiver:
             await self._client.post(payload)
         except RejectedError as error:
             if len(alerts) > 1:
-                # With 400 it may have taken the valid ones, with 413 or 422 it has taken none.
-                # Which of them it is, only the answers to fewer of them show.
+                # With 400 it may have accepted the valid ones, with 413 or 422 it accepted none.
+                # Only the responses to smaller batches show which alerts are invalid.
                 record_partly_rejected(alerts, self._client.url)
             elif alerts:
                 self._reject(alerts[0], str(error), now)
@@ -320,7 +320,7 @@ class _Receiver:
             record_taken(alerts, self._client.url, now=now)
 
     def _reject(self, alert: ActiveAlert, error: str, now: Now) -> None:
-        """Go on without an alert that an Alertmanager refuses; it is sent again in its time."""
+        """Record that an alert is rejected; it is sent again after the usual interval."""
         self._all_receivers.refused(f"{self._url}: {error}", now_ns=now.monotonic_ns)
         self._rejected.record(error, now_ns=now.monotonic_ns)
         if record_rejected(alert, self._client.url, now=now):

@@ -1,7 +1,8 @@
-"""What one Alertmanager is sent next, of all that it is due.
+"""Selects the alerts to send next to one Alertmanager.
 
-What is new goes first. Behind it come, a batch of each in turn, what is sent again, what was
-refused together with others, and what was refused alone: none of them holds up another. Pure.
+New alerts go first. After them come, one batch of each kind in turn, alerts that are sent again,
+alerts rejected together with others, and alerts rejected on their own. None of these kinds delays
+another. Pure.
 """
 
 from collections import defaultdict
@@ -12,50 +13,50 @@ from typing import Final
 from gpuledger_sinks.alerts.active_alerts import ActiveAlert, Now
 
 MAX_TOGETHER: Final = 256
-"""How many alerts are posted in one request."""
+"""Maximum number of alerts per request."""
 _EARLY: Final = 2
-"""What is due after half of the pause goes along with what is due: else alerts that began one
-after another would have a request each for as long as they stand."""
+"""Alerts that are due after half the interval join a batch that is due. Otherwise alerts that began
+one after another would need one request each for as long as they are active."""
 
 _ByLimit = dict[int, list[ActiveAlert]]
 
 
 @dataclass(slots=True)
 class _Due:
-    """What is due, by why it is."""
+    """The alerts that are due, by reason."""
 
     new: list[ActiveAlert] = field(default_factory=list)
-    """What it has never answered, and what was never refused."""
+    """Alerts that the receiver has never answered and never rejected."""
     again: list[tuple[int, ActiveAlert]] = field(default_factory=list)
-    """What it has taken, or is to be sent soon, by when it answered last."""
+    """Alerts that the receiver has accepted, and that are due or soon due, by last answer."""
     doubted: _ByLimit = field(default_factory=lambda: defaultdict(list))
-    """What it has not answered, being refused together with others, by how many may be posted."""
+    """Unanswered alerts that were rejected together with others, by maximum batch size."""
     refused: _ByLimit = field(default_factory=lambda: defaultdict(list))
-    """What it has answered and then refused, by the same."""
+    """Alerts that were answered and later rejected, by maximum batch size."""
     since_ns: int | None = None
-    """Since when the oldest is due of all that it does not refuse."""
+    """Since when the oldest alert is due, without alerts that were answered and rejected."""
 
     def wait_since(self, since_ns: int) -> None:
-        """Record since when another one is due."""
+        """Record since when another alert is due."""
         self.since_ns = since_ns if self.since_ns is None else min(self.since_ns, since_ns)
 
 
 class SendOrder:
-    """Chooses what one Alertmanager is sent next."""
+    """Selects the alerts to send next to one Alertmanager."""
 
     def __init__(self, receiver: str, *, resend_ns: int) -> None:
-        """Take the Alertmanager's name, and how long after an answer an alert is due again."""
+        """Take the Alertmanager's name, and the time after which an answered alert is due again."""
         self._receiver, self._resend_ns = receiver, resend_ns
         self._turn = 0
         self.late_ns = 0
-        """For how long the oldest that was due has waited, when something was chosen last."""
+        """How long the oldest due alert had waited at the last selection."""
 
     def is_due(self, alerts: Iterable[ActiveAlert], *, now: Now) -> bool:
-        """Return whether there is anything to post now."""
+        """Return whether any alert is due now."""
         return any(self._kinds(alerts, now))
 
     def next(self, alerts: Iterable[ActiveAlert], *, now: Now) -> list[ActiveAlert]:
-        """Return what is to be posted together now; nothing where nothing is due."""
+        """Return the alerts to post together now; empty if none is due."""
         new, *kinds = self._kinds(alerts, now)
         if new:
             return new
@@ -66,11 +67,11 @@ class SendOrder:
         return []
 
     def _kinds(self, alerts: Iterable[ActiveAlert], now: Now) -> list[list[ActiveAlert]]:
-        """Return a batch of what is new, and one of each other kind."""
+        """Return a batch of new alerts, and one of each other kind."""
         due = self._sort(alerts, now.monotonic_ns)
         again = sorted(due.again, key=lambda answered: answered[0])
         if again and now.monotonic_ns - again[0][0] < self._resend_ns:
-            # Some are due soon, none is now: they wait for the first of them.
+            # None is due now: alerts that are soon due wait for the first of them.
             again = []
         self.late_ns = 0 if due.since_ns is None else now.monotonic_ns - due.since_ns
         return [
@@ -97,7 +98,7 @@ class SendOrder:
 
 
 def _largest(by_limit: _ByLimit) -> list[ActiveAlert]:
-    """Return a batch of those that may be posted with most others: most of them are good."""
+    """Return a batch with the largest maximum size, because most of these alerts are valid."""
     if not by_limit:
         return []
     limit = max(by_limit)

@@ -1,26 +1,27 @@
-"""How many alerts may stand, and whose goes where there would be more.
+"""Limits the number of active alerts, and selects the alert to drop for a new one.
 
-Names of nodes and of GPUs are anybody's, and each alert that stands is looked at in each turn. So
-their number is bounded, over all partitions of the sink, and a node that has many gives way first.
-Pure.
+The names of nodes and GPUs come from untrusted writers, and every active alert is examined in each
+turn. The number of alerts is therefore limited over all partitions of the sink, and a node with
+many alerts loses its own first. Pure.
 """
 
 from typing import Final, NamedTuple, Protocol
 
 MAX_HELD: Final = 10_000
-"""How many alerts stand at most: in each turn each is looked at."""
+"""Maximum number of active alerts; each is examined in every turn."""
 MAX_HELD_OF_NODE: Final = 500
-"""How many of one node: more than its GPUs have incidents of different kinds."""
+"""Maximum number of active alerts per node: more than its GPUs have incidents of different
+kinds."""
 
 
 Labels = tuple[tuple[str, str], ...]
 
 
 class SlotOwner(Protocol):
-    """Where an alert stands."""
+    """The collection that holds an alert."""
 
     def drop(self, key: Labels) -> object:
-        """Forget an alert that stands, and give back its slot."""
+        """Forget an alert and free its slot."""
 
 
 class Held(NamedTuple):
@@ -31,7 +32,7 @@ class Held(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """Alerts that do not stand, as too many do."""
+    """Alerts that are not active, because there are too many."""
 
     number: int
     node: str
@@ -39,17 +40,17 @@ class LeftOut(NamedTuple):
 
 
 class AlertSlots:
-    """Who has the slots of all partitions of a sink, by node and in the order of being taken."""
+    """The slots of all partitions of a sink, by node and in the order in which they were taken."""
 
     def __init__(self) -> None:
         self._by_node: dict[str, dict[Labels, SlotOwner]] = {}
         self._by_count: dict[int, dict[str, None]] = {}
-        """The nodes, by how many slots they have."""
+        """The nodes by their number of slots."""
         self._count = 0
         self._left_out = LeftOut(0, "")
 
     def take(self, key: Labels, node: str, owner: SlotOwner) -> None:
-        """Record that an alert has a slot; one that has it keeps it."""
+        """Record that an alert has a slot; an alert that has one keeps it."""
         held = self._by_node.setdefault(node, {})
         if key not in held:
             held[key] = owner
@@ -63,10 +64,10 @@ class AlertSlots:
             self._move(node, by=-1)
 
     def oldest_to_go(self, node: str) -> Held | None:
-        """Return what goes for a newer alert of a node: nothing while there is room.
+        """Return the alert to drop for a newer one of a node, or `None` if there is room.
 
-        It is the oldest of the node itself where that has too many, or as many as any; else of
-        the node that has the largest number.
+        The oldest alert of the node itself if it has too many, or as many as any other node.
+        Otherwise the oldest of the node with the most alerts.
         """
         own = self._count_of(node)
         if own < MAX_HELD_OF_NODE and self._count < MAX_HELD:
@@ -79,7 +80,7 @@ class AlertSlots:
         return len(self._by_node.get(node, ()))
 
     def _move(self, node: str, *, by: int) -> None:
-        """Note that a node has more slots now, or fewer."""
+        """Record that a node's number of slots changed."""
         self._count += by
         now = self._count_of(node)
         if before := self._by_count.get(now - by):
@@ -92,10 +93,10 @@ class AlertSlots:
             del self._by_node[node]
 
     def leave_out(self, node: str) -> None:
-        """Note that an alert of a node does not stand, as too many do."""
+        """Count an alert of a node that is not active, because there are too many."""
         self._left_out = LeftOut(self._left_out.number + 1, node)
 
     def take_left_out(self) -> LeftOut:
-        """Return what was left out since the last call."""
+        """Return the alerts left out since the last call."""
         left_out, self._left_out = self._left_out, LeftOut(0, "")
         return left_out

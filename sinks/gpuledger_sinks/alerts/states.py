@@ -1,7 +1,7 @@
-"""States of a GPU: which incidents tell that one begins, and what proves that it has ended.
+"""States of a GPU: which incidents begin one, and what proves that it has ended.
 
-An event, such as an XID, is over when it is told. A state, such as a lost GPU, goes on until its
-end is told: by another incident, or by ticks in which the GPU answers. Pure.
+An event, such as an XID, is over when it is reported. A state, such as a lost GPU, lasts until its
+end is reported by another incident, or proven by ticks in which the GPU answers. Pure.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _BY_KIND: Final[Mapping[str, str]] = {
     _REMAP: _REMAP,
     "page_retirement_pending": _REMAP,
     _ACTION: _ACTION,
-    # What is named as its state is, and as an incident of its end names it.
+    # Kinds whose state has the same name, also in incidents that report its end.
     **{
         kind: kind
         for kind in (
@@ -38,7 +38,7 @@ _BY_KIND: Final[Mapping[str, str]] = {
     },
 }
 _BY_XID: Final[Mapping[int, str]] = {63: _REMAP}
-"""XIDs that stand for a state: the agent reports none beside them."""
+"""XIDs that begin a state, for which the agent reports no separate incident."""
 _ENDED_BY: Final[Mapping[str, frozenset[str]]] = {
     "gpu_recovered": frozenset({LOST, _UNAVAILABLE}),
     "row_remap_done": frozenset({_REMAP}),
@@ -48,9 +48,9 @@ _STATE_ENDED: Final = "state_ended"
 _END_KINDS: Final = frozenset({"gpu_recovered", "row_remap_done", _STATE_ENDED})
 _NO_ACTION: Final = "NONE"
 _CATALOGUE_ACTION: Final = "XID_154"
-"""What the catalogue advises where the driver's line does not say what it asks for."""
+"""The catalogue's advice if the driver's line does not contain the requested action."""
 ANSWERS_NEEDED: Final = 2
-"""In so many ticks in a row the GPU answers before that is a proof."""
+"""Number of successive ticks in which a GPU must answer to prove the end of a state."""
 
 
 @dataclass(slots=True)
@@ -58,21 +58,22 @@ class State:
     """A state that has begun, and how far its end is proven."""
 
     kind: str
-    """As the incident that tells it is called."""
+    """The kind of the incident that reports it."""
     boot_id: str
     """The boot in which it began."""
     time_ns: int
     """When it began, by the node's clock."""
     answers: int = 0
-    """The ticks in a row that say it has ended."""
+    """Number of successive ticks that show that it has ended."""
 
     def observe(self, event: GpuEvent, books: GpuBooks, *, latest_ns: int) -> bool:
-        """Take a tick of its GPU; return whether that completes the proof that it has ended.
+        """Process a tick of the state's GPU; return whether it completes the proof of the end.
 
-        A lost GPU that answers is not lost. The other states end with a boot: the GPU is reset.
-        `latest_ns` is up to when a clock is right, nanoseconds since the epoch.
+        A lost GPU that answers is not lost. The other states end with a boot, which resets the GPU.
+        `latest_ns` is the latest time that a correct clock can show, in nanoseconds since the
+        epoch.
         """
-        # A clock that was ahead and is so no more: no tick would be later for as long.
+        # If the clock was ahead and was corrected, no tick would be later for as long.
         was_ahead = event.time_ns <= latest_ns < self.time_ns
         is_later = was_ahead or event.time_ns - event.interval_ns >= self.time_ns
         counts = self.kind == LOST or event.boot_id != self.boot_id
@@ -83,14 +84,14 @@ class State:
 
 
 def recovery_action_of(incident: Incident) -> str | None:
-    """Return what the driver itself asks for; `None` where the incident is not about that."""
+    """Return the driver's recovery action; `None` if the incident is not about one."""
     if incident.kind == _ACTION or incident.xid == RECOVERY_ACTION_CHANGED:
         return None if incident.action == _CATALOGUE_ACTION else incident.action
     return None
 
 
 def state_of(incident: Incident) -> State | None:
-    """Return the state that an incident tells the beginning of."""
+    """Return the state that an incident begins, or `None`."""
     kind = _BY_KIND.get(incident.kind)
     action = recovery_action_of(incident)
     if incident.kind == "xid" and incident.xid is not None:
@@ -101,7 +102,7 @@ def state_of(incident: Incident) -> State | None:
 
 
 def ended_by(incident: Incident) -> frozenset[str]:
-    """Return the kinds of state that an incident tells the end of."""
+    """Return the kinds of state that an incident ends."""
     if recovery_action_of(incident) == _NO_ACTION:
         return frozenset({_ACTION})
     if incident.kind == _STATE_ENDED:
@@ -111,5 +112,5 @@ def ended_by(incident: Incident) -> frozenset[str]:
 
 
 def is_only_an_end(incident: Incident) -> bool:
-    """Return whether an incident says nothing but that a state has ended: it is no alert."""
+    """Return whether an incident reports only the end of a state, and is not an alert."""
     return recovery_action_of(incident) == _NO_ACTION or incident.kind in _END_KINDS

@@ -1,6 +1,6 @@
-"""When what was polled is acknowledged: once an Alertmanager has answered all that it brought.
+"""Acknowledges polled records once an Alertmanager has answered all alerts made from them.
 
-Of each partition what came first is acknowledged first. Pure.
+The records of each partition are acknowledged in order. Pure.
 """
 
 from collections import deque
@@ -14,17 +14,17 @@ from gpuledger_sinks.protocol import Partitions, SinkContext
 
 @dataclass(kw_only=True, slots=True)
 class _Polled:
-    """What one or more polls brought of a partition."""
+    """The records of a partition from one or more polls."""
 
     context: SinkContext
     next_offset: int
     time_ns: int | None
     alerts: list[ActiveAlert]
-    """What has to be answered first."""
+    """The alerts that must be answered first."""
 
 
 class Unacknowledged:
-    """For each partition what waits for an answer, in the order of its offsets."""
+    """Records of each partition that wait for answers, in the order of their offsets."""
 
     def __init__(self) -> None:
         self._polled: dict[TopicPartition, deque[_Polled]] = {}
@@ -38,11 +38,11 @@ class Unacknowledged:
         time_ns: int | None,
         alerts: Sequence[ActiveAlert],
     ) -> None:
-        """Have all before `next_offset` acknowledged once these alerts are answered."""
+        """Acknowledge all records before `next_offset` once these alerts are answered."""
         for alert in alerts:
             alert.changes.awaited = alert.change
         waiting = self._polled.setdefault(partition, deque())
-        if waiting and not alerts:  # it waits for the same as what is before it
+        if waiting and not alerts:  # it waits for the same alerts as the entry before it
             last = waiting[-1]
             last.context, last.next_offset = context, next_offset
             last.time_ns = last.time_ns if time_ns is None else time_ns
@@ -52,7 +52,7 @@ class Unacknowledged:
         )
 
     def acknowledge_answered(self) -> None:
-        """Acknowledge what need not wait any more."""
+        """Acknowledge records whose alerts are answered."""
         for partition, waiting in self._polled.items():
             for polled in waiting:
                 polled.alerts = [alert for alert in polled.alerts if not alert.is_answered]
@@ -61,10 +61,10 @@ class Unacknowledged:
                 done.context.acknowledge(partition, done.next_offset, time_ns=done.time_ns)
 
     def count(self) -> int:
-        """Return how many alerts are waited for."""
+        """Return the number of alerts whose answers are awaited."""
         return sum(len(polled.alerts) for waiting in self._polled.values() for polled in waiting)
 
     def drop(self, partitions: Partitions) -> None:
-        """Forget partitions: what was not answered of them is their next owner's to send."""
+        """Forget partitions, whose next owner sends the alerts that were not answered."""
         for partition in partitions:
             self._polled.pop(partition, None)

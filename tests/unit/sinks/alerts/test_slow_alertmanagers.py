@@ -89,7 +89,7 @@ async def test_an_alertmanager_that_is_told_late_fails_its_check_until_it_is_not
                 seconds[0] = 0.0
                 await eventually(lambda: check.is_ok)
     details = [line["detail"] for line in logged if line["event"] == "check_failed"]
-    assert details == ["slow: it answers, but what it is due waits 100 s"]
+    assert details == ["slow: it answers, but due alerts wait 100 s"]
 
 
 @asynccontextmanager
