@@ -1,1 +1,1 @@
-"""Samples for Prometheus and its kin, by remote-write 2.0 or 1.0."""
+"""Samples for Prometheus and compatible receivers, by remote-write 2.0 or 1.0."""

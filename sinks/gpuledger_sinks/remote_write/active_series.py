@@ -1,10 +1,10 @@
-"""The series that are active: which a tick begins, goes on with and ends.
+"""The active series: which of them a tick begins, continues and ends.
 
-Here lives what a partition's sender remembers: of each node that was heard of within a day the
-latest time that was sent, and the labels of each of its series, encoded once. A series that the
-next tick does not have ends with a stale marker at that tick's time. Which tick is the next is
-decided elsewhere: after a clock was set back it is stamped earlier than what was sent before. How
-samples look on the wire is `wire`'s. Pure; nothing is sent.
+A partition's sender remembers, for each node heard of within a day, the latest time sent and the
+encoded labels of each series. A series that is missing from the next tick ends with a stale marker
+at that tick's time. Which tick is the next is decided elsewhere: after a clock was set back, it has
+an earlier time than samples sent before. `wire` defines the encoding of samples. Pure; nothing is
+sent.
 """
 
 from collections import Counter, defaultdict
@@ -42,27 +42,27 @@ _LabelPairs = tuple[tuple[str, str], ...]
 _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 MAX_SERIES_BYTES: Final = 128 * 2**20
 _GROUP_BYTES: Final = 450
-"""Bytes of a group in memory beside its labels: in all that is kept of its node."""
+"""Memory of a group without its labels, in all structures of its node."""
 _OF_USERS: Final = frozenset({"pod_uid", "allocated_pod_uid", "job_id", "allocated_job_id"})
 """Labels that identify a pod or a job."""
 _LABEL_COPIES: Final = 2
-"""How often a label's text is there: as it was told, and as it is sent in 1.0."""
+"""Copies of a label's text in memory: the original, and its encoding for 1.0."""
 
 
 def series_budget(max_bytes: int = MAX_SERIES_BYTES) -> Budget:
-    """Return the bytes that the series of all partitions may take together."""
+    """Return the memory that the series of all partitions may use together."""
     return Budget(max_bytes=max_bytes)
 
 
 @cache
 def metrics_of(family: Family) -> tuple[Metric, ...]:
-    """Return a family's metrics as they are sent."""
+    """Return a family's metrics in the form in which they are sent."""
     return tuple(Metric(name=one.name, kind=one.kind, help=one.help) for one in family.metrics)
 
 
 @lru_cache(maxsize=4096)
 def _metric_set(family: Family, bits: int) -> MetricSet:
-    """Return the metrics of a family whose bit is set, the first one's being the lowest."""
+    """Return the metrics of a family whose bit is set; the first metric has the lowest bit."""
     metrics = enumerate(metrics_of(family))
     return MetricSet((metric for number, metric in metrics if bits >> number & 1), bits=bits)
 
@@ -70,7 +70,7 @@ def _metric_set(family: Family, bits: int) -> MetricSet:
 _ZERO: Final = encode_value(0.0)
 
 
-# Most counters of a node begin together: these bytes are there once, whatever has them.
+# Most counters of a node begin together, so their encoded starts are shared.
 @lru_cache(maxsize=4096)
 def _starts(starts_ms: tuple[int | None, ...]) -> tuple[bytes, ...]:
     return tuple(
@@ -83,12 +83,12 @@ def _starts(starts_ms: tuple[int | None, ...]) -> tuple[bytes, ...]:
 
 @lru_cache(maxsize=4096)
 def _chosen(starts: tuple[bytes, ...], bits: int) -> tuple[bytes, ...]:
-    """Return those of a group's starts whose bit is set."""
+    """Return the starts of a group whose bit is set."""
     return tuple([start for number, start in enumerate(starts) if bits >> number & 1])
 
 
 class _Samples:
-    """The samples of one time, as they are put together."""
+    """The samples of one time, while they are collected."""
 
     __slots__ = ("groups", "has_parted", "has_stale", "values")
 
@@ -97,7 +97,7 @@ class _Samples:
         self.values: list[bytes] = []
         self.has_stale = False
         self.has_parted = False
-        """Whether a group's values are not in the order of its metrics: some have starts alone."""
+        """Whether a group was split, because only some of its metrics have a start."""
 
     def go_on(
         self,
@@ -106,10 +106,9 @@ class _Samples:
         values: SeriesValues,
         starts_ms: Sequence[int | None] = (),
     ) -> SampleGroup:
-        """Add the samples of a group's tick, and the ends of series that it has no value of.
+        """Add the samples of a group's tick, and stale markers for its missing values.
 
-        `last` says which of its metrics had a value in the tick before; return what says it of this
-        one.
+        `last` has the metrics with a value in the previous tick; return the same for this one.
         """
         bit, has, had = 1, 0, last.metrics.bits
         encoded: list[bytes | None] = []
@@ -118,19 +117,19 @@ class _Samples:
                 has |= bit
                 encoded.append(encode_value(value))
             else:
-                # The protocol asks for a stale marker: without it a receiver goes on showing the
-                # last value for five minutes.
+                # The protocol requires a stale marker: without one a receiver shows the last value
+                # for five more minutes.
                 encoded.append(STALE_VALUE if had & bit else None)
             bit <<= 1
         self.has_stale = self.has_stale or bool(had & ~has)
         added = self.add(last.labels, family, encoded, _starts(tuple(starts_ms)))
         if added is not None and added.metrics.bits == has:
-            # Most ticks are like the last: what was sent is what is remembered.
+            # Most ticks equal the last, so that the group sent is also the one to remember.
             return added
         return SampleGroup(last.labels, _metric_set(family, has))
 
     def end(self, group: SeriesGroup, last: SampleGroup) -> None:
-        """Add the ends of all series of a group that had a value last."""
+        """Add stale markers for all series of a group that had a value last."""
         self.go_on(last, group.family, (None,) * len(group.family.metrics))
 
     def add(
@@ -140,13 +139,13 @@ class _Samples:
         values: Sequence[bytes | None],
         starts: tuple[bytes, ...] = (),
     ) -> SampleGroup | None:
-        """Add values of a group, in the order of its family's metrics; `None` is no sample.
+        """Add values of a group, in the order of its family's metrics; `None` adds no sample.
 
-        Return the last that was added of it.
+        Returns the last group added.
         """
         with_start = sum(1 << number for number, start in enumerate(starts) if start)
         present = sum(1 << number for number, value in enumerate(values) if value is not None)
-        # Most groups have starts for all of their metrics or for none, and are one group here, too.
+        # Most groups have starts for all of their metrics or for none, and are not split.
         self.has_parted = self.has_parted or bool(present & ~with_start and present & with_start)
         added: SampleGroup | None = None
         for bits, has_start in ((present & ~with_start, False), (present & with_start, True)):
@@ -161,12 +160,12 @@ class _Samples:
         return added
 
     def at(self, time: bytes) -> TimedSamples:
-        """Return them, of that time."""
+        """Return the collected samples with their time."""
         return TimedSamples(time, self.groups, self.values)
 
 
 def _count(values: SeriesValues) -> int:
-    """Count the series of a group that have a value."""
+    """Return the number of series of a group that have a value."""
     return len(values) - values.count(None)
 
 
@@ -178,10 +177,10 @@ def _begun(
     *,
     before_ms: int,
 ) -> Iterator[TimedSamples]:
-    """Yield a 0 of each counter that begins: so that what it begins with is an increase."""
+    """Yield a 0 for each counter that begins, so that its first value counts as an increase."""
     for number in which:
         start_ms = starts_ms[number]
-        # A tick may be shorter than a millisecond, and a node's clock stand anywhere.
+        # A tick may be shorter than a millisecond, and a node's clock may show any time.
         if start_ms is not None and is_encodable(start_ms) and start_ms < before_ms:
             zeros: list[bytes | None] = [None] * len(starts_ms)
             zeros[number] = _ZERO
@@ -191,29 +190,29 @@ def _begun(
 
 
 def _size_bytes(of_group: SampleGroup) -> int:
-    """Return what the series of a group take of memory."""
+    """Return the memory of a group's series."""
     return _GROUP_BYTES + _LABEL_COPIES * of_group.labels.size_bytes
 
 
 def _no_samples(node: str, group: SeriesGroup, external_labels: _LabelPairs) -> SampleGroup:
-    """Return a group as it is before its first sample."""
+    """Return a group before its first sample."""
     family, (cluster, name) = group.family, split_key(node)
     of_node = (*external_labels, ("cluster", cluster), ("node", name))
     labels = _labels_of(of_node, family.labels, group.label_values)
     return SampleGroup(labels, _metric_set(family, 0))
 
 
-# The means and the maxima of a thing begin together and have the same labels.
+# Groups for means and maxima begin together and have the same labels.
 @lru_cache(maxsize=64)
 def _labels_of(of_node: _LabelPairs, names: tuple[str, ...], values: tuple[str, ...]) -> LabelSet:
     return LabelSet([*of_node, *zip(names, values, strict=True)])
 
 
 class _Frame:
-    """What was sent of a node's last tick, but for time and values: most ticks are like the last.
+    """The form of a node's last tick, without time and values: most ticks have the same form.
 
-    A tick that fits begins and ends nothing, so that its values are all that is encoded of it. Its
-    groups are those that the node has, in their order.
+    A tick that fits begins and ends nothing, so that only its values must be encoded. Its groups
+    are the node's groups, in their order.
     """
 
     __slots__ = ("_absent", "_starts", "is_whole")
@@ -221,22 +220,22 @@ class _Frame:
     def __init__(
         self, samples: "IntervalSamples", values: Sequence[float | None], *, is_whole: bool
     ) -> None:
-        """Take a tick of which nothing was left out; `values` are those of all groups."""
+        """Take a tick that was sent completely; `values` are those of all groups."""
         self._absent, self._starts = absent_in(values), _flat(samples.starts_ms)
         self.is_whole = is_whole
         """Whether each group had a value."""
 
     def fits(self, samples: "IntervalSamples", values: Sequence[float | None]) -> bool:
-        """Return whether a tick has the same starts, and values of the same metrics."""
+        """Return whether a tick has the same starts, and values for the same metrics."""
         return (
             absent_in(values) == self._absent
-            # Mostly the same objects, which compares them at once.
+            # Mostly the same objects, which makes the comparison fast.
             and _flat(samples.starts_ms) == self._starts
         )
 
 
 def _flat(starts_ms: Mapping[SeriesGroup, Sequence[int | None]]) -> list[object]:
-    # Half of what a mapping takes.
+    # A list needs half the memory of a mapping.
     return [*starts_ms, *starts_ms.values()]
 
 
@@ -247,16 +246,16 @@ class _Node:
     seen_ns: int = 0
     """When its last tick came, by the monotonic clock."""
     groups: dict[SeriesGroup, SampleGroup] = field(default_factory=dict)
-    """Of each group that is active the samples of the last tick: which metrics had a value."""
+    """Each active group with the metrics that had a value in the last tick."""
     known_bytes: int = 0
-    """What else is kept of it, as it is counted in `size_bytes`."""
+    """Memory of other structures of the node, which is included in `size_bytes`."""
     size_bytes: int = 0
-    """What its groups take of memory."""
+    """Memory of the node's groups and other structures."""
     frame: _Frame | None = None
-    """That of its last tick; `None` where the next one may not be like it."""
+    """The form of its last tick; `None` if the next one may differ."""
 
     def fits(self, samples: IntervalSamples, values: Sequence[float | None]) -> bool:
-        """Return whether a tick is sent like the last one; `values` are those of all groups."""
+        """Return whether a tick has the form of the last one; `values` are those of all groups."""
         return (
             self.frame is not None
             and [*samples.values] == [*self.groups]
@@ -264,7 +263,7 @@ class _Node:
         )
 
     def sent(self) -> list[SampleGroup]:
-        """Return what is sent of a tick that fits."""
+        """Return the groups to send for a tick that fits."""
         if self.frame is not None and self.frame.is_whole:
             return [*self.groups.values()]
         return [last for last in self.groups.values() if last.metrics.bits]
@@ -277,20 +276,20 @@ class _Node:
 
 
 def _user_of(group: SeriesGroup) -> str:
-    """Return the UID of the pod, or the id of the job, of a group; empty if it has none."""
+    """Return the pod's UID or the job's id of a group; empty if it has neither."""
     labels = zip(group.family.labels, group.label_values, strict=True)
     return next((value for label, value in labels if value and label in _OF_USERS), "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodedTick:
-    """The samples of one node's tick, of which requests are put together."""
+    """The encoded samples of one node's tick, from which requests are made."""
 
     timed: tuple[TimedSamples, ...]
-    """What begins first: a series' samples are in the order of their times."""
+    """The zeros of new counters come first: samples of a series must be in time order."""
     samples: int
     is_behind: bool = False
-    """Whether its node has sent a tick of this time or a later one: not every receiver takes it."""
+    """Whether its node has sent this time or a later one, which not every receiver accepts."""
 
     @classmethod
     def of(
@@ -300,7 +299,7 @@ class EncodedTick:
         begun: Sequence[TimedSamples] = (),
         is_behind: bool = False,
     ) -> "EncodedTick":
-        """Return the samples of one time, behind what has begun before it."""
+        """Return the samples of one time, after the zeros of counters that began before it."""
         return cls(
             timed=(*begun, samples),
             samples=len(samples.values) + len(begun),
@@ -308,15 +307,15 @@ class EncodedTick:
         )
 
     def encode(self, version: Version) -> bytes:
-        """Return the body of a request with these samples alone."""
+        """Return the body of a request with only these samples."""
         return encode_request(version, self.timed)
 
 
 class ActiveSeries:
-    """The series of the nodes of one partition; `budget` is what those of all may take.
+    """The series of one partition's nodes; `budget` limits the series of all partitions.
 
-    Each series has the `external_labels` too. On a node that has `max_series` of pods and jobs no
-    further pod or job begins. 0 is no limit.
+    Each series also has the `external_labels`. `max_series` limits the series of pods and jobs per
+    node; further pods and jobs do not begin. 0 means no limit.
     """
 
     def __init__(
@@ -335,7 +334,7 @@ class ActiveSeries:
 
     @property
     def forgotten(self) -> int:
-        """How many nodes were forgotten for want of room."""
+        """The number of nodes forgotten for lack of memory."""
         return self._nodes.forgotten
 
     def clear(self) -> None:
@@ -343,25 +342,25 @@ class ActiveSeries:
         self._nodes.clear()
 
     def take_left_out(self) -> Mapping[str, int]:
-        """Return how many samples of each node were left out since the last call."""
+        """Return the number of samples left out per node since the last call."""
         taken, self._left_out = self._left_out, Counter()
         return taken
 
     def restore(self, samples: IntervalSamples, *, now_ns: int = 0) -> None:
-        """Go on from what a former owner has sent of a node: what the next samples lack ends."""
-        # Encoded and not sent: their owner has sent them, and what is missing next ends by that.
+        """Continue a node's series that a previous owner sent, so that missing ones end next."""
+        # Encoded but not sent, because their owner has sent them.
         if samples.values:
             self.encode(samples, now_ns=now_ns)
 
     def encode(self, samples: IntervalSamples, *, now_ns: int = 0) -> EncodedTick:
         """Encode the next samples of a node, and the ends of series.
 
-        `now_ns` is the monotonic clock's time, for `end_silent`. Raises ValueError, and
-        changes no series, for a time that the wire cannot carry.
+        `now_ns` is the monotonic time, for `end_silent`. Raises ValueError, without changing any
+        series, if the wire cannot carry the time.
         """
         if samples.is_past:
             return self._encode_past(samples, now_ns=now_ns)
-        # What may raise comes first: what is put aside has changed nothing.
+        # Calls that may raise come first, so that rejected samples change nothing.
         time_ms = samples.time_ns // NS_PER_MS
         time = encode_time(time_ms)
         node = self._node(samples.node, now_ns)
@@ -377,26 +376,26 @@ class ActiveSeries:
         else:
             sent = self._go_on(node, samples, begun)
             timed = sent.at(time)
-            # Where something was left out or has ended, the next tick is not sent like this one.
+            # If anything was left out or has ended, the next tick differs from this one.
             is_all = len(node.groups) == len(samples.values) and not sent.has_stale
             node.frame = None
             if is_all and not sent.has_parted:
-                # In the order in which they were sent; and by the objects by which the node's
-                # values are made now, which are the same in the next tick.
+                # In the order of sending, and with the group objects from which the node's values
+                # are made now, because the next tick has the same objects.
                 node.groups = {group: node.groups[group] for group in samples.values}
                 is_whole = len(sent.groups) == len(node.groups)
                 node.frame = _Frame(samples, values, is_whole=is_whole)
         if node.size_bytes != before_bytes:
-            # This may forget other nodes, whose series took too much together with these.
+            # May forget other nodes if all series together need too much memory.
             self._nodes.grow(samples.node, node.size_bytes - before_bytes)
         return EncodedTick.of(timed, begun=begun, is_behind=node.go_to(time_ms))
 
     def _go_on(self, node: _Node, samples: IntervalSamples, begun: list[TimedSamples]) -> _Samples:
-        """Return what a tick sends of its node, whatever begins and ends by it.
+        """Return the samples that a tick sends for its node, including ends of series.
 
-        The zeros of counters that begin are added to `begun`.
+        Adds the zeros of counters that begin to `begun`.
         """
-        # First, as what begins may have its room.
+        # Ends first, because they make room for new series.
         ended = self._take_ended(node, samples)
         left_out = self._leave_out(node, samples)
         sent = _Samples()
@@ -418,17 +417,17 @@ class ActiveSeries:
         return sent
 
     def _encode_past(self, samples: IntervalSamples, *, now_ns: int) -> EncodedTick:
-        """Encode the samples of a tick that others have followed: it begins and ends no series."""
+        """Encode a tick that others have followed; it begins and ends no series."""
         time_ms = samples.time_ns // NS_PER_MS
         time = encode_time(time_ms)
         node = self._node(samples.node, now_ns)
-        # What is past begins no series, but one that is not there needs room at the receiver.
+        # A past tick begins no series here, but a new one needs room at the receiver.
         left_out = self._leave_out(node, samples)
         sent = _Samples()
         for group, values in samples.values.items():
             if group in left_out:
                 continue
-            # Of nothing that was sent before, so that nothing ends.
+            # Without previous metrics, so that nothing ends.
             past = _no_samples(samples.node, group, self._external_labels)
             sent.go_on(past, group.family, values, samples.starts_ms.get(group, ()))
         return EncodedTick.of(sent.at(time), is_behind=node.go_to(time_ms))
@@ -436,7 +435,7 @@ class ActiveSeries:
     def _take_ended(
         self, node: _Node, samples: IntervalSamples
     ) -> Mapping[SeriesGroup, SampleGroup]:
-        """Take out what a tick ends: of a pod that has ended, a lost GPU, a label that changed."""
+        """Remove the groups that a tick ends: of an ended pod, a lost GPU, a changed label."""
         ended = [group for group in node.groups if group not in samples.values]
         found = {group: node.groups.pop(group) for group in ended}
         for last in found.values():
@@ -446,8 +445,8 @@ class ActiveSeries:
     def _leave_out(self, node: _Node, samples: IntervalSamples) -> Collection[SeriesGroup]:
         """Return the groups that begin and have no room, and count their samples.
 
-        A pod has room for all of its groups or for none; one that has begun has it. Devices and the
-        node have all of theirs.
+        A pod has room for all of its groups or for none, and keeps it. Devices and nodes always
+        have room.
         """
         if not self._max_series:
             return ()
@@ -473,20 +472,20 @@ class ActiveSeries:
         return left_out
 
     def observe(self, node: str, *, now_ns: int) -> None:
-        """Remember that a tick of a node came, whatever is sent of it, and when."""
+        """Record that a tick of a node came, and when, even if nothing is sent."""
         if (known := self._nodes.get(node)) is not None:
             known.seen_ns = now_ns
 
     def has_silent(self, before_ns: int) -> bool:
-        """Return whether there is something for `end_silent` to end."""
+        """Return whether `end_silent` has series to end."""
         return any(node.groups and node.seen_ns < before_ns for node in self._nodes.values())
 
     def end_silent(self, *, before_ns: int) -> Iterator[EncodedTick]:
-        """End, node by node, all series of those whose last tick came before `before_ns`."""
+        """End all series of each node whose last tick came before `before_ns`."""
         for name, node in self._nodes.items():
             if node.groups and node.seen_ns < before_ns:
-                # Behind the last sample, and as close to it as can be: the node's own time may
-                # not have come so far yet, and a time of this machine could be behind it.
+                # Right after the last sample: the node's own time may not have advanced, and this
+                # machine's time may be before it.
                 node.latest_ms += 1
                 sent = _Samples()
                 for group, last in node.groups.items():
@@ -504,6 +503,6 @@ class ActiveSeries:
         return node
 
     def __len__(self) -> int:
-        """Count the series that are alive."""
+        """Return the number of active series."""
         last = (of_group for node in self._nodes.values() for of_group in node.groups.values())
         return sum(of_group.metrics.bits.bit_count() for of_group in last)

@@ -1,14 +1,13 @@
 """The state topic of counters: read when a partition is taken over, written with its offsets.
 
-What a group has counted of a node lies in `counters.v1`, in the partition of the node's events,
-under `<group>/<cluster>/<node>`. A commit writes the counters that have changed and the group's
-offsets in one transaction: of use after the receiver has answered for what was sent of it, of
-incidents before anything of them is sent. So a sink that goes on from there counts each tick and
-each incident once. Whoever opens a partition's transactions shuts out who had it before, so that of
-two sinks that take themselves for its owner one alone moves it.
+A group's counters of a node are in `counters.v1`, in the partition of the node's events, under
+`<group>/<cluster>/<node>`. One transaction writes the changed counters and the group's offsets: of
+use after the receiver has answered, of incidents before they are sent. A sink that resumes from
+there therefore counts each tick and each incident once. Opening a partition's transactions fences
+its previous owner, so that only one of two sinks that both consider themselves owner can commit.
 
-A record's timestamp is when the sink wrote it, by the sink's clock: brokers would refuse a node's
-time that is days ahead.
+A record's timestamp is the sink's time of writing, because brokers would refuse a node's time that
+is days ahead.
 """
 
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -29,15 +28,16 @@ from gpuledger.runtime.logs import Repeats
 from gpuledger_sinks.remote_write.node_intervals import NodeIntervals
 
 _KEPT_NS: Final = 2 * NS_PER_DAY
-"""Counters of a node that were written so long before the newest of its partition are not kept."""
+"""Maximum time between a node's record and the newest one of its partition; older ones are
+deleted."""
 _FINISH_SECONDS: Final = 2.5
-"""How long a commit that is under way may go on when its partition is given up."""
+"""Time for a commit under way to finish when its partition is revoked."""
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
 
 class CounterState:
-    """What the sinks of one group have counted, as the state topic has it."""
+    """The counters of one group in the state topic."""
 
     def __init__(
         self, *, bus: Bus, group: str, writers: TransactionalWriters, clock: Clock
@@ -47,9 +47,9 @@ class CounterState:
         self._outdated: dict[int, list[str]] = {}
 
     async def take_over(self, numbers: Iterable[int]) -> Mapping[int, Mapping[str, NodeCounters]]:
-        """Shut out who had these partitions, and return what was counted, by node's key.
+        """Fence the previous owners of these partitions; return the counters by node's key.
 
-        Raises `BusError`: the partitions are to be taken over again then.
+        Raises `BusError`, after which the partitions must be taken over again.
         """
         wanted = list(numbers)
         await self._writers.open(wanted)
@@ -57,7 +57,7 @@ class CounterState:
             return {number: await self._read(reader, number) for number in wanted}
 
     def __contains__(self, number: int) -> bool:
-        """Return whether the partition is held, so that something can be committed."""
+        """Return whether the partition is open, so that commits are possible."""
         return number in self._writers
 
     async def commit(
@@ -67,7 +67,7 @@ class CounterState:
         *,
         offsets: Mapping[TopicPartition, int],
     ) -> None:
-        """Write the counters of nodes and offsets of partitions of that number, or nothing.
+        """Write nodes' counters and offsets of partitions with that number, or nothing.
 
         Raises `BusError` and `FencedError`, after which the partition must be taken over again.
         """
@@ -76,20 +76,20 @@ class CounterState:
             Message(key=key.encode(), value=None, timestamp_ms=written_ms)
             for key in self._outdated.pop(number, ())
         )
-        # A node that has come back is not gone: of each key the last one.
+        # The last message per key wins: a node that has come back is not deleted.
         of_keys = {message.key: message for message in (*gone, *map(self._message, changed))}
         target = TopicPartition(self._topic.name, number)
         messages = {target: list(of_keys.values())} if of_keys else {}
         await self._writers.commit(number, messages, offsets=offsets)
 
     async def close(self, numbers: Iterable[int]) -> None:
-        """Release partitions; a commit under way may end."""
+        """Release partitions; let a commit under way finish."""
         await self._writers.close(numbers)
 
     async def _read(self, reader: HistoryReader, number: int) -> dict[str, NodeCounters]:
-        """Return the newest counters of each node of the partition that are this group's.
+        """Return this group's newest counters of each node of the partition.
 
-        Those of nodes that are gone are removed by the next commit.
+        The next commit deletes those of nodes that are gone.
         """
         at = TopicPartition(self._topic.name, number)
         found: dict[str, NodeCounters] = {}
@@ -103,7 +103,7 @@ class CounterState:
                     if (counted := _decode(record)) is not None:
                         found[node], written_ms[node] = counted, record.timestamp_ms
                     else:
-                        # An older one is of an offset behind which nothing is read again.
+                        # An older record is of no use: records after its offset are not read again.
                         found.pop(node, None)
         newest_ms = max((written_ms[node] for node in found), default=0)
         gone = [node for node in found if newest_ms - written_ms[node] > _KEPT_NS // NS_PER_MS]
@@ -114,7 +114,7 @@ class CounterState:
         """Return the key of a record's node; `None` if the record is of another group."""
         key = (record.key or b"").decode(errors="replace")
         node = key.removeprefix(group_key(self._group, ""))
-        # A node's key has one slash: with more it is of a group whose name begins alike.
+        # A node's key has one slash; more mean another group whose name begins with this one's.
         return None if node == key or node.count("/") != 1 else node
 
     def _message(self, node: NodeIntervals) -> Message:
@@ -125,22 +125,22 @@ class CounterState:
                 value=encode(counted),
                 timestamp_ms=self._clock.time_ns() // NS_PER_MS,
             )
-            # Names may be long: one that does not fit would undo every commit. That ends: what is
-            # neither waiting nor a series is a fraction of it.
+            # Names may be long, and a record that does not fit would abort every commit. This
+            # ends: without waiting use and series, a record is a fraction of the limit.
             if size_bytes(message.key, message.value) <= MAX_MESSAGE_BYTES // 2:
                 return message
             node.shrink()
 
 
 def _decode(record: Record) -> NodeCounters | None:
-    """Return what was counted; `None` for a tombstone, and for what cannot be read."""
+    """Return a record's counters; `None` for a tombstone or an unreadable record."""
     if record.value is None:
         return None
     decoder: Decoder[NodeCounters] = decoder_of(record.topic, NodeCounters)
     try:
         return decoder.decode(record.value)
     except UndecodableError as error:
-        # The node's counters begin anew, which readers take for a reset.
+        # The node's counters restart, which readers see as a reset.
         if count := _repeats.count("counters"):
             key = (record.key or b"").decode(errors="replace")
             _log.warning("counters_skipped", key=key, count=count, error=str(error))
@@ -149,7 +149,7 @@ def _decode(record: Record) -> NodeCounters | None:
 
 @asynccontextmanager
 async def open_counter_state(*, bus: Bus, group: str, clock: Clock) -> AsyncIterator[CounterState]:
-    """Open the state of a group; leaving the context gives its partitions up."""
+    """Open the state of a group; leaving the context releases its partitions."""
     async with TransactionalWriters(
         bus=bus, group=group, finish_seconds=_FINISH_SECONDS
     ) as writers:

@@ -1,16 +1,15 @@
-"""The counters of one node: what its containers and devices have used since each series began.
+"""The counters of one node: the use by its containers and devices since each series began.
 
-What a tick adds is `gpuledger.ledger.usage`'s; here lives how long a series goes on, and what
-becomes of use whose container has no names yet. It waits for them for a minute of the node's time
-(`WAITS_NS`), and then is counted under what is known. Nothing of a device is lost by that, and it
-is behind by as much as waits.
+`gpuledger.ledger.usage` defines a tick's contribution. This module defines how long a series lasts,
+and what happens to use whose container has no names yet. Such use waits for a minute of the node's
+time (`WAITS_NS`) and is then counted under the information known. No use of a device is lost; its
+counters are only behind by the waiting amount.
 
-A series begins with 0 where its first use begins, and goes on with the same value for as long as
-`KEPT_NS` after its last use, as a container that comes back goes on with its counter. What comes
-later than that begins anew: readers see a counter that was reset.
+A series begins with 0 at the beginning of its first use, and keeps its value for `KEPT_NS` after
+its last use, so that a container that comes back continues its counter. After a longer pause the
+counter restarts, which readers see as a reset.
 
-Pure. `record_of` and `restore` turn the counters of a node into the record of the state topic and
-back.
+Pure. `record_of` and `restore` convert a node's counters to and from the record of the state topic.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -45,7 +44,7 @@ T = TypeVar("T")
 WAITS_NS: Final = NS_PER_MINUTE
 """How long use waits for names."""
 KEPT_NS: Final = 10 * NS_PER_MINUTE
-"""How long a series goes on of which nothing more comes."""
+"""How long a series lasts without further use."""
 
 
 _NO_POD: Final = CountedPod()
@@ -58,28 +57,28 @@ def _nothing() -> UsedAmounts:
 
 @dataclass(slots=True)
 class CountedUse:
-    """What was counted under the same labels."""
+    """The counters of one set of labels."""
 
     group: SeriesGroup
-    """The series of these labels."""
+    """The series with these labels."""
     seen_ns: int
-    """When there was last anything of it."""
+    """When there was last any use."""
     amounts: UsedAmounts = field(default_factory=_nothing)
     """The counters, in the order of `COUNTED`."""
     begun_ns: tuple[int | None, ...] = _NOT_BEGUN
-    """Where each of them began with 0."""
+    """The time at which each of them began with 0."""
 
     starts_ms: tuple[int | None, ...] = field(init=False)
-    """The same as it is sent: the same object until another one begins."""
+    """`begun_ns` as sent; the same object until another counter begins."""
 
     def __post_init__(self) -> None:
-        """Make what follows from the rest."""
+        """Compute the derived field."""
         self.starts_ms = _as_starts(self.begun_ns)
 
     def add(self, amounts: UsedAmounts, *, begun_ns: int) -> list[int]:
-        """Add amounts; return the positions of the counters that begin by it."""
+        """Add amounts; return the positions of the counters that begin."""
         begun: list[int] = []
-        # One pass, as there are some thirty of these in each tick.
+        # One pass, because there are some thirty of these per tick.
         totals = self.amounts
         for index, amount in enumerate(amounts):
             if amount is not None:
@@ -93,7 +92,7 @@ class CountedUse:
         return begun
 
 
-# Those that begin in one tick begin alike, so that most series have these tuples in common.
+# Counters that begin in one tick have equal tuples, which most series share.
 @lru_cache(maxsize=1024)
 def _begin(
     before_ns: tuple[int | None, ...], begun: tuple[int, ...], begun_ns: int
@@ -103,40 +102,40 @@ def _begin(
 
 @lru_cache(maxsize=1024)
 def _as_starts(begun_ns: tuple[int | None, ...]) -> tuple[int | None, ...]:
-    # One after the end of the tick before: a series of these labels may have ended there.
+    # One more, to be after the end of the previous tick: a series may have ended there.
     return tuple(None if at_ns is None else at_ns // NS_PER_MS + 1 for at_ns in begun_ns)
 
 
 @dataclass(slots=True)
 class _UseWithoutNames:
-    """Use of a container on a device that is in no series so far."""
+    """Use by a container on a device that is in no series yet."""
 
     labels: CountedLabels
-    """What is known of whose it is."""
+    """The known labels of its owner."""
     begun_ns: int
     seen_ns: int
     amounts: UsedAmounts = field(default_factory=_nothing)
 
 
 class UseOfNode:
-    """All series of one node, with what waits for names."""
+    """All series of one node, and the use that waits for names."""
 
     def __init__(self) -> None:
         self.series: dict[CountedLabels, CountedUse] = {}
         self._begun: dict[CountedLabels, set[int]] = {}
         self._waiting: dict[Unnamed, _UseWithoutNames] = {}
         self.ended_early = 0
-        """How many series ended before their time, as there were too many."""
+        """Number of series that ended early because there were too many."""
 
     @property
     def has_waiting(self) -> bool:
-        """Whether there is use that waits for names."""
+        """Whether any use waits for names."""
         return bool(self._waiting)
 
     def add(self, used: Used, *, begun_ns: int, time_ns: int) -> None:
-        """Add what ticks add for one entry; the first of them begins at `begun_ns`.
+        """Add use of one entry from one or more ticks; the first begins at `begun_ns`.
 
-        `time_ns` is the time that the node has reached.
+        `time_ns` is the node's current time.
         """
         labels, unnamed = used.user.labels, used.user.unnamed
         if unnamed is None:
@@ -149,16 +148,16 @@ class UseOfNode:
         add_amounts(waiting.amounts, used.amounts)
 
     def name(self, named: Mapping[str, CountedLabels]) -> None:
-        """Count what has waited for these names, where it was used."""
+        """Count the use that waited for these names, from where it began."""
         for unnamed in [unnamed for unnamed in self._waiting if unnamed.ident in named]:
             waiting = self._waiting.pop(unnamed)
             labels = named[unnamed.ident]._replace(gpu_uuid=unnamed.gpu_uuid)
             self._count_waiting(labels, waiting)
 
     def go_on(self, time_ns: int) -> None:
-        """End what is over by this time of the node: waiting, and series."""
+        """End waiting and series that are over at this time of the node."""
         for unnamed, waiting in list(self._waiting.items()):
-            # Where the clock was set back, what is ahead is over as well.
+            # If the clock was set back, times that are far ahead are over as well.
             if abs(time_ns - waiting.begun_ns) >= WAITS_NS:
                 self._count_waiting(waiting.labels, waiting)
                 waiting.amounts = _nothing()
@@ -172,20 +171,20 @@ class UseOfNode:
         self._bound()
 
     def forget(self, number: int) -> None:
-        """End as many series as that, those of which nothing has come for longest."""
+        """End that many series, beginning with those without use for longest."""
         for labels in sorted(self.series, key=lambda of: self.series[of].seen_ns)[:number]:
             del self.series[labels]
             self.ended_early += 1
 
     def stop_waiting(self) -> None:
-        """Count all that waits for names under what is known."""
+        """Count all waiting use under the information known."""
         for waiting in self._waiting.values():
             self._count_waiting(waiting.labels, waiting)
         self._waiting.clear()
         self._bound()
 
     def take_begun(self) -> Mapping[CountedLabels, Collection[int]]:
-        """Return which counters have begun since the last call, by their position in `COUNTED`."""
+        """Return the counters that began since the last call, by position in `COUNTED`."""
         begun, self._begun = self._begun, {}
         return {labels: which for labels, which in begun.items() if labels in self.series}
 
@@ -204,9 +203,9 @@ class UseOfNode:
             self._begun.setdefault(labels, set()).update(begun)
 
     def _bound(self) -> None:
-        """End the series of which nothing has come for longest, where there are too many."""
+        """If there are too many series, end those without use for longest."""
         if (excess := len(self._waiting) - MAX_COUNTED_SERIES) > 0:
-            # The first that came wait for longest.
+            # The first ones have waited longest.
             for unnamed in list(self._waiting)[:excess]:
                 waiting = self._waiting.pop(unnamed)
                 self._count_waiting(waiting.labels, waiting)
@@ -216,7 +215,7 @@ class UseOfNode:
     def record_of(
         self, *, group: str, node: str, time_ns: int, boots: Mapping[str, int]
     ) -> NodeCounters:
-        """Return the record of the state topic; `node` is the node's key."""
+        """Return the record for the state topic; `node` is the node's key."""
         gpus, pods = _Positions[str](), _Positions[CountedPod]()
         series = [
             CountedSeries(
@@ -259,10 +258,10 @@ class UseOfNode:
 
     @classmethod
     def restore(cls, record: NodeCounters) -> "UseOfNode":
-        """Return what a record of the state topic says.
+        """Return the counters from a record of the state topic.
 
-        Raises ValueError where it names a position that it does not list. A quantity that is not
-        counted any more is left out.
+        Raises ValueError if it names a position that it does not list. Quantities that are no
+        longer counted are left out.
         """
         node = cls()
         try:
@@ -283,12 +282,12 @@ class UseOfNode:
                     _as_amounts(record, waiting.amounts),
                 )
         except IndexError as error:
-            raise ValueError(f"a position is beyond its list: {error}") from error
+            raise ValueError(f"invalid position: {error}") from error
         return node
 
 
 class _Positions(Generic[K]):
-    """Values in the order in which they are first asked for, each once."""
+    """Distinct values in the order of their first use."""
 
     def __init__(self) -> None:
         self._positions: dict[K, int] = {}
@@ -331,6 +330,6 @@ def _as_amounts(record: NodeCounters, texts: Sequence[str | None]) -> UsedAmount
 
 
 def _in_order(record: NodeCounters, values: Sequence[T | None]) -> list[T | None]:
-    """Return a record's values in the order of `COUNTED`; what was not counted then is absent."""
+    """Return a record's values in the order of `COUNTED`; missing quantities are `None`."""
     by_name = dict(zip(record.quantities, values, strict=False))
     return [by_name.get(name) for name in COUNTED]

@@ -1,18 +1,17 @@
-"""The incidents of one node's GPUs, counted: by kind from 0 on, XIDs by code from their first on.
+"""Counts the incidents of one node's GPUs: by kind from 0, XIDs by code from their first incident.
 
-**Counted first, sent then.** An incident is sent once the state that has it is committed, and so a
-sink that goes on after a crash knows of all that was sent: a counter never falls, whatever was read
-in between of the ticks, by whose times samples are sent. A sample that is lost is made good by the
-next one.
+**Counted before sent.** An incident is sent only once the state with it is committed. A sink that
+resumes after a crash therefore knows everything that was sent, and counters never fall, regardless
+of the ticks read in between, whose times the samples have. The next sample replaces a lost one.
 
-**A series begins with 0.** Its first sample is a 0 before that of the first value, so that an
-increase has the first incident. Kinds have series while the GPU is in the node's ticks, with 0 from
-the start; a code has one from its first XID on. Where a series began is in the state once it was
-sent: until then a sink that goes on sends the 0 again. Such a 0 travels by itself: a receiver that
-refuses a request for what it has already of other series shall not be without it.
+**A series begins with 0.** A sample of 0 comes before the first value, so that the increase
+includes the first incident. Kinds have series while the GPU is in the node's ticks, with 0 from the
+start. An XID code has a series from its first incident. The state includes a series' start once it
+was sent; until then a resumed sink sends the 0 again. The 0 has its own request, so that it is
+not lost if the receiver rejects other series.
 
-**Each incident once.** What was counted last is remembered by its hash, as agents publish again
-what nobody acknowledged. Pure.
+**Each incident once.** The last incidents counted are remembered by their hashes, because agents
+publish unacknowledged incidents again. Pure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,9 +33,9 @@ from gpuledger.records.bounds import MAX_GPUS
 from gpuledger.records.counters import MAX_INCIDENT_GPUS, MAX_KNOWN_INCIDENTS
 
 SENT_NS: Final = 10 * NS_PER_MINUTE
-"""A GPU that is in no tick has its series for so long after its last incident or tick."""
+"""How long a GPU's series are sent after its last incident or tick."""
 _GPU_BYTES: Final = 8_192
-"""What a GPU takes of memory, about: its counters and the groups of its series."""
+"""Approximate memory of a GPU: its counters and the groups of its series."""
 
 
 @dataclass(slots=True)
@@ -47,35 +46,35 @@ class _XidTotal:
 
 @dataclass(slots=True)
 class _GpuIncidents:
-    """What was counted of one GPU."""
+    """The counters of one GPU."""
 
     seen_ns: int
-    """Time of the last tick that had it, or of its last incident."""
+    """Time of the last tick with this GPU, or of its last incident."""
     kinds: dict[str, int] = field(default_factory=dict)
     begun_ns: int | None = None
-    """Where the series of the kinds began; absent while they were not sent."""
+    """The start of the kinds' series; absent until they are sent."""
     xids: dict[str, _XidTotal] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class IncidentSamples:
-    """What is sent of a node's incidents at one time."""
+    """The samples of a node's incidents at one time."""
 
     values: Mapping[SeriesGroup, SeriesValues]
     starts_ms: Mapping[SeriesGroup, Sequence[int | None]]
-    """When each was 0, in milliseconds since the epoch."""
+    """When each counter was 0, in milliseconds since the epoch."""
     begun: Sequence[SeriesGroup]
-    """Those that begin, with a 0 at their start, which all have in common."""
+    """The groups that begin, with a 0 at the start that they share."""
 
 
 class IncidentsOfNode:
-    """The counters of a node's incidents; `every_ns` is how often they are sent."""
+    """The counters of a node's incidents; `every_ns` is the interval between samples."""
 
     def __init__(self, *, every_ns: int, counted: NodeCounters | None = None) -> None:
-        """Go on from what was counted."""
+        """Continue from saved counters."""
         self._every_ns = every_ns
         self._gpus: dict[str, _GpuIncidents] = {}
-        # Of a dict, as it keeps the order in which they came.
+        # A dict, because it keeps the order of insertion.
         self._known: dict[str, None] = {}
         self._sent_ns: int | None = None
         self._due_ns: int | None = None
@@ -92,18 +91,18 @@ class IncidentsOfNode:
                 begun_ns=gpu.begun_time_ns,
                 xids={one.xid: _XidTotal(one.total, one.begun_time_ns) for one in gpu.xids},
             )
-        # What a former owner has sent of the node has no later time.
+        # A previous owner has sent nothing of the node with a later time.
         self._sent_ns, self._is_urgent = counted.time_ns, bool(self._gpus)
 
     @property
     def size_bytes(self) -> int:
-        """What it takes of memory, about."""
+        """Approximate memory."""
         return len(self._gpus) * _GPU_BYTES
 
     def add(self, incident: Incident, *, time_ns: int) -> bool:
-        """Count an incident; return whether it was not counted before.
+        """Count an incident; return whether it is new.
 
-        `time_ns` is the time that the node has reached.
+        `time_ns` is the node's current time.
         """
         known = incident_hash(incident)
         if known in self._known:
@@ -122,15 +121,15 @@ class IncidentsOfNode:
     def samples(
         self, gpus: Iterable[str], *, time_ns: int, interval_ns: int
     ) -> IncidentSamples | None:
-        """Return what is sent at the end of an interval; `None` where it is not time to.
+        """Return the samples to send at the end of an interval; `None` if none are due.
 
-        `gpus` are those of the interval's last tick. The first samples are sent once the node was
-        there for `every_ns`, or with its first incident.
+        `gpus` are the GPUs of the interval's last tick. The first samples are sent once the node
+        has been known for `every_ns`, or with its first incident.
         """
         for uuid in gpus:
             self._gpu(uuid, time_ns)
         self._forget_gone(time_ns)
-        # A clock that was set back begins anew.
+        # If the clock was set back, the interval starts again.
         if self._due_ns is None or self._due_ns - time_ns > self._every_ns:
             self._due_ns = time_ns + self._every_ns
         if time_ns < self._due_ns and not self._is_urgent:
@@ -138,7 +137,7 @@ class IncidentsOfNode:
         self._due_ns, self._is_urgent = time_ns + self._every_ns, False
         begins_ns = time_ns - max(interval_ns, NS_PER_SECOND)
         if self._sent_ns is not None and self._sent_ns < time_ns:
-            # Behind what was sent before: a series of that name may have ended there.
+            # After earlier samples, because a series of that name may have ended there.
             begins_ns = max(begins_ns, self._sent_ns)
         self._sent_ns = time_ns
         return self._samples(time_ns, max(0, begins_ns))
@@ -152,7 +151,7 @@ class IncidentsOfNode:
             start_ns = begins_ns if begun_ns is None else begun_ns
             values[group] = (float(total),)
             starts_ms[group] = (start_ns // NS_PER_MS + 1,)
-            # What is 0 at its first sample begins with that.
+            # A series whose first sample is 0 needs no other 0.
             if begun_ns is None and total:
                 begun.append(group)
 
@@ -171,14 +170,14 @@ class IncidentsOfNode:
         gpu = self._gpus.get(uuid)
         if gpu is None:
             if len(self._gpus) >= MAX_GPUS:
-                # The one that was seen longest ago: no node has so many.
+                # Drop the one seen longest ago: no real node has so many.
                 del self._gpus[min(self._gpus, key=lambda of: self._gpus[of].seen_ns)]
             gpu = self._gpus[uuid] = _GpuIncidents(time_ns)
         gpu.seen_ns = time_ns
         return gpu
 
     def _forget_gone(self, time_ns: int) -> None:
-        """Forget GPUs that are gone and have had no incident."""
+        """Forget GPUs that are gone and had no incidents."""
         self._gpus = {
             uuid: gpu
             for uuid, gpu in self._gpus.items()
@@ -186,7 +185,7 @@ class IncidentsOfNode:
         }
 
     def records(self) -> list[CountedIncidents]:
-        """Return what the state topic keeps: nothing of a GPU that has had no incident."""
+        """Return the counters for the state topic, without GPUs that had no incidents."""
         had = [(uuid, gpu) for uuid, gpu in self._gpus.items() if gpu.kinds]
         had.sort(key=lambda one: one[1].seen_ns)
         return [
@@ -204,5 +203,5 @@ class IncidentsOfNode:
         ]
 
     def hashes(self) -> list[str]:
-        """Return by what the incidents that were counted last are known again."""
+        """Return the hashes of the incidents counted last."""
         return list(self._known)

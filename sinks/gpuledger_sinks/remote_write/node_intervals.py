@@ -1,19 +1,19 @@
-"""The ticks of one node as they are sent: one set of samples for each interval of event time.
+"""Groups the ticks of one node for sending: one set of samples per interval of event time.
 
-An interval is `interval_ns` of the node's own time, at multiples of it since the epoch; a tick is
-of the interval in which it ends. The samples of an interval are made when the node's next tick is
-of another one (`add`), or when nothing more comes (`close`). They bear the time of its last tick,
-so that the same ticks make the same samples, however they were polled. Without a length each tick
-is an interval by itself.
+An interval has `interval_ns` of the node's own time and ends at a multiple since the epoch. A
+tick belongs to the interval in which it ends. An interval's samples are made when the node's next
+tick belongs to another one (`add`), or when no more ticks come (`close`). They have the time of the
+interval's last tick, so that the same ticks make the same samples however they were polled. With a
+length of 0 each tick is its own interval.
 
-What is counted changes with the closing alone, and with it the position up to which ticks are
-counted. So the state of a node is always that of an interval's end: a sink that goes on from there
-reads the ticks behind it once more, passes over those that are counted (`timelines`), and makes
-what is left of the open interval anew. That is why the offset that is committed lies before the
-first tick of the open interval (`first_offset`).
+Counters change only when an interval closes, together with the position up to which ticks are
+counted. A node's state is therefore always that of an interval's end. A sink that resumes from it
+reads the ticks after it again, skips those that are counted (`timelines`), and rebuilds the open
+interval from the rest. For that reason the committed offset is before the first tick of the open
+interval (`first_offset`).
 
-A tick that comes late, of a boot that another has followed, says nothing of the present: its use is
-counted in the interval that is open, and nothing else of it is sent. Pure.
+A late tick, of a boot that another has followed, does not describe the present: its use is counted
+in the open interval, but no other values are sent. Pure.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -52,15 +52,15 @@ from gpuledger_sinks.remote_write.node_incidents import IncidentsOfNode
 from gpuledger_sinks.timelines import MAX_SEEN_BOOTS
 
 INCIDENTS_NS: Final = 10 * NS_PER_SECOND
-"""How often incidents are sent where nothing else is said."""
+"""Default interval between samples of incidents."""
 _WITH_GAUGES: Final = frozenset({Category.POD.value, Category.JOB.value})
-"""The accounts of which each series has gauges of its own, which end with it."""
+"""The categories whose series have their own gauges, which end with them."""
 _NONE: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
 class IntervalSamples:
-    """What is sent of a node for one interval."""
+    """The samples sent for a node's interval."""
 
     node: str
     """The node's key."""
@@ -70,20 +70,20 @@ class IntervalSamples:
     starts_ms: Mapping[SeriesGroup, Sequence[int | None]] = field(default_factory=dict)
     """When the counters were 0, in milliseconds since the epoch."""
     begun: Mapping[SeriesGroup, Collection[int]] = field(default_factory=dict)
-    """Which of them begin in it, by the metric's position in the family."""
+    """The counters that begin in it, by the metric's position in the family."""
     record: Record
     """The record of its last tick."""
     is_late: bool = False
-    """Whether the join says that its last tick came behind others."""
+    """Whether the join marked its last tick as late."""
     is_past: bool = False
-    """Whether it is a tick of the past by itself: it begins and ends no series."""
+    """Whether it is a single past tick, which begins and ends no series."""
     is_repeated: bool = False
-    """Whether the next samples say all that these do, as of errors that are counted in a GPU's
-    life: where they are refused nothing is to be sent once more."""
+    """Whether the next samples include the information of these, such as lifetime error counts: if
+    rejected, they need not be sent again."""
     is_of_incidents: bool = False
-    """Whether it is what is counted of incidents, whose samples have intervals of their own."""
+    """Whether it has incident counters, whose samples have their own intervals."""
     known_bytes: int = 0
-    """What is kept of the node beside the labels of its series, in memory."""
+    """Memory of the node's data other than the labels of its series."""
 
 
 class _OpenInterval:
@@ -91,7 +91,7 @@ class _OpenInterval:
 
     def __init__(self, number: int | None, record: Record) -> None:
         self.number = number
-        """Which interval it is; `None` while nothing but late ticks has come."""
+        """The interval's number; `None` while only late ticks have come."""
         self.first_offset = record.offset
         self.last = record
         self.time_ns = 0
@@ -101,30 +101,30 @@ class _OpenInterval:
         """The GPUs of its last tick."""
         self.boots: dict[str, int] = {}
         self.first_seqs: dict[str, int] = {}
-        """Of each boot the number of its first tick."""
+        """The `seq` of each boot's first tick."""
         self.boot_id: str | None = None
-        """The boot of its last tick; absent where it has late ones alone."""
+        """The boot of its last tick; absent if it has only late ticks."""
         self.named: dict[str, CountedLabels] = {}
         self.has_unnamed = False
-        """Whether any use of it has no names so far: what comes later in it may have them."""
+        """Whether any use has no names yet, which later ticks may provide."""
         self.use: dict[User, _OpenUse] = {}
 
     def is_over(self, event: GpuEvent, number: int | None, *, interval_ns: int) -> bool:
-        """Return whether a tick of interval `number` is of another one.
+        """Return whether a tick of interval `number` ends this interval.
 
-        By `seq`, too, which is never set: a clock that stands still would keep it open for ever.
+        `seq`, which cannot be set, counts as well: a stopped clock would keep it open indefinitely.
         """
         passed_ms = event.seq - self.first_seqs.get(event.boot_id, event.seq)
         return self.number != number or passed_ms * NS_PER_MS >= 2 * interval_ns
 
     def count(self, event: GpuEvent, used: Iterable[Used]) -> None:
-        """Add what a tick adds to the counters."""
+        """Add a tick's contribution to the counters."""
         self.boots[event.boot_id] = event.seq
         self.first_seqs.setdefault(event.boot_id, event.seq)
         begun_ns = event.time_ns - event.interval_ns
         for user, amounts in used:
             if (before := self.use.get(user)) is None:
-                # A copy has no room for more, which is a quarter of it.
+                # A copy has no spare capacity, which would be a quarter of its size.
                 self.use[user] = _OpenUse(amounts.copy(), begun_ns)
             else:
                 add_amounts(before.amounts, amounts)
@@ -137,7 +137,7 @@ class _OpenUse:
 
 
 class NodeIntervals:
-    """The intervals of one node, and what was counted up to the end of the last one."""
+    """The intervals of one node, and its counters up to the end of the last one."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class NodeIntervals:
         incidents_ns: int = INCIDENTS_NS,
         counted: NodeCounters | None = None,
     ) -> None:
-        """Go on from what was counted; raises ValueError where that record is broken."""
+        """Continue from saved counters; raises ValueError if the record is invalid."""
         self._incidents = IncidentsOfNode(every_ns=incidents_ns, counted=counted)
         self._node, self._interval_ns = node, interval_ns
         self._values, self._known, self._users = values, NodeGroups(), KnownUsers()
@@ -163,31 +163,31 @@ class NodeIntervals:
 
     @property
     def first_offset(self) -> int | None:
-        """The offset of the first tick of the open interval; `None` where none is open."""
+        """The offset of the first tick of the open interval; `None` if none is open."""
         return None if self._open is None else self._open.first_offset
 
     @property
     def boots(self) -> Mapping[str, int]:
-        """The number of the last tick that was counted of each boot, the one at work at the end."""
+        """The `seq` of the last counted tick of each boot; the running boot is last."""
         return self._boots
 
     def count_incident(self, incident: Incident) -> bool:
-        """Count an incident; return whether it was not counted before.
+        """Count an incident; return whether it is new.
 
-        It may be sent once the record is committed that has it.
+        It may be sent once the record that includes it is committed.
         """
-        # Before the first tick the incidents are all that is known of the node's time.
+        # Before the first tick, incidents are the only source of the node's time.
         self._time_ns = self._time_ns or incident.time_ns
         is_new = self._incidents.add(incident, time_ns=self._time_ns)
         self.has_changed |= is_new
         return is_new
 
     def add(self, event: GpuEvent, record: Record, *, is_past: bool) -> Iterator[IntervalSamples]:
-        """Add a tick; yield the samples of intervals that end by it.
+        """Add a tick; yield the samples of intervals that it ends.
 
-        Raises ValueError, with nothing changed, where the event points to what it does not list.
+        Raises ValueError, without changing anything, if the event refers to missing entries.
         """
-        # Once for both, as it takes as long as a tenth of what follows.
+        # Computed once for both, because it takes a tenth of the time of the rest.
         described = None if is_past else digest_of_described(event)
         used = list(used_in(event, None if is_past else self._users, described=described))
         values = self._values.values_of(
@@ -197,7 +197,7 @@ class NodeIntervals:
         )
         number = -(-event.time_ns // self._interval_ns) if self._interval_ns else None
         is_open = self._open is not None and self._open.number is not None
-        # Another one, not a later one: where the node's clock was set back nothing waits for it.
+        # Any other number, even a lower one: if the clock was set back, nothing must wait for it.
         if (
             not is_past
             and is_open
@@ -223,7 +223,7 @@ class NodeIntervals:
             yield from self._close_tick(event, record, values, is_past=is_past)
 
     def close(self) -> Iterator[IntervalSamples]:
-        """Close the open interval and yield its samples, where there is one."""
+        """Close the open interval, if any, and yield its samples."""
         if self._open is None:
             return
         closed, self._open = self._open, None
@@ -241,7 +241,7 @@ class NodeIntervals:
         *,
         is_past: bool,
     ) -> Iterator[IntervalSamples]:
-        """Close the interval that is one tick."""
+        """Close an interval of one tick."""
         if self._open is None:
             return
         closed, self._open = self._open, None
@@ -290,9 +290,9 @@ class NodeIntervals:
         )
 
     def _count(self, closed: _OpenInterval) -> None:
-        # Of late ticks alone there is no time but the one that was reached before.
+        # With only late ticks, the time does not advance.
         self._time_ns = closed.time_ns or self._time_ns
-        # What waited first: a series begins where its first use does.
+        # Waiting use first, because a series begins where its first use does.
         self._use.name(closed.named)
         for user, use in closed.use.items():
             used = Used(user.named(closed.named), use.amounts)
@@ -300,10 +300,10 @@ class NodeIntervals:
         self._use.go_on(self._time_ns)
         at_work = closed.boot_id or next(reversed(self._boots), None)
         for boot_id, seq in closed.boots.items():
-            # Put last, so that the boot that was heard of longest ago is first.
+            # Moved to the end, so that the boot heard of longest ago is first.
             self._boots.pop(boot_id, None)
             self._boots[boot_id] = seq
-        # Whatever came late of others: who goes on from the record begins with this one.
+        # The running boot is last even after late ticks: a resumed sink begins with it.
         if at_work is not None:
             self._boots[at_work] = self._boots.pop(at_work)
         while len(self._boots) > MAX_SEEN_BOOTS:
@@ -328,11 +328,11 @@ class NodeIntervals:
         )
 
     def sent_before(self, record: Record) -> IntervalSamples:
-        """Return what is known of the samples of the last interval that was counted.
+        """Return the known samples of the last counted interval.
 
-        Of a node that goes on from a record: its counters, and the gauges of containers and jobs
-        that had anything in that interval, as far as their names say which series these are.
-        `record` is of the tick with which it goes on.
+        For a node that resumes from a record: its counters, and the gauges of containers and jobs
+        that had use in that interval, if their names identify the series. `record` is that of the
+        tick with which the node resumes.
         """
         values: dict[SeriesGroup, SeriesValues] = {}
         for labels, use in self._use.series.items():
@@ -342,19 +342,19 @@ class NodeIntervals:
         return IntervalSamples(node=self._node, time_ns=self._time_ns, values=values, record=record)
 
     def shrink(self) -> None:
-        """Count what waits for names without them, or else end the oldest half of the counters."""
+        """Count waiting use without names, or else end the oldest half of the counters."""
         if self._use.has_waiting:
             self._use.stop_waiting()
         else:
             self._use.forget(len(self._use.series) // 2 + 1)
 
     def take_ended_early(self) -> int:
-        """Return how many counters ended before their time since this was asked last."""
+        """Return how many counters ended early since the last call."""
         ended, self._use.ended_early = self._use.ended_early, 0
         return ended
 
     def take_record(self, group: str) -> NodeCounters:
-        """Return what was counted, as it goes to the state topic; it has not changed then."""
+        """Return the counters for the state topic, and mark them as unchanged."""
         self.has_changed = False
         record = self._use.record_of(
             group=group, node=self._node, time_ns=self._time_ns, boots=self._boots
@@ -367,12 +367,12 @@ class NodeIntervals:
 
 
 def _gpus_of(event: GpuEvent) -> Sequence[str]:
-    """Return the GPUs of a tick: incidents are of the board, and say of which instance."""
+    """Return the physical GPUs of a tick; incidents name these, with the MIG instance."""
     return [books.reading.uuid for books in event.gpus if books.reading.parent_uuid is None]
 
 
 class HealthOfNode:
-    """The samples of the health of one node's GPUs, which are told every so often."""
+    """Samples of the health of one node's GPUs, at intervals."""
 
     def __init__(self, node: str, *, every_ns: int) -> None:
         self._node, self._every_ns = node, every_ns
@@ -381,10 +381,10 @@ class HealthOfNode:
     def add(
         self, readings: NodeReadings, record: Record, *, is_past: bool
     ) -> Iterator[IntervalSamples]:
-        """Add readings; yield what is known of all GPUs, where it is time to tell it.
+        """Add readings; yield the current values of all GPUs if they are due.
 
-        The health of a boot that another has followed is told no more. Raises ValueError where
-        readings are of more GPUs than a node has.
+        Ignores readings of a boot that another has followed. Raises ValueError if there are more
+        GPUs than a node may have.
         """
         if is_past:
             return

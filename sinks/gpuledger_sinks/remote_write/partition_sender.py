@@ -1,15 +1,15 @@
-"""One partition of the remote-write sink: what waits to be sent of it, and the task that sends it.
+"""One partition of the remote-write sink: its waiting records, and the task that sends them.
 
-A partition has at most one request on its way, so that no two of a series overtake each other; the
-partitions go side by side, and one that is held up holds up no other.
+A partition has at most one request in flight, so that samples of a series never overtake each
+other. Partitions send concurrently, and a slow one does not delay the others.
 
-A receiver of remote-write 1.0 may take a request whole or not at all, so one bad sample costs all
-that travel with it. What is refused is divided until the refused tick is alone; the others are
-delivered. What becomes of the refused ones is `refused_ticks`'.
+A receiver of remote-write 1.0 may accept a request only as a whole, so one bad sample rejects all
+samples in it. A rejected request is divided until the rejected tick is isolated; the others are
+delivered. `refused_ticks` decides what to do with the rejected ones.
 
-**Incidents** are in the partition of their own topic with the same number, and counted in the state
-of the nodes' events: both come through one queue, and what an incident adds is committed before any
-of it is sent (`node_incidents`).
+**Incidents** come from the partition of their own topic with the same number, and are counted in
+the same state as the node's events. Both therefore go through one queue, and an incident's counters
+are committed before they are sent (`node_incidents`).
 """
 
 import asyncio
@@ -67,11 +67,11 @@ from gpuledger_sinks.timelines import TickOrder, TickRecord, Timelines
 
 NAME: Final = REMOTE_WRITE.name
 _MAX_NODES: Final = 5_000
-"""Of a partition: an installation of 10,000 nodes has a fifth of that on twelve partitions."""
+"""Maximum number of nodes per partition. 10,000 nodes on twelve partitions need a fifth."""
 _LATE_NS: Final = 2 * NS_PER_SECOND
-"""How long after an interval could be over at the latest it is closed without another tick."""
+"""Time after the latest possible end of an interval at which it is closed without another tick."""
 _OLD_INCIDENT_NS: Final = NS_PER_HOUR
-"""What is older where a group begins to count would be told as new."""
+"""Older incidents are not counted if the group has counted none so far: they are not news."""
 _RELEASE_SECONDS: Final = 3.0
 _CANCEL_SECONDS: Final = 0.5  # both together within `loop.RELEASE_SECONDS`
 _log = structlog.get_logger(__name__)
@@ -87,29 +87,29 @@ class _PolledBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class TakenOver:
-    """Where a partition is gone on from."""
+    """The state from which a partition is continued."""
 
     counted: Mapping[str, NodeCounters]
-    """What was counted of the ticks of each node, by its key."""
+    """The counters of each node, by its key."""
     repeated_before: int
-    """The offset before which records may have been delivered by a former owner."""
+    """The offset before which records may have been delivered by a previous owner."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class IncidentsTakenOver:
-    """Where the incidents of a partition are gone on from."""
+    """The state from which a partition's incidents are continued."""
 
     at: TopicPartition
     old_before: int
-    """The offset before which an incident may be of long ago, as the group has counted none so far;
-    0 where it has."""
+    """The offset before which old incidents are dropped, because the group has counted none so
+    far; 0 if it has."""
     next_offset: int | None = None
-    """The offset to commit before there is any incident; absent where some wait."""
+    """The offset to commit before any incident comes; absent if some are waiting."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SenderParts:
-    """What the senders of all partitions share."""
+    """The objects that the senders of all partitions share."""
 
     writer: Writer
     state: CounterState
@@ -117,17 +117,17 @@ class SenderParts:
     clock: Clock
     check: Check
     budget: Budget
-    """What the labels of all series may take of memory."""
+    """Memory for the labels of all series."""
     values: EventSeries
-    """What makes the values of a tick."""
+    """Makes the values of a tick."""
     turns: LargeTurns
 
 
 class PartitionSender:
-    """Sends what it is given of one partition, in order, for as long as that takes."""
+    """Sends the records of one partition in order, for as long as that takes."""
 
     def __init__(self, at: TopicPartition, *, shared: SenderParts, taken_over: TakenOver) -> None:
-        """Go on from what was counted of the partition's nodes."""
+        """Continue from the partition's saved counters."""
         self._at, self._shared, self._settings = at, shared, shared.settings
         self._clock, self._interval_ns = shared.clock, interval_ns_of(shared.settings)
         self._series = ActiveSeries(
@@ -146,7 +146,7 @@ class PartitionSender:
         self._health: Recent[str, HealthOfNode] = Recent(max_a_day=_MAX_NODES)
         self._health_ns = round(shared.settings.health_interval_seconds * NS_PER_SECOND)
         self._former: set[str] = set()
-        """Nodes whose series a former owner has sent, and of which nothing has come since."""
+        """Nodes whose series a previous owner sent, without a tick since."""
         for node, counted in taken_over.counted.items():
             self._restore(node, counted)
         self._waiting: deque[_PolledBatch] = deque()
@@ -164,16 +164,16 @@ class PartitionSender:
         self._committed_ns = self._clock.monotonic_ns() - self._commit_ns
         self._is_uncommitted = False
         self.waiting_bytes = 0
-        """How many bytes of records are held that were not sent yet."""
+        """Size of the records that were not sent yet."""
         self.undone: BusError | FencedError | None = None
-        """Why what was sent could not be committed: the partition is to be taken over again."""
+        """Why sent samples could not be committed; the partition must be taken over again."""
 
     def add_incidents(self, taken_over: IncidentsTakenOver) -> None:
-        """Count the incidents of this partition, too, from where it was taken over."""
+        """Also count the incidents of this partition, from where it was taken over."""
         self._incidents, self._incidents_offset = taken_over, taken_over.next_offset
 
     def add(self, batch: Batch, context: SinkContext) -> None:
-        """Take what was polled, to be sent behind what waits."""
+        """Queue polled records for sending."""
         if self.undone is not None:
             return  # it is polled again
         size_bytes = sum(len(record.value or b"") for record, _ in batch.items)
@@ -183,42 +183,42 @@ class PartitionSender:
             self._task = asyncio.create_task(self._send_waiting())
 
     def check(self) -> None:
-        """Raise what has ended the task: a defect must end the sink."""
+        """Raise the error that ended the task, because a defect must end the sink."""
         if self._task is not None and self._task.done():
             self._task.result()
             self._task = asyncio.create_task(self._send_waiting()) if self._waiting else None
 
     def has_silent(self, *, unresponsive_ns: int, now_ns: int) -> bool:
-        """Return whether nothing waits, and there is something for `end_silent` to do.
+        """Return whether nothing waits, and `end_silent` has something to do.
 
-        That may be a commit alone.
+        This may be only a commit.
         """
         if self._task is not None or self.undone is not None:
             return False
         if self._is_uncommitted and self._is_due(now_ns):
             return True
-        # Incidents have series of their own, which fall silent with their node's.
+        # Incidents have separate series, which end when their node's series do.
         before_ns = now_ns - unresponsive_ns
         return any(series.has_silent(before_ns) for series in self._all_series) or any(
             self._overdue(now_ns)
         )
 
     def end_silent(self, context: SinkContext, *, unresponsive_ns: int, now_ns: int) -> None:
-        """Begin to send the intervals of nodes of which nothing has come for long; none may wait.
+        """Start sending overdue intervals of silent nodes; no records may be waiting.
 
-        The series of those that are unresponsive for `unresponsive_ns` end.
+        Ends the series of nodes that have been silent for `unresponsive_ns`.
         """
         self._task = asyncio.create_task(
             self._send_silent(context, now_ns - unresponsive_ns, now_ns)
         )
 
     async def end(self, context: SinkContext) -> None:
-        """Let the request on its way be answered, and forget all else, without ending series.
+        """Let the request in flight finish; forget everything else without ending series.
 
-        A request that is cancelled on its way may have been taken: its ticks come twice. Where all
-        that was begun is answered, it is committed.
+        The receiver may have accepted a request that is cancelled in flight, so its ticks come
+        twice. If all requests were answered, the state is committed.
         """
-        # Asked first: it is by what waits that a batch which was begun is known.
+        # Checked first, because a batch that was begun is still among the waiting ones.
         is_idle = not self._waiting and (self._task is None or self._task.done())
         self._forget_waiting()
         if is_idle and self._is_uncommitted and self.undone is None:
@@ -227,7 +227,7 @@ class PartitionSender:
         self._clear()
 
     def abandon(self) -> None:
-        """End without waiting: the partition was lost, and has come back already."""
+        """End without waiting: the partition was lost, and has already been assigned again."""
         self._forget_waiting()
         if self._task is not None:
             self._task.cancel()
@@ -245,7 +245,7 @@ class PartitionSender:
         try:
             intervals = self._new_node(node, counted)
         except ValueError as error:
-            # Its counters begin anew, which readers take for a reset.
+            # Its counters restart, which readers see as a reset.
             if count := _repeats.count("counters"):
                 _log.warning("counters_skipped", key=node, count=count, error=str(error))
             return
@@ -278,7 +278,7 @@ class PartitionSender:
             if not await self._work_on(polled):
                 return
             self._is_uncommitted = True
-            # Given up while its last request was on its way: all that is counted was answered.
+            # Revoked during its last request: everything counted was answered.
             if self._is_ending:
                 await self._commit(polled.context)
                 return
@@ -288,16 +288,16 @@ class PartitionSender:
                 await self._commit(polled.context)
 
     async def _work_on(self, polled: _PolledBatch) -> bool:
-        """Send ticks or count incidents; return whether all of it is done."""
+        """Send ticks or count incidents; return whether the batch is finished."""
         if self._incidents is not None and polled.batch.partition == self._incidents.at:
             await self._count_incidents(polled.batch, polled.context, self._incidents)
             return True
         return await self._send_batch(polled.batch, polled.context)
 
     async def _send_batch(self, batch: Batch, context: SinkContext) -> bool:
-        """Return whether all of it was sent: given up in between, more is counted than was sent."""
+        """Send ticks; return whether all were sent: if revoked, more is counted than was sent."""
         async with self._shared.turns.enter(batch):
-            # Ticks are encoded as requests are sent, so that few of them are held.
+            # Ticks are encoded as requests are sent, so that few of them are in memory.
             requests = split_into_requests(
                 self._ticks(batch, context),
                 max_samples=self._settings.samples_per_request,
@@ -310,7 +310,7 @@ class PartitionSender:
                 context.acknowledge(
                     self._at, request.sent_before, time_ns=request.newest_ns, commits_itself=True
                 )
-            # What came behind the last request is of intervals that are open, or was put aside.
+            # Records after the last request belong to open intervals, or were rejected.
             self._sent_offset = batch.next_offset
             context.acknowledge(self._at, batch.next_offset, commits_itself=True)
         return True
@@ -318,7 +318,7 @@ class PartitionSender:
     async def _count_incidents(
         self, batch: Batch, context: SinkContext, taken_over: IncidentsTakenOver
     ) -> None:
-        """Count incidents and commit that, so that they may be sent."""
+        """Count incidents and commit the counters, so that they may be sent."""
         now_ns = self._clock.monotonic_ns()
         too_old_ns = self._clock.time_ns() - _OLD_INCIDENT_NS
         for record, attributed in batch.items:
@@ -342,9 +342,9 @@ class PartitionSender:
         return now_ns - self._committed_ns >= self._commit_ns
 
     async def _commit(self, context: SinkContext) -> None:
-        """Commit the counters that have changed with the offset from which the rest is read again.
+        """Commit changed counters with the offsets from which the rest is read again.
 
-        Nothing may be on its way: the counters are those of what was sent and answered.
+        No request may be in flight: the counters must match the answered requests.
         """
         offsets = self._next_offsets()
         changed = [node for node in self._nodes.values() if node.has_changed]
@@ -352,8 +352,8 @@ class PartitionSender:
         if not offsets or (not changed and offsets == self._committed_offsets):
             return
         try:
-            # Letters first: a record that is committed and not yet put aside would be lost by a
-            # crash in between.
+            # Dead letters first: after a crash in between, a committed record without its dead
+            # letter would be lost.
             await context.dead_letters.flush()
             await self._shared.state.commit(self._at.partition, changed, offsets=offsets)
         except (BusError, FencedError) as error:
@@ -363,7 +363,7 @@ class PartitionSender:
         COUNTERS_ENDED_TOTAL.inc(sum(node.take_ended_early() for node in changed))
 
     def _next_offsets(self) -> Mapping[TopicPartition, int]:
-        """Return of each partition the offset before the first record that is in no counter yet."""
+        """Return for each partition the offset of the first record that is in no counter yet."""
         offsets: dict[TopicPartition, int] = {}
         if (offset := self._next_offset()) is not None:
             offsets[self._at] = offset
@@ -372,7 +372,7 @@ class PartitionSender:
         return offsets
 
     def _next_offset(self) -> int | None:
-        """Return the offset before the first tick that is in no counter yet."""
+        """Return the offset of the first tick that is in no counter yet."""
         opened = [
             offset for node in self._nodes.values() if (offset := node.first_offset) is not None
         ]
@@ -397,7 +397,7 @@ class PartitionSender:
                 continue
             is_past = order is TickOrder.SUPERSEDED
             try:
-                # Held against the wire first: what is put aside is not counted.
+                # Checked against the wire first, because rejected ticks are not counted.
                 encode_time(event.time_ns // NS_PER_MS)
                 closed = self._add(event, record, is_past=is_past, now_ns=now_ns)
                 yield from self._written(closed, now_ns)
@@ -413,9 +413,9 @@ class PartitionSender:
     def _add(
         self, event: TickRecord, record: Record, *, is_past: bool, now_ns: int
     ) -> Iterator[IntervalSamples]:
-        """Add a tick to its node; yield what is sent by it."""
+        """Add a tick to its node; yield the samples to send."""
         key = node_key(event)
-        # Not when something is sent: that may be longer after than a node may be unresponsive.
+        # Not when samples are sent, which may be later than a node may be silent.
         for series in self._all_series:
             series.observe(key, now_ns=now_ns)
         if isinstance(event, NodeReadings):
@@ -425,7 +425,7 @@ class PartitionSender:
             return health.add(event, record, is_past=is_past)
         node = self._node(key, now_ns)
         if key in self._former:
-            # With the node's first tick, as a partition may have thousands of nodes.
+            # With the node's first tick, because a partition may have thousands of nodes.
             self._former.discard(key)
             self._series.restore(node.sent_before(record), now_ns=now_ns)
         node.received_ns = now_ns
@@ -462,14 +462,14 @@ class PartitionSender:
             self._refused.record_taken(request)
 
     def _overdue(self, now_ns: int) -> Iterator[NodeIntervals]:
-        """Yield the nodes whose open interval is over by now, and of which nothing has come."""
+        """Yield the nodes whose open interval is overdue without another tick."""
         before_ns = now_ns - 2 * self._interval_ns - _LATE_NS
         for node in self._nodes.values():
             if node.first_offset is not None and node.received_ns < before_ns:
                 yield node
 
     async def _send_silent(self, context: SinkContext, before_ns: int, now_ns: int) -> None:
-        """Send the open intervals that are over, and end the series of unresponsive nodes."""
+        """Send the overdue intervals, and end the series of unresponsive nodes."""
         for node in list(self._overdue(now_ns)):
             for tick in self._written(node.close(), now_ns):
                 await self._send(WriteRequest(ticks=(tick,)), context)
@@ -498,7 +498,7 @@ def _count_written(written: int, *, of: int) -> None:
 
 
 def interval_ns_of(settings: RemoteWriteSettings) -> int:
-    """Return the length of an interval; 0 where each tick is one."""
+    """Return the length of an interval; 0 means one tick each."""
     return round(settings.interval_seconds * NS_PER_SECOND)
 
 
@@ -512,8 +512,8 @@ def _count_left_out(left_out: Mapping[str, int]) -> None:
 def _explain_age(ahead_ns: int, *, time_ns: int) -> str:
     seconds = ahead_ns / NS_PER_SECOND
     if seconds < 0:
-        return f"time_ns {time_ns} is {-seconds:.0f} s old, more than remote_write.max_age_seconds"
+        return f"time_ns: {time_ns} is {-seconds:.0f} s old, more than remote_write.max_age_seconds"
     return (
-        f"time_ns {time_ns} is {seconds:.0f} s ahead of this machine's clock,"
-        " or of the ticks behind it: its series would take nothing more until then"
+        f"time_ns: {time_ns} is {seconds:.0f} s ahead of this machine's clock,"
+        " or of the samples after it; the receiver would reject its series until then"
     )

@@ -1,10 +1,10 @@
-"""Which version of remote-write is spoken with the receiver, and how that is found out.
+"""Selects the version of remote-write for the receiver.
 
-`auto` begins with 2.0. A receiver that speaks it says how many samples it has written; one that
-does not answers 415, or reads a request of 2.0 as an empty one of 1.0 and says nothing of what it
-has written. From then on 1.0 is spoken, until the sink is started anew or that is answered 415: it
-was something else that answered before. What else its headers say
-is no sign: the protocol forbids to conclude a version from them.
+`auto` starts with 2.0. A receiver of 2.0 reports how many samples it has written. Any other answers
+415, or reads a 2.0 request as an empty one of 1.0 and reports nothing. From then on 1.0 is used,
+until the sink is restarted or 1.0 is answered with 415, which means that something else answered
+before. Other response headers are not used, because the protocol forbids concluding a version from
+them.
 """
 
 import re
@@ -30,9 +30,9 @@ _log = structlog.get_logger(__name__)
 
 
 def samples_written(headers: Mapping[str, str]) -> int | None:
-    """Return how many samples a receiver says to have written; `None` where it says nothing.
+    """Return how many samples the receiver reports as written; `None` without a report.
 
-    One that says so of histograms or exemplars alone has written no sample.
+    If it reports only histograms or exemplars, it has written no samples.
     """
     counts = {name: headers.get(name, "") for name in _WRITTEN}
     reported = {name: int(count) for name, count in counts.items() if _COUNT.fullmatch(count)}
@@ -40,34 +40,34 @@ def samples_written(headers: Mapping[str, str]) -> int | None:
 
 
 class ProtocolInForce:
-    """The version in force, shown by a check, a metric and the log."""
+    """The version in use, shown by a check, a metric and the log."""
 
     def __init__(self, setting: RemoteWriteProtocol, *, check: Check) -> None:
         self._check = check
         self.version = Version.V1 if setting == "1.0" else Version.V2
         self.may_fall_back = setting == "auto"
-        """Whether 1.0 may be spoken where the receiver does not speak 2.0."""
+        """Whether 1.0 may be used if the receiver does not support 2.0."""
         self.is_confirmed = False
-        """Whether the receiver has shown that it speaks 2.0."""
-        # It may have answered, as with 401 or 400, and is then shown by the receiver's own check.
-        begun = "begun with; the receiver has not answered with anything that tells its version"
-        why = begun if self.may_fall_back else "as set"
+        """Whether the receiver has shown that it supports 2.0."""
+        # It may have answered, such as 401 or 400, which the receiver's own check shows.
+        begun = "first choice; no response so far shows the receiver's version"
+        why = begun if self.may_fall_back else "as configured"
         self._show(why)
 
     def confirm(self) -> None:
-        """Record that the receiver says what it has written of a request of 2.0."""
+        """Record that the receiver reports the samples written from a 2.0 request."""
         if self.version is Version.V2 and not self.is_confirmed:
             self.is_confirmed = True
-            self._show("the receiver says what it has written", is_news=True)
+            self._show("the receiver reports written samples", is_news=True)
 
     def fall_back(self, why: str) -> None:
-        """Speak 1.0 from now on."""
+        """Use 1.0 from now on."""
         if self.version is Version.V2:
             self.version, self.is_confirmed = Version.V1, False
             self._show(why, is_news=True)
 
     def return_to_v2(self, why: str) -> None:
-        """Speak 2.0 again, where 1.0 was fallen back to and turns out not to be spoken."""
+        """Use 2.0 again, after a fallback to 1.0 that the receiver does not support either."""
         if self.may_fall_back and self.version is Version.V1:
             self.version = Version.V2
             self._show(why, is_news=True)

@@ -1,16 +1,17 @@
-"""What becomes of a partition's ticks that a receiver refuses: put aside, or known to be repeated.
+"""Handles the ticks of a partition that the receiver rejects.
 
-**Put aside.** A tick that is refused is a dead letter, with the receiver's words; of health and
-incidents, which the next samples tell again, it is counted alone. Its node travels
-apart for a while then, as its next tick is likely to be refused, too.
+**Dead letters.** A rejected tick becomes a dead letter with the receiver's message. Samples of
+health and incidents are only counted, because the next samples repeat their information. The node's
+ticks are then sent separately for some time, because the next one is likely to be rejected too.
 
-**In part.** A receiver of 2.0 writes the samples that it takes and refuses the others; what it has
-written must not be sent again, so that such a request is not divided. Which ticks were refused is
-not said: all of them are put aside (`partial`), and their nodes travel apart.
+**Partial writes.** A receiver of 2.0 writes the samples that it accepts and rejects the others.
+Written samples must not be sent again, so such a request is not divided. The response does not
+identify the rejected ticks: all of them become dead letters (`partial`), and their nodes' ticks are
+sent separately.
 
-**Repetitions.** What lay in the partition when it was assigned may have been delivered before, and
-not been committed. A strict receiver refuses that as out of order. So a node's ticks that are
-refused so before its first one that is taken are repetitions, which are counted, and no losses.
+**Repetitions.** Records that were in the partition when it was assigned may have been delivered
+before without a commit. A strict receiver rejects these as out of order. A node's ticks that are
+rejected in this way before its first accepted one are therefore counted as repetitions, not losses.
 """
 
 from collections.abc import Iterable
@@ -32,20 +33,20 @@ from gpuledger_sinks.remote_write.write_requests import WriteRequest, WrittenTic
 
 NAME: Final = REMOTE_WRITE.name
 APART_NS: Final = NS_PER_MINUTE
-"""How long a node whose tick was refused travels apart from others."""
+"""How long the ticks of a node are sent separately after a rejection."""
 _MAX_NODES: Final = 5_000
-"""Of a partition, as the sender has it."""
+"""Maximum number of nodes per partition, as in the sender."""
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
 
 class RefusedTicks:
-    """What is known of the refusals of one partition."""
+    """The state of one partition's rejections."""
 
     def __init__(self, *, receiver: str, check: Check, clock: Clock, repeated_before: int) -> None:
-        """Take the receiver, as it is shown, and its check; `repeated_before` is an offset.
+        """Take the receiver's displayed address and its check.
 
-        All before it may have been sent before.
+        Records before the offset `repeated_before` may have been sent before.
         """
         self._receiver, self._check, self._clock = receiver, check, clock
         self._repeated_before = repeated_before
@@ -53,7 +54,7 @@ class RefusedTicks:
         self._taken: set[str] = set()
 
     def is_apart(self, node: str) -> bool:
-        """Return whether the ticks of a node travel alone, as one was refused a while ago."""
+        """Return whether the ticks of a node are sent separately after a recent rejection."""
         until_ns = self._apart_until_ns.get(node)
         if until_ns is None:
             return False
@@ -63,7 +64,7 @@ class RefusedTicks:
         return False
 
     def record_taken(self, request: WriteRequest) -> None:
-        """Have the nodes of a request that was taken travel with others again."""
+        """Let the nodes of an accepted request be sent together with others again."""
         for tick in request.ticks:
             self._apart_until_ns.pop(tick.node)
             if self._may_be_repeated(tick):
@@ -72,7 +73,7 @@ class RefusedTicks:
     def reject(
         self, tick: WrittenTick, error: RejectedError, dead_letters: DeadLetterQueue
     ) -> None:
-        """Go on without a tick that is refused: it must not be sent again."""
+        """Handle a rejected tick, which must not be sent again."""
         self._apart_until_ns[tick.node] = self._clock.monotonic_ns() + APART_NS
         message = str(error)
         if is_behind_newer(message) and self._is_repetition(tick):
@@ -87,10 +88,11 @@ class RefusedTicks:
     def reject_part(
         self, request: WriteRequest, error: PartialWriteError, dead_letters: DeadLetterQueue
     ) -> None:
-        """Go on without what a receiver has not written of a request: not to be sent again.
+        """Handle a request that was written in part, which must not be sent again.
 
-        Of which ticks it is the receiver does not say, unless there is one. So each of them is put
-        aside, and goes apart, so that the next refusal is of one.
+        The receiver does not identify the rejected ticks, unless there is only one. Each tick
+        becomes a dead letter and its node's ticks are sent separately, so that the next rejection
+        concerns only one.
         """
         if len(request.ticks) == 1:
             self.reject(request.ticks[0], error, dead_letters)
@@ -106,7 +108,7 @@ class RefusedTicks:
             _reject(tick, dead_letters, reason="partial", detail=message)
 
     def _repetitions_in(self, request: WriteRequest, samples: int) -> int:
-        """Return how many ticks were sent before, where so many samples may be of such alone."""
+        """Return how many repeated ticks account for that many samples; 0 if they do not."""
         for number, tick in enumerate(filter(self._is_repetition, request.ticks), start=1):
             samples -= tick.encoded.samples
             if samples <= 0:
@@ -114,11 +116,11 @@ class RefusedTicks:
         return 0
 
     def _report(self, message: str, ticks: Iterable[WrittenTick], *, samples: int) -> None:
-        # What is only out of order says nothing of the receiver: a node's clock was set back.
+        # Out-of-order samples are not a failure of the receiver: a node's clock was set back.
         if not is_out_of_order(message):
-            # What the next samples say again has no letter.
+            # Samples whose information comes again have no dead letters.
             has_dead_letters = not all(tick.is_repeated for tick in ticks)
-            remedy = ": look at `gpuledger dead-letters list`" if has_dead_letters else ""
+            remedy = "; see `gpuledger dead-letters list`" if has_dead_letters else ""
             self._check.failed(f"rejected: {self._receiver}: {message}{remedy}")
             if number := _repeats.count("samples", more=samples):
                 _log.warning("remote_write_samples_rejected", count=number, error=message)
@@ -127,9 +129,9 @@ class RefusedTicks:
         return tick.record.offset < self._repeated_before
 
     def _is_repetition(self, tick: WrittenTick) -> bool:
-        """Return whether a tick that is behind what the receiver has was sent to it before.
+        """Return whether an out-of-order tick was sent to the receiver before.
 
-        One that came late to Kafka is behind it by itself.
+        A tick that came late to Kafka is out of order for another reason.
         """
         is_first = tick.node not in self._taken and not tick.is_late
         return is_first and self._may_be_repeated(tick)

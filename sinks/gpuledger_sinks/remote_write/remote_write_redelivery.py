@@ -1,9 +1,9 @@
-"""Send rejected ticks to a remote-write receiver once more.
+"""Sends rejected ticks to a remote-write receiver again.
 
-Each travels alone, as one that others have followed: it begins and ends no series, so that what the
-running sink sends meanwhile is not touched, and a refusal is of that tick and no other. What was
-refused of an interval is the letter of its last tick: of that its gauges are sent, at their time.
-The counters have gone on in what was sent since, and lack nothing.
+Each tick is sent separately as a past tick, which begins and ends no series. It therefore does not
+affect the running sink's samples, and a rejection concerns only this tick. The dead letter of a
+rejected interval is its last tick, whose gauges are sent with that tick's time. Counters miss
+nothing, because later samples included the use.
 """
 
 from gpuledger.clock import Clock
@@ -21,7 +21,7 @@ from gpuledger_sinks.settings import RemoteWriteSettings
 
 
 class RemoteWriteRedelivery:
-    """Sends one tick a request, and keeps nothing of it."""
+    """Sends one tick per request, and keeps no state."""
 
     def __init__(self, *, writer: Writer, settings: RemoteWriteSettings, clock: Clock) -> None:
         self._writer, self._settings, self._clock = writer, settings, clock
@@ -29,10 +29,10 @@ class RemoteWriteRedelivery:
         self._values = EventSeries(settings.sent_labels)
 
     async def send(self, rejected: RejectedEvent) -> Refusal | None:
-        """Send a tick that is neither older nor further ahead than the settings allow."""
+        """Send a tick unless it is older or further ahead than the settings allow."""
         if (refusal := self._refusal_of(rejected.event)) is not None:
             return refusal
-        # Of nothing that was sent before: what a tick does not have shall end no series.
+        # Without earlier series, so that a missing value ends none.
         series = ActiveSeries(external_labels=self._settings.external_labels)
         try:
             encoded = series.encode(self._samples_of(rejected))
@@ -46,7 +46,7 @@ class RemoteWriteRedelivery:
             reason = "out_of_order" if is_out_of_order(str(error)) else "rejected"
             return Refusal(reason, str(error))
         if written < encoded.samples:
-            detail = f"the receiver says to have written {written} of {encoded.samples} samples"
+            detail = f"the receiver reports {written} of {encoded.samples} samples as written"
             return Refusal("partial", detail)
         return None
 
@@ -59,7 +59,7 @@ class RemoteWriteRedelivery:
         return None
 
     def _samples_of(self, rejected: RejectedEvent) -> IntervalSamples:
-        """Return what is sent of a tick; raises ValueError where it points to what is not there."""
+        """Return the samples of a tick; raises ValueError if it refers to missing entries."""
         event = rejected.event
         return IntervalSamples(
             node=node_key(event),

@@ -1,4 +1,4 @@
-"""The remote-write sink's shell: events in, samples out, one request a partition at a time.
+"""The remote-write sink's shell: sends events as samples, one request per partition at a time.
 
 This module keeps the partitions and bounds the records that wait for each. `partition_sender` sends
 a partition and handles rejections; `gpuledger_sinks.loop` consumes.
@@ -48,7 +48,7 @@ NAME: Final = REMOTE_WRITE.name
 
 
 _FENCED_SECONDS: Final = 3.0
-"""A heartbeat of any group: by then it has said who has a partition now."""
+"""A heartbeat interval of any group, after which the partition's owner is known."""
 
 
 @asynccontextmanager
@@ -64,8 +64,8 @@ async def open_sink(
     check = readiness.check("remote_write.receiver", severity=CheckSeverity.WARNING)
     check.ok("nothing sent yet")
     counters = readiness.check("remote_write.counters")
-    # A member to which the group gives no partition has nothing to take over.
-    counters.ok("no partition taken over yet")
+    # A member without partitions has nothing to take over.
+    counters.ok("no partition assigned yet")
     async with (
         open_client(settings, readiness=readiness) as client,
         open_counter_state(bus=bus, group=group, clock=clock) as state,
@@ -86,7 +86,7 @@ async def open_sink(
 
 
 class RemoteWriteSink(Sink):
-    """Has the samples of each partition sent in order; one that is held up holds up no other."""
+    """Sends the samples of each partition in order; a slow partition does not delay the others."""
 
     name = NAME
 
@@ -101,7 +101,7 @@ class RemoteWriteSink(Sink):
         counters: Check,
         topics: Topics,
     ) -> None:
-        """Take the receiver and its check, the state of counters and its own, and the topics."""
+        """Take the client and its check, the state of counters and its check, and the topics."""
         self._settings, self._clock, self._state = settings, clock, state
         self._events = topics.events.name
         self._incidents = topics.attributed_incidents.name
@@ -125,16 +125,16 @@ class RemoteWriteSink(Sink):
         self._redelivery = RemoteWriteRedelivery(
             writer=self._shared.writer, settings=settings, clock=clock
         )
-        # Not a `RetryingCaller`: what was undone is polled again, not sent again.
+        # Not a `RetryingCaller`: an aborted batch is polled again, not sent again.
         self._backoff = Backoff()
         self._unopened: set[TopicPartition] = set()
-        # One for incidents and events of one number: what both add is in the same counters.
+        # Incidents and events with the same number share a sender, because they share counters.
         self._senders: dict[TopicPartition, PartitionSender] = {}
         WAITING_BYTES.labels(sink=NAME).set_function(self._waiting_bytes)
 
     @override
     async def assign(self, partitions: Partitions) -> None:
-        """Remember that these have yet to be taken over."""
+        """Remember that these partitions have yet to be taken over."""
         for partition in partitions:
             if (former := self._senders.pop(partition, None)) is not None:
                 former.abandon()
@@ -142,19 +142,19 @@ class RemoteWriteSink(Sink):
 
     @override
     async def prepare(self, context: SinkContext) -> Partitions:
-        """Take over what is newly held, and what was undone, and go to where that is committed."""
+        """Take over new partitions and those undone, and seek to their committed offsets."""
         undone = {
             at.partition: error for at, sender in self._senders.items() if (error := sender.undone)
         }
-        # With all topics of that number, which have their transactions in common.
+        # With all topics of that number, because they share transactions.
         for at in [at for at in self._senders if at.partition in undone]:
             self._senders.pop(at).abandon()
             self._unopened.add(at)
         if undone:
             await self._pause(list(undone.values()))
         held = context.consumer.assignment()
-        # While members of several versions are in the group, its incidents may lie apart from its
-        # events: who has not both counts none.
+        # While members with different versions are in the group, a partition's incidents and events
+        # may have different owners. Only a sink that has both counts incidents.
         wanted = frozenset(
             at
             for at in held & self._unopened
@@ -165,26 +165,26 @@ class RemoteWriteSink(Sink):
         try:
             await self._take_over(wanted, context)
         except BusError as error:
-            # What was polled of these is let go, and what is left of them is taken over next time.
+            # Their polled records are dropped, and the rest of them is taken over next time.
             await self._pause([error])
         except NotAssignedError:
-            pass  # a rebalance came between: what is held then is taken over next time
+            pass  # a rebalance came in between; the next call takes over what is assigned then
         else:
             self._backoff.reset()
-            self._counters_check.ok("counters go on where they were")
+            self._counters_check.ok("counters continue from the saved state")
         return wanted
 
     @override
     def full(self) -> Partitions:
-        """Return the partitions of which enough waits: each has an equal part of what may."""
+        """Return the partitions with enough waiting; each may use an equal part of the queue."""
         part = max(1, self._settings.queue_bytes // max(1, len(self._distinct_senders())))
         return frozenset(at for at, sender in self._senders.items() if sender.waiting_bytes >= part)
 
     @override
     async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
-        """Have what was polled sent behind what waits of its partition; do not wait for it."""
+        """Queue polled records for sending, without waiting until they are sent."""
         for batch in batches:
-            # Given up since it was polled, it is somebody else's.
+            # A partition revoked since the poll belongs to another sink.
             if (sender := self._senders.get(batch.partition)) is not None:
                 sender.add(batch, context)
         for sender in self._distinct_senders():
@@ -193,36 +193,36 @@ class RemoteWriteSink(Sink):
 
     @override
     async def redeliver(self, rejected: Sequence[RejectedEvent], /) -> Sequence[Refusal | None]:
-        """Send each event by itself: it begins and ends no series."""
+        """Send each event separately, so that it begins and ends no series."""
         return [await self._redelivery.send(each) for each in rejected]
 
     @override
     async def release(self, partitions: Partitions, context: SinkContext) -> None:
-        """Let requests on their way be answered, then forget the series without ending them."""
-        # Before anything is awaited: `handle` goes on meanwhile, and may end no series that the
-        # next owner goes on with.
+        """Let requests in flight finish, then forget the series without ending them."""
+        # Before anything is awaited: `handle` may run meanwhile, and must not end series that the
+        # next owner continues.
         self._unopened -= partitions
         released = {self._senders.pop(at) for at in partitions if at in self._senders}
         await asyncio.gather(*(sender.end(context) for sender in released))
         await self._state.close({at.partition for at in partitions})
 
     def close(self) -> None:
-        """End what is left, as after a consumer that gave nothing up."""
+        """End the remaining senders, for example if the consumer did not revoke its partitions."""
         for sender in self._senders.values():
             sender.abandon()
         self._senders.clear()
 
     async def _take_over(self, wanted: Partitions, context: SinkContext) -> None:
         counted = await self._state.take_over({at.partition for at in wanted})
-        # What lies there by now may have been sent by who held them before, and not been committed.
+        # A previous owner may have sent records before these offsets without committing them.
         ends = await context.consumer.end_offsets(wanted)
         still_held = wanted & context.consumer.assignment()
-        # Incidents last: they go to the sender of the events.
+        # Incidents last, because they are added to the sender of the events.
         for at in sorted(still_held, key=lambda at: at.topic == self._incidents):
-            # Only now: until its id was taken, somebody else could have committed for a partition.
+            # Only now: until the id was taken, another sink could have committed for a partition.
             committed = await context.consumer.committed(at)
             await context.consumer.seek(at, committed or 0)
-            # Given up meanwhile it has no writer, and may have come back since.
+            # A partition revoked meanwhile has no writer, and may have been assigned again.
             if at.partition not in self._state or at not in self._unopened:
                 continue
             if at.topic != self._incidents:
@@ -230,7 +230,7 @@ class RemoteWriteSink(Sink):
                     at,
                     shared=self._shared,
                     taken_over=TakenOver(
-                        # Readings are in no counter, and may be behind the ticks that are.
+                        # Readings are in no counter, and may be behind ticks that are.
                         counted=counted[at.partition] if at.topic == self._events else {},
                         repeated_before=ends[at],
                     ),
@@ -251,7 +251,7 @@ class RemoteWriteSink(Sink):
     async def _pause(self, errors: Sequence[Exception]) -> None:
         RETRIES_TOTAL.labels(sink=NAME).inc(len(errors))
         for error in errors:
-            # Being shut out is how a partition changes hands, and no failure of the brokers.
+            # Fencing is how a partition changes hands, not a failure of the brokers.
             if not isinstance(error, FencedError):
                 self._counters_check.failed(str(error))
         await self._clock.sleep(
@@ -261,10 +261,10 @@ class RemoteWriteSink(Sink):
         )
 
     async def _end_silent(self, context: SinkContext) -> None:
-        """End what is over of nodes of which nothing has come for long.
+        """End overdue intervals, and the series of nodes that have been silent for long.
 
-        What waits on the bus, as after an outage of the receiver, has come too: a node is
-        unresponsive where its partition is read to its end, and all that was read is sent.
+        Records that wait in Kafka, for example after an outage of the receiver, are not silence: a
+        node is unresponsive only if its partition is read to the end and everything read is sent.
         """
         unresponsive_ns = round(self._settings.stale_after_seconds * NS_PER_SECOND)
         now_ns = self._clock.monotonic_ns()
@@ -275,7 +275,7 @@ class RemoteWriteSink(Sink):
             and sender.has_silent(unresponsive_ns=unresponsive_ns, now_ns=now_ns)
         }
         for at in await _read_to_the_end(unresponsive, context.consumer):
-            # It may have been given up meanwhile.
+            # It may have been revoked meanwhile.
             if (sender := self._senders.get(at)) is not None:
                 sender.end_silent(context, unresponsive_ns=unresponsive_ns, now_ns=now_ns)
 
@@ -284,18 +284,18 @@ class RemoteWriteSink(Sink):
 
 
 def _taken_over(at: TopicPartition, *, committed: int | None, end: int) -> IncidentsTakenOver:
-    """Return where the incidents of a partition are gone on from."""
+    """Return the state from which a partition's incidents are continued."""
     if committed is not None:
         return IncidentsTakenOver(at=at, old_before=0)
-    # Where there is none yet, that is committed: the first one that comes is then of a group that
-    # has begun, however late it is read.
+    # Without a committed offset, offset 0 is committed if the partition is empty: the first
+    # incident then counts as new, however late it is read.
     return IncidentsTakenOver(at=at, old_before=end, next_offset=None if end else 0)
 
 
 async def _read_to_the_end(
     partitions: Collection[TopicPartition], consumer: Consumer
 ) -> list[TopicPartition]:
-    """Return those of which there is nothing left to poll; none where the brokers do not answer."""
+    """Return the partitions with nothing left to poll; none if the brokers do not answer."""
     if not partitions:
         return []
     try:

@@ -1,9 +1,9 @@
-"""Requests written until they are taken or refused, and the bound on those that fail for ever.
+"""Writes requests until they are accepted or rejected, and limits requests that always fail.
 
-A receiver may answer one request with 5xx for ever, which is to be tried again for ever by the
-protocol. Where it takes others meanwhile, that ends (`FailingError`): what holds several ticks is
-divided after a part of the time, and one tick alone goes aside after all of it. While the receiver
-takes nothing at all, everything waits.
+A receiver may answer a request with 5xx indefinitely, and the protocol requires retries. These end
+(`FailingError`) if the receiver accepts other requests meanwhile: a request with several ticks is
+divided after a part of the time, and a single tick becomes a dead letter after the full time. While
+the receiver accepts nothing at all, everything waits.
 """
 
 from itertools import count
@@ -15,20 +15,20 @@ from gpuledger_sinks.errors import ReceiverUnavailableError, RejectedError
 from gpuledger_sinks.remote_write.write_client import Payload, RemoteWriteClient
 
 _TAKES_OTHERS_NS: Final = NS_PER_MINUTE
-"""A receiver that took another request within that time is at work."""
+"""A receiver that accepted another request within this time is working."""
 _POISON_ATTEMPTS: Final = 5
 _DIVIDED_PART: Final = 10
-"""Several ticks together have this part of the time that one has before it goes aside."""
+"""The fraction of the time after which a request with several ticks is divided."""
 
 
 class FailingError(RejectedError):
-    """The receiver fails at this request for long, and takes others; the message is its own."""
+    """The receiver keeps failing on this request but accepts others; the message is its own."""
 
 
 class Writer:
-    """Writes requests until they are taken or refused; one for all partitions.
+    """Writes requests until they are accepted or rejected; all partitions share it.
 
-    It knows by that whether a receiver which fails at one request takes others.
+    It therefore knows whether a receiver that fails on one request accepts others.
     """
 
     def __init__(
@@ -39,16 +39,16 @@ class Writer:
         clock: Clock,
         poison_seconds: float,
     ) -> None:
-        """Take what sends; after `poison_seconds` of failures one tick goes aside, 0 is never."""
+        """Take the client; a tick is given up after `poison_seconds` of failures, 0 means never."""
         self._client, self._retry, self._clock = client, retry, clock
         self._poison_ns = round(poison_seconds * NS_PER_SECOND)
         self._taken_ns = -_TAKES_OTHERS_NS
 
     async def write(self, message: Payload, *, ticks: int) -> int:
-        """Return how many samples the receiver has written, once it has taken those of so many.
+        """Write a request of `ticks` ticks; return how many samples the receiver has written.
 
-        Raises PartialWriteError and RejectedError as the client does, FailingError where the
-        receiver fails at these ticks alone.
+        Raises PartialWriteError and RejectedError as the client does, FailingError if the receiver
+        fails only on these ticks.
         """
         begun_ns, attempts = self._clock.monotonic_ns(), count()
 

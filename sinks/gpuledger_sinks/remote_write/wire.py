@@ -1,14 +1,14 @@
-"""Remote-write on the wire: samples into requests of version 1.0 or 2.0, compared with protobuf.
+"""Encodes samples as remote-write requests of version 1.0 or 2.0.
 
-Protobuf by hand. The labels of a thing never change and its metrics are known, so that both are
-encoded once (`LabelSet`, `Metric`) and a series is put together of them. How they are put together
-is the version's: 1.0 writes a series' labels out, 2.0 writes each string once in a request and
-refers to it by its position (`_Symbols`), so that what refers is made for each request anew. Which
-version a receiver takes may turn out after its ticks were cut into requests, so samples are kept as
-`SampleGroup` and encoded as they are sent.
+Protobuf is encoded by hand. The labels of a thing never change and its metrics are known, so both
+are encoded once (`LabelSet`, `Metric`) and combined into series. The versions combine them
+differently: 1.0 writes out a series' labels, 2.0 writes each string of a request once and refers to
+it by position (`_Symbols`), so that references are made for each request. The receiver's version
+may turn out only after ticks were split into requests, so samples are kept as `SampleGroup` and
+encoded when they are sent.
 
-Here lives how bytes look. Which series there are, and when they end, is `active_series`'; what a
-receiver answers is `write_client`'s. Pure.
+This module defines only the encoding, which tests compare with protobuf. `active_series` decides
+which series exist and when they end; `write_client` interprets responses. Pure.
 """
 
 import struct
@@ -20,23 +20,23 @@ from typing import Final, NamedTuple
 Labels = Iterable[tuple[str, str]]
 encode_value: Final[Callable[[float], bytes]] = struct.Struct("<d").pack
 STALE_VALUE: Final = bytes.fromhex("020000000000f07f")
-"""The NaN 0x7ff0000000000002, which says that a series has ended; as bytes, since arithmetic and
+"""The NaN 0x7ff0000000000002, which marks the end of a series; as bytes, because arithmetic and
 JSON lose it."""
 NO_START: Final = b""
-"""The start of a series of which none is known, or that has none."""
+"""The start of a series whose start is unknown, or that has none."""
 _FIRST_MS: Final = 1 << 35
 _VALUE_BYTES: Final = 8
 _TIME_BYTES: Final = 7
-"""Of a time with its field, as of a start."""
+"""Size of a time with its field tag; the same for a start."""
 _LAST_MS: Final = (1 << 42) - 1
 _NAME: Final = b"__name__"
-# What stands before a sample's value: field, length of the sample, field of the value (64 bit).
+# Before a sample's value: the sample's tag and length, and the value's tag (64-bit).
 _SAMPLE: Final = b"\x12\x10\x09"
 _SAMPLE_WITH_START: Final = b"\x12\x17\x09"
-# The same enumeration in both versions; what it does not have is sent as unknown.
+# The enumeration is the same in both versions; other kinds are sent as unknown.
 _KINDS: Final = {"counter": 1, "gauge": 2}
 _UNITS: Final = (
-    "byte_seconds",  # before the one that it ends in
+    "byte_seconds",  # before `seconds`, which also matches
     "bytes",
     "celsius",
     "hertz",
@@ -56,7 +56,7 @@ class Version(StrEnum):
 
 @lru_cache(maxsize=4096)
 def varint(number: int) -> bytes:
-    """Encode a non-negative integer as protobuf does; raises ValueError for a negative one."""
+    """Encode a non-negative integer as a protobuf varint; raises ValueError for a negative one."""
     if number < 0:
         raise ValueError(f"{number} is negative")
     encoded = bytearray()
@@ -68,21 +68,21 @@ def varint(number: int) -> bytes:
 
 
 def encode_time(time_ms: int) -> bytes:
-    """Encode what follows a sample's value: its time in milliseconds since the epoch.
+    """Encode the part after a sample's value: its time in milliseconds since the epoch.
 
-    Raises ValueError before 1971-02-02 and after 2109-05-15, where it is not the 7 bytes on which
-    the lengths count.
+    Raises ValueError before 1971-02-02 and after 2109-05-15, because the lengths assume a time of
+    7 bytes.
     """
     return b"\x10" + _six_bytes(time_ms)
 
 
 def encode_start(start_ms: int | None) -> bytes:
-    """Encode when a counter began, in milliseconds since the epoch; raises as `encode_time`."""
+    """Encode a counter's start in milliseconds since the epoch; raises like `encode_time`."""
     return NO_START if start_ms is None else b"\x18" + _six_bytes(start_ms)
 
 
 def is_encodable(time_ms: int) -> bool:
-    """Return whether a time is one that the wire carries."""
+    """Return whether the wire can carry a time."""
     return _FIRST_MS <= time_ms <= _LAST_MS
 
 
@@ -93,7 +93,7 @@ def _six_bytes(time_ms: int) -> bytes:
 
 
 class Metric:
-    """A metric's name and what is said of it."""
+    """A metric's name and metadata."""
 
     __slots__ = ("help", "kind", "label", "name", "unit")
 
@@ -102,76 +102,76 @@ class Metric:
         *,
         name: str,
         kind: str,
-        help: str,  # noqa: A002  # Prometheus' word
+        help: str,  # noqa: A002  # Prometheus' term
     ) -> None:
-        """Take what a family says of it; the unit is the end of its name."""
+        """Take the metadata from its family; the unit is the end of the name."""
         self.name, self.kind, self.help = name, kind, help
         base = name.removesuffix("_total")
         self.unit = next((unit for unit in _UNITS if base.endswith(f"_{unit}")), "")
         self.label = _encode_label(_NAME, name.encode())
-        """Its name as a label in 1.0."""
+        """Its name encoded as a label for 1.0."""
 
 
 class Label:
-    """A label's name and value, one object for all series that have it."""
+    """A label's name and value, shared by all series that have it."""
 
     __slots__ = ("name", "value")
 
     def __init__(self, name: str, value: str) -> None:
-        """Take them as they are sent."""
+        """Take the name and value as sent."""
         self.name, self.value = name, value
 
 
 _HeldLabels = tuple[Label, ...] | bytes
-"""Labels, or what they are in 1.0; behind the name with `_SAMPLE`."""
+"""Labels, or their encoding for 1.0, which includes `_SAMPLE` after the name."""
 
 
 @lru_cache(maxsize=1024)
 def _label(name: str, value: str) -> Label:
-    # A node's series begin together and have most of their labels in common. Which of them are one
-    # object is a matter of memory and time alone.
+    # A node's series begin together and share most labels. Sharing objects affects only memory and
+    # time.
     return Label(name, value)
 
 
 class LabelSet:
-    """The labels of one thing, whose metrics are series: all but `__name__`.
+    """The labels of one thing, whose metrics are series, without `__name__`.
 
-    They are held in the form of the version in which they were sent last: as objects for 2.0, and
-    encoded for 1.0, where that is more than half of what a series takes of memory.
+    Kept in the form of the version in which they were sent last: as objects for 2.0, and encoded
+    for 1.0, which is more than half of a series' memory.
     """
 
     __slots__ = ("after", "before")
 
     def __init__(self, labels: Labels) -> None:
-        """Sort labels by name and leave empty values out, as the protocol asks.
+        """Sort labels by name and leave out empty values: the protocol requires both.
 
-        Raises ValueError for a name that comes twice, and for what is no UTF-8.
+        Raises ValueError for duplicate names, and for text that is not valid UTF-8.
         """
-        # By bytes, as receivers compare them; a label without a value is none to Prometheus.
+        # By bytes, as receivers compare them; to Prometheus an empty label does not exist.
         present = sorted((name.encode(), name, value) for name, value in labels if value)
         names = [name for name, _, _ in present]
         if len(set(names)) != len(names) or _NAME in names:
-            raise ValueError(f"a label comes twice: {[name.decode() for name in names]}")
+            raise ValueError(f"duplicate label in {[name.decode() for name in names]}")
         "".join(value for _, _, value in present).encode()
         self.before: _HeldLabels = tuple([_label(*pair) for name, *pair in present if name < _NAME])
-        """Those that stand before `__name__`, in the form in which they are held."""
+        """The labels sorted before `__name__`, as objects or encoded."""
         self.after: _HeldLabels = tuple([_label(*pair) for name, *pair in present if name > _NAME])
-        """Those that stand behind it."""
+        """The labels sorted after it."""
 
     @property
     def size_bytes(self) -> int:
-        """How long its names and values are, in either form."""
+        """Total length of names and values, in either form."""
         return sum(len(one.name) + len(one.value) for part in self._as_labels() for one in part)
 
     def around_name(self) -> tuple[tuple[Label, ...], tuple[Label, ...]]:
-        """Return those that stand before `__name__`, and those that stand behind it."""
+        """Return the labels sorted before and after `__name__`."""
         before, after = self.before, self.after
         if isinstance(before, bytes) or isinstance(after, bytes):
             before, after = self.before, self.after = self._as_labels()
         return before, after
 
     def encoded(self) -> tuple[bytes, bytes]:
-        """Return what stands before and behind the name in 1.0; encoded when it is first asked."""
+        """Return the 1.0 encoding of the labels before and after the name; kept for later calls."""
         before, after = self.before, self.after
         if isinstance(before, tuple) or isinstance(after, tuple):
             labels_before, labels_after = self._as_labels()
@@ -189,12 +189,12 @@ class LabelSet:
 
 
 class MetricSet:
-    """Metrics of one thing that have a sample; the same object for as long as they are the same."""
+    """Metrics of one thing that have a sample; the same object while they do not change."""
 
     __slots__ = ("bits", "metrics")
 
     def __init__(self, metrics: Iterable[Metric], *, bits: int = 0) -> None:
-        """Take them in the order of the samples, and which of the thing's metrics they are."""
+        """Take the metrics in the order of the samples, and their bits in the family."""
         self.metrics, self.bits = tuple(metrics), bits
 
 
@@ -204,27 +204,27 @@ class SampleGroup(NamedTuple):
     labels: LabelSet
     metrics: MetricSet
     starts: Sequence[bytes] | None = None
-    """For each metric when its series began, by `encode_start`, of which none is `NO_START`; `None`
-    where none has a start."""
+    """The start of each metric's series, encoded by `encode_start` and never `NO_START`; `None` if
+    no metric has a start."""
 
 
 class TimedSamples(NamedTuple):
     """Samples of one time."""
 
     time: bytes
-    """By `encode_time`."""
+    """Encoded by `encode_time`."""
     groups: Sequence[SampleGroup]
     values: Sequence[bytes]
-    """For each metric of each group its value, by `encode_value`, or STALE_VALUE."""
+    """The value of each metric of each group, encoded by `encode_value`, or STALE_VALUE."""
 
 
 def encode_request(version: Version, samples: Iterable[TimedSamples]) -> bytes:
-    """Return the body of a request, not compressed; series stand in it in the order given."""
+    """Return the uncompressed body of a request; the order of the series does not change."""
     return _encode_v2(samples) if version is Version.V2 else _encode_v1(samples)
 
 
 def encode_metadata(metrics: Iterable[Metric]) -> bytes:
-    """Return what a request of 1.0 says of metrics; it may be put behind its samples."""
+    """Return the metadata of metrics for a 1.0 request; it may follow the samples."""
     parts: list[bytes] = []
     for metric in metrics:
         family = metric.name.encode()
@@ -246,7 +246,7 @@ def _encode_v1(samples: Iterable[TimedSamples]) -> bytes:
         at = 0
         for labels, metric_set, _ in groups:
             before, after = labels.before, labels.after
-            # Asked here, as a call for each thing would take a twentieth of the time.
+            # Checked here, because a call for each thing would take a twentieth of the time.
             if isinstance(before, tuple) or isinstance(after, tuple):
                 before, after = labels.encoded()
             for head, label in _heads_v1(metric_set, len(before) + len(after)):
@@ -267,7 +267,7 @@ def _encode_v2(samples: Iterable[TimedSamples]) -> bytes:
             before, after = referred[labels]
             after += _SAMPLE if starts is None else _SAMPLE_WITH_START
             if starts is None:
-                # The hot path: five parts a series, of which the value alone is of this tick.
+                # The hot path: five parts per series; only the value is from this tick.
                 for head, metadata in frames[metric_set, before, len(after), False]:
                     parts += (head, after, values[at], time, metadata)
                     at += 1
@@ -280,7 +280,7 @@ def _encode_v2(samples: Iterable[TimedSamples]) -> bytes:
 
 
 class _Symbols(dict[str, bytes]):
-    """The strings of one request of 2.0, in their order, and what refers to each."""
+    """The strings of one 2.0 request in order, each with its encoded reference."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -292,7 +292,7 @@ class _Symbols(dict[str, bytes]):
 
 
 class _ReferredLabels(dict[Label, bytes]):
-    """What refers to a label in one request of 2.0."""
+    """The encoded reference of each label in one 2.0 request."""
 
     def __init__(self, symbols: _Symbols) -> None:
         super().__init__()
@@ -304,7 +304,7 @@ class _ReferredLabels(dict[Label, bytes]):
 
 
 class _ReferredSets(dict[LabelSet, tuple[bytes, bytes]]):
-    """What refers to labels before and behind the name in one request of 2.0."""
+    """The encoded references of labels before and after the name in one 2.0 request."""
 
     def __init__(self, referred: _ReferredLabels) -> None:
         super().__init__()
@@ -318,7 +318,7 @@ class _ReferredSets(dict[LabelSet, tuple[bytes, bytes]]):
 
 
 class _DescribedMetrics(dict[Metric, tuple[bytes, bytes]]):
-    """The metrics of one request of 2.0: what refers to the name, and the metadata."""
+    """The metrics of one 2.0 request: the reference to the name, and the metadata."""
 
     def __init__(self, symbols: _Symbols) -> None:
         super().__init__()
@@ -339,11 +339,11 @@ class _DescribedMetrics(dict[Metric, tuple[bytes, bytes]]):
 
 
 class _SeriesFrames(dict[tuple[MetricSet, bytes, int, bool], list[tuple[bytes, bytes]]]):
-    """For each metric of a set what stands before and behind the rest of its series in 2.0.
+    """For each metric of a set, the parts of its series before and after the rest in 2.0.
 
-    Things whose labels have as many bytes differ in nothing but that rest. The key is the metrics,
-    what refers to labels before the name, the bytes from behind the name up to the value, and
-    whether samples have a start.
+    Things whose labels have the same length differ only in that rest. The key consists of the
+    metrics, the references of labels before the name, the number of bytes from after the name up to
+    the value, and whether samples have a start.
     """
 
     def __init__(self, described: _DescribedMetrics) -> None:
@@ -365,9 +365,9 @@ class _SeriesFrames(dict[tuple[MetricSet, bytes, int, bool], list[tuple[bytes, b
 
 @lru_cache(maxsize=4096)
 def _heads_v1(metric_set: MetricSet, labels_bytes: int) -> list[tuple[bytes, bytes]]:
-    """Return what each series begins with, and its name as a label.
+    """Return the beginning of each series, and its name as a label.
 
-    Its other labels and `_SAMPLE` have so many bytes.
+    `labels_bytes` is the size of its other labels and `_SAMPLE`.
     """
     return [
         (_head_v1(labels_bytes + len(metric.label)), metric.label) for metric in metric_set.metrics
@@ -376,13 +376,13 @@ def _heads_v1(metric_set: MetricSet, labels_bytes: int) -> list[tuple[bytes, byt
 
 @lru_cache(maxsize=4096)
 def _head_v1(labels_bytes: int) -> bytes:
-    """Return what a series begins with; its labels and `_SAMPLE` have so many bytes."""
+    """Return the beginning of a series; `labels_bytes` is the size of its labels and `_SAMPLE`."""
     return b"\x0a" + varint(labels_bytes + _VALUE_BYTES + _TIME_BYTES)
 
 
 @lru_cache(maxsize=4096)
 def _head_v2(refs_bytes: int, rest_bytes: int) -> bytes:
-    """Return what a series begins with; `rest_bytes` are start and metadata."""
+    """Return the beginning of a series; `rest_bytes` is the size of start and metadata."""
     refs = varint(refs_bytes)
     sample_bytes = len(_SAMPLE) + _VALUE_BYTES + _TIME_BYTES
     size = 1 + len(refs) + refs_bytes + sample_bytes + rest_bytes
@@ -391,7 +391,7 @@ def _head_v2(refs_bytes: int, rest_bytes: int) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _encode_symbol(symbol: str) -> bytes:
-    # Also where it is empty: the first one is.
+    # Even if it is empty, which the first one is.
     text = symbol.encode()
     return b"".join((b"\x22", varint(len(text)), text))
 
@@ -406,13 +406,13 @@ def _encode_label(name: bytes, value: bytes) -> bytes:
 
 
 def _decode_labels(encoded: bytes) -> tuple[Label, ...]:
-    """Return the labels of which `_encode_labels` has made this."""
+    """Return the labels encoded by `_encode_labels`."""
     labels = [dict(_fields(label)) for _, label in _fields(encoded)]
     return tuple([_label(of.get(b"\x0a", b"").decode(), of[b"\x12"].decode()) for of in labels])
 
 
 def _fields(encoded: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the tags and values of what `_field` has written."""
+    """Yield the tags and values encoded by `_field`."""
     at = 0
     while at < len(encoded):
         tag, size, shift, is_more = encoded[at : at + 1], 0, 0, True
@@ -427,5 +427,5 @@ def _fields(encoded: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _field(tag: bytes, value: bytes) -> tuple[bytes, ...]:
-    """Return a field with a length; nothing where it is empty, as protobuf leaves it out."""
+    """Return a field with its length; nothing for an empty value, which protobuf omits."""
     return (tag, varint(len(value)), value) if value else ()

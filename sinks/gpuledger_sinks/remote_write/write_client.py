@@ -1,10 +1,11 @@
 """The seam to a remote-write receiver: one method.
 
-Here live the headers and which answers are the receiver's word on the samples: to put events aside
-for any other would empty the stream into the dead letters while an address or a login is wrong. So
-what looks like a refusal of samples counts as one only where the same receiver takes a request
-without samples: neither a status nor words tell a receiver from what stands in its place. The
-login, and whom to trust, are of `credentials`; which version is spoken, of `protocol_in_force`.
+Defines the headers, and which responses judge the samples. Any other response must not make dead
+letters, because a wrong address or wrong credentials would move the whole stream to the dead-letter
+topic. A response that looks like a rejection of samples therefore counts only if the same receiver
+accepts a request without samples. Neither a status nor a message distinguishes a receiver from
+something else at its address. `credentials` handles authentication and trust, `protocol_in_force`
+the version.
 """
 
 import re
@@ -45,8 +46,8 @@ _VERSION_HEADERS: Final = {
         "X-Prometheus-Remote-Write-Version": "2.0.0",
     },
 }
-# What Prometheus, Mimir, Thanos and VictoriaMetrics refuse samples with, and proxies a body as too
-# large. Any other answer is of the address, the login or the protocol, and may be another tomorrow.
+# Prometheus, Mimir, Thanos and VictoriaMetrics reject samples with these, and proxies a large body.
+# Any other status concerns the address, the credentials or the protocol, and may change.
 _MAY_REFUSE_SAMPLES: Final = frozenset(
     {
         HTTPStatus.BAD_REQUEST,
@@ -58,9 +59,9 @@ _MAY_REFUSE_SAMPLES: Final = frozenset(
 _OUT_OF_ORDER: Final = re.compile(
     r"out[ -]of[ -](order|bounds)|duplicate[ -](sample|timestamp)|too[ -]old", re.IGNORECASE
 )
-"""How Prometheus, Mimir and Thanos say it, and nothing that stands before them does."""
+"""The wording of Prometheus, Mimir and Thanos, which nothing in front of them uses."""
 _WITHOUT_SAMPLES: Final = {version: encode_request(version, ()) for version in Version}
-"""A request without series, which those four answer with 2xx."""
+"""A request without series, which these four receivers answer with 2xx."""
 _REPORTED: Final = (
     *FAMILIES,
     *map(maxima_of, FAMILIES),
@@ -69,29 +70,29 @@ _REPORTED: Final = (
     *INCIDENT_FAMILIES,
 )
 METADATA_SECONDS: Final = 300.0
-"""How often a receiver of 1.0 is told what metrics mean; 2.0 says it with each series."""
+"""Interval at which metadata is sent to a receiver of 1.0; 2.0 sends it with each series."""
 
 
 class Payload(Protocol):
-    """What can be sent in either version."""
+    """Samples that can be sent in either version."""
 
     @property
     def samples(self) -> int:
-        """How many samples it has."""
+        """The number of samples."""
 
     def encode(self, version: Version) -> bytes:
-        """Return the body of a request, not compressed."""
+        """Return the uncompressed body of a request."""
 
 
 class _Refusal(NamedTuple):
     words: str
     is_sure: bool
-    """Whether only a receiver can have said it, and of samples."""
+    """Whether only a receiver can have sent it, and because of the samples."""
     status: int
 
 
 class _UnsupportedVersionError(GpuledgerError):
-    """The receiver does not speak 2.0; the message says how it shows."""
+    """The receiver does not support 2.0; the message shows why."""
 
 
 class RemoteWriteClient:
@@ -108,9 +109,9 @@ class RemoteWriteClient:
         final: Collection[int] = (),
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take the receiver; what `metadata` returns is told with samples in 1.0, where it is due.
+        """Take the receiver; in 1.0, the result of `metadata` is added to samples when due.
 
-        The statuses of `final` refuse samples for good, whoever answers so.
+        A response status in `final` rejects samples permanently, whatever sent it.
         """
         self._final = frozenset(final)
         self._http, self._url, self._credentials = http, url, credentials
@@ -120,12 +121,12 @@ class RemoteWriteClient:
         self._is_answering = True
 
     async def write(self, message: Payload, *, attempt: int) -> int:
-        """Send samples; return how many of them the receiver says to have written.
+        """Send samples; return how many of them the receiver reports as written.
 
-        Raises PartialWriteError where it has written some and refuses the others; RejectedError
-        where it refuses these samples, takes a request without any, and refuses them again; and
-        ReceiverUnavailableError where it is to be tried again: no answer, 5xx, 429, or one that
-        says nothing of the samples, as of a wrong address, login or version.
+        Raises PartialWriteError if it has written some and rejects the others. Raises RejectedError
+        if it rejects these samples, accepts a request without any, and rejects them again. Raises
+        ReceiverUnavailableError if they must be sent again: without a response, or with 5xx, 429 or
+        another one that does not judge the samples, such as for a wrong address or version.
         """
         try:
             return await self._write(message, self._protocol.version, attempt=attempt)
@@ -145,7 +146,7 @@ class RemoteWriteClient:
             if written is not None:
                 return written
         if not answer.is_sure:
-            # What refused them may be gone by now, as may what took the request without samples.
+            # The cause may be gone by now, or the receiver that accepted the empty request.
             await self._require_empty_taken(version)
             answer = await self._send(message, version, attempt=attempt)
             if isinstance(answer, int):
@@ -153,10 +154,10 @@ class RemoteWriteClient:
         raise RejectedError(answer.words)
 
     async def _try_v1(self, message: Payload, refusal: _Refusal, *, attempt: int) -> int | None:
-        """Return what is written by 1.0 where 400 may mean that 2.0 is not spoken.
+        """Write by 1.0, because 400 may mean that 2.0 is not supported; return the samples written.
 
-        A receiver of 1.0 may answer so to what it cannot decode. Raises RejectedError where it
-        speaks 1.0 and refuses the samples in that, too; returns `None` where it does not speak it.
+        A receiver of 1.0 may answer 400 to a body that it cannot decode. Raises RejectedError if
+        it supports 1.0 and rejects the samples in it as well; returns `None` if it does not.
         """
         if self._protocol.is_confirmed or not self._protocol.may_fall_back:
             return None
@@ -164,7 +165,7 @@ class RemoteWriteClient:
             written = await self._write(message, Version.V1, attempt=attempt)
         except ReceiverUnavailableError:
             return None
-        self._protocol.fall_back(f"{refusal.words}, and takes the same in 1.0")
+        self._protocol.fall_back(f"{refusal.words}; the receiver accepts the same samples in 1.0")
         return written
 
     async def _require_empty_taken(self, version: Version) -> None:
@@ -175,7 +176,7 @@ class RemoteWriteClient:
             raise _swallows(answer)
 
     async def _send(self, message: Payload, version: Version, *, attempt: int) -> "int | _Refusal":
-        """Return how many samples are written, or with what words they may be refused."""
+        """Return how many samples are written, or the message with which they may be rejected."""
         body = message.encode(version)
         if version is Version.V1:
             body += self._take_metadata()
@@ -198,13 +199,12 @@ class RemoteWriteClient:
     def _refusal(
         self, answer: HttpAnswer, *, written: int | None, samples: int
     ) -> "int | _Refusal":
-        """Return with what words samples may be refused; raises what else an answer means."""
+        """Return the possible rejection of samples; raises an error for any other response."""
         if answer.status in self._final and not written:
             words = f"{answer.status} {answer.text}".rstrip()
             return _Refusal(words, is_sure=True, status=answer.status)
-        # Receivers say what their words are. A page is a proxy's, and Go's server says nothing of
-        # what it writes to who speaks plain HTTP at a port for TLS; but 413 is a bound, whoever has
-        # set it.
+        # Receivers declare a content type. A page comes from a proxy, and Go's server declares none
+        # to clients that use plain HTTP at a TLS port. 413 is a limit, whoever has set it.
         is_receivers_word = written is not None or (answer.has_type and not answer.is_page)
         if answer.status != HTTPStatus.REQUEST_ENTITY_TOO_LARGE and not (
             answer.status in _MAY_REFUSE_SAMPLES and is_receivers_word
@@ -219,23 +219,23 @@ class RemoteWriteClient:
         return _Refusal(words, is_sure=is_sure, status=answer.status)
 
     def _is_confirmed_by(self, answer: HttpAnswer) -> bool:
-        """Return whether an answer to a request of 2.0 shows that it was read as such."""
+        """Return whether a response shows that the request was read as 2.0."""
         if samples_written(answer.headers) is None:
             return False
         self._protocol.confirm()
         return True
 
     def _take_metadata(self) -> bytes:
-        """Return what is to be told of the metrics with this request, which tells it."""
+        """Return the metadata to send with this request, and mark it as sent."""
         now_seconds = self._monotonic()
         if self._metadata_due_seconds is not None and now_seconds < self._metadata_due_seconds:
             return b""
-        # Told once, whatever becomes of it: a receiver that chokes on it takes the next attempt.
+        # Sent once even if the request fails: a receiver that fails on it accepts the next attempt.
         self._metadata_due_seconds = now_seconds + METADATA_SECONDS
         return self._metadata()
 
     async def _post(self, body: bytes, version: Version, *, attempt: int = 0) -> HttpAnswer:
-        # Receivers such as Mimir compute their Retry-After from the attempt.
+        # Some receivers, such as Mimir, compute Retry-After from the attempt.
         numbered = {"Retry-Attempt": str(attempt)} if attempt else {}
         try:
             with measure_request(REMOTE_WRITE.name, len(body)):
@@ -249,7 +249,7 @@ class RemoteWriteClient:
             self._is_answering = False
             raise ReceiverUnavailableError(str(error)) from error
         if not self._is_answering:
-            # It may have been started anew, and forgotten what it was told.
+            # It may have been restarted and have lost the metadata.
             self._is_answering = True
             self._metadata_due_seconds = None
         return answer
@@ -258,14 +258,14 @@ class RemoteWriteClient:
         self, words: str, version: Version, retry_after_seconds: float = 0.0
     ) -> ReceiverUnavailableError:
         return ReceiverUnavailableError(
-            f"{shown_url(self._url)}: {words}: it does not speak remote-write {version}: look at"
+            f"{shown_url(self._url)}: {words}: no support for remote-write {version}; check"
             " remote_write.protocol",
             retry_after_seconds=retry_after_seconds,
         )
 
-    # 5xx is to be sent again by the protocol, 429 may be; other 4xx are not, where they speak of
-    # the samples. A 401 or 404 does not: to drop samples for it would lose them for a mistake in
-    # the settings.
+    # The protocol requires retries after 5xx and allows them after 429. Other 4xx must not be
+    # retried if they judge the samples. 401 or 404 do not: dropping samples because of them would
+    # lose data because of wrong settings.
     def _unavailable(self, answer: HttpAnswer) -> ReceiverUnavailableError:
         return ReceiverUnavailableError(
             explain(answer, url=self._url, setting="remote_write.url"),
@@ -280,9 +280,9 @@ async def open_client(
     readiness: Readiness | None = None,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[RemoteWriteClient]:
-    """Open a client; raises SettingsError where a file of its credentials cannot be used.
+    """Open a client; raises SettingsError if a file of its credentials cannot be used.
 
-    A check of `readiness` shows files that change and cannot be used then.
+    A check of `readiness` reports files that later change and cannot be used.
     """
     readiness = readiness or Readiness()
     credentials = watch_credentials(
@@ -313,19 +313,19 @@ _BEHIND_NEWER: Final = re.compile(
 
 
 def is_behind_newer(message: str) -> bool:
-    """Return whether a receiver says that it has a newer sample of the series, or this one."""
+    """Return whether a message reports a newer sample of the series, or the same one."""
     return bool(_BEHIND_NEWER.search(message))
 
 
 def is_out_of_order(message: str) -> bool:
-    """Return whether a receiver says that a series is beyond a sample's time already."""
+    """Return whether a message reports that a sample is out of order, out of bounds or too old."""
     return bool(_OUT_OF_ORDER.search(message))
 
 
 def _swallows(answer: HttpAnswer) -> _UnsupportedVersionError:
-    return _UnsupportedVersionError(f"{answer.status}, and it does not say what it has written")
+    return _UnsupportedVersionError(f"{answer.status} without a report of written samples")
 
 
 def _is_taken(answer: HttpAnswer) -> bool:
-    # A receiver's 2xx says nothing: a page is a proxy's, as one to log in on.
+    # A receiver's 2xx has no page: a page is a proxy's, such as a login page.
     return answer.is_success and not answer.is_page

@@ -1,19 +1,19 @@
-"""From what was polled to write requests: which ticks are sent, and which travel together. Pure.
+"""Makes write requests from polled ticks: which ticks are sent, and which are sent together. Pure.
 
-**Admission** (`admit`). A receiver that takes a sample from the future refuses all that follow
-until time has caught up (unless it takes samples out of order). So a tick is left out where it is
-further ahead of this machine's clock than the settings allow; and where the node's clock has just
-leapt ahead and there is a sign that it will be set back: it is ahead of this machine's clock, or
-the poll itself brings an earlier tick behind it. A clock that stays ahead is believed after a
-minute.
+**Admission** (`admit`). A receiver that accepts a sample from the future rejects all that follow
+until that time has come (unless it accepts samples out of order). A tick is therefore left out if
+it is further ahead of this machine's clock than the settings allow. It is also left out if its
+node's clock has just leapt ahead and is likely to be set back. This is so if the tick is ahead of
+this machine's clock, or if the same poll has an earlier tick after it. A clock that stays ahead is
+trusted after a minute.
 
-A tick that is older than the settings allow is left out, too: a receiver may answer it with 5xx for
-ever.
+A tick that is older than the settings allow is left out as well, because a receiver may answer it
+with 5xx indefinitely.
 
-**Requests** (`split_into_requests`). Ticks travel in their order, several of a node as well: each
-is later than the one before it. What is stamped no later than something that its node has sent, and
-what is of a node that was refused a while ago, goes alone: a receiver that refuses one sample
-refuses the whole request.
+**Requests** (`split_into_requests`). Ticks are sent in order, including several of one node, each
+later than the one before. A tick is sent separately if its time is not after those that its node
+has sent, or if its node had a rejection recently. The reason is that a receiver that rejects one
+sample rejects the whole request.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,26 +35,26 @@ DUPLICATE: Final = "duplicate"
 
 
 class Admitted(NamedTuple):
-    """A tick of a poll, and whether it is to be sent."""
+    """A polled tick, and whether to send it."""
 
     record: Record
     event: TickRecord
     order: TickOrder
-    """Where it stands in its node's time."""
+    """Its place in its node's time."""
     refusal: str | None
-    """Why it is not sent, in a word; `None` where it is."""
+    """Why it is not sent, in one word; `None` if it is."""
 
 
 class AgeLimits(NamedTuple):
-    """How far from this machine's clock a tick may be that is sent, in nanoseconds."""
+    """How far from this machine's clock a tick may be, in nanoseconds."""
 
     max_ahead_ns: int
     max_age_ns: int | None
-    """`None` where no age is too much."""
+    """`None` if there is no limit."""
 
     @classmethod
     def of(cls, settings: RemoteWriteSettings) -> "AgeLimits":
-        """Return what the settings say."""
+        """Return the limits from the settings."""
         max_age_ns = round(settings.max_age_seconds * NS_PER_SECOND)
         return cls(round(settings.max_future_seconds * NS_PER_SECOND), max_age_ns or None)
 
@@ -67,7 +67,7 @@ def admit(
     monotonic_ns: int,
     limits: AgeLimits,
 ) -> Iterator[Admitted]:
-    """Yield the ticks of a poll in their order; the times are those of this machine's clocks."""
+    """Yield the ticks of a poll in order; the times are those of this machine's clocks."""
     arrivals = [timelines.observe(event, received_ns=monotonic_ns) for _, event in items]
     overtaken = _overtaken(items, arrivals)
     for (record, event), arrival, is_overtaken in zip(items, arrivals, overtaken, strict=True):
@@ -86,8 +86,8 @@ def admit(
 def _overtaken(
     items: Sequence[tuple[Record, TickRecord]], arrivals: Sequence[Arrival]
 ) -> list[bool]:
-    """Return for each tick whether a later one of its boot is stamped no later."""
-    # From behind, so that one pass knows the earliest time of all that follow.
+    """Return for each tick whether a following one of its boot has the same or an earlier time."""
+    # In reverse, so that one pass knows the earliest time of all following ticks.
     overtaken = [False] * len(items)
     earliest_ns: dict[tuple[str, str], int] = {}
     for index in reversed(range(len(items))):
@@ -102,7 +102,7 @@ def _overtaken(
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenTick:
-    """An encoded tick and the record it came in."""
+    """An encoded tick and its record."""
 
     node: str
     """The key of its node."""
@@ -110,28 +110,28 @@ class WrittenTick:
     record: Record
     encoded: EncodedTick
     is_late: bool = False
-    """Whether the join says that it came behind others: it may be older than what was sent."""
+    """Whether the join marked it as late, so that it may be older than samples sent before."""
     is_repeated: bool = False
-    """Whether the node's next samples say all that these do."""
+    """Whether the node's next samples include all its information."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriteRequest:
-    """Ticks that travel together."""
+    """Ticks that are sent together."""
 
     ticks: tuple[WrittenTick, ...]
     sent_before: int = 0
-    """The offset before which all is sent once this is."""
+    """The offset before which all ticks are sent once this request is."""
 
     def encode(self, version: Version) -> bytes:
-        """Return the body, not compressed."""
+        """Return the uncompressed body."""
         return encode_request(
             version, chain.from_iterable(tick.encoded.timed for tick in self.ticks)
         )
 
     @property
     def samples(self) -> int:
-        """How many samples it holds."""
+        """The number of samples."""
         return sum(tick.encoded.samples for tick in self.ticks)
 
     @property
@@ -148,18 +148,18 @@ class WriteRequest:
 def split_into_requests(
     ticks: Iterable[WrittenTick], *, max_samples: int, is_apart: Callable[[str], bool]
 ) -> Iterator[WriteRequest]:
-    """Split the ticks of one partition into requests, in their order.
+    """Split the ticks of one partition into requests, in order.
 
-    `is_apart` returns whether the ticks of a node travel alone; it is called for each as it is due.
+    `is_apart` returns whether a node's ticks are sent separately; it is called when each is due.
     """
     together: list[WrittenTick] = []
     samples, is_full = 0, False
     for tick in ticks:
-        # Prometheus rolls a whole request of remote-write 1.0 back for one old sample in it,
-        # wherever it stands, and answers 400, which must not be sent again.
+        # Prometheus undoes a whole request of remote-write 1.0 because of one old sample in it and
+        # answers 400, which must not be sent again.
         is_alone = tick.encoded.is_behind or is_apart(tick.node)
         if together and (is_full or is_alone or samples + tick.encoded.samples > max_samples):
-            # This tick itself is not sent by that, nor another part of its record.
+            # Not beyond this tick's record, which is not sent with this request.
             sent_before = min(together[-1].record.offset + 1, tick.record.offset)
             yield WriteRequest(ticks=tuple(together), sent_before=sent_before)
             together, samples = [], 0

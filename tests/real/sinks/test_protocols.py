@@ -107,7 +107,7 @@ async def test_prometheus_3_is_spoken_to_in_2_0_and_has_values_and_metadata(
 
         shown = await send(prometheus, "node-2-0", protocol=protocol)
 
-        assert shown == "remote-write 2.0: the receiver says what it has written"
+        assert shown == "remote-write 2.0: the receiver reports written samples"
         assert await has_all(prometheus, "node-2-0")
         (busy, *_), sent_on = metrics_of(POD), next_receiver.received
         await eventually(lambda: busy.name in told_by(sent_on), within_seconds=120)
@@ -118,8 +118,8 @@ async def test_prometheus_3_is_spoken_to_in_2_0_and_has_values_and_metadata(
     ("receiver", "because"),
     [
         ("prometheus 3 that takes 1.0 alone", "415"),
-        ("prometheus 2.42", "204, and it does not say what it has written"),
-        ("victoriametrics", "204, and it does not say what it has written"),
+        ("prometheus 2.42", "204 without a report of written samples"),
+        ("victoriametrics", "204 without a report of written samples"),
     ],
 )
 async def test_a_receiver_of_1_0_is_spoken_to_in_1_0_and_loses_no_sample(
@@ -167,7 +167,7 @@ async def test_where_2_0_is_set_a_receiver_of_1_0_loses_nothing_and_the_check_na
     )
     async with sending(on, settings, readiness=readiness):
         check = readiness.check("remote_write.receiver")
-        await eventually(lambda: "look at remote_write.protocol" in check.detail)
+        await eventually(lambda: "check remote_write.protocol" in check.detail)
     assert committed(on, REMOTE_WRITE.group, place_of("node-strict")) is None
 
 

@@ -228,5 +228,5 @@ async def test_a_receiver_that_refuses_the_login_is_not_said_to_be_silent() -> N
         with pytest.raises(ReceiverUnavailableError, match="401"):
             await client.write(NOTHING, attempt=0)
 
-    assert "has not answered with anything that tells its version" in check.detail
+    assert "no response so far shows the receiver's version" in check.detail
     assert "yet" not in check.detail

@@ -557,9 +557,7 @@ async def test_duty_30_what_is_set_is_spoken_whatever_is_answered(protocol: str)
         settings = RemoteWriteSettings(url=receiver.url, protocol=protocol)  # type: ignore[arg-type]  # one of them
         async with open_client(settings) as client:
             for attempt in range(3):
-                with pytest.raises(
-                    ReceiverUnavailableError, match=r"look at remote_write\.protocol"
-                ):
+                with pytest.raises(ReceiverUnavailableError, match=r"check remote_write\.protocol"):
                     await client.write(SampleMessage(), attempt=attempt)
     assert spoken(receiver.received) == [protocol] * 3
 
@@ -569,7 +567,7 @@ async def test_duty_30_where_2_0_is_set_the_receiver_is_waited_for_and_the_setti
     answer: Answer,
 ) -> None:
     async with receiving(answer) as receiver:
-        with pytest.raises(ReceiverUnavailableError, match=r"2\.0: look at remote_write\.protocol"):
+        with pytest.raises(ReceiverUnavailableError, match=r"2\.0; check remote_write\.protocol"):
             await write(receiver.url, protocol="2.0")
     assert spoken(receiver.received) == ["2.0"]
 

@@ -439,7 +439,7 @@ async def test_a_tick_that_is_only_out_of_order_says_nothing_of_the_receiver(
     check = readiness.check("remote_write.receiver")
     assert check.has_failed == reports_the_receiver
     shown = f"{receiver.url}/api/v1/write: 400 {refused}"
-    output = f"rejected: {shown}: look at `gpuledger dead-letters list`"
+    output = f"rejected: {shown}; see `gpuledger dead-letters list`"
     assert (output in check.detail) == reports_the_receiver
 
 

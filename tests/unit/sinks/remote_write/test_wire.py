@@ -202,7 +202,7 @@ def test_duty_9_labels_are_sorted_by_name_and_empty_values_left_out() -> None:
 
 @pytest.mark.parametrize("labels", [[("a", "1"), ("a", "2")], [("__name__", "m")]])
 def test_duty_9_a_label_that_comes_twice_is_refused(labels: list[tuple[str, str]]) -> None:
-    with pytest.raises(ValueError, match="a label comes twice"):
+    with pytest.raises(ValueError, match="duplicate label"):
         LabelSet(labels)
 
 
