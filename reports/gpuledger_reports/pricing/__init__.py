@@ -1,1 +1,1 @@
-"""Bills: what sums of time cost, by whom, and bills that are closed."""
+"""Bills: the cost of summed times by tenant, and closed bills."""

@@ -1,8 +1,8 @@
-"""Makes a bill of sums of time: what each line costs, and what all of it cost to begin with.
+"""Makes a bill from summed times: the cost of each line, and the asset cost.
 
-The store gives whole units of time by device, tenant and kind (`usage_sums`). Here they get their
-prices, as fractions; idle that is to be shared is shared; and lines are rounded once, together.
-The sum of the lines is the sum of the asset cost: a bill of which that is not so is not made.
+The store provides whole units of time by device, tenant and kind (`usage_sums`). This module prices
+them as exact fractions, distributes shared idle, and rounds all lines once, together. A bill is not
+made unless its lines sum to the asset cost.
 """
 
 from collections import defaultdict
@@ -44,7 +44,7 @@ _SECOND_UNITS: Final = UNITS * 10**9
 
 @dataclass(frozen=True, kw_only=True)
 class BillLine:
-    """One line: what somebody, or a kind of idle, costs in the period."""
+    """One line: the cost of a tenant, or of a kind of idle, in the period."""
 
     id: str
     values: Values
@@ -57,15 +57,15 @@ class BillLine:
     gpu_cost: Fraction
     energy_cost: Fraction
     shared_cost: Fraction
-    """Idle that the line pays for others, or below zero what others pay of it."""
+    """The cost of others that this line pays; below zero: the cost that others pay for it."""
     unused_cost: Fraction
-    """Of `gpu_cost` what was held and used by nobody."""
+    """The part of `gpu_cost` for time that was allocated but not used."""
     cost: Decimal
-    """All of it, rounded together with the other lines."""
+    """The whole cost, rounded together with the other lines."""
 
     @property
     def has_amounts(self) -> bool:
-        """Whether it says anything: costs that somebody else pays are something, too."""
+        """Whether any amount is not zero; a cost that others pay counts too."""
         return any(
             (
                 *(self.billed, self.used, self.allocated, self.cost),
@@ -75,38 +75,38 @@ class BillLine:
 
     @property
     def key(self) -> CellKey:
-        """By what it is told from all others: two may have one id, if their tenants want that."""
+        """The line's unique key; ids may collide if tenants choose their names so."""
         return CellKey(self.values, self.idle_kind)
 
     @property
     def exact_cost(self) -> Fraction:
-        """What the line costs before it is rounded."""
+        """The line's cost before rounding."""
         return self.gpu_cost + self.energy_cost + self.shared_cost
 
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetState:
-    """What was spent of a budget, up to where there is usage."""
+    """The spending of a budget, up to the end of usage."""
 
     name: str
     amount: Decimal
     spent: Fraction
     elapsed: Fraction
-    """How much of the budget's time is over, 0 to 1."""
+    """The elapsed part of the budget's time, 0 to 1."""
 
     @property
     def forecast(self) -> Fraction | None:
-        """What it will have come to at the end at this pace; absent where it has not begun."""
+        """Expected spending by the end at this pace; absent if the budget has not begun."""
         return self.spent / self.elapsed if self.elapsed else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bill:
-    """A bill, and all that it says of itself."""
+    """A bill and its metadata."""
 
     window: Window
     end_us: int
-    """Up to when there was usage: the end of the window, or before it."""
+    """The end of usage: the end of the window, or earlier."""
     by: tuple[str, ...]
     currency: str
     lines: list[BillLine]
@@ -114,31 +114,31 @@ class Bill:
     line_cost: Decimal
     exact_asset_cost: Fraction
     data_coverage_ratio: Fraction | None
-    """The part of the boards' time that ticks cover; absent where no board was there."""
+    """The part of the physical GPUs' time with ticks; absent if there was no physical GPU."""
     measured_ratio: Fraction | None
-    """The part of used time that was measured, not apportioned; absent where nothing was used."""
+    """The part of used time that was measured, not apportioned; absent if nothing was used."""
     excess_units: int
     unpriced: dict[str, int]
-    """Units that are charged without a price, by model."""
+    """Units that are billed without a price, by model."""
     budgets: list[BudgetState]
     gaps: list[tuple[str, int, str, int | None]]
     policy: ReadPolicy
     versions: dict[str, int | None]
     cells: dict[CellKey, dict[Pricing, Cell]] = field(repr=False)
     shown: int
-    """How many of a cell's values are of the bill's own dimensions."""
+    """How many of a cell's values belong to the bill's own dimensions."""
     removed_until_us: int | None = None
-    """Up to when usage of the period was removed by the store's retention; absent: all is there."""
+    """The time before which the store's retention removed usage; absent if it removed none."""
     revision: int | None = None
-    """The last revision of a closed bill, as it was closed; absent where it was calculated now."""
+    """The last revision if this is a closed bill; absent if the bill was calculated now."""
     days: list[DayCost] = field(default_factory=list)
-    """What each day cost, where that was asked for."""
+    """The cost of each day, if requested."""
     usage: Window | None = None
-    """From when to when the store has usage, where the bill has no line."""
+    """The time for which the store has usage, if the bill has no lines."""
 
     @property
     def usage_until_us(self) -> int:
-        """Up to when there is usage, be it before the window."""
+        """The end of usage, which may be before the window."""
         return min(self.end_us, self.usage.end_us) if self.usage else self.end_us
 
     @property
@@ -148,7 +148,7 @@ class Bill:
 
 
 def gpu_seconds(units: int) -> Decimal:
-    """Return board-seconds of units, to the millisecond."""
+    """Return units as seconds of a physical GPU, to the millisecond."""
     return quantize_together([Fraction(units, _SECOND_UNITS)], digits=3)[0]
 
 
@@ -160,11 +160,11 @@ class BillMaker:
         for name in by:
             if not policy.has_dimension(name):
                 raise ArgumentError(
-                    "by", f"{name!r} is no dimension; there are {dimension_names()}"
+                    "by", f"unknown dimension {name!r}; dimensions are {dimension_names()}"
                 )
         self._reader, self._read, self._by = reader, read, tuple(dict.fromkeys(by))
         reader.count_slices(policy.mig_slices)
-        # Rules may ask for what no line shows: cells have it, lines are summed over it.
+        # Rules may match dimensions that no line shows: cells have them, lines sum over them.
         matches = [row.match for row in policy.budgets] + [row.match for row in policy.shared]
         conditions = [name for match in matches for name in match]
         self._dimensions = tuple(dict.fromkeys((*self._by, *conditions)))
@@ -178,9 +178,9 @@ class BillMaker:
         advance: Callable[[int], None] = lambda _: None,
         with_days: bool = False,
     ) -> Bill:
-        """Return the bill of a time; `advance` is told of each day that is done.
+        """Return the bill of a window; `advance` is called after each day.
 
-        With `with_days` the bill says what each day cost.
+        With `with_days`, the bill also has the cost of each day.
         """
         daily = DailyCosts()
         used, lookup, tally = self._tally_of(window, advance, daily if with_days else None)
@@ -192,9 +192,9 @@ class BillMaker:
         )
 
     def make_each(self, windows: Sequence[Window]) -> Iterator[Bill]:
-        """Yield the bills of times that follow one another; the store is read once for all.
+        """Yield the bills of consecutive windows; the store is read once for all of them.
 
-        They have no budgets: each is of its own days, whatever the times are.
+        They have no budgets, because a budget has days of its own.
         """
         begins_us = [window.begin_us for window in windows]
         used, lookup = self._look_up(Window(begins_us[0], windows[-1].end_us))
@@ -213,7 +213,7 @@ class BillMaker:
         advance: Callable[[int], None] = lambda _: None,
         daily: DailyCosts | None = None,
     ) -> tuple[Window, BillLookup, BillTally]:
-        """Return the part of a time of which there is usage, and all that it adds up to."""
+        """Return the part of a window that has usage, the lookup and the tally."""
         used, lookup = self._look_up(window)
         tally = BillTally(lookup)
         for number, day in enumerate(self._days(used, lookup), used.begin_us // DAY_US):
@@ -225,9 +225,9 @@ class BillMaker:
         return used, lookup, tally
 
     def _look_up(self, window: Window) -> tuple[Window, BillLookup]:
-        """Return the part of a time of which there is usage, and what is known in it."""
+        """Return the part of a window that has usage, and the lookup for it."""
         reader, read = self._reader, self._read
-        # Beyond the last usage nothing is known, and nothing is billed: not even as `__no_data__`.
+        # Time after the last usage is not billed at all, not even as `__no_data__`.
         end_us = max(window.begin_us, min(window.end_us, reader.usage_end_us))
         used = Window(window.begin_us, end_us)
         by_names = names_suffice(self._dimensions, read.policy)
@@ -260,7 +260,7 @@ class BillMaker:
         )
 
     def rows_of(self, bill: Bill, line: BillLine) -> Iterator[UsageRow]:
-        """Yield the rows of usage that a line of the bill made last is of."""
+        """Yield the rows of usage that make up a line of the last bill made."""
         lookup, shown = self._lookup, len(self._by)
         if lookup is None:
             raise RuntimeError("no bill was made")
@@ -270,7 +270,7 @@ class BillMaker:
             key = lookup.key_of(row.device, row.party, since_us, row.since_us)
             if (key.values[:shown], key.kind) == (line.values, line.idle_kind):
                 return True
-            # Of a row that somebody holds parts may stand on other lines.
+            # Parts of an allocated row may be on other lines.
             kinds = _idle_kinds_of(row, lookup.basis_of(row.party, row.since_us))
             return (
                 line.idle_kind in kinds
@@ -287,7 +287,7 @@ class BillMaker:
             is_known_pod=lookup.needs.is_known_pod,
         )
         for row in rows:
-            # Rows that are held alike are found together, and some of them may have no silence.
+            # Rows of one sum are found together; some may have no unresponsive time.
             if line.idle_kind != "overhead" or not row.is_allocated or row.unresponsive_ns > 0:
                 yield row
 
@@ -295,7 +295,7 @@ class BillMaker:
         policy = self._read.policy
         shares, extra = tally.shares(shown=len(self._by))
         lines = _lines(tally, shares, extra, window=window, by=self._by, currency=policy.currency)
-        # Calculated by another way than the lines, so that their equality says something.
+        # Not calculated from the lines, so that comparing them is a real check.
         origin = tally.asset_cost()
         exact = sum((line.exact_cost for line in lines), Fraction(0))
         if origin != exact:
@@ -329,14 +329,14 @@ class BillMaker:
         return fits_all(budget.match, self._dimensions, key.values)
 
     def _budgets(self, window: Window, used: Window, tally: BillTally) -> list[BudgetState]:
-        """Return the state of each budget that has days in the bill's period, of all its days."""
+        """Return the state of each budget with days in the window; all its days count."""
         tallies = {window: (used, tally)}
         states = []
         for budget in self._read.policy.budgets:
             days = Window(begin_of(budget.since), begin_of(budget.until))
             if days.end_us <= window.begin_us or days.begin_us >= window.end_us:
                 continue
-            # A bill of its own: idle is shared among those who are there in the budget's days.
+            # A separate tally: idle is shared among the tenants of the budget's days.
             if days not in tallies:
                 own_used, _, own_tally = self._tally_of(days)
                 tallies[days] = (own_used, own_tally)
@@ -352,7 +352,7 @@ class BillMaker:
         return states
 
     def _cost_of(self, tally: BillTally, budget: BudgetRow) -> Fraction:
-        """Return what all lines that fit cost, with what they pay of idle and are paid of it."""
+        """Return the cost of all lines that match, including idle that they pay or give away."""
         shares, extra = tally.shares(shown=len(self._by))
         return sum(
             (
@@ -365,11 +365,11 @@ class BillMaker:
 
 
 def _idle_kinds_of(row: UsageSum, basis: PartyBasis) -> set[IdleKind]:
-    """Return as which kinds of idle a part of what somebody held may be charged."""
+    """Return the kinds of idle under which parts of allocated time may be billed."""
     kinds: set[IdleKind] = set()
     if row.is_allocated and row.unresponsive:
         kinds.add("overhead")
-    # Held and not used is charged to the holder otherwise.
+    # On the basis `allocated`, unused time is billed to its tenant instead.
     if row.is_allocated and row.party.kind != "nobody" and basis.basis != "allocated":
         kinds.add("unused")
     return kinds
@@ -391,7 +391,7 @@ def _lines(
     shown: dict[CellKey, list[CellKey]] = defaultdict(list)
     for key in {**tally.cells, **dict.fromkeys(extra)}:
         shown[CellKey(key.values[: len(by)], key.kind)].append(key)
-    # In the order of their values, on which ties of the largest remainder depend.
+    # Sorted by values, because ties of the largest remainder depend on the order.
     unrounded = []
     for line, keys in sorted(shown.items(), key=lambda item: (item[0].values, item[0].kind or "")):
         cells = [pair for key in keys for pair in tally.cells.get(key, {}).items()]
@@ -425,7 +425,7 @@ def _lines(
 
 
 def line_id(window: Window, by: Sequence[str], key: CellKey) -> str:
-    """Return by what a line is known: whose it is and of which time, whatever it costs."""
+    """Return a line's id: a hash of its period, dimensions and values, not of its costs."""
     meaning = "\0".join(map(str, (*window, *by, *key.values, key.kind)))
     return sha256(meaning.encode()).hexdigest()[:12]
 

@@ -1,8 +1,8 @@
-"""Closed bills: revisions that stay as they are, and corrections that sum to what changed.
+"""Closed bills: revisions that never change, and corrections.
 
-The first revision of a period has its lines. What comes later, such as late usage or another price,
-changes no line: a further revision has the difference for each line that changed. So the lines of
-all revisions sum to the bill as it is by the last of them, and each revision to what it added.
+The first revision of a period has all lines. Later changes, such as late usage or a new price, do
+not alter it: a further revision has the difference for each line that changed. So the lines of all
+revisions sum to the current bill, and the lines of one revision to what it changed.
 """
 
 import time
@@ -42,7 +42,7 @@ _MILLISECOND_UNITS: Final = UNITS * 10**6
 
 @dataclass(frozen=True, kw_only=True)
 class ClosedLine:
-    """A line of a revision, as it is stored; the amounts of a correction are differences."""
+    """A stored line of a revision; a correction's amounts are differences."""
 
     line: str
     dimension_values: str
@@ -62,7 +62,7 @@ class ClosedLine:
     unused_cost: Decimal
     cost: Decimal
     parts: str | None
-    """JSON of what the line is made of, by price; absent in corrections."""
+    """The line's parts by price, as JSON; absent in corrections."""
     currency: str
     policy_name: str
     policy_sha256: str
@@ -74,25 +74,25 @@ class ClosedLine:
 
     @property
     def key(self) -> CellKey:
-        """By what it is told from all others, as a line of a bill is."""
+        """The line's unique key, like `BillLine.key`."""
         values = tuple(msgspec.json.decode(self.dimension_values, type=list[str]))
         return CellKey(values, msgspec.convert(self.idle_kind, IdleKind | None))
 
 
 def refusals_of(bill: Bill) -> list[str]:
-    """Return why a bill cannot be closed; nothing where it can."""
+    """Return why a bill cannot be closed; empty if it can."""
     reasons = []
     if not bill.is_complete:
-        reasons.append("there is no usage up to the end of the period yet")
+        reasons.append("there is no usage up to the end of the period yet; close it later")
     if bill.removed_until_us is not None:
-        # What is gone now was billed, perhaps: a correction would give it back.
+        # The removed usage may have been billed: a correction would refund it.
         removed = time_text(bill.removed_until_us)
-        reasons.append(f"usage before {removed} is removed from the store, by its retention")
+        reasons.append(f"the store's retention removed usage before {removed}")
     wanted = bill.policy.policy.close.min_data_coverage_ratio
     if bill.data_coverage_ratio is not None and bill.data_coverage_ratio < wanted:
         covered = text_of(bill.data_coverage_ratio, digits=6)
         reasons.append(
-            f"ticks cover {covered} of the GPUs, close.min_data_coverage_ratio is {wanted}"
+            f"data coverage is {covered}, below close.min_data_coverage_ratio of {wanted}"
         )
     if bill.unpriced:
         reasons.append(f"no price for {', '.join(bill.unpriced)}")
@@ -109,9 +109,9 @@ def closed_lines(
     *,
     memory_bytes: int | None = None,
 ) -> list[ClosedLine]:
-    """Return the lines of all revisions of a bill, in the order of revisions and lines.
+    """Return the lines of all revisions of a bill, ordered by revision and line.
 
-    DuckDB takes `memory_bytes` at most, and most of the machine's without.
+    DuckDB uses at most `memory_bytes`; without it, its default: most of the machine's memory.
     """
     files = [
         file
@@ -144,23 +144,23 @@ def closed_lines(
 def close(
     bill: Bill, store_uri: str, storage_options: dict[str, str] | None = None
 ) -> list[dict[str, Any]]:
-    """Append what a bill has that its earlier revisions have not; return the rows, if any.
+    """Append the difference to earlier revisions, if any, and return its rows.
 
-    Raises UserError where somebody else closed the same bill meanwhile, and where it was closed in
-    another currency.
+    Raises UserError if someone else closed the same bill meanwhile, or if it was closed in another
+    currency.
     """
     earlier = closed_lines(store_uri, bill.window, bill.by, storage_options)
     if earlier and earlier[-1].currency != bill.currency:
         raise UserError(
-            f"this bill was closed in {earlier[-1].currency}, and the prices are in"
-            f" {bill.currency}; leave `currency` at {earlier[-1].currency}, as corrections sum with"
-            f" it, and add a rate of {bill.currency} to `exchange_rates`"
+            f"the bill was closed in {earlier[-1].currency}, but the prices are in"
+            f" {bill.currency}; keep `currency: {earlier[-1].currency}`, so that corrections sum"
+            f" with the bill, and add a rate for {bill.currency} to `exchange_rates`"
         )
     rows = revision_rows(bill, earlier, closed_time_us=time.time_ns() // 1000)
-    # Lines of before stay as they are: with these all sum to the bill, or nothing is closed.
+    # Earlier lines never change: together with them, the new rows must sum to the bill.
     stands = sum((row["cost"] for row in rows), sum((line.cost for line in earlier), Decimal(0)))
     if stands != bill.line_cost:
-        raise UnbalancedBillError(f"revisions of {stands} for lines of {bill.line_cost}")
+        raise UnbalancedBillError(f"revisions sum to {stands}, lines to {bill.line_cost}")
     if rows:
         stream = _json([*bill.window, *bill.by])
         append_revision(
@@ -175,20 +175,20 @@ def close(
 
 @dataclass(frozen=True, kw_only=True)
 class ChangeSinceClose:
-    """How a bill that was calculated again differs from what its period was closed as."""
+    """The difference between a bill calculated now and its closed revisions."""
 
     revision: int
-    """The last one."""
+    """The last revision."""
     other_currency: str | None
-    """In which it was closed, where that is not the bill's: nothing else is known then."""
+    """The currency of the closed bill if it differs; `more` and `line_count` are then 0."""
     more: Decimal
-    """How much more all of it costs now; what went from one line to another is none of it."""
+    """The increase of the total cost; moves between lines do not count."""
     line_count: int
-    """How many lines changed."""
+    """The number of lines that changed."""
 
 
 def change_since_close(bill: Bill, closed: Sequence[ClosedLine]) -> ChangeSinceClose | None:
-    """Return what changed; nothing where nothing was closed, or the bill shows just that. Pure."""
+    """Return what changed; None without revisions, or if the bill is a closed one. Pure."""
     if not closed or bill.revision is not None:
         return None
     last, more, count = closed[-1], Decimal(0), 0
@@ -207,7 +207,7 @@ def change_since_close(bill: Bill, closed: Sequence[ClosedLine]) -> ChangeSinceC
 def revision_rows(
     bill: Bill, earlier: Iterable[ClosedLine], *, closed_time_us: int
 ) -> list[dict[str, Any]]:
-    """Return the rows of the next revision: all lines, or what changed since. Pure."""
+    """Return the rows of the next revision: all lines, or the changes since the last. Pure."""
     nothing = dict.fromkeys(AMOUNTS, Decimal(0))
     standing: dict[CellKey, dict[str, Decimal]] = defaultdict(nothing.copy)
     ids: dict[CellKey, str] = {}
@@ -217,10 +217,10 @@ def revision_rows(
         last = max(last, closed.revision)
         for amount in AMOUNTS:
             standing[closed.key][amount] += getattr(closed, amount)
-    # Amounts as they are shown: what was billed was rounded, and so are differences of it.
+    # Rounded amounts, because rounded amounts were billed; differences must match them.
     now = {line.key: row_of(bill, line) for line in bill.lines}
     parts = {} if last else parts_of(bill)
-    # A line that is gone is taken back whole.
+    # A line that no longer exists is reversed in full.
     ids |= {line.key: line.id for line in bill.lines}
     rows = []
     for key, line in sorted(ids.items(), key=lambda item: (item[1], str(item[0]))):
@@ -228,7 +228,7 @@ def revision_rows(
             amount: now.get(key, {}).get(amount, Decimal(0)) - standing[key][amount]
             for amount in AMOUNTS
         }
-        # The first revision has every line, also those of nothing.
+        # The first revision has every line, even if its amounts are zero.
         if last and not any(amounts.values()):
             continue
         rows.append(
@@ -238,7 +238,7 @@ def revision_rows(
                 "idle_kind": key.kind,
                 "charge_class": CORRECTION if last else None,
                 **amounts,
-                # A correction is of whatever changed: it has no price or quantity of its own.
+                # A correction may have any cause, so it has no price or quantity of its own.
                 "parts": None if last else encode_parts(parts[key]),
                 **_of_all(bill, revision=last + 1, closed_time_us=closed_time_us),
             }
@@ -267,9 +267,9 @@ def _of_all(bill: Bill, *, revision: int, closed_time_us: int) -> dict[str, Any]
 def standing_bill(
     closed: Sequence[ClosedLine], *, window: Window, by: Sequence[str], policy: BillPolicy
 ) -> Bill:
-    """Return a closed bill as it stands: the sum of all its revisions, at the prices of then.
+    """Return the current state of a closed bill: the sum of its revisions, at their prices.
 
-    Of `policy` the names that exports have are taken, and nothing that costs depend on.
+    `policy` only provides names for exports, such as `focus`; costs do not depend on it.
     """
     summed: dict[CellKey, dict[str, Decimal]] = defaultdict(
         lambda: dict.fromkeys(AMOUNTS, Decimal(0))
@@ -280,7 +280,7 @@ def standing_bill(
         for amount in AMOUNTS:
             summed[each.key][amount] += getattr(each, amount)
     lines = [_standing_line(named[key], amounts) for key, amounts in summed.items()]
-    # What was taken back whole is no line any more.
+    # Lines that were reversed in full are left out.
     lines = [line for line in lines if line.has_amounts]
     total = sum((line.cost for line in lines), Decimal(0))
     last = closed[-1]
@@ -290,7 +290,7 @@ def standing_bill(
         by=tuple(by),
         currency=last.currency,
         lines=sorted(lines, key=lambda line: (line.values, line.idle_kind or "")),
-        # No bill is closed of which they differ.
+        # A bill is only closed if these are equal.
         asset_cost=total,
         line_cost=total,
         exact_asset_cost=fraction_of(total),
@@ -311,7 +311,7 @@ def standing_bill(
 
 
 def taken_back(closed: ClosedLine) -> BillLine:
-    """Return a line that was closed, and of which nothing is left."""
+    """Return a closed line that was reversed, with all amounts zero."""
     return _standing_line(closed, dict.fromkeys(AMOUNTS, Decimal(0)))
 
 

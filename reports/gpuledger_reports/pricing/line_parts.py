@@ -1,7 +1,7 @@
-"""The parts of a bill's lines: of each what was charged by one price, and what is shared of idle.
+"""The parts of a bill's lines: the amount billed at each price, and the shared idle.
 
-They are what exports that want quantities and unit prices are made of, and they are kept with a
-closed bill, whose prices nobody could look up again. Pure.
+Exports with quantities and unit prices are made from them. Closed bills store them, because their
+prices cannot be looked up later. Pure.
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ QUANTITY_DIGITS: Final = 9
 
 
 class ChargePart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A part of a line; without a unit it is shared idle, which has neither price nor quantity."""
+    """A part of a line; shared idle has no unit, price or quantity."""
 
     cost: Decimal
     unit: Unit | None = None
@@ -32,18 +32,18 @@ class ChargePart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     unit_price: Decimal | None = None
     """In the bill's currency."""
     price: str | None = None
-    """The name of the price book's row; absent where none fits."""
+    """The name of the price's row; absent if no price fits."""
     is_spot: bool = False
     mig_profile: str | None = None
     model: str | None = None
     allocated_hours: Decimal = Decimal(0)
     used_hours: Decimal = Decimal(0)
     pricing_currency: str | None = None
-    """Of the price book's row where it is not the bill's."""
+    """The currency of the price's row, if it is not the bill's."""
     pricing_unit_price: Decimal | None = None
     pricing_cost: Decimal | None = None
     allocated_ratio: Decimal | None = None
-    """The line's part of all time of devices with the same price; they sum to 1."""
+    """The line's part of the billed time of all devices with the same price; they sum to 1."""
 
 
 class _Priced(NamedTuple):
@@ -56,7 +56,7 @@ class _Priced(NamedTuple):
 
 
 def parts_of(bill: Bill) -> dict[CellKey, list[ChargePart]]:
-    """Return the parts of each line, by the line's key; their costs sum to the line's."""
+    """Return the parts of each line, by the line's key; the parts' costs sum to the line's cost."""
     cells = _cells_of(bill)
     ratios = _ratios(bill, cells)
     digits = minor_digits(bill.currency)
@@ -65,7 +65,7 @@ def parts_of(bill: Bill) -> dict[CellKey, list[ChargePart]]:
         parts = list(_priced(cells.get(line.key, {}), line))
         costs = quantize_together([part.exact_cost for part in parts], digits=digits)
         if costs:
-            # The line was rounded with all others, and may be a unit off its parts.
+            # Lines are rounded together, so a line may differ from its rounded parts by a unit.
             largest = max(range(len(costs)), key=lambda at: (abs(costs[at]), -at))
             costs[largest] += line.cost - sum(costs, Decimal(0))
         found[line.key] = [
@@ -76,12 +76,12 @@ def parts_of(bill: Bill) -> dict[CellKey, list[ChargePart]]:
 
 
 def encode_parts(parts: Sequence[ChargePart]) -> str:
-    """Return the JSON of parts; decimals are texts there."""
+    """Return parts as JSON, with decimals as strings."""
     return msgspec.json.encode(parts).decode()
 
 
 def decode_parts(text: str) -> list[ChargePart]:
-    """Return the parts of a JSON; raises msgspec.ValidationError where it is of something else."""
+    """Return parts from JSON; raises msgspec.ValidationError if they are invalid."""
     return msgspec.json.decode(text, type=list[ChargePart])
 
 
@@ -89,7 +89,7 @@ def _cells_of(bill: Bill) -> dict[CellKey, dict[Pricing, list[Cell]]]:
     keys = {line.key for line in bill.lines}
     cells: dict[CellKey, dict[Pricing, list[Cell]]] = defaultdict(lambda: defaultdict(list))
     for key, by_pricing in bill.cells.items():
-        # Cells also have what budgets ask for; a line without any cost has no place in the bill.
+        # Cells also have the dimensions of budgets; lines without any amount are not in the bill.
         line = CellKey(key.values[: bill.shown], key.kind)
         for pricing, cell in by_pricing.items() if line in keys else ():
             cells[line][pricing].append(cell)
@@ -105,7 +105,7 @@ def _priced(cells: Mapping[Pricing, Sequence[Cell]], line: BillLine) -> Iterable
             energy_millijoules=sum(each.energy_millijoules for each in of_pricing),
         )
         rate = pricing.rate
-        # A line may have energy alone: of a host that used what somebody else held.
+        # A line may have only energy, such as a host that used a device allocated to another.
         if cell.billed or not rate.energy:
             hours = Fraction(cell.billed, HOUR_UNITS)
             yield _Priced(cell.cost(pricing), pricing, cell, "Hours", hours, rate.per_gpu_hour)
@@ -134,7 +134,7 @@ def _part(
         quantity=_quantity(part.quantity),
         unit_price=rounded(part.unit_price, digits=RATIO_DIGITS),
         price=row.name if row else None,
-        # By the row of the price book: a spot price is one, whatever the node is called.
+        # Decided by the price's row, not by the node's capacity type.
         is_spot=bool(row and row.capacity_type == "spot"),
         mig_profile=row.mig_profile if row else None,
         model=part.pricing.scope.model,
@@ -161,7 +161,7 @@ def _in_its_currency(made: ChargePart, part: _Priced, rate: Rate) -> ChargePart:
 def _ratios(
     bill: Bill, cells: Mapping[CellKey, Mapping[Pricing, Sequence[Cell]]]
 ) -> dict[tuple[CellKey, Pricing], Decimal]:
-    """Return the part of all devices with the same terms that each line has; they sum to 1."""
+    """Return each line's part of the billed time of all devices with the same terms."""
     by_pricing: dict[Pricing, dict[CellKey, int]] = defaultdict(lambda: defaultdict(int))
     for line in bill.lines:
         for pricing, of_pricing in cells.get(line.key, {}).items():
@@ -169,7 +169,7 @@ def _ratios(
     ratios: dict[tuple[CellKey, Pricing], Decimal] = {}
     for pricing, billed in by_pricing.items():
         total = sum(billed.values())
-        # To so many digits, and together: FOCUS wants them to sum to 1.
+        # Rounded together, because FOCUS requires them to sum to 1.
         exact = [Fraction(units, total) if total else Fraction(0) for units in billed.values()]
         parts = quantize_together(exact, digits=RATIO_DIGITS)
         ratios |= {(line, pricing): part for line, part in zip(billed, parts, strict=True)}

@@ -1,6 +1,6 @@
-"""What a bill knows of devices and parties: what they cost, and on which line they are.
+"""Looks up devices and parties for a bill: their prices, and their lines.
 
-Each device, node and pod is looked up once for each time from which something else is known of it.
+Each device, node and pod is looked up once for each time at which its facts change.
 """
 
 from bisect import bisect_right
@@ -51,8 +51,8 @@ Values = tuple[str, ...]
 
 
 def names_suffice(dimensions: Sequence[str], policy: BillPolicy) -> bool:
-    """Return whether a bill by these dimensions asks of pods no more than rows say: names."""
-    # What a team is told by is among the parts, too.
+    """Return whether a bill by these dimensions needs only the names of pods that rows have."""
+    # The dimensions by which teams are matched are among the parts too.
     names = {"namespace", "pod", "job", "team"}
     return not policy.basis and all(
         part in names or part.startswith("namespace-") or is_of_device(part)
@@ -61,7 +61,7 @@ def names_suffice(dimensions: Sequence[str], policy: BillPolicy) -> bool:
 
 
 class Scope(NamedTuple):
-    """Where devices are alike: idle is shared among those who had such devices."""
+    """A group of similar devices: idle is shared among the tenants of such devices."""
 
     cluster: str
     node_pool: str | None
@@ -70,48 +70,48 @@ class Scope(NamedTuple):
 
 @dataclass(eq=False, kw_only=True)
 class Pricing:
-    """What devices cost that are charged alike; one object for each, compared by identity."""
+    """The terms of devices that are billed alike; one object for each, compared by identity."""
 
     rate: Rate
     physical_gpu_rate: Rate
-    """Of the board of which an instance is; the device's own for a whole GPU."""
+    """The rate of an instance's physical GPU; for a whole GPU, its own rate."""
     scope: Scope
     rules: dict[IdleKind, IdleRule | None]
     shared_rules: tuple[SharedRule, ...]
-    """Of tenants whose costs are shared: the first that fits one holds."""
+    """The rules for tenants whose costs are shared; the first that matches applies."""
 
 
 @dataclass(kw_only=True)
 class Cell:
-    """What a tenant or a kind of idle had of devices with the same terms; times in units."""
+    """The sums of a tenant or kind of idle on devices with the same terms; times in units."""
 
     billed: int = 0
     allocated: int = 0
     used: int = 0
     waste: int = 0
-    """Of what the tenant is charged: held and used by nobody."""
+    """The part of the tenant's billed time that was allocated but not used."""
     energy_millijoules: int = 0
     memory_byte_ns: int = 0
 
     def cost(self, pricing: Pricing) -> Fraction:
-        """Return what the charged time costs, without energy."""
+        """Return the cost of the billed time, without energy."""
         return pricing.rate.per_gpu_hour * self.billed / HOUR_UNITS
 
     def energy_cost(self, pricing: Pricing) -> Fraction:
-        """Return what the energy costs."""
+        """Return the cost of the energy."""
         return pricing.rate.per_millijoule * self.energy_millijoules
 
 
 class CellKey(NamedTuple):
-    """Whose a cell is."""
+    """Identifies the tenant or kind of idle of a cell."""
 
     values: Values
-    """Of the bill's dimensions, and of those that budgets, shares and bases ask for."""
+    """The values of the bill's dimensions, then of those that budgets and shares match."""
     kind: IdleKind | None
 
 
 class BillLookup:
-    """What is known of devices and parties at a time, found once for each."""
+    """Facts about devices and parties at a time, each found once."""
 
     def __init__(
         self,
@@ -141,17 +141,17 @@ class BillLookup:
 
     @cached_property
     def changes(self) -> list[tuple[int, str, str | None]]:
-        """When something changed that lines or prices depend on."""
+        """The times of changes that affect lines or prices: time, cluster, and node or None."""
         parts = self.dimensions.parts | self._of_basis.parts
         with_namespaces = any(part.startswith("namespace-") for part in parts)
-        # Pods' records matter where more than names is asked of them.
+        # Records of pods matter only if more than their names is needed.
         by_names = names_suffice(self.dimensions.names, self._policy)
         found = [
             change
             for change in self._book.changes(with_namespaces=with_namespaces)
             if change[2] is None or not by_names
         ]
-        # Labels of nodes come last, and change often: they count where something is made by them.
+        # Node labels come last and change often: compare them only if a dimension uses them.
         compared = slice(2, None if self._has_node_labels else -1)
         for (cluster, node), versions in self._nodes.items():
             for before, after in pairwise(versions):
@@ -161,7 +161,7 @@ class BillLookup:
 
     @property
     def needs(self) -> Needs:
-        """What the bill has to know of rows."""
+        """The properties of rows that the bill needs."""
         parts = self.dimensions.parts
         by_names = names_suffice(self.dimensions.names, self._policy)
         needs_nodes = bool(parts & {"node", "gpu"})
@@ -175,10 +175,10 @@ class BillLookup:
 
     def _class_of(self, cluster: str, node: str, since_us: int) -> object:
         facts = self.facts_of(DeviceClass(cluster, node, None), since_us)._replace(node="")
-        # Each node has its name among its labels, so that no two would be alike by them.
+        # Each node's labels include its name, so with labels no two nodes would be alike.
         if not self._has_node_labels:
             facts = facts._replace(labels=None)
-        # Nodes that are alike now were perhaps not so before: what holds since when is theirs too.
+        # Nodes that are alike now may have differed before, so the start is part of the class.
         return facts, self.since(cluster, node, since_us)
 
     @cached_property
@@ -193,9 +193,9 @@ class BillLookup:
         return {key: sorted(times) for key, times in by_node.items()}
 
     def since(self, cluster: str, node: str, time_us: int) -> int:
-        """Return the earliest time of which all is known that is so of a node at a time.
+        """Return the earliest time since which a node's facts have been the same.
 
-        Days on which nothing changed are so looked up once, not each for itself.
+        Days without changes are thus looked up once, not separately.
         """
         key = (cluster, node, time_us)
         if key not in self._since:
@@ -211,14 +211,14 @@ class BillLookup:
         return self._since[key]
 
     def pricing_of(self, device: DeviceClass, since_us: int) -> Pricing:
-        """Return what a device costs at a time."""
+        """Return a device's terms at a time."""
         key = (device, since_us)
         if key not in self._found_pricing:
             self._found_pricing[key] = self._find_pricing(device, since_us)
         return self._found_pricing[key]
 
     def facts_of(self, device: DeviceClass, since_us: int) -> DeviceTraits:
-        """Return what is known of a device, by the version of its node that was in force."""
+        """Return a device's facts, from the version of its node in force at a time."""
         facts = DeviceTraits(*device)
         versions = self._nodes.get((device.cluster, device.node))
         if not versions:
@@ -235,8 +235,8 @@ class BillLookup:
 
     def _find_pricing(self, device: DeviceClass, since_us: int) -> Pricing:
         facts, day = self.facts_of(device, since_us), day_of(since_us)
-        # The board that a device is, or is a part of: idle time and time without data are the
-        # board's.
+        # The physical GPU that the device is, or is a part of: idle time and time without data
+        # belong to it.
         whole = facts._replace(mig_profile=None, compute_slices=None, gpu_compute_slices=None)
         rules = {kind: self.prices.idle_rule_of(kind, whole, day) for kind in IDLE_KINDS}
         shared_rules = self.prices.shared_rules_of(facts, day)
@@ -245,7 +245,7 @@ class BillLookup:
         names = [row and row.name for row in (rate.price, physical_gpu_rate.price, rate.energy)]
         dates = [row and row.since for row in (rate.exchange, physical_gpu_rate.exchange)]
         numbers = (rate.per_gpu_hour, physical_gpu_rate.per_gpu_hour, rate.per_millijoule)
-        # Rules by what they are in memory: they have mappings, which nothing can be keyed by.
+        # Rules are identified by address, because their mappings cannot be hashed.
         numbers_of_rules = tuple(id(rule) for rule in (*rules.values(), *shared_rules))
         key = (*names, *dates, *numbers, scope, *numbers_of_rules)
         return self._pricing.setdefault(
@@ -262,8 +262,8 @@ class BillLookup:
     def key_of(
         self, device: DeviceClass, party: PartyKey, since_us: int, requested_us: int
     ) -> CellKey:
-        """Return where what a party has of a device is counted."""
-        # A name without a UID means a pod in that very hour.
+        """Return the key of the cell that counts a party's use of a device."""
+        # A name without a UID means the pod that had it in that hour.
         at = requested_us if party.uid is None and party.pod is not None else since_us
         key = (device, party, at)
         found = self._found_keys.get(key)
@@ -280,12 +280,12 @@ class BillLookup:
         return CellKey(values, "overhead" if tenant.kind in ("host", "unattributed") else None)
 
     def idle_values(self, word: str, device: DeviceClass, since_us: int) -> Values:
-        """Return the values of a line of idle, which has a word in place of a tenant."""
+        """Return the values of an idle line, which has a special value as its tenant."""
         facts = self.facts_of(device, since_us)
         return self.dimensions.of_idle(word, facts, day=day_of(since_us))
 
     def basis_of(self, party: PartyKey, requested_us: int) -> PartyBasis:
-        """Return by what a party is charged, and who it is."""
+        """Return the basis by which a party is billed, and the party's identity."""
         is_named = party.uid is None and party.pod is not None
         since_us = requested_us if is_named else self.since(party.cluster, party.node, requested_us)
         key = (party, since_us)

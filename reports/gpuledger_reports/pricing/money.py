@@ -1,7 +1,7 @@
-"""Money in exact numbers: largest remainders, minor units, texts. Nothing here is a float.
+"""Exact amounts of money: largest remainders, minor units, text. Nothing here is a float.
 
-A charge is a Fraction until the bill is written. It is rounded once, over all lines together: the
-bill's sum half to even, and each line up or down so that the lines have that very sum.
+A cost is a Fraction until the bill is written. All lines are rounded once, together: the bill's sum
+half to even, and each line up or down so that the lines have that sum.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Final
 
-# ISO 4217 as of 2026: the codes that there are, by how many digits their minor unit has.
+# ISO 4217 in 2026: currency codes by the number of digits of their minor unit.
 _CODES: Final[Mapping[int, str]] = {
     0: "BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX UYI VND VUV XAF XOF XPF",
     2: "AED AFN ALL AMD AOA ARS AUD AWG AZN BAM BBD BDT BMD BND BOB BRL BSD BTN BWP BYN BZD CAD CDF"
@@ -26,21 +26,21 @@ CURRENCIES: Final = frozenset(_DIGITS)
 
 
 def minor_digits(currency: str) -> int:
-    """Return how many decimal digits the amounts of a currency have, by ISO 4217."""
+    """Return the number of decimal digits of a currency's amounts, by ISO 4217."""
     return _DIGITS[currency]
 
 
 def quantize_together(amounts: Sequence[Fraction], *, digits: int) -> list[Decimal]:
-    """Return the amounts with so many digits, such that their sum is the rounded sum.
+    """Return the amounts rounded to `digits`, so that they sum to their rounded sum.
 
-    The sum is rounded half to even. Of amounts that lost equally much the first is rounded up: the
-    caller puts them into an order that does not depend on how they were found.
+    The sum is rounded half to even. If amounts lost equally much, the first is rounded up, so the
+    caller must pass them in a reproducible order.
     """
     scale = 10**digits
     scaled = [amount * scale for amount in amounts]
     floors = [amount.numerator // amount.denominator for amount in scaled]
     left = round(sum(scaled, Fraction(0))) - sum(floors)
-    # Never more than there are amounts: each lost less than a unit by rounding down.
+    # Never more than the number of amounts: each lost less than a unit by rounding down.
     by_loss = sorted(range(len(scaled)), key=lambda at: (floors[at] - scaled[at], at))
     for at in by_loss[:left]:
         floors[at] += 1
@@ -48,10 +48,10 @@ def quantize_together(amounts: Sequence[Fraction], *, digits: int) -> list[Decim
 
 
 def quantize_to(total: Decimal, amounts: Sequence[Fraction], *, digits: int) -> list[Decimal]:
-    """Return the amounts with so many digits, such that their sum is a total.
+    """Return the amounts rounded to `digits`, so that they sum to `total`.
 
-    That is their own, rounded up or down. Each is rounded up or down too, and an amount of nothing
-    stays one; whatever a total is off by beyond that goes to the first amount.
+    `total` is their sum, rounded up or down. Each amount is rounded up or down too, and zero stays
+    zero; the first amount takes any remaining difference.
     """
     scale = 10**digits
     scaled = [amount * scale for amount in amounts]
@@ -67,12 +67,12 @@ def quantize_to(total: Decimal, amounts: Sequence[Fraction], *, digits: int) -> 
 
 
 def rounded(amount: Fraction, *, digits: int) -> Decimal:
-    """Return one amount with so many digits, half to even."""
+    """Return one amount rounded to `digits`, half to even."""
     return quantize_together([amount], digits=digits)[0]
 
 
 def money_text(amount: Fraction | Decimal, currency: str) -> str:
-    """Return an amount for people: `1,234.50`, with the digits of its currency."""
+    """Return an amount for display, such as `1,234.50`, with its currency's digits."""
     return f"{rounded(Fraction(amount), digits=minor_digits(currency)):,f}"
 
 
@@ -82,9 +82,9 @@ def fraction_of(number: Decimal | int | str) -> Fraction:
 
 
 def text_of(amount: Any, *, digits: int = 12) -> str:  # noqa: ANN401  # Fraction or Decimal
-    """Return an amount as a plain decimal text, without an exponent.
+    """Return an amount as plain decimal text, without an exponent.
 
-    A Fraction that has no end in decimals is rounded half to even at so many digits.
+    A Fraction is rounded half to even to `digits`, and trailing zeros are removed.
     """
     if isinstance(amount, Decimal):
         return f"{amount:f}"

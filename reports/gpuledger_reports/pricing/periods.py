@@ -1,6 +1,6 @@
-"""The time of a bill, from the options of a command or the parameters of a request. Pure.
+"""A bill's period, from a command's options or a request's parameters. Pure.
 
-Bills are of whole hours, so that two bills of adjacent times never share one.
+Periods are whole hours, so that two bills of adjacent periods never share an hour.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,11 +11,11 @@ from gpuledger.time_ranges import begin_of_unit, parse_moment, parse_range
 from gpuledger_reports.reading.times import DAY_US, HOUR_US, Window
 
 MAX_DAYS: Final = 3_660
-"""Ten years, which take minutes: more is a mistake."""
+"""Ten years, which take minutes; a longer period is a mistake."""
 
 
 def parse_window(text: str, *, option: str, now_us: int, max_days: int = MAX_DAYS) -> Window:
-    """Return a range of time, widened to whole hours; raises `ArgumentError`."""
+    """Return a time range widened to whole hours; raises `ArgumentError` if it is invalid."""
     begin_ms, end_ms = parse_range(text, option=option, now_ms=now_us // 1000)
     window = Window(begin_ms * 1000 // HOUR_US * HOUR_US, _hours_up(end_ms * 1000))
     if window.end_us - window.begin_us > max_days * DAY_US:
@@ -30,13 +30,13 @@ def bill_window(
     complete_until_us: Callable[[], int] | None = None,
     max_days: int = MAX_DAYS,
 ) -> Window | None:
-    """Return the time that `period`, or `from` and `to`, name; `None` if none is given.
+    """Return the window that `period`, or `from` and `to`, name; `None` if none is given.
 
-    Without `to` it ends at `complete_until_us`. Raises `ArgumentError`.
+    Without `to`, it ends at `complete_until_us`. Raises `ArgumentError` if they are invalid.
     """
     if "period" in given:
         if "from" in given or "to" in given:
-            raise ArgumentError("period", "conflicts with from and to; give one of both")
+            raise ArgumentError("period", "conflicts with from and to; give either, not both")
         return parse_window(given["period"], option="period", now_us=now_us, max_days=max_days)
     if "from" not in given:
         if "to" in given:
@@ -57,14 +57,14 @@ def bill_window(
 
 
 def month_of(time_us: int) -> Window:
-    """Return the month that a time is in, or that ends at it."""
+    """Return the month that contains a time, or that ends at it."""
     time_ms = (time_us - 1) // 1000
     begin_ms, end_ms = (begin_of_unit("month", time_ms, ahead=ahead) for ahead in (0, 1))
     return Window(begin_ms * 1000, end_ms * 1000)
 
 
 def _whole_hour(text: str, option: str, now_us: int) -> int:
-    """Return a time; `now`, and times before it, count from the end of the hour under way."""
+    """Return a time; `now` and times relative to it count from the end of the current hour."""
     time_us = parse_moment(text, option=option, now_ms=_hours_up(now_us) // 1000) * 1000
     if time_us % HOUR_US:
         raise ArgumentError(

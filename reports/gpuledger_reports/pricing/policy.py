@@ -1,7 +1,7 @@
-"""What a bill is made by: prices, who pays for what, who belongs to whom. One YAML file.
+"""The structure of the price file, which is YAML: prices, cost sharing, teams, budgets.
 
-Here is its shape, with the checks of one part against another. Reading it is `policy_file`'s, and
-what a device costs is `rates`'. Days are UTC's; `to` is the first day on which a row does not hold.
+It includes the checks of one part against another. `policy_file` reads the file, and `rates` finds
+the price of a device. Days are in UTC; `to` is the first day on which a row no longer applies.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ Share = Literal["own_line", "even", "allocated", "used", "table"]
 IdleKind = Literal["idle", "unused", "overhead", "no_data"]
 IDLE_KINDS: Final[tuple[IdleKind, ...]] = ("idle", "unused", "overhead", "no_data")
 _MAX_DIGITS: Final = 18
-"""Before the point: a closed bill has room for sums of such amounts."""
+"""Before the decimal point: closed bills have room for sums of such amounts."""
 _MAX_DECIMALS: Final = 60
 _AT_MOST_ONE: Final = ("allocated_weight", "min_data_coverage_ratio")
 _AT_LEAST: Final = {"pue": Decimal(1)}
@@ -39,19 +39,19 @@ OWN_COLUMNS: Final = frozenset(
         *("gpu_cost", "energy_cost", "shared_cost", "unused_cost", "cost"),
     }
 )
-"""What each line has beside its dimensions."""
+"""The columns of each line, in addition to its dimensions."""
 _OF_A_DEVICE: Final = ("node-label",)
 _OF_A_TENANT: Final = ("label", "annotation", "namespace-label", "namespace-annotation")
 
 
 def fits_pattern(value: str, pattern: str) -> bool:
-    """Return whether a value fits a pattern, of which `*` and `?` alone mean something else."""
-    # Models have brackets in their names, such as A100 [PG506].
+    """Return whether a value fits a pattern; only `*` and `?` have a special meaning."""
+    # Model names have brackets, such as A100 [PG506].
     return fnmatchcase(value, pattern.replace("[", "[[]"))
 
 
 def is_dimension(name: str) -> bool:
-    """Return whether there is such a dimension without a definition of its own."""
+    """Return whether this is a built-in dimension."""
     prefix, colon, key = name.partition(":")
     if colon:
         return bool(key) and prefix in (*_OF_A_DEVICE, *_OF_A_TENANT)
@@ -59,12 +59,12 @@ def is_dimension(name: str) -> bool:
 
 
 def is_of_device(name: str) -> bool:
-    """Return whether a dimension says something of the GPU rather than of its user."""
+    """Return whether a dimension describes the GPU, not its user."""
     return name in _DEVICE_DIMENSIONS or name.partition(":")[0] in _OF_A_DEVICE
 
 
 def dimension_names() -> str:
-    """Return what may stand for a dimension, for messages."""
+    """Return all built-in dimensions, for messages."""
     prefixed = (f"{prefix}:KEY" for prefix in (*_OF_A_TENANT, *_OF_A_DEVICE))
     return ", ".join((*_DEVICE_DIMENSIONS, *_TENANT_DIMENSIONS, *prefixed))
 
@@ -76,7 +76,7 @@ class _PolicyPart(
     forbid_unknown_fields=True,
     rename={"since": "from", "until": "to"},
 ):
-    """A part of the file. Its numbers are finite and not below zero."""
+    """A part of the file. Its numbers are finite and not negative."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -89,23 +89,24 @@ class _PolicyPart(
 def _check(name: str, number: Decimal) -> None:
     minimum = _AT_LEAST.get(name, Decimal(0))
     if not number.is_finite() or number < minimum:
-        raise ValueError(f"`{name}` must be a number that is not below {minimum}")
-    # Exact amounts have all their digits, however many somebody asks for.
+        raise ValueError(f"`{name}` must be a number of at least {minimum}")
+    # Exact arithmetic keeps all digits, so their number must be limited.
     if number.adjusted() >= _MAX_DIGITS or int(number.as_tuple().exponent) < -_MAX_DECIMALS:
         raise ValueError(
-            f"`{name}` may have {_MAX_DIGITS} digits before the point and {_MAX_DECIMALS} behind it"
+            f"`{name}` may have {_MAX_DIGITS} digits before the decimal point and {_MAX_DECIMALS}"
+            " after it"
         )
     if name in _AT_MOST_ONE and number > 1:
-        raise ValueError(f"`{name}` is a part of 1: give 0 to 1")
+        raise ValueError(f"`{name}` must be between 0 and 1")
 
 
 class Dated(_PolicyPart, frozen=True, kw_only=True):
-    """A row that holds for some days."""
+    """A row that applies on some days."""
 
     since: date | None = None
-    """The first day on which it holds; absent: since ever."""
+    """The first day on which it applies; absent: no beginning."""
     until: date | None = None
-    """The first day on which it no longer holds; absent: for ever."""
+    """The first day on which it no longer applies; absent: no end."""
 
     @override
     def __post_init__(self) -> None:
@@ -114,14 +115,14 @@ class Dated(_PolicyPart, frozen=True, kw_only=True):
             raise ValueError("`to` must be a later day than `from`")
 
     def holds_on(self, day: date) -> bool:
-        """Return whether it holds on a day."""
+        """Return whether it applies on a day."""
         return (self.since is None or self.since <= day) and (
             self.until is None or day < self.until
         )
 
 
 class Scoped(Dated, frozen=True, kw_only=True):
-    """A row that holds for some devices; each pattern may have `*` and `?`."""
+    """A row that applies to some devices; each pattern may have `*` and `?`."""
 
     cluster: str | None = None
     node_pool: str | None = None
@@ -132,7 +133,7 @@ class Scoped(Dated, frozen=True, kw_only=True):
     mig_profile: str | None = None
 
     def fits(self, facts: Mapping[str, str | None]) -> bool:
-        """Return whether a device is meant: each pattern that is given fits what is known of it."""
+        """Return whether a device's facts match every pattern that is set."""
         for name in SCOPE:
             pattern = getattr(self, name)
             if pattern is not None and not fits_pattern(facts.get(name) or "", pattern):
@@ -145,7 +146,7 @@ SCOPE: Final = ("cluster", "node_pool", "instance_type", "region", "capacity_typ
 
 
 class InstancePrice(_PolicyPart, frozen=True, kw_only=True):
-    """The price of a whole machine, of which the GPUs' part is taken by 9:1."""
+    """The price of a whole machine; its GPUs' part is calculated with weights of 9:1."""
 
     per_hour: Decimal
     gpus: Count
@@ -154,7 +155,7 @@ class InstancePrice(_PolicyPart, frozen=True, kw_only=True):
 
 
 class Purchase(_PolicyPart, frozen=True, kw_only=True):
-    """What was bought, written off evenly over its lifetime."""
+    """A purchase, written off evenly over its lifetime."""
 
     capital: Decimal
     lifetime_hours: Count
@@ -172,41 +173,41 @@ class Purchase(_PolicyPart, frozen=True, kw_only=True):
 
 
 class Price(Scoped, frozen=True, kw_only=True):
-    """What an hour of a GPU costs; of a MIG instance where `mig_profile` is given."""
+    """The price of a GPU-hour, or of a MIG instance's hour if `mig_profile` is set."""
 
     name: str
-    """By which bills and explanations call it."""
+    """The price's name on bills and in explanations."""
     currency: str | None = None
-    """Of its amounts; absent: the bill's."""
+    """The currency of its amounts; absent: the bill's."""
     per_gpu_hour: Decimal | None = None
     instance: InstancePrice | None = None
     purchase: Purchase | None = None
     source: str | None = None
-    """Where the amount is from, for people."""
+    """The origin of the amount, for people."""
     as_of: date | None = None
-    """The day on which it was true there, for people: it decides nothing."""
+    """The day of the amount at its source, for people; it has no effect."""
 
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Two of them would be two prices, and none a GPU for nothing by mistake.
+        # Two amounts would be ambiguous, and none would make GPUs free by mistake.
         given = (self.per_gpu_hour, self.instance, self.purchase)
         if sum(amount is not None for amount in given) != 1:
             raise ValueError("give exactly one of per_gpu_hour, instance and purchase")
 
 
 class EnergyPrice(Scoped, frozen=True, kw_only=True):
-    """What measured energy costs, beside the GPUs' hours."""
+    """The price of measured energy, billed in addition to GPU-hours."""
 
     name: str
     per_kilowatt_hour: Decimal
     pue: Decimal = Decimal(1)
-    """Power usage effectiveness: what the building draws for each joule of the machines."""
+    """Power usage effectiveness: the building's energy per unit of the machines' energy."""
     currency: str | None = None
 
 
 class ExchangeRate(_PolicyPart, frozen=True, kw_only=True):
-    """What one unit of a currency is in the bill's, from a day on."""
+    """The value of a currency's unit in the bill's currency, from a day on."""
 
     currency: str
     rate: Decimal
@@ -220,68 +221,70 @@ class ExchangeRate(_PolicyPart, frozen=True, kw_only=True):
 
 
 class BasisRule(_PolicyPart, frozen=True, kw_only=True):
-    """The time billed to the tenants that match; the first rule that matches applies."""
+    """The basis of tenants that match; the first rule that matches applies."""
 
     basis: Basis
     match: dict[str, str] = {}
-    """Patterns by dimension; none fits everybody."""
+    """Patterns by dimension; without patterns, all tenants match."""
     allocated_weight: Decimal | None = None
-    """Of `blended`: the weight of allocated time; the rest is that of used time."""
+    """For `blended`: the weight of allocated time; used time has the rest."""
 
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.basis == "blended" and self.allocated_weight is None:
             raise ValueError(
-                "give allocated_weight, as basis is blended: the weight of allocated time, 0 to 1"
+                "basis blended needs allocated_weight: the weight of allocated time, 0 to 1"
             )
         if self.basis != "blended" and self.allocated_weight is not None:
-            raise ValueError("`allocated_weight` belongs to basis blended alone; take it out")
+            raise ValueError("`allocated_weight` is only valid with basis blended; remove it")
 
 
 class _Sharing(Scoped, frozen=True, kw_only=True):
-    """Who pays for what somebody or nobody had of the devices that fit."""
+    """How the costs of the devices that match are shared."""
 
     share: Share
     by: str | None = None
-    """Of `table`: the dimension whose values have the weights."""
+    """For `table`: the dimension whose values have the weights."""
     weights: dict[str, Decimal] = {}
 
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.share == "table") != bool(self.by and self.weights):
-            raise ValueError("share table, and no other, needs `by` and `weights`")
+            raise ValueError("share table needs `by` and `weights`; no other share may have them")
 
 
 class IdleRule(_Sharing, frozen=True, kw_only=True):
-    """Who pays for a kind of idle; the first rule that fits holds."""
+    """How a kind of idle is shared; the first rule that matches applies."""
 
     kind: IdleKind
 
 
 class SharedRule(_Sharing, frozen=True, kw_only=True):
-    """Who pays in the place of tenants that work for all others; the first rule that fits holds."""
+    """How costs of tenants that work for all others are shared; the first match applies."""
 
     match: dict[str, str]
-    """Patterns by dimension, at least one: whose costs are shared."""
+    """Patterns by dimension, at least one: the tenants whose costs are shared."""
 
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.match:
-            raise ValueError("`match` must name who is shared, such as {namespace: gpu-operator}")
+            raise ValueError(
+                "`match` must name the tenants to share, such as {namespace: gpu-operator}"
+            )
 
 
 class TeamRow(Dated, frozen=True, kw_only=True):
-    """Who belongs to a team, for some days; the first row that fits holds."""
+    """The members of a team on some days; the first row that matches applies."""
 
     team: str
     match: dict[str, str]
 
 
 class BudgetRow(_PolicyPart, frozen=True, kw_only=True):
-    """What somebody may spend in some days."""
+    """The amount that matching tenants may spend in some days."""
 
     name: str
     amount: Decimal
@@ -291,14 +294,14 @@ class BudgetRow(_PolicyPart, frozen=True, kw_only=True):
 
 
 class CloseRule(_PolicyPart, frozen=True, kw_only=True):
-    """What a period needs to be closed."""
+    """The conditions for closing a period."""
 
     min_data_coverage_ratio: Decimal = Decimal("0.95")
-    """The least part of the inventory's time that ticks must cover."""
+    """The minimum part of the physical GPUs' inventory time that must have ticks."""
 
 
 class FocusNames(_PolicyPart, frozen=True, kw_only=True):
-    """What FOCUS exports call those who bill."""
+    """The issuer's names in FOCUS exports."""
 
     billing_account_id: str = "gpuledger"
     billing_account_name: str = "GPUs"
@@ -315,13 +318,13 @@ class BillPolicy(_PolicyPart, frozen=True, kw_only=True):
     energy: list[EnergyPrice] = []
     exchange_rates: list[ExchangeRate] = []
     mig_slices: Literal["compute", "memory"] = "compute"
-    """The slices by which a MIG instance has its part of a physical GPU."""
+    """The kind of slices that determines a MIG instance's part of a physical GPU."""
     basis: list[BasisRule] = []
     idle: list[IdleRule] = []
     shared: list[SharedRule] = []
     dimensions: dict[str, list[str]] = {}
-    """Dimensions of one's own: of each the ones that are tried, in order. `team` is there always,
-    by default the label of the pod, then of its namespace."""
+    """Custom dimensions: for each, the dimensions that are tried in order. `team` always exists;
+    by default, it is the label of the pod, then of its namespace."""
     teams: list[TeamRow] = []
     budgets: list[BudgetRow] = []
     close: CloseRule = CloseRule()
@@ -338,24 +341,24 @@ class BillPolicy(_PolicyPart, frozen=True, kw_only=True):
         return dimension in self.dimensions or is_dimension(dimension)
 
     def may_be_misspelt(self, dimension: str) -> bool:
-        """Return whether a dimension is looked up by a key, for which anything may stand."""
+        """Return whether a dimension is looked up by a key, which may be any text."""
         tried = self.dimensions.get(dimension, (dimension,))
         return any(":" in name for name in tried)
 
     def is_of_device(self, dimension: str) -> bool:
-        """Return whether a dimension, also one of the file's own, is of GPUs alone."""
+        """Return whether a dimension, built-in or custom, only describes GPUs."""
         tried = self.dimensions.get(dimension)
         return all(map(is_of_device, tried)) if tried else is_of_device(dimension)
 
 
 def mistakes_of(policy: BillPolicy) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield what is wrong between the parts of a file: where, and what to do."""
+    """Yield the mistakes between the parts of a file: path and remedy."""
     yield from _wrong_currencies(policy)
     yield from _wrong_dimensions(policy)
     names = [price.name for price in policy.prices]
     for at, name in enumerate(names):
         if name in names[:at]:
-            yield ("prices", at, "name"), f"{name!r} stands twice; give each price its own name"
+            yield ("prices", at, "name"), f"duplicate name {name!r}; give each price its own name"
     for at, budget in enumerate(policy.budgets):
         if budget.until <= budget.since:
             yield ("budgets", at, "to"), "must be a later day than `from`"
@@ -370,30 +373,30 @@ def _wrong_currencies(policy: BillPolicy) -> Iterator[tuple[tuple[str | int, ...
         if currency is None:
             continue
         if currency not in CURRENCIES:
-            yield path, f"{currency!r} is no currency; give its code of ISO 4217, such as USD"
+            yield path, f"unknown currency {currency!r}; use an ISO 4217 code, such as USD"
         elif currency not in (policy.currency, *rated):
-            yield path, f"there is no rate for {currency}; add one to exchange_rates"
+            yield path, f"missing exchange rate for {currency}; add it to exchange_rates"
     for at, rate in enumerate(policy.exchange_rates):
         if rate.currency not in CURRENCIES:
-            yield ("exchange_rates", at, "currency"), f"{rate.currency!r} is no currency"
+            yield ("exchange_rates", at, "currency"), f"unknown currency {rate.currency!r}"
 
 
 def _wrong_dimensions(policy: BillPolicy) -> Iterator[tuple[tuple[str | int, ...], str]]:
     for own, all_tried in policy.dimensions.items():
         for at, tried in enumerate(all_tried):
-            # One of the file's own may not be made of another: no order could make that plain.
+            # Custom dimensions cannot refer to each other: they could form a cycle.
             if not is_dimension(tried) or tried == "team":
                 path = ("dimensions", own, at)
-                yield path, f"{tried!r} is no dimension here; there are {dimension_names()}"
+                yield path, f"unknown dimension {tried!r}; use one of {dimension_names()}"
     for name in policy.dimensions:
         if is_dimension(name) and name != "team":
-            yield ("dimensions", name), "is a dimension already; give yours another name"
+            yield ("dimensions", name), "is already a dimension; give yours another name"
         if name in OWN_COLUMNS:
             yield ("dimensions", name), "is a column of every bill; give yours another name"
     for at, rule in enumerate(policy.idle):
         if rule.mig_profile:
-            # Who shares a board's instances shares its idle.
-            yield ("idle", at, "mig_profile"), "idle is of whole physical GPUs; remove it"
+            # All tenants of a physical GPU's instances share its idle.
+            yield ("idle", at, "mig_profile"), "idle is of whole physical GPUs; remove this field"
     yield from _wrong_tables(policy)
     yield from _wrong_matches(policy)
 
@@ -406,7 +409,7 @@ def _wrong_tables(policy: BillPolicy) -> Iterator[tuple[tuple[str | int, ...], s
     for section, rules in sections:
         for at, each in enumerate(rules):
             if each.by and (not policy.has_dimension(each.by) or policy.is_of_device(each.by)):
-                yield (section, at, "by"), f"{each.by!r} is no dimension of tenants"
+                yield (section, at, "by"), f"{each.by!r} is not a dimension of tenants"
 
 
 def _wrong_matches(policy: BillPolicy) -> Iterator[tuple[tuple[str | int, ...], str]]:
@@ -424,11 +427,11 @@ def _wrong_matches(policy: BillPolicy) -> Iterator[tuple[tuple[str | int, ...], 
 
 
 def _wrong_match(policy: BillPolicy, section: str, dimension: str) -> str | None:
-    """Return why rows of a section cannot be matched by a dimension; nothing where they can."""
+    """Return why rows of a section cannot match by a dimension; None if they can."""
     if not policy.has_dimension(dimension):
-        return f"is no dimension; there are {dimension_names()}"
+        return f"unknown dimension; use one of {dimension_names()}"
     if section == "teams" and dimension == "team":
-        return "a team cannot be told by itself; match by another dimension"
+        return "teams cannot be matched by team; use another dimension"
     if section in ("basis", "shared") and policy.is_of_device(dimension):
-        return "it is of tenants; match by namespace, team or a label"
+        return "not a dimension of tenants; match by namespace, team or a label"
     return None

@@ -1,7 +1,7 @@
-"""What is wrong with the fields of a file of prices: each with where it stands, and the remedy.
+"""Finds all mistakes in the fields of a price file: the place and the remedy of each.
 
-Each field is converted for itself, as msgspec stops at the first that it cannot take, and speaks of
-its own types and of no remedy. Pure; what is wrong between the parts of a file is `policy`'s.
+msgspec stops at the first mistake, and its messages have its own types and no remedy, so each field
+is converted separately. Pure. `policy` checks the parts of a file against each other.
 """
 
 import re
@@ -26,7 +26,7 @@ _SHOWN: Final = 60
 
 @dataclass(frozen=True)
 class MisreadValue:
-    """A value that YAML would read otherwise than people do, with why it is refused."""
+    """A value that YAML reads differently from people, with the reason for its rejection."""
 
     text: str
     why: str
@@ -37,7 +37,7 @@ class MisreadValue:
 
 
 def mistakes_in(content: object, kind: Any, path: Steps = ()) -> Iterator[Mistake]:  # noqa: ANN401  # a type, as annotations have it
-    """Yield what is wrong with a part of a file that is to be of a type; nothing where it is it."""
+    """Yield the mistakes in a part of a file that should have a type."""
     kinds = _alternatives(kind)
     struct = next((each for each in kinds if isinstance(each, type(msgspec.Struct))), None)
     listed, mapped = (
@@ -68,14 +68,14 @@ def _of_struct(content: Mapping[Any, Any], struct: Any, path: Steps) -> Iterator
         if key in fields:
             found += mistakes_in(item, fields[key].type, (*path, key))
         elif item is None and isinstance(before[1], int | Decimal) and not isinstance(key, str):
-            # What YAML makes of {per_gpu_hour: 1,5}: a price of 1, and a field 5.
+            # YAML reads {per_gpu_hour: 1,5} as a price of 1 and a field 5.
             part = key.text if isinstance(key, MisreadValue) else key
-            remedy = f"{before[1]},{part} is no decimal number; write {before[1]}.{part}"
+            remedy = f"invalid number {before[1]},{part}; write {before[1]}.{part}"
             found.append(((*path, before[0]), remedy))
         else:
             near = find_near(str(key), fields)
-            remedy = f"did you mean {near}?" if near else f"there are {', '.join(sorted(fields))}"
-            found.append(((*path, str(key)), f"is no field here; {remedy}"))
+            remedy = f"did you mean {near}?" if near else f"fields are {', '.join(sorted(fields))}"
+            found.append(((*path, str(key)), f"unknown field; {remedy}"))
         before = (key, item)
     found += [
         (path, f"{name} is missing; add it")
@@ -85,7 +85,7 @@ def _of_struct(content: Mapping[Any, Any], struct: Any, path: Steps) -> Iterator
     yield from found
     if found:
         return
-    # Each field is right for itself: what is wrong between them the classes of policy say.
+    # Each field is valid; the classes of policy check the fields against each other.
     try:
         msgspec.convert(content, struct)
     except msgspec.ValidationError as error:
@@ -96,36 +96,39 @@ def _of_struct(content: Mapping[Any, Any], struct: Any, path: Steps) -> Iterator
 
 
 def _remedy(content: object, kinds: Sequence[Any]) -> str:
-    """Return why a value is refused where one of these types is wanted, and what to write."""
+    """Return why a value is invalid for all of these types, and what to write instead."""
     if isinstance(content, MisreadValue):
         return content.why
     if content is None:
-        return "has no value; give one, or take the field out"
+        return "has no value; give one, or remove the field"
     shown = shorten(str(content), _SHOWN)
     if choices := [
         name for kind in kinds if get_origin(kind) is Literal for name in get_args(kind)
     ]:
         near = find_near(shown, choices)
-        return f"{shown!r} is none of {', '.join(choices)}{f'; did you mean {near}?' * bool(near)}"
+        return (
+            f"invalid value {shown!r}; use one of {', '.join(choices)}"
+            f"{f'; did you mean {near}?' * bool(near)}"
+        )
     comma = _COMMA.fullmatch(shown)
     decimal = f"{comma['whole']}.{comma['part']}" if comma else "one such as 1.5"
-    of_dates = "a time" if isinstance(content, datetime) else "no day"
+    of_dates = "a time" if isinstance(content, datetime) else "not a day"
     is_plain = isinstance(content, int | Decimal | date)
     message = {
         date: f"{shown} is {of_dates}; give a day such as 2026-10-01",
-        Decimal: f"{shown} is no decimal number; write {decimal}",
-        str: f"{shown} is no text; put it in quotes" if is_plain else "must be one text",
-        list: "must be a list, each row with - before it",
-        int: f"{shown} is no whole number that may stand here; write one such as 8",
+        Decimal: f"invalid number {shown}; write {decimal}",
+        str: f"{shown} is not text; put it in quotes" if is_plain else "must be text",
+        list: "must be a list, with - before each row",
+        int: f"invalid number {shown}; write a whole number such as 8",
     }
     wanted = (get_origin(kind) or kind for kind in kinds)
     return next(
-        (message[each] for each in wanted if each in message), "must be an object of fields"
+        (message[each] for each in wanted if each in message), "must be an object with fields"
     )
 
 
 def _alternatives(kind: Any) -> list[Any]:  # noqa: ANN401  # a type, as annotations have it
-    """Return the types of which a value may be, but for none and without their bounds."""
+    """Return the types that a value may have, without None and without bounds."""
     all_of = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     plain = (get_args(each)[0] if get_origin(each) is Annotated else each for each in all_of)
     return [each for each in plain if each is not NoneType]

@@ -1,4 +1,4 @@
-"""Reads the file of prices and policies, and says of each mistake its line, field and remedy."""
+"""Reads the price file, and reports each mistake with its line, field and remedy."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -23,11 +23,11 @@ DEFAULT_FILE: Final = Path(__file__).with_name("list_prices.yaml")
 _WHOLE_NUMBER: Final = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _NUMBER: Final = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _REQUIRED_BY_OTHERS: Final = frozenset({("currency",), ("exchange_rates",), ("dimensions",)})
-"""Sections without which nothing can be said of the others."""
+"""If one of these sections has a mistake, the others cannot be checked."""
 
 
 class PolicyError(UserError):
-    """A file of prices and policies that means nothing; each mistake with its line and remedy."""
+    """An invalid price file; lists each mistake with its line and remedy."""
 
     def __init__(self, mistakes: Sequence[str], *, file: str = "") -> None:
         self.mistakes = tuple(mistakes)
@@ -35,36 +35,39 @@ class PolicyError(UserError):
 
 
 class ReadPolicy(NamedTuple):
-    """A file that was read, with what a bill says of it."""
+    """A policy with the metadata that bills show."""
 
     policy: BillPolicy
     sha256: str
-    """The hash of what it means: comments and the order of keys do not count."""
+    """The hash of the content; comments and the order of keys do not count."""
     name: str
-    """What it is called on bills."""
+    """The policy's name on bills."""
 
 
 def read_policy(file: Path | None) -> ReadPolicy:
-    """Return the policy of a file, or the built-in example prices; raises UserError as below."""
+    """Return the policy of a file; without a file, the example prices.
+
+    Raises `PolicyError` if the file is invalid, and `UserError` if it cannot be read.
+    """
     name = "built-in example prices" if file is None else file.name
     try:
         text = read_small_file(file or DEFAULT_FILE, max_bytes=MAX_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
-        raise UserError(f"cannot read {file}: {reason}; give a file of prices") from error
+        raise UserError(f"cannot read {file}: {reason}; give a price file") from error
     try:
         policy = parse_policy(text)
     except PolicyError as error:
         raise PolicyError(error.mistakes, file=str(file)) from error
-    # Sorted, as the order in which a file names its fields says nothing; that of rows does.
+    # Sorted, because the order of fields has no meaning; the order of rows has.
     meaning = msgspec.json.encode(policy, order="sorted")
     return ReadPolicy(policy, sha256(meaning).hexdigest(), name)
 
 
 def parse_policy(text: str) -> BillPolicy:
-    """Return the policy that a YAML text means.
+    """Return the policy that a YAML text describes.
 
-    Raises `PolicyError` with all mistakes that could be found: line, field, remedy.
+    Raises `PolicyError` with all mistakes found: line, field, remedy.
     """
     try:
         root = yaml.compose(text, Loader=_ExactLoader)
@@ -73,30 +76,30 @@ def parse_policy(text: str) -> BillPolicy:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}: " if mark else ""
-        raise PolicyError([f"{where}no valid YAML: {error.problem or error.context}"]) from error
+        raise PolicyError([f"{where}invalid YAML: {error.problem or error.context}"]) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise PolicyError([f"no valid YAML: {shorten_middle(str(error))}"]) from error
+        raise PolicyError([f"invalid YAML: {shorten_middle(str(error))}"]) from error
     content = {} if content is None else content
     mistakes = list(mistakes_in(content, BillPolicy))
     mistakes += _between_the_right(content, mistakes)
     messages = [*lines.twice, *(f"{lines.name(path)}: {what}" for path, what in mistakes)]
     if messages:
-        # Written above and below: `line 7: …`.
+        # Each message begins with `line N: `.
         raise PolicyError(sorted(messages, key=lambda mistake: int(mistake.split()[1].rstrip(":"))))
     return msgspec.convert(content, BillPolicy)
 
 
 def _between_the_right(content: Any, mistakes: Sequence[Mistake]) -> Iterator[Mistake]:  # noqa: ANN401  # any YAML
-    """Yield what is wrong between the sections and rows in which nothing else is.
+    """Yield the mistakes between the sections and rows that have no mistakes of their own.
 
-    So that all mistakes are named at once; nothing where it cannot be told for the others.
+    So all mistakes are reported at once. Yields nothing if a required section is invalid.
     """
     wrong = {path[:2] for path, _ in mistakes}
     if {path[:1] for path in wrong} & {(), *_REQUIRED_BY_OTHERS}:
         return
     kept: dict[str, Any] = {}
     stood: dict[Steps, Steps] = {}
-    # Keys may be anything in YAML; what stands for them in paths are texts.
+    # Keys may be any YAML value, but steps of paths are strings.
     for section, rows in ((str(key), rows) for key, rows in content.items()):
         if isinstance(rows, list) and (section,) not in wrong:
             right = [at for at in range(len(rows)) if (section, at) not in wrong]
@@ -109,21 +112,21 @@ def _between_the_right(content: Any, mistakes: Sequence[Mistake]) -> Iterator[Mi
 
 
 class _ExactLoader(yaml.SafeLoader):
-    """Reads numbers as they are written: no digit is lost, and none means something else."""
+    """Reads numbers as written: keeps every digit and rejects other notations."""
 
 
 def _whole_number(_: _ExactLoader, node: yaml.ScalarNode) -> int | MisreadValue:
     text = node.value
-    # To YAML 1.1 010 is eight, and 1:30 is ninety.
+    # YAML 1.1 reads 010 as eight and 1:30 as ninety.
     if _WHOLE_NUMBER.fullmatch(text):
         return int(text)
-    why = f"{text} is no decimal number; write it without zeros before it, and whole"
+    why = f"invalid number {text}; write digits only, without leading zeros"
     return MisreadValue(text, why)
 
 
 def _number(loader: _ExactLoader, node: yaml.ScalarNode) -> Decimal | float:
     text = node.value.replace("_", "")
-    # Infinity and the like are no prices, which is said where they stand for one.
+    # Infinity and NaN stay floats, which the price's field rejects.
     return Decimal(text) if _NUMBER.fullmatch(text) else loader.construct_yaml_float(node)
 
 
@@ -131,7 +134,7 @@ def _time(loader: _ExactLoader, node: yaml.ScalarNode) -> date | MisreadValue:
     try:
         found: date = loader.construct_yaml_timestamp(node)
     except ValueError:
-        why = f"{node.value} is no day of the calendar; give one such as 2026-10-01"
+        why = f"{node.value} is not a day of the calendar; give one such as 2026-10-01"
         return MisreadValue(node.value, why)
     return found
 
@@ -142,30 +145,32 @@ _ExactLoader.add_constructor("tag:yaml.org,2002:timestamp", _time)
 
 
 class _LineNumbers:
-    """Where each part of a YAML text stands."""
+    """The line of each part of a YAML text."""
 
     def __init__(self, root: yaml.Node | None) -> None:
         self._lines: dict[Steps, int] = {}
         self._count = 0
         self.twice: list[str] = []
-        """Of each field that stands twice: PyYAML would take the last of them in silence."""
+        """Messages for duplicate keys; PyYAML would silently use the last one."""
         if root:
             self._walk(root, ())
 
     def name(self, path: Steps) -> str:
-        """Return how a part is called in messages: `line 7: prices[0].model`."""
+        """Return a part's name for messages: `line 7: prices[0].model`."""
         dotted = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
-        # A part that is not there is looked for where it would stand.
+        # A missing part has the line of the nearest part around it.
         at = next((path[:end] for end in range(len(path), 0, -1) if path[:end] in self._lines), ())
         return f"line {self._lines.get(at, 1)}: {dotted.lstrip('.') or 'the file'}"
 
     def _walk(self, node: yaml.Node, path: Steps) -> None:
         self._count += 1
-        # An alias stands for all that its anchor has, and aliases of aliases for ever more.
+        # An alias repeats its anchor's content, so nested aliases could make this walk endless.
         if self._count > MAX_VALUES:
             line = node.start_mark.line + 1
-            raise PolicyError([f"line {line}: more than {MAX_VALUES} values, with all aliases"])
-        # A key's line, where there is one, is where its mistake is looked for.
+            raise PolicyError(
+                [f"line {line}: more than {MAX_VALUES} values, including aliases; use fewer"]
+            )
+        # Mistakes of a value are reported at the line of its key, if it has one.
         self._lines.setdefault(path, node.start_mark.line + 1)
         if isinstance(node, yaml.SequenceNode):
             for at, item in enumerate(node.value):
@@ -175,14 +180,14 @@ class _LineNumbers:
                 here = (*path, str(key.value))
                 if here in self._lines:
                     line, first = key.start_mark.line + 1, self._lines[here]
-                    twice = f"{key.value!r} stands twice, in line {first} too; take one of them out"
+                    twice = f"duplicate key {key.value!r}, also in line {first}; remove one"
                     self.twice.append(f"line {line}: {twice}")
                 self._lines[here] = key.start_mark.line + 1
                 self._walk(value, here)
 
 
 def days_of_change(policy: BillPolicy) -> frozenset[date]:
-    """Return the days at whose begin a row of the file comes into force or goes out of it."""
+    """Return the days on which a row of the file begins or ceases to apply."""
     dated = [*policy.prices, *policy.energy, *policy.idle, *policy.shared, *policy.teams]
     edges = {edge for row in dated for edge in (row.since, row.until)}
     return frozenset({edge for edge in edges if edge} | {r.since for r in policy.exchange_rates})

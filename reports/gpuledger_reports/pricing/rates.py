@@ -1,7 +1,7 @@
-"""What a device costs at a time, by the price book. Pure; all amounts are exact fractions.
+"""Finds a device's price at a time in the price book. Pure; all amounts are exact fractions.
 
-The first row that fits the device and the day holds, of prices as of exchange rates, of energy and
-of who pays for idle: the order in the file decides, and nothing else.
+For prices, energy and idle rules, the first row in the file that matches the device and the day
+applies. For exchange rates, the newest one up to that day applies.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from gpuledger_reports.pricing.policy import (
 )
 
 GPU_WEIGHT: Final = 9
-"""Of an instance's price a GPU counts as 9, a vCPU and its part of memory as 1, by 9:1 again."""
+"""An instance's price is divided by weights: a GPU 9, a vCPU and its memory 1, again by 9:1."""
 _VCPU_WEIGHT: Final = Fraction(9, 10)
 _GB_WEIGHT: Final = Fraction(1, 10)
 MILLIJOULES_PER_KILOWATT_HOUR: Final = 3_600_000_000
@@ -33,7 +33,7 @@ R = TypeVar("R", bound=Scoped)
 
 
 class DeviceTraits(NamedTuple):
-    """What is known of the devices of one class: all of them cost the same at a time."""
+    """Facts about the devices of one class, which all cost the same at a time."""
 
     cluster: str
     node: str
@@ -42,7 +42,7 @@ class DeviceTraits(NamedTuple):
     compute_slices: int | None = None
     gpu_compute_slices: int | None = None
     gpu: str | None = None
-    """The GPU's UUID, where a bill distinguishes GPUs."""
+    """The GPU's UUID, if the bill distinguishes GPUs."""
     node_pool: str | None = None
     instance_type: str | None = None
     zone: str | None = None
@@ -51,24 +51,24 @@ class DeviceTraits(NamedTuple):
     labels: str | None = None
 
     def by_name(self) -> dict[str, str | None]:
-        """Return the facts by the names that prices and dimensions have for them."""
+        """Return the facts by their names in prices and dimensions."""
         return {name: value for name, value in self._asdict().items() if name != "labels"}
 
 
 class Rate(NamedTuple):
-    """What a device costs, and by which rows."""
+    """A device's cost per hour and energy, and the rows that determine it."""
 
     price: Price | None
-    """Absent where no row fits: then it costs nothing, and the bill says so."""
+    """Absent if no row matches: the device then costs nothing, and the bill reports that."""
     exchange: ExchangeRate | None
     per_gpu_hour: Fraction
-    """Of a whole board, in the bill's currency; of an instance scaled up to its board."""
+    """For a whole physical GPU, in the bill's currency; an instance's price is scaled up to one."""
     energy: EnergyPrice | None = None
     per_millijoule: Fraction = Fraction(0)
 
 
 def gpu_hour_of(price: Price) -> Fraction:
-    """Return what a GPU-hour costs by a row, in the row's currency."""
+    """Return a price row's cost of a GPU-hour, in the row's currency."""
     if price.instance is not None:
         instance = price.instance
         units = (
@@ -93,15 +93,15 @@ class PriceBook:
         self._found: dict[tuple[DeviceTraits, date], Rate] = {}
 
     def rate_of(self, facts: DeviceTraits, day: date) -> Rate:
-        """Return the rate of a device on a day; raises UserError where a currency has no rate."""
-        # There are few classes of devices, and as many days as a period has.
+        """Return a device's rate on a day; raises UserError if an exchange rate is missing."""
+        # Cached: there are few classes of devices, and one day for each day of the period.
         key = (facts, day)
         if key not in self._found:
             self._found[key] = self._find(facts, day)
         return self._found[key]
 
     def idle_rule_of(self, kind: IdleKind, facts: DeviceTraits, day: date) -> IdleRule | None:
-        """Return who pays for a kind of idle of a device; absent is a line of its own."""
+        """Return the rule for a kind of idle of a device; absent if it has a line of its own."""
         if kind not in self._shared_kinds:
             return None
         named = facts.by_name()
@@ -109,7 +109,7 @@ class PriceBook:
         return next((rule for rule in rules if rule.fits(named)), None)
 
     def shared_rules_of(self, facts: DeviceTraits, day: date) -> tuple[SharedRule, ...]:
-        """Return the rules of tenants whose costs on a device are shared, in their order."""
+        """Return the rules for shared tenants that apply to a device, in the file's order."""
         named = facts.by_name()
         return tuple(r for r in self._policy.shared if r.holds_on(day) and r.fits(named))
 
@@ -124,7 +124,7 @@ class PriceBook:
             exchange = self._exchange(price.currency, day)
             amount = gpu_hour_of(price) * _factor(exchange)
             rate = Rate(price, exchange, amount * _physical_gpus_of(price, facts))
-        # Energy is charged beside hours, where the file has a price for it.
+        # Energy is billed in addition to hours if the file has a price for it.
         if energy := _first(self._policy.energy, named, day):
             factor = _factor(self._exchange(energy.currency, day))
             cost = fraction_of(energy.per_kilowatt_hour) * fraction_of(energy.pue) * factor
@@ -132,15 +132,15 @@ class PriceBook:
         return rate
 
     def _exchange(self, currency: str | None, day: date) -> ExchangeRate | None:
-        """Return the rate of a currency on a day; absent for the bill's own."""
+        """Return a currency's rate on a day; absent for the bill's own currency."""
         if currency in (None, self._policy.currency):
             return None
         rates = [rate for rate in self._policy.exchange_rates if rate.currency == currency]
         known = [rate for rate in rates if rate.since <= day]
         if not known:
             raise UserError(
-                f"no exchange rate for {currency} on {day}; add one to exchange_rates that is"
-                " from then or before"
+                f"no exchange rate for {currency} on {day}; add one to exchange_rates with a `from`"
+                " on or before that day"
             )
         return max(known, key=lambda rate: rate.since)
 
@@ -150,10 +150,10 @@ def _factor(exchange: ExchangeRate | None) -> Fraction:
 
 
 def _physical_gpus_of(price: Price, facts: DeviceTraits) -> Fraction:
-    """Return by what a price is multiplied to be one of a whole board.
+    """Return the factor that scales a price up to a whole physical GPU.
 
-    A price for a MIG profile is of an instance, and time is counted in boards: in an hour of a
-    `1g` of seven slices a seventh of a board's hour passes, which is to cost the instance's price.
+    A price for a MIG profile is per instance, but time is counted in whole physical GPUs. An hour
+    of a `1g` of seven slices is a seventh of a GPU-hour, and must cost the instance's price.
     """
     is_of_instance = price.mig_profile is not None and facts.mig_profile is not None
     if is_of_instance and facts.compute_slices and facts.gpu_compute_slices:

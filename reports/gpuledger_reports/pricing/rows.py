@@ -1,6 +1,6 @@
-"""Lines of a bill as rows: the columns that every format has, and that closed bills keep.
+"""Lines of a bill as rows: the columns that every format and closed bills have.
 
-Times are in seconds of whole boards, to the millisecond. Costs are Decimals.
+Times are in seconds of whole physical GPUs, to the millisecond. Costs are Decimals.
 """
 
 from fractions import Fraction
@@ -27,7 +27,7 @@ def columns_of(bill: Bill) -> tuple[str, ...]:
 
 
 def row_of(bill: Bill, line: BillLine) -> dict[str, Any]:
-    """Return a line by its columns; costs as Decimals with the currency's digits."""
+    """Return a line's columns; costs are Decimals with the currency's digits."""
     digits = minor_digits(bill.currency)
     parts = (line.gpu_cost, line.energy_cost, line.shared_cost)
     gpu, energy, shared = quantize_to(line.cost, parts, digits=digits)

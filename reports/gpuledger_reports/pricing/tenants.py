@@ -1,8 +1,8 @@
-"""Who a row of usage is of, and what a bill calls them: names, owners, labels, teams.
+"""Finds the tenant of a row of usage, and its names for a bill: owner, labels, team.
 
-Pure. A pod is known by cluster, node and UID: a node speaks for its own pods alone. A holder
-without a UID is the pod of the node that had its namespace and name in that hour. Names that came
-late are found here, as pods are looked up when the bill is made.
+Pure. A pod is identified by cluster, node and UID, so that a node can only report its own pods. An
+allocatee without a UID is the node's pod that had its namespace and name in that hour. Names that
+arrived late are found too, because pods are looked up when the bill is made.
 """
 
 from collections import defaultdict
@@ -23,27 +23,27 @@ from gpuledger_reports.reading.times import HOUR_US
 from gpuledger_reports.reading.versions import NamespaceVersion, effective_versions, version_at
 
 UNALLOCATED: Final = "__unallocated__"
-"""Of who or what has no such value: a pod without the label, a whole GPU without a MIG profile."""
+"""The value is missing: a pod without the label, or a whole GPU without a MIG profile."""
 UNATTRIBUTED: Final = "__unattributed__"
-"""Work of nobody who was seen."""
+"""Work of a process whose owner was not seen."""
 ABSENT: Final = frozenset({UNALLOCATED, UNATTRIBUTED})
-"""What stands in the place of a value that others have no word for."""
+"""Special values that mean that a value is missing."""
 HOST: Final = "__host__"
 UNRESPONSIVE: Final = "__unresponsive__"
 IDLE: Final = "__idle__"
 UNUSED: Final = "__unused__"
 NO_DATA: Final = "__no_data__"
 SHARED: Final = "__shared__"
-"""In the place of a tenant whose cost a table gives to others."""
+"""The value of a tenant whose cost a table distributes to others."""
 _SKEW_US: Final = NAME_SKEW_SECONDS * 10**6
 _LINGER_US: Final = NAME_LINGER_SECONDS * 10**6
 
 
 class Tenant(NamedTuple):
-    """Whose a row is, once all that is known of pods is looked up."""
+    """The tenant of a row, with all known facts about its pod."""
 
     identity: tuple[str, ...]
-    """Equal for those whose use and holding are one's."""
+    """Equal for rows of one tenant, both used and allocated."""
     kind: PartyKind
     namespace: str | None = None
     pod: str | None = None
@@ -72,7 +72,7 @@ class TenantBook:
             if version.config_hash:
                 key = (version.cluster, version.node, version.config_hash)
                 self._histories[key].append(version)
-        # By name there may be several, one after the other: a StatefulSet's pod is made anew.
+        # Several pods may have one name in turn: a StatefulSet recreates its pods.
         self._named: dict[tuple[str, str, str, str], set[str]] = defaultdict(set)
         for cluster, node, uid in self._histories:
             for version in self._histories[cluster, node, uid]:
@@ -83,11 +83,11 @@ class TenantBook:
         }
 
     def find(self, key: PartyKey, since_us: int) -> Tenant:
-        """Return whose a row is that begins at a time, and reaches over an hour at most."""
+        """Return the tenant of a row that begins at a time and lasts at most an hour."""
         node = (key.cluster, key.node)
         if key.kind == "job":
             return Tenant(("job", key.cluster, key.job or ""), "job", job=key.job)
-        # The host, and work of nobody who was seen, are of their node and of no tenant.
+        # The host and unattributed work belong to their node, not to a tenant.
         if key.kind != "pod":
             return Tenant((key.kind, *node), key.kind)
         if key.is_named_by_row:
@@ -95,11 +95,11 @@ class TenantBook:
             return Tenant(named, "pod", key.namespace, key.pod, cluster=key.cluster)
         uid = key.uid or self._bearer_of(key, since_us)
         if uid is None:
-            # A container of no pod, or a name that no record has yet.
+            # A container without a pod, or a name without a record so far.
             identity = ("name", *node, key.namespace or "", key.pod or "")
             return Tenant(identity, "pod", key.namespace, key.pod, cluster=key.cluster)
         history = self._histories.get((*node, uid))
-        # No record came of it: what its rows say has to do.
+        # The pod has no record: only its rows have its name.
         if not history:
             return Tenant(("pod", *node, uid), "pod", key.namespace, key.pod, cluster=key.cluster)
         current = _in_force(history, since_us)
@@ -116,13 +116,13 @@ class TenantBook:
         )
 
     def has_pod(self, cluster: str, node: str, uid: str) -> bool:
-        """Return whether there is a record of a pod."""
+        """Return whether a pod has a record."""
         return (cluster, node, uid) in self._histories
 
     def changes(self, *, with_namespaces: bool) -> Iterator[tuple[int, str, str | None]]:
-        """Yield when something that a bill may be made by changed: time, cluster, and node.
+        """Yield when facts that dimensions use changed: time, cluster and node.
 
-        The node is absent where a namespace changed, which pods of any node may be in.
+        The node is absent if a namespace changed, because it may have pods on any node.
         """
         for history in self._histories.values():
             for before, after in pairwise(history):
@@ -134,12 +134,12 @@ class TenantBook:
                     yield later.since_us, cluster, None
 
     def namespace_of(self, tenant: Tenant, since_us: int) -> NamespaceVersion | None:
-        """Return what was said of a tenant's namespace at a time."""
+        """Return the version of a tenant's namespace at a time."""
         versions = self._namespaces.get((tenant.cluster or "", tenant.namespace or ""))
         return version_at(versions, since_us) if versions else None
 
     def _bearer_of(self, key: PartyKey, since_us: int) -> str | None:
-        """Return the UID of the newest pod of the node that had a name in an hour."""
+        """Return the UID of the node's newest pod with a name in an hour."""
         named = (key.cluster, key.node, key.namespace or "", key.pod or "")
         there, soon = [], []
         for uid in self._named.get(named, ()):
@@ -152,18 +152,18 @@ class TenantBook:
                 there.append((created, uid))
             elif created < since_us + HOUR_US + _SKEW_US:
                 soon.append((created, uid))
-        # The newest that was there; else one that was by the API server's clock.
+        # The newest that was there; otherwise one within the API server's clock skew.
         return max(there)[1] if there else min(soon)[1] if soon else None
 
 
 def _order_of(version: PodVersion) -> tuple[int, int]:
-    # Kubernetes' own order where that is told by numbers; the topic's otherwise.
+    # Kubernetes' own order if the version is a number; otherwise the topic's order.
     number = version.resource_version
     return (int(number) if number.isdecimal() else 0, version.kafka_offset)
 
 
 def _in_force(history: Sequence[PodVersion], since_us: int) -> PodVersion:
-    """Return the version in force at a time; before the first one, that one."""
+    """Return the version in force at a time; the first one if the time is before it."""
     found = history[0]
     for version in history:
         if version.since_us <= since_us:
@@ -173,7 +173,7 @@ def _in_force(history: Sequence[PodVersion], since_us: int) -> PodVersion:
 
 @lru_cache(maxsize=65_536)
 def _decoded(text: str | None) -> Mapping[str, str]:
-    """Return the labels of a JSON text; what is none has none."""
+    """Return labels from JSON; empty if the text is not a JSON object of strings."""
     try:
         return msgspec.json.decode(text or "{}", type=dict[str, str])
     except msgspec.MsgspecError:
@@ -181,7 +181,7 @@ def _decoded(text: str | None) -> Mapping[str, str]:
 
 
 def parts_of(names: Sequence[str], policy: BillPolicy) -> frozenset[str]:
-    """Return what dimensions look at: what those of the file's own are made of, and teams."""
+    """Return the built-in dimensions that dimensions use: directly, by definition or by teams."""
     tried = {part for name in names for part in policy.dimensions.get(name, [name])}
     if "team" in names:
         of_rows = {part for row in policy.teams for part in row.match}
@@ -190,7 +190,7 @@ def parts_of(names: Sequence[str], policy: BillPolicy) -> frozenset[str]:
 
 
 class Dimensions:
-    """What a bill is made by: finds the value of each dimension of a device and a tenant."""
+    """The dimensions of a bill; finds the value of each for a device and a tenant."""
 
     def __init__(self, names: Sequence[str], *, policy: BillPolicy, book: TenantBook) -> None:
         self.names = tuple(names)
@@ -199,11 +199,11 @@ class Dimensions:
 
     @property
     def parts(self) -> frozenset[str]:
-        """All that is looked at."""
+        """All built-in dimensions that these use."""
         return parts_of(self.names, self._policy)
 
     def is_of_device(self, name: str) -> bool:
-        """Return whether a dimension says something of the GPU rather than of its user."""
+        """Return whether a dimension describes the GPU, not its user."""
         return self._policy.is_of_device(name)
 
     def of_tenant(
@@ -211,13 +211,13 @@ class Dimensions:
     ) -> tuple[str, ...]:
         """Return the values of a tenant's line."""
         namespace_version = self._book.namespace_of(tenant, since_us)
-        # What is known of nobody still says whether the host did it.
+        # A missing value still shows whether the row is the host's.
         word = {"host": HOST, "unattributed": UNATTRIBUTED}.get(tenant.kind, UNALLOCATED)
         finder = _ValueFinder(tenant, facts, namespace_version, day, self._policy)
         return tuple(finder.value(name) or self._word(name, word) for name in self.names)
 
     def of_idle(self, word: str, facts: DeviceTraits, *, day: date) -> tuple[str, ...]:
-        """Return the values of a line of idle: what is of the tenant is the word."""
+        """Return the values of an idle line; dimensions of tenants have `word` as their value."""
         finder = _ValueFinder(None, facts, None, day, self._policy)
         return tuple(finder.value(name) or self._word(name, word) for name in self.names)
 
@@ -233,7 +233,7 @@ class _ValueFinder(NamedTuple):
     policy: BillPolicy
 
     def value(self, name: str) -> str | None:
-        """Return a dimension's value; of one of the file's own, the first that there is."""
+        """Return a dimension's value; for a custom one, the first value that exists."""
         if name == "team" and (found := self._team()) is not None:
             return found
         tried = self.policy.dimensions.get(name, () if name == "team" else (name,))

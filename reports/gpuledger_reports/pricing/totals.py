@@ -1,4 +1,4 @@
-"""All that the days of a bill add up to, by line and price; and who pays for idle."""
+"""Sums the days of a bill by line and price, and distributes shared idle."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -16,28 +16,28 @@ from gpuledger_reports.reading.usage_sums import DaySums, DeviceClass
 
 
 class UnbalancedBillError(GpuledgerError):
-    """The line items do not sum to the asset cost: an internal error, and no bill."""
+    """The line items do not sum to the asset cost: an internal error; no bill is made."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DayCost:
-    """What the GPUs of a day cost, before idle is shared; all days sum to the asset cost."""
+    """The cost of a day's GPUs before idle is shared; all days sum to the asset cost."""
 
     begin_us: int
     costs: Mapping[IdleKind | None, Fraction]
-    """By the kind of idle; None is what tenants are charged."""
+    """By kind of idle; None is the cost billed to tenants."""
 
 
 class DailyCosts:
-    """Tells the days of a tally apart, by what each adds to its cells."""
+    """Separates the days of a tally, by the amounts that each adds to its cells."""
 
     def __init__(self) -> None:
         self.days: list[DayCost] = []
         self._before: dict[tuple[IdleKind | None, Pricing], tuple[int, int]] = {}
 
     def add(self, tally: "BillTally", begin_us: int) -> None:
-        """Add the day that was added to the tally last."""
-        # Only whole numbers are summed over all cells: a price comes to what a few sums grew by.
+        """Add the day that was last added to the tally."""
+        # Cheaper than pricing each cell: only integers are summed over cells, then priced.
         now: dict[tuple[IdleKind | None, Pricing], tuple[int, int]] = {}
         for key, cells in tally.cells.items():
             for pricing, cell in cells.items():
@@ -55,7 +55,7 @@ class DailyCosts:
 
 
 class BillTally:
-    """All that days add up to."""
+    """The sums of all days."""
 
     def __init__(self, lookup: BillLookup) -> None:
         self._lookup = lookup
@@ -76,7 +76,7 @@ class BillTally:
             cell.energy_millijoules += row.energy_millijoules
             cell.memory_byte_ns += row.memory_byte_ns
             self._millijoules[pricing] += row.energy_millijoules
-            # Idle rows say who held, whatever was used: by them a plain hour is charged.
+            # Allocation rows name the tenant, whatever was used; a plain hour is billed by them.
             if row.is_allocated:
                 cell.billed += row.allocated - row.unresponsive
                 self._device_units[pricing] += row.allocated
@@ -86,7 +86,7 @@ class BillTally:
                     ).billed += row.unresponsive
                 if row.party.kind != "nobody":
                     cell.allocated += row.allocated
-                    # What is paid for held time, and nobody used in it; by use nobody pays that.
+                    # Unused time is the tenant's waste as far as its basis bills allocated time.
                     basis = self._lookup.basis_of(row.party, row.since_us)
                     if basis.basis != "used":
                         paid = basis.weight if basis.basis == "blended" else basis.weight_of
@@ -96,7 +96,7 @@ class BillTally:
                 self.used += row.busy
                 self.measured += row.measured_busy
         self._add_charges(day)
-        # By boards, not by rows: what no tick covers has no row.
+        # By physical GPU, because time without ticks has no rows.
         for row_ in day.physical_gpus:
             since_us = since(*row_.device[:2], row_.since_us)
             pricing = self._lookup.pricing_of(row_.device, since_us)
@@ -109,7 +109,7 @@ class BillTally:
                 cell.billed += row_.present - row_.covered
 
     def _add_charges(self, day: DaySums) -> None:
-        # Differences to the plain sums: an excess, or complex hours.
+        # Corrections to the plain sums: an excess, or complex hours.
         for charge in day.charges:
             since_us = self._lookup.since(*charge.device[:2], charge.since_us)
             pricing = self._lookup.pricing_of(charge.device, since_us)
@@ -159,9 +159,9 @@ class BillTally:
 
     @property
     def unpriced(self) -> dict[str, int]:
-        """Units that are charged and cost nothing, as no price fits, by model.
+        """Units that are billed but cost nothing because no price fits, by model.
 
-        An instance may have a price of its own where its board has none.
+        A MIG instance may have a price even if its physical GPU has none.
         """
         found: dict[str, int] = defaultdict(int)
         for cells in self.cells.values():
@@ -171,19 +171,21 @@ class BillTally:
         return {model: units for model, units in sorted(found.items()) if units}
 
     def check_balance(self) -> None:
-        """Raise `UnbalancedBillError` where lines have other time than the boards had."""
-        # Rows and boards are summed by different queries: what one has lost would show here.
+        """Raise `UnbalancedBillError` if the billed time differs from the physical GPUs' time."""
+        # Rows and GPUs are summed by different queries, so a row lost by one query shows here.
         billed = sum(cell.billed for cells in self.cells.values() for cell in cells.values())
         if billed != self.present:
-            raise UnbalancedBillError(f"{billed} units are billed, the GPUs had {self.present}")
+            raise UnbalancedBillError(
+                f"{billed} units are billed, but the GPUs had {self.present} units"
+            )
 
     def asset_cost(self) -> Fraction:
-        """Return what all boards cost, whoever had them: by their time, and not by the lines."""
+        """Return the cost of all physical GPUs, calculated from their time and not from lines."""
         physical_gpus = sum(
             (pricing.rate.per_gpu_hour * units for pricing, units in self._physical_units.items()),
             Fraction(0),
         )
-        # An instance with a price of its own costs that instead of its part of the board.
+        # An instance with its own price costs that, instead of its part of the physical GPU.
         instances = sum(
             (
                 (pricing.rate.per_gpu_hour - pricing.physical_gpu_rate.per_gpu_hour) * units
@@ -198,22 +200,22 @@ class BillTally:
         return (physical_gpus + instances) / HOUR_UNITS + energy
 
     def cost_of(self, key: CellKey) -> Fraction:
-        """Return what the cells of a key cost, before anything is shared."""
+        """Return the cost of a key's cells before sharing."""
         found = self.cells.get(key, {}).items()
         return sum(
             (cell.cost(pricing) + cell.energy_cost(pricing) for pricing, cell in found), Fraction(0)
         )
 
     def shares(self, *, shown: int) -> tuple[dict[CellKey, Fraction], dict[CellKey, Fraction]]:
-        """Return what is added to lines and taken from them, and what new lines have.
+        """Return the shared costs by line: changes to existing lines, and the costs of new lines.
 
-        It is idle, and the costs of tenants that work for all others, by the policy's rules.
+        Idle and the costs of tenants that work for all others are shared by the policy's rules.
         """
         pools: dict[tuple[Scope, int], list[tuple[CellKey, Fraction]]] = {}
         rules: dict[int, IdleRule | SharedRule] = {}
-        # Who works for all others takes nothing of what they share.
+        # Tenants whose costs are shared do not take part of what is shared.
         takers: dict[tuple[str | None, ...], dict[CellKey, list[Cell]]] = defaultdict(dict)
-        # What is to be shared is gathered by who shares it: one rule, and alike GPUs.
+        # Costs are pooled by rule and by scope of similar GPUs.
         for key, cells in self.cells.items():
             for pricing, cell in cells.items():
                 rule = self._rule_of(key, pricing)
@@ -236,14 +238,14 @@ class BillTally:
             for key, cost in taken.items():
                 target = extra if rule.share == "table" else added
                 target[key] += cost
-            # Nobody to share it with: it stays where it is.
+            # If nobody can take it, the cost stays on its line.
             if taken:
                 for key, cost in given:
                     added[key] -= cost
         return dict(added), dict(extra)
 
     def _rule_of(self, key: CellKey, pricing: Pricing) -> IdleRule | SharedRule | None:
-        """Return by what a cell's cost is shared; nothing where it is on its own line."""
+        """Return the rule by which a cell's cost is shared; None if it stays on its line."""
         names = self._lookup.dimensions.names
         rule: IdleRule | SharedRule | None
         if key.kind:
@@ -256,9 +258,9 @@ class BillTally:
     def _taken_by_table(
         self, rule: IdleRule | SharedRule, given: Sequence[tuple[CellKey, Fraction]]
     ) -> dict[CellKey, Fraction]:
-        """Return who takes how much by a table: lines of their own, which show the kind of idle.
+        """Return each taker's cost by a table, on separate lines that show the kind of idle.
 
-        What they say of GPUs is what was so of those that nobody had.
+        Their dimensions of GPUs have the values of the shared cells.
         """
         weights = {value: fraction_of(weight) for value, weight in sorted(rule.weights.items())}
         sum_of_weights = sum(weights.values(), Fraction(0))
@@ -289,9 +291,9 @@ def _taken(
     *,
     shown: int,
 ) -> dict[CellKey, Fraction]:
-    """Return which taker takes how much of a pool; nobody where nobody has a weight."""
+    """Return each taker's part of a pool; empty if all weights are zero."""
     if rule.share == "even":
-        # Each line has the same; what a rule distinguishes within it shares that.
+        # Each shown line gets the same; the cells within it share that evenly.
         counts = Counter(key.values[:shown] for key in takers)
         weights = {key: Fraction(1, counts[key.values[:shown]]) for key in takers}
     else:

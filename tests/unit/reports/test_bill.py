@@ -733,7 +733,7 @@ def amounts_of(*bills: Bill) -> dict[tuple[str, str | None], tuple[Fraction, ...
 
 def test_an_unknown_dimension_is_refused_by_name(tmp_path: Path) -> None:
     store = store_of(tmp_path, allocated(0, "a"))
-    with pytest.raises(ArgumentError, match="by: 'nmespace'"):
+    with pytest.raises(ArgumentError, match="by: unknown dimension 'nmespace'"):
         bill_of(store, by=["nmespace"])
 
 
