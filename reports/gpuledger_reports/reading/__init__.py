@@ -1,1 +1,1 @@
-"""The store as sums of time: of whom, on which devices, as which kind."""
+"""Sums the store's time by party, device and category."""

@@ -1,40 +1,40 @@
-"""Charges of device-hours in SQL, in whole units: which party each part of an hour belongs to.
+"""SQL that bills device-hours in whole units: the party to which each part of an hour belongs.
 
-A unit is a board-nanosecond divided by `UNITS`, so that the slices of an instance are whole numbers
-too. The parts of a board's hour sum to the time for which the inventory had the board:
+A unit is a physical GPU's nanosecond divided by `UNITS`, so that MIG slices are whole numbers too.
+The parts of a GPU's hour sum to the time for which the inventory had the GPU:
 
-1. If ticks cover more than that (a clock was set, or slewed), held time is scaled down to it.
-2. Time in which a device did not answer is unresponsive. A holder has a claim on the rest by the
-   tenant's basis. A user that did not hold the device has a claim by used time; those claims are
-   bounded by the time that nobody held.
-3. Claims of more than the device are scaled down to it. The rest was held and is unused, or is
-   idle.
-4. Time of the board that no device covers is `no_data`.
+1. If ticks cover more than that (a clock was set or slewed), allocated time is scaled down to it.
+2. Time in which a device did not answer is unresponsive. An allocatee claims the rest by its
+   tenant's basis. A user without an allocation claims its used time; the sum of those claims is at
+   most the device's unallocated time.
+3. If the claims exceed the device's time, they are scaled down to it. The remaining time is unused
+   if it was allocated, otherwise idle.
+4. Time of the physical GPU without any ticks is `no_data`.
 
-Each scaling is by largest remainder, ties by device and tenant, so that the order of rows does not
-matter. Most hours are plain: nobody used what another held, and each holder pays for held time.
-Those are sums over rows, which is why a month takes seconds. The others (`is_complex`) are taken
-out of the sums, and follow all rules.
+Each scaling is by largest remainder, with ties by device and tenant, so that the order of rows does
+not matter. Most hours are plain: only allocatees used the device, and each pays for allocated time.
+Plain hours are sums over rows, which is why a month takes seconds. The other hours (`is_complex`)
+are taken out of the sums, and all rules apply to them.
 
-An example: five rows of an hour of a GPU, in minutes. Pod b pays by used time, the others by held
-time. Pod c holds nothing.
+Example: five rows of a GPU's hour, in minutes. Pod b pays by used time, the others by allocated
+time. Pod c has no allocation.
 
-| category | holder | user | held | unresponsive | used |
-|----------|--------|------|------|--------------|------|
-| idle     | a      |      | 30   | 0            | 0    |
-| idle     | b      |      | 20   | 5            | 0    |
-| idle     |        |      | 10   | 0            | 0    |
-| pod      |        | b    | 0    | 0            | 6    |
-| pod      |        | c    | 0    | 0            | 4    |
+| category | allocatee | user | allocated | unresponsive | used |
+|----------|-----------|------|-----------|--------------|------|
+| idle     | a         |      | 30        | 0            | 0    |
+| idle     | b         |      | 20        | 5            | 0    |
+| idle     |           |      | 10        | 0            | 0    |
+| pod      |           | b    | 0         | 0            | 6    |
+| pod      |           | c    | 0         | 0            | 4    |
 
-| charged to   | minutes | because                                                |
-|--------------|---------|--------------------------------------------------------|
-| a            | 30      | it held them                                           |
-| b            | 6       | it used them                                           |
-| unused       | 9       | b held 15 in which the GPU answered, and paid for 6    |
-| unresponsive | 5       | b held them, and the GPU did not answer                |
-| c            | 4       | it used them, of the 10 that nobody held               |
-| idle         | 6       | they are left of those 10                              |
+| billed to    | minutes | reason                                       |
+|--------------|---------|----------------------------------------------|
+| a            | 30      | allocated                                    |
+| b            | 6       | used                                         |
+| unused       | 9       | b's 15 minutes with answers, minus 6 used    |
+| unresponsive | 5       | b's minutes without answers                  |
+| c            | 4       | used, out of 10 unallocated                  |
+| idle         | 6       | the rest of those 10                         |
 """
 
 from typing import Final, NamedTuple
@@ -44,18 +44,18 @@ import msgspec
 from gpuledger_reports.reading.times import HOUR_US
 
 UNITS: Final = 27_720
-"""Divisible by the slices of any board, as far as there are at most twelve."""
+"""Divisible by the number of slices of any physical GPU with at most twelve."""
 HOUR_UNITS: Final = HOUR_US * 1000 * UNITS
 _LONGEST_NS: Final = 1000 * HOUR_US * 1000
-"""What a party can have of a device in an hour, clocks that are set included: else it is made up,
-and all that is more says nothing."""
+"""The limit of a party's time on a device in an hour, generous for clocks that were set. Values
+above it are bogus, so their excess is ignored."""
 
 FACTOR: Final = (
     f"CASE WHEN gpu_slices > 0 AND {UNITS} % gpu_slices = 0"
     f" THEN coalesce(slices, 0) * ({UNITS} // gpu_slices)"
     f" WHEN gpu_slices IS NULL AND parent_uuid IS NULL THEN {UNITS} ELSE 0 END"
 )
-"""Units of a nanosecond of a device. Of an instance without known slices nobody knows."""
+"""Units in a nanosecond of a device; 0 for an instance whose slices are unknown."""
 
 COLUMNS: Final = """
     cluster, node, gpu_uuid, model, parent_uuid, mig_profile,
@@ -74,15 +74,16 @@ COLUMNS: Final = """
     is_named_by_row, allocated_ns, unresponsive_ns, busy_ns, measured_busy_ns, energy_millijoules,
     memory_byte_ns, kafka_partition, first_offset, last_offset
 """
-"""Of a table of usage what bills are made of. Holder and user are one column each."""
+"""The columns of a usage table that bills use. Allocatee and user share one set of columns."""
 
 
 def rows_sql(relation: str, *, period: str, slices: str) -> str:
-    """Return the SQL of a table's rows, with the hour that each is of.
+    """Return the SQL of a table's rows, with their hour.
 
-    By `slices`, compute or memory, an instance is counted: `compute_slices` are these from here on.
+    `slices`, compute or memory, selects the slices that count an instance: they become
+    `compute_slices`.
     """
-    # Whole hours since the epoch are hours of UTC, and cost less than date_trunc in a time zone.
+    # Whole hours since the epoch are UTC hours, and cheaper than date_trunc in a time zone.
     hour = f"epoch_us({period})" + ("" if period == "hour" else f" // {HOUR_US} * {HOUR_US}")
     counted = (
         f"{slices}_slices AS compute_slices",
@@ -106,10 +107,10 @@ CREATE OR REPLACE TEMP VIEW usage_rows AS SELECT hour_us, {COLUMNS},
     CASE WHEN category = 'idle' THEN 1 END AS idle_row
 FROM usage_raw
 """  # noqa: S608  # our own names
-"""The day's rows, as bills look at them."""
+"""The day's rows, with the columns that bills use."""
 
 
-# Whose a row is: a pod by its UID, else by its name in that hour.
+# The party of a row: a pod by UID if there is one, otherwise by its name in that hour.
 PARTY_NAMES: Final = (
     "CASE WHEN uid IS NULL THEN namespace END AS named_namespace,"
     " CASE WHEN uid IS NULL THEN pod END AS named_pod"
@@ -133,30 +134,30 @@ NAMED_US: Final = "CASE WHEN uid IS NULL AND pod IS NOT NULL THEN hour_us END"
 
 
 class Detail(NamedTuple):
-    """How finely rows are told apart: as finely as the bill needs, for time."""
+    """How finely rows are grouped: as finely as the bill needs, because more groups take longer."""
 
     since: str
-    """SQL of the time from which what is known of a row holds."""
+    """SQL of the time since which a row's facts have been the same."""
     gpu: str = "NULL::VARCHAR"
-    """SQL of the GPU's UUID, where GPUs are told apart."""
+    """SQL of the GPU's UUID, if GPUs are distinguished."""
     physical_gpu: str = "NULL::VARCHAR"
-    """The same of the board."""
+    """SQL of the physical GPU's UUID, if GPUs are distinguished."""
     by_names: bool = False
-    """Whether a pod that the row names is known enough by its name; else it is by its UID."""
+    """Whether pods named by their rows are grouped by name; otherwise pods are grouped by UID."""
     names_pods: bool = True
-    """Whether pods and jobs of a namespace are told apart, by names."""
+    """Whether pods and jobs of a namespace are distinguished by name."""
     by_hour: bool = False
-    """Whether `since` is of each hour, somewhere."""
+    """Whether `since` is the hour for some rows."""
 
     @property
     def node(self) -> str:
-        """SQL of the node, or of another one that is like it where nobody has to know which."""
+        """SQL of the node, or of its class's node if the bill does not distinguish them."""
         unnamed = "kind = 'pod' AND NOT coalesce(is_named_by_row, false)"
         return f"CASE WHEN {unnamed} THEN node ELSE class_node END"
 
     @property
     def party(self) -> str:
-        """SQL of whose a row is: kind, UID, namespace, pod, job, whether the names are enough."""
+        """SQL of the party: kind, UID, namespace, pod, job, and whether the names suffice."""
         if not self.by_names:
             return (
                 f"{PARTY}, false AS is_named_by_row, max(namespace) AS namespace, max(pod) AS pod"
@@ -174,7 +175,7 @@ class Detail(NamedTuple):
 
     @property
     def since_us(self) -> str:
-        """SQL of the time from which a row's names and facts hold."""
+        """SQL of the time since which a row's names and facts have been the same."""
         named = (
             f"CASE WHEN is_named_by_row THEN NULL ELSE {NAMED_US} END"
             if self.by_names
@@ -191,7 +192,7 @@ class Detail(NamedTuple):
 
 
 class DeviceRow(msgspec.Struct, frozen=True, gc=False):
-    """A class of devices, and from when on what is known of it holds."""
+    """A class of devices, and the time since which its facts have been the same."""
 
     cluster: str
     node: str
@@ -235,12 +236,12 @@ JOIN node_classes USING (cluster, node)
 JOIN physical_gpus USING (cluster, node, physical_gpu)
 LEFT JOIN stayed USING (cluster, node, physical_gpu)
 """  # noqa: S608  # our own names
-"""The devices of a day. One that is partitioned again, or gets another model, is another one."""
+"""The day's devices. A GPU that is repartitioned or changes its model becomes another device."""
 
 OTHER_MODELS: Final = (
     "SELECT count(*) FROM devices WHERE changes_model OR model IS DISTINCT FROM gpu_model"
 )
-"""How many devices have rows that do not say the model that their board has by the inventory."""
+"""The number of devices whose rows have another model than their physical GPU's inventory."""
 GPU_MODELS: Final = f"""
 CREATE OR REPLACE TEMP TABLE gpu_models AS
 WITH named AS (
@@ -257,9 +258,9 @@ SELECT cluster, node, physical_gpu, hours.hour_us, coalesce(staying.model, gpu_m
 FROM named CROSS JOIN (SELECT DISTINCT hour_us FROM usage_raw) AS hours
 LEFT JOIN staying USING (cluster, node, physical_gpu, hour_us)
 """  # noqa: S608  # our own names
-"""Of boards of which rows say another model: the one by which row, board and price agree.
+"""The model of each physical GPU whose rows have another one, so that row, GPU and price agree.
 
-The inventory's of that hour, where that knows it; else what the day's rows say.
+It is the inventory's model in that hour, or the model of the day's rows if the inventory has none.
 """
 
 
@@ -275,7 +276,7 @@ FROM ({rows}) AS each LEFT JOIN gpu_models AS named ON named.cluster = each.clus
 
 
 BY_UUID: Final = "each.gpu_uuid = devices.gpu_uuid"
-"""How a row's device is found where each UUID is of one device."""
+"""Joins a row with its device if each UUID belongs to one device."""
 BY_ALL: Final = BY_UUID + "".join(
     f" AND each.{column} IS NOT DISTINCT FROM devices.{column}"
     for column in (
@@ -293,13 +294,13 @@ BY_ALL: Final = BY_UUID + "".join(
 def hours_sql(*, same_device: str) -> str:
     """Return the SQL that makes `device_hours`.
 
-    They say of each device and hour what ticks cover of its board, for how long that was
-    present (both in units), and whether the hour is complex.
+    For each device and hour: the time that ticks cover of its physical GPU and the time for which
+    that GPU was present, both in units, and whether the hour is complex.
     """
     return f"""
 CREATE OR REPLACE TEMP TABLE device_hours AS
 WITH summed AS (
-    -- One number for all that may be so of a row: an aggregate the less for each.
+    -- All flags in one number, because each aggregate takes time.
     SELECT device, hour_us, coalesce(sum(allocated_ns), 0) AS allocated_ns, bit_or(flags) AS flags,
         count(idle_row) AS idle_rows
     FROM usage_rows AS each JOIN devices ON {same_device}
@@ -308,7 +309,7 @@ WITH summed AS (
     SELECT gpu_id, hour_us, sum(allocated_ns * factor) AS allocated
     FROM summed JOIN devices USING (device) WHERE is_partitioned GROUP BY ALL
 ), partly AS (
-    -- Of boards that came or went in the day: for how long they were there in each hour.
+    -- The time in each hour of physical GPUs that came or went during the day.
     SELECT gpu_id, hour_us,
         sum(greatest(0, least(end_us, hour_us + {HOUR_US}, $end_us)
             - greatest(begin_us, hour_us, $begin_us)))::HUGEINT * {1000 * UNITS} AS present
@@ -329,7 +330,7 @@ WITH summed AS (
 )
 SELECT device, hour_us, gpu_id, is_partitioned, is_known, covered,
     CASE WHEN is_known THEN present ELSE least(present, covered) END AS present,
-    -- What is allocated of a whole GPU that answers is scaled down to its time, and that is all.
+    -- If a whole GPU answers, only its allocated time needs scaling down; that hour is plain.
     flags & {FREE_FLAG | USED_FLAG} = {FREE_FLAG | USED_FLAG}
         OR (covered > present AND (flags & {UNRESPONSIVE_FLAG} <> 0 OR is_partitioned))
         OR covered > {_LONGEST_NS * UNITS} AS is_complex,
@@ -338,9 +339,9 @@ FROM placed
 """  # noqa: S608  # our own names
 
 
-# Only rows of holders are looked at: who uses without holding is charged by use, by any basis.
+# Only allocation rows matter: users without an allocation are billed by used time on any basis.
 def mark_special_sql(detail: Detail, *, same_device: str) -> str:
-    """Return the SQL that makes hours complex in which a holder is not charged by held time."""
+    """Return the SQL that marks hours complex if an allocatee is not billed by allocated time."""
     return f"""
 UPDATE device_hours SET is_complex = true
 FROM (
@@ -369,9 +370,9 @@ class CoveredRow(msgspec.Struct, frozen=True, gc=False):
     excess: int
 
 
-# Each device of a partitioned board has the board's hour: one of them is enough.
+# Each device of a partitioned physical GPU has the GPU's hour, so one of them is enough.
 def covered_sql(detail: Detail) -> str:
-    """Return the SQL of what ticks cover of boards, and of what is more than the boards' time."""
+    """Return the SQL of the physical GPUs' time with ticks, and of ticks beyond their time."""
     return f"""
 SELECT cluster, class_node AS node, model, {detail.since} AS since_us, {detail.physical_gpu} AS gpu,
     coalesce(sum(least(covered, present)) FILTER (hours.is_known), 0) AS known,
@@ -391,11 +392,11 @@ WANTED: Final = (
     "cluster", "node", "model", "mig_profile", "slices", "gpu_slices", "gpu", "since_us",
     "kind", "uid", "named_namespace", "named_pod", "job", "is_allocated",
 )  # fmt: skip
-"""What tells the rows of a sum."""
+"""The columns that identify a sum's rows."""
 
 
 def rows_in_sql(*, since: str, gpu: str) -> str:
-    """Return the SQL of the rows of which the class, time and party stand in `wanted`."""
+    """Return the SQL of the rows whose class, time and party are in `wanted`."""
     same = " AND ".join(f"each.{key} IS NOT DISTINCT FROM wanted.{key}" for key in WANTED)
     return f"""
 SELECT hour_us, each.node, gpu_uuid, pod, coalesce(allocated_ns, 0), coalesce(unresponsive_ns, 0),
@@ -411,8 +412,8 @@ ORDER BY ALL
 def rows_of_hours(condition: str, *, same_device: str, of: str = "usage_rows") -> str:
     """Return the SQL of the rows of some device-hours, for `parts_sql`.
 
-    Beside each row stand its device, what of it is held in units, and what is `covered` of its
-    board in the hour, for which that was `present`.
+    Each row also has its device, its allocated units, and its physical GPU's `covered` and
+    `present` units in the hour.
     """
     return f"""(
     SELECT each.*, device, covered, present, coalesce(allocated_ns, 0) * factor AS allocated
@@ -425,11 +426,11 @@ def _bounded(sum_ns: str) -> str:
     return f"least(coalesce({sum_ns}, 0), {_LONGEST_NS})"
 
 
-# The products stay below 2^127: an hour of a board is 10^17 units, and times a thousand 10^37.
+# Products stay below 2^127: a GPU's hour is 10^17 units; its product with 1000 hours is 10^37.
 def scaled(amount: str, to: str, total: str, partition: str, order: str) -> str:
-    """Return the SQL of an amount scaled such that all of a partition sum to `to`.
+    """Return the SQL of an amount, scaled so that the amounts of a partition sum to `to`.
 
-    By largest remainder, and only where their total is more than that.
+    Scales by largest remainder, and only if their total exceeds `to`.
     """
     return f"""CASE WHEN {total} > {to} THEN {amount} * {to} // {total}
         + CASE WHEN row_number() OVER (
@@ -440,7 +441,7 @@ def scaled(amount: str, to: str, total: str, partition: str, order: str) -> str:
 
 
 def complex_sql(detail: Detail, *, same_device: str) -> str:
-    """Return the SQL that makes `complex_charges`: all rules of this module."""
+    """Return the SQL that makes `complex_charges`: applies all rules of this module."""
     hour, device_hour = "gpu_id, hour_us", "device, hour_us"
     return f"""
 CREATE OR REPLACE TEMP TABLE complex_charges AS
@@ -508,7 +509,7 @@ class ComplexPartyRow(DeviceRow, frozen=True, gc=False):
 
 
 def complex_parties_sql(detail: Detail) -> str:
-    """Return the SQL of what parties are charged of complex hours, by device class and time."""
+    """Return the SQL of the units billed to parties in complex hours, by device class and time."""
     return f"""
 SELECT {detail.device(node="class_node", since_us=detail.since)}, party, sum(billed) AS units
 FROM complex_charges JOIN devices USING (device) WHERE party <> 0 AND billed <> 0
@@ -524,9 +525,9 @@ class ComplexIdleRow(DeviceRow, frozen=True, gc=False):
     idle: int
 
 
-# Left over is first what holders were given and not charged for, then what nobody held.
+# The remainder is first the allocatees' time that is not billed to them, then unallocated time.
 def complex_idle_sql(detail: Detail) -> str:
-    """Return the SQL of what complex hours leave: unresponsive, held and left over, and idle."""
+    """Return the SQL of the rest of complex hours: unresponsive, unused and idle units."""
     return f"""
 WITH by_hour AS (
     SELECT device, hour_us, sum(unresponsive_part) AS unresponsive,

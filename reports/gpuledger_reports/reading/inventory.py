@@ -1,8 +1,8 @@
-"""When each board was in the inventory: what costs money, whether it is used or not.
+"""When each physical GPU was in the inventory, which determines the asset cost. Pure.
 
-Pure. A board is there from the first version of its node's inventory that names it until the
-version that no longer does, or until its node is deleted; where the node comes back, from then on
-again. Before a node's first record nothing is known of its deletion: the inventory's word holds.
+A physical GPU is present from the first version of its node's inventory that lists it until a
+version that does not, or until its node is deleted. If the node returns, the GPU does too. A
+node's deletion before its first inventory record is unknown, so the inventory decides.
 """
 
 from collections import defaultdict
@@ -16,7 +16,7 @@ from gpuledger_reports.reading.versions import NodeVersion
 Node = tuple[str, str]
 """Cluster and name."""
 NEVER_US: Final = 2**62
-"""A time after all others: nothing has ended there."""
+"""A time after all others: the end of something that has not ended."""
 
 
 class InventoryRow(NamedTuple):
@@ -27,12 +27,12 @@ class InventoryRow(NamedTuple):
     since_us: int
     kafka_offset: int
     gpu_uuid: str | None
-    """Absent where the version says that the node has no GPU."""
+    """Absent if the version lists no GPU."""
     model: str | None
 
 
 class Stay(NamedTuple):
-    """A board in a node from one time up to and without another, in microseconds."""
+    """A physical GPU in a node, from one time until another, in microseconds."""
 
     node: Node
     physical_gpu: str
@@ -47,10 +47,10 @@ def stays_of(
     *,
     earliest_us: Mapping[Node, int] | None = None,
 ) -> list[Stay]:
-    """Return when each board was there, in the order of nodes, boards and times.
+    """Return all stays, ordered by node, physical GPU and time.
 
-    `nodes` has each node's versions in the order in which they came into force, `earliest_us`
-    before when boards of some nodes were not there, whatever these nodes' clocks have said.
+    `nodes` has each node's versions in their order of effect. `earliest_us` has the time before
+    which the GPUs of some nodes were not present, whatever the nodes' clocks said.
     """
     earliest = earliest_us or {}
     versions: dict[Node, dict[tuple[int, int], dict[str, str | None]]] = defaultdict(dict)
@@ -74,7 +74,7 @@ def stays_of(
 
 
 def _with_models(stays: Sequence[Stay]) -> Iterator[Stay]:
-    """Yield a board's stays, with the model before or after where a version does not say it."""
+    """Yield a physical GPU's stays; one without a model has the model before or after it."""
     model = next((stay.model for stay in stays if stay.model is not None), None)
     for stay in stays:
         model = model if stay.model is None else stay.model
@@ -82,9 +82,9 @@ def _with_models(stays: Sequence[Stay]) -> Iterator[Stay]:
 
 
 def _with_one_model_an_hour(stays: Iterable[Stay]) -> Iterator[Stay]:
-    """Yield a board's stays such that each hour has one model: that of its first stay.
+    """Yield a physical GPU's stays so that each hour has one model: that of its first stay.
 
-    Usage is summed by hours, and all of an hour has one price.
+    Usage is summed by hour, and an hour has one price.
     """
     before: Stay | None = None
     for stay in stays:
@@ -95,7 +95,7 @@ def _with_one_model_an_hour(stays: Iterable[Stay]) -> Iterator[Stay]:
             if stay.begin_us < change_us:
                 yield stay._replace(model=before.model, end_us=change_us)
             rest = stay._replace(begin_us=change_us)
-            # Gone again within that hour: what comes next in it has the same model still.
+            # The stay ends within that hour, so the next stay keeps the model too.
             if rest.begin_us >= rest.end_us:
                 before = stay._replace(model=before.model)
                 continue
@@ -110,8 +110,8 @@ def _stays_in(
 ) -> Iterator[Stay]:
     open_since: dict[str, tuple[int, str | None]] = {}
     for (since, _), physical_gpus in sorted(inventory.items(), key=lambda version: version[0]):
-        # A version has all boards of its node: what it does not name is gone. One that has another
-        # name from then on costs what that costs.
+        # A version lists all physical GPUs of its node: a GPU that it does not list is gone. A GPU
+        # with a new model begins a new stay, at that model's price.
         for physical_gpu, (begin, model) in list(open_since.items()):
             if physical_gpu not in physical_gpus or physical_gpus[physical_gpu] not in (
                 model,
@@ -126,20 +126,20 @@ def _stays_in(
 
 
 def _deletions(versions: Sequence[NodeVersion]) -> Iterator[tuple[int, int]]:
-    """Yield from when to when a node was deleted."""
+    """Yield the times at which a node was deleted and returned."""
     following = [version.since_us for version in versions[1:]]
     for version, next_since in zip(versions, [*following, NEVER_US], strict=False):
         if version.deleted_us is not None:
-            # A deletion is a version too; the node is back with the next one that is none.
+            # A deletion is a version too; the node returns with the next version that is not one.
             yield version.deleted_us, max(next_since, version.deleted_us)
 
 
 def _alive(stay: Stay, deletions: Sequence[tuple[int, int]]) -> Iterator[Stay]:
-    """Yield a stay without the times at which its node was deleted."""
+    """Yield the parts of a stay during which its node was not deleted."""
     edges = sorted({stay.begin_us, stay.end_us, *(edge for span in deletions for edge in span)})
     kept: Stay | None = None
     for begin, end in pairwise(edges):
-        # A deletion before or after the stay is none of it.
+        # Deletions before or after the stay do not matter.
         if begin < stay.begin_us or end > stay.end_us:
             continue
         if any(gone <= begin < back for gone, back in deletions):

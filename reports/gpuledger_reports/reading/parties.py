@@ -1,4 +1,4 @@
-"""Parties: who a row of usage is of, as the row says it, and what is known of pods. Pure."""
+"""Parties that usage rows name, and versions of pods. Pure."""
 
 from typing import Literal, NamedTuple
 
@@ -6,7 +6,7 @@ PartyKind = Literal["nobody", "pod", "job", "host", "unattributed"]
 
 
 class PartyKey(NamedTuple):
-    """Whose a row is, as the row says it."""
+    """The party that a row names."""
 
     cluster: str
     node: str
@@ -16,11 +16,11 @@ class PartyKey(NamedTuple):
     pod: str | None = None
     job: str | None = None
     is_named_by_row: bool = False
-    """Whether the names are enough: nothing is asked that pods' records say."""
+    """Whether the row's names suffice, so that the pod's record is not needed."""
 
 
 class PodVersion(NamedTuple):
-    """What is known of a pod from a time on."""
+    """The facts about a pod from a time on."""
 
     cluster: str
     node: str
@@ -40,6 +40,6 @@ class PodVersion(NamedTuple):
 
     @property
     def described(self) -> tuple[str | None, ...]:
-        """What a bill may be made by."""
+        """The facts that dimensions of a bill may use."""
         owner = (self.owner_kind, self.owner_name)
         return (self.namespace, self.pod, *owner, self.labels, self.annotations)

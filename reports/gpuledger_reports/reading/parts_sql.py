@@ -1,8 +1,8 @@
-"""SQL that sums the rows of a day before anything is asked of them.
+"""SQL that sums the rows of a day before other queries use them.
 
-It goes by columns as the files have them, which DuckDB sums by the entries of their dictionaries:
-an expression of a text would be calculated, and compared, for each row. Whose rows are is so worked
-out of some ten thousand sums, and not of half a million rows.
+It groups by the files' own columns, which DuckDB groups by dictionary entries: an expression over
+text would be evaluated and compared for each row. The party is thus determined for about ten
+thousand sums instead of half a million rows.
 """
 
 from typing import Final
@@ -23,24 +23,24 @@ from gpuledger_reports.reading.parties import PartyKind
 from gpuledger_reports.reading.pods_sql import ROWS_WITHOUT_POD_RECORD
 
 PARTS_NOT_NAMED_BY_ROW: Final = "kind = 'pod' AND NOT coalesce(is_named_by_row, false)"
-"""Of `usage_parts`: rows of pods of which the name is not known, or not enough."""
+"""Condition on `usage_parts`: rows of pods whose name is unknown or does not suffice."""
 PARTS_WITHOUT_NAMESPACE: Final = "kind = 'pod' AND uid IS NOT NULL AND namespace IS NULL"
-"""Of `usage_parts`: rows of pods that are known by their UID alone."""
+"""Condition on `usage_parts`: rows of pods that have only a UID."""
 _ALL_NAMES: Final = "pod_uid, allocated_pod_uid, pod, allocated_pod, job_id, allocated_job_id"
 
 
 def parts_sql(detail: Detail) -> str:
     """Return the SQL that makes `usage_parts`: the rows of a day, summed.
 
-    Columns by which the bill tells nothing apart are null. Where names are enough, rows of pods
-    that nobody named yet are not told apart either: `PARTS_NOT_NAMED_BY_ROW` finds them.
+    Columns that the bill does not need are null. If names suffice, rows of pods without a name are
+    grouped together too; `PARTS_NOT_NAMED_BY_ROW` finds them.
     """
     rows = _parts(detail, _name_columns(detail) if detail.by_names else _ALL_NAMES)
     return f"CREATE OR REPLACE TEMP TABLE usage_parts AS {rows}"
 
 
 def add_unnamed_sql(detail: Detail) -> str:
-    """Return the SQL that adds `PARTS_NOT_NAMED_BY_ROW` with all that tells them apart."""
+    """Return the SQL that adds `PARTS_NOT_NAMED_BY_ROW`, grouped by all columns."""
     return f"INSERT INTO usage_parts {_parts(detail, _ALL_NAMES, rows=ROWS_WITHOUT_POD_RECORD)}"
 
 
@@ -49,7 +49,7 @@ def _name_columns(detail: Detail) -> str:
     uids = [nothing("pod_uid"), nothing("allocated_pod_uid")]
     if detail.names_pods:
         return ", ".join([*uids, "pod, allocated_pod, job_id, allocated_job_id"])
-    # That a job holds is its kind, whichever job it is.
+    # Keep whether a job has the allocation, because it determines the kind; drop which job it is.
     job = "CASE WHEN allocated_job_id IS NOT NULL THEN '' END AS allocated_job_id"
     return ", ".join([*uids, *map(nothing, ("pod", "allocated_pod", "job_id")), job])
 
@@ -69,7 +69,7 @@ def _parts(
 ) -> str:
     hour = "hour_us" if detail.by_hour else "NULL::BIGINT AS hour_us"
     if names != _name_columns(detail) and not detail.by_hour:
-        # A name without a UID is a pod's of its hour alone.
+        # A name without a UID identifies a pod only within its hour.
         hour = (
             "CASE WHEN pod_uid IS NULL AND pod IS NOT NULL"
             " OR allocated_pod_uid IS NULL AND allocated_pod IS NOT NULL"
@@ -92,7 +92,7 @@ FROM (
 
 
 class DevicePartyRow(DeviceRow, frozen=True, gc=False):
-    """A party's part of a class of devices."""
+    """A party's part in a class of devices."""
 
     kind: PartyKind
     uid: str | None
@@ -145,7 +145,7 @@ class PartyRow(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def key(self) -> tuple[object, ...]:
-        """By what rows of the party are found: names that they merely have are no part of it."""
+        """The columns that identify the party's rows, without purely descriptive names."""
         return (
             self.cluster,
             self.node,
@@ -160,7 +160,7 @@ class PartyRow(msgspec.Struct, frozen=True, gc=False):
 
 
 def parties_sql(rows: str, detail: Detail) -> str:
-    """Return the SQL of whose rows are: by all that a row says, and since when that holds."""
+    """Return the SQL of the parties of rows, with the time since which their facts are the same."""
     return f"""
 SELECT cluster, node, {PARTY}, {NAMED_US} AS named_us, max(namespace) AS namespace,
     max(pod) AS pod, {detail.since} AS since_us
@@ -169,7 +169,7 @@ GROUP BY ALL
 """  # noqa: S608  # our own names
 
 
-# Ties by whose a row is, nobody first: as in complex hours.
+# Ties are broken by allocatee, unallocated first, as in complex hours.
 _IN_ORDER: Final = ", ".join(
     f"{column} NULLS FIRST"
     for column in ("allocated_pod_uid", "allocated_namespace", "allocated_pod", "allocated_job_id")
@@ -183,14 +183,14 @@ class ExcessRow(DevicePartyRow, frozen=True, gc=False):
 
 
 def excess_sql(detail: Detail, *, same_device: str) -> str:
-    """Return the SQL of by how much plain hours exceed their board's presence, by party."""
+    """Return the SQL of the time by which plain hours exceed their GPU's presence, by party."""
     condition = "NOT is_complex AND covered > present AND category = 'idle'"
     alone, shared = (
         rows_of_hours(f"{condition} AND {which}", same_device=same_device, of="usage_raw")
         for which in ("NOT is_shared", "is_shared")
     )
     fitted = scaled("allocated", "present", "covered", "device, hour_us", _IN_ORDER)
-    # Users stand in other rows than holders: what nobody reads is not sorted along.
+    # Rows have a user or an allocatee, not both; unused columns would only slow down the sort.
     users = ("pod_uid", "pod_state", "namespace", "pod", "job_id")
     row = f"* REPLACE ({', '.join(f'NULL::VARCHAR AS {name}' for name in users)})"
     rows = f"""(

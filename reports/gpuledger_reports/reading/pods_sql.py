@@ -1,7 +1,7 @@
-"""SQL that finds which pods rows are of, and what these are called.
+"""SQL that finds the pods of rows, and the pods' names.
 
-By the records of pods where there are any, and else by what other rows of the day call them. Rows
-are those of a table of usage as they are, `usage_raw`; who is charged for them is `charging_sql`'s.
+They come from pods' records if there are any, otherwise from other rows of the day. The rows are
+those of a usage table, `usage_raw`; `charging_sql` bills them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,20 +11,20 @@ UNPLACED: Final = (
     "each.category = 'pod' AND each.container_id IS NOT NULL"
     " AND coalesce(each.pod_state, 'pending') NOT IN ('known', 'foreign')"
 )
-"""Of `usage_raw` as `each`: rows of a container of which nobody knew the pod yet."""
+"""Condition on `usage_raw` as `each`: rows of a container whose pod was still unknown."""
 
 
 ROWS_WITHOUT_POD_RECORD: Final = (
     "category = 'pod' AND pod_state IS DISTINCT FROM 'known'"
     " OR category = 'idle' AND allocated_pod_state <> 'known'"
 )
-"""Of `usage_raw`: rows of pods of which the name is not known, or not enough."""
+"""Condition on `usage_raw`: rows of pods whose name is unknown or does not suffice."""
 
 
 def spans_sql(pods: str) -> str:
-    """Return the SQL that makes `pod_spans`: the pods there were until `$end_us`, and their names.
+    """Return the SQL that makes `pod_spans`: the pods created before `$end_us`, with their names.
 
-    Gone are those that were deleted before `$begin_us`, which the last version of a pod alone says.
+    Pods deleted before `$begin_us` have `is_gone`; only a pod's last version has its deletion.
     """
     return f"""
 CREATE OR REPLACE TEMP TABLE pod_spans AS
@@ -37,13 +37,13 @@ FROM {pods} GROUP BY cluster, node, pod_uid HAVING min(created_time) < make_time
 
 
 def pod_versions_sql(pods: str, uids: str) -> str:
-    """Return the SQL of the versions of some pods that say something new of them.
+    """Return the SQL of the versions of some pods that change a fact.
 
-    Most of a pod's versions say what the one before said, such as that its containers run now. Each
-    has the deletion that the last one says. Of static pods all are there: a node knows several by
+    Most versions repeat the facts of the one before, such as when containers start. Each row has
+    the deletion of the last version. Static pods keep all versions: a node may have several under
     one hash, and their versions replace one another.
     """
-    # In the order that `tenants` has them in.
+    # The same order as in `tenants`.
     digits = "CASE WHEN regexp_full_match(resource_version, '[0-9]+') THEN resource_version END"
     number = f"coalesce(try_cast({digits} AS HUGEINT), 0)"
     named_columns = "(namespace, pod, owner_kind, owner_name, labels, created_us, annotations)"
@@ -69,13 +69,13 @@ PODS_THERE: Final = "SELECT cluster, node, pod_uid FROM pod_spans WHERE NOT is_g
 
 
 def gone_pods_sql(rows: Iterable[str]) -> str:
-    """Return the SQL of the pods of `pod_spans` that are gone, and that rows name all the same."""
+    """Return the SQL of the deleted pods of `pod_spans` that rows still name."""
     named = " UNION ALL ".join(_names_sql(_IDS, f"({each})") for each in rows)
     return _pods_named_sql("ids", named, "WHERE is_gone")
 
 
 def unnamed_rows_sql(rows: Iterable[str]) -> str:
-    """Return the SQL that makes `unnamed_rows`: what rows without their names contain of pods."""
+    """Return the SQL that makes `unnamed_rows`: the ids and names in rows without pod records."""
     named_columns = (
         "pod_uid, allocated_pod_uid, container_id,"
         " namespace, pod, allocated_namespace, allocated_pod"
@@ -92,7 +92,7 @@ _FULL_NAMES: Final = ("namespace || '/' || pod", "allocated_namespace || '/' || 
 
 
 def unnamed_pods_sql() -> str:
-    """Return the SQL of the pods of `pod_spans` that `unnamed_rows` may mean."""
+    """Return the SQL of the pods of `pod_spans` that rows in `unnamed_rows` may refer to."""
     by_id = _pods_named_sql("ids", _names_sql(_IDS, "unnamed_rows"))
     return f"{by_id} UNION {_pods_named_sql('full_names', _names_sql(_FULL_NAMES, 'unnamed_rows'))}"
 
@@ -102,7 +102,7 @@ def _names_sql(columns: Sequence[str], rows: str) -> str:
 
 
 def _pods_named_sql(known_by: str, names: str, condition: str = "") -> str:
-    # Whether the name is of the row's node is asked of those that are found.
+    # Matches pods on any node; the caller checks the node of those that are found.
     return f"""
 SELECT cluster, node, pod_uid
 FROM (SELECT *, unnest({known_by}) AS name FROM pod_spans {condition})
@@ -111,7 +111,7 @@ SEMI JOIN ({names}) USING (name)
 
 
 def containers_sql(pods: str) -> str:
-    """Return the SQL that makes `containers`: whose each is, by the records of pods."""
+    """Return the SQL that makes `containers`: the pod of each container, from pods' records."""
     return f"""
 CREATE TEMP TABLE IF NOT EXISTS containers AS
 SELECT cluster, node, container_id, arg_max(pod_uid, kafka_offset) AS pod_uid
@@ -120,7 +120,7 @@ FROM {pods} WHERE container_id IS NOT NULL GROUP BY ALL
 
 
 def with_pods_sql(rows: str) -> str:
-    """Return the SQL of rows with the pods of `containers`, as the views of the store have them."""
+    """Return the SQL of rows with the pods of `containers`, as in the store's views."""
     return f"""
 SELECT each.* REPLACE (coalesce(placed.pod_uid, each.pod_uid) AS pod_uid)
 FROM ({rows}) AS each LEFT JOIN containers AS placed ON placed.cluster = each.cluster
@@ -130,7 +130,7 @@ FROM ({rows}) AS each LEFT JOIN containers AS placed ON placed.cluster = each.cl
 
 
 def row_names_sql(rows: Iterable[str]) -> str:
-    """Return the SQL that makes `row_names`: what rows call the pods of `unnamed`."""
+    """Return the SQL that makes `row_names`: the names that rows have for the pods of `unnamed`."""
     named_columns = " UNION ALL ".join(
         f"SELECT cluster, node, {uid} AS uid, {namespace} AS namespace, {pod} AS pod FROM {each}"  # noqa: S608  # quoted files
         for each in rows
@@ -149,7 +149,7 @@ WHERE namespace IS NOT NULL GROUP BY ALL
 
 
 def with_names_sql(rows: str) -> str:
-    """Return the SQL of rows with the names of `row_names`, where they say none themselves."""
+    """Return the SQL of rows with the names of `row_names` if they have none of their own."""
     named = ", ".join(
         f"CASE WHEN each.{prefix}namespace IS NULL THEN {of}.{column}"
         f" ELSE each.{prefix}{column} END AS {prefix}{column}"

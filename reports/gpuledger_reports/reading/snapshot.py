@@ -1,8 +1,8 @@
-"""The tables of a store as they are at one time, and how far what they say of usage goes.
+"""The tables of a store at one time, and the time through which its usage is complete.
 
-Each table is opened once: the files that a bill reads are those of the version that it names. Of
-hours of which rows came after they were summed up `usage_hourly` has too little: what the commits
-of `usage` say since then names them, as it does for the rollup.
+Each table is opened once, so a bill reads the files of the version that it names. `usage_hourly` is
+incomplete for hours with rows that arrived after they were summed. The commits of `usage` since
+then name these hours, as they do for the rollup.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,23 +36,23 @@ class StoreSnapshot:
         *,
         storage_options: Mapping[str, str] | None = None,
     ) -> None:
-        # In this order: where `usage` is opened first, hourly sums may only be of more than it has,
-        # and minutes that are purged meanwhile are still there.
+        # The order matters: if `usage` is opened first, hourly sums can only have more rows than
+        # it, and minutes that are purged meanwhile are still listed.
         self._tables = {name: open_table(store_uri, name, storage_options) for name in names}
         self.files: dict[str, dict[str | None, list[str]]] = {
             name: days_of_files(table) if table else {} for name, table in self._tables.items()
         }
-        """Of each table the files, by the day in their folder's name."""
+        """The files of each table, by the day in their directory's name."""
         self.versions = {
             name: table.version() if table else None for name, table in self._tables.items()
         }
 
     @cached_property
     def changed_hours_us(self) -> frozenset[int] | None:
-        """Hours of which `usage` has rows that `usage_hourly` may not have.
+        """Hours for which `usage` may have rows that `usage_hourly` does not have.
 
-        `None` where nothing says which: any hour that still has minutes. Hours of which the minutes
-        are purged are not among them, whatever came late.
+        `None` if they are unknown: then it may be any hour that still has minutes. Hours whose
+        minutes are purged are not included, even if rows arrived late.
         """
         usage, hourly = self._tables[USAGE.name], self._tables[USAGE_HOURLY.name]
         if usage is None:
@@ -60,7 +60,7 @@ class StoreSnapshot:
         summed = hourly.transaction_version(summed_up_to(USAGE.name)) if hourly else None
         if hourly is None or summed is None:
             return None
-        # With the commit that is summed up: of a table that was repaired it is another one.
+        # Includes the commit that was summed last: in a repaired table, it is another commit.
         count = usage.version() - summed + 1
         if count <= 0:
             return frozenset()
@@ -74,12 +74,12 @@ class StoreSnapshot:
 
     @cached_property
     def purged_before_us(self) -> int:
-        """Up to when `usage` has lost its minutes: what is left of them is no whole hour."""
+        """The time before which the minutes in `usage` are purged; partial hours may be left."""
         return self._purged_before_us(USAGE.name)
 
     @cached_property
     def removed_before_us(self) -> int:
-        """Up to when neither minutes nor hours are left, by the store's retention."""
+        """The time before which the store's retention removed both minutes and hours."""
         return min(self.purged_before_us, self._purged_before_us(USAGE_HOURLY.name))
 
     def _purged_before_us(self, name: str) -> int:
@@ -88,10 +88,10 @@ class StoreSnapshot:
 
     @cached_property
     def complete_until_us(self) -> int | None:
-        """Up to which minute the commits of `usage` say that it is complete; absent without."""
+        """The minute through which `usage` is complete by its commits; absent if they have none."""
         usage = self._tables[USAGE.name]
         if usage is None:
             return None
-        # Of all partitions the one that is furthest behind: the others' rows are there already.
+        # The partition that is furthest behind decides.
         marks = complete_through_us(usage)
         return min(marks.values()) // _MINUTE_US * _MINUTE_US if marks else None

@@ -12,29 +12,29 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Window(NamedTuple):
-    """From one time up to and without another, in microseconds since the epoch; whole hours."""
+    """A time range without its end, in microseconds since the epoch; whole hours."""
 
     begin_us: int
     end_us: int
 
 
 def day_of(time_us: int) -> date:
-    """Return the day of a time, in UTC."""
+    """Return the UTC day of a time."""
     return (_EPOCH + timedelta(microseconds=time_us)).date()
 
 
 def begin_of(day: date) -> int:
-    """Return when a day begins, in microseconds."""
+    """Return the start of a day, in microseconds since the epoch."""
     return (datetime(day.year, day.month, day.day, tzinfo=UTC) - _EPOCH).days * DAY_US
 
 
 def days_in(window: Window) -> Iterator[Window]:
-    """Yield each day of a time, in UTC; the first and the last one may be parts of days."""
+    """Yield each UTC day of a window; the first and last may be partial."""
     for number in range(window.begin_us // DAY_US, -(-window.end_us // DAY_US)):
         begin_us = max(window.begin_us, number * DAY_US)
         yield Window(begin_us, min(window.end_us, (number + 1) * DAY_US))
 
 
 def time_text(time_us: int) -> str:
-    """Return a time as text: 2026-10-01T00:00:00Z."""
+    """Return a time as text, such as 2026-10-01T00:00:00Z."""
     return write_moment(time_us // 10**6 * 1000)

@@ -1,29 +1,29 @@
-"""One day of a store after the other: what its rows sum to, and who is charged what of it.
+"""Sums the rows of a store day by day, and bills them.
 
-The order of a day's questions is here. What is asked is `charging_sql`'s, `parts_sql`'s and
-`pods_sql`'s; a month takes as long as its days, and as much memory as the rows of two of them.
+This module has the order of a day's queries; `charging_sql`, `parts_sql` and `pods_sql` have the
+SQL. A month takes as long as all of its days, and memory holds the rows of two days.
 
-| relation       | one row is                                  | made by         | read by         |
-|----------------|---------------------------------------------|-----------------|-----------------|
-| `usage_raw`    | a row of the store, of an hour or a minute  | `_open_parts`   | the next two    |
-| `usage_rows`   | the same, as bills look at it               | `ROWS`          | hours, charges  |
-| `usage_parts`  | the sum of rows that the bill holds alike   | `parts_sql`     | sums, parties   |
-| `node_classes` | a node, and the one that stands for it      | `_open_rows`    | sums, devices   |
-| `devices`      | a GPU or instance, in one shape and model   | `DEVICES`       | all below       |
-| `gpu_models` | an hour of a board that rows call otherwise | `GPU_MODELS`    | `usage_raw`     |
-| `device_hours` | a device's hour: covered, present, complex? | `hours_sql`     | charges, boards |
-| `parties`      | who rows are of, with number and basis      | `_load_parties` | the next        |
-| `complex_charges` | a party's charge in a complex hour       | `complex_sql`   | complex sums    |
+The relations in DuckDB, with the function or SQL that makes each:
+
+- `usage_raw` (`_open_parts`): a row of the store, of an hour or a minute. For the next two.
+- `usage_rows` (`ROWS`): the same, with the columns that bills use. For hours and charges.
+- `usage_parts` (`parts_sql`): the sum of rows that the bill groups. For sums and parties.
+- `node_classes` (`_open_rows`): a node, and the node that represents it. For sums and devices.
+- `devices` (`DEVICES`): a GPU or instance, with one shape and model. For all below.
+- `gpu_models` (`GPU_MODELS`): an hour of a GPU whose rows have another model. For `usage_raw`.
+- `device_hours` (`hours_sql`): a device's hour: covered, present, complex? For charges and GPUs.
+- `parties` (`_load_parties`): a party of rows, with its number and basis. For the next one.
+- `complex_charges` (`complex_sql`): a party's charge in a complex hour. For complex sums.
 
 The first three are made again if other records have the pod of a container (`containers`), the name
-of a pod (`row_names`), or the model of a board, for which `devices` is made again too.
-`mark_special_sql` makes further hours complex by the parties' bases; if all pay by held time, only
-the parties of complex hours are loaded. All others are made once a day.
+of a pod (`row_names`), or the model of a physical GPU. A new model also makes `devices` again. The
+other relations are made once a day. `mark_special_sql` makes further hours complex by the
+parties' bases; if all parties pay by allocated time, only those of complex hours are loaded.
 
-Plain hours are sums over `usage_parts`: their holders pay by held time, and nobody used free time,
-so that claims never exceed the device. Only the board may have been present for less than is held:
-`excess_sql` finds that, and it is taken from the sums. Complex hours are taken from the sums whole,
-and come back by all rules.
+Plain hours are sums over `usage_parts`: their allocatees pay by allocated time, and nobody used
+unallocated time, so claims never exceed the device. Only the physical GPU's presence may be shorter
+than the allocated time: `excess_sql` finds the difference, which is subtracted. Complex hours are
+subtracted in full, and added again by all rules.
 """
 
 from collections import defaultdict, deque
@@ -74,9 +74,9 @@ from gpuledger_reports.reading.usage_sums import (
 )
 
 _DAYS_AT_ONCE: Final = 2
-"""How many days are in memory; each takes a part of the machine's cores."""
+"""The number of days in memory; each uses a part of the machine's cores."""
 Changing = frozenset[tuple[str, str | None]]
-"""Clusters and nodes of which something changes within a day; no node means all of them."""
+"""Clusters and nodes with a change within a day; None means all nodes of the cluster."""
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -90,17 +90,17 @@ def days_of(
     needs: Needs = ALL_NEEDED,
     borders: Collection[int] = (),
 ) -> Iterator[DaySums]:
-    """Yield each day of a time, in order.
+    """Yield the sums of each day of a window, in order.
 
-    `changes` are times at which something that the bill is made by changed, with cluster and
-    node: on such a day a node's hours are told apart. On a day that has one of the `borders`
-    within it all hours are, whatever node they are of. Several days are asked for at once, so that
-    `basis_of` and what `needs` has are called by other threads.
+    `changes` are the times, clusters and nodes of changes that affect the bill: on such a day, a
+    node's hours are kept separate. On a day that has one of the `borders` within it, the hours of
+    all nodes are. Several days are read at once, so other threads call `basis_of` and the functions
+    in `needs`.
     """
     days = list(_days_with_changes(window, changes, borders))
     reader.load_stays()
-    # Of one thread each: two days side by side take less than one day by two threads, which wait
-    # for each other at the end of each question.
+    # One thread for each day: two days in parallel take less time than one day after the other with
+    # two threads, which would wait for each other at the end of each query.
     readers = SimpleQueue[UsageReader]()
     count = max(1, min(_DAYS_AT_ONCE, len(days)))
     for each in (reader, *(reader.twin(of=count) for _ in range(count - 1))):
@@ -120,7 +120,7 @@ def days_of(
 def _in_order(
     pool: Executor, work: Callable[[T], R], items: Iterable[T], *, ahead: int
 ) -> Iterator[R]:
-    """Yield what comes of each item, in their order; so many more are worked on meanwhile."""
+    """Yield the results in order, while the next `ahead` items are worked on."""
     begun: deque[Future[R]] = deque()
     for item in items:
         begun.append(pool.submit(work, item))
@@ -138,32 +138,32 @@ def rows_of(
     belongs: Callable[[UsageSum], bool],
     is_known_pod: Callable[[str, str, str], bool],
 ) -> Iterator[UsageRow]:
-    """Yield the rows of usage of which the sums belong to something, by hour, node and GPU."""
+    """Yield the rows of usage whose sums belong, by hour, node and GPU."""
     needs = ALL_NEEDED._replace(is_known_pod=is_known_pod)
     for day in _days_with_changes(window, changes):
         yield from _UsageDay(reader, day, needs).rows(belongs)
 
 
 class _Day(NamedTuple):
-    """A day of a time, or the part of it that is asked for."""
+    """A day of a window, or the part of the day within the window."""
 
     window: Window
     changing: Changing
     with_hours: bool
-    """Whether each hour is told apart on all nodes."""
+    """Whether hours are kept separate on all nodes."""
 
     def is_changing(self, node: Node) -> bool:
-        """Return whether something of a node changes within the day."""
+        """Return whether a fact about a node changes within the day."""
         return node in self.changing or (node[0], None) in self.changing
 
 
 def _days_with_changes(
     window: Window, changes: Sequence[Change], borders: Collection[int] = ()
 ) -> Iterator[_Day]:
-    """Yield each day of a time, with the nodes of which something changes within it."""
+    """Yield each day of a window, with the nodes that change within it."""
     by_day: dict[int, list[tuple[str, str | None]]] = defaultdict(list)
     for time_us, cluster, node in changes:
-        # What changes at a day's begin holds for all of it.
+        # A change at the start of a day applies to the whole day.
         if time_us % DAY_US:
             by_day[time_us // DAY_US].append((cluster, node))
     split = {border_us // DAY_US for border_us in borders if border_us % DAY_US}
@@ -173,7 +173,7 @@ def _days_with_changes(
 
 
 class _UsageDay:
-    """One day's questions."""
+    """The queries of one day."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class _UsageDay:
             names_pods=needs.names_pods,
             by_hour=bool(day.changing) or day.with_hours,
         )
-        # Of this day alone: nodes that are alike today need not have been so yesterday.
+        # For this day only: nodes that are alike today may have differed yesterday.
         self._classes: dict[Node, str] = {}
         self._first_of: dict[tuple[str, object], str] = {}
         self._parties: list[tuple[PartyKey, int]] = []
@@ -204,11 +204,11 @@ class _UsageDay:
         charges: list[PartyCharge] = []
         idle: list[IdleCharge] = []
         covered: dict[tuple[DeviceClass, int], list[int]] = defaultdict(lambda: [0, 0, 0])
-        # A day without any row may still have boards: all of their time is `no_data`.
+        # A day without rows may still have physical GPUs; all of their time is `no_data`.
         if self._open_rows():
             window = self._window._asdict()
             usage = self._usage("usage_parts")
-            # A UUID of two nodes, or a GPU that was partitioned again, takes the longer comparison.
+            # Compare all columns if nodes share a UUID or a GPU was repartitioned: that is slower.
             same = sql.BY_UUID if self._is_plain() else sql.BY_ALL
             self._query(sql.hours_sql(same_device=same), window)
             charges, idle = self._charges(same, basis_of)
@@ -222,7 +222,7 @@ class _UsageDay:
     def rows(self, belongs: Callable[[UsageSum], bool]) -> Iterator[UsageRow]:
         if not self._open_rows():
             return
-        # The sums are made once more, and those that are asked for say which rows are.
+        # Sum again, and select the rows by the sums that belong.
         wanted = [
             (*row.device, row.since_us, *_named(row.party), row.is_allocated)
             for row in self._usage("usage_parts")
@@ -243,7 +243,7 @@ class _UsageDay:
             yield UsageRow._make(row)
 
     def _open_rows(self) -> bool:
-        """Make the day's rows and classes of nodes known to SQL; return whether there are rows."""
+        """Create the day's relations and node classes in DuckDB; return whether there are rows."""
         relation = self._reader.rows_relation(self._window)
         if not relation:
             return False
@@ -260,7 +260,7 @@ class _UsageDay:
         columns = dict.fromkeys(("cluster", "node", "class_node"), "VARCHAR")
         self._reader.load("node_classes", columns, rows)
         self._query(sql.DEVICES, self._window._asdict())
-        # One model for a row, its board and its price: else none would know what the others cost.
+        # A row, its physical GPU and its price must have one model: otherwise costs do not match.
         if self._query(sql.OTHER_MODELS)[0][0]:
             self._query(sql.GPU_MODELS)
             self._open_parts(sql.with_models_sql(relation))
@@ -268,11 +268,11 @@ class _UsageDay:
         return True
 
     def _must_place(self, relation: str) -> bool:
-        """Return whether pods' records may say whose some rows are, and make known what they say.
+        """Return whether pods' records may have the pods of some rows, and load them.
 
-        Few rows are of containers of which nobody knew the pod when they were written.
+        Few rows have a container whose pod was unknown when they were written.
         """
-        # On most days the sums say that there is none, and rows need not be looked through.
+        # On most days, the sums show that there are none, and the rows need not be scanned.
         unplaced = f"SELECT count(*) FROM ({relation}) AS each WHERE {pods_sql.UNPLACED}"  # noqa: S608  # quoted files
         unnamed_pods = (
             f"SELECT count(*) FROM usage_parts WHERE NOT is_allocated AND {PARTS_NOT_NAMED_BY_ROW}"  # noqa: S608  # our own names
@@ -282,9 +282,9 @@ class _UsageDay:
         return self._reader.load_containers()
 
     def _must_name(self) -> bool:
-        """Return whether some rows do not name a pod that others name, and make known how.
+        """Return whether some rows lack a pod's name that others have, and load the names.
 
-        Records name most of them. Where there is none, a pod has one name all the same.
+        Most pods have a record with their name. Without a record, a pod still needs one name.
         """
         pods = "SELECT DISTINCT cluster, node, uid FROM usage_parts"
         rows = self._query(f"{pods} WHERE {PARTS_WITHOUT_NAMESPACE}")
@@ -301,7 +301,7 @@ class _UsageDay:
             self._query(add_unnamed_sql(self._detail))
 
     def _class_of(self, node: Node) -> str:
-        """Return the node that stands for all nodes that are like this one."""
+        """Return the node that represents all nodes like this one."""
         class_of = self._needs.class_of
         if class_of is None or self._day.is_changing(node):
             return node[1]
@@ -311,7 +311,7 @@ class _UsageDay:
         return self._classes[node]
 
     def _since(self) -> str:
-        """Return the SQL of the time from which a row's facts hold: its hour where they change."""
+        """Return the SQL of the time since which a row's facts hold: its hour if they change."""
         if self._day.with_hours:
             return "hour_us"
         if not self._day.changing:
@@ -358,20 +358,20 @@ class _UsageDay:
             " count(*) FILTER (NOT is_complex AND covered > present) FROM device_hours"
         )[0]
         charges = self._excess(same) if excess else []
-        # Plain hours are in the sums already.
+        # The sums already contain plain hours.
         if not complex_hours:
             return charges, []
         if not is_special:
             rows = sql.rows_of_hours("is_complex", same_device=same)
             query = parties_sql(rows, self._detail)
             self._load_parties(self._reader.query_as(PartyRow, query), basis_of)
-        # What the plain sums have of these hours is taken back first.
+        # Subtract the amounts that the plain sums have for these hours.
         for row in self._usage(sql.rows_of_hours("is_complex AND is_allocated", same_device=same)):
             own = PartyCharge(row.device, row.since_us, row.party, row.unresponsive - row.allocated)
             charges += [own, own._replace(units=-row.unresponsive, is_unresponsive=True)]
         self._query(sql.complex_sql(self._detail, same_device=same))
         for billed in self._reader.query_as(ComplexPartyRow, sql.complex_parties_sql(self._detail)):
-            # Parties are numbered from 1, as 0 is nobody.
+            # Parties are numbered from 1, because 0 means unallocated.
             party, since_us = self._parties[billed.party - 1]
             since_us = max(billed.since_us, since_us)
             charges.append(PartyCharge(_device_of(billed), since_us, party, int(billed.units)))
@@ -397,16 +397,16 @@ class _UsageDay:
     def _load_parties(
         self, found: Sequence[PartyRow], basis_of: Callable[[PartyKey, int], PartyBasis]
     ) -> bool:
-        """Load who is who; return whether somebody is not charged by held time."""
+        """Load the parties; return whether any is not billed by allocated time."""
         seen = []
-        # One party may have several rows here: by its UID, and by the name that a node gave it.
+        # A party may have several rows: by its UID, and by the name that a node gave it.
         for row in found:
             party = PartyKey(
                 row.cluster, row.node, row.kind, row.uid, row.namespace, row.pod, row.job
             )
             at_us = row.named_us if row.named_us is not None else row.since_us
             seen.append((basis_of(party, at_us), row.key, party, at_us))
-        # In an order of their own, on which ties of largest remainders depend.
+        # Sorted, because ties of largest remainders depend on the order.
         seen.sort(key=lambda each: (each[0].identity, tuple(map(str, each[1]))))
         numbers: dict[tuple[str, ...], int] = {}
         self._parties = []
@@ -416,7 +416,7 @@ class _UsageDay:
             if identity not in numbers:
                 numbers[identity] = len(numbers) + 1
                 if identity[0] == "pod":
-                    # Whoever was found by a name is that pod from here on.
+                    # A pod that was found by name has its UID from here on.
                     self._parties.append((party._replace(uid=identity[-1]), 0))
                 else:
                     self._parties.append((party, at_us if party.pod is not None else 0))
@@ -438,7 +438,7 @@ class _UsageDay:
         for stay, gpus_alike in self._reader.alike_stays:
             begin = max(stay.begin_us, self._window.begin_us)
             end = min(stay.end_us, self._window.end_us)
-            # Most boards are there all day; of others a part of it, or nothing.
+            # Most physical GPUs are present all day, others for a while or not at all.
             if begin >= end:
                 continue
             node, model = stay.node, stay.model
@@ -448,7 +448,7 @@ class _UsageDay:
             device = DeviceClass(node[0], self._class_of(node), model, gpu=gpu)
             units = gpus_alike * 1000 * UNITS
             if self._day.with_hours or self._day.is_changing(node):
-                # Each hour for itself, as another price may hold in it.
+                # Keep hours separate, because each may have another price.
                 for hour in range(begin - begin % HOUR_US, end, HOUR_US):
                     length = min(end, hour + HOUR_US) - max(begin, hour)
                     there[device, max(hour, self._window.begin_us)] += length * units
@@ -457,13 +457,13 @@ class _UsageDay:
         physical_gpus = []
         for key in {**dict.fromkeys(there), **dict.fromkeys(covered)}:
             known, capped, excess = covered.get(key, (0, 0, 0))
-            # What the inventory has never had is there for as long as ticks cover it.
+            # A GPU that was never in the inventory is present for the time that ticks cover.
             total = there.get(key, 0) + int(capped - known)
             physical_gpus.append(PhysicalGpuTime(*key, total, int(capped), int(excess)))
         return physical_gpus
 
     def _models_of_rows(self) -> dict[tuple[str, str, str], str]:
-        """Return the models of boards of which the inventory does not say it, by the day's rows."""
+        """Return the day's models of physical GPUs whose model the inventory does not have."""
         unnamed = {
             (*s.node, s.physical_gpu) for s, _ in self._reader.alike_stays if s.model is None
         }
@@ -482,7 +482,7 @@ def _device_of(row: DeviceRow) -> DeviceClass:
 
 
 def _party_of(row: DevicePartyRow) -> PartyKey:
-    # Names by which rows are told apart come before those that rows merely have.
+    # Names that identify the party take precedence over descriptive names.
     is_named = row.uid is None
     namespace = row.named_namespace if is_named else row.namespace
     pod = row.named_pod if is_named else row.pod
@@ -492,7 +492,7 @@ def _party_of(row: DevicePartyRow) -> PartyKey:
 
 
 def _named(party: PartyKey) -> tuple[str | None, ...]:
-    """Return whose a row is as `charging_sql.PARTY` has it: names only where there is no UID."""
+    """Return a party as `charging_sql.PARTY` has it: with names only if there is no UID."""
     if party.uid is not None:
         return (party.kind, party.uid, None, None, party.job)
     return (party.kind, None, party.namespace, party.pod, party.job)

@@ -1,8 +1,7 @@
-"""Reads the store day by day, and yields sums of time: of whom, on which devices, as which kind.
+"""Reads the store day by day, and yields sums of time by party, device and category.
 
-Here DuckDB is asked; what is asked is `charging_sql`'s, and nothing of money is known. A day at a
-time is in memory. An hour is taken from `usage_hourly` where that has all of it, any other from the
-minutes of `usage`.
+This module queries DuckDB with the SQL of `charging_sql`; it does not handle money. It reads an
+hour from `usage_hourly` if that is complete for the hour, otherwise from the minutes of `usage`.
 """
 
 from bisect import bisect_right
@@ -35,15 +34,15 @@ from gpuledger_reports.reading.versions import NamespaceVersion, NodeVersion
 
 _MINUTE_US: Final = 60_000_000
 _UNSEEN_US: Final = 31 * DAY_US
-"""A board that is in the inventory for longer than that before the store's first usage may be a
-board of which the node had no clock."""
+"""If a physical GPU is in the inventory for longer than this before the store's first usage, its
+node's clock may have been unset."""
 _INPUTS: Final = (USAGE, USAGE_HOURLY, INVENTORY, NODES, PODS, NAMESPACES, GAPS)
 V = TypeVar("V", NodeVersion, NamespaceVersion)
 R = TypeVar("R", bound=msgspec.Struct)
 
 
 class DeviceClass(NamedTuple):
-    """Devices that are alike, as their rows say it; `gpu` where GPUs are distinguished."""
+    """Devices that are alike by their rows; with `gpu` if GPUs are distinguished."""
 
     cluster: str
     node: str
@@ -55,13 +54,13 @@ class DeviceClass(NamedTuple):
 
 
 class UsageSum(NamedTuple):
-    """What the rows of a party on devices of a class sum to, from a time on; times in units."""
+    """The sums of a party's rows on a class of devices, from a time on; times in units."""
 
     device: DeviceClass
     since_us: int
     party: PartyKey
     is_allocated: bool
-    """Whether it is of time that the party held and nobody used, or of use."""
+    """Whether the rows are of allocated, unused time; otherwise they are of use."""
     allocated: int
     unresponsive: int
     busy: int
@@ -71,7 +70,7 @@ class UsageSum(NamedTuple):
 
 
 class UsageRow(NamedTuple):
-    """A row of usage, as an explanation shows it; times in nanoseconds of the device."""
+    """A row of usage for explanations; times in nanoseconds of the device."""
 
     hour_us: int
     node: str
@@ -87,7 +86,7 @@ class UsageRow(NamedTuple):
 
 
 class PartyCharge(NamedTuple):
-    """Time that a party is charged, or no longer charged where it is below zero; in units."""
+    """Units billed to a party; a negative number reduces its bill."""
 
     device: DeviceClass
     since_us: int
@@ -107,29 +106,29 @@ class IdleCharge(NamedTuple):
 
 
 class PhysicalGpuTime(NamedTuple):
-    """For how long boards of a class were there, from a time on, and what of it ticks cover."""
+    """The time of a class of physical GPUs, from a time on: present, and covered by ticks."""
 
     device: DeviceClass
     since_us: int
     present: int
     covered: int
     excess: int
-    """Covered time beyond the boards' own: clocks that were set, boards that had gone."""
+    """Covered time beyond the presence: clocks that were set, or GPUs that had gone."""
 
 
 class DaySums(NamedTuple):
-    """A day of the store."""
+    """The sums of a day of the store."""
 
     usage: list[UsageSum]
     charges: list[PartyCharge]
-    """What is charged otherwise than by held time less unresponsive time."""
+    """Differences to billing allocated time without unresponsive time."""
     idle: list[IdleCharge]
     physical_gpus: list[PhysicalGpuTime]
 
     def split(self, begins_us: Sequence[int]) -> Iterator[tuple[int, "DaySums"]]:
-        """Yield what is of each of several times that follow one another, by its number.
+        """Yield the part of each of several consecutive periods, with the period's number.
 
-        Each lasts until the next one begins. Raises ValueError for what begins before all of them.
+        Each period lasts until the next one begins. Raises ValueError if a row is before the first.
         """
         parts: dict[int, DaySums] = defaultdict(lambda: DaySums([], [], [], []))
         for name in self._fields:
@@ -142,39 +141,39 @@ class DaySums(NamedTuple):
 
 
 Change = tuple[int, str, str | None]
-"""A time in microseconds, a cluster, and a node; absent where it is of all nodes."""
+"""A time in microseconds, a cluster, and a node; without one, all nodes of the cluster."""
 
 
 class Needs(NamedTuple):
-    """What a bill has to know of rows; the less that is, the fewer sums there are."""
+    """The properties of rows that a bill needs; fewer needs make fewer sums."""
 
     by_names: bool
-    """Whether a pod that a row names needs no more than that; else its record is looked up."""
+    """Whether a name in a row is enough for its pod; otherwise its record is looked up."""
     names_pods: bool
-    """Whether pods and jobs of a namespace are told apart."""
+    """Whether pods and jobs of a namespace are distinguished."""
     class_of: Callable[[str, str, int], object] | None
-    """Returns what is known of a node at a time: nodes of which it is equal are not told apart.
+    """Returns a node's facts at a time; nodes with equal facts are not distinguished.
 
-    Absent where each node is told apart.
+    Absent if each node is distinguished.
     """
     has_bases: bool
-    """Whether somebody may be charged otherwise than by held time: a rule asks for it."""
+    """Whether a rule may bill a tenant other than by allocated time."""
     is_known_pod: Callable[[str, str, str], bool] = lambda *_: False
-    """Returns whether there is a record of a pod, by cluster, node and UID."""
+    """Returns whether a pod has a record, by cluster, node and UID."""
 
 
 ALL_NEEDED: Final = Needs(by_names=False, names_pods=True, class_of=None, has_bases=True)
 
 
 class PartyBasis(NamedTuple):
-    """By what a party is charged."""
+    """The basis by which a party is billed."""
 
     identity: tuple[str, ...]
-    """Equal for those whose use and holding are one's."""
+    """Equal for parties of one tenant, both used and allocated."""
     basis: str = "allocated"
     weight: int = 0
     weight_of: int = 1
-    """Of `blended`: held time counts `weight` of so many parts."""
+    """For `blended`: allocated time counts `weight` parts of these."""
 
 
 def _connect(
@@ -183,7 +182,7 @@ def _connect(
     connection = duckdb.connect()
     open_object_files(connection, store_uri, storage_options)
     connection.execute("SET TimeZone = 'UTC'; SET preserve_insertion_order = false")
-    # Each file is read a few times within a second, which the system's own cache is for.
+    # Each file is read a few times within a second, so the operating system's cache is enough.
     connection.execute("SET enable_external_file_cache = false")
     if memory_bytes is not None:
         connection.execute(memory_bound(memory_bytes))
@@ -191,8 +190,8 @@ def _connect(
 
 
 def memory_bound(memory_bytes: int) -> str:
-    """Return the SQL by which DuckDB takes no more than that."""
-    # Nothing is spilled either: whoever sets a bound may have no disk to write to.
+    """Return the SQL that limits DuckDB's memory."""
+    # Spilling is off too, because a machine with limited memory may have no disk to write to.
     return f"SET memory_limit = '{memory_bytes}B'; SET temp_directory = ''"
 
 
@@ -202,22 +201,22 @@ class StoreReadError(UserError):
 
 @contextmanager
 def reading_files() -> Iterator[None]:
-    """Raise StoreReadError where DuckDB cannot read a file: one is gone, cut or away."""
+    """Raise StoreReadError if DuckDB cannot read a file: it is missing, cut off or unavailable."""
     try:
         yield
     except (duckdb.IOException, duckdb.InvalidInputException) as error:
-        # A wrong query of ours is an invalid input, too.
+        # An error in our own SQL is an InvalidInputException too.
         if isinstance(error, duckdb.InvalidInputException) and "arquet" not in str(error):
             raise
         text = str(error).partition("\n")[0]
         raise StoreReadError(
-            f"the store cannot be read: {text}; try again, as a file may have been merged"
+            f"cannot read the store: {text}; try again, because a file may have been merged"
             " meanwhile, or repair the table"
         ) from error
 
 
 def _within(window: Window) -> str:
-    """Return the SQL that a column, for which `{0}` stands, is in a time."""
+    """Return the SQL condition that a column is within a window; `{0}` is the column."""
     begin, end = (f"make_timestamptz({time_us})" for time_us in window)
     return f"{{0}} >= {begin} AND {{0}} < {end}"
 
@@ -225,12 +224,12 @@ def _within(window: Window) -> str:
 def table_versions(
     store_uri: str, storage_options: Mapping[str, str] | None = None
 ) -> dict[str, int | None]:
-    """Return the versions of the tables that bills are made of, by name; absent where none is."""
+    """Return the versions of the tables that bills read, by name; None for missing tables."""
     return {t.name: version_of(store_uri, t.name, storage_options) for t in _INPUTS}
 
 
 class UsageReader:
-    """A store, as bills read it. One connection, for one thread at a time."""
+    """Reads a store for bills. One connection, for one thread at a time."""
 
     def __init__(
         self,
@@ -241,11 +240,12 @@ class UsageReader:
         memory_bytes: int | None = None,
         is_finished: bool = False,
     ) -> None:
-        """Open a store; DuckDB takes `memory_bytes` at most, and most of the machine's without.
+        """Open a store.
 
-        Of one that `is_finished` nothing is to come any more, whatever its marks say.
+        DuckDB uses at most `memory_bytes`; without it, its default: most of the machine's memory.
+        If the store `is_finished`, no more usage will come, whatever its watermarks are.
 
-        Raises `UserError` where there is no usage in it.
+        Raises `UserError` if the store has no usage.
         """
         self._uri, self._options, self._is_finished = store_uri, storage_options, is_finished
         names = (table.name for table in _INPUTS)
@@ -262,7 +262,7 @@ class UsageReader:
     def twin(self, *, of: int) -> "UsageReader":
         """Return another reader of the same store, for another thread.
 
-        It has its part of the cores, and of the memory where that is bounded; so has this one.
+        Both readers then use 1/`of` of the cores, and of the memory if it is limited.
         """
         other = copy(self)
         other._duckdb = _connect(self._uri, self._options, None)  # noqa: SLF001  # of this very class
@@ -275,37 +275,37 @@ class UsageReader:
         return other
 
     def count_slices(self, kind: Literal["compute", "memory"]) -> None:
-        """Have these slices say which part of its board an instance is; before anything is read."""
+        """Select the slices that determine an instance's part of its GPU; call this first."""
         self._slices = kind
 
     def versions(self) -> dict[str, int | None]:
-        """Return the versions of the tables that are read, by name."""
+        """Return the versions of the tables read, by name."""
         return dict(self._snapshot.versions)
 
     @property
     def removed_before_us(self) -> int:
-        """Up to when the store's retention has removed all usage; 0 where it has removed none."""
+        """The time before which retention removed all usage; 0 if it removed none."""
         return self._snapshot.removed_before_us
 
     @cached_property
     def usage_end_us(self) -> int:
-        """Up to when there is usage: as far as it is complete, or else its newest minute's end.
+        """The end of usage: the time through which it is complete, or the end of the newest minute.
 
-        Where minutes are kept no longer it is the end of the last hour.
+        If minutes are no longer kept, it is the end of the last hour.
         """
         known = self._snapshot.complete_until_us
         if known is not None and not self._is_finished:
             return known
         minute_us, hour_us = self._newest_us(USAGE.name), self._newest_us(USAGE_HOURLY.name)
         minute_end_us = minute_us + _MINUTE_US
-        # An hour that is summed may be under way: its minutes say how far it has come.
+        # The last summed hour may be in progress: its minutes show how far it is.
         if hour_us > minute_us or hour_us < self._snapshot.purged_before_us:
             return max(hour_us + HOUR_US, minute_end_us)
         return minute_end_us
 
     @cached_property
     def usage_begin_us(self) -> int:
-        """From when on there is usage: the hour or minute of its oldest row."""
+        """The start of usage: the hour or minute of the oldest row."""
         begins_us = []
         for table, column in ((USAGE.name, "minute"), (USAGE_HOURLY.name, "hour")):
             if days := self._files[table]:
@@ -314,21 +314,21 @@ class UsageReader:
         return min(int(begin_us) for (begin_us,) in begins_us if begin_us is not None)
 
     def _newest_us(self, table: str) -> int:
-        """Return when the newest rows of a table of usage begin; 0 where it has none."""
+        """Return the start time of a usage table's newest rows; 0 if it has none."""
         days = self._files[table]
         if not days:
             return 0
-        # The newest day alone is read: no other can have later ones.
+        # Only the newest day is read, because other days cannot have later rows.
         files = days[max(days, key=lambda day: day or "")]
         column = {USAGE.name: "minute", USAGE_HOURLY.name: "hour"}[table]
         ((begin_us,),) = self.query(f"SELECT epoch_us(max({column})) FROM {relation(files)}")  # noqa: S608  # quoted files
         return int(begin_us or 0)
 
     def pods(self, window: Window, *, by_names: bool = False) -> list[PodVersion]:
-        """Return what is known of the pods that there may have been in a time, or that rows name.
+        """Return the versions of the pods that may have existed in a window, or that rows name.
 
-        A pod may be deleted long before its processes end, where its node is cut off. `by_names`
-        leaves out those of which all rows say the names themselves: they are most.
+        A pod may be deleted long before its processes end, if its node is cut off. `by_names`
+        leaves out the pods whose rows all have the names themselves, which are most.
         """
         files = self._all_files(PODS.name)
         if not files:
@@ -360,17 +360,17 @@ class UsageReader:
 
     @cached_property
     def stays(self) -> list[Stay]:
-        """When each board was in the inventory."""
+        """All stays of physical GPUs in the inventory."""
         columns = "cluster, node, epoch_us(in_force_from), min(kafka_offset), gpu_uuid, max(model)"
         rows = [InventoryRow(*row) for row in self._versions_in(INVENTORY.name, columns)]
         return stays_of(rows, self.nodes, earliest_us=self._earliest_us(rows))
 
     def _earliest_us(self, inventory: Sequence[InventoryRow]) -> dict[Node, int]:
-        """Return since when nodes were there whose inventory says a time long before the store's.
+        """Return the earliest time of nodes whose inventory begins long before the store.
 
-        A node's clock may be unset when it says what it has: as of 1970 its boards would cost money
-        in all months before it was bought. Such a node is there from its first usage on, or from
-        when Kubernetes had it, if that was before.
+        A node's clock may be unset when it reports its inventory: with a date in 1970, its GPUs
+        would cost money in all months before they were bought. Such a node counts from its first
+        usage or from its creation in Kubernetes, whichever is earlier.
         """
         days = {day for table in (USAGE.name, USAGE_HOURLY.name) for day in self._files[table]}
         first = min((day for day in days if day), default=None)
@@ -406,9 +406,9 @@ class UsageReader:
 
     @cached_property
     def alike_stays(self) -> list[tuple[Stay, int]]:
-        """How many boards stayed alike, with one stay for all; its board counts where it must.
+        """The number of physical GPUs with equal stays, and one stay for all of them.
 
-        That is where GPUs are told apart, and where the inventory does not say a board's model.
+        GPUs are only distinguished if the bill needs it or the inventory has no model for a GPU.
         """
         counts = Counter(
             stay if self.keeps_gpus or stay.model is None else stay._replace(physical_gpu="")
@@ -417,7 +417,7 @@ class UsageReader:
         return list(counts.items())
 
     def gaps(self, window: Window) -> list[tuple[str, int, str, int | None]]:
-        """Return what was gone before it was stored: topic, partition, reason, missed offsets."""
+        """Return data that was lost before it was stored: topic, partition, reason, offsets."""
         return self.query(
             "SELECT topic, kafka_partition, reason, missed_offsets"  # noqa: S608  # quoted files
             f" FROM {gaps_of_files(self._all_files(GAPS.name))}"
@@ -426,7 +426,7 @@ class UsageReader:
         )
 
     def rows_relation(self, day: Window) -> str | None:
-        """Return the SQL of a day's rows of usage; absent where it has none."""
+        """Return the SQL of a day's rows of usage; None if it has none."""
         if day not in self._relations:
             self._relations[day] = self._find_rows(day)
         return self._relations[day]
@@ -437,7 +437,7 @@ class UsageReader:
             [*self._files[table].get(name, ()), *self._files[table].get(None, ())]
             for table in (USAGE_HOURLY.name, USAGE.name)
         )
-        # By the column itself, which Parquet has the least and the greatest value of.
+        # Filters by the column, because Parquet has its minimum and maximum.
         within = _within(day)
         hours = f"(SELECT * FROM {relation(hourly)} WHERE {within.format('hour')})"  # noqa: S608  # quoted files
         rows = f"(SELECT * FROM {relation(minutes)} WHERE {within.format('minute')})"  # noqa: S608  # quoted files
@@ -461,10 +461,10 @@ class UsageReader:
         return " UNION ALL BY NAME ".join(parts) or None
 
     def _hours_to_resum(self, minutes: str, day: Window, summed: frozenset[int]) -> frozenset[int]:
-        """Return the hours of which the minutes are read although there are hourly sums."""
+        """Return the hours to read from minutes although they have hourly sums."""
         changed = self._snapshot.changed_hours_us
         wanted = summed if changed is None else summed & changed
-        # The last hour may have more than the time that is asked for.
+        # The last hour may reach beyond the window.
         wanted |= {day.end_us - day.end_us % HOUR_US} - {day.end_us}
         wanted = frozenset(hour for hour in wanted if hour >= self._snapshot.purged_before_us)
         return wanted & self._hours_in(minutes, "minute") if wanted else wanted
@@ -474,24 +474,24 @@ class UsageReader:
         return frozenset(hour for (hour,) in self.query(f"SELECT DISTINCT {hour} FROM {rows}"))  # noqa: S608  # quoted files
 
     def load_stays(self) -> None:
-        """Make the boards' stays known to SQL, as the table `stays`."""
+        """Load the physical GPUs' stays into DuckDB, into the table `stays`."""
         kinds = ("VARCHAR", "VARCHAR", "VARCHAR", "VARCHAR", "BIGINT", "BIGINT")
         names = ("cluster", "node", "physical_gpu", "model", "begin_us", "end_us")
         rows = [(*s.node, s.physical_gpu, s.model, s.begin_us, s.end_us) for s in self.stays]
         self.load("stays", dict(zip(names, kinds, strict=True)), rows)
 
     def load_containers(self) -> bool:
-        """Make known to SQL whose each container is, as `containers`; false without any record."""
+        """Load the pods of containers into DuckDB, as `containers`; false without any record."""
         files = self._all_files(PODS.name)
         if files:
             self.query(pods_sql.containers_sql(relation(files)))
         return bool(files)
 
     def load_row_names(self, unnamed: Sequence[tuple[str, str, str]], day: Window) -> bool:
-        """Make known to SQL what rows call these pods, as `row_names`; false where none does.
+        """Load the rows' names of these pods into DuckDB, as `row_names`; false if there are none.
 
-        All rows of the day are asked, also where a part of it is billed: parts of a time are then
-        billed by the same names as all of it.
+        All rows of the day are read, even if only a part is billed, so that bills of parts of a day
+        use the same names as a bill of the whole day.
         """
         self.load("unnamed", dict.fromkeys(("cluster", "node", "uid"), "VARCHAR"), unnamed)
         of_day = day_of(day.begin_us)
@@ -505,8 +505,8 @@ class UsageReader:
         return bool(self.query("SELECT 1 FROM row_names LIMIT 1"))
 
     def load(self, table: str, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]) -> None:
-        """Make a table of rows; `columns` have DuckDB's type of each."""
-        # As one text: of each value in a list DuckDB asks anew whether numpy is installed.
+        """Create a table with rows; `columns` has DuckDB's type of each."""
+        # Passed as JSON: for each value of a list, DuckDB checks again whether numpy is installed.
         shape = msgspec.json.encode([dict(columns)]).decode()
         named = [dict(zip(columns, row, strict=True)) for row in rows]
         self.query(
@@ -516,7 +516,7 @@ class UsageReader:
         )
 
     def _histories_in(self, table: str, name: str, kind: type[V]) -> dict[tuple[str, str], list[V]]:
-        """Return all versions of each thing of a table, in the order in which they hold."""
+        """Return all versions of each object of a table, in their order of effect."""
         found: dict[tuple[str, str], list[V]] = defaultdict(list)
         if not (files := self._all_files(table)):
             return found
@@ -541,16 +541,16 @@ class UsageReader:
         return [file for of_day in self._files[table].values() for file in of_day]
 
     def query_as(self, kind: type[R], query: str) -> list[R]:
-        """Return all rows of a query's answer, of which the columns are the fields of `kind`."""
+        """Return all rows of a query, as `kind`; its columns must be the fields of `kind`."""
         with reading_files():
             answer = self._duckdb.execute(query)
             rows = answer.fetchall()
-        # Rows have their values by position: a column that moved would be taken for another.
+        # Values are assigned by position, so a moved column would be read as another one.
         if (columns := tuple(name for name, *_ in answer.description)) != kind.__struct_fields__:
             raise RuntimeError(f"{kind.__name__} has other columns than {columns}")
         return [kind(*row) for row in rows]
 
     def query(self, query: str, parameters: Mapping[str, Any] | None = None) -> list[Any]:
-        """Return all rows of a query's answer; raises StoreReadError."""
+        """Return all rows of a query; raises StoreReadError if a file cannot be read."""
         with reading_files():
             return self._duckdb.execute(query, parameters or {}).fetchall()

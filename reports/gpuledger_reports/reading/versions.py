@@ -1,4 +1,4 @@
-"""What was said of nodes and namespaces, and which of it holds at a time: as a query finds it.
+"""Versions of nodes and namespaces, and the one in force at a time.
 
 Pure. `gpuledger.store.views` has the same rule in SQL.
 """
@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 
 class NodeVersion(NamedTuple):
-    """What was said of a node from a time on."""
+    """The facts about a node from a time on."""
 
     since_us: int
     deleted_us: int | None
@@ -22,7 +22,7 @@ class NodeVersion(NamedTuple):
 
 
 class NamespaceVersion(NamedTuple):
-    """What was said of a namespace from a time on."""
+    """The facts about a namespace from a time on."""
 
     since_us: int
     deleted_us: int | None
@@ -34,12 +34,12 @@ V = TypeVar("V", NodeVersion, NamespaceVersion)
 
 
 def effective_versions(versions: Iterable[V]) -> list[V]:
-    """Return the versions that hold at some time, each with the time from which it does.
+    """Return the versions that are in force at some time, with the time since which they are.
 
-    `versions` has them by the times at which they came into force, and of one time the newest last,
-    which alone holds. What was deleted is what it was before, as far as its deletion does not say
-    it. Where it was made anew the new one holds from the deletion on: an hour in which it was made
-    has usage of that one alone, although the deleted one was in force when the hour began.
+    `versions` must be ordered by the time at which they came into force; of several at one time,
+    the last one counts. A deletion keeps the earlier facts that it does not have itself. If the
+    object was recreated, the new version counts from the deletion on. The hour of its creation only
+    has usage of the new object, although the deleted one was in force when the hour began.
     """
     found: list[V] = []
     for version in {version.since_us: version for version in versions}.values():
@@ -50,7 +50,7 @@ def effective_versions(versions: Iterable[V]) -> list[V]:
             is_deletion = version.deleted_us is not None
             found.append(_with_words_of(before, version) if is_deletion else version)
         elif version.deleted_us is None:
-            # A deletion before which nothing is known keeps the time before it.
+            # If nothing is known before a deletion, its version keeps the time before it.
             if len(found) > 1:
                 found.pop()
             found.append(version._replace(since_us=before.since_us))
@@ -58,9 +58,9 @@ def effective_versions(versions: Iterable[V]) -> list[V]:
 
 
 def version_at(versions: Sequence[V], time_us: int) -> V:
-    """Return the version that holds at a time; before the first one, that one.
+    """Return the version in force at a time; the first one if the time is before it.
 
-    Whoever says what nodes are was late then, the node was not.
+    A record may arrive late, but the node existed before it.
     """
     at = bisect_right(versions, time_us, key=lambda version: version.since_us)
     return versions[max(0, at - 1)]

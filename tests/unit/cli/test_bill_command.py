@@ -115,7 +115,7 @@ def test_a_file_of_the_store_that_cannot_be_read_is_one_line_and_may_be_tried_ag
     for command in (["bill"], ["bill", "close"]):
         assert main([*command, *arguments]) == 2
         error = capsys.readouterr().err
-        assert error.startswith("gpuledger: the store cannot be read")
+        assert error.startswith("gpuledger: cannot read the store")
         assert error.count("\n") == 1
 
 
