@@ -1,8 +1,8 @@
-"""Charts of a bill as SVG: drawn by Vega-Lite, coloured by the page, readable without the eye.
+"""Draws a bill's charts as SVG with Vega-Lite, accessible to screen readers.
 
-Charts alone may round: their lengths are floats, made of what is shown beside them in full. Nothing
-is laid out by the width of a text, so that a chart is the same on every machine, whatever fonts it
-has; and colours are the page's variables, so that one drawing is for light, dark and print.
+Only charts may round: their lengths are floats, but exact amounts are shown next to them. The
+layout does not depend on text widths, so a chart is the same on every machine, whatever fonts it
+has. Colours are the page's variables, so one drawing works for light, dark and print.
 """
 
 import re
@@ -17,7 +17,7 @@ import vl_convert
 from markupsafe import Markup
 
 _SVG: Final = "http://www.w3.org/2000/svg"
-# In pixels of the drawing, which the page scales as a whole.
+# In pixels of the drawing; the page scales it as a whole.
 _BAR_STEP: Final = 26
 _INK, _MUTED, _GRID = "var(--ink)", "var(--muted)", "var(--grid)"
 _ELLIPSIS: Final = "…"
@@ -29,25 +29,25 @@ class BarPart:
     """A part of a bar."""
 
     colour: str
-    """Which of the page's colours it has: `used` is `var(--c-used)`."""
+    """The name of the page's colour: `used` is `var(--c-used)`."""
     amount: Decimal
     text: str
-    """What a screen reader says of it, and what is shown where one points at it."""
+    """The text for screen readers and for the tooltip."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A bar of parts that are laid end to end."""
+    """A bar of parts, laid end to end."""
 
     name: str
     parts: Sequence[BarPart]
     text: str = ""
-    """What stands at its end."""
+    """The text at the bar's end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gauge:
-    """How much of something is spent, beside how much of its time is over."""
+    """The spent part of a budget, and the elapsed part of its time."""
 
     name: str
     spent_ratio: Decimal
@@ -58,17 +58,17 @@ class Gauge:
 
 @dataclass(frozen=True, kw_only=True)
 class _Size:
-    """One of the two drawings of a chart; the page shows which fits."""
+    """The size of one of a chart's two drawings; the page shows the one that fits."""
 
     style: str
     width: int
-    """Of the plot, without what is around it."""
+    """The width of the plot, without its surroundings."""
     left: int
     right: int
     name_length: int
-    """So few that usual letters find room: nothing is laid out by the width of a text."""
+    """Short enough for usual letters to fit, because the layout does not depend on text widths."""
     days_width: int
-    """Of the plot of days, which has the names' room for itself."""
+    """The width of the plot of days, which has no names at its left."""
     days_left: int
     ticks: int
 
@@ -98,27 +98,27 @@ _SIZES: Final = (
 
 
 def draw_bars(bars: Sequence[Bar], *, title: str) -> Markup:
-    """Return bars that lie one below the other, each with its name and what it comes to."""
+    """Return horizontal bars, one below the other, each with its name and total."""
     return Markup("").join(_draw(_bars_spec(bars, size), title, size.style) for size in _SIZES)
 
 
 def draw_days(days: Sequence[Bar], *, title: str) -> Markup:
-    """Return bars that stand side by side, each with its day such as 2026-10-01."""
+    """Return vertical bars, one for each day; a bar's name is its day, such as 2026-10-01."""
     return Markup("").join(_draw(_days_spec(days, size), title, size.style) for size in _SIZES)
 
 
 def draw_gauges(gauges: Sequence[Gauge], *, title: str) -> Markup:
-    """Return how budgets stand: spent, the time that is over, and what it comes to at the end."""
+    """Return budgets as bars: spent, elapsed time and forecast."""
     return Markup("").join(_draw(_gauges_spec(gauges, size), title, size.style) for size in _SIZES)
 
 
 def printable(text: str) -> str:
-    """Return a text without the control characters that neither XML nor HTML may have."""
+    """Return a text without the control characters that XML and HTML do not allow."""
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def _shortened(text: str, length: int) -> str:
-    """Return a text without its middle: names of many tenants differ at their ends."""
+    """Return a text without its middle, because many tenants' names differ at their ends."""
     if len(text) <= length:
         return text
     end = length // 3
@@ -126,7 +126,7 @@ def _shortened(text: str, length: int) -> str:
 
 
 def _spans(bars: Sequence[Bar]) -> list[dict[str, Any]]:
-    """Return from where to where each part goes; below zero nothing is drawn."""
+    """Return the start and end of each part; negative amounts are not drawn."""
     rows = []
     for number, bar in enumerate(bars):
         lengths = [max(Decimal(0), part.amount) for part in bar.parts]
@@ -147,7 +147,7 @@ def _spans(bars: Sequence[Bar]) -> list[dict[str, Any]]:
 
 def _bars_spec(bars: Sequence[Bar], size: _Size) -> dict[str, Any]:
     labels = _labels(((bar.name, bar.text) for bar in bars), size)
-    # The text stands behind what is drawn; what is below zero is not.
+    # The text follows the drawn bar; negative amounts are not drawn.
     ends = [
         float(sum((max(Decimal(0), part.amount) for part in bar.parts), Decimal(0))) for bar in bars
     ]
@@ -176,7 +176,7 @@ def _bars_spec(bars: Sequence[Bar], size: _Size) -> dict[str, Any]:
 
 def _days_spec(days: Sequence[Bar], size: _Size) -> dict[str, Any]:
     spans = [{**row, "at": days[row["at"]].name} for row in _spans(days)]
-    # A day's label every so often, the first among them: as many as find room.
+    # As many day labels as fit, at regular intervals from the first day.
     every = -(-len(days) // size.ticks)
     return {
         "width": size.days_width,
@@ -213,7 +213,7 @@ def _gauges_spec(gauges: Sequence[Gauge], size: _Size) -> dict[str, Any]:
     marks: list[dict[str, Any]] = []
     for number, gauge in enumerate(gauges):
         name, spent = printable(gauge.name), float(gauge.spent_ratio)
-        # Red is kept for what is over: a budget that is nearly spent is as it was meant.
+        # Red means overspent; a nearly spent budget is as intended.
         over = spent > 1
         bars += [
             {"at": number, "begin": 0, "end": 1, "colour": _GRID, "text": f"{name}: the budget"},
@@ -225,7 +225,7 @@ def _gauges_spec(gauges: Sequence[Gauge], size: _Size) -> dict[str, Any]:
                 "text": f"{name}: {gauge.text} spent",
             },
         ]
-        ticks = {"time that is over": gauge.elapsed_ratio, "at the end": gauge.forecast_ratio}
+        ticks = {"elapsed time": gauge.elapsed_ratio, "forecast": gauge.forecast_ratio}
         for number_of_tick, (what, ratio) in enumerate(ticks.items()):
             if ratio is not None:
                 marks.append(
@@ -236,7 +236,7 @@ def _gauges_spec(gauges: Sequence[Gauge], size: _Size) -> dict[str, Any]:
                         "text": f"{name}: {what}, {ratio * 100:.0f} %",
                     }
                 )
-    # One that runs away must not press the others into a corner.
+    # A budget that is far overspent must not squeeze the others.
     longest = min(2.0, max(1.0, *(row["end"] for row in (*bars, *marks))))
     shown = [ratio for ratio in (0, 0.5, 1, 1.5, 2) if ratio <= longest]
     scale = {"domain": [0, longest], "clamp": True, "nice": False}
@@ -275,9 +275,9 @@ _COLOURED: Final[Mapping[str, Any]] = {
     "color": {"field": "colour", "type": "nominal", "scale": None},
     "description": {"field": "text", "type": "nominal"},
 }
-# Plain numbers, as far as there is room for them: cents are no thousandths of a currency.
+# Plain numbers as far as they fit: `m` for thousandths would be wrong for cents.
 _PLAIN: Final = "format(datum.value, abs(datum.value) < 1e7 ? ',~f' : '~s')"
-# Without these Vega would measure texts, by fonts that another machine does not have.
+# Otherwise Vega measures texts with fonts that other machines do not have.
 _FIXED: Final[Mapping[str, Any]] = {"minExtent": 0, "maxExtent": 0, "labelOverlap": False}
 
 
@@ -286,7 +286,7 @@ def _length(name: str) -> dict[str, Any]:
 
 
 def _labels(names: Iterable[tuple[str, str]], size: _Size) -> list[dict[str, Any]]:
-    # By their number: two names may be alike once they are shortened.
+    # Identified by number, because two names may be equal once they are shortened.
     return [
         {"at": number, "name": _shortened(printable(name), size.name_length), "text": text}
         for number, (name, text) in enumerate(names)
@@ -327,21 +327,21 @@ def _draw(spec: dict[str, Any], title: str, style: str) -> Markup:
             },
             **spec,
         },
-        # No data is ever fetched: not even where a name looked like an address.
+        # No data is ever fetched, even if a name looks like a URL.
         allowed_base_urls=[],
     )
     return _for_page(drawn, title, style)
 
 
 def _for_page(drawn: str, title: str, style: str) -> Markup:
-    """Return a drawing as an element of the page: named, scaled by CSS, with texts to point at."""
+    """Return a drawing for the page: labelled, scaled by CSS, and with tooltips."""
     ET.register_namespace("", _SVG)
     svg = ET.fromstring(drawn)  # noqa: S314  # drawn here, of texts that Vega has escaped
     del svg.attrib["width"], svg.attrib["height"]
-    # A group and not an image: what is in it can be read part by part.
+    # A group instead of an image, so that screen readers can read its parts.
     svg.attrib |= {"class": f"chart {style}", "role": "group", "aria-label": printable(title)}
     for element in svg.iter():
-        # Style attributes are what the page's policy forbids; the fonts are the page's.
+        # The page's policy forbids style attributes, and the page sets the fonts.
         for name in ("style", "font-family"):
             element.attrib.pop(name, None)
         if (

@@ -1,9 +1,8 @@
-"""Bills as one HTML file that works offline: what it costs at first look, then every line exactly.
+"""Bills as one HTML file that works offline: an overview first, then every line exactly.
 
-Charts round, tables do not. Names of tenants are whatever users of a cluster call their things, so
-everything is escaped where it enters the page, and the page's own policy lets nothing run or load
-but the style and the script that it brings, which it knows by their hashes. Pure: the same bill
-gives the same page.
+Charts round, tables do not. Cluster users choose the names of tenants, so every name is escaped
+when it enters the page, and the page's security policy allows only its own style and script, by
+their hashes. Pure: the same bill gives the same page.
 """
 
 import shlex
@@ -50,7 +49,7 @@ _PARTS: Final[Mapping[str, str]] = {
     "overhead": "overhead",
     "no_data": "no data",
 }
-"""What a part of the cost is called, by the name of its colour."""
+"""The name of each part of the cost, by its colour."""
 _TILES: Final[Mapping[str, str]] = {
     "billed_unused": "unused cost",
     "idle": "idle cost",
@@ -58,17 +57,17 @@ _TILES: Final[Mapping[str, str]] = {
     "overhead": "overhead",
     "no_data": "no data",
 }
-"""What a part is called where it stands alone."""
+"""The name of a part on its own, outside a list of parts."""
 
 
 def as_html(bill: Bill, *, closed: Sequence[ClosedLine], arguments: Sequence[str]) -> str:
     """Return a bill as an HTML page.
 
-    `closed` are the lines under which its period was closed, `arguments` the arguments of
-    `gpuledger bill` by which `gpuledger bill explain` finds the same bill.
+    `closed` has the lines of the closed period. `arguments` are the arguments of `gpuledger bill`
+    with which `gpuledger bill explain` finds the same bill.
     """
     page = _BillPage(bill)
-    # As they are, not escaped: their hashes are of these very texts.
+    # Not escaped, because the policy's hashes are of these exact texts.
     style, script = _asset("bill_page.css"), _asset("bill_page.js")
     command = shlex.join(["gpuledger", "bill", "explain", "LINE", *arguments])
     text = _template().render(
@@ -99,7 +98,7 @@ def as_html(bill: Bill, *, closed: Sequence[ClosedLine], arguments: Sequence[str
 
 @dataclass(frozen=True, kw_only=True)
 class _Amount:
-    """A part of what all costs."""
+    """A part of the whole cost."""
 
     part: str
     cost: Decimal
@@ -107,12 +106,12 @@ class _Amount:
 
 
 class _BillPage:
-    """What the page shows of a bill, in texts and drawings."""
+    """The texts and drawings of the page."""
 
     def __init__(self, bill: Bill) -> None:
         self._bill = bill
         self._digits = minor_digits(bill.currency)
-        # The dearest first, as in the table of the terminal.
+        # Highest cost first, as in the terminal's table.
         self.lines = sorted(
             bill.lines, key=lambda line: (-line.cost, line.values, line.idle_kind or "")
         )
@@ -125,29 +124,29 @@ class _BillPage:
         return money_text(amount, self._bill.currency)
 
     def plain(self, amount: Fraction | Decimal) -> Decimal:
-        """Return an amount with the currency's digits, as the other formats have it."""
+        """Return an amount with the currency's digits, as in the other formats."""
         return rounded(Fraction(amount), digits=self._digits)
 
     def hours(self, units: int) -> str:
-        """Return GPU-hours, to the thousandth at least."""
+        """Return GPU-hours with at least three decimals."""
         return hours_text(units, digits=3)
 
     def efficiency(self, used: int, allocated: int) -> str:
-        """Return used over allocated time for sorting, with equally many digits on every line."""
-        # Lines without allocated time come first or last.
+        """Return used over allocated time for sorting, always with the same number of digits."""
+        # Lines without allocated time sort first or last.
         ratio = Fraction(used, allocated) if allocated else Fraction(-1)
         return f"{rounded(ratio, digits=6):f}"
 
     def percent(self, ratio: Fraction) -> str:
-        """Return a ratio in percent; down, as nothing may read as if it were complete."""
+        """Return a ratio in percent, rounded down so that nothing incomplete shows as 100 %."""
         return f"{Decimal(ratio.numerator * 10**4 // ratio.denominator).scaleb(-2):f} %"
 
     def name_of(self, line: BillLine) -> str:
-        """Return how a line is called in charts."""
+        """Return a line's name for charts."""
         return " / ".join(map(printable, line.values))
 
     def exact(self, line: BillLine) -> dict[str, Decimal]:
-        """Return a line's parts of the cost, as the other formats have them."""
+        """Return a line's separate costs, as in the other formats."""
         return {
             "unused_cost": self.plain(line.unused_cost),
             "energy_cost": self.plain(line.energy_cost),
@@ -164,7 +163,7 @@ class _BillPage:
 
     @property
     def amounts(self) -> list[_Amount]:
-        """What all costs, by what it was paid for; the amounts sum to the bill."""
+        """The parts of the whole cost; they sum to the bill."""
         exact: dict[str, Fraction] = defaultdict(Fraction)
         for line in self.lines:
             for part, cost in _parts_of(line).items():
@@ -179,7 +178,7 @@ class _BillPage:
 
     @property
     def tiles(self) -> list[tuple[str, Decimal]]:
-        """What of it was charged and not used, and the largest kind of what nobody is charged."""
+        """The billed unused cost, and the largest idle cost."""
         costs = {amount.part: amount.cost for amount in self.amounts}
         largest = max(
             (kind for kind in IDLE_KINDS if kind in costs), key=costs.__getitem__, default=None
@@ -188,7 +187,7 @@ class _BillPage:
 
     @property
     def no_data_cost(self) -> Decimal | None:
-        """What a part costs of which no tick says anything; absent where that is little."""
+        """The cost of time without data; absent if data coverage suffices for closing."""
         covered, minimum = (
             self._bill.data_coverage_ratio,
             self._bill.policy.policy.close.min_data_coverage_ratio,
@@ -199,9 +198,9 @@ class _BillPage:
 
     @property
     def tenants(self) -> list[dict[str, Any]]:
-        """Tenants as bars: the dearest each for itself, then the rest of them as one."""
+        """The rows of the tenants' chart: the highest costs, then all others in one row."""
         shown, rest = self.tenant_lines[:_MAX_BARS], self.tenant_lines[_MAX_BARS:]
-        # More bars than these are no chart that anybody reads; the table has them all.
+        # More bars would be unreadable; the table has all lines.
         rows = [
             {"name": self.name_of(line), "parts": _parts_of(line), "cost": line.cost}
             for line in shown
@@ -223,7 +222,7 @@ class _BillPage:
 
     @property
     def tenants_chart(self) -> Markup:
-        """The chart of the tenants; empty where nobody pays anything."""
+        """The chart of tenants; empty if no tenant has a cost."""
         bars = [
             Bar(
                 name=row["name"],
@@ -236,7 +235,7 @@ class _BillPage:
 
     @property
     def parts_chart(self) -> Markup:
-        """The chart of what all is paid for."""
+        """The chart of the parts of the cost."""
         bars = [
             Bar(
                 name=_PARTS[amount.part],
@@ -245,14 +244,14 @@ class _BillPage:
             )
             for amount in self.amounts
         ]
-        return draw_bars(bars, title="Cost by what it is for") if _has_length(bars) else Markup("")
+        return draw_bars(bars, title="Cost by category") if _has_length(bars) else Markup("")
 
     @property
     def days(self) -> list[dict[str, Any]]:
-        """Each day's costs by kind, which sum to the bill, before idle is shared."""
+        """Each day's costs by kind before idle is shared; all days sum to the bill."""
         days = self._bill.days
         kinds = [kind for kind in (None, *IDLE_KINDS) if any(day.costs.get(kind) for day in days)]
-        # All cells of the table together, so that days sum to the bill as they are shown.
+        # All cells are rounded together, so that the days shown sum to the bill.
         cells = [(day, kind) for day in days for kind in kinds]
         costs = quantize_together(
             [day.costs.get(kind, Fraction(0)) for day, kind in cells], digits=self._digits
@@ -267,7 +266,7 @@ class _BillPage:
 
     @property
     def days_chart(self) -> Markup:
-        """The chart of days; empty where there are too few for one."""
+        """The chart of days; empty if there are too few."""
         days = self.days
         bars = [
             Bar(
@@ -284,7 +283,7 @@ class _BillPage:
 
     @property
     def budgets(self) -> list[dict[str, Any]]:
-        """Budgets: what is spent, what is left, and what it comes to at the end."""
+        """Budgets: spent, left and forecast."""
         return [
             {
                 "name": printable(state.name),
@@ -300,7 +299,7 @@ class _BillPage:
 
     @property
     def budgets_chart(self) -> Markup:
-        """The chart of budgets; empty where there are none."""
+        """The chart of budgets; empty if there are none."""
         gauges = [
             Gauge(
                 name=state.name,
@@ -332,12 +331,12 @@ class _BillPage:
 
 
 def day_text(begin_us: int) -> str:
-    """Return a day as 2026-10-01."""
+    """Return a day as text, such as 2026-10-01."""
     return datetime.fromtimestamp(begin_us // DAY_US * 86_400, tz=UTC).date().isoformat()
 
 
 def _parts_of(line: BillLine) -> dict[str, Fraction]:
-    """Return what a line's cost is for; the parts sum to what it costs."""
+    """Return the parts of a line's cost; they sum to its cost."""
     if line.idle_kind is not None:
         return {line.idle_kind: line.exact_cost}
     return {
@@ -372,7 +371,7 @@ def _template() -> Template:
     environment = Environment(
         loader=FileSystemLoader(_FOLDER),
         autoescape=True,
-        # A name that is misspelt in the template is an error, not an empty place on a bill.
+        # A misspelt name in the template is an error, not an empty space on a bill.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -1,4 +1,4 @@
-"""How a line of a bill was calculated, as lines of text: price rows, times, usage, offsets."""
+"""Explains how a line was calculated, as lines of text: prices, times, usage, Kafka offsets."""
 
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
@@ -22,31 +22,30 @@ _NS_PER_SECOND: Final = 10**9
 
 
 class Explanation(NamedTuple):
-    """A line, and all that there is to say of it."""
+    """A line and its explanation."""
 
     line: BillLine
-    """As it is now, whatever was closed; of nothing where nothing of it is left."""
+    """The line as it is now, even if it was closed; zero if it no longer exists."""
     texts: Iterator[str]
 
 
 def explanation_of(
     bill: Bill, begin: str, *, maker: BillMaker, closed: Sequence[ClosedLine], max_rows: int
 ) -> Explanation:
-    """Return what was closed of the line of which the id begins so, and how it is made now.
+    """Return the revisions of the line whose id begins with `begin`, and its calculation now.
 
-    A bill that was closed may show a line of which nothing is left. Raises ArgumentError
-    where no one line begins so.
+    The line may exist only in `closed`. Raises ArgumentError if no line, or more than one, matches.
     """
     lines = {line.id: line for line in bill.lines}
     gone = {each.line: each for each in closed if each.line not in lines}
     found = [line for line in {**lines, **gone} if line.startswith(begin)]
     if len(found) != 1:
-        problem = "is the begin of several lines" if found else "is no line of this bill"
+        problem = "matches several lines" if found else "is not a line of this bill"
         raise ArgumentError("line", f"{begin!r} {problem}")
     (id_,) = found
     revisions = revision_texts(closed, id_, policy=bill.policy.sha256)
     if id_ in gone:
-        nothing = [f"line {id_}: nothing of it is left in the bill"]
+        nothing = [f"line {id_}: no longer in the bill"]
         return Explanation(taken_back(gone[id_]), chain(revisions, nothing))
     line = lines[id_]
     made = explain_line(bill, line, maker=maker, max_rows=max_rows)
@@ -54,7 +53,7 @@ def explanation_of(
 
 
 def explain_line(bill: Bill, line: BillLine, *, maker: BillMaker, max_rows: int) -> Iterator[str]:
-    """Yield the explanation of a line; `max_rows` rows of usage at most, all where it is 0."""
+    """Yield the explanation of a line, with at most `max_rows` rows of usage; 0 means all."""
     named = ", ".join(f"{name} {value}" for name, value in zip(bill.by, line.values, strict=True))
     kind = f", {line.idle_kind}" if line.idle_kind else ""
     yield f"line {line.id}: {named}{kind}"
@@ -62,7 +61,7 @@ def explain_line(bill: Bill, line: BillLine, *, maker: BillMaker, max_rows: int)
     yield f"  {begin} to {end}, in {bill.currency}"
     yield f"  prices: {bill.policy.name}, sha256 {bill.policy.sha256}"
     versions = (f"{name} {v}" for name, v in bill.versions.items() if v is not None)
-    yield f"  versions of the tables: {', '.join(versions)}"
+    yield f"  table versions: {', '.join(versions)}"
     yield ""
     yield from _arithmetic(bill, line)
     yield ""
@@ -70,9 +69,9 @@ def explain_line(bill: Bill, line: BillLine, *, maker: BillMaker, max_rows: int)
 
 
 def revision_texts(closed: Sequence[ClosedLine], line: str, *, policy: str) -> Iterator[str]:
-    """Yield what was closed of a line, revision by revision; nothing where it never was.
+    """Yield a line's closed revisions; nothing if it was never closed.
 
-    `policy` is the hash of the prices by which the line is explained.
+    `policy` is the hash of the prices with which the line is explained.
     """
     for each in closed:
         if each.line == line:
@@ -83,7 +82,7 @@ def revision_texts(closed: Sequence[ClosedLine], line: str, *, policy: str) -> I
                 f" {each.policy_name} {each.policy_sha256[:12]}, tables {each.table_versions}"
             )
     if closed and closed[-1].policy_sha256 != policy:
-        yield "what follows is by other prices than those by which it was closed"
+        yield "the bill was closed with other prices than the calculation below"
 
 
 def _arithmetic(bill: Bill, line: BillLine) -> Iterator[str]:
@@ -93,7 +92,7 @@ def _arithmetic(bill: Bill, line: BillLine) -> Iterator[str]:
         if CellKey(key.values[: bill.shown], key.kind) == CellKey(line.values, line.idle_kind)
         for pair in by_pricing.items()
     ]
-    # By price, then by where: an order that the store's has no part in.
+    # Sorted by price and scope, so that the order does not depend on the store.
     for pricing, cell in sorted(cells, key=lambda pair: (_name(pair[0]), str(pair[0].scope))):
         if cell.billed:
             yield from _time_cost(bill, pricing, cell)
@@ -104,14 +103,10 @@ def _arithmetic(bill: Bill, line: BillLine) -> Iterator[str]:
                 f" {pricing.rate.energy.pue} = {text_of(cell.energy_cost(pricing))}"
             )
     if line.shared_cost:
-        word = (
-            "idle and costs of others that are shared"
-            if line.shared_cost > 0
-            else "shared among others"
-        )
+        word = "share of idle and of others' costs" if line.shared_cost > 0 else "paid by others"
         yield f"  {word}: {text_of(line.shared_cost)}"
     if line.unused_cost:
-        yield f"  of this unused cost: {text_of(line.unused_cost)}"
+        yield f"  unused cost, included above: {text_of(line.unused_cost)}"
     yield f"  sum: {text_of(line.exact_cost)}, rounded with the other lines: {line.cost:f}"
 
 
@@ -127,7 +122,7 @@ def _time_cost(bill: Bill, pricing: Pricing, cell: Cell) -> Iterator[str]:
     amounts = f"allocated {text_of(allocated, digits=6)} h, used {text_of(used, digits=6)} h"
     yield f"    {amounts}{efficiency}"
     if rate.price is None:
-        yield "    no row of the price book fits: it costs nothing"
+        yield "    no price matches: it costs nothing"
         return
     yield f"    price {rate.price.name}: {_price_text(rate.price, bill.currency)}"
     if rate.exchange:
@@ -136,7 +131,7 @@ def _time_cost(bill: Bill, pricing: Pricing, cell: Cell) -> Iterator[str]:
             f" from {rate.exchange.since} on"
         )
     if rate.price.source:
-        as_of = f", as of {rate.price.as_of}" if rate.price.as_of else ""
+        as_of = f", dated {rate.price.as_of}" if rate.price.as_of else ""
         yield f"    source: {rate.price.source}{as_of}"
 
 
@@ -164,7 +159,7 @@ def _name(pricing: Pricing) -> str:
 
 
 def _usage(bill: Bill, line: BillLine, maker: BillMaker, max_rows: int) -> Iterator[str]:
-    yield "usage by hour, node and GPU: seconds allocated and used, and the events of each sum"
+    yield "usage by hour, node and GPU: seconds allocated and used, and the events' Kafka offsets"
     count, all_ns = 0, [0, 0]
     for row in maker.rows_of(bill, line):
         count += 1
@@ -175,7 +170,7 @@ def _usage(bill: Bill, line: BillLine, maker: BillMaker, max_rows: int) -> Itera
     if max_rows and count > max_rows:
         yield f"  and {count - max_rows} more rows; --rows 0 shows all"
     allocated, used = (_seconds(ns) for ns in all_ns)
-    yield f"  all {count} rows: allocated {allocated} s, used {used} s of their devices"
+    yield f"  all {count} rows: allocated {allocated} s, used {used} s"
 
 
 def _row_text(row: UsageRow) -> str:

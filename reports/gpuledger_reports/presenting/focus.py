@@ -1,8 +1,8 @@
-"""Bills as FOCUS 1.2, the FinOps Foundation's format of costs, with the allocation columns of 1.3.
+"""Bills in FOCUS 1.2, the FinOps Foundation's cost format, with the allocation columns of 1.3.
 
 A row is a part of a line with one price, so that unit price times quantity is the row's cost. The
-parts of a line sum to the line. What is shared of idle is an adjustment: it has no quantity. Of a
-closed bill the rows are those of what was closed, and each correction line is a row of its own.
+rows of a line sum to the line. Shared idle is an adjustment without a quantity. A closed bill's
+rows show what was closed, with a separate row for each correction line.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,9 +45,9 @@ def _of_kind(kind: str, names: str, *, is_nullable: bool) -> Iterator[FocusColum
         yield FocusColumn(name, kind, is_nullable)
 
 
-# Those that a bill of GPUs has; the specification's conditional ones that it never has are left
-# out, as it allows: commitments and capacity reservations. Of commitments their status is there,
-# always null, as the rules of ConsumedQuantity ask for it.
+# The columns that apply to a bill of GPUs. The specification allows leaving out conditional columns
+# that never apply: those of commitments and capacity reservations. CommitmentDiscountStatus is
+# included, always null, because the rules of ConsumedQuantity refer to it.
 COLUMNS: Final = (
     *_of_kind(DECIMAL, "BilledCost ContractedCost EffectiveCost ListCost", is_nullable=False),
     *_of_kind(DECIMAL, "ListUnitPrice ContractedUnitPrice", is_nullable=True),
@@ -95,7 +95,7 @@ ALLOCATION_COLUMNS: Final = (
 
 
 class _LineOf(NamedTuple):
-    """Whose a row is."""
+    """The line of a row."""
 
     id: str
     values: Values
@@ -106,9 +106,9 @@ class _LineOf(NamedTuple):
 def focus_rows(
     bill: Bill, *, allocations: bool, closed: Sequence[ClosedLine] = ()
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a bill, by column; with the columns of allocations where asked for.
+    """Yield a bill's rows, by column; `allocations` adds the allocation columns.
 
-    `closed` has the lines of all revisions of a closed bill, and nothing of any other.
+    `closed` has the lines of all revisions of a closed bill, and is empty for any other bill.
     """
     for line, part in _closed_parts(closed) if closed else _parts(bill):
         row = _row(bill, line, part)
@@ -122,7 +122,7 @@ def focus_rows(
 
 
 def focus_columns(*, allocations: bool) -> tuple[FocusColumn, ...]:
-    """Return the columns that `focus_rows` has."""
+    """Return the columns of `focus_rows`."""
     return (*COLUMNS, *ALLOCATION_COLUMNS) if allocations else COLUMNS
 
 
@@ -134,7 +134,7 @@ def _parts(bill: Bill) -> Iterator[tuple[_LineOf, ChargePart]]:
 
 
 def _closed_parts(closed: Sequence[ClosedLine]) -> Iterator[tuple[_LineOf, ChargePart]]:
-    # In the order of a bill that was not closed yet.
+    # In the same order as an open bill.
     for line, each in sorted(
         ((_line_of(each), each) for each in closed),
         key=lambda pair: (pair[0].values, pair[0].idle_kind or ""),
@@ -149,13 +149,13 @@ def _line_of(closed: ClosedLine) -> _LineOf:
 
 
 def _correction(bill: Bill, closed: ClosedLine) -> dict[str, Any]:
-    """Return the row of what a later revision changed of a line: a cost, without a price."""
+    """Return the row of a correction line: a cost without a price."""
     line = _line_of(closed)
     allocated, used = (
         rounded(fraction_of(seconds) / _SECONDS_PER_HOUR, digits=QUANTITY_DIGITS)
         for seconds in (closed.allocated_gpu_seconds, closed.used_gpu_seconds)
     )
-    # It was stored with as many digits as any currency has.
+    # The store keeps as many digits as any currency may have.
     cost = rounded(fraction_of(closed.cost), digits=minor_digits(closed.currency))
     part = ChargePart(cost=cost, allocated_hours=allocated, used_hours=used)
     return _row(bill, line, part) | {
@@ -172,7 +172,7 @@ def _row(bill: Bill, line: _LineOf, part: ChargePart) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(column.name for column in COLUMNS)
     costs = ("BilledCost", "ContractedCost", "EffectiveCost", "ListCost")
     row |= dict.fromkeys((*costs, "PricingCurrencyEffectiveCost"), part.cost)
-    # FOCUS' billing periods are months; a longer or an odd bill is its own period.
+    # A FOCUS billing period is a month; a bill that does not fit into one is its own period.
     month = month_of(bill.end_us)
     period = month if month.begin_us <= bill.window.begin_us else bill.window
     row |= {
@@ -207,11 +207,11 @@ def _row(bill: Bill, line: _LineOf, part: ChargePart) -> dict[str, Any]:
 
 
 def _priced(part: ChargePart) -> dict[str, Any]:
-    """Return by what a part is priced: the specification wants all of it for usage."""
+    """Return the pricing columns of a part, which the specification requires for usage."""
     is_time = part.unit == "Hours"
     details: dict[str, str | int] = {"GpuCount": 1} if is_time else {}
     if part.mig_profile:
-        # A price of an instance is one of a part of a GPU, of which there is no count.
+        # An instance's price is for a part of a GPU, so there is no GPU count.
         details = {"x_MigProfile": part.mig_profile}
     sku = (part.model if is_time else None) or ("GPU" if is_time else "energy")
     found: dict[str, Any] = {
@@ -224,7 +224,7 @@ def _priced(part: ChargePart) -> dict[str, Any]:
         "PricingCurrencyContractedUnitPrice": part.unit_price,
         "SkuId": sku,
         "SkuMeter": "GPU hours" if is_time else "Energy",
-        # One row of the price book may be of several models, and a price is of one SKU alone.
+        # One price row may match several models, but in FOCUS a price belongs to one SKU.
         "SkuPriceId": f"{sku}/{part.price or _UNPRICED}",
         "SkuPriceDetails": msgspec.json.encode(details).decode() if details else None,
         "ConsumedQuantity": part.used_hours if is_time else part.quantity,
@@ -242,7 +242,7 @@ def _priced(part: ChargePart) -> dict[str, Any]:
 
 def _place(bill: Bill, line: _LineOf, part: ChargePart) -> dict[str, Any]:
     named = zip(bill.by, line.values, strict=True)
-    # What is unknown is null there; a bill has a word for it.
+    # FOCUS has null for unknown values, a bill has special values.
     values = {name: value for name, value in named if value not in ABSENT}
     gpu = values.get("gpu")
     return {
@@ -266,8 +266,8 @@ def _of_names(names: FocusNames) -> dict[str, str]:
 
 
 def _sub_account(bill: Bill, line: _LineOf) -> dict[str, str]:
-    """Return the first dimension of tenants, which is who FOCUS calls a sub account."""
-    # A node or a model is no account of anybody.
+    """Return the sub account: the first dimension of tenants."""
+    # A node or a model is not an account.
     for name, value in zip(bill.by, line.values, strict=True):
         if not bill.policy.policy.is_of_device(name):
             return {"SubAccountId": value, "SubAccountName": value, "SubAccountType": name}

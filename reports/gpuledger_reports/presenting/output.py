@@ -1,7 +1,7 @@
-"""Bills as JSON, CSV and Parquet: the same columns in each. Pure but for the Parquet file.
+"""Bills as JSON, CSV and Parquet, with the same columns. Pure, except for the Parquet file.
 
-Times are in seconds of whole boards, to the millisecond. Costs are decimal texts: nobody who reads
-a bill may make floats of them by accident.
+Times are in seconds of whole physical GPUs, to the millisecond. Costs are decimal strings, so that
+readers do not turn them into floats by accident.
 """
 
 import csv
@@ -27,9 +27,9 @@ _SECONDS: Final = "DECIMAL(28, 3)"
 
 
 def state_of(bill: Bill) -> str:
-    """Return whether usage may still come: `open`, `provisional` once the period is over, `closed`.
+    """Return the bill's state: `open`, `provisional` once the period is over, or `closed`.
 
-    Closed is a bill that shows what was closed, and not one that was calculated anew.
+    A bill is only `closed` if it shows what was closed, not if it was calculated again.
     """
     if bill.revision is not None:
         return "closed"
@@ -37,7 +37,7 @@ def state_of(bill: Bill) -> str:
 
 
 def dimensions_without_value(bill: Bill) -> list[str]:
-    """Return the dimensions that are looked up by a key, and of which no tenant has a value."""
+    """Return the dimensions that are looked up by a key and that no tenant has."""
     tenants = [line.values for line in bill.lines if line.idle_kind is None]
     return [
         name
@@ -49,7 +49,7 @@ def dimensions_without_value(bill: Bill) -> list[str]:
 
 
 def usage_text(bill: Bill) -> str | None:
-    """Return what there is to know where usage does not reach over the whole period."""
+    """Return a note if usage does not cover the whole period; otherwise None."""
     if bill.usage is None:
         until = time_text(bill.end_us)
         return (
@@ -60,14 +60,14 @@ def usage_text(bill: Bill) -> str | None:
     begin, end = map(time_text, bill.usage)
     if bill.window.end_us <= bill.usage.begin_us:
         return f"nothing to bill: usage begins at {begin}"
-    # Where rows are newer than what is complete, usage begins behind its end.
+    # If rows are newer than the complete usage, usage begins after its end.
     if bill.usage.end_us <= max(bill.window.begin_us, bill.usage.begin_us):
         return f"nothing to bill: usage is complete up to {end} only"
-    return f"nothing to bill: of the usage from {begin} to {end} nothing is in the period"
+    return f"nothing to bill: there is usage from {begin} to {end}, but none in the period"
 
 
 def as_json(bill: Bill) -> str:
-    """Return a bill as one JSON object, with a line at the end."""
+    """Return a bill as one JSON object, with a newline at the end."""
     digits = minor_digits(bill.currency)
     content = {
         "currency": bill.currency,
@@ -111,13 +111,13 @@ def as_json(bill: Bill) -> str:
         "prices": {"name": bill.policy.name, "sha256": bill.policy.sha256},
         "tables": bill.versions,
     }
-    # Decimals as numbers, digit by digit as they are: no float is made of them on the way.
+    # Decimals become JSON numbers with all digits, never floats.
     encoder = msgspec.json.Encoder(decimal_format="number")
     return msgspec.json.format(encoder.encode(content), indent=2).decode() + "\n"
 
 
 def as_csv(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
-    """Return rows as CSV with a head."""
+    """Return rows as CSV with a header."""
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
@@ -129,9 +129,9 @@ def as_csv(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
 
 
 def write_parquet(columns: dict[str, str], rows: Iterable[dict[str, Any]], *, file: Path) -> None:
-    """Write rows as a Parquet file; `columns` have DuckDB's type of each."""
+    """Write rows to a Parquet file; `columns` has DuckDB's type of each."""
     shape = msgspec.json.encode([dict.fromkeys(columns, "VARCHAR")]).decode()
-    # As texts, and cast: JSON has no decimals.
+    # Passed as strings and cast, because JSON has no decimals.
     texts = [
         {name: None if row[name] is None else str(row[name]) for name in columns} for row in rows
     ]
@@ -158,9 +158,9 @@ def parquet_columns(bill: Bill) -> dict[str, str]:
 
 
 def hours_text(units: int, *, digits: int = 1) -> str:
-    """Return GPU-hours for people, with so many digits behind the point or more.
+    """Return GPU-hours for display, with at least `digits` decimals.
 
-    More where less than two of them said anything: no hours beside a cost may read as none.
+    Small numbers get more, so that hours with a cost never show as zero.
     """
     hours = Fraction(units, HOUR_UNITS)
     while hours and abs(hours) * 10 ** (digits - 1) < 1:
@@ -169,15 +169,15 @@ def hours_text(units: int, *, digits: int = 1) -> str:
 
 
 def efficiency_text(used: Fraction | float, allocated: Fraction | float) -> str:
-    """Return used over allocated time in percent for people; empty where nothing was allocated.
+    """Return used over allocated time in percent for display; empty if nothing was allocated.
 
-    Rounded down: what was not used completely does not read as if it were.
+    Rounded down, so that incomplete use never shows as 100 %.
     """
     return f"{int(Fraction(used) * 1000 / Fraction(allocated)) / 10:.1f} %" if allocated else ""
 
 
 def _ratio(ratio: Fraction | None) -> Decimal | None:
-    # Down: what is not covered at all must not read as if it were.
+    # Rounded down, so that incomplete coverage never shows as 1.
     if ratio is None:
         return None
     return Decimal(ratio.numerator * 10**6 // ratio.denominator).scaleb(-6)

@@ -268,7 +268,7 @@ def test_the_costs_of_days_are_plain_numbers_of_the_currency(
     store: str, price: str, labels: set[str]
 ) -> None:
     page = page_of(make(store, SEVEN.replace("7}", f"{price}}}")))
-    chart = page[page.index("Cost by day, in USD") : page.index("The days as a table")]
+    chart = page[page.index("Cost by day, in USD") : page.index("Table of days")]
     shown = set(re.findall(r">([\d.,]+[a-zµ]?)</text>", chart))
     assert labels <= shown
     assert not any(label[-1].isalpha() for label in shown)
@@ -301,7 +301,7 @@ def test_a_page_of_what_was_closed_says_so_and_warns_of_nothing(store: str) -> N
     [
         pytest.param(SEVEN, "would cost the same now", id="the same"),
         pytest.param(SEVEN.replace("7}", "8}"), "USD more since, in 8 lines", id="another price"),
-        pytest.param(f"currency: EUR\n{SEVEN}", "that is in USD", id="another currency"),
+        pytest.param(f"currency: EUR\n{SEVEN}", "revision 1 is in USD", id="another currency"),
     ],
 )
 def test_a_page_of_a_closed_period_that_was_calculated_again_says_what_changed(
@@ -312,7 +312,7 @@ def test_a_page_of_a_closed_period_that_was_calculated_again_says_what_changed(
     closed = closed_lines(store, bill.window, bill.by)
     page = as_html(make(store, policy), closed=closed, arguments=[])
     assert state_in(page) == "provisional"
-    assert "To know before you pay" in page
+    assert "Check before you pay" in page
     assert message in page
 
 

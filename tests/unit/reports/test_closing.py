@@ -282,7 +282,7 @@ def test_a_line_that_the_service_shows_as_it_was_closed_it_can_explain(tmp_path:
     assert (explained["line"], explained["cost"]) == (shown["line"], "0.00")
     assert explained["namespace"] == shown["namespace"]
     assert explained["explanation"][0].startswith("revision 1: closed 168.00 USD")
-    assert "nothing of it is left" in explained["explanation"][-1]
+    assert "no longer in the bill" in explained["explanation"][-1]
     refused = answer_to(ExplainQuestion(bill=question, line="zz", rows=1), settings)
     assert refused.status == 400
     assert "--" not in json.loads(refused.body)["message"]

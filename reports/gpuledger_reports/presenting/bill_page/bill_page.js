@@ -1,10 +1,10 @@
 "use strict";
-// Sorts, filters and copies. Without it the page says the same.
+// Sorts, filters and copies. The page has the same content without it.
 const table = document.getElementById("lines");
 if (table) {
   const body = table.tBodies[0];
   const rows = [...body.rows];
-  // Amounts of a column have equally many digits behind the point: as whole numbers they compare exactly.
+  // A column's amounts have the same number of decimals, so they compare exactly as whole numbers.
   const amount = (cell) => BigInt(cell.querySelector("data").value.replace(".", ""));
   const compare = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
   const sortBy = (head) => {
@@ -17,7 +17,7 @@ if (table) {
     const sorted = rows.map((row) => [key(row), row]).sort((a, b) => (rises ? 1 : -1) * compare(a[0], b[0]));
     body.append(...sorted.map(([, row]) => row));
   };
-  // No buttons of HTML: with them in it, browsers print a table's head on its first page alone.
+  // No HTML buttons: browsers print a table's head with buttons only on the first page.
   table.tHead.querySelectorAll("th").forEach((head) => {
     const button = document.createElement("span");
     button.setAttribute("role", "button");
@@ -45,10 +45,10 @@ if (table) {
     if (!button) return;
     command.textContent = pattern.replace(" LINE ", () => ` ${button.textContent} `);
     const tell = (text) => { said.textContent = text; };
-    if (!navigator.clipboard) { tell("The command is above the table, to copy."); return; }
+    if (!navigator.clipboard) { tell("Copy the command above the table."); return; }
     navigator.clipboard.writeText(command.textContent).then(
       () => tell(`Copied: explain ${button.textContent}`),
-      () => tell("The command is above the table, to copy."),
+      () => tell("Copy the command above the table."),
     );
   });
 }
