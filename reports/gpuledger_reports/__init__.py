@@ -1,1 +1,1 @@
-"""Batch jobs over the store. Never reads Kafka."""
+"""Bills from the store, as batch jobs and over HTTP. Never reads Kafka."""

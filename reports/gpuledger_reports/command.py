@@ -1,4 +1,4 @@
-"""`gpuledger reports`: the wiring of the HTTP service. No decision about any bill."""
+"""`gpuledger reports`: wires the HTTP service. Does not calculate bills."""
 
 from functools import partial
 from typing import Final
@@ -14,8 +14,8 @@ from gpuledger_reports.pricing.policy_file import read_policy
 from gpuledger_reports.settings import ReportsSettings
 
 _DESCRIPTION: Final = (
-    "Serve the costs of GPUs over HTTP, from the store, which it only reads. /allocation is"
-    " OpenCost's API; /openapi.json describes all endpoints."
+    "Serve GPU costs over HTTP from the store, which is only read. /allocation is OpenCost's API;"
+    " /openapi.json describes all endpoints."
 )
 _EXAMPLES: Final = (
     "GPULEDGER_STORE__URI=gpuledger-store gpuledger reports",
@@ -46,7 +46,7 @@ def main() -> int:
         examples=_EXAMPLES,
         common=_COMMON,
     )
-    # Before anything is served: mistakes in the file are whose who starts this.
+    # Before serving, so that mistakes in the price file are reported to whoever starts the service.
     read = read_policy(settings.prices)
     description()
     start_server()
@@ -58,7 +58,7 @@ def main() -> int:
 
 
 async def serve(settings: ReportsSettings, readiness: Readiness, *, pages: ReportPages) -> None:
-    """Make the answers to the pages' questions, until cancelled."""
+    """Answer the endpoints' questions until cancelled."""
     answer_settings = AnswerSettings(
         store_uri=settings.store.uri,
         storage_options=settings.store.storage_options,
@@ -76,7 +76,7 @@ async def serve(settings: ReportsSettings, readiness: Readiness, *, pages: Repor
         answer_settings, count=1, max_waiting=0, timeout_seconds=requests.timeout_seconds
     )
     check = readiness.check("store")
-    check.waits("the store was not read yet")
+    check.waits("the store has not been read yet")
     store = StoreState(
         store_checks.ask,
         check=check,

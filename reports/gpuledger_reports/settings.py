@@ -1,4 +1,4 @@
-"""The settings of `gpuledger reports`. Loading them is `gpuledger.settings`' business."""
+"""The settings of `gpuledger reports`; `gpuledger.settings` loads them."""
 
 from pathlib import Path
 from typing import Annotated, Final
@@ -12,45 +12,45 @@ _MEBIBYTE: Final = 1_048_576
 
 
 class ReadStoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The store that is read."""
+    """The store to read."""
 
     uri: Annotated[str, msgspec.Meta(min_length=1)] = "/var/lib/gpuledger/store"
-    """Folder or object-store URI of the store: the `store.uri` of `gpuledger sink store`."""
+    """Directory or object-store URI of the store: `store.uri` of `gpuledger sink store`."""
     storage_options: dict[str, str] = {}
-    """Options for the object store, as deltalake names them; credentials come from the environment
-    or the machine's role, not from here."""
+    """Object-store options, as deltalake names them; credentials come from the environment or the
+    machine's role, not from here."""
 
 
 class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What requests may cost."""
+    """Limits of requests."""
 
     max_concurrent: Annotated[int, msgspec.Meta(ge=1, le=64)] = 2
-    """Maximum number of bills made at the same time, each in a process of its own."""
+    """Maximum number of bills made at the same time, each in its own process."""
     max_waiting: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 8
-    """How many requests wait for their turn; one more is answered 503."""
+    """Maximum number of requests that wait for a process; further requests are answered 503."""
     timeout_seconds: Annotated[float, msgspec.Meta(ge=0.1, le=600)] = 30.0
-    """How long a request may take, with what it waits; then it is answered 504, and its work
-    ended."""
+    """Maximum time of a request in seconds, including its wait; it is then cancelled and answered
+    504."""
     memory_bytes: Annotated[int, msgspec.Meta(ge=64 * _MEBIBYTE)] = 1024 * _MEBIBYTE
-    """The most memory that DuckDB takes for one bill; what needs more is answered 400."""
+    """Maximum memory of DuckDB for one bill, in bytes; requests that need more are answered 400."""
     cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 64 * _MEBIBYTE
-    """The most memory of answers that are kept for as long as the store and the prices are the
-    same; 0 keeps none."""
+    """Maximum size of cached answers, in bytes; they are valid until the store or the prices
+    change. 0 disables the cache."""
     store_poll_interval_seconds: Pause = 15.0
-    """How often is looked whether the store or the prices have changed: so old an answer may be,
-    and three times as old where the store cannot be looked at."""
+    """Seconds between checks for changes of the store or the prices. Answers may be this old, or
+    three times as old if checks fail."""
 
 
 class ReportsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that `gpuledger reports` can be told."""
+    """All settings of `gpuledger reports`."""
 
     http: HttpSettings = HttpSettings(listen="0.0.0.0:9824")
-    """Reports, health and metrics."""
+    """The endpoints for reports, health and metrics."""
     log: LogSettings = LogSettings()
     """Logs."""
     store: ReadStoreSettings = ReadStoreSettings()
     """The store."""
     prices: Path | None = None
-    """File of prices and policies (`gpuledger bill check`); absent means built-in examples."""
+    """Price file (see `gpuledger bill check`); absent: built-in example prices."""
     requests: RequestSettings = RequestSettings()
-    """What requests may cost."""
+    """Limits of requests."""

@@ -1,1 +1,1 @@
-"""The service `gpuledger reports`: questions over HTTP, answered by processes that make bills."""
+"""The HTTP service `gpuledger reports`; separate processes make the bills."""

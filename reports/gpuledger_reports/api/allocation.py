@@ -1,9 +1,9 @@
-"""Makes OpenCost's allocations of a bill: what each one had of GPUs, and what that costs. Pure.
+"""Converts a bill into OpenCost's allocations: GPU time and cost by name. Pure.
 
-A bill by more dimensions than are asked for is folded: idle first, as it is shared among those who
-had GPUs of the same cluster or node, then what all share, then everything by the names asked for.
-Costs are fractions until a set is whole; then they are rounded once, together, so that they sum to
-the set's cost. What is no GPU's (processors, memory, volumes, network) is 0.
+A bill has more dimensions than requested. First, idle is shared among the tenants of the same
+cluster or node. Then costs that all share are distributed, and shares with the same requested name
+are summed. Costs are fractions until a set is complete; then they are rounded once, together, so
+that they sum to the set's cost. Costs of CPU, memory, volumes and network are 0.
 """
 
 from collections import defaultdict
@@ -36,7 +36,7 @@ from gpuledger_reports.reading.charging_sql import HOUR_UNITS
 from gpuledger_reports.reading.times import Window, time_text
 
 COST_DIGITS: Final = 5
-"""As many as OpenCost has."""
+"""The number of decimals in OpenCost's costs."""
 _MINUTE_US: Final = 60_000_000
 _COSTLESS: Final = (
     "cpuCores", "cpuCoreRequestAverage", "cpuCoreLimitAverage", "cpuCoreUsageAverage",
@@ -48,34 +48,34 @@ _COSTLESS: Final = (
     "ramByteUsageAverage", "ramByteHours", "ramCost", "ramCostAdjustment", "ramCostIdle",
     "ramEfficiency", "externalCost",
 )  # fmt: skip
-"""What an allocation of OpenCost has and no GPU does."""
+"""Fields of an OpenCost allocation that do not apply to GPUs."""
 _NO_OWNER: Final = ABSENT | {IDLE, UNUSED, UNRESPONSIVE, HOST, UNALLOCATED, NO_DATA}
-"""What stands for a tenant on lines of idle that nobody was given."""
+"""Special values of idle lines whose cost no tenant takes."""
 Values = Mapping[str, str]
-"""A line's dimensions, by name."""
+"""A line's dimension values, by name."""
 
 
 @dataclass(kw_only=True)
 class _Share:
-    """What somebody has in a cluster or on a node, or in all of them."""
+    """The GPU time and cost of one name, in a cluster, on a node, or overall."""
 
     billed: int = 0
     allocated: int = 0
     used: int = 0
     gpu_cost: Fraction = Fraction(0)
     idle_cost: Fraction = Fraction(0)
-    """Idle of others that it pays for."""
+    """Idle of others, paid by this share."""
     shared_cost: Fraction = Fraction(0)
     models: set[str] = field(default_factory=set)
     properties: dict[str, Any] | None = None
-    """Absent where nothing was added yet."""
+    """Absent until something is added."""
 
     @property
     def cost(self) -> Fraction:
         return self.gpu_cost + self.idle_cost + self.shared_cost
 
     def add(self, other: "_Share") -> None:
-        # What differs among those that are put together is nothing of the whole.
+        # The sum only keeps properties that are equal in all of its parts.
         theirs = other.properties or {}
         mine = theirs if self.properties is None else self.properties
         self.properties = {k: v for k, v in mine.items() if theirs.get(k) == v}
@@ -89,7 +89,7 @@ class _Share:
 
 
 class _Name(NamedTuple):
-    """Of an allocation, and whether it is asked for; what is not has its part of what is shared."""
+    """An allocation's name, and whether the filter selects it; others still take shared costs."""
 
     is_selected: bool
     text: str
@@ -102,9 +102,9 @@ _Key = tuple[_Scope, _Name]
 def dimensions_for(
     question: AllocationQuestion, *, find: Callable[[str], tuple[str, ...]] = dimensions_of
 ) -> tuple[str, ...]:
-    """Return the dimensions of the bill that the question's answer is made of."""
+    """Return the dimensions of the bill from which the question is answered."""
     fields = [name for requested in question.aggregate for name in find(requested)]
-    # The model is on every line: an allocation says which one it is of.
+    # Every line has the model, because allocations show it.
     requested = ["cluster", "model", *(["node"] if question.idle_by_node else []), *fields]
     shared = ["namespace"] if question.share_namespaces else []
     labels = [f"label:{key}" for key, _ in question.share_labels]
@@ -113,7 +113,7 @@ def dimensions_for(
 
 
 def allocation_set(bill: Bill, question: AllocationQuestion) -> dict[str, dict[str, Any]]:
-    """Return the allocations of one set by their names; none where there was no usage."""
+    """Return a set's allocations by name; empty if there was no usage."""
     tenants: dict[_Key, _Share] = defaultdict(_Share)
     idle: dict[tuple[_Scope, bool], _Share] = defaultdict(_Share)
     shared: dict[_Name, _Share] = defaultdict(_Share)
@@ -121,7 +121,7 @@ def allocation_set(bill: Bill, question: AllocationQuestion) -> dict[str, dict[s
         values = dict(zip(bill.by, line.values, strict=True))
         scope = (values["cluster"], *([values["node"]] if question.idle_by_node else []))
         if _is_nobodys(line, values, is_of_device=bill.policy.policy.is_of_device):
-            # What is of tenants has a word for idle there, which is nobody's name.
+            # Tenant dimensions of idle have special values, which filters must not match.
             is_selected = passes(values, question.filters, is_absent=lambda n: not is_of_device(n))
             idle[scope, is_selected].add(_share_of(line, _scope_properties(scope)))
         elif _is_shared(values, question):
@@ -135,14 +135,14 @@ def allocation_set(bill: Bill, question: AllocationQuestion) -> dict[str, dict[s
     _share_among(named, shared, question.share_split)
     if question.has_idle or question.share_idle:
         for (scope, is_selected), share in idle.items():
-            # What was shared has left nothing; where nobody could take it, it stays.
+            # Shared idle is zero here; idle that nobody could take remains.
             if share.cost or share.billed:
                 named[_Name(is_selected, _idle_name(scope, question))].add(share)
     return _written({name.text: share for name, share in named.items() if name.is_selected}, bill)
 
 
 def _is_nobodys(line: BillLine, values: Values, *, is_of_device: Callable[[str], bool]) -> bool:
-    """Return whether a line is idle that nobody is charged: a policy's table may name who is."""
+    """Return whether a line is idle without a payer; a policy's table may name payers."""
     return line.idle_kind is not None and all(
         value in _NO_OWNER for name, value in values.items() if not is_of_device(name)
     )
@@ -194,7 +194,7 @@ def _part(requested: str, values: Values) -> str:
 
 
 def _properties(question: AllocationQuestion, values: Values) -> dict[str, Any]:
-    """Return what is known of an allocation, by OpenCost's names."""
+    """Return an allocation's properties, by OpenCost's names."""
     found: dict[str, Any] = {"cluster": values["cluster"]}
     labels = {}
     for requested in question.aggregate:
@@ -217,8 +217,8 @@ def _idle_name(scope: _Scope, question: AllocationQuestion) -> str:
 def _share_idle(
     tenants: dict[_Key, _Share], idle: dict[tuple[_Scope, bool], _Share], split: Split
 ) -> None:
-    """Let those who had GPUs of a cluster or node pay for its idle."""
-    # All weights before the first is given out, or the second would go by what the first has added.
+    """Distribute the idle of each cluster or node among the tenants that had GPUs there."""
+    # Find all weights first, because distributing the first pool changes the costs.
     by_scope = {
         scope: [share for (of, _), share in tenants.items() if of == scope] for scope, _ in idle
     }
@@ -235,7 +235,7 @@ def _share_among(named: dict[_Name, _Share], shared: Mapping[_Name, _Share], spl
     takers = list(named.values())
     weights = _weights(takers, split)
     if not any(weights):
-        # Nobody else is there: they pay for themselves.
+        # There is nobody else, so they pay for themselves.
         for name, share in shared.items():
             named[name].add(share)
         return
@@ -245,7 +245,7 @@ def _share_among(named: dict[_Name, _Share], shared: Mapping[_Name, _Share], spl
 
 
 def _weights(takers: Sequence[_Share], split: Split) -> list[Fraction]:
-    """Return which part each one takes: all parts sum to 1, or are 0 where nobody can take."""
+    """Return each taker's part; the parts sum to 1, or are all 0 if nobody can take."""
     if split == "even":
         return [Fraction(1, len(takers)) for _ in takers]
     costs = [taker.cost for taker in takers]
@@ -304,7 +304,7 @@ def _allocation(name: str, share: _Share, costs: Sequence[Decimal], bill: Bill) 
 
 
 def _efficiency(share: _Share) -> Fraction:
-    """Return used time per held time; 1 for who uses what nobody gave to it, as OpenCost says."""
+    """Return used over allocated time; 1 for use without an allocation, as in OpenCost."""
     if share.allocated:
         return Fraction(share.used, share.allocated)
     return Fraction(1 if share.used and share.cost else 0)
@@ -319,7 +319,7 @@ def _gpu_allocation(share: _Share, minutes: Fraction) -> dict[str, Any] | None:
     known = share.models - {UNALLOCATED}
     model = {"gpuModel": next(iter(known))} if len(share.models) == len(known) == 1 else {}
     averages = {"gpuUsageAverage": _number(used), "gpuRequestAverage": _number(allocated)}
-    # Whether others had the same GPU at the time is not on a bill.
+    # A bill does not show whether others had the same GPU at the time.
     return {**model, "isGPUShared": None, **averages}
 
 

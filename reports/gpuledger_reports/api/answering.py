@@ -1,6 +1,6 @@
-"""Answers one question from the store, as a process of the service does; what asks is not known.
+"""Answers one question from the store, within a process of the service. Independent of HTTP.
 
-The store is only read: Delta's logs, and their files by DuckDB in memory, which spills nothing.
+The store is only read: Delta logs, and their files with DuckDB in memory, which does not spill.
 """
 
 from collections.abc import Mapping
@@ -35,11 +35,11 @@ from gpuledger_reports.reading.times import Window
 from gpuledger_reports.reading.usage_sums import StoreReadError, UsageReader, table_versions
 
 MAX_LINES: Final = 100_000
-"""How many allocations one answer may have; each is some 2 KB of JSON."""
+"""Maximum number of allocations in an answer; each is about 2 KB of JSON."""
 
 
 class AnswerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process is told before it is asked anything."""
+    """The settings that each process gets."""
 
     store_uri: str
     storage_options: dict[str, str]
@@ -48,36 +48,36 @@ class AnswerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a question, as it is sent."""
+    """The response to a question."""
 
     body: bytes
     status: int = 200
 
 
 def error_body(status: int, message: str, *, parameter: str | None = None) -> bytes:
-    """Return the JSON that says why there is no answer, in OpenCost's form."""
+    """Return the JSON of an error, in OpenCost's form."""
     named = {} if parameter is None else {"parameter": parameter}
     content = {"code": status, "status": "error", "message": message, **named}
     return msgspec.json.encode(content) + b"\n"
 
 
 def answer_to(question: Question, settings: AnswerSettings) -> ReportAnswer:
-    """Return the answer to a question; mistakes in it, and of the store, are answers too."""
+    """Return the answer to a question; invalid questions and store errors give error answers."""
     try:
         return ReportAnswer(body=_body(question, settings))
     except ArgumentError as error:
         return _error(HTTPStatus.BAD_REQUEST, str(error), parameter=error.name)
     except (StoreReadError, OSError) as error:
-        # A file that a compaction has replaced meanwhile, or an object store that is away. Which
-        # one it is, and where, is none of whoever asks.
+        # A file that a compaction replaced meanwhile, or an unavailable object store. Clients must
+        # not see the file's name or location.
         name = type(error).__name__
-        return _error(HTTPStatus.SERVICE_UNAVAILABLE, f"the store cannot be read: {name}")
+        return _error(HTTPStatus.SERVICE_UNAVAILABLE, f"cannot read the store: {name}")
     except UserError as error:
-        # The store or the prices: nothing that whoever asks could put right.
+        # A problem of the store or the prices, which the client cannot fix.
         return _error(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
     except (duckdb.OutOfMemoryException, MemoryError):
         range_name = "window" if isinstance(question, AllocationQuestion) else "period"
-        problem = f"takes more memory than {settings.memory_bytes} bytes; ask for less at a time"
+        problem = f"needs more memory than {settings.memory_bytes} bytes; request less at a time"
         return _error(HTTPStatus.BAD_REQUEST, f"{range_name}: {problem}", parameter=range_name)
 
 
@@ -90,7 +90,7 @@ def _body(question: Question, settings: AnswerSettings) -> bytes:
     match question:
         case StoreStateQuestion():
             uri, options = settings.store_uri, settings.storage_options
-            # Explanations show what was closed, too.
+            # Explanations show closed bills too.
             closed = version_of(uri, BILL_LINES.name, options)
             versions = {**table_versions(uri, options), BILL_LINES.name: closed}
             return msgspec.json.encode({"tables": versions, "prices": read.sha256})
@@ -114,13 +114,11 @@ def _reader(settings: AnswerSettings, by: tuple[str, ...]) -> UsageReader:
 
 
 def _dimensions(field: str, policy: BillPolicy) -> tuple[str, ...]:
-    # A dimension of the file's own counts as well.
+    # Custom dimensions of the price file are valid too.
     if found := dimensions_of(field) or ((field,) if policy.has_dimension(field) else ()):
         return found
     known = f"controller, controllerKind, deployment, statefulset, daemonset, {dimension_names()}"
-    raise ArgumentError(
-        "aggregate", f"{shown(field)} is nothing to aggregate by; there are {known}"
-    )
+    raise ArgumentError("aggregate", f"unknown field {shown(field)}; fields are {known}")
 
 
 def _allocations(question: AllocationQuestion, maker: BillMaker) -> bytes:
@@ -130,18 +128,18 @@ def _allocations(question: AllocationQuestion, maker: BillMaker) -> bytes:
         unpriced |= bill.unpriced
         count += len(sets[-1])
         if count > MAX_LINES:
-            problem = f"the answer has more than {MAX_LINES} allocations; ask for fewer"
+            problem = f"the answer has more than {MAX_LINES} allocations; request fewer"
             raise ArgumentError("aggregate", problem)
     content: dict[str, Any] = {"code": 200, "status": "success", "data": sets}
     if unpriced:
         models = ", ".join(sorted(unpriced))
         content["warning"] = f"no price for {models}: they cost nothing"
-    # Decimals as numbers, digit by digit as they are.
+    # Decimals become JSON numbers with all digits.
     return msgspec.json.Encoder(decimal_format="number").encode(content) + b"\n"
 
 
 def _shown_bill(question: BillQuestion, settings: AnswerSettings) -> Bill:
-    """Return the bill as it was closed; as it is now where it never was."""
+    """Return the bill as it was closed, or as it is now if it was never closed."""
     maker, window, policy = _maker(question, settings)
     by = tuple(dict.fromkeys(question.by))
     if closed := _closed(window, by, settings):

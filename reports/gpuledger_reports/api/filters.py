@@ -1,7 +1,7 @@
-"""The parameter `filter`: which allocations are asked for, in OpenCost's words. Pure.
+"""Parses the parameter `filter`, which selects allocations in OpenCost's syntax. Pure.
 
-Terms such as `namespace:"a","b"` are joined by `+`, which means that all of them hold; `!:` is for
-what has none of the values. What else OpenCost's language has is refused rather than guessed.
+Terms such as `namespace:"a","b"` are joined by `+`, and all must match; `!:` matches if no
+value is equal. Other parts of OpenCost's syntax are rejected.
 """
 
 import re
@@ -22,12 +22,12 @@ _TERM: Final = re.compile(
     r'(?P<field>\w+)(?:\[(?P<key>[^\]"]+)\])?(?P<not>!?):(?P<values>"[^"]*"(?:\s*,\s*"[^"]*")*)'
 )
 _VALUE: Final = re.compile(r'"([^"]*)"')
-# A plus that a client has not escaped arrives as a space.
+# An unescaped plus sign arrives as a space.
 _AND: Final = re.compile(r"\s*\+\s*|\s+")
 
 
 class FilterTerm(NamedTuple):
-    """What an allocation must have, or must not."""
+    """A condition on a dimension of an allocation."""
 
     dimension: str
     values: tuple[str, ...]
@@ -35,7 +35,7 @@ class FilterTerm(NamedTuple):
 
 
 def parse_filter(text: str) -> tuple[FilterTerm, ...]:
-    """Return the terms that all must hold; raises `ArgumentError`."""
+    """Return the terms of a filter; raises `ArgumentError` if it is invalid."""
     terms: list[FilterTerm] = []
     at, text = 0, text.strip()
     while at < len(text):
@@ -44,8 +44,8 @@ def parse_filter(text: str) -> tuple[FilterTerm, ...]:
         if match is None or not (joint or match.end() == len(text)) or len(terms) == MAX_TERMS:
             raise ArgumentError(
                 "filter",
-                f'{shown(text[at:])} is no term such as namespace:"a","b" or label[app]!:"x";'
-                f" join up to {MAX_TERMS} of them by +",
+                f'invalid term {shown(text[at:])}; write terms such as namespace:"a","b" or'
+                f' label[app]!:"x", and join up to {MAX_TERMS} of them by +',
             )
         terms.append(_term(match))
         at = joint.end() if joint else match.end()
@@ -55,9 +55,9 @@ def parse_filter(text: str) -> tuple[FilterTerm, ...]:
 def passes(
     values: Mapping[str, str], terms: Sequence[FilterTerm], *, is_absent: Callable[[str], bool]
 ) -> bool:
-    """Return whether dimensions with these values are asked for.
+    """Return whether dimension values match all terms.
 
-    Those of which `is_absent` says so have no value, whatever stands there.
+    Dimensions for which `is_absent` is true count as missing, whatever their value is.
     """
     for term in terms:
         value = "" if is_absent(term.dimension) else values[term.dimension]
@@ -74,7 +74,7 @@ def _term(match: re.Match[str]) -> FilterTerm:
     dimension = f"label:{key}" if name == "label" and key else _DIMENSIONS.get(name)
     if dimension is None or (key and name != "label"):
         known = ", ".join((*_DIMENSIONS, "label[KEY]"))
-        raise ArgumentError("filter", f"{shown(name)} is nothing to filter by; there are {known}")
+        raise ArgumentError("filter", f"unknown field {shown(name)}; fields are {known}")
     values = _VALUE.findall(match["values"])
     if dimension == "owner_kind":
         values = [value.lower() for value in values]

@@ -1,7 +1,7 @@
-"""The pages of `gpuledger reports`: which question a request asks, and how its answer is sent.
+"""The endpoints of `gpuledger reports`: parses requests, and returns cached or new answers.
 
-An answer is kept for as long as the store's tables and the prices are what they were: whoever asks
-the same again is answered without a process. A question whose client is gone is given up.
+Answers are cached until the store's tables or the prices change; a cached answer needs no process.
+A question is cancelled if its client disconnects.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ def description() -> bytes:
 
 
 class AnswerCache:
-    """The newest answers, up to so many bytes."""
+    """The most recently used answers, up to a total number of bytes."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -54,14 +54,14 @@ class AnswerCache:
         self._bytes = 0
 
     def get(self, key: bytes) -> ReportAnswer | None:
-        """Return the answer that is kept under a key, which is wanted still."""
+        """Return the answer for a key, and mark it as recently used."""
         found = self._answers.get(key)
         if found is not None:
             self._answers.move_to_end(key)
         return found
 
     def put(self, key: bytes, answer: ReportAnswer) -> None:
-        """Keep an answer; those that nobody has wanted for longest go."""
+        """Add an answer; the least recently used ones are dropped if the cache is full."""
         if len(key) + len(answer.body) > self._max_bytes or key in self._answers:
             return
         self._answers[key] = answer
@@ -72,14 +72,14 @@ class AnswerCache:
         CACHE_BYTES.set(self._bytes)
 
     def clear(self) -> None:
-        """Keep nothing."""
+        """Drop all answers."""
         self._answers.clear()
         self._bytes = 0
         CACHE_BYTES.set(0)
 
 
 class ReportPages:
-    """All pages but those of health and metrics."""
+    """All endpoints except those for health and metrics."""
 
     def __init__(self, *, cache_bytes: int, now: Callable[[], float] = time.time) -> None:
         self._cache = AnswerCache(cache_bytes)
@@ -89,7 +89,7 @@ class ReportPages:
         self._cached_state: bytes | None = None
 
     def app(self) -> Starlette:
-        """Return the application that routes requests to the pages."""
+        """Return the application that routes requests to the endpoints."""
         pages = [Route(path, self._show) for path in PAGES]
         described = Route(DESCRIPTION_PAGE, _show_description)
         return Starlette(routes=[*pages, described, Route("/{path:path}", _list_pages)])
@@ -110,7 +110,7 @@ class ReportPages:
         return response
 
     async def run(self, ask: Ask, store: StoreState) -> None:
-        """Answer until cancelled, and follow what the store has."""
+        """Answer until cancelled, and follow the store's state."""
         self._ask, self._store = ask, store
         try:
             await store.follow()
@@ -122,20 +122,20 @@ class ReportPages:
             question = PAGES[page](query, int(self._now()) * 10**6)
         except ArgumentError as error:
             return _error(HTTPStatus.BAD_REQUEST, str(error), parameter=error.name)
-        # Two forms of a question that mean the same, and two pages, have one answer.
+        # Keyed by the question, so equivalent requests on different endpoints share an answer.
         state, key = self._followed_state(), msgspec.msgpack.encode(question)
         if found := self._cache.get(key):
             CACHE_HITS_TOTAL.inc()
             return _response(found)
         answer = await self._answer(question)
-        # Where the store has changed meanwhile it may be of before.
+        # If the store changed meanwhile, the answer may be outdated.
         is_same = state is not None and state == self._followed_state()
         if answer.status == HTTPStatus.OK and is_same:
             self._cache.put(key, answer)
         return _response(answer)
 
     def _followed_state(self) -> bytes | None:
-        """Return what answers depend on now; what is kept of another state is none of its own."""
+        """Return the current state; clears the cache if it changed."""
         state = self._store.current() if self._store else None
         if state != self._cached_state:
             self._cache.clear()
@@ -145,20 +145,20 @@ class ReportPages:
     async def _answer(self, question: Question) -> ReportAnswer:
         unavailable, late = HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT
         if self._ask is None:
-            return _error_answer(unavailable, "the service starts or ends")
+            return _error_answer(unavailable, "the service is starting or stopping")
         try:
             return await self._ask(question)
         except BusyError as error:
             return _error_answer(unavailable, str(error))
         except LateError as error:
-            return _error_answer(late, f"{error}; ask for less at a time")
+            return _error_answer(late, f"{error}; request less at a time")
         except ProcessEndedError as error:
-            problem = f"{error}, perhaps for want of memory; ask for less at a time"
+            problem = f"{error}, possibly because memory ran out; request less at a time"
             return _error_answer(unavailable, problem)
 
 
 async def _wait_gone(request: Request) -> None:
-    """Wait until the client has closed its connection."""
+    """Wait until the client disconnects."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -169,7 +169,7 @@ async def _show_description(_: Request) -> Response:
 
 async def _list_pages(_: Request) -> Response:
     listed = ", ".join([*PAGES, DESCRIPTION_PAGE, "/livez", "/readyz", "/metrics"])
-    return _error(HTTPStatus.NOT_FOUND, f"there are {listed}")
+    return _error(HTTPStatus.NOT_FOUND, f"unknown path; paths are {listed}")
 
 
 def _response(answer: ReportAnswer) -> Response:

@@ -1,4 +1,4 @@
-"""The parameters of a request: read strictly, each mistake with the parameter's name. Pure."""
+"""Parses a request's parameters strictly; each error names its parameter. Pure."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -16,32 +16,32 @@ _WHOLE: Final = re.compile(r"\d{1,9}", re.ASCII)
 
 
 def shown(value: str) -> str:
-    """Return a client's text as messages show it: quoted, and short."""
+    """Return a client's text for messages: quoted and shortened."""
     return shorten_middle(repr(value), _SHOWN)
 
 
 def read_query(query: str, *, known: Collection[str]) -> dict[str, str]:
-    """Return the parameters of what follows the question mark.
+    """Return the parameters of a query string.
 
-    Raises `ArgumentError` for one that is not known or stands twice, and for what is none.
+    Raises `ArgumentError` for unknown or repeated parameters, or if the query is invalid.
     """
     try:
         pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS)
-    except ValueError as error:  # no UTF-8, or too many
-        raise ArgumentError("query", f"at most {MAX_FIELDS} parameters, in UTF-8") from error
+    except ValueError as error:  # not UTF-8, or too many
+        raise ArgumentError("query", f"give at most {MAX_FIELDS} parameters, in UTF-8") from error
     found: dict[str, str] = {}
     for name, value in pairs:
         if name not in known:
             listed = ", ".join(sorted(known))
-            raise ArgumentError(shown(name), f"is no parameter here; there are {listed}")
+            raise ArgumentError(shown(name), f"unknown parameter; parameters are {listed}")
         if name in found:
-            raise ArgumentError(name, "stands twice; give it once")
+            raise ArgumentError(name, "is given twice; give it once")
         found[name] = value
     return found
 
 
 def flag(given: Mapping[str, str], name: str) -> bool:
-    """Return whether a parameter says true; raises `ArgumentError` where it says neither."""
+    """Return a parameter's boolean value; raises `ArgumentError` if it is invalid."""
     value = given.get(name)
     if value is None:
         return False
@@ -49,23 +49,23 @@ def flag(given: Mapping[str, str], name: str) -> bool:
         return True
     if value in _FALSE:
         return False
-    raise ArgumentError(name, f"{shown(value)} is neither true nor false")
+    raise ArgumentError(name, f"invalid value {shown(value)}; use true or false")
 
 
 def listed(given: Mapping[str, str], name: str, *, maximum: int) -> tuple[str, ...]:
-    """Return the parts between commas, each once; raises `ArgumentError` beyond `maximum`."""
+    """Return the distinct values between commas; raises `ArgumentError` beyond `maximum`."""
     parts = [part.strip() for part in given.get(name, "").split(",")]
     found = tuple(dict.fromkeys(part for part in parts if part))
     if len(found) > maximum:
-        raise ArgumentError(name, f"{len(found)} are too many; give at most {maximum}")
+        raise ArgumentError(name, f"has {len(found)} values; give at most {maximum}")
     return found
 
 
 def whole_number(given: Mapping[str, str], name: str, *, default: int, maximum: int) -> int:
-    """Return a whole number from 0 up to `maximum`; raises `ArgumentError` for anything else."""
+    """Return a whole number from 0 to `maximum`; raises `ArgumentError` if it is invalid."""
     value = given.get(name)
     if value is None:
         return default
     if not _WHOLE.fullmatch(value) or int(value) > maximum:
-        raise ArgumentError(name, f"{shown(value)} is no whole number from 0 to {maximum}")
+        raise ArgumentError(name, f"invalid number {shown(value)}; give one from 0 to {maximum}")
     return int(value)

@@ -1,7 +1,7 @@
-"""Answers each question in a process of its own, which is killed when the question is given up.
+"""Answers each question in its own process, which is killed when the question is cancelled.
 
 The processes are forked from a server that has imported everything, so one starts within
-milliseconds. A question's deadline includes the time it waits for its turn.
+milliseconds. A question's timeout includes its wait for a process.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ Ask = Callable[[Question], Awaitable[ReportAnswer]]
 _NAME: Final = "bill"
 _CONTEXT: Final = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload([__name__])
-# A process within DuckDB handles no SIGTERM. It only reads, so it can be killed at once.
+# A process within DuckDB does not handle SIGTERM. It only reads, so killing it at once is safe.
 CONSTS.term_timeout = 0.0
 _log = structlog.get_logger(__name__)
 
 
 class BusyError(GpuledgerError):
-    """Too many questions wait already."""
+    """The maximum number of questions is already waiting."""
 
 
 class LateError(GpuledgerError):
@@ -38,11 +38,11 @@ class LateError(GpuledgerError):
 
 
 class ProcessEndedError(GpuledgerError):
-    """The process ended before it had answered."""
+    """The process ended before it answered."""
 
 
 class BillProcesses:
-    """A bounded number of processes, and a bounded number of questions that wait for one."""
+    """A limited number of processes, and a limited number of questions that wait for them."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class BillProcesses:
         self._waiting = 0
 
     async def ask(self, question: Question) -> ReportAnswer:
-        """Return the answer; raises `BusyError`, `LateError` and `ProcessEndedError`."""
+        """Return the answer; raises `BusyError`, `LateError` or `ProcessEndedError`."""
         if self._turn.locked() and self._waiting >= self._max_waiting:
-            raise BusyError(f"{self._waiting} requests wait already")
+            raise BusyError(f"{self._waiting} requests are already waiting")
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 return await self._in_turn(question)
@@ -94,8 +94,8 @@ class BillProcesses:
         except (OSError, EOFError) as error:  # ProcessExpired is an OSError
             _log.warning("bill_process_ended", error=str(error))
             PROCESSES_ENDED_TOTAL.labels(reason=ProcessEnd.DIED.value).inc()
-            raise ProcessEndedError("the process ended before it had answered") from error
-        except Exception:  # noqa: BLE001  # an error in one answer ends nothing else
+            raise ProcessEndedError("the process ended before it answered") from error
+        except Exception:  # noqa: BLE001  # an error in one answer must not stop the service
             _log.exception("bill_failed")
             status = HTTPStatus.INTERNAL_SERVER_ERROR
             return ReportAnswer(status=status, body=error_body(status, "internal error"))
@@ -109,7 +109,7 @@ def start_server() -> None:
 
 
 def kill_processes() -> None:
-    """Kill all processes that are still working, at the end of the service."""
+    """Kill all processes that are still running, when the service ends."""
     for child in multiprocessing.active_children():
         if child.name == _NAME:
             child.kill()

@@ -1,4 +1,4 @@
-"""What is asked of the service: parameters as one record, which a process answers. Pure."""
+"""Questions: a request's parameters as one record, which a process answers. Pure."""
 
 from collections.abc import Callable, Mapping
 from typing import Final, Literal
@@ -31,18 +31,18 @@ CONTROLLER_KINDS: Final = {
     "daemonset": "DaemonSet",
     "job": "Job",
 }
-"""What OpenCost takes for the controllers of one kind."""
+"""OpenCost's names for controllers of one kind."""
 WITHOUT_EFFECT: Final = frozenset(
     {
-        "resolution",  # there is no sampling: the store has every tick
+        "resolution",  # the store has every tick, so nothing is sampled
         "includeAggregatedMetadata",
         "includeProportionalAssetResourceCosts",
-        "sharelb",  # no cost here is a load balancer's
+        "sharelb",  # costs do not include load balancers
     }
 )
 _REFUSED: Final = {
-    "shareCost": "is not offered; a cost of your own belongs into the file of prices",
-    "shareTenancyCosts": "is not offered; no cost here is a cluster's management",
+    "shareCost": "is not supported; put your own costs into the price file",
+    "shareTenancyCosts": "is not supported; costs do not include cluster management",
 }
 _ALLOCATION: Final = frozenset(
     {
@@ -58,36 +58,36 @@ _EXPLAIN: Final = _BILL | {"line", "rows"}
 
 
 class AllocationQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="allocation"):
-    """What `/allocation` is asked."""
+    """The parameters of `/allocation`."""
 
     sets: tuple[Window, ...]
     aggregate: tuple[str, ...]
-    """As OpenCost calls them: namespace, controller, label:app."""
+    """Fields by OpenCost's names: namespace, controller, label:app."""
     has_idle: bool = False
-    """Whether idle has a line."""
+    """Whether idle has an allocation."""
     idle_by_node: bool = False
-    """Whether idle is a node's rather than a cluster's."""
+    """Whether idle is separate for each node, instead of for each cluster."""
     splits_idle: bool = False
-    """Whether the idle of each cluster or node has a line of its own."""
+    """Whether the idle of each cluster or node has its own allocation."""
     share_idle: Split | None = None
-    """How those who had GPUs share idle; absent where they do not."""
+    """How tenants share idle; absent if they do not."""
     share_namespaces: tuple[str, ...] = ()
     share_labels: tuple[tuple[str, str], ...] = ()
-    """Key and value of each label whose pods' costs all others share."""
+    """Key and value of labels; all others share the costs of pods that have them."""
     share_split: Split = "weighted"
     filters: tuple[FilterTerm, ...] = ()
-    """What allocations must have to be in the answer; what they share is shared before."""
+    """Conditions on the allocations in the answer; costs are shared before they apply."""
 
 
 class BillQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="bill"):
-    """What `/bill` is asked; without a window the month of the newest usage."""
+    """The parameters of `/bill`; without a window, the month of the newest usage."""
 
     window: Window | None
     by: tuple[str, ...]
 
 
 class ExplainQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="explain"):
-    """What `/bill/explain` is asked."""
+    """The parameters of `/bill/explain`."""
 
     bill: BillQuestion
     line: str
@@ -95,23 +95,23 @@ class ExplainQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="explain"):
 
 
 class StoreStateQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="store_state"):
-    """Which versions the tables have, and what the prices are: what answers depend on."""
+    """Asks for the versions of the tables and the hash of the prices, on which answers depend."""
 
 
 Question = AllocationQuestion | BillQuestion | ExplainQuestion | StoreStateQuestion
 
 
 def allocation_question(query: str, now_us: int) -> AllocationQuestion:
-    """Return what a request for allocations asks; raises `ArgumentError`."""
+    """Return the question of an allocation request; raises `ArgumentError` if it is invalid."""
     given = read_query(query, known=_ALLOCATION)
     for name, problem in _REFUSED.items():
         if given.get(name, "") not in ("", "0", "false"):
             raise ArgumentError(name, problem)
     if "window" not in given:
-        raise ArgumentError("window", "is missing; give such as 7d, today, lastweek or month")
+        raise ArgumentError("window", "is missing; give one such as 7d, today, lastweek or month")
     window = parse_window(given["window"], option="window", now_us=now_us, max_days=MAX_DAYS)
     accumulate = parse_accumulate(given.get("accumulateBy") or given.get("accumulate", ""))
-    # OpenCost's own lines are containers; what the store knows least of here are pods.
+    # OpenCost's default is containers; the finest that the store has are pods.
     fields = listed(given, "aggregate", maximum=MAX_DIMENSIONS)
     return AllocationQuestion(
         sets=sets_of(window, step=given.get("step") or None, accumulate=accumulate),
@@ -128,12 +128,12 @@ def allocation_question(query: str, now_us: int) -> AllocationQuestion:
 
 
 def bill_question(query: str, now_us: int) -> BillQuestion:
-    """Return what a request for a bill asks; raises `ArgumentError`."""
+    """Return the question of a bill request; raises `ArgumentError` if it is invalid."""
     return _bill(read_query(query, known=_BILL), now_us)
 
 
 def explain_question(query: str, now_us: int) -> ExplainQuestion:
-    """Return what a request for an explanation asks; raises `ArgumentError`."""
+    """Return the question of an explanation request; raises `ArgumentError` if it is invalid."""
     given = read_query(query, known=_EXPLAIN)
     if not given.get("line"):
         raise ArgumentError("line", "is missing; give the `line` of a line of /bill")
@@ -147,11 +147,11 @@ PAGES: Final[Mapping[str, Callable[[str, int], Question]]] = {
     "/bill": bill_question,
     "/bill/explain": explain_question,
 }
-"""Each page with what reads its parameters: the query, and the time in microseconds."""
+"""The parser of each endpoint's parameters: takes the query and the time in microseconds."""
 
 
 def dimensions_of(field: str) -> tuple[str, ...]:
-    """Return the bill's dimensions of which OpenCost's field is made; none where it is unknown."""
+    """Return the bill's dimensions for an OpenCost field; empty if it is unknown."""
     if field == "controller":
         return ("owner_kind", "owner_name")
     if field == "controllerKind":
@@ -177,5 +177,5 @@ def _labels(given: Mapping[str, str], name: str) -> tuple[tuple[str, str], ...]:
     pairs = [label.partition(":") for label in listed(given, name, maximum=MAX_SHARED)]
     for key, colon, value in pairs:
         if not (key and colon and value):
-            raise ArgumentError(name, f"{shown(key)} is no KEY:VALUE")
+            raise ArgumentError(name, f"invalid label {shown(key)}; give KEY:VALUE")
     return tuple((key, value) for key, _, value in pairs)

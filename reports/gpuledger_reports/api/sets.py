@@ -1,4 +1,4 @@
-"""The sets of an answer: a window cut into the steps that a request names. Pure; in UTC."""
+"""Divides a request's window into the sets of the answer. Pure; in UTC."""
 
 from typing import Final, Literal
 
@@ -9,7 +9,7 @@ from gpuledger_reports.reading.times import HOUR_US, Window
 
 Accumulate = Literal["", "all", "hour", "day", "week", "month"]
 MAX_SETS: Final = 400
-"""Maximum number of sets in an answer: each is a bill."""
+"""Maximum number of sets in an answer; each is a bill."""
 _ACCUMULATE: Final[dict[str, Accumulate]] = {
     **dict.fromkeys(("", "false", "False", "0", "none"), ""),
     **dict.fromkeys(("true", "True", "1", "all"), "all"),
@@ -21,19 +21,19 @@ _ACCUMULATE: Final[dict[str, Accumulate]] = {
 
 
 def parse_accumulate(text: str) -> Accumulate:
-    """Return what sets are summed up to; raises `ArgumentError`."""
+    """Return the unit by which sets are accumulated; raises `ArgumentError` if it is invalid."""
     try:
         return _ACCUMULATE[text]
     except KeyError as error:
         raise ArgumentError(
-            "accumulate", f"{shown(text)} is none of true, false, hour, day, week, month"
+            "accumulate", f"invalid value {shown(text)}; use true, false, hour, day, week or month"
         ) from error
 
 
 def sets_of(window: Window, *, step: str | None, accumulate: Accumulate) -> tuple[Window, ...]:
-    """Return the windows of the sets that are asked for, in order; raises `ArgumentError`.
+    """Return the windows of the requested sets, in order; raises `ArgumentError` if invalid.
 
-    `accumulate` counts before `step`. Sets of days, weeks and months begin and end where those do.
+    `accumulate` overrides `step`. Sets of days, weeks and months follow the calendar.
     """
     if accumulate == "all" or (not accumulate and not step):
         return (window,)
@@ -43,7 +43,7 @@ def sets_of(window: Window, *, step: str | None, accumulate: Accumulate) -> tupl
     while begin_us < window.end_us:
         if len(found) == MAX_SETS:
             name = "accumulate" if accumulate else "step"
-            raise ArgumentError(name, f"more than {MAX_SETS} sets; ask for longer or fewer ones")
+            raise ArgumentError(name, f"more than {MAX_SETS} sets; use longer sets or fewer days")
         next_us = begin_us + step_us
         if accumulate:
             next_us = begin_of_unit(accumulate, begin_us // 1000, ahead=1) * 1000
@@ -55,5 +55,5 @@ def sets_of(window: Window, *, step: str | None, accumulate: Accumulate) -> tupl
 def _step_us(text: str) -> int:
     step_us = parse_duration(text, option="step") * 1000
     if step_us <= 0 or step_us % HOUR_US:
-        raise ArgumentError("step", f"{shown(text)} is no number of whole hours; give 1h, 1d, 1w")
+        raise ArgumentError("step", f"invalid duration {shown(text)}; give whole hours, such as 1d")
     return step_us

@@ -1,8 +1,8 @@
-"""What answers depend on: the versions of the store's tables, and the prices; looked at on and on.
+"""Polls the state on which answers depend: the versions of the store's tables, and the prices.
 
-Looks have a process of their own, so that questions which take long neither hold them up nor count
-as a failure of the store. What was found holds for some intervals, not for as long as nothing else
-is known: of a store that cannot be looked at, nobody may be shown what it was long ago.
+Polling has its own process, so that slow questions neither delay it nor count as a failure of the
+store. A state is valid for a few intervals only: if the store cannot be checked, clients must not
+get answers from an old state.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from gpuledger_reports.api.processes import Ask, LateError, ProcessEndedError
 from gpuledger_reports.api.questions import StoreStateQuestion
 
 HOLDS_INTERVALS: Final = 3
-"""For so many intervals what a look has found is taken to be so yet."""
+"""The number of intervals for which a state is valid."""
 
 
 class StoreState:
-    """The state of the store and the prices, as the last look has found it."""
+    """The state of the store and the prices at the last check."""
 
     def __init__(
         self,
@@ -36,27 +36,27 @@ class StoreState:
     ) -> None:
         self._ask, self._check, self._interval_seconds = ask, check, interval_seconds
         self._monotonic_seconds = monotonic_seconds
-        # A look that is slow is no failure: the one before it holds meanwhile.
+        # A slow check is not a failure: the previous state stays valid meanwhile.
         self._holds_seconds = max(HOLDS_INTERVALS * interval_seconds, timeout_seconds)
         self._found, self._found_seconds = b"", 0.0
 
     def current(self) -> bytes | None:
-        """Return what differs where an answer would; `None` where no look has found it lately."""
+        """Return bytes that change if answers may change; `None` if no recent check succeeded."""
         age_seconds = self._monotonic_seconds() - self._found_seconds
         return self._found if self._found and age_seconds <= self._holds_seconds else None
 
     async def follow(self) -> None:
-        """Look until cancelled."""
+        """Check the store repeatedly until cancelled."""
         while True:
             await self.check_store()
             await asyncio.sleep(self._interval_seconds)
 
     async def check_store(self) -> None:
-        """Look once; where that cannot be, the pages are not ready."""
+        """Check the store once; if that fails, the service is not ready."""
         try:
             answer = await self._ask(StoreStateQuestion())
         except (LateError, ProcessEndedError) as error:
-            self._check.failed(f"the store cannot be looked at: {error}")
+            self._check.failed(f"cannot check the store: {error}")
             return
         content = msgspec.json.decode(answer.body)
         if answer.status != HTTPStatus.OK:
@@ -64,6 +64,6 @@ class StoreState:
             return
         self._found, self._found_seconds = answer.body, self._monotonic_seconds()
         STORE_TIMESTAMP_SECONDS.set(time.time())
-        # Nothing is wrong with a store that is new; whoever asks is told so.
+        # A new store is not an error; requests are answered accordingly.
         is_new = all(version is None for version in content["tables"].values())
         self._check.ok("no usage yet" if is_new else "")

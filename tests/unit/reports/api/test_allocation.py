@@ -214,5 +214,5 @@ def test_which_file_of_the_store_cannot_be_read_is_not_told(tmp_path: Path) -> N
         file.unlink()
     answer = answer_to(requested("aggregate=namespace"), found)
     assert answer.status == 503
-    assert b"the store cannot be read" in answer.body
+    assert b"cannot read the store" in answer.body
     assert str(tmp_path).encode() not in answer.body

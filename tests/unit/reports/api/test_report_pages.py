@@ -79,7 +79,7 @@ async def test_the_parameters_that_are_described_are_those_that_are_taken(
 ) -> None:
     response = await served.get(path, "no-such-parameter=1")
     message = check_form(path, response)["message"]
-    listed = message.rpartition("there are ")[2].split(", ")
+    listed = message.rpartition("parameters are ")[2].split(", ")
     assert sorted(listed) == sorted(parameters_of(path))
 
 
@@ -239,7 +239,7 @@ async def test_a_store_that_does_not_answer_a_look_in_time_makes_the_service_unr
         await served.check_store()
     assert not served.check.is_ok
     assert "no answer within" in served.check.detail
-    assert "ask for less" not in served.check.detail
+    assert "request less" not in served.check.detail
 
 
 async def test_the_bill_is_the_commands_and_a_line_of_it_is_explained(served: InlinePages) -> None:
