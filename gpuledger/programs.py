@@ -26,6 +26,8 @@ COMPONENTS: "Final" = {
 INTERRUPTED: "Final" = 130
 PIPE_CLOSED: "Final" = 141
 """Exit code of a program that SIGPIPE ends."""
+_PRINTING: "Final" = {"-h", "--help", "--print-config", "--version"}
+"""Options with which a component only prints."""
 _OURS: "Final" = "gpuledger"
 _USER_ERROR: "Final" = 2
 
@@ -42,20 +44,23 @@ def main() -> "int | None":
     if name in COMPONENTS:
         package, extra = COMPONENTS[name]
         sys.argv[:2] = [f"gpuledger {name}"]
-        return _run(f"{package}.__main__", script=sys.argv[0], extra=extra)
+        run = _run if _PRINTING.isdisjoint(sys.argv) else _run_and_print
+        return run(f"{package}.__main__", script=sys.argv[0], extra=extra)
     if name == "config":
-        return _run_config()
+        end_on_interrupt(INTERRUPTED)
+        sys.argv[:2] = ["gpuledger config"]
+        _, extra = COMPONENTS.get("".join(sys.argv[2:3]), ("", "demo"))
+        return _run_and_print("gpuledger.settings.explain_command", script=sys.argv[0], extra=extra)
     return _run("gpuledger_cli.__main__", script="gpuledger", extra="demo")
 
 
-def _run_config() -> "int | None":
-    """Run `gpuledger config`, which requires only the extra of the component that it explains."""
-    end_on_interrupt(INTERRUPTED)
-    sys.argv[:2] = ["gpuledger config"]
-    _, extra = COMPONENTS.get("".join(sys.argv[2:3]), ("", "demo"))
+def _run_and_print(module: str, *, script: str, extra: str) -> "int | None":
+    """Run a program whose purpose is its output; if that cannot be written, return the code."""
     try:
-        code = _run("gpuledger.settings.explain_command", script=sys.argv[0], extra=extra)
-        sys.stdout.flush()
+        try:
+            return _run(module, script=script, extra=extra)
+        finally:
+            sys.stdout.flush()
     except OSError as error:
         if (code := output_error_code(error)) is None:
             raise

@@ -169,6 +169,13 @@ class _Parser(argparse.ArgumentParser):
         self.epilog = "\n".join(self._epilog())
         return super().format_help()
 
+    @override
+    def _print_message(self, message: str, file: Any = None) -> None:  # argparse's own signature
+        # argparse ignores errors in writing its output.
+        if message and file:
+            file.write(message)
+            file.flush()
+
     def _epilog(self) -> Iterator[str]:
         left_out = {name for option in self._options for name in _not_chosen(option, self._given)}
         by_name = {setting.name: setting for setting in self._settings}

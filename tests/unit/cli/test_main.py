@@ -146,8 +146,18 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert printed.out == ""
 
 
-@pytest.mark.parametrize("redirection", [">/dev/full", ">&-"])
-@pytest.mark.parametrize("command", ["topics export --format acls", "config explain join"])
+@pytest.mark.parametrize(
+    ("command", "redirection"),
+    [
+        ("topics export --format acls", ">/dev/full"),
+        ("topics export --format acls", ">&-"),
+        ("config explain join", ">/dev/full"),
+        ("config explain join", ">&-"),
+        ("join --print-config", ">/dev/full"),
+        ("agent --help", ">/dev/full"),
+        ("sink store --version", ">/dev/full"),
+    ],
+)
 def test_output_that_cannot_be_written_is_one_line_and_exit_code_2(
     command: str, redirection: str
 ) -> None:
