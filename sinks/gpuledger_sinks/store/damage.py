@@ -57,6 +57,10 @@ def storage_errors(uri: str) -> Iterator[None]:
     except (DeltaError, OSError) as error:
         raise ReceiverUnavailableError(f"store {uri}: {explain(error, uri)}") from error
     except BaseException as error:
+        if type(error) is Exception:  # DataFusion's errors do not have their own class
+            cause = unfold(error)[:_SHOWN_CHARACTERS]
+            message = f"store {uri}: cannot read its rows: {cause}; see Repair in docs/store.md"
+            raise ReceiverUnavailableError(message) from error
         if not is_panic(error):
             raise
         message = f"store {uri}: the writer failed: {first_line_of(error)[:300]}"

@@ -203,6 +203,16 @@ def test_a_damaged_log_is_one_line(store: Path, capsys: pytest.CaptureFixture[st
     assert (shown.count("\n"), "usage_hourly" in shown, "Repair" in shown) == (1, True, True)
 
 
+def test_maintaining_a_store_without_a_data_file_is_one_line_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(tmp_path, commits=2)
+    next((tmp_path / "usage").rglob("*.parquet")).unlink()
+    assert maintain(tmp_path) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "cannot read its rows" in line
+
+
 def test_a_table_is_not_cut_off_in_a_pipe(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert ask(store, "SELECT * FROM usage_hourly") == 0
