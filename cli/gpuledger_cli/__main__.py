@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 
 from gpuledger.programs import INTERRUPTED, end_on_interrupt, output_error_code, raise_on_interrupt
 
@@ -9,11 +10,13 @@ from gpuledger.programs import INTERRUPTED, end_on_interrupt, output_error_code,
 def main(argv: list[str] | None = None) -> int:
     """Run one command; return the exit code, which is 130 after Ctrl-C.
 
-    See `output_error_code` for the code if standard output cannot be written.
+    See `output_error_code` for the code if standard output cannot be written. An error that no
+    command expects is printed with its traceback; the code is that of an internal error.
     """
     end_on_interrupt(INTERRUPTED)
     # deltalake takes it when it is imported; its warnings come again as the cause of an error.
     os.environ.setdefault("RUST_LOG", "error")
+    from gpuledger_cli.command import OWN_ERROR, USER_ERROR  # noqa: PLC0415  # as the next one
     from gpuledger_cli.command import main as run  # noqa: PLC0415  # takes long enough for Ctrl-C to come
 
     try:
@@ -22,11 +25,18 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
-    except OSError as error:
-        failed = output_error_code(error)
-        if failed is None:
-            raise
-        return failed
+    except UnicodeEncodeError as error:
+        sys.stderr.write(
+            f"gpuledger: cannot write the output as {error.encoding}: {error.reason}\n"
+        )
+        return USER_ERROR
+    except Exception as error:  # noqa: BLE001  # the last resort, so that the exit code is right
+        failed = output_error_code(error) if isinstance(error, OSError) else None
+        if failed is not None:
+            return failed
+        traceback.print_exc()
+        sys.stderr.write("gpuledger: internal error; please report it with the lines above\n")
+        return OWN_ERROR
     return code
 
 

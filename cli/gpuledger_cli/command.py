@@ -107,6 +107,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         given.append("--help")
     if given and not given[0].startswith("-") and given[0] not in app:
         del given[1:]  # with --help there it would be answered by the help of `gpuledger`
+    if not_text := [argument for argument in given if not _is_text(argument)]:
+        sys.stderr.write(f"gpuledger: invalid argument: {not_text[0]!a}; it is not UTF-8\n")
+        return USER_ERROR
+    if not os.environ.get("COLUMNS", "").strip("0"):
+        os.environ.pop("COLUMNS", None)  # Rich would take it as a width of 0
     try:
         result = app(given, exit_on_error=False, print_error=False)
     except (CycloptsError, UserError, UnavailableError) as error:
@@ -120,6 +125,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"gpuledger: internal error, please report it: {message}\n")
         return OWN_ERROR
     return result if isinstance(result, int) else 0
+
+
+def _is_text(argument: str) -> bool:
+    """Return whether an argument was valid UTF-8: Python keeps other bytes as surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in argument)
 
 
 def _one_line(message: str, given: Sequence[str]) -> str:

@@ -51,7 +51,7 @@ class KafkaOptions:
     def settings(self) -> KafkaSettings:
         """Read the settings as a component does; raises `SettingsError`."""
         argv = [f"--config={self.config}"] if self.config else []
-        if self.bootstrap_servers:
+        if self.bootstrap_servers is not None:
             argv.append(f"--bootstrap-servers={self.bootstrap_servers}")
         option = Option(name="--bootstrap-servers", setting=".".join(_SERVERS), help="Brokers.")
         loaded = load_settings(

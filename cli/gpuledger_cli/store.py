@@ -80,7 +80,7 @@ def maintain(
     store: StoreUri,
     storage_option: StorageOption = (),
     every: Annotated[
-        str | None, duration_option("Repeat at this interval until SIGTERM", forms=limits(0))
+        str | None, duration_option("Repeat at this interval until SIGTERM", forms=limits(1))
     ] = None,
     dry_run: Annotated[
         bool, Parameter(help="Print what would be done and change nothing.", negative=())
@@ -128,7 +128,7 @@ def maintain(
         )
     if dry_run:
         raise UserError("--dry-run and --every: give only one of them")
-    _Repeated(settings, every_seconds=parse_seconds(every, option="--every")).run()
+    _Repeated(settings, every_seconds=parse_seconds(every, option="--every", minimum=1)).run()
     return 0
 
 

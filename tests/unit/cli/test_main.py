@@ -245,3 +245,50 @@ def test_an_error_about_a_missing_store_names_the_option_and_its_variable(
     error = capsys.readouterr().err
     assert "--store" in error
     assert "GPULEDGER_STORE__URI" in error
+
+
+def run_with(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | environment,
+        cwd=Path(__file__).parents[3],
+    )
+
+
+def test_an_unexpected_error_is_internal_and_has_its_traceback_and_exit_code_5() -> None:
+    ran = run_with(
+        "from gpuledger_cli.__main__ import main\n"
+        "from gpuledger_cli.command import app\n"
+        "app.command(lambda: 1 / 0, name='broken')\n"
+        "raise SystemExit(main(['broken']))"
+    )
+    assert ran.returncode == 5
+    assert "ZeroDivisionError" in ran.stderr
+    assert ran.stderr.splitlines()[-1].startswith("gpuledger: internal error; please report it")
+
+
+def test_output_in_an_encoding_that_lacks_a_character_is_one_line_and_exit_code_2() -> None:
+    ran = run_with(
+        "from gpuledger_cli.__main__ import main\n"
+        "from gpuledger_cli.command import app\n"
+        "app.command(lambda: print('\u00fc'), name='umlaut')\n"
+        "raise SystemExit(main(['umlaut']))",
+        PYTHONIOENCODING="ascii",
+    )
+    assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)
+    assert "cannot write the output as ascii" in ran.stderr
+
+
+def test_an_argument_that_is_not_utf_8_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bill", "--store", "d1\udcff"]) == 2
+    assert capsys.readouterr().err == "gpuledger: invalid argument: 'd1\\udcff'; it is not UTF-8\n"
+
+
+def test_help_is_printed_if_the_terminal_reports_a_width_of_0() -> None:
+    ran = run_with(
+        "from gpuledger_cli.__main__ import main; raise SystemExit(main(['--help']))", COLUMNS="0"
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
