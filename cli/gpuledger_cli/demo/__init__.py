@@ -1,1 +1,1 @@
-"""`gpuledger demo`: the whole pipeline in one process, on a table that lives."""
+"""`gpuledger demo`: the whole pipeline in one process, shown as a live table."""

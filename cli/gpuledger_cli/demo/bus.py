@@ -1,7 +1,7 @@
-"""The bus of a run: in memory, or topics of the run's own on a Kafka.
+"""The bus of a run: in memory, or on Kafka with topics of its own.
 
-On a Kafka each run has a prefix of its own for its topics, groups and transactional ids, so that
-its records are mixed with nobody's. Its topics are deleted at the end.
+On Kafka each run has its own prefix for topics, groups and transactional ids, so that runs do not
+mix with other data. The topics are deleted at the end.
 """
 
 import asyncio
@@ -29,26 +29,26 @@ _BROKERS_POLL_SECONDS: Final = 1.0
 
 
 class RunTopics:
-    """The topics of a run: made at its begin, deleted at its end."""
+    """Creates the topics of a run when it starts, and deletes them at the end."""
 
     def __init__(self, kafka: KafkaSettings | None) -> None:
-        """Take the brokers; `None` is the bus in memory."""
+        """Take the settings of Kafka; `None` selects the in-memory bus."""
         self._settings = kafka and msgspec.structs.replace(
             kafka, topic_prefix=f"{_PREFIX}-{secrets.token_hex(4)}"
         )
         self._are_made = False
 
     async def open_bus(self) -> Bus:
-        """Return the bus of the run; raises `BusError` where its topics cannot be made."""
+        """Return the bus of the run; raises `BusError` if its topics cannot be created."""
         settings = self._settings
         if settings is None:
             return MemoryBus()
         bus = KafkaBus(settings)
-        # Brokers that do not answer this have made nothing that is to be deleted.
+        # If the brokers do not respond, there is nothing to delete later.
         await check_topics(settings)
-        # Reported before it is done, as a broker may take seconds for it.
+        # Reported in advance, because a broker may take seconds.
         sys.stderr.write(
-            f"making {len(bus.topics)} topics {settings.topic_prefix}.… on"
+            f"creating {len(bus.topics)} topics {settings.topic_prefix}.… on"
             f" {settings.bootstrap_servers}\n"
         )
         self._are_made = True
@@ -56,7 +56,7 @@ class RunTopics:
         return bus
 
     async def delete(self) -> None:
-        """Delete the topics if any were made; report their prefix if that fails."""
+        """Delete the topics if any were created; report their prefix if that fails."""
         settings = self._settings
         if settings is None or not self._are_made:
             return
@@ -67,7 +67,7 @@ class RunTopics:
         except (GpuledgerError, TimeoutError) as error:
             sys.stderr.write(
                 f"gpuledger: cannot delete the topics {settings.topic_prefix}.… on"
-                f" {settings.bootstrap_servers}: {str(error) or 'no answer'};"
+                f" {settings.bootstrap_servers}: {str(error) or 'no response'};"
                 " delete them with Kafka's tools\n"
             )
 
@@ -75,28 +75,28 @@ class RunTopics:
 async def hold_all(bus: Bus, stages: Stages, views: Sequence[RunBus]) -> None:
     """Wait until each group has its partitions.
 
-    Raises `BusError` where the brokers fall silent; and what a stage has raised.
+    Raises `BusError` if the brokers stop responding, and the error of a stage that fails.
     """
     querying = asyncio.create_task(_query_until_silent(bus))
     try:
         async with asyncio.timeout(_JOINING_SECONDS):
             while not all(view.holds_all() for view in views):
                 stages.must_run()
-                # A consumer waits for brokers without an end; who asks them hears of their silence.
+                # Consumers wait for brokers forever; only the query fails if they do not respond.
                 if querying.done():
                     await querying
                 await asyncio.sleep(0.02)
     except TimeoutError as error:
         raise BusUnavailableError(
-            f"the brokers have not given the demo's consumer groups ({bus.topics.prefix}-…) their"
-            f" partitions within {_JOINING_SECONDS:g} s"
+            f"the brokers did not assign partitions to the demo's consumer groups"
+            f" ({bus.topics.prefix}-…) within {_JOINING_SECONDS:g} s"
         ) from error
     finally:
         await end_tasks(querying)
 
 
 async def _query_until_silent(bus: Bus) -> None:
-    """Raise `BusError` once the brokers do not answer: stages wait for them, without an end."""
+    """Raise `BusError` once the brokers do not respond; stages would wait for them forever."""
     while True:
         await bus.partitions(bus.topics.samples.name)
         await asyncio.sleep(_BROKERS_POLL_SECONDS)

@@ -1,7 +1,6 @@
 """The whole pipeline in one process: agents, podwatch, join and all sinks on one bus.
 
-Here the stages are started, watched and ended in their order. What they do is theirs; what is
-shown is the caller's.
+This module starts, watches and ends the stages in order; the caller shows the results.
 """
 
 import asyncio
@@ -43,48 +42,48 @@ _SEND_TIMEOUT_SECONDS: Final = 5.0
 
 @dataclass
 class Ending:
-    """How a run came to its end."""
+    """The state at the end of a run."""
 
     ticks: int | None = None
-    """Ticks that the nodes published; `None` where the bus could not be asked."""
+    """Number of ticks that the nodes published; `None` if the bus did not respond."""
     is_bus_away: bool = False
-    """Whether the bus did not answer any more."""
+    """Whether the bus no longer responds."""
     missing_topics: list[str] = field(default_factory=list)
-    """Topics that are not there any more."""
+    """Topics that no longer exist."""
     is_closed: bool = True
-    """Whether every stage has ended; one that waits for a bus that is away may not."""
+    """Whether every stage has ended; a stage may keep waiting for a bus that is unavailable."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A pipeline at work."""
+    """A running pipeline."""
 
     bus: Bus
-    """What it runs on."""
+    """Its bus."""
     machine: DemoSource
-    """Whose GPUs are read."""
+    """The source of GPU data."""
     tally: Tally
-    """What the events add up to so far."""
+    """Sums of the events so far."""
     alerts: RunAlerts
-    """What fires, and what has fired."""
+    """Alerts that fire or have fired."""
     reader: EventReader
-    """Who fills both."""
+    """Fills `tally` and `alerts`."""
     received: Received
-    """What came in at the built-in receivers."""
+    """Requests to the built-in receivers."""
     stages: Stages
-    """The tasks."""
+    """Its tasks."""
     sinks: list[SinkWatch]
-    """What becomes of the sinks' sends."""
+    """Its sinks, with their deliveries."""
     ending: Ending
-    """How it came to its end."""
+    """The state at its end."""
 
 
 @asynccontextmanager
 async def running(plan: DemoPlan, *, bus: Bus, machine: DemoSource) -> AsyncIterator[Run]:
     """Run the pipeline while the context is open; leaving it ends every stage cleanly.
 
-    What has not ended in its time is left, as `Ending.is_closed` says. Raises `BusError` where
-    the brokers do not answer.
+    Stages that do not end in time are left running, see `Ending.is_closed`. Raises `BusError` if
+    the brokers do not respond.
     """
     ending = Ending()
     async with _closed_in_time(ending) as stack:
@@ -135,7 +134,7 @@ async def _closed_in_time(ending: Ending) -> AsyncIterator[AsyncExitStack]:
         ending.is_bus_away = True
         raise
     finally:
-        # As a task, so that a stage which waits for brokers keeps nobody from the summary.
+        # In a task, so that a stage that waits for brokers does not delay the summary.
         closing = asyncio.create_task(stack.aclose())
         seconds = _CLOSING_WITHOUT_BUS_SECONDS if ending.is_bus_away else _CLOSING_SECONDS
         await asyncio.wait({closing}, timeout=seconds)
@@ -148,17 +147,17 @@ async def _closed_in_time(ending: Ending) -> AsyncIterator[AsyncExitStack]:
 
 
 async def drain(run: Run) -> None:
-    """Let what was sampled reach the sinks: end the agents, then wait for the last events.
+    """End the agents, then wait until the last events have reached the sinks.
 
-    A bus that does not answer is not waited for.
+    It does not wait for a bus that does not respond.
     """
     ending = run.ending
     with suppress(BusError, TimeoutError):
-        # Asked before the agents end, which would wait for brokers that are away.
+        # Checked before the agents end, because they would wait for unavailable brokers.
         await _count_ticks(run)
         await run.stages.end_agents()
         ending.ticks = await _count_ticks(run)
-        # What is missing afterwards is said in the summary.
+        # The summary reports records that are missing afterwards.
         async with asyncio.timeout(_DRAIN_SECONDS):
             while not await _is_drained(run, ticks=ending.ticks):  # noqa: ASYNC110 - the bus has no event for this
                 await asyncio.sleep(0.05)
@@ -167,7 +166,7 @@ async def drain(run: Run) -> None:
 
 
 async def _is_drained(run: Run, *, ticks: int) -> bool:
-    """Return whether the reader has all there is, and the sinks have what it has."""
+    """Return whether the reader has all records, and the sinks have the same ones."""
     if run.tally.events < ticks or not await run.reader.has_read_all():
         return False
     return all(sink.may_end(run.reader.newest) for sink in run.sinks)
@@ -181,7 +180,7 @@ async def _count_ticks(run: Run) -> int:
 
 
 async def _find_reason(run: Run) -> None:
-    """Record whether the brokers are away, or a topic is gone."""
+    """Record whether the brokers are unavailable or topics are missing."""
     ending = run.ending
     try:
         for topic in run.bus.topics:
@@ -208,16 +207,16 @@ def _watch_sinks(
 ) -> list[SinkWatch]:
     write = RemoteWriteSettings(
         url=plan.remote_write_url or f"{received.url}/api/v1/write",
-        # The stand-in counts requests and not what is in them, which is all that 1.0 needs.
+        # The built-in receiver only counts requests, and 1.0 needs no other response.
         protocol="auto" if plan.remote_write_url else "1.0",
         timeout_seconds=_SEND_TIMEOUT_SECONDS,
-        interval_seconds=0,  # a run of half a minute is looked at while it lasts
+        interval_seconds=0,  # users watch a run of half a minute while it lasts
     )
     store = StoreSettings(
         uri=str(plan.store),
         entries=True,
         flush_seconds=_STORE_FLUSH_SECONDS,
-        generation=secrets.token_hex(4),  # a store of an earlier run is of other topics
+        generation=secrets.token_hex(4),  # earlier runs wrote the store from other topics
     )
     sinks: tuple[tuple[SinkKind, str, Any], ...] = (
         (REMOTE_WRITE, write.url, write),
@@ -230,7 +229,7 @@ def _watch_sinks(
             receiver=shown_url(receiver),
             bus=RunBus(bus),
             work=partial(run_sink, kind, settings=settings),
-            gathers=kind is STORE,  # it writes the rows that it holds when it ends
+            gathers=kind is STORE,  # it writes its buffered rows when it ends
         )
         for kind, receiver, settings in sinks
     ]

@@ -1,4 +1,4 @@
-"""What a run of the demo is to be: the options, checked before anything is started."""
+"""The options of a run of the demo, checked before anything starts."""
 
 import re
 import tempfile
@@ -24,17 +24,17 @@ class DemoPlan:
     """The options of one run."""
 
     scenario: Path
-    """The scenario that is played where GPUs are simulated."""
+    """The scenario to play if GPUs are simulated."""
     source: Source
-    """Where the readings come from; `auto` takes this machine's GPUs where NVML answers."""
+    """GPU data source; `auto` selects this machine's GPUs if NVML is available."""
     cluster: str = DEFAULT_CLUSTER
-    """The cluster in whose name the run writes."""
+    """Cluster name in the run's records."""
     kafka: KafkaSettings | None
-    """The brokers, or `None` for the bus in memory."""
+    """Settings of Kafka; `None` for the in-memory bus."""
     store: Path
-    """Folder of the store."""
+    """Directory of the store."""
     seconds: float | None
-    """How long to run, in real seconds; `None` until Ctrl-C."""
+    """Duration of the run, in real seconds; `None` until Ctrl-C."""
     remote_write_url: str | None = None
     """A real remote-write receiver; `None` for the built-in one."""
     alertmanager_url: str | None = None
@@ -42,15 +42,15 @@ class DemoPlan:
 
 
 def find_scenario(given: Path | None) -> Path:
-    """Return the scenario's file, by default the demo's own; raises `UserError` without one."""
+    """Return the scenario's file, or the demo's own; raises `UserError` if it is missing."""
     if given is not None and not given.is_file():
-        reason = "it is no regular file" if given.exists() else "there is no such file"
+        reason = "not a regular file" if given.exists() else "no such file"
         raise UserError(f"--scenario {given}: {reason}")
     return given or DEMO_SCENARIO
 
 
 def check_cluster(name: str) -> str:
-    """Return the name of a cluster; raises `UserError` where it is none."""
+    """Return the name of a cluster; raises `UserError` if it is invalid."""
     try:
         require_cluster_name(name)
     except ValueError as error:
@@ -59,7 +59,7 @@ def check_cluster(name: str) -> str:
 
 
 def check_url(option: str, url: str | None) -> str | None:
-    """Return the address of a receiver; raises `UserError` where it is none."""
+    """Return the URL of a receiver; raises `UserError` if it is invalid."""
     try:
         if url is not None:
             require_http_url(url)
@@ -69,14 +69,14 @@ def check_url(option: str, url: str | None) -> str | None:
 
 
 def parse_bus(bus: str) -> KafkaSettings | None:
-    """Understand `memory` or `kafka://host:port[,…]`; raises `UserError` for anything else."""
+    """Parse `memory` or `kafka://host:port[,…]`; raises `UserError` for anything else."""
     if bus == "memory":
         return None
     servers = bus.removeprefix(_KAFKA_SCHEME)
     if may_part_a_login(bus):
         raise UserError(
-            f"--bus {shown_brokers(bus)}: brokers are named without user and password;"
-            " the demo does not log in"
+            f"--bus {shown_brokers(bus)}: credentials are not supported; give only host:port of"
+            " each broker"
         )
     is_kafka = bus.startswith(_KAFKA_SCHEME)
     try:
@@ -90,28 +90,31 @@ def parse_bus(bus: str) -> KafkaSettings | None:
     return KafkaSettings(
         bootstrap_servers=servers,
         client_id="gpuledger-demo",
-        # Somebody watches: silent brokers are reported soon.
+        # A user is watching, so failures of brokers are reported soon.
         request_timeout_seconds=_ANSWER_SECONDS,
         session_timeout_seconds=_SESSION_SECONDS,
     )
 
 
 def find_store(given: Path | None) -> Path:
-    """Return the store's folder: the named one, or a new one under the system's temporary folder.
+    """Return the store's directory: the given one, or a new temporary one.
 
-    Raises `UserError` where the named one cannot be written to, or is a URL, which is not repeated.
+    Raises `UserError` if the given one is not writable or is a URL, which may hold credentials and
+    is not repeated.
     """
     if given is None:
         return Path(tempfile.mkdtemp(prefix="gpuledger-demo-")) / "store"
-    if re.match(r"[A-Za-z][\w+.-]*:/", str(given)):  # of a URL's slashes a path keeps one
-        raise UserError("--store is a URL: the demo's store is a folder of this machine")
+    if re.match(r"[A-Za-z][\w+.-]*:/", str(given)):  # a Path keeps one of the slashes of a URL
+        raise UserError("--store: URLs are not supported; give a local directory")
     if given.exists() and not given.is_dir():
-        raise UserError(f"--store {mask_address(str(given))}: this is a file; name a folder")
+        raise UserError(f"--store {mask_address(str(given))}: not a directory; give a directory")
     try:
         given.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=given):
             pass
     except OSError as error:
         shown = mask_address(str(given))
-        raise UserError(f"--store {shown}: {error.strerror or error}; name a folder") from error
+        raise UserError(
+            f"--store {shown}: {error.strerror or error}; give a writable directory"
+        ) from error
     return given.absolute()

@@ -1,6 +1,6 @@
-"""What has become of a run's records: how far each stage is with them, and what came of them.
+"""Follows a run's records: each stage's progress, and the events for totals and alerts.
 
-Each stage has a view of its own. The last class reads the events for the run's totals and alerts.
+Each stage has its own view of the bus. `EventReader` reads the events.
 """
 
 import asyncio
@@ -34,14 +34,14 @@ Offsets = Mapping[TopicPartition, int]
 
 
 class RunBus:
-    """One stage's view: how far it is with the records of each partition."""
+    """A stage's view of the bus, which records its progress in each partition."""
 
     def __init__(self, bus: Bus) -> None:
         """Take the bus."""
         self.taken: dict[TopicPartition, int] = {}
-        """For each partition the offset behind the last record that was polled and not set back."""
+        """For each partition, the offset after the last record polled; a seek sets it back."""
         self.delivered: dict[TopicPartition, int] = {}
-        """For each partition the offset behind the last record that is done: what was committed."""
+        """For each partition, the committed offset: the one after the last processed record."""
         self._bus = bus
         self._wanted: frozenset[str] = frozenset()
         self._held: frozenset[TopicPartition] = frozenset()
@@ -52,18 +52,16 @@ class RunBus:
         return self._bus.topics
 
     def holds_all(self) -> bool:
-        """Return whether the group has given partitions of all topics to this member.
-
-        It is the only one.
-        """
+        """Return whether this consumer, its group's only one, has partitions of all topics."""
         return bool(self._wanted) and {at.topic for at in self._held} >= self._wanted
 
     def count_behind(
         self, offsets: Mapping[TopicPartition, int], records: Iterable[tuple[TopicPartition, int]]
     ) -> int:
-        """Return how many of these records, of topics that the stage reads, are not before offsets.
+        """Return how many of these records the stage has not reached by `offsets`.
 
-        The offsets are `taken` or `delivered`.
+        `offsets` is `taken` or `delivered`. Records of topics that the stage does not read are not
+        counted.
         """
         return sum(
             partition.topic in self._wanted and offset >= offsets.get(partition, 0)
@@ -76,25 +74,25 @@ class RunBus:
 
     @asynccontextmanager
     async def transactions(self, transactional_id: str) -> AsyncIterator[Transactions]:
-        """Open transactions whose offsets are done once they are committed."""
+        """Open transactions, and record the offsets that they commit."""
         async with self._bus.transactions(transactional_id) as inner:
             yield _RunTransactions(view=self, inner=inner)
 
     def reader(self) -> AbstractAsyncContextManager[HistoryReader]:
-        """Open a reader, of states, which are read whole."""
+        """Open a reader of whole topics."""
         return self._bus.reader()
 
     async def partitions(self, topic: str) -> int:
-        """Return the number of partitions; `TopicsError` where the topic does not exist."""
+        """Return the number of partitions; raises `TopicsError` if the topic does not exist."""
         return await self._bus.partitions(topic)
 
     async def describe(self, topic: str) -> TopicDescription:
-        """Return what is known of a topic now; `TopicsError` where it does not exist."""
+        """Return the description of a topic; raises `TopicsError` if it does not exist."""
         return await self._bus.describe(topic)
 
     @asynccontextmanager
     async def consumer(self, subscription: Subscription) -> AsyncIterator[Consumer]:
-        """Open a consumer whose progress is recorded, but for one of replayed events."""
+        """Open a consumer and record its progress, unless it reads replayed events."""
         if self.topics.replay.name in subscription.topics:
             async with self._bus.consumer(subscription) as inner:
                 yield inner
@@ -105,16 +103,16 @@ class RunBus:
             yield cast("Consumer", consumer)
 
     def hold(self, partitions: Iterable[TopicPartition]) -> None:
-        """Record what was assigned."""
+        """Record assigned partitions."""
         self._held |= frozenset(partitions)
 
     def give_up(self, partitions: Iterable[TopicPartition]) -> None:
-        """Record what was revoked."""
+        """Record revoked partitions."""
         self._held -= frozenset(partitions)
 
 
 class _RunTransactions:
-    """Transactions of which the view hears."""
+    """Transactions that report their commits to the view."""
 
     def __init__(self, *, view: RunBus, inner: Transactions) -> None:
         self._view, self._inner = view, inner
@@ -126,14 +124,14 @@ class _RunTransactions:
         offsets: Offsets,
         group: str,
     ) -> Offsets | None:
-        """Commit, and record that what is before the offsets is done."""
+        """Commit, and record the offsets."""
         written = await self._inner.commit(messages, offsets=offsets, group=group)
         self._view.delivered.update(offsets)
         return written
 
 
 class _RunConsumer:
-    """A consumer of which the view hears; all but what is said here is the inner one's."""
+    """A consumer that reports its progress to the view; everything else is the inner consumer's."""
 
     inner: Consumer
 
@@ -145,7 +143,7 @@ class _RunConsumer:
         )
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # a method of a consumer
-        """Return what the inner consumer has by this name."""
+        """Return the inner consumer's attribute of this name."""
         return getattr(self.inner, name)
 
     async def _on_assigned(self, partitions: frozenset[TopicPartition]) -> None:
@@ -157,19 +155,19 @@ class _RunConsumer:
         await self._subscription.on_revoked(partitions)
 
     async def poll(self, *, timeout_seconds: float, max_records: int) -> Polled:
-        """Return records, and record that they are taken."""
+        """Return records, and record the offsets after them."""
         polled = await self.inner.poll(timeout_seconds=timeout_seconds, max_records=max_records)
         for partition, records in polled.items():
             self._view.taken[partition] = records[-1].offset + 1
         return polled
 
     async def commit(self, offsets: Offsets) -> None:
-        """Commit, and record that what is before the offsets is done."""
+        """Commit, and record the offsets."""
         await self.inner.commit(offsets)
         self._view.delivered.update(offsets)
 
     async def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Read on from this offset: what was polled behind it is polled again."""
+        """Continue at this offset; later records are polled again."""
         await self.inner.seek(partition, offset)
         self._view.taken[partition] = offset
 
@@ -185,7 +183,7 @@ def subscription(topics: Topics) -> Subscription:
 
 
 class EventReader:
-    """Follows the events of a run, each of them once, whatever becomes of its group."""
+    """Follows the events of a run, and counts each once even if its group rebalances."""
 
     def __init__(
         self,
@@ -206,10 +204,10 @@ class EventReader:
         self._next: dict[TopicPartition, int] = {}
         self.dead_letters = 0
         self.newest: deque[tuple[TopicPartition, int]] = deque(maxlen=_MAX_NEWEST)
-        """Where the records that were read last stand: what the sinks should have too."""
+        """Positions of the last records read, which the sinks should have delivered too."""
 
     async def follow(self) -> None:
-        """Hand events to the tally, for ever; brokers and topics that are away are waited for."""
+        """Pass events to the tally until cancelled; wait for unavailable brokers and topics."""
         backoff = Backoff(first_seconds=0.2, max_seconds=5.0)
         while True:
             try:
@@ -226,7 +224,7 @@ class EventReader:
                 self._take(new)
 
     async def has_read_all(self) -> bool:
-        """Return whether nothing is left to read now: an incident may come behind its event."""
+        """Return whether all present records are read; an incident may follow its event."""
         try:
             ends = await self._consumer.end_offsets(self._consumer.assignment())
             at = {partition: await self._consumer.position(partition) for partition in ends}
@@ -249,4 +247,4 @@ class EventReader:
                     self._tally.gpu_tracker.add_incident(attributed)
                     self._alerts.add_incident(attributed)
             except UndecodableError:
-                continue  # the sinks put it aside, and it comes back here as a dead letter
+                continue  # the sinks reject it, and it arrives here as a dead letter

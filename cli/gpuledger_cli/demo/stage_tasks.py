@@ -1,4 +1,4 @@
-"""The tasks of a pipeline: started, watched, ended in their order. What they do is theirs."""
+"""Starts the tasks of a pipeline, watches them, and ends them in order."""
 
 import asyncio
 from collections.abc import Coroutine, Iterable
@@ -11,22 +11,22 @@ _STOP_SECONDS: Final = 8.0
 
 
 class Stages:
-    """The tasks of a pipeline: agents apart, because they end first."""
+    """The tasks of a pipeline, with agents apart because they end first."""
 
     def __init__(self) -> None:
         self._agents: list[asyncio.Task[None]] = []
         self._others: list[asyncio.Task[None]] = []
 
     def start_agent(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Start what makes ticks; it is told of under this name."""
+        """Start a task that makes ticks; `name` appears in messages."""
         self._agents.append(asyncio.create_task(work, name=name))
 
     def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Start what works on ticks; it is told of under this name."""
+        """Start a task that works on ticks; `name` appears in messages."""
         self._others.append(asyncio.create_task(work, name=name))
 
     async def wait(self, stop: asyncio.Event) -> None:
-        """Wait until told to stop; raises what a stage raises, for none should end by itself."""
+        """Wait for `stop`, or for a stage to fail, whose error this raises."""
         stopped = asyncio.create_task(stop.wait())
         everything = {stopped, *self._agents, *self._others}
         try:
@@ -36,33 +36,34 @@ class Stages:
         _raise_first(done - {stopped})
 
     def must_run(self) -> None:
-        """Raise what a stage has raised, where one has."""
+        """Raise the error of a stage that has failed, if any."""
         _raise_first(task for task in self._agents + self._others if task.done())
 
     def failures(self, *, known: type[Exception] | None = None) -> list[str]:
-        """Return a line for each stage that failed, or has not ended although it was told to.
+        """Return a line for each stage that failed or did not end in time.
 
-        Errors of the kind that is `known` are said elsewhere, and so is why a stage has not ended.
+        If `known` is given, errors of that type and stages that did not end are left out, because
+        the caller reports them.
         """
         lines = []
         for task in self._agents + self._others:
             if not task.done():
                 if known is None:
-                    lines.append(f"{task.get_name()} has not ended within {_STOP_SECONDS:g} s")
+                    lines.append(f"{task.get_name()} did not end within {_STOP_SECONDS:g} s")
             elif not task.cancelled() and (error := task.exception()):
                 for leaf in _leaves(error):
-                    # Our own errors are sentences for people; of others the type says most.
+                    # Our own errors are written for users; of others the type is most useful.
                     why = str(leaf) if isinstance(leaf, GpuledgerError) else repr(leaf)
                     if known is None or not isinstance(leaf, known):
-                        lines.append(f"{task.get_name()} has failed: {why}")
+                        lines.append(f"{task.get_name()} failed: {why}")
         return lines
 
     async def end_agents(self) -> None:
-        """End what makes ticks."""
+        """End the tasks that make ticks."""
         await end_tasks(*self._agents, seconds=_STOP_SECONDS)
 
     async def end(self) -> None:
-        """End everything; what failed with it is in `failures`."""
+        """End all tasks; `failures` then has their errors."""
         await end_tasks(*self._agents, *self._others, seconds=_STOP_SECONDS)
 
 
@@ -72,7 +73,7 @@ def _raise_first(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 def _leaves(error: BaseException) -> list[BaseException]:
-    """Return the errors in a group of errors, or the one that is none."""
+    """Return the errors in a group, or the error itself."""
     if not isinstance(error, BaseExceptionGroup):
         return [error]
     return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
@@ -81,15 +82,15 @@ def _leaves(error: BaseException) -> list[BaseException]:
 T = TypeVar("T")
 
 INTERRUPTED: Final = 130
-"""The exit code of a start that was ended."""
+"""The exit code if the start is interrupted."""
 _CLEANING_UP_SECONDS: Final = 0.5
 
 
 async def unless_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:
-    """Return what the work returns; `None` where `stop` was set first.
+    """Return the result of the work; `None` if `stop` was set first.
 
-    The work is cancelled then, and left to itself where it does not end in half a second: it may
-    wait for somebody who does not answer.
+    In that case the work is cancelled, and left running if it does not end within half a second,
+    because it may wait for a server that does not respond.
     """
     working, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:

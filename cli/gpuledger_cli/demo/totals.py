@@ -1,10 +1,10 @@
-"""What the events of a run add up to: per pod, per node, GPUs that are lost, and alerts.
+"""Sums up the events of a run: usage by pod, time covered by node, lost GPUs and alerts.
 
-Pure sums over events, but for the clock by which alerts end; nothing is drawn or printed here.
+Pure sums over events, except for the clock by which alerts end. Nothing is drawn or printed here.
 
-An event lists its node's GPUs, those that did not answer as `unresponsive`. One that answered
-before and is unresponsive or missing in its node's newest event is lost: it stays in sight until it
-answers again, or another GPU answers at its index.
+An event lists its node's GPUs and marks those that did not respond as `unresponsive`. A GPU that
+responded before and is unresponsive or missing in its node's newest event is lost. It is shown
+until it responds again, or until another GPU responds at its index.
 """
 
 import time
@@ -34,21 +34,21 @@ _WITHOUT_POD = (Category.HOST, Category.UNATTRIBUTED)
 XID: Final = "xid"
 _MAX_INCIDENTS: Final = 200
 _SAME_CAUSE_NS: Final = NS_PER_MINUTE
-"""An XID at most so long before a GPU's last reading is taken for the cause of its loss."""
+"""An XID is the cause of a GPU's loss if it came at most this long before the last reading."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LostGpu:
-    """A GPU that no longer answers."""
+    """A GPU that no longer responds."""
 
     index: int
-    """The driver's index of it, as of its last reading."""
+    """The driver's index of it at its last reading."""
     since_ns: int
-    """When it was lost, nanoseconds since the epoch; where nobody said, its last reading."""
+    """Time of its loss in nanoseconds since the epoch; without an incident, its last reading."""
     cause: str | None
-    """The XID that came with it."""
+    """The XID that came with the loss."""
     allocatees: tuple[str, ...]
-    """The pods to whom the kubelet still gives it, as `namespace/pod`."""
+    """The pods to which it is still allocated, as `namespace/pod`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,19 +60,19 @@ class _Seen:
 
 
 class GpuTracker:
-    """Follows the GPUs of all nodes; bounded by them, and in the incidents that it keeps."""
+    """Follows the GPUs of all nodes, with a bounded number of incidents."""
 
     def __init__(self) -> None:
         self.incidents: deque[AttributedIncident] = deque(maxlen=_MAX_INCIDENTS)
         self._seen: dict[str, _Seen] = {}
 
     def add(self, event: GpuEvent) -> None:
-        """Record which GPUs answered."""
+        """Record which GPUs responded."""
         readings = (gpu.reading for gpu in event.gpus if not gpu.reading.unresponsive)
         physical_gpus = [reading for reading in readings if reading.parent_uuid is None]
         node = node_key(event)
         here = {(node, reading.index) for reading in physical_gpus}
-        # Whatever had its place before was taken out.
+        # The GPU that had the index before was removed.
         self._seen = {
             uuid: seen for uuid, seen in self._seen.items() if (seen.node, seen.index) not in here
         }
@@ -80,13 +80,13 @@ class GpuTracker:
             self._seen[reading.uuid] = _Seen(node=node, index=reading.index, time_ns=event.time_ns)
 
     def add_incident(self, incident: AttributedIncident) -> None:
-        """Record what has happened to a GPU; that it is well at the agent's start is nothing."""
+        """Record an incident, unless it only reports a healthy GPU when the agent starts."""
         reported = incident.incident
         if not (reported.present_at_start and reported.ended_kinds):
             self.incidents.append(incident)
 
     def lost(self, newest: GpuEvent) -> list[LostGpu]:
-        """Return the GPUs of a node that did not answer in its newest event."""
+        """Return the GPUs of a node that did not respond in its newest event."""
         here = {gpu.reading.uuid for gpu in newest.gpus if not gpu.reading.unresponsive}
         gone = [
             (uuid, seen)
@@ -95,8 +95,8 @@ class GpuTracker:
         ]
         lost = []
         for uuid, seen in gone:
-            # What was reported of it about its last reading, or since: earlier incidents are of a
-            # time when it still worked.
+            # Incidents about the time of its last reading or later; it still worked after earlier
+            # ones.
             incidents = [
                 attributed.incident
                 for attributed in self.incidents
@@ -129,10 +129,10 @@ class GpuTracker:
 
 @dataclass
 class PodTotal:
-    """What one pod has used in the run so far."""
+    """A pod's usage in the run so far."""
 
     uid: str
-    """The pod's UID, or its container's id while no UID is known."""
+    """The pod's UID, or its container's id while the UID is unknown."""
     cluster: str = DEFAULT_CLUSTER
     """Its cluster."""
     namespace: str | None = None
@@ -142,20 +142,20 @@ class PodTotal:
     owner: str | None = None
     """Kind and name of its workload, once known."""
     busy_ns: int = 0
-    """Busy time booked on it."""
+    """Busy time attributed to it."""
     memory_byte_ns: int = 0
-    """Memory times time booked on it."""
+    """Memory attributed to it, times nanoseconds."""
     energy_millijoules: int = 0
-    """Energy booked on it."""
+    """Energy attributed to it."""
 
     def add(self, entry: Entry, *, interval_ns: int) -> None:
-        """Add one entry of a tick of that length."""
+        """Add an entry of a tick with this interval."""
         self.busy_ns += entry.busy_ns or 0
         self.memory_byte_ns += (entry.memory_bytes or 0) * interval_ns
         self.energy_millijoules += entry.energy_millijoules or 0
 
     def name(self, description: PodDescription) -> None:
-        """Take over what a description knows."""
+        """Update the names from a description."""
         self.namespace = description.namespace or self.namespace
         self.pod = description.name or self.pod
         self.owner = owner_of(description) or self.owner
@@ -163,36 +163,36 @@ class PodTotal:
 
 @dataclass
 class Tally:
-    """The sums of a run; bounded by its pods and nodes."""
+    """The sums of a run; their size depends on the number of pods and nodes."""
 
     events: int = 0
-    """Events counted."""
+    """Number of events."""
     entries: int = 0
-    """Entries in them."""
+    """Number of entries in the events."""
     pods: dict[str, PodTotal] = field(default_factory=dict)
-    """What each pod used, by its key: cluster and UID."""
+    """Usage of each pod, by its key: cluster and UID."""
     unused_ns: dict[tuple[str, str, str], int] = field(default_factory=dict)
-    """For each cluster, namespace and pod, time in which GPUs that it held ran no kernel."""
+    """By cluster, namespace and pod, the time in which GPUs allocated to it ran no kernel."""
     allocated_ns: dict[tuple[str, str, str], int] = field(default_factory=dict)
-    """For each of these, how much of GPUs it held, whatever it used."""
+    """The GPU time that was allocated to each of these pods, used or not."""
     free_ns: int = 0
-    """Time in which GPUs that nobody held ran no kernel."""
+    """Time in which GPUs that were not allocated ran no kernel."""
     gap_ns: int = 0
-    """Time in which GPUs did not answer."""
+    """Time in which GPUs did not respond."""
     without_pod_ns: int = 0
-    """Busy time booked on the host or on nobody."""
+    """Busy time of the host and of unknown processes."""
     other_ns: dict[str, int] = field(default_factory=dict)
-    """Busy time booked on each category that has no place of its own here, such as a job's."""
+    """Busy time of other categories, such as jobs, by category."""
     gpu_tracker: GpuTracker = field(default_factory=GpuTracker)
-    """Which GPUs are there, and what has happened to them."""
+    """The GPUs and their incidents."""
     latest: dict[str, GpuEvent] = field(default_factory=dict)
-    """The last event of each node, by its key."""
+    """The last event of each node, by node key."""
     covered_ns: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    """For each node, by its key, the covered stretches of time, adjacent ticks merged."""
+    """By node key, the time ranges that ticks cover, with adjacent ticks merged."""
     conservation_error_max_ratio: float = 0.0
-    """The worst difference between a device and the sum of its entries, over the device."""
+    """Largest difference between a device and the sum of its entries, divided by the device."""
     first_named_seconds: float | None = None
-    """When the first entry on a pod known by name came in, in seconds since the machine's boot."""
+    """When the first event with a pod's name arrived, in seconds since boot."""
 
     def add(self, event: GpuEvent) -> None:
         """Add one event."""
@@ -203,7 +203,7 @@ class Tally:
         pods = PodIndex(event)
         self.gap_ns += sum(gpu.gap_ns or 0 for gpu in event.gpus)
         self.entries += sum(len(gpu.entries) for gpu in event.gpus)
-        # Settlements are of processes that ended between two ticks: booked, though of no GPU's row.
+        # Late adjustments book processes that ended between two ticks, outside the rows of GPUs.
         for books in (*event.gpus, *(event.late_adjustments or ())):
             for entry in books.entries:
                 if entry.category is Category.POD:
@@ -222,7 +222,7 @@ class Tally:
 
     def _book(self, entry: Entry, user: PodOfEntry, event: GpuEvent) -> None:
         description, uid = user.pod, user.described.uid or user.container_id or ""
-        # What one node says of another one's pod is not that pod's.
+        # A node's usage of a pod of another node is kept apart from that pod.
         is_foreign = description is not None and description.state is PodState.FOREIGN
         key = f"{node_key(event)}/{uid}" if is_foreign else key_in(event.cluster, uid)
         total = self.pods.setdefault(key, PodTotal(cluster=event.cluster, uid=uid))
@@ -242,8 +242,8 @@ class Tally:
     def _cover(self, event: GpuEvent) -> None:
         stretches = self.covered_ns.setdefault(node_key(event), [])
         start = event.time_ns - event.interval_ns
-        # Wall and monotonic clock are read one after the other: ticks that meet within a
-        # hundredth of their length are adjacent.
+        # The wall clock and the monotonic clock are read one after the other, so ticks within a
+        # hundredth of their interval are adjacent.
         if stretches and abs(start - stretches[-1][1]) <= event.interval_ns // 100:
             stretches[-1] = (stretches[-1][0], event.time_ns)
         else:
@@ -251,7 +251,7 @@ class Tally:
 
 
 def owner_of(description: PodDescription) -> str | None:
-    """Return the workload as people write it: `Job/train`."""
+    """Return the kind and name of the workload, such as `Job/train`."""
     if description.owner_kind is None or description.owner_name is None:
         return None
     return f"{description.owner_kind}/{description.owner_name}"
@@ -266,19 +266,19 @@ class AlertLine(BaseRecord, frozen=True, kw_only=True):
     name: str
     """Its `alertname`."""
     severity: str
-    """How loud it is."""
+    """Its severity."""
     cluster: str = DEFAULT_CLUSTER
-    """The cluster of its GPU."""
+    """Cluster of the GPU."""
     node: str
-    """The node of its GPU."""
+    """Node of the GPU."""
     gpu_uuid: str
-    """Its GPU."""
+    """UUID of the GPU."""
     gpu_index: int | None = None
-    """The driver's index of that GPU, where it is known."""
+    """The driver's index of the GPU, if known."""
     text: str
-    """What it says, in one line."""
+    """Its summary, in one line."""
     started: str
-    """Since when it fires, RFC 3339."""
+    """When it started to fire, in RFC 3339."""
 
     @classmethod
     def of(cls, alert: ActiveAlert) -> "AlertLine":
@@ -298,10 +298,10 @@ class AlertLine(BaseRecord, frozen=True, kw_only=True):
 
 
 class RunAlerts:
-    """Follows what fires and what has fired, as the alerts sink has it; bounded in both.
+    """Follows the alerts that fire or have fired, with the sink's rules; keeps a bounded number.
 
-    The sink reads nothing further while no Alertmanager answers. Here every event and incident of
-    the run counts, so that the screen says the same whoever the receiver is.
+    The sink stops reading while no Alertmanager responds. This class reads every event and
+    incident of the run, so that the screen does not depend on the receiver.
     """
 
     def __init__(self, *, settings: AlertsSettings, clock: Clock) -> None:
@@ -311,17 +311,17 @@ class RunAlerts:
         self._fired: dict[Labels, ActiveAlert] = {}
 
     def add(self, event: GpuEvent) -> None:
-        """Hold states against an event."""
+        """Update the alerts on states from an event."""
         self._watch.observe(event, now=Now.of(self._clock))
         self._keep()
 
     def add_incident(self, taken: AttributedIncident) -> None:
-        """Let an incident's alert stand."""
+        """Add the alert of an incident."""
         self._watch.add_incident(taken, hold_ns=self._hold_ns, now=Now.of(self._clock))
         self._keep()
 
     def firing(self) -> list[AlertLine]:
-        """Return the alerts that fire now, the youngest first."""
+        """Return the alerts that fire now, the newest first."""
         now_ns = self._clock.time_ns()
         firing = [
             alert for alert in self._watch.alerts if alert.ends_ns is None or alert.ends_ns > now_ns
@@ -343,5 +343,5 @@ class RunAlerts:
 
 
 def as_line(alert: AlertLine) -> str:
-    """Return what people read of an alert."""
+    """Return an alert as a line of text."""
     return f"{alert.name} {alert.severity}  {alert.text}"

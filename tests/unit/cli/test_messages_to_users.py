@@ -57,7 +57,7 @@ MESSAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
     ),
     "a scenario": (
         lambda folder: find_scenario(folder / "absent.yaml"),
-        "--scenario {folder}/absent.yaml: there is no such file",
+        "--scenario {folder}/absent.yaml: no such file",
     ),
     "a receiver": (
         lambda _: check_url("--remote-write-url", "prometheus:9090"),
@@ -65,9 +65,12 @@ MESSAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
     ),
     "a store by URL": (
         lambda _: find_store(Path("s3://bucket/x")),
-        "--store is a URL: the demo's store is a folder of this machine",
+        "--store: URLs are not supported; give a local directory",
     ),
-    "a store in a file": (store_in_a_file, "--store {folder}/file: this is a file; name a folder"),
+    "a store in a file": (
+        store_in_a_file,
+        "--store {folder}/file: not a directory; give a directory",
+    ),
     "a time": (
         lambda _: parse_moment("yesterday", option="--from", now_ms=0),
         (

@@ -94,5 +94,5 @@ def test_a_store_that_is_a_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_store_that_cannot_be_written_is_refused() -> None:
     """Before anything runs: a run whose store stays empty would look like one that went well."""
-    with pytest.raises(UserError, check=has_words("--store /proc/store", "name a folder")):
+    with pytest.raises(UserError, check=has_words("--store /proc/store", "writable directory")):
         find_store(Path("/proc/store"))

@@ -38,7 +38,7 @@ async def test_a_stage_that_fails_after_the_run_was_told_to_stop_is_told_of() ->
     draining.set()
     await asyncio.sleep(0)
     await stages.end()
-    assert stages.failures() == ["store has failed: RuntimeError('no room')"]
+    assert stages.failures() == ["store failed: RuntimeError('no room')"]
 
 
 async def test_what_is_said_of_the_brokers_is_not_said_again_of_each_stage() -> None:
@@ -51,16 +51,16 @@ async def test_what_is_said_of_the_brokers_is_not_said_again_of_each_stage() -> 
     await asyncio.sleep(0)
     await stages.end()
     assert stages.failures() == [
-        "join has failed: brokers away",
-        "join has failed: ValueError('a defect')",
+        "join failed: brokers away",
+        "join failed: ValueError('a defect')",
     ]
-    assert stages.failures(known=BusError) == ["join has failed: ValueError('a defect')"]
+    assert stages.failures(known=BusError) == ["join failed: ValueError('a defect')"]
 
 
 async def test_a_stage_that_goes_on_is_told_of() -> None:
     stages = Stages()
     stages.start("store", lasts())
-    assert stages.failures() == ["store has not ended within 8 s"]
+    assert stages.failures() == ["store did not end within 8 s"]
     assert stages.failures(known=BusError) == []
     await stages.end()
     assert stages.failures() == []
