@@ -74,7 +74,7 @@ def test_a_run_has_topics_of_its_own_and_deletes_them(
     assert summary["store"]["rows"] >= summary["entries"]
     assert {pod["pod"] for pod in summary["pods"]} >= {"embeddings-0"}
     assert re.fullmatch(
-        rf"making {len(TOPICS)} topics gpuledger-demo-\w{{8}}\.… on \S+\n", ran.stderr
+        rf"creating {len(TOPICS)} topics gpuledger-demo-\w{{8}}\.… on \S+\n", ran.stderr
     )
     assert topics_on(broker, kcat) == set()
     kept = kcat.consume(broker.bootstrap_servers, SAMPLES.name)
@@ -133,9 +133,9 @@ def test_a_broker_that_dies_neither_holds_up_the_end_nor_takes_the_summary_along
         out, err = running.communicate(timeout=120)
     assert running.returncode == 1
     assert re.search(r"cannot delete the topics gpuledger-demo-\w{8}\.… on", err)
-    assert f"Kafka at {broker.bootstrap_servers} was away at the end" in out
+    assert f"Kafka at {broker.bootstrap_servers} was unavailable at the end" in out
     assert "serving/embeddings-0" in out
-    assert re.search(r"^An unknown number of samples, [1-9]\d* events", out, re.MULTILINE)
+    assert re.search(r"^Totals: an unknown number of samples, [1-9]\d* events", out, re.MULTILINE)
 
 
 @pytest.mark.extended
@@ -224,7 +224,7 @@ def test_brokers_that_fall_silent_while_the_groups_form_are_said_soon_too(
     broker = start_kafka()
     with started_demo(broker) as running:
         assert running.stderr is not None
-        assert "making" in running.stderr.readline()
+        assert "creating" in running.stderr.readline()
         broker.process.send(signal.SIGSTOP)
         try:
             out, err = running.communicate(timeout=120)

@@ -1,9 +1,12 @@
-"""`gpuledger demo`: options in, a live table or one JSON object out."""
+"""`gpuledger demo`: takes options, shows a live table and a summary, or prints one JSON object."""
 
 import asyncio
+import dataclasses
 import io
 import logging
 import os
+import shlex
+import shutil
 import signal
 import sys
 import time
@@ -40,7 +43,7 @@ from gpuledger_cli.demo.plan import (
     parse_bus,
 )
 from gpuledger_cli.demo.run_bill import bill_run, write_last_marks
-from gpuledger_cli.demo.screen import ScreenHeader, ScreenLine, draw, standstill
+from gpuledger_cli.demo.screen import ScreenHeader, ScreenLine, draw, draw_last, standstill
 from gpuledger_cli.demo.sending import problem
 from gpuledger_cli.demo.source import find_machine
 from gpuledger_cli.demo.stage_tasks import INTERRUPTED, unless_stopped
@@ -50,6 +53,7 @@ from gpuledger_cli.demo.summary import (
     draw_summary,
     exit_code,
     incident_lines,
+    next_commands,
     pod_lines,
     truth_error_ratio,
 )
@@ -63,7 +67,7 @@ _MAX_LOG_LINES: Final = 100
 _MIN_SECONDS: Final = 0.1
 
 Draw = Callable[[int, int, float], Sequence[ScreenLine]]
-"""Returns the lines of a frame for a width, a height and the seconds since the first one."""
+"""Returns the lines of a frame for a width, a height and the seconds since the first frame."""
 
 
 app = App(
@@ -77,12 +81,12 @@ app = App(
             "Into your Prometheus": (
                 "gpuledger demo --remote-write-url http://localhost:9090/api/v1/write"
             ),
-            "Bill what it stored, by owner": (
+            "Bill its store by owner": (
                 "gpuledger demo --for 20s --store demo-store\n"
                 "  gpuledger bill --store demo-store --by owner"
             ),
         },
-        codes={1: "something was not sent or is missing; the summary names it"},
+        codes={1: "something was not delivered or is missing; the summary names it"},
     ),
 )
 
@@ -140,7 +144,7 @@ def demo(  # one parameter an option
     """
     began_seconds = _process_start_seconds()
     configure_logs(LogSettings(level="error", format="text"))
-    leave_out_of_logs("incident_seen")  # a warning of the agent's; the screen has it as an alert
+    leave_out_of_logs("incident_seen")  # the screen shows the agent's warning as an alert
     plan = DemoPlan(
         scenario=find_scenario(scenario),
         source=source,
@@ -166,21 +170,21 @@ async def _show(plan: DemoPlan, *, as_json: bool, began_seconds: float) -> int:
         run = await unless_stopped(_start(plan, topics, stack), stop)
         if run is None:
             await topics.delete()
-            # What the start waits for may never answer, so that leaving the stack would wait too.
+            # Closing the stack could wait for the same brokers as the start.
             end_process(INTERRUPTED)
         began_ns = run.machine.clock.time_ns()
         if plan.seconds is not None:
             asyncio.get_running_loop().call_later(plan.seconds, stop.set)
 
         def frame(width: int, height: int, seconds: float) -> Sequence[ScreenLine]:
-            header = _header(run, plan)
+            header = _live_header(run, plan)
             return draw(run.tally, header, width=width, height=height, seconds=seconds)
 
         async with live(console, frame, stop=stop) if is_live else nullcontext():
             await run.stages.wait(stop)
         await drain(run)
     summary = _summarise(run, plan, began_seconds=began_seconds)
-    # Of a bus of brokers others may go on to write; a run that lost something is not complete.
+    # On Kafka, others may write later; and a run that lost something is not complete.
     if plan.kafka is None and run.ending.is_closed and exit_code(summary) == 0:
         write_last_marks(plan.store)
     summary = replace(
@@ -191,18 +195,17 @@ async def _show(plan: DemoPlan, *, as_json: bool, began_seconds: float) -> int:
         sys.stdout.write(encode(summary).decode() + "\n")
     else:
         width = width_of(console)
-        if not is_live:
-            last = _header(run, plan, is_over=True)
-            show(console, [*draw(run.tally, last, width=width), ScreenLine("")])
-        show(console, draw_summary(summary, width=width))
+        show(console, [*draw_last(run.tally, _header(run, plan), width=width), ScreenLine("")])
+        commands = next_commands(_program(), summary, is_simulated=run.machine.is_simulated)
+        show(console, draw_summary(summary, width=width, commands=commands))
     if not run.ending.is_closed:
-        # What is left waits for who does not answer: the event loop would wait for it.
+        # Tasks still wait for something that does not respond; the event loop would wait for them.
         end_process(exit_code(summary))
     return exit_code(summary)
 
 
 async def _start(plan: DemoPlan, topics: RunTopics, stack: AsyncExitStack) -> Run:
-    """Return the run once it is at work; the stack ends it."""
+    """Return the running pipeline; closing the stack ends it."""
     machine = await find_machine(plan)
     try:
         bus = await topics.open_bus()
@@ -213,27 +216,43 @@ async def _start(plan: DemoPlan, topics: RunTopics, stack: AsyncExitStack) -> Ru
         raise UserError(f"--bus kafka://{plan.kafka.bootstrap_servers}: {error}") from error
 
 
-def _header(run: Run, plan: DemoPlan, *, is_over: bool = False) -> ScreenHeader:
+def _header(run: Run, plan: DemoPlan) -> ScreenHeader:
+    """Return the facts of the run and all its alerts; the summary reports the problems."""
     bus = f"bus: {plan.kafka.bootstrap_servers}" if plan.kafka else ""
     writes = "" if plan.remote_write_url else f"{run.received.writes} remote writes"
-    now_ns = run.machine.clock.time_ns()
-    problems = [
-        None if is_over else standstill(run.tally, now_ns=now_ns),
-        *(problem(sink.line(), events=0) for sink in run.sinks),
-    ]
-    counts = (f"{run.tally.events} events", writes)
-    facts = ("gpuledger demo", run.machine.headline, bus, *counts, "" if is_over else "Ctrl-C ends")
+    facts = ("gpuledger demo", run.machine.headline, bus, f"{run.tally.events} events", writes)
     return ScreenHeader(
         facts=[fact for fact in facts if fact],
+        alerts=[as_line(alert) for alert in run.alerts.fired()],
+    )
+
+
+def _live_header(run: Run, plan: DemoPlan) -> ScreenHeader:
+    """Return the facts of the run, with the present problems and alerts."""
+    header = _header(run, plan)
+    problems = [
+        standstill(run.tally, now_ns=run.machine.clock.time_ns()),
+        *(problem(sink.line(), events=0) for sink in run.sinks),
+    ]
+    return dataclasses.replace(
+        header,
+        facts=[*header.facts, "Ctrl-C ends"],
         problems=[problem for problem in problems if problem],
         alerts=[as_line(alert) for alert in run.alerts.firing()],
     )
 
 
+def _program() -> str:
+    """Return how to start `gpuledger` in the user's shell."""
+    started = Path(sys.argv[0])
+    is_command = started.name == "gpuledger" and shutil.which("gpuledger") is None
+    return shlex.quote(str(started)) if is_command else "gpuledger"
+
+
 def _summarise(run: Run, plan: DemoPlan, *, began_seconds: float) -> Summary:
     tally, ending = run.tally, run.ending
     servers, named = plan.kafka and plan.kafka.bootstrap_servers, tally.first_named_seconds
-    # Where the bus is away, no sink could hand over what it had left: it is the bus's fault alone.
+    # If the bus is unavailable, no sink could deliver the rest: that is not the sinks' failure.
     is_cut_off = ending.is_bus_away or bool(ending.missing_topics)
     truth = run.machine.truth(tally)
     return Summary(
@@ -262,30 +281,33 @@ def _summarise(run: Run, plan: DemoPlan, *, began_seconds: float) -> Summary:
 
 def _process_start_seconds() -> float:
     """Return when this process started, on the clock of `time.clock_gettime(CLOCK_BOOTTIME)`."""
-    # Behind the last bracket: a program's name may hold blanks and brackets itself.
+    # After the last bracket, because a program's name may contain spaces and brackets.
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     return int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def can_be_live(console: Console) -> bool:
-    """Return whether frames can replace each other there."""
+    """Return whether the console can replace one frame by the next."""
     return console.is_terminal and not console.is_dumb_terminal
 
 
 def width_of(console: Console) -> int:
-    """Return how wide lines may be: as wide as the terminal, or as a file bears."""
+    """Return the maximum width of lines: the terminal's, or a fixed one for files."""
     return console.width if console.is_terminal else WIDTH_IN_FILES
 
 
 def show(console: Console, lines: Sequence[ScreenLine]) -> None:
-    """Print lines, each of them whole."""
+    """Print lines without folding them."""
     for text, style in lines:
         console.print(Text(text, style=style), soft_wrap=True)
 
 
 @asynccontextmanager
 async def live(console: Console, draw: Draw, *, stop: asyncio.Event) -> AsyncIterator[None]:
-    """Show frames while the context is open; one that cannot be drawn sets `stop`, and raises."""
+    """Show frames while the context is open.
+
+    An error while drawing sets `stop`, and is raised when the context is closed.
+    """
     with logs_held_back(), Live(console=console, auto_refresh=False, screen=True) as screen:
         task = asyncio.create_task(_redraw(screen, console, draw))
         task.add_done_callback(lambda _: stop.set())
@@ -308,7 +330,7 @@ async def _redraw(screen: Live, console: Console, draw: Draw) -> None:
 
 @contextmanager
 def logs_held_back() -> Iterator[None]:
-    """Keep log lines off the screen while the context is open, and write the last ones after it."""
+    """Keep log lines off the screen while the context is open, then write the last of them."""
     held = _LastLines()
     handlers = [
         handler
@@ -326,7 +348,7 @@ def logs_held_back() -> Iterator[None]:
 
 
 def leave_out_of_logs(event: str) -> None:
-    """Keep the log lines of an event away: it is shown otherwise."""
+    """Drop the log lines of an event that the screen shows in another form."""
     for handler in logging.getLogger().handlers:
         handler.addFilter(
             lambda record: not (isinstance(record.msg, dict) and record.msg.get("event") == event)
@@ -334,7 +356,7 @@ def leave_out_of_logs(event: str) -> None:
 
 
 class _LastLines(io.TextIOBase):
-    """Keeps what was written last."""
+    """A stream that keeps the last lines written to it."""
 
     def __init__(self) -> None:
         self.lines: deque[str] = deque(maxlen=_MAX_LOG_LINES)

@@ -1,7 +1,7 @@
-"""What a run of the demo costs, by owner: the bill of its hours, as `gpuledger bill` makes it.
+"""Bills a run of the demo by workload, as `gpuledger bill` does for the hours of the run.
 
-And the last word to its store, by which that command makes it again: the join says how far a time
-is complete as ticks go on, and of the last seconds of a run nobody would say it.
+The join publishes watermarks as ticks arrive, so the last seconds of a run would stay incomplete.
+This module marks them complete in the store, so that `gpuledger bill` can bill the run again.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from gpuledger.store.commits import mark_complete
 from gpuledger.store.query import open_table
 from gpuledger.store.usage_schema import USAGE
 from gpuledger_cli.demo.screen import ScreenLine
-from gpuledger_cli.demo.tables import TableColumn, fit, fold, line
+from gpuledger_cli.demo.tables import BILL_TITLE, TableColumn, fit, fold, line
 from gpuledger_reports.presenting.output import efficiency_text
 from gpuledger_reports.pricing.billing import Bill, BillMaker, gpu_seconds
 from gpuledger_reports.pricing.money import quantize_together
@@ -26,64 +26,62 @@ from gpuledger_reports.reading.times import HOUR_US, Window
 from gpuledger_reports.reading.usage_sums import UsageReader
 
 _DIGITS: Final = 4
-"""A run of half a minute costs cents: a bill's two digits would be zeros."""
-COLUMNS: Final = (
-    TableColumn("Owner", "left", floor=18),
-    TableColumn("Allocated GPU s", leaves=1),
-    TableColumn("Used GPU s", leaves=2),
-    TableColumn("Efficiency", leaves=4),
-    TableColumn("Billed GPU s", leaves=3),
-    TableColumn("Cost"),
-    TableColumn("Unused cost"),
-)
-"""Of the bill's table; `BILL_COLUMNS` says what they mean."""
-_MEANING: Final = (
-    "Billed is allocated time while the GPU responded. For __host__ it is the used time, for"
-    " __unresponsive__ the time without a response, and for __idle__ the rest."
-)
+"""A run of half a minute costs cents, so that the two digits of a bill would be zeros."""
 
 
 class OwnerCost(BaseRecord, frozen=True, kw_only=True):
-    """What an owner's pods cost, or a kind of idle."""
+    """The cost of an owner's pods, or of a kind of idle time."""
 
     owner: str
     """Kind and name of the workload, or a special value of bills, such as `__idle__`."""
     idle_kind: str | None = None
-    """Why nobody pays it, as on bills; absent for an owner's."""
+    """Why the cost has no owner, as on bills; absent if it has one."""
     allocated_gpu_seconds: float
-    """How much of GPUs was allocated to it."""
+    """GPU-seconds that were allocated to it."""
     billed_gpu_seconds: float
-    """How much of GPUs it pays for: what it held while they answered; the lines sum to all GPUs."""
+    """GPU-seconds that it pays for: allocated while the GPUs responded. Lines sum to all GPUs."""
     used_gpu_seconds: float
-    """For how long its kernels ran."""
+    """GPU-seconds in which its kernels ran."""
     cost: str
-    """What that costs, in the bill's currency."""
+    """Cost of the billed time, in the bill's currency."""
     unused_cost: str
-    """How much of it is for GPUs that were held, and used by nobody."""
+    """Part of the cost for GPUs that were allocated and unused."""
 
 
 class RunBill(BaseRecord, frozen=True, kw_only=True):
     """The bill of a run."""
 
     currency: str
-    """Of all costs."""
+    """Currency of all costs."""
     prices: str
-    """By which prices."""
+    """Name of the price list."""
     lines: list[OwnerCost]
-    """The dearest first."""
+    """Line items, the most expensive first."""
     cost: str
-    """The sum of the lines."""
+    """Sum of the lines."""
+
+
+def bill_columns(currency: str) -> tuple[TableColumn, ...]:
+    """Return the columns of the bill's table, which `BILL_COLUMNS` explains."""
+    return (
+        TableColumn("Workload", "left", floor=18),
+        TableColumn("Allocated GPU-s", leaves=1),
+        TableColumn("Used GPU-s", leaves=2),
+        TableColumn("Efficiency", leaves=4),
+        TableColumn("Billed GPU-s", leaves=3),
+        TableColumn(f"Cost {currency}"),
+        TableColumn(f"Unused {currency}"),
+    )
 
 
 def bill_run(store: Path, *, began_ns: int, ended_ns: int) -> RunBill | None:
-    """Return the bill of the hours of a run; `None` where the store has no usage of them."""
-    # Bills are of whole hours: of a store that was there before, the rest of these hours is in
-    # it too.
+    """Return the bill of the hours of a run; `None` if the store has no usage in them."""
+    # Bills cover whole hours. In a store with earlier runs they include other usage of these hours.
     hour_ns = HOUR_US * NS_PER_US
     window = Window(began_ns // hour_ns * HOUR_US, -(-ended_ns // hour_ns) * HOUR_US)
     try:
-        # Of brokers that were away nothing may have come to the store. The run is over, and its
-        # marks say only how far it was a moment before.
+        # The store may be empty if the brokers were unavailable. The run is over although its
+        # watermarks end a moment earlier.
         reader = UsageReader(str(store), is_finished=True)
     except UserError:
         return None
@@ -91,20 +89,20 @@ def bill_run(store: Path, *, began_ns: int, ended_ns: int) -> RunBill | None:
 
 
 def write_last_marks(store: Path) -> None:
-    """Say that a store to which nobody writes any more is complete to the end of its usage."""
+    """Mark the store complete up to the end of its usage; nothing may write to it any more."""
     table = open_table(str(store), USAGE.name)
     if table is not None:
         mark_complete(table, UsageReader(str(store), is_finished=True).usage_end_us)
 
 
 def of_bill(bill: Bill) -> RunBill | None:
-    """Return what of a bill is the run's: not the time of its hours in which nothing ran."""
+    """Return the bill without the time that is not part of the run; `None` if no line is left."""
     # Time without data is the rest of the last minute and the time between this run and an earlier
     # one. Neither belongs to this run.
     lines = [each for each in bill.lines if each.idle_kind != "no_data"]
     if not lines:
         return None
-    # Together, as a bill's: the lines sum to what is said below them.
+    # Rounded together, as on a bill, so that the lines sum to the total.
     costs = shown_costs([(each.exact_cost, each.unused_cost) for each in lines])
     made = [
         OwnerCost(
@@ -127,15 +125,16 @@ def of_bill(bill: Bill) -> RunBill | None:
 
 
 def shown_costs(exact: Sequence[tuple[Fraction, Fraction]]) -> list[tuple[Decimal, Decimal]]:
-    """Return costs and what of each is unused as they are shown; they sum to the rounded sum."""
-    # Both parts of all: rounded by itself, the unused part of a cost might be more than the cost.
+    """Return each cost and its unused part, rounded so that the costs sum to the rounded sum."""
+    # Used and unused parts are rounded together, or an unused part could exceed its cost.
     parts = [part for cost, unused in exact for part in (cost - unused, unused)]
     shown = quantize_together(parts, digits=_DIGITS)
     return [(used + unused, unused) for used, unused in zip(shown[::2], shown[1::2], strict=True)]
 
 
 def draw_bill(bill: RunBill, *, width: int) -> list[ScreenLine]:
-    """Return the lines that `--format table` ends with."""
+    """Return the bill's table with its title and its total."""
+    columns = bill_columns(bill.currency)
     rows = [
         [
             each.owner,
@@ -148,17 +147,18 @@ def draw_bill(bill: RunBill, *, width: int) -> list[ScreenLine]:
         ]
         for each in bill.lines
     ]
-    widths = fit(COLUMNS, rows, width=width)
+    widths = fit(columns, rows, width=width)
     unused = sum((Decimal(each.unused_cost) for each in bill.lines), Decimal(0))
-    # What costs nothing, as GPUs without a price, has no share of it.
+    # GPUs without a price cost nothing.
     share = Fraction(unused) / Fraction(bill.cost) if Decimal(bill.cost) else Fraction(0)
-    note = (
-        f"It cost {bill.cost} {bill.currency} by {bill.prices}, including {unused}"
-        f" ({float(share):.0%}) for GPUs that were allocated and unused."
+    title = f"{BILL_TITLE}, at {bill.prices}"
+    total = (
+        f"Total {bill.cost} {bill.currency}; {unused} {bill.currency} ({float(share * 100):.0f} %)"
+        " for GPUs that were allocated and unused."
     )
     return [
-        ScreenLine(line(COLUMNS, [column.name for column in COLUMNS], widths), "bold"),
-        *(ScreenLine(line(COLUMNS, row, widths)) for row in rows),
-        *(ScreenLine(text, "dim") for text in fold(_MEANING, width=width, indent="  ")),
-        *(ScreenLine(text) for text in fold(note, width=width, indent="  ")),
+        *(ScreenLine(text, "bold") for text in fold(title, width=width, indent="  ")),
+        ScreenLine(line(columns, [column.name for column in columns], widths), "bold"),
+        *(ScreenLine(line(columns, row, widths)) for row in rows),
+        *(ScreenLine(text) for text in fold(total, width=width, indent="  ")),
     ]

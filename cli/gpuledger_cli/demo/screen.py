@@ -1,7 +1,7 @@
-"""Draws the latest events as a screen: who is on each GPU, how much, and how that is known.
+"""Draws the latest events as a table: the users of each GPU, their usage, and its source.
 
-Pure drawing: sums in, lines out. A screen that is too low for all lines is shown in pages, one
-after the other, so that nothing stays hidden. `gpuledger_cli.demo.tables` sets the widths.
+Pure drawing: sums in, lines out. If the screen is too low for all lines, it shows pages in turn, so
+that nothing stays hidden. `gpuledger_cli.demo.tables` sets the widths.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,26 +20,24 @@ from gpuledger.records import (
     PodState,
 )
 from gpuledger_cli.demo.tables import (
-    LIVE_COLUMNS,
-    LIVE_ROWS,
+    LIVE_TITLE,
     TableColumn,
-    as_facts,
     elide,
     fit,
     fold,
     line,
     shorten,
-    shown,
     wrap,
 )
 from gpuledger_cli.demo.totals import LostGpu, Tally, owner_of
 
 PAGE_SECONDS: Final = 4.0
-"""For how long a page is shown where there are several."""
+"""How long each of several pages is shown."""
+HELP: Final = "`gpuledger demo --help` explains the columns."
 _GIB: Final = 2**30
 _STANDSTILL_NS: Final = 5 * NS_PER_SECOND
 _MAX_ALERTS: Final = 5
-# Lines of the table below its titles: where there is room, and at least, a node's name and a row.
+# Lines of the table below its headings: if there is room, and at least a node's name and a row.
 _GOOD_BODY: Final = 4
 _MIN_BODY: Final = 2
 _MIN_SCREEN: Final = 3
@@ -50,15 +48,15 @@ _STYLES: Final = {
     Category.UNATTRIBUTED: "red",
     Category.IDLE: "dim",
 }
-"""Of the accounts that this version knows."""
+"""Styles of the categories that this version knows."""
 _COLUMNS: Final = (
     TableColumn("GPU"),
     TableColumn("Pod", "left", floor=36),
     TableColumn("Util %"),
     TableColumn("Memory", leaves=4),
-    TableColumn("Watts", leaves=3),
-    TableColumn("Method", "left", floor=12, leaves=2, keeps="beginning"),
-    TableColumn("Owner", "left", floor=18, leaves=1),
+    TableColumn("Power W", leaves=3),
+    TableColumn("Source", "left", floor=12, leaves=2, keeps="beginning"),
+    TableColumn("Workload", "left", floor=18, leaves=1),
 )
 
 
@@ -84,29 +82,29 @@ class ScreenRow(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ScreenHeader:
-    """What stands above the table."""
+    """The lines above the table."""
 
     facts: Sequence[str]
-    """What runs, and what was counted."""
+    """The data source, the bus and counts."""
     problems: Sequence[str] = ()
-    """What does not work."""
+    """Sentences on failures."""
     alerts: Sequence[str] = ()
-    """The alerts that fire, the youngest first."""
+    """Alerts, in the order in which they are shown."""
 
 
 class _Block(NamedTuple):
-    """The lines of one GPU, which stay together where they fit on a page."""
+    """The lines of one GPU, which stay together if they fit on a page."""
 
     node: str
     lines: list[ScreenLine]
 
 
 def standstill(tally: Tally, *, now_ns: int) -> str | None:
-    """Return what is said where no event has come for a while, so that old rows pass for no new."""
+    """Return a warning if no event has arrived for a while, so that old rows do not look new."""
     newest_ns = max((event.time_ns for event in tally.latest.values()), default=None)
     if newest_ns is None or now_ns - newest_ns < _STANDSTILL_NS:
         return None
-    return f"no event for {(now_ns - newest_ns) / NS_PER_SECOND:.0f} s: the rows are as old as that"
+    return f"no event for {(now_ns - newest_ns) / NS_PER_SECOND:.0f} s: the rows are out of date"
 
 
 def draw(
@@ -114,15 +112,41 @@ def draw(
     header: ScreenHeader,
     *,
     width: int,
-    height: int | None = None,
+    height: int,
     seconds: float = 0.0,
 ) -> list[ScreenLine]:
-    """Return the lines of a screen; `seconds` since the first one turn the pages.
+    """Return the lines of a screen; `seconds` since the first frame select the page.
 
-    Without a `height` all lines are returned. Where it is too low for all of them, first what the
-    columns mean is left out, then alerts and problems are one line each; then GPUs and the number
-    of the page come first, then what does not work, then alerts, then the facts.
+    If the screen is too low, the line on the help is left out, then alerts and problems take one
+    line each. If that is not enough, GPUs and the page number come first, then problems, alerts
+    and facts.
     """
+    titles, blocks = _table(tally, width)
+    body, whole = [titles, *_body(blocks)], _head(header, width, max_alerts=_MAX_ALERTS)
+    help_lines = [ScreenLine(""), *(ScreenLine(text, "dim") for text in fold(HELP, width=width))]
+    for above, below in ((whole, help_lines), (whole, []), (_short_head(header, width), [])):
+        if len(above) + len(body) + len(below) <= height:
+            return [*above, *body, *below]
+    # The head gets the lines that headings, GPUs and the page number leave. It has at least one
+    # line if a GPU still fits.
+    room = max(height - _GOOD_BODY - 2, min(1, height - _MIN_BODY - 2), 0)
+    head = _short_head(header, width, max_lines=room)
+    above = [*head, titles] if height > _MIN_SCREEN else []
+    pages = _pages(blocks, max(_MIN_BODY, height - len(above) - 1))
+    number = int(seconds / PAGE_SECONDS) % len(pages)
+    more = f"page {number + 1} of {len(pages)}; a higher window shows more"
+    return [*above, *_body(pages[number]), ScreenLine(shorten(more, width), "dim")]
+
+
+def draw_last(tally: Tally, header: ScreenHeader, *, width: int) -> list[ScreenLine]:
+    """Return the lines of the last sample, with all alerts and a title."""
+    titles, blocks = _table(tally, width)
+    head = _head(header, width, max_alerts=len(header.alerts))
+    return [*head, ScreenLine(""), ScreenLine(LIVE_TITLE, "bold"), titles, *_body(blocks)]
+
+
+def _table(tally: Tally, width: int) -> tuple[ScreenLine, list[_Block]]:
+    """Return the line of headings and the blocks of all GPUs."""
     rows = {node: list(rows_of(event)) for node, event in sorted(tally.latest.items())}
     cells = [row[:-1] for shown in rows.values() for row in shown]
     widths = fit(_COLUMNS, cells, width=width)
@@ -135,29 +159,11 @@ def draw(
             show_node(*split_key(node)), shown, lost[node], widths=widths, width=width
         )
     ]
-    body, whole = [titles, *_body(blocks)], _head(header, width)
-    here = shown(_COLUMNS, widths)
-    columns = {name: meaning for name, meaning in LIVE_COLUMNS.items() if name in here}
-    facts = wrap([*as_facts(columns), *as_facts(LIVE_ROWS)], width=width)
-    meanings = [ScreenLine(""), *(ScreenLine(text, "dim") for text in facts)]
-    if height is None:
-        return [*whole, *body, *meanings]
-    for above, below in ((whole, meanings), (whole, []), (_short_head(header, width), [])):
-        if len(above) + len(body) + len(below) <= height:
-            return [*above, *body, *below]
-    # For the head is left what titles, GPUs and the page's line leave; a line of it rather than a
-    # good body, and none rather than no GPU.
-    room = max(height - _GOOD_BODY - 2, min(1, height - _MIN_BODY - 2), 0)
-    head = _short_head(header, width, max_lines=room)
-    above = [*head, titles] if height > _MIN_SCREEN else []
-    pages = _pages(blocks, max(_MIN_BODY, height - len(above) - 1))
-    number = int(seconds / PAGE_SECONDS) % len(pages)
-    more = f"page {number + 1} of {len(pages)}; a higher window shows more"
-    return [*above, *_body(pages[number]), ScreenLine(shorten(more, width), "dim")]
+    return titles, blocks
 
 
-def _head(header: ScreenHeader, width: int) -> list[ScreenLine]:
-    """Return the lines above the table, each sentence whole."""
+def _head(header: ScreenHeader, width: int, *, max_alerts: int) -> list[ScreenLine]:
+    """Return the lines above the table, with every sentence in full."""
     return [
         *_facts(header, width),
         *(
@@ -167,7 +173,7 @@ def _head(header: ScreenHeader, width: int) -> list[ScreenLine]:
         ),
         *(
             ScreenLine(text, "red")
-            for alert in _shown_alerts(header.alerts, max_lines=_MAX_ALERTS)
+            for alert in _shown_alerts(header.alerts, max_lines=max_alerts)
             for text in fold(alert, width=width, indent="  ")
         ),
     ]
@@ -176,7 +182,7 @@ def _head(header: ScreenHeader, width: int) -> list[ScreenLine]:
 def _short_head(
     header: ScreenHeader, width: int, *, max_lines: int | None = None
 ) -> list[ScreenLine]:
-    """Return a line for each sentence, at most so many lines: of facts the last ones go first."""
+    """Return one line for each sentence, at most `max_lines`; the last facts are left out first."""
     facts = _facts(header, width)
     problems = [
         ScreenLine(elide(problem, width=width), "bold red")
@@ -196,7 +202,7 @@ def _facts(header: ScreenHeader, width: int) -> list[ScreenLine]:
 
 
 def _shown_alerts(alerts: Sequence[str], *, max_lines: int) -> list[str]:
-    """Return what is said of alerts; where there are too many, the last line counts the others."""
+    """Return a line for each alert; if there are too many, the last line counts the others."""
     shown = list(alerts)
     if len(alerts) > max_lines:
         others = len(alerts) - max_lines + 1
@@ -216,10 +222,10 @@ def _body(blocks: Sequence[_Block]) -> list[ScreenLine]:
 
 
 def _pages(blocks: Sequence[_Block], room: int) -> list[list[_Block]]:
-    """Lay blocks out on pages, each with its nodes' names; one that is too long is cut."""
+    """Lay out blocks on pages, with the names of their nodes; a block longer than a page is cut."""
     pages: list[list[_Block]] = [[]]
     parts = [
-        _Block(node, lines[start : start + room - 1])  # a line is the node's name
+        _Block(node, lines[start : start + room - 1])  # the node's name takes a line
         for node, lines in blocks
         for start in range(0, len(lines), room - 1)
     ]
@@ -249,22 +255,22 @@ def _blocks(
         facts = ", ".join(filter(None, [f"__unresponsive__ since {since}", gpu.cause, held]))
         text = elide(f"{gpu.index!s:>{widths[0]}}  {facts}", width=width)
         found.append((gpu.index, [ScreenLine(text, "bold red")]))
-    # A lost GPU stands where it stood.
+    # A lost GPU keeps its place.
     return [_Block(node, lines) for _, lines in sorted(found, key=lambda gpu: gpu[0])]
 
 
 def rows_of(event: GpuEvent) -> Iterator[ScreenRow]:
-    """Yield a row for each entry, GPU by GPU; the GPU is named on its first row only."""
+    """Yield a row for each entry of each GPU; only a GPU's first row has its index."""
     pods = PodIndex(event)
     interval_ns = event.interval_ns
     for gpu in sorted(event.gpus, key=lambda books: books.reading.index):
-        # One that does not answer is shown as lost.
+        # A GPU that does not respond is shown as lost.
         if gpu.reading.unresponsive:
             continue
         index = str(gpu.reading.index)
         for entry in gpu.entries:
             held, busy_ns, drawn = entry.memory_bytes, entry.busy_ns, entry.energy_millijoules
-            # A host that ran nothing, and holds what the driver reserved for itself, is no news.
+            # Leave out a host that ran nothing and only holds the memory that the driver reserves.
             is_idle = not busy_ns and (held or 0) <= 2 * _GIB
             if entry.category is Category.HOST and is_idle:
                 continue
@@ -273,10 +279,10 @@ def rows_of(event: GpuEvent) -> Iterator[ScreenRow]:
             yield ScreenRow(
                 gpu=index,
                 pod=who,
-                # What was not measured stays empty: 0 would be a measurement.
+                # Empty if not measured, because 0 would be a measurement.
                 sm="" if busy_ns is None else f"{100 * busy_ns / interval_ns:.0f}",
                 memory="" if held is None else f"{held / _GIB:.1f} GiB",
-                # A millijoule a nanosecond is a million watts.
+                # A millijoule per nanosecond is a million watts.
                 watts="" if drawn is None else f"{drawn * 10**6 / interval_ns:.0f}",
                 method=_method(gpu.busy_method) if entry.category is Category.POD else "",
                 owner=(user.pod and owner_of(user.pod)) or "",
@@ -286,7 +292,7 @@ def rows_of(event: GpuEvent) -> Iterator[ScreenRow]:
 
 
 def _method(busy_method: str | None) -> str:
-    """Return how the busy time of a GPU's users is known; a newer join's method as it is."""
+    """Return the source of busy time; a method of a newer join is returned unchanged."""
     match busy_method:
         case BusyMethod.EXCLUSIVE:
             return "measured"
@@ -304,7 +310,7 @@ def _method(busy_method: str | None) -> str:
 
 
 def _account(entry: Entry, allocatee: PodOfEntry) -> str:
-    """Return the category with its job, and for idle time the pod that it was allocated to."""
+    """Return the category with its job or, for idle time, with the pod it was allocated to."""
     if entry.job_id is not None:
         category = "__unused__" if entry.category == Category.IDLE else entry.category
         return f"{category} {entry.job_id}"

@@ -1,4 +1,4 @@
-"""What became of each sink's sends, by its own counters and checks: as an operator sees it."""
+"""Counts each sink's deliveries and failures from its own metrics and checks, as operators do."""
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -23,31 +23,31 @@ _MAX_CHARACTERS: Final = 200
 
 
 class SinkLine(BaseRecord, frozen=True, kw_only=True):
-    """What one sink has handed over."""
+    """The deliveries of one sink."""
 
     sink: str
-    """The kind of sink."""
+    """Kind of the sink."""
     receiver: str
-    """Where it sends, without user, password and query."""
+    """Address of the receiver, without user, password and query."""
     sent: int
-    """What the receiver has acknowledged: samples, alerts or rows."""
+    """Number of samples, alerts or rows that the receiver acknowledged."""
     retries: int
-    """Attempts that it did not answer."""
+    """Number of attempts that failed and were retried."""
     rejected: int
-    """What it refused for good."""
+    """Number of samples, alerts or rows that the receiver rejected permanently."""
     failing: str | None = None
-    """What the sink's checks said last, where they failed."""
+    """Details of the sink's failed checks, if any."""
     missing: int = 0
-    """Events and incidents of the run that it had not handed over at the end."""
+    """Number of the run's events and incidents that were not delivered at the end."""
 
 
 class SinkWatch:
-    """Counts what a sink of this process sends from now on."""
+    """Runs a sink and counts what it sends from now on."""
 
     def __init__(
         self, *, sink: str, receiver: str, bus: RunBus, work: Work, gathers: bool = False
     ) -> None:
-        """Take the sink's parts; one that `gathers` hands over what it holds when it ends."""
+        """Prepare the sink; a sink that `gathers` delivers buffered records when it ends."""
         self.sink = sink
         self.bus = bus
         self._work = work
@@ -61,15 +61,15 @@ class SinkWatch:
         await self._work(bus=self.bus, readiness=self._readiness, clock=clock)
 
     def may_end(self, records: Sequence[tuple[TopicPartition, int]]) -> bool:
-        """Return whether nothing of these is lost where the sink ends now.
+        """Return whether the sink can end now without losing any of these records.
 
-        One whose receiver is away hands over nothing more.
+        A sink that cannot reach its receiver may end as well.
         """
         done = self.bus.taken if self._gathers else self.bus.delivered
         return not self.bus.count_behind(done, records) or bool(self.line().failing)
 
     def line(self, records: Sequence[tuple[TopicPartition, int]] = ()) -> SinkLine:
-        """Return what was counted so far, and how many of these records are missing."""
+        """Return the counts so far, including how many of these records are not delivered."""
         sent, retries, rejected = (
             round(now - before) for now, before in zip(self._counts(), self._before, strict=True)
         )
@@ -94,13 +94,13 @@ class SinkWatch:
         checks = self._readiness.report()["checks"]
         assert isinstance(checks, dict)  # noqa: S101 - the report's own form
         details = (str(check["detail"]) for check in checks.values() if not check["ok"])
-        # Several checks may say the same of the one receiver.
+        # Several checks may report the same failure of the receiver.
         texts = dict.fromkeys(detail.removeprefix(f"{self._receiver}: ") for detail in details)
         return elide("; ".join(texts), width=_MAX_CHARACTERS) or None
 
 
 def has_failed(line: SinkLine, *, events: int) -> bool:
-    """Return whether a sink had something to send, and nothing of it has arrived."""
+    """Return whether a sink had something to send and delivered nothing."""
     if line.sent:
         return False
     is_due = events > 0 and line.sink in _SENDS_EVERY_EVENT
@@ -108,25 +108,23 @@ def has_failed(line: SinkLine, *, events: int) -> bool:
 
 
 def problem(line: SinkLine, *, events: int) -> str | None:
-    """Return the sentence that says what is wrong with a sink's sends; `None` where nothing is."""
+    """Return a sentence on what a sink did not deliver; `None` if it delivered everything."""
     detail = (line.failing or "").removeprefix(f"{line.receiver}: ")
     why = f": {detail}" if detail else ""
     if has_failed(line, events=events):
         if line.retries:
-            failure = f"nothing has reached {line.receiver} in {line.retries} tries"
+            failure = f"nothing delivered to {line.receiver} in {line.retries} attempts"
         elif line.rejected:
-            failure = f"{line.receiver} has refused all {line.rejected} that it was sent"
+            failure = f"{line.receiver} rejected all {line.rejected} items"
         else:
-            failure = f"nothing had reached {line.receiver} at the end"
+            failure = f"nothing delivered to {line.receiver} before the end"
         return f"{line.sink}: {failure}{why}"
     if line.failing:
-        return f"{line.sink}: {line.receiver} is no longer reached{why}"
+        return f"{line.sink}: {line.receiver} no longer responds{why}"
     if line.missing:
-        return (
-            f"{line.sink}: {line.missing} of the events had not reached {line.receiver} at the end"
-        )
+        return f"{line.sink}: {line.missing} events not delivered to {line.receiver}"
     if line.rejected:
-        return f"{line.sink}: {line.receiver} has refused {line.rejected}"
+        return f"{line.sink}: {line.receiver} rejected {line.rejected} items"
     return None
 
 
@@ -141,20 +139,20 @@ def _count(counter: Collector, **labels: str) -> float:
 
 @dataclass
 class Received:
-    """What has come in so far."""
+    """Requests to the built-in receivers so far."""
 
     url: str
-    """Where the receivers listen."""
+    """Base URL of the receivers."""
     writes: int = 0
-    """Remote-write requests."""
+    """Number of remote-write requests."""
 
 
 @asynccontextmanager
 async def serve_receivers() -> AsyncIterator[Received]:
-    """Serve stand-ins for Prometheus and Alertmanager, which count what the sinks send.
+    """Serve replacements for Prometheus and Alertmanager, so that the demo needs only Python.
 
-    They are on a free port of this machine while the context is open, for a demo that needs
-    nothing but Python: a wrong request is answered as any other.
+    They listen on a free local port while the context is open. They accept every request without
+    checking it, and count the remote-write requests.
     """
 
     async def take_write(request: web.Request) -> web.Response:

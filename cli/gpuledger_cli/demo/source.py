@@ -1,7 +1,6 @@
-"""Whose GPUs the demo reads: those of a scenario, or this machine's own.
+"""The GPUs that the demo reads: simulated ones, or this machine's.
 
-Here the two are made to look the same to the pipeline: nodes, a clock, what to start, and the
-truth where there is one.
+Both look the same to the pipeline: nodes, a clock, the tasks to start, and the true usage if known.
 """
 
 import os
@@ -30,7 +29,7 @@ from gpuledger_simulator.scenario.load import load_scenario
 from gpuledger_simulator.simulation import Simulation
 
 _IN_CLUSTER: Final = "KUBERNETES_SERVICE_HOST"
-# The bus in memory is never away, and what a real agent left on this machine is not for it.
+# The in-memory bus is always available, and a real agent's spool on this machine is not for it.
 _NO_SPOOL: Final = SpoolSettings(directory="")
 
 
@@ -38,20 +37,23 @@ class DemoSource(Protocol):
     """Nodes with GPUs, and the API server that knows their pods."""
 
     headline: str
-    """What it is, in one line for people."""
+    """Description in one line."""
+    is_simulated: bool
+    """Whether a scenario is played."""
     clock: Clock
-    """The clock by which its events are timed."""
+    """The clock of its events."""
 
     async def start(self, stages: Stages, *, bus: Bus, stack: AsyncExitStack) -> None:
-        """Start its agents and the pod watch."""
+        """Start its agents and podwatch."""
 
     def truth(self, tally: Tally) -> dict[str, float] | None:
-        """Return the true busy seconds in the covered time, by the pods' keys; None if unknown."""
+        """Return the true busy seconds in the covered time by pod key; `None` if unknown."""
 
 
 class SimulatedMachine:
-    """The nodes of a scenario, which begins with `start`: brokers may need seconds until then."""
+    """The nodes of a scenario, which begins with `start`, because brokers may take seconds."""
 
+    is_simulated = True
     _simulation: Simulation
 
     def __init__(self, scenario: Path, *, cluster: str) -> None:
@@ -82,7 +84,7 @@ class SimulatedMachine:
         await _start_podwatch(stages, settings, bus=bus, stack=stack, clock=self.clock)
 
     def truth(self, tally: Tally) -> dict[str, float]:
-        """Sum the scenario's truth over the stretches of time that each node's ticks cover."""
+        """Sum the scenario's true usage over the time that each node's ticks cover."""
         found: dict[str, float] = {}
         for node, stretches in tally.covered_ns.items():
             name = split_key(node)[1]
@@ -94,7 +96,9 @@ class SimulatedMachine:
 
 
 class OwnMachine:
-    """This machine and the GPUs in it."""
+    """This machine and its GPUs."""
+
+    is_simulated = False
 
     def __init__(self, machine: Host, *, cluster: str) -> None:
         self._machine = machine
@@ -103,7 +107,7 @@ class OwnMachine:
         self.clock: Clock = machine.clock
 
     async def start(self, stages: Stages, *, bus: Bus, stack: AsyncExitStack) -> None:
-        """Start the agent; and podwatch, where an API server is configured."""
+        """Start the agent, and podwatch if an API server is configured."""
         stages.start_agent(
             "the agent",
             run_agent(
@@ -113,7 +117,7 @@ class OwnMachine:
                 readiness=Readiness(),
             ),
         )
-        # Without an API server pods stay without names, and all else is as it would be.
+        # Without an API server only the names of pods are missing.
         if os.environ.get("KUBECONFIG") or os.environ.get(_IN_CLUSTER):
             await _start_podwatch(
                 stages,
@@ -124,22 +128,22 @@ class OwnMachine:
             )
 
     def truth(self, tally: Tally) -> None:
-        """Nobody knows."""
+        """Return `None`: the true usage of real GPUs is unknown."""
 
 
 async def find_machine(plan: DemoPlan) -> DemoSource:
-    """Return the machine that the plan asks for; raises `UserError` where there is none."""
+    """Return the source that the plan selects; raises `UserError` if NVML is not available."""
     if plan.source == "simulated":
         return SimulatedMachine(plan.scenario, cluster=plan.cluster)
     try:
         return OwnMachine(await open_source(AgentSettings(source="auto")), cluster=plan.cluster)
     except UserError as error:
-        # Whoever asked for real GPUs must not be shown played ones.
+        # A user who selected real GPUs must not see simulated ones.
         if plan.source == "auto":
             return SimulatedMachine(plan.scenario, cluster=plan.cluster)
         raise UserError(
-            "--source nvml: NVML does not answer on this machine (is the driver installed?);"
-            " --source simulated plays a scenario"
+            "--source nvml: NVML is not available on this machine; install the driver, or use"
+            " --source simulated"
         ) from error
 
 

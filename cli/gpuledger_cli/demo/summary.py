@@ -1,9 +1,10 @@
-"""What is said at the end of a run: what was booked, how true it is, what happened, what was sent.
+"""The summary of a run: usage, accuracy, incidents, deliveries and failures.
 
 Pure: numbers in, one object and lines out.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from msgspec import field
@@ -12,140 +13,131 @@ from gpuledger.keys import split_key
 from gpuledger.records import AttributedIncident
 from gpuledger.records.base import DEFAULT_CLUSTER, BaseRecord
 from gpuledger_cli.demo.run_bill import RunBill, draw_bill
-from gpuledger_cli.demo.screen import ScreenLine
+from gpuledger_cli.demo.screen import HELP, ScreenLine
 from gpuledger_cli.demo.sending import SinkLine, has_failed, problem
-from gpuledger_cli.demo.tables import (
-    SUMMARY_COLUMNS,
-    TableColumn,
-    as_facts,
-    fit,
-    fold,
-    line,
-    shown,
-    wrap,
-)
-from gpuledger_cli.demo.totals import AlertLine, PodTotal, as_line
+from gpuledger_cli.demo.tables import SUMMARY_TITLE, TableColumn, fit, fold, line
+from gpuledger_cli.demo.totals import AlertLine, PodTotal
 
 FAILED: Final = 1
-"""The exit code where something of the run is missing: not sent, not booked, or not known."""
+"""The exit code if a part of the run was not delivered, not attributed or not known."""
 _SECOND_NS: Final = 10**9
 _GIB_HOUR: Final = 2**30 * 3600
+_TRUE: Final = "True GPU-s"
 _COLUMNS: Final = (
     TableColumn("Pod", "left", floor=30),
-    TableColumn("GPU s"),
-    TableColumn("true"),
-    TableColumn("unused s"),
-    TableColumn("GiB h", leaves=3),
+    TableColumn("Used GPU-s"),
+    TableColumn(_TRUE, leaves=4),
+    TableColumn("Unused GPU-s", leaves=5),
+    TableColumn("GiB-h", leaves=3),
     TableColumn("kJ", leaves=2),
-    TableColumn("Owner", "left", floor=18, leaves=1),
+    TableColumn("Workload", "left", floor=18, leaves=1),
 )
 
 
 class PodLine(BaseRecord, frozen=True, kw_only=True):
-    """One pod's line of the summary."""
+    """A pod in the summary."""
 
     namespace: str | None = None
-    """Its namespace; absent where its record never came."""
+    """Its namespace; absent if its record never arrived."""
     pod: str | None = None
     """Its name."""
     cluster: str = DEFAULT_CLUSTER
-    """Its cluster; absent where that is `default`."""
+    """Its cluster; absent if it is `default`."""
     uid: str | None = None
-    """Its UID; absent where it held a GPU and ran nothing on it."""
+    """Its UID; absent if a GPU was allocated to it and it ran nothing on it."""
     owner: str | None = None
     """Kind and name of its workload."""
     gpu_seconds: float
-    """Busy seconds booked on it."""
+    """Busy time attributed to it, in GPU-seconds."""
     memory_byte_seconds: float
-    """Memory times time booked on it."""
+    """Memory attributed to it, times seconds."""
     joules: float
-    """Energy booked on it."""
+    """Energy attributed to it."""
     true_gpu_seconds: float | None = None
-    """What it truly used, where the scenario knows."""
+    """GPU-seconds that it used according to the scenario; absent on real GPUs."""
     unused_gpu_seconds: float = 0.0
-    """Time in which GPUs that the kubelet gave it ran no kernel."""
+    """GPU-seconds in which GPUs that were allocated to it ran no kernel."""
     allocated_gpu_seconds: float = 0.0
-    """How much of GPUs the kubelet gave it, whatever was used of them; a MIG instance counts as a
-    device."""
+    """GPU-seconds that were allocated to it, used or not; a MIG instance counts as a device."""
 
 
 class IncidentLine(BaseRecord, frozen=True, kw_only=True):
-    """Something that happened to a GPU."""
+    """An incident of a GPU."""
 
     cluster: str = DEFAULT_CLUSTER
-    """The cluster of its node; absent where that is `default`."""
+    """Cluster of its node; absent if it is `default`."""
     node: str
     """Its node."""
     gpu_uuid: str
-    """Its GPU."""
+    """UUID of the GPU."""
     gpu_index: int | None = None
-    """The driver's index of it, where it is known."""
+    """The driver's index of the GPU, if known."""
     time_ns: int
-    """When, nanoseconds since the epoch."""
+    """Its time, in nanoseconds since the epoch."""
     kind: str
-    """What: `xid`, `gpu_lost`, …"""
+    """Its kind: `xid`, `gpu_lost`, …"""
     xid: int | None = None
     """The driver's XID."""
     severity: str
-    """How loud it is."""
+    """Its severity."""
     message: str
-    """One sentence for people."""
+    """One sentence that describes it."""
 
 
 class StoreLine(BaseRecord, frozen=True, kw_only=True):
-    """What the store holds."""
+    """The store of a run."""
 
     path: str
-    """Folder of the store."""
+    """Directory of the store."""
     rows: int
-    """Rows of its table."""
+    """Number of rows in its table `entries`."""
 
 
 class Summary(BaseRecord, frozen=True, kw_only=True):
-    """The whole of `--format json`."""
+    """The object that `--format json` prints."""
 
     samples: int | None = None
-    """Samples that the nodes published; absent where the brokers were away at the end."""
+    """Samples that the nodes published; absent if the brokers were unavailable at the end."""
     events: int
-    """Events that came of them."""
+    """Events that the join made of the samples."""
     entries: int
     """Entries in the events."""
     pods: list[PodLine]
     """The pods, most GPU time first."""
     without_pod_gpu_seconds: float
-    """Busy seconds booked on the host or on nobody."""
+    """Busy GPU-seconds of the host and of unknown processes."""
     idle_gpu_seconds: float = 0.0
-    """Time in which GPUs that nobody held ran no kernel."""
+    """GPU-seconds in which GPUs that were not allocated ran no kernel."""
     gap_gpu_seconds: float = 0.0
-    """Time in which GPUs did not answer; whoever holds one holds it on."""
+    """GPU-seconds in which GPUs did not respond, allocated or not."""
     other_gpu_seconds: dict[str, float] = field(default_factory=dict)
-    """Busy seconds booked on accounts that have no place of their own here, by category."""
+    """Busy GPU-seconds of other categories, such as jobs, by category."""
     incidents: list[IncidentLine]
-    """What happened to GPUs, the oldest first."""
+    """Incidents of GPUs, the oldest first."""
     conservation_error_max_ratio: float
-    """The worst difference between a device and the sum of its entries, over the device."""
+    """Largest difference between a device and the sum of its entries, divided by the device."""
     truth_error_ratio: float | None = None
-    """GPU time booked on a wrong pod, over all that the pods truly used; absent on real GPUs."""
+    """GPU time attributed wrongly, divided by what the pods used; absent on real GPUs."""
     store: StoreLine
     """The store."""
     bill: RunBill | None = None
-    """What it cost, at the built-in prices; absent where the store has nothing of it."""
+    """Bill of the run at the built-in prices; absent if the store has no usage of it."""
     dead_letters: int
-    """Records that could not be used."""
+    """Number of records that were rejected."""
     remote_write_requests: int | None = None
-    """Requests to the built-in receiver; absent where a real one was named."""
+    """Requests to the built-in receiver; absent if another receiver was given."""
     alerts: list[AlertLine]
     """Alerts that fired, the oldest first."""
     sinks: list[SinkLine]
-    """What each sink has handed over."""
+    """Deliveries of each sink."""
     bus_away: str | None = None
-    """The brokers that were away at the end; absent where they answered."""
+    """Brokers that were unavailable at the end; absent if they responded."""
     missing_topics: tuple[str, ...] = ()
-    """Topics that were gone at the end."""
+    """Topics that did not exist any more at the end."""
     failures: tuple[str, ...] = ()
-    """What parts of the pipeline failed with, or that they did not end."""
+    """Errors of the tasks of the pipeline, and tasks that did not end."""
     first_attributed_seconds: float | None = None
-    """From the start of the process to the first row with a pod's name."""
+    """Seconds from the start of the process to the first row with a pod's name."""
 
 
 _NO_OWNER: Final = ("", "", "")
@@ -157,7 +149,7 @@ def pod_lines(
     unused_ns: Mapping[tuple[str, str, str], int],
     allocated_ns: Mapping[tuple[str, str, str], int],
 ) -> list[PodLine]:
-    """Return a line for each pod that was booked, truly used a GPU, or held one."""
+    """Return a line for each pod that used a GPU, in the events or the scenario, or held one."""
     used = {key for key, seconds in (truth or {}).items() if seconds}
     unbooked = {
         key: PodTotal(cluster=split_key(key)[0], uid=split_key(key)[1])
@@ -185,7 +177,7 @@ def pod_lines(
     ]
     known = set(allocated_to.values())
     lines += [
-        # It held a GPU and ran nothing, so that no entry ever named its UID.
+        # The pod ran nothing on its GPU, so that no entry has its UID.
         PodLine(
             cluster=cluster,
             namespace=namespace,
@@ -223,7 +215,7 @@ def incident_lines(incidents: Iterable[AttributedIncident]) -> list[IncidentLine
 
 
 def truth_error_ratio(pods: Mapping[str, PodTotal], truth: Mapping[str, float]) -> float:
-    """Return the GPU time that was booked wrongly, over all GPU time that the pods truly used."""
+    """Return the GPU time attributed wrongly, divided by the GPU time that the pods really used."""
     booked = {uid: total.busy_ns / _SECOND_NS for uid, total in pods.items()}
     wrong = sum(abs(booked.get(uid, 0.0) - truth.get(uid, 0.0)) for uid in booked.keys() | truth)
     used = sum(truth.values())
@@ -231,33 +223,48 @@ def truth_error_ratio(pods: Mapping[str, PodTotal], truth: Mapping[str, float]) 
 
 
 def exit_code(summary: Summary) -> int:
-    """Return 1 where something of the run is missing, which `draw_summary` says; else 0."""
+    """Return 1 if a part of the run is missing, which `draw_summary` reports; else 0."""
     failed = any(has_failed(sink, events=summary.events) for sink in summary.sinks)
     missing = any(sink.missing for sink in summary.sinks)
     return FAILED if failed or missing or any(_shortcomings(summary)) else 0
 
 
-def draw_summary(summary: Summary, *, width: int) -> list[ScreenLine]:
-    """Return the lines that `--format table` leaves on the screen at the end."""
-    rows = [_cells(line) for line in summary.pods]
-    widths = fit(_COLUMNS, rows, width=width)
-    if summary.truth_error_ratio is None:
-        widths[2] = 0
+def draw_summary(summary: Summary, *, width: int, commands: Sequence[str] = ()) -> list[ScreenLine]:
+    """Return the lines that `--format table` prints below the last sample.
+
+    `commands` are printed whole, because users copy them.
+    """
+    columns = [
+        column
+        for column in _COLUMNS
+        if summary.truth_error_ratio is not None or column.name != _TRUE
+    ]
+    rows = [[cells[column.name] for column in columns] for cells in map(_cells, summary.pods)]
+    widths = fit(columns, rows, width=width)
     problems = (problem(sink, events=summary.events) for sink in summary.sinks)
-    here = shown(_COLUMNS, widths)
-    meanings = {name: meaning for name, meaning in SUMMARY_COLUMNS.items() if name in here}
-    alerts = [f"! {as_line(alert)}" for alert in summary.alerts]
     return [
-        ScreenLine(line(_COLUMNS, [column.name for column in _COLUMNS], widths), "bold"),
-        *(ScreenLine(line(_COLUMNS, row, widths)) for row in rows),
-        *(ScreenLine(text, "dim") for text in wrap(as_facts(meanings), width=width)),
+        ScreenLine(SUMMARY_TITLE, "bold"),
+        ScreenLine(line(columns, [column.name for column in columns], widths), "bold"),
+        *(ScreenLine(line(columns, row, widths)) for row in rows),
         ScreenLine(""),
-        *_folded(_sentences(summary), width),
-        # Whole, as it is to be copied.
-        ScreenLine(f"The store holds {summary.store.rows} rows: {summary.store.path}"),
-        *_folded(alerts, width, "red"),
-        *([ScreenLine(""), *draw_bill(summary.bill, width=width)] if summary.bill else []),
+        *([*draw_bill(summary.bill, width=width), ScreenLine("")] if summary.bill else []),
+        *_folded([_accuracy(summary), _totals(summary)], width),
         *_folded(filter(None, (*_shortcomings(summary), *problems)), width, "bold red"),
+        *_folded([HELP], width, "dim"),
+        *([ScreenLine(""), ScreenLine("Next:", "bold")] if commands else []),
+        *(ScreenLine(f"  {command}") for command in commands),
+    ]
+
+
+def next_commands(program: str, summary: Summary, *, is_simulated: bool) -> list[str]:
+    """Return the commands to try after the demo, for a shell."""
+    store = shlex.quote(summary.store.path)
+    source = " --source simulated" if is_simulated else ""
+    sql = "SELECT namespace, pod, sum(busy_seconds) FROM usage GROUP BY ALL"
+    return [
+        f"{program} bill --store {store} --by namespace",
+        f'{program} query --store {store} "{sql}"',
+        f"{program} agent --no-kafka --listen 127.0.0.1:9400{source}",
     ]
 
 
@@ -270,21 +277,22 @@ def _folded(sentences: Iterable[str], width: int, style: str = "") -> list[Scree
 
 
 def _shortcomings(summary: Summary) -> Iterator[str]:
-    """Yield what is wrong beside the sinks' sends."""
-    until = "this is what was booked until then, and what was not booked yet is missing."
+    """Yield what is missing or failed, apart from the deliveries of sinks."""
+    missing = "samples that were not attributed before are missing here"
     if summary.bus_away is not None:
-        yield f"Kafka at {summary.bus_away} was away at the end: {until}"
+        yield f"Kafka at {summary.bus_away} was unavailable at the end; {missing}."
     elif summary.missing_topics:
         names = ", ".join(summary.missing_topics)
-        yield f"Gone at the end, as somebody has deleted it: the topic {names}; {until}"
+        yield f"Topics were deleted during the run: {names}; {missing}."
     elif summary.samples is not None and summary.events < summary.samples:
         yield f"{summary.samples - summary.events} samples had not become events at the end."
     yield from summary.failures
 
 
-def _cells(pod: PodLine) -> list[str]:
+def _cells(pod: PodLine) -> dict[str, str]:
+    """Return the texts of a row by their columns."""
     truth = "" if pod.true_gpu_seconds is None else f"{pod.true_gpu_seconds:.2f}"
-    return [
+    texts = (
         f"{pod.namespace}/{pod.pod}" if pod.pod else f"pending {(pod.uid or '')[:8]}",
         f"{pod.gpu_seconds:.2f}",
         truth,
@@ -292,28 +300,30 @@ def _cells(pod: PodLine) -> list[str]:
         f"{pod.memory_byte_seconds / _GIB_HOUR:.3f}",
         f"{pod.joules / 1000:.2f}",
         pod.owner or "",
-    ]
+    )
+    return {column.name: text for column, text in zip(_COLUMNS, texts, strict=True)}
 
 
-def _sentences(summary: Summary) -> list[str]:
+def _accuracy(summary: Summary) -> str:
     truth, error = summary.truth_error_ratio, summary.conservation_error_max_ratio
-    samples = "An unknown number of" if summary.samples is None else summary.samples
-    sent = ", ".join(f"{sink.sent} by {sink.sink}" for sink in summary.sinks)
-    gap = summary.gap_gpu_seconds
-    without = f"{summary.without_pod_gpu_seconds:.2f} GPU s ran without a pod"
-    sentences = [
-        f"{without}, {summary.idle_gpu_seconds:.2f} were idle and nobody's.",
-        f"GPUs did not answer for {gap:.2f} s." if gap else "",
+    wrong = "" if truth is None else f"{truth * 100:.2f} % of GPU time attributed wrongly; "
+    sums = (
+        f"entries differ from the device by {error:.1e}"
+        if error
+        else "entries sum to the device exactly"
+    )
+    return f"Accuracy: {wrong}{sums}."
+
+
+def _totals(summary: Summary) -> str:
+    samples = "an unknown number of" if summary.samples is None else summary.samples
+    parts = [
+        f"{samples} samples, {summary.events} events, {summary.entries} entries",
+        "sent " + ", ".join(f"{sink.sent} by {sink.sink}" for sink in summary.sinks),
         *(
-            f"{seconds:.2f} GPU s ran on category {category}."
+            f"{seconds:.2f} GPU-s of category {category}"
             for category, seconds in summary.other_gpu_seconds.items()
         ),
-        "" if truth is None else f"{truth:.2%} of the pods' GPU time was attributed wrongly.",
-        f"{samples} samples, {summary.events} events, {summary.entries} entries.",
-        f"{summary.dead_letters} records could not be used.",
-        f"Entries do not sum to the device: {error:.1e} of it is missing or too much."
-        if error
-        else "Entries sum to the device, to the last digit.",
-        f"Sent: {sent}.",
+        *([f"{summary.dead_letters} records rejected"] if summary.dead_letters else []),
     ]
-    return [sentence for sentence in sentences if sentence]
+    return f"Totals: {'; '.join(parts)}."

@@ -1,19 +1,20 @@
-"""Tables and sentences that fit a screen, and what the columns of the demo's tables mean.
+"""Fits tables and sentences to a screen, and explains the columns of the demo's tables.
 
-Pure text: no colours, no terminal. Numbers are never cut, names give way, the least needed column
-goes. A name is shortened in the middle, because the names of one workload's pods begin alike and
-differ at their ends. Imports nothing else of the demo, as its help is shown without loading it.
+Pure text: no colours, no terminal. Numbers are never cut; names are shortened, and the least
+important columns are left out. Names are shortened in the middle, because the pods of a workload
+differ at the end of their names. This module imports nothing else of the demo, so that the help
+is fast.
 """
 
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Literal, NamedTuple
 
 _GAP: Final = "  "
 _ELLIPSIS: Final = "…"
 _MIN_PART: Final = 12
-"""Characters of a pod's name for the sake of which its namespace is shortened too."""
+"""The namespace is shortened if a pod's name would otherwise have fewer characters than this."""
 
 
 class TableColumn(NamedTuple):
@@ -22,15 +23,15 @@ class TableColumn(NamedTuple):
     name: str
     justify: Literal["left", "right"] = "right"
     floor: int | None = None
-    """A name's characters below which no other column is kept; `None`: a number, never cut."""
+    """Minimum width of a name; other columns are left out first. `None`: a number, never cut."""
     leaves: int | None = None
-    """Its turn to be left out where the screen is narrow, 1 first; `None`: it stays."""
+    """Position in which it is left out on a narrow screen, 1 first; `None`: never."""
     keeps: Literal["both ends", "beginning"] = "both ends"
-    """What stays of a name that is shortened."""
+    """The part that remains of a shortened name."""
 
 
 def shorten(text: str, width: int) -> str:
-    """Return a text in at most `width` characters; of `namespace/name` both stay."""
+    """Return a text in at most `width` characters; `namespace/name` keeps a part of both."""
     if len(text) <= width:
         return text
     parent, slash, name = text.rpartition("/")
@@ -44,7 +45,7 @@ def shorten(text: str, width: int) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """Return a text in at most `width` characters, of a longer one its beginning."""
+    """Return the beginning of a text, in at most `width` characters."""
     return text if len(text) <= width else text[: max(0, width - 1)] + _ELLIPSIS[:width]
 
 
@@ -57,7 +58,7 @@ def _shorten_middle(text: str, width: int) -> str:
 
 
 def fit(columns: Sequence[TableColumn], rows: Sequence[Sequence[str]], *, width: int) -> list[int]:
-    """Return each column's width in a table of at most `width` characters; 0 is left out."""
+    """Return each column's width in a table of at most `width` characters; 0 if left out."""
     wanted = [
         max(map(len, [column.name, *(row[index] for row in rows)]))
         for index, column in enumerate(columns)
@@ -71,8 +72,8 @@ def fit(columns: Sequence[TableColumn], rows: Sequence[Sequence[str]], *, width:
         if _total(minimum) <= width:
             break
         minimum[index] = 0
-    # What is left is shared out among the names, the first one first. It may be less than nothing,
-    # where not even the names' floors fit: then they give way below them.
+    # The names share the remaining width, the first one first. It is negative if even their
+    # minimum widths do not fit; then the names become narrower than that.
     widths = list(minimum)
     for index, column in enumerate(columns):
         if column.floor is not None and widths[index]:
@@ -87,7 +88,7 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def line(columns: Sequence[TableColumn], cells: Sequence[str], widths: Sequence[int]) -> str:
-    """Return one line of the table, without blanks at its end."""
+    """Return one line of the table, without trailing spaces."""
     placed = []
     for column, cell, width in zip(columns, cells, widths, strict=True):
         if width:
@@ -97,16 +98,11 @@ def line(columns: Sequence[TableColumn], cells: Sequence[str], widths: Sequence[
     return _GAP.join(placed).rstrip()
 
 
-def shown(columns: Sequence[TableColumn], widths: Sequence[int]) -> set[str]:
-    """Return the names of the columns that are not left out."""
-    return {column.name for column, width in zip(columns, widths, strict=True) if width}
-
-
 _LEFT_OUT: Final = " … "
 
 
 def fold(text: str, *, width: int, indent: str = "") -> list[str]:
-    """Return lines of whole words; those after the first one are indented."""
+    """Return lines of whole words; all lines but the first are indented."""
     room = max(1, width - len(indent))
     return textwrap.wrap(
         re.sub(r"\S+", lambda word: shorten(word[0], room), text),
@@ -118,7 +114,7 @@ def fold(text: str, *, width: int, indent: str = "") -> list[str]:
 
 
 def elide(text: str, *, width: int) -> str:
-    """Return a text in one line: of a longer one its first and last words, more of the first."""
+    """Return a text in one line; a longer one keeps its first and last words, more of the first."""
     if len(text) <= width:
         return text
     room = width - len(_LEFT_OUT)
@@ -128,7 +124,7 @@ def elide(text: str, *, width: int) -> str:
 
 
 def wrap(facts: Iterable[str], *, width: int) -> list[str]:
-    """Return lines of whole facts, as many of them on each as fit; a longer one is folded."""
+    """Return lines with as many whole facts as fit; a fact wider than a line is folded."""
     lines: list[str] = []
     for fact in facts:
         if lines and len(lines[-1]) + len(_GAP) + len(fact) <= width:
@@ -138,47 +134,52 @@ def wrap(facts: Iterable[str], *, width: int) -> list[str]:
     return lines
 
 
+LIVE_TITLE: Final = "GPUs in the last sample"
+SUMMARY_TITLE: Final = "Usage by pod"
+BILL_TITLE: Final = "Bill by workload"
 LIVE_COLUMNS: Final = {
-    "Util %": "share of the last sampling interval in which its kernels ran",
-    "Watts": "its share of the GPU's power",
-    "Method": "measured, measured (shared), or estimated (how the GPU's value is split)",
+    "Util %": "share of the last sampling interval in which the pod's kernels ran",
+    "Memory": "GPU memory that the pod holds",
+    "Power W": "the pod's share of the GPU's power",
+    "Source": "measured, measured (shared), or estimated (how the GPU's value is split)",
+    "Workload": "controller that owns the pod",
 }
 LIVE_ROWS: Final = {
     "__unused__ POD": "allocated to POD and unused",
     "__host__": "used by processes outside pods",
-    "__unattributed__": "used, by an unknown process",
+    "__unattributed__": "used by an unknown process",
+    "__idle__": "not allocated and not used",
+    "__unresponsive__": "the GPU does not respond",
 }
-"""The rows that are no pod's use."""
+"""The rows that are not a pod's usage."""
 SUMMARY_COLUMNS: Final = {
-    "GPU s": "seconds in which its kernels ran, as attributed",
-    "true": "the same in the scenario",
-    "unused s": "its share of the seconds in which GPUs allocated to it ran no kernel",
-    "GiB h": "GPU memory that it used, times hours",
+    "Used GPU-s": "GPU-seconds in which its kernels ran",
+    "True GPU-s": "the same, according to the scenario",
+    "Unused GPU-s": "GPU-seconds that were allocated to it and unused",
+    "GiB-h": "GPU memory that it held, times hours",
     "kJ": "its energy",
 }
 BILL_COLUMNS: Final = {
-    "Allocated GPU s": "GPU seconds that were allocated to it",
-    "Used GPU s": "GPU seconds in which its kernels ran",
+    "Allocated GPU-s": "GPU-seconds that were allocated to it",
+    "Used GPU-s": "GPU-seconds in which its kernels ran",
     "Efficiency": "used ÷ allocated",
-    "Billed GPU s": "GPU seconds that it pays for: allocated while the GPU responded",
-    "Cost": "billed GPU seconds at the prices that the last line names",
-    "Unused cost": "the part of the cost for GPUs that were allocated and unused",
+    "Billed GPU-s": (
+        "allocated GPU-seconds while the GPU responded; for __host__ the used ones, for"
+        " __unresponsive__ those without a response, for __idle__ the rest"
+    ),
+    "Cost USD": "price of the billed GPU-seconds",
+    "Unused USD": "part of the cost for GPUs that were allocated and unused",
 }
 
 
-def as_facts(meanings: Mapping[str, str]) -> list[str]:
-    """Return a phrase for each name."""
-    return [f"{name}: {meaning}" for name, meaning in meanings.items()]
-
-
 def as_help() -> str:
-    """Return the tables' names with their meanings, as Markdown."""
+    """Return the tables' titles, columns and special rows with their meanings, as Markdown."""
     tables = {
-        "The table while it runs": LIVE_COLUMNS | LIVE_ROWS,
-        "The usage by pod, at the end": SUMMARY_COLUMNS,
-        "The bill below that": BILL_COLUMNS,
+        LIVE_TITLE: LIVE_COLUMNS | LIVE_ROWS,
+        SUMMARY_TITLE: SUMMARY_COLUMNS,
+        BILL_TITLE: BILL_COLUMNS,
     }
     return "\n\n".join(
-        "\n".join([f"{title}:\n", *(f"- {fact}" for fact in as_facts(meanings))])
+        "\n".join([f"{title}:\n", *(f"- {name}: {text}" for name, text in meanings.items())])
         for title, meanings in tables.items()
     )

@@ -11,7 +11,15 @@ from gpuledger.records import (
     PodDescription,
     PodState,
 )
-from gpuledger_cli.demo.screen import PAGE_SECONDS, ScreenHeader, draw, rows_of, standstill
+from gpuledger_cli.demo.screen import (
+    HELP,
+    PAGE_SECONDS,
+    ScreenHeader,
+    draw,
+    draw_last,
+    rows_of,
+    standstill,
+)
 from gpuledger_cli.demo.totals import Tally
 from tests.unit.cli.demo.events import (
     HELD,
@@ -48,20 +56,24 @@ def draw_on(
     width: int,
     *happened: GpuEvent | AttributedIncident,
     header: ScreenHeader = HEADER,
-    height: int | None = None,
+    height: int = 999,
     seconds: float = 0.0,
-    with_meanings: bool = False,
+    with_help: bool = False,
 ) -> list[str]:
-    """Draw the events as on a screen of that size; what its names mean follows an empty line."""
+    """Draw the events on a screen of that size; the line on the help follows an empty line."""
+    lines = draw(tally_of(*happened), header, width=width, height=height, seconds=seconds)
+    texts = [line.text for line in lines]
+    return texts if with_help or "" not in texts else texts[: texts.index("")]
+
+
+def tally_of(*happened: GpuEvent | AttributedIncident) -> Tally:
     tally = Tally()
     for one in happened:
         if isinstance(one, AttributedIncident):
             tally.gpu_tracker.add_incident(one)
         else:
             tally.add(one)
-    lines = draw(tally, header, width=width, height=height, seconds=seconds)
-    texts = [line.text for line in lines]
-    return texts if with_meanings or "" not in texts else texts[: texts.index("")]
+    return tally
 
 
 def test_each_entry_has_a_row_in_the_units_people_read() -> None:
@@ -98,9 +110,9 @@ def test_what_the_driver_reserved_is_not_worth_a_row() -> None:
     ("width", "titles"),
     [
         (60, ["GPU", "Pod", "Util", "%", "Memory"]),
-        (80, ["GPU", "Pod", "Util", "%", "Memory", "Watts", "Method"]),
-        (120, ["GPU", "Pod", "Util", "%", "Memory", "Watts", "Method", "Owner"]),
-        (200, ["GPU", "Pod", "Util", "%", "Memory", "Watts", "Method", "Owner"]),
+        (84, ["GPU", "Pod", "Util", "%", "Memory", "Power", "W", "Source"]),
+        (120, ["GPU", "Pod", "Util", "%", "Memory", "Power", "W", "Source", "Workload"]),
+        (200, ["GPU", "Pod", "Util", "%", "Memory", "Power", "W", "Source", "Workload"]),
     ],
 )
 def test_names_come_first_and_what_is_needed_least_goes(width: int, titles: list[str]) -> None:
@@ -177,24 +189,30 @@ def test_a_long_alert_is_broken_between_words_and_a_low_screen_shows_its_first_a
     assert max(map(len, [*high, low])) <= width
 
 
-def test_columns_and_rows_that_do_not_say_it_themselves_are_explained_where_there_is_room() -> None:
-    """Those that are there: on a narrow screen some columns are not."""
-    for width, method in ((40, False), (120, True)):
-        lines = draw_on(width, event(), with_meanings=True)
-        message = " ".join(lines[lines.index("") :])
-        assert ("Method: " in message) is method
-        assert all(f"{name}: " in message for name in ("Util %", "__unused__ POD", "__host__"))
-        fits, low = (
-            draw_on(width, event(), height=height, with_meanings=True)
-            for height in (len(lines), len(lines) - 1)
-        )
-        assert fits == lines
-        assert low == lines[: lines.index("")]
+@pytest.mark.parametrize("width", [40, 120])
+def test_a_line_names_the_help_if_there_is_room(width: int) -> None:
+    lines = draw_on(width, event(), with_help=True)
+    assert " ".join(lines[lines.index("") + 1 :]) == HELP
+    fits, low = (
+        draw_on(width, event(), height=height, with_help=True)
+        for height in (len(lines), len(lines) - 1)
+    )
+    assert fits == lines
+    assert low == lines[: lines.index("")]
+
+
+def test_the_last_sample_has_a_title_and_all_alerts() -> None:
+    alerts = [f"alert {number}" for number in range(9)]
+    header = ScreenHeader(facts=["facts"], alerts=alerts)
+    lines = [line.text for line in draw_last(tally_of(event()), header, width=120)]
+    title = lines.index("GPUs in the last sample")
+    assert lines[:title] == ["facts", *(f"! {alert}" for alert in alerts), ""]
+    assert lines[title + 1 :] == draw_on(120, event())[1:]
 
 
 @pytest.mark.parametrize(
     ("now_seconds", "message"),
-    [(13.0, None), (15.5, "no event for 6 s: the rows are as old as that")],
+    [(13.0, None), (15.5, "no event for 6 s: the rows are out of date")],
 )
 def test_rows_that_are_no_longer_new_are_said_to_be_old(
     now_seconds: float, message: str | None

@@ -33,7 +33,7 @@ async def failing(*details: str) -> str:
 
 
 async def test_what_several_checks_say_of_the_receiver_is_said_once() -> None:
-    message = "nowhere: nothing has reached http://a:9 in 2 tries: no route; Kafka is away"
+    message = "nowhere: nothing delivered to http://a:9 in 2 attempts: no route; Kafka is away"
     assert await failing(*["http://a:9: no route"] * 2, "Kafka is away") == message
 
 

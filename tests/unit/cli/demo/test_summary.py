@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpuledger_cli.demo.run_bill import OwnerCost, RunBill, bill_run
+from gpuledger_cli.demo.screen import HELP
 from gpuledger_cli.demo.sending import SinkLine
 from gpuledger_cli.demo.summary import (
     StoreLine,
@@ -14,10 +15,10 @@ from gpuledger_cli.demo.summary import (
     draw_summary,
     exit_code,
     incident_lines,
+    next_commands,
     pod_lines,
     truth_error_ratio,
 )
-from gpuledger_cli.demo.tables import SUMMARY_COLUMNS
 from gpuledger_cli.demo.totals import AlertLine, PodTotal
 from tests.unit.cli.demo.events import incident
 
@@ -113,14 +114,65 @@ SUMMARY = Summary(
 )
 
 
-def test_what_ran_on_an_account_that_is_not_known_is_told_by_its_name() -> None:
-    with_others = replace(SUMMARY, other_gpu_seconds={"lease": 2.25})
+SIMULATED = replace(SUMMARY, truth_error_ratio=0.0123)
+"""A summary of a run whose scenario knows the true usage."""
+
+
+def texts_of(summary: Summary, *, width: int = 160) -> list[str]:
+    return [line.text for line in draw_summary(summary, width=width)]
+
+
+def test_usage_of_an_unknown_category_is_shown_by_its_name() -> None:
     reported, unreported = (
-        " ".join(line.text for line in draw_summary(summary, width=80))
-        for summary in (with_others, SUMMARY)
+        " ".join(texts_of(summary))
+        for summary in (replace(SUMMARY, other_gpu_seconds={"lease": 2.25}), SUMMARY)
     )
-    assert "2.25 GPU s ran on category lease." in reported
-    assert "on category" not in unreported
+    assert "; 2.25 GPU-s of category lease." in reported
+    assert "of category" not in unreported
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({}, "Accuracy: entries sum to the device exactly."),
+        (
+            {"truth_error_ratio": 0.0123},
+            "Accuracy: 1.23 % of GPU time attributed wrongly; entries sum to the device exactly.",
+        ),
+        (
+            {"conservation_error_max_ratio": 2e-5},
+            "Accuracy: entries differ from the device by 2.0e-05.",
+        ),
+    ],
+)
+def test_one_line_gives_the_accuracy(changes: dict[str, float], line: str) -> None:
+    lines = texts_of(replace(SUMMARY, **changes))
+    assert [text for text in lines if text.startswith("Accuracy")] == [line]
+
+
+def test_one_line_gives_the_totals() -> None:
+    line = "Totals: 4 samples, 4 events, 9 entries; sent 10 by remote_write."
+    assert line in texts_of(SUMMARY)
+    rejected = line.replace(".", "; 2 records rejected.")
+    assert rejected in texts_of(replace(SUMMARY, dead_letters=2))
+
+
+def test_a_run_ends_with_three_commands_on_its_store() -> None:
+    summary = replace(SUMMARY, store=StoreLine(path="/my store", rows=9))
+    commands = next_commands("bin/gpuledger", summary, is_simulated=True)
+    shown = [line.text for line in draw_summary(summary, width=40, commands=commands)]
+    assert shown[-5:-2] == ["", "Next:", "  bin/gpuledger bill --store '/my store' --by namespace"]
+    assert shown[-2].startswith("  bin/gpuledger query --store '/my store' ")
+    assert shown[-1] == (
+        "  bin/gpuledger agent --no-kafka --listen 127.0.0.1:9400 --source simulated"
+    )
+    assert "simulated" not in next_commands("gpuledger", summary, is_simulated=False)[-1]
+    assert "Next:" not in texts_of(summary)
+
+
+def test_no_legend_is_printed_but_the_help_is_named() -> None:
+    assert texts_of(SUMMARY)[-1] == HELP
+    assert not any("kernels" in line for line in texts_of(SIMULATED))
 
 
 @pytest.mark.parametrize(
@@ -132,89 +184,72 @@ def test_what_ran_on_an_account_that_is_not_known_is_told_by_its_name() -> None:
             AWAY,
             4,
             1,
-            "remote_write: nothing has reached http://p/w in 3 tries: connection refused",
-            id="nobody answers",
+            "remote_write: nothing delivered to http://p/w in 3 attempts: connection refused",
+            id="no response",
         ),
         pytest.param(
             replace(ALERTS, retries=2, failing="http://a: no route"),
             4,
             1,
-            "alerts: nothing has reached http://a in 2 tries: no route",
-            id="no alert has arrived",
+            "alerts: nothing delivered to http://a in 2 attempts: no route",
+            id="no alert delivered",
         ),
         pytest.param(
             replace(SENT, sent=0, rejected=4),
             4,
             1,
-            "remote_write: http://p/w has refused all 4 that it was sent",
-            id="all is refused",
+            "remote_write: http://p/w rejected all 4 items",
+            id="all rejected",
         ),
         pytest.param(
             replace(SENT, sent=0),
             4,
             1,
-            "remote_write: nothing had reached http://p/w at the end",
-            id="no answer before the end",
+            "remote_write: nothing delivered to http://p/w before the end",
+            id="no response before the end",
         ),
         pytest.param(replace(SENT, sent=0), 0, 0, None, id="there was no event to send"),
         pytest.param(
             replace(AWAY, sent=7),
             4,
             0,
-            "remote_write: http://p/w is no longer reached: connection refused",
-            id="away at the end",
+            "remote_write: http://p/w no longer responds: connection refused",
+            id="unavailable at the end",
         ),
         pytest.param(
-            replace(SENT, rejected=2), 4, 0, "remote_write: http://p/w has refused 2", id="refuses"
+            replace(SENT, rejected=2), 4, 0, "remote_write: http://p/w rejected 2 items", id="some"
         ),
-        pytest.param(replace(SENT, retries=2), 4, 0, None, id="was away for a while"),
+        pytest.param(replace(SENT, retries=2), 4, 0, None, id="unavailable for a while"),
         pytest.param(
             replace(SENT, missing=2),
             4,
             1,
-            "remote_write: 2 of the events had not reached http://p/w at the end",
-            id="lacks the last ones",
+            "remote_write: 2 events not delivered to http://p/w",
+            id="last events missing",
         ),
     ],
 )
-def test_the_exit_code_is_1_only_where_a_sink_has_not_handed_over_what_it_should_and_it_is_said(
+def test_the_exit_code_is_1_and_a_line_names_the_sink_if_something_was_not_delivered(
     sink: SinkLine, events: int, code: int, message: str | None
 ) -> None:
     summary = replace(SUMMARY, sinks=[SENT, sink], samples=events, events=events)
-    shown = [line.text for line in draw_summary(summary, width=80)]
+    shown = texts_of(summary)
     assert exit_code(summary) == code
     assert [line for line in shown if "http://" in line] == ([message] if message else [])
 
 
-@pytest.mark.parametrize("width", [40, 80, 120, 200])
-def test_the_alerts_stand_in_the_summary_and_no_word_of_theirs_is_broken(width: int) -> None:
+def test_the_summary_leaves_alerts_to_the_table_above_it() -> None:
     alert = AlertLine(
         name="GpuIncident",
         severity="critical",
         node="gpu-node-2",
         gpu_uuid="u",
-        text="GPU 3 on node gpu-node-2 (pod vision/transcode-6b8f4-9wkzp): XID 79, it fell off",
+        text="XID 79",
         started="2026-01-01T00:00:00Z",
     )
-    shown = draw_summary(replace(SUMMARY, alerts=[alert]), width=width)
-    lines = [line.text for line in shown if line.style == "red"]
-    assert " ".join(" ".join(lines).split()) == f"! GpuIncident critical {alert.text}"
-    assert max(map(len, lines)) <= width
-
-
-@pytest.mark.parametrize("width", [40, 80, 200])
-def test_every_column_that_does_not_say_it_itself_is_explained_below_the_table(width: int) -> None:
-    """And none that is not there."""
-    for truth, expected in ((None, "unused s: "), ({"a": 1.0}, "true: ")):
-        pods = pod_lines(totals(a=1.0), truth, {}, {})
-        error = None if truth is None else 0.0
-        summary = replace(SUMMARY, pods=pods, truth_error_ratio=error)
-        shown = draw_summary(summary, width=width)
-        message = " ".join(line.text for line in shown if line.style == "dim")
-        title, *_ = (line.text for line in shown)
-        assert expected in message
-        for name in SUMMARY_COLUMNS:
-            assert (f"{name}: " in message) == (name in title)
+    assert draw_summary(replace(SUMMARY, alerts=[alert]), width=80) == draw_summary(
+        SUMMARY, width=80
+    )
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
@@ -224,20 +259,22 @@ def test_the_table_of_pods_fits_the_screen(width: int) -> None:
         uid="a", namespace="research", pod="llm-finetune-worker-0", owner="Job/" + "x" * 99
     )
     summary = replace(SUMMARY, pods=pod_lines({"a": pod}, None, {}, {}))
-    title, row, *_ = (line.text for line in draw_summary(summary, width=width))
-    assert "true" not in title
+    title, headings, row, *_ = texts_of(summary, width=width)
+    assert title == "Usage by pod"
+    assert "True GPU-s" not in headings
     assert "research/llm-finetune-worker-0" in row
     assert len(row) <= width
 
 
 @pytest.mark.parametrize("width", [40, 160])
-def test_brokers_that_were_away_at_the_end_are_said_beside_what_was_booked(width: int) -> None:
-    """How many ticks there were, nobody knows then: absent is not zero."""
+def test_unavailable_brokers_are_reported_and_the_usage_is_shown(width: int) -> None:
+    """The number of samples is unknown then, and not zero."""
     summary = replace(SUMMARY, bus_away="one:9092", samples=None)
-    shown = [line.text for line in draw_summary(summary, width=width)]
+    shown = texts_of(summary, width=width)
     assert exit_code(summary) == 1
-    assert any(line.startswith("Kafka at one:9092 was away at the end:") for line in shown)
-    assert "An unknown number of samples, 4 events, 9 entries." in " ".join(" ".join(shown).split())
+    reported = " ".join(" ".join(shown).split())
+    assert "Kafka at one:9092 was unavailable at the end;" in reported
+    assert "Totals: an unknown number of samples, 4 events, 9 entries;" in reported
     assert any("n/p" in line for line in shown)
 
 
@@ -245,23 +282,25 @@ def test_brokers_that_were_away_at_the_end_are_said_beside_what_was_booked(width
     ("changes", "message"),
     [
         ({"samples": 6}, "2 samples had not become events at the end."),
-        ({"failures": ("store has failed: no room",)}, "store has failed: no room"),
-        ({"missing_topics": ("samples",), "samples": None}, "Gone at the end, as somebody has"),
+        ({"failures": ("store failed: no space",)}, "store failed: no space"),
+        (
+            {"missing_topics": ("samples",), "samples": None},
+            "Topics were deleted during the run: samples;",
+        ),
     ],
 )
-def test_what_is_missing_of_a_run_is_said_with_exit_code_1(
+def test_an_incomplete_run_is_reported_with_exit_code_1(
     changes: dict[str, Any], message: str
 ) -> None:
     summary = replace(SUMMARY, **changes)
     assert exit_code(summary) == 1
-    shown = [line for line in draw_summary(summary, width=80) if line.text.startswith(message)]
+    shown = [line for line in draw_summary(summary, width=160) if line.text.startswith(message)]
     assert [line.style for line in shown] == ["bold red"]
     assert not any("Kafka" in line.text for line in shown)
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_the_bill_is_the_last_thing_that_is_shown_and_fits_the_screen(width: int) -> None:
-    """Of what went wrong is told behind it."""
+def test_the_bill_has_a_title_and_a_total_and_fits_the_screen(width: int) -> None:
     line = OwnerCost(
         owner="StatefulSet/notebook-of-somebody",
         allocated_gpu_seconds=19.4,
@@ -272,11 +311,12 @@ def test_the_bill_is_the_last_thing_that_is_shown_and_fits_the_screen(width: int
     )
     used = replace(line, owner="Job/train", cost="0.1113", unused_cost="0.0000")
     bill = RunBill(currency="USD", prices="list prices", lines=[used, line], cost="0.1484")
-    shown = [one.text for one in draw_summary(replace(SUMMARY, bill=bill), width=width)]
-    reported = " ".join(shown)
-    assert max(map(len, shown[-6:])) <= width
-    assert "0.1484 USD by list prices, including 0.0371 (25%)" in " ".join(reported.split())
-    assert not any("It cost" in one.text for one in draw_summary(SUMMARY, width=width))
+    shown = texts_of(replace(SUMMARY, bill=bill), width=width)
+    assert max(map(len, shown)) <= max(width, 46)
+    assert "Bill by workload, at list prices" in shown
+    total = "Total 0.1484 USD; 0.0371 USD (25 %) for GPUs that were allocated and unused."
+    assert total in " ".join(" ".join(shown).split())
+    assert not any("Bill" in text for text in texts_of(SUMMARY, width=width))
 
 
 def test_a_store_without_usage_gives_no_bill(tmp_path: Path) -> None:
