@@ -68,7 +68,7 @@ class ScreenLine(NamedTuple):
 
 
 class ScreenRow(NamedTuple):
-    """One entry of one GPU, as it is shown."""
+    """The cells of an entry, with the style of its row."""
 
     gpu: str
     pod: str

@@ -121,7 +121,7 @@ class Summary(BaseRecord, frozen=True, kw_only=True):
     store: StoreLine
     """The store."""
     bill: RunBill | None = None
-    """Bill of the run at the built-in prices; absent if the store has no usage of it."""
+    """Bill of the run at the built-in prices; absent if the store has no usage in its hours."""
     dead_letters: int
     """Number of records that were rejected."""
     remote_write_requests: int | None = None

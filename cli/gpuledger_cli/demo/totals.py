@@ -42,7 +42,7 @@ class LostGpu:
     """A GPU that no longer responds."""
 
     index: int
-    """The driver's index of it at its last reading."""
+    """The driver's index of the GPU at its last reading."""
     since_ns: int
     """Time of its loss in nanoseconds since the epoch; without an incident, its last reading."""
     cause: str | None
