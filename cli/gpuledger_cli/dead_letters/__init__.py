@@ -1,1 +1,1 @@
-"""`gpuledger dead-letters`: what could not be used, looked at and put back."""
+"""`gpuledger dead-letters`: lists, shows and replays rejected records."""

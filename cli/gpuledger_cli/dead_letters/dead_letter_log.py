@@ -1,4 +1,4 @@
-"""The topic of dead letters: its letters, and which of them are meant."""
+"""Reads the dead-letter topic and selects records by a filter."""
 
 import base64
 import re
@@ -20,46 +20,46 @@ _POSITION: Final = re.compile(r"(?P<partition>\d{1,9}):(?P<offset>\d{1,18})")
 
 
 class Position(NamedTuple):
-    """Where a letter lies itself, on the topic of dead letters; by it people name it."""
+    """Position of a dead letter on the dead-letter topic, by which users name it."""
 
     partition: int
     offset: int
 
     @override
     def __str__(self) -> str:
-        """Return it as `parse_position` reads it."""
+        """Return the form that `parse_position` reads."""
         return f"{self.partition}:{self.offset}"
 
 
 def parse_position(text: str) -> Position:
-    """Return a position; raises UserError for a text that is none."""
+    """Return a position; raises UserError if the text is not one."""
     found = _POSITION.fullmatch(text)
     if found is None:
         raise UserError(
-            f"{text!r} is no position of a dead letter; give PARTITION:OFFSET, such as 0:17, as"
-            " `gpuledger dead-letters list` shows it"
+            f"invalid position of a dead letter: {text!r}; give PARTITION:OFFSET, such as 0:17,"
+            " from `gpuledger dead-letters list`"
         )
     return Position(int(found["partition"]), int(found["offset"]))
 
 
 class StoredDeadLetter(NamedTuple):
-    """A letter, and where it lies itself."""
+    """A dead letter and its position."""
 
     position: Position
     content: DeadLetter
     key: bytes | None
-    """The key of the record that it stands for; `None` where none is known."""
+    """Key of the rejected record; `None` if unknown."""
     value: bytes | None
-    """The bytes of the record; `None` where it had none, or where they are left out."""
+    """Bytes of the rejected record; `None` if it had none, or if they were left out."""
 
     @classmethod
     def of(cls, position: Position, content: DeadLetter) -> "StoredDeadLetter":
-        """Unpack a letter's record; raises ValueError for what is no base64."""
+        """Decode key and value of the rejected record; raises ValueError for invalid base64."""
         return cls(position, content, _bytes(content.key_base64), _bytes(content.value_base64))
 
     @property
     def key_text(self) -> str:
-        """The record's key as text; empty where none is known."""
+        """The record's key as text; empty if unknown."""
         return (self.key or b"").decode(errors="replace")
 
 
@@ -69,26 +69,26 @@ def _bytes(encoded: str | None) -> bytes | None:
 
 @dataclass(frozen=True, kw_only=True)
 class DeadLetterFilter:
-    """What all chosen letters have in common; what is empty or `None` is no condition."""
+    """Conditions that dead letters must all meet; empty values and `None` match everything."""
 
     positions: frozenset[Position] = frozenset()
     since_ms: int | None = None
-    """Put aside at this time or later, milliseconds since the epoch."""
+    """Rejected at this time or later, in milliseconds since the epoch."""
     until_ms: int | None = None
-    """Put aside before this time."""
+    """Rejected before this time."""
     consumers: Sequence[str] = ()
-    """By one of these consumer groups."""
+    """Rejected by one of these consumer groups."""
     reasons: Sequence[str] = ()
     topics: Sequence[str] = ()
-    """Of a record of one of these topics."""
+    """The rejected record was on one of these topics."""
     key: str | None = None
-    """Of a record under this very key."""
+    """The rejected record has exactly this key."""
     node: str | None = None
-    """Of a record under the key of this node, `<cluster>/<node>`, or of any node of this name."""
+    """The record's key is this node key, `<cluster>/<node>`, or of any node with this name."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether it lets every letter through."""
+        """Whether every dead letter matches."""
         return self == DeadLetterFilter()
 
     def offsets_in(self, partition: int) -> Iterator[int]:
@@ -96,7 +96,7 @@ class DeadLetterFilter:
         return (position.offset for position in self.positions if position.partition == partition)
 
     def lets_through(self, kept: StoredDeadLetter) -> bool:
-        """Return whether a letter is meant."""
+        """Return whether a dead letter matches."""
         dead_letter = kept.content
         time_ms = dead_letter.time_ns // NS_PER_MS
         return (
@@ -112,35 +112,35 @@ class DeadLetterFilter:
 
 
 def _names_of(key: str) -> tuple[str, str]:
-    """Return by what a node may be named whose key this is."""
+    """Return the names of the node with this key: the key itself, and its name without cluster."""
     return key, split_key(key)[1] or key
 
 
 @dataclass(kw_only=True)
 class DeadLetterLog:
-    """The letters that a filter lets through, as they were when it was opened.
+    """The dead letters that match a filter, up to the time when the log was opened.
 
-    A batch at a time is held.
+    It holds one batch at a time.
     """
 
     reader: HistoryReader
     topic: str
-    """The topic of dead letters."""
+    """The dead-letter topic."""
     wanted: DeadLetterFilter
     spans: Mapping[TopicPartition, Span]
-    """What is read: up to the ends of when it was opened."""
+    """Offsets to read, up to the ends when the log was opened."""
     missing: set[Position] = field(default_factory=set)
-    """Positions that were asked for and not met yet."""
+    """Requested positions that were not found yet."""
     unusable: int = 0
-    """Records met that are no letters: who may write to the topic may write anything."""
+    """Number of records that are not dead letters, because any client may write to the topic."""
     others: int = 0
-    """Letters met that the filter did not let through."""
+    """Number of dead letters that did not match."""
 
     @classmethod
     async def open(
         cls, reader: HistoryReader, topic: str, wanted: DeadLetterFilter
     ) -> "DeadLetterLog":
-        """Look up what is to be read; raises TopicsError where there is no topic."""
+        """Look up the offsets to read; raises TopicsError if the topic does not exist."""
         spans = dict(await reader.spans(topic))
         if wanted.positions:
             spans = {at: _cut(span, wanted.offsets_in(at.partition)) for at, span in spans.items()}
@@ -153,13 +153,13 @@ class DeadLetterLog:
 
     @property
     def offsets(self) -> int:
-        """How many offsets there are to read."""
+        """Number of offsets to read."""
         return sum(span.end - span.first for span in self.spans.values())
 
     async def dead_letters(
         self, advance: Callable[[int], None]
     ) -> AsyncGenerator[StoredDeadLetter, None]:
-        """Yield the letters, of each partition in order; `advance` hears how many were read."""
+        """Yield matching dead letters, each partition in order; `advance` receives read counts."""
         async with aclosing(self._records(advance)) as records:
             async for record in records:
                 if (dead_letter := self._decode(record)) is None:
@@ -179,7 +179,7 @@ class DeadLetterLog:
                     advance(len(records))
 
     def why_none(self) -> str:
-        """Return in one line why no letter is meant, once all were read."""
+        """Return in one line why no dead letter matched, after all were read."""
         if self.others:
             return f"none of {self.others} dead letters matches"
         return "no dead letter" if self.wanted.since_ms is None else "no dead letter since then"

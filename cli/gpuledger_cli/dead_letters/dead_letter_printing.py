@@ -1,4 +1,4 @@
-"""Rows of letters on standard output: the newest few as a table or lines, or all as they come."""
+"""Prints dead letters: the newest ones as a table or lines, or all of them while they are read."""
 
 import heapq
 import sys
@@ -27,10 +27,10 @@ _WIDTH_IN_FILES: Final = 240
 
 
 class DeadLetterPrinter:
-    """Prints rows; of a limited number once it is closed, as which are the newest shows last."""
+    """Prints rows; with a limit only on `close`, because the newest are not known before."""
 
-    def __init__(self, *, format: Format, limit: int) -> None:  # noqa: A002  # as the option is called
-        """Take how many rows to print at most; 0 is all, as they come, which no table can."""
+    def __init__(self, *, format: Format, limit: int) -> None:  # noqa: A002  # the option's name
+        """Take the maximum number of rows; 0 prints all at once, and is invalid for tables."""
         self._format, self._limit = format, limit
         self._newest: list[DeadLetterRow] = []
         self._count = 0
@@ -38,7 +38,7 @@ class DeadLetterPrinter:
             _print_line(csv_line(DeadLetterRow.__struct_fields__))
 
     def add(self, row: DeadLetterRow) -> None:
-        """Take a row."""
+        """Add a row."""
         self._count += 1
         if self._limit == 0:
             self._print_row(row)
@@ -48,7 +48,7 @@ class DeadLetterPrinter:
             heapq.heappushpop(self._newest, row)
 
     def close(self) -> None:
-        """Print what is left, the newest last, and say what was left out."""
+        """Print the remaining rows, the newest last, and report how many were left out."""
         rows = sorted(self._newest)
         if self._format == "table":
             _print_table(TABLE_COLUMNS, map(cells_of, rows))
@@ -68,7 +68,7 @@ class DeadLetterPrinter:
 
 
 def print_counts(counts: DeadLetterCounts, *, format: Format) -> None:  # noqa: A002  # as above
-    """Print a row for each combination of values that was counted."""
+    """Print a row for each combination of values."""
     rows = list(counts.rows())
     if format == "json":
         for row in rows:
@@ -89,7 +89,7 @@ def _cells_of_count(row: DeadLetterCount) -> tuple[str, ...]:
 
 @asynccontextmanager
 async def open_log(history: Bus, wanted: DeadLetterFilter) -> AsyncIterator[DeadLetterLog]:
-    """Open the log; report at the end how many records were no letters."""
+    """Open the log; report at the end how many records were not dead letters."""
     async with history.reader() as reader:
         log = await DeadLetterLog.open(reader, history.topics.dead_letters.name, wanted)
         yield log
@@ -100,9 +100,9 @@ async def open_log(history: Bus, wanted: DeadLetterFilter) -> AsyncIterator[Dead
 def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
-        # As text: what a record says is no markup of ours.
+        # As Text, because rich would parse brackets in a record as a style.
         table.add_row(*(Text(" ".join(cell.split())) for cell in row))
-    # A file has no width of its own, and Rich's default of 80 columns would cut the names.
+    # Files have no width, and Rich's default of 80 columns would cut the names.
     Console(width=None if sys.stdout.isatty() else _WIDTH_IN_FILES).print(table)
 
 

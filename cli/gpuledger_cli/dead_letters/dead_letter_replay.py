@@ -1,12 +1,12 @@
-"""A replay of dead letters: from the letters that are chosen to records on the topics, and a count.
+"""Replays selected dead letters, or counts them.
 
-A letter of the join is written back to its own topic, which the join alone reads in a group: it
-passes over ticks that are booked, and rejects again what is still invalid. An event that a sink
-rejected is written to the replay topic, with the name of the consumer group that rejected it: that
-sink takes it, and all others skip it. Both are placed by the record's node.
+A record that the join rejected is written back to its own topic, which only the join reads in a
+group. The join skips ticks that it has booked, and rejects invalid records again. An event that a
+sink rejected is written to the replay topic, with the name of that sink's consumer group: this
+sink reads it, and all others skip it. Both are placed in the partition of the record's node.
 
-A letter may be replayed again: its consumer recognises what it has, or is idempotent. An event that
-is rejected again has a further letter, so of the letters of one record only the first is replayed.
+A dead letter may be replayed again: its consumer recognizes what it already has, or is idempotent.
+If an event is rejected again it has another dead letter, so only the first of them is replayed.
 """
 
 import sys
@@ -41,20 +41,20 @@ _MAX_REASONS: Final = 1000
 
 
 class Replayable(NamedTuple):
-    """A letter as it is written once more."""
+    """The message that replays a dead letter."""
 
     topic: str
     node: str
-    """The key of the node by which it is placed."""
+    """The node key that selects the partition."""
     message: Message
 
 
 class _UnfitError(Exception):
-    """A letter that cannot be replayed; the message says why."""
+    """A dead letter that cannot be replayed; the message gives the reason."""
 
 
 def replayable(dead_letter: StoredDeadLetter, topics: Topics, *, now_ms: int) -> Replayable | str:
-    """Return what is written of a letter, or why nothing can be."""
+    """Return the message that replays a dead letter, or why there is none."""
     try:
         return _replayable(dead_letter, topics, now_ms=now_ms)
     except (_UnfitError, UndecodableError) as error:
@@ -71,7 +71,7 @@ def _replayable(dead_letter: StoredDeadLetter, topics: Topics, *, now_ms: int) -
         raise _UnfitError(f"{content.consumer} takes no replays")
     node = (dead_letter.key or b"").decode(errors="replace")
     if dead_letter.value is None or not split_key(node)[1]:
-        raise _UnfitError("the dead letter has no bytes, or no key of a node")
+        raise _UnfitError("the dead letter has no bytes, or its key is not a node key")
     value = decoder_of(topic.name, topic.record).decode(dead_letter.value)
     if not isinstance(value, GpuEvent):
         message = Message(dead_letter.key, dead_letter.value, value.time_ns // NS_PER_MS)
@@ -82,7 +82,7 @@ def _replayable(dead_letter: StoredDeadLetter, topics: Topics, *, now_ms: int) -
         offset=content.offset,
         event=value,
     )
-    # Retention of the replay topic begins now, whenever the event was.
+    # The time is now, so that the replay topic's retention begins now.
     return Replayable(topics.replay.name, node, Message(dead_letter.key, encode(replayed), now_ms))
 
 
@@ -91,21 +91,21 @@ def _groups_without_replays(topics: Topics) -> set[str]:
 
 
 class DeadLetterReplay:
-    """Writes what is made of letters, a batch for each partition."""
+    """Writes the messages that replay dead letters, in a batch for each partition."""
 
     def __init__(self, producer: Producer | None, *, topics: Topics, partitions: int) -> None:
-        """Take what publishes; without it, what would be written is counted."""
+        """Take the producer; without one, messages are only counted."""
         self._producer, self._topics, self._partitions = producer, topics, partitions
         self._batches: dict[TopicPartition, list[Message]] = {}
         self._count = self._bytes = 0
         self._seen: set[tuple[str, str, int, int]] = set()
         self.written: Counter[str] = Counter()
-        """Letters by the consumer group that rejected them."""
+        """Number of replayed dead letters by the consumer group that rejected them."""
         self.left_out: Counter[str] = Counter()
-        """Letters that cannot be replayed, by why."""
+        """Number of dead letters that cannot be replayed, by reason."""
 
     async def add(self, dead_letter: StoredDeadLetter, *, now_ms: int) -> None:
-        """Take a letter."""
+        """Add a dead letter, and write batches that are full."""
         content = dead_letter.content
         identity = (content.consumer, content.topic, content.partition, content.offset)
         if identity in self._seen:
@@ -125,14 +125,14 @@ class DeadLetterReplay:
             await self.flush()
 
     def leave_out(self, why: str) -> None:
-        """Count a letter that cannot be replayed."""
+        """Count a dead letter that cannot be replayed."""
         why = shorten(readable(why), _REASON_CHARACTERS)
-        # Reasons quote what records say: there may be as many as letters.
+        # Reasons quote records, so there may be as many reasons as dead letters.
         is_kept = why in self.left_out or len(self.left_out) < _MAX_REASONS
         self.left_out[why if is_kept else "other reasons"] += 1
 
     async def flush(self) -> None:
-        """Write what was taken since the last flush."""
+        """Write the messages added since the last flush."""
         batches, self._batches = self._batches, {}
         self._count = self._bytes = 0
         if self._producer is not None:
@@ -143,7 +143,7 @@ class DeadLetterReplay:
 async def replay_dead_letters(
     bus: Bus, wanted: DeadLetterFilter, *, is_rehearsal: bool, clock: Clock
 ) -> int:
-    """Replay the letters that are chosen, or count them, and print the counts; return 0 or 3."""
+    """Replay or count the matching dead letters and print the counts; return 0 or 3."""
     async with bus.producer() as producer:
         replaying = DeadLetterReplay(
             None if is_rehearsal else producer,

@@ -1,6 +1,6 @@
-"""Letters as people and programs read them: rows, counts, and one letter in full. Pure.
+"""Dead letters as rows, as counts, and in full. Pure.
 
-What a letter quotes is anybody's: nothing of it reaches a terminal that is no character to print.
+Dead letters quote untrusted records, so characters that are not printable never reach a terminal.
 """
 
 import csv
@@ -27,41 +27,41 @@ _DETAIL_CHARACTERS: Final = 100
 _DUMPED_BYTES: Final = 256
 _DUMP_WIDTH: Final = 16
 _PRINTABLE: Final = range(0x20, 0x7F)
-"""Of ASCII."""
+"""The printable characters of ASCII."""
 _MAX_GROUPS: Final = 100_000
 
 
 class DeadLetterRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What `list` shows of a letter; with its fields' names as JSON and as CSV."""
+    """A row of `list`; the field names are those of its JSON and CSV."""
 
     position: str
-    """Where the letter lies itself, by which `show` and `replay` take it."""
+    """Position of the dead letter, which `show` and `replay` accept."""
     time: str
-    """When it was put aside, in UTC."""
+    """When the record was rejected, in UTC."""
     time_ns: int
-    """The same, nanoseconds since the epoch."""
+    """The same in nanoseconds since the epoch."""
     consumer: str
     reason: str
     topic: str
-    """The topic of the record that it stands for."""
+    """Topic of the rejected record."""
     partition: int
     offset: int
     last_offset: int | None
-    """The last record's offset, where it stands for a batch that cannot be unpacked."""
+    """Offset of the last record of a batch that cannot be unpacked; absent for single records."""
     key: str
-    """The record's key; empty where none is known."""
+    """Key of the rejected record; empty if unknown."""
     size_bytes: int | None
-    """Bytes of the record's value; absent where the letter has none."""
+    """Size of the rejected record's value; absent if the dead letter has no value."""
     detail: str
 
     def __lt__(self, other: "DeadLetterRow") -> bool:
-        """Return whether it was put aside before another one, or lies before it."""
+        """Return whether it comes before another one, by time and then by position."""
         mine, others = ((row.time_ns, parse_position(row.position)) for row in (self, other))
         return mine < others
 
 
 def row_of(dead_letter: StoredDeadLetter) -> DeadLetterRow:
-    """Return what `list` shows of a letter."""
+    """Return the row of a dead letter."""
     content = dead_letter.content
     return DeadLetterRow(
         position=str(dead_letter.position),
@@ -92,7 +92,7 @@ TABLE_COLUMNS: Final = (
 
 
 def cells_of(row: DeadLetterRow) -> tuple[str, ...]:
-    """Return a row of the table for people, by `TABLE_COLUMNS`."""
+    """Return the cells of a row, in the order of `TABLE_COLUMNS`."""
     last = f"-{row.last_offset}" if row.last_offset is not None else ""
     return (
         row.position,
@@ -112,20 +112,20 @@ def json_line(row: msgspec.Struct) -> str:
 
 
 def csv_line(cells: Iterable[object]) -> str:
-    """Return a line of CSV, without its end."""
+    """Return a line of CSV, without line end."""
     text = io.StringIO()
     csv.writer(text, lineterminator="").writerow(cells)
     return text.getvalue()
 
 
 class DeadLetterCount(msgspec.Struct, frozen=True, kw_only=True):
-    """How many letters have the same values in the fields that are counted by."""
+    """Number of dead letters with the same values in some fields."""
 
     group: dict[str, str]
-    """Those values, by the fields' names."""
+    """The values by field name."""
     count: int
     first_time: str
-    """When the earliest of them was put aside."""
+    """Time of the earliest one."""
     last_time: str
 
 
@@ -136,15 +136,15 @@ class _Group(NamedTuple):
 
 
 class DeadLetterCounts:
-    """Counts letters by what some of their fields say."""
+    """Counts dead letters by the values of some fields."""
 
     def __init__(self, fields: Sequence[Countable]) -> None:
-        """Take by what to count."""
+        """Take the fields to count by."""
         self.fields = fields
         self._groups: dict[tuple[str, ...], _Group] = {}
 
     def add(self, dead_letter: StoredDeadLetter) -> None:
-        """Count a letter; raises UserError where there are too many values to count by."""
+        """Count a dead letter; raises UserError if there are too many combinations of values."""
         time_ms = dead_letter.content.time_ns // NS_PER_MS
         group = tuple(_value_of(dead_letter, field) for field in self.fields)
         if group not in self._groups and len(self._groups) >= _MAX_GROUPS:
@@ -168,12 +168,12 @@ class DeadLetterCounts:
 
 
 def parse_count_by(text: str) -> tuple[Countable, ...]:
-    """Return the fields that are named, separated by commas; raises UserError."""
+    """Return the fields of a comma-separated list; raises UserError for an unknown field."""
     known = {str(field): field for field in COUNTABLE}
     names = [name.strip() for name in text.split(",")]
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise UserError(f"--count-by: {unknown[0]!r} is none of {', '.join(COUNTABLE)}")
+        raise UserError(f"--count-by: unknown field: {unknown[0]!r}; use {', '.join(COUNTABLE)}")
     return tuple(dict.fromkeys(known[name] for name in names))
 
 
@@ -185,21 +185,21 @@ def _value_of(dead_letter: StoredDeadLetter, field: Countable) -> str:
 
 
 def full_text(dead_letter: StoredDeadLetter, topics: Topics) -> str:
-    """Return everything that a letter says."""
+    """Return a dead letter in full."""
     content = dead_letter.content
     last = f" to {content.last_offset}" if content.last_offset is not None else ""
     key = "none" if dead_letter.key is None else readable(dead_letter.key)
     when = write_moment(content.time_ns // NS_PER_MS)
     facts = {
         "dead letter": str(dead_letter.position),
-        "put aside": f"{when} by {readable(content.consumer)}",
+        "rejected": f"{when} by {readable(content.consumer)}",
         "reason": readable(content.reason),
         "record": f"{readable(content.topic)}, partition {content.partition},"
         f" offset {content.offset}{last}",
         "key": key,
     }
     lines = [f"{name:<12} {text}" for name, text in facts.items()]
-    return "\n".join([*lines, "", "detail, word for word:", readable(content.detail), ""]) + (
+    return "\n".join([*lines, "", "detail:", readable(content.detail), ""]) + (
         _value_text(dead_letter, topics)
     )
 
@@ -210,13 +210,13 @@ def _value_text(dead_letter: StoredDeadLetter, topics: Topics) -> str:
         if content.last_offset is not None:
             return "\nno bytes: the batch cannot be unpacked\n"
         return (
-            "\nno bytes: the record had none, or more than a letter has room for;"
-            f" it lies at {readable(content.topic)}[{content.partition}]@{content.offset} for as"
-            " long as its topic keeps it\n"
+            "\nno bytes: the record had none, or was too large for a dead letter; see"
+            f" {readable(content.topic)}[{content.partition}]@{content.offset} while the topic"
+            " keeps it\n"
         )
     description = _describe_record(content.topic, value, topics)
     try:
-        # Escaped: what is no character to print would be, and what is may steer a terminal.
+        # Escaped to ASCII, because other characters may control a terminal.
         shown = json.dumps(orjson.loads(value), indent=2)
     except (orjson.JSONDecodeError, RecursionError):
         shown = hex_dump(value)
@@ -226,20 +226,20 @@ def _value_text(dead_letter: StoredDeadLetter, topics: Topics) -> str:
 def _describe_record(name: str, value: bytes, topics: Topics) -> str:
     topic = topics.by_name.get(name)
     if topic is None:
-        return "of a topic that is none of this installation's"
+        return "of an unknown topic"
     try:
         decoder_of(topic.name, topic.record).decode(value)
     except UndecodableError as error:
-        return f"no record of its topic ({readable(str(error))})"
+        return f"not a record of its topic ({readable(str(error))})"
     return f"a {topic.record.__name__} of {topic.name}"
 
 
 def hex_dump(value: bytes) -> str:
-    """Return the first bytes of a value by number and, where they are such, as ASCII."""
+    """Return the first bytes of a value in hexadecimal, and as ASCII if printable."""
     lines = []
     for at in range(0, min(len(value), _DUMPED_BYTES), _DUMP_WIDTH):
         part = value[at : at + _DUMP_WIDTH]
         text = "".join(chr(byte) if byte in _PRINTABLE else "." for byte in part)
         lines.append(f"{at:08x}  {part.hex(' '):<{3 * _DUMP_WIDTH - 1}}  {text}")
     left = len(value) - _DUMPED_BYTES
-    return "\n".join(lines) + (f"\n… {left} bytes more" if left > 0 else "")
+    return "\n".join(lines) + (f"\n… {left} more bytes" if left > 0 else "")

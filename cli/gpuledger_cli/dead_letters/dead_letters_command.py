@@ -1,4 +1,4 @@
-"""`gpuledger dead-letters`: options in; tables, records and replays out."""
+"""`gpuledger dead-letters`: the commands `list`, `show` and `replay`."""
 
 import sys
 import time
@@ -70,7 +70,7 @@ app = App(name="dead-letters", help_format="plaintext")
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """Which letters; conditions of several options hold together."""
+    """The options that select dead letters; all of them must match."""
 
     since: Annotated[str | None, time_option("Rejected at this time or later")] = None
     until: Annotated[str | None, time_option("Rejected before this time")] = None
@@ -103,7 +103,7 @@ class Chosen:
     ] = None
 
     def filter(self, positions: Iterable[str] = ()) -> DeadLetterFilter:
-        """Return what the options mean; raises UserError naming the one that is wrong."""
+        """Return the filter; raises UserError that names an invalid option."""
         now_ms = time.time_ns() // NS_PER_MS
         moments = {
             option: None if text is None else parse_moment(text, option=option, now_ms=now_ms)
@@ -162,7 +162,7 @@ def list_dead_letters(
 
     """
     if limit == 0 and format == "table" and count_by is None:
-        raise UserError("--limit: 0 is for --format json and csv; a table has an end")
+        raise UserError("--limit: 0 is only for --format json and csv; give a positive number")
     fields = None if count_by is None else parse_count_by(count_by)
     into = (
         DeadLetterPrinter(format=format, limit=limit)
@@ -184,9 +184,9 @@ def list_dead_letters(
 async def scan(
     history: Bus, wanted: DeadLetterFilter, *, into: DeadLetterCounts | DeadLetterPrinter
 ) -> str:
-    """Read the letters that are meant, as far as they were there at the begin.
+    """Read the matching dead letters that exist when the command starts.
 
-    Return why there are none; empty where there are some.
+    Return why no dead letter matched; empty if any did.
     """
     found = 0
     async with open_log(history, wanted) as log:
@@ -237,7 +237,7 @@ def show(
 
 
 async def find(history: Bus, wanted: DeadLetterFilter) -> list[StoredDeadLetter]:
-    """Return letters by their positions; raises UserError for one that is missing."""
+    """Return dead letters by position; raises UserError if one is missing."""
     async with open_log(history, wanted) as log:
         found = [dead_letter async for dead_letter in log.dead_letters(lambda _count: None)]
     refuse_missing(log)
@@ -245,11 +245,11 @@ async def find(history: Bus, wanted: DeadLetterFilter) -> list[StoredDeadLetter]
 
 
 def refuse_missing(log: DeadLetterLog) -> None:
-    """Raise UserError where a position was asked for at which no letter lies."""
+    """Raise UserError if a requested position has no dead letter."""
     if log.missing:
         raise UserError(
-            f"there is no dead letter at {', '.join(map(str, sorted(log.missing)))}: retention may"
-            " have removed it; `gpuledger dead-letters list` shows those that are there"
+            f"no dead letter at {', '.join(map(str, sorted(log.missing)))}; retention may have"
+            " removed it; `gpuledger dead-letters list` shows the present ones"
         )
 
 

@@ -186,7 +186,7 @@ async def shown_dead_letter(on: MemoryBus, offset: int) -> str:
 async def test_a_letter_is_shown_with_its_record_as_json_where_it_is_json(on: MemoryBus) -> None:
     text = await shown_dead_letter(on, 1)
 
-    assert "put aside    2026-09-21T14:14:20Z by gpuledger-remote-write" in text
+    assert "rejected     2026-09-21T14:14:20Z by gpuledger-remote-write" in text
     assert "key          default/node-b" in text
     assert "a GpuEvent of gpuledger.events.v1" in text
     value = text.partition("gpuledger.events.v1:\n")[2]
@@ -199,7 +199,7 @@ async def test_a_letter_is_shown_with_the_first_bytes_of_a_record_that_is_none(
 ) -> None:
     text = await shown_dead_letter(on, 2)
 
-    assert "no record of its topic (gpuledger.events.v1: not JSON" in text
+    assert "not a record of its topic (gpuledger.events.v1: not JSON" in text
     assert "00000000  00 ff 6e 6f 20 6a 73 6f 6e" in text
     assert "..no json" in text
 
@@ -216,7 +216,7 @@ async def test_a_letter_of_a_batch_says_which_records_it_stands_for() -> None:
 
 def test_a_dump_ends_after_its_first_bytes_and_says_how_many_are_left() -> None:
     assert len(hex_dump(b"x" * 256).splitlines()) == 16
-    assert hex_dump(b"x" * 300).splitlines()[-1] == "… 44 bytes more"
+    assert hex_dump(b"x" * 300).splitlines()[-1] == "… 44 more bytes"
 
 
 async def test_a_position_without_a_letter_is_a_mistake_that_names_it(on: MemoryBus) -> None:

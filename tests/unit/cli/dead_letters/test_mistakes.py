@@ -10,8 +10,8 @@ from gpuledger_cli.__main__ import main
     [
         (["list", "--since", "yesterday"], "--since: invalid time 'yesterday'"),
         (["list", "--until", "25:00"], "--until: invalid time '25:00'"),
-        (["list", "--limit", "0"], "--limit: 0 is for --format json and csv"),
-        (["list", "--count-by", "consumer,size"], "--count-by: 'size'"),
+        (["list", "--limit", "0"], "--limit: 0 is only for --format json and csv"),
+        (["list", "--count-by", "consumer,size"], "--count-by: unknown field: 'size'"),
         (["list", "--bootstrap-servers", "127.0.0.1:1"], "127.0.0.1:1"),
         (["show"], "PARTITION:OFFSET: missing"),
         (["show", "seventeen"], "PARTITION:OFFSET"),

@@ -117,7 +117,7 @@ async def test_a_rehearsal_counts_and_writes_nothing(capsys: pytest.CaptureFixtu
     [
         (record_of(b"no event"), REMOTE_WRITE.group, "gpuledger.events.v1: not JSON"),
         (record_of(None), REMOTE_WRITE.group, "no bytes"),
-        (record_of(event())._replace(key=b"odd"), REMOTE_WRITE.group, "no key of a node"),
+        (record_of(event())._replace(key=b"odd"), REMOTE_WRITE.group, "its key is not a node key"),
         (record_of(event())._replace(topic=PODS.name), JOIN, "gpuledger.pods.v1 are not replayed"),
         (record_of(event())._replace(topic=READINGS.name), STORE.group, "are not replayed"),
         (record_of(event()), ALERTS.group, "gpuledger-alerts takes no replays"),
