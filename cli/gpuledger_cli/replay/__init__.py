@@ -1,1 +1,1 @@
-"""`gpuledger replay`: the join once more over ticks that are still kept."""
+"""`gpuledger replay`: runs the join again over ticks that Kafka still keeps."""

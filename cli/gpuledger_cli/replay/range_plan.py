@@ -1,6 +1,6 @@
-"""What to read of which topic: the range in offsets, and whether all of it is still kept.
+"""Plans a replay: the offsets to read from each topic, and whether the range is still kept.
 
-Records are looked up by their time, which for ticks and their events is the end of the tick.
+Records are looked up by time. The time of ticks and their events is the end of the tick.
 """
 
 from collections.abc import Mapping
@@ -15,65 +15,65 @@ from gpuledger.topics import Topics, agreed_partitions
 
 
 class TimeRange(NamedTuple):
-    """From `begin_ms` up to and without `end_ms`, milliseconds since the epoch."""
+    """A range from `begin_ms` to `end_ms` (exclusive), in milliseconds since the epoch."""
 
     begin_ms: int
     end_ms: int
 
     def has(self, timestamp_ms: int) -> bool:
-        """Return whether a record of that time belongs to it."""
+        """Return whether the range contains a time."""
         return self.begin_ms <= timestamp_ms < self.end_ms
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayRequest:
-    """What the user asked for."""
+    """The options of a replay."""
 
     wanted: TimeRange
-    """Which ticks."""
+    """The range of ticks to replay."""
     lead_in_ms: int
-    """How much before them to begin, for what a tick says of the one before."""
+    """How long before the range to begin, because a tick may refer to earlier ones."""
     lateness_ms: int
-    """How much later than its time a tick may have come."""
+    """How long after its time a tick may have arrived."""
     accept_gaps: bool
-    """Whether to go on where a part of the range is no longer kept."""
+    """Whether to continue if a part of the range is no longer kept."""
     compare: bool
     """Whether to read the first run's events as well."""
 
 
 class Part(NamedTuple):
-    """What is read of one partition."""
+    """The spans to read from a partition."""
 
     number: int
-    """The partition's number."""
+    """Number of the partition."""
     pods: Span
-    """All that is kept of its pods."""
+    """All records of pods."""
     nodes: Span
-    """All that is kept of its nodes."""
+    """All records of nodes."""
     ticks: Span
-    """The ticks, lead-in and late ones included."""
+    """The ticks, including the lead-in and late ones."""
     events: Span
-    """The first run's events; empty where nothing is compared."""
+    """The first run's events; empty if nothing is compared."""
 
 
 class Plan(NamedTuple):
-    """What is read, and what is missing."""
+    """The spans to read, and warnings about missing records."""
 
     parts: list[Part]
     """The partitions that have ticks, or events to compare."""
     partitions: int
-    """How many there are in all."""
+    """Number of all partitions."""
     namespaces: Mapping[TopicPartition, Span]
-    """All that is kept of namespaces, of which every partition needs all."""
+    """All records of namespaces, which every partition needs."""
     warnings: list[str]
-    """What is no longer kept, where that was accepted."""
+    """Parts of the range that are no longer kept, if the request accepts gaps."""
 
 
 _NOTHING: Final = Span(0, 0)
 
 
 async def make_plan(reader: HistoryReader, request: ReplayRequest, *, topics: Topics) -> Plan:
-    """Look the range up; raises `TopicsError` and, where it is not all kept, `UserError`."""
+    """Look up the range; raises `TopicsError`, and `UserError` if a part is no longer kept."""
     pods = await reader.spans(topics.pods.name)
     nodes = await reader.spans(topics.nodes.name)
     namespaces = await reader.spans(topics.namespaces.name)
@@ -81,7 +81,7 @@ async def make_plan(reader: HistoryReader, request: ReplayRequest, *, topics: To
     events: Mapping[TopicPartition, Span] = {}
     if request.compare:
         events = await reader.spans(topics.events.name)
-    # By partition number a node's ticks, pods and events meet; other numbers would part them.
+    # A node's ticks, pods and events must be in partitions of the same number.
     counts = {next(iter(spans)).topic: len(spans) for spans in (pods, nodes, kept, events) if spans}
     if counts:
         agreed_partitions(counts)
@@ -108,11 +108,11 @@ async def make_plan(reader: HistoryReader, request: ReplayRequest, *, topics: To
 async def _refuse_removed(
     reader: HistoryReader, kept: Mapping[TopicPartition, Span], request: ReplayRequest
 ) -> list[str]:
-    """Return how much of the range retention has removed; as a warning where that was accepted."""
+    """Return warnings about removed records; raises `UserError` if gaps are not accepted."""
     begin_ms = request.wanted.begin_ms
     removed = [partition for partition, span in kept.items() if span.first > 0]
     at_begin = await reader.offsets_at(removed, begin_ms) if removed else {}
-    # Only where the range begins before what is kept is the oldest record worth a read.
+    # The oldest record matters only if the range begins before it.
     oldest_ms = {
         partition: await _oldest_ms(reader, partition, kept[partition])
         for partition in removed
@@ -132,18 +132,18 @@ async def _refuse_removed(
         return [lost]
     if last_ms == request.wanted.end_ms:
         raise UserError(
-            f"--from {write_moment(begin_ms)}: {lost}, which is all; take a later range"
+            f"--from {write_moment(begin_ms)}: {lost}, the whole range; give a later range"
         )
-    # Rounded up: what is proposed must be there.
+    # Rounded up, because the proposed time must still be kept.
     whole_second_ms = -(-last_ms // 1000) * 1000
     raise UserError(
-        f"--from {write_moment(begin_ms)}: {lost}; take --from {write_moment(whole_second_ms)}"
-        " or later, or --accept-gaps to replay what is kept"
+        f"--from {write_moment(begin_ms)}: {lost}; give --from {write_moment(whole_second_ms)}"
+        " or later, or --accept-gaps to replay the rest"
     )
 
 
 async def _oldest_ms(reader: HistoryReader, partition: TopicPartition, span: Span) -> int:
-    """Return the time of the oldest record kept; without one, nothing of any time is."""
+    """Return the time of the oldest record; 0 if there is none."""
     async with aclosing(reader.read(partition, span)) as chunks:
         async for records in chunks:
             return records[0].timestamp_ms
@@ -157,7 +157,7 @@ async def _cut(
     *,
     lead_in_ms: int,
 ) -> dict[TopicPartition, Span]:
-    """Return what is to be read of each partition, with the offsets as they are now."""
+    """Return the span to read from each partition, by its present offsets."""
     if not kept:
         return {}
     first = await reader.offsets_at(kept, request.wanted.begin_ms - lead_in_ms)

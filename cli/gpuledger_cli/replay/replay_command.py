@@ -1,4 +1,4 @@
-"""`gpuledger replay`: options in; a file, a topic or a comparison out."""
+"""`gpuledger replay`: reads the options, and writes a file or a topic or prints a comparison."""
 
 import json
 import sys
@@ -39,8 +39,8 @@ OpenOutput = Callable[[Bus], AbstractAsyncContextManager[Write]]
 _HELP: Final = epilogue(
     """
 The command reads the topics outside any consumer group, so it does not affect
-the running join. It reads all pods first. A pod that the first run did not
-know yet is therefore known.
+the running join. It reads all pods first, so it also knows pods that the first
+run did not know yet.
 
 --compare checks the events against gpuledger.events.v1. Usage must be the same
 to the byte. Descriptions (pods, namespaces, node) must be the same or more
@@ -108,7 +108,7 @@ def replay(  # one parameter an option
     open_output = choose_output(output, topic, compare=compare)
     comparison = Comparison(shown=show) if compare else None
     bus = KafkaBus(kafka.settings())
-    # By cancelling, so that an output's context is left by an error, and leaves no half of a file.
+    # Cancelling closes the output's context with an error, so that no partial file is left.
     outcome = run_cancellable(
         replay_range(bus, bus, request=request, open_output=open_output, comparison=comparison)
     )
@@ -117,15 +117,15 @@ def replay(  # one parameter an option
 
 
 def choose_output(output: Path | None, topic: str | None, *, compare: bool) -> OpenOutput:
-    """Return what opens the output that was named; raises `UserError` for none, or for two."""
+    """Return a function that opens the output; raises `UserError` if none or two are given."""
     if output is not None and topic is not None:
-        raise UserError("--output and --topic: give one of them")
+        raise UserError("--output and --topic: give only one of them")
     if output is not None:
         return lambda _bus: to_file(output)
     if topic is not None:
         return lambda bus: to_topic(bus, topic)
     if not compare:
-        raise UserError("no output: give --output FILE, --topic NAME or --compare")
+        raise UserError("missing output; give --output FILE, --topic NAME or --compare")
     return lambda _bus: to_nowhere()
 
 
@@ -137,14 +137,14 @@ async def replay_range(
     open_output: OpenOutput,
     comparison: Comparison | None,
 ) -> ReplayOutcome:
-    """Replay a range from the bus; raises `UserError` where there is nothing, or not all of it."""
+    """Replay a range; raises `UserError` if it is empty or no longer kept in full."""
     async with history.reader() as reader:
         plan = await make_plan(reader, request, topics=history.topics)
     begin, end = map(write_moment, request.wanted)
     refuse_nothing(plan, request, shown=f"from {begin} to {end}")
     for warning in plan.warnings:
         sys.stderr.write(f"gpuledger: {warning}\n")
-    # Opened only now, so that a range without ticks leaves no empty file.
+    # Opened late, so that a range without ticks leaves no empty file.
     with printing_progress(count_ticks(plan), what="ticks", done="replayed") as advance:
         async with open_output(bus) as write:
             replaying = Replaying(
@@ -173,19 +173,19 @@ DIFFERENT: Final = 1
 
 
 def print_outcome(outcome: ReplayOutcome, wanted: TimeRange, *, where: str | None) -> None:
-    """Return how many events there were, and what could not be used."""
+    """Print the number of events and of records that could not be used."""
     begin, end = map(write_moment, wanted)
     into = f", into {where}" if where else ""
     sys.stderr.write(f"gpuledger: replayed {outcome.events} events, {begin} to {end}{into}\n")
     if outcome.unusable:
         sys.stderr.write(
-            f"gpuledger: {outcome.unusable} records could not be used, the first:"
+            f"gpuledger: {outcome.unusable} records could not be used; the first:"
             f" {outcome.first_detail}\n"
         )
 
 
 def print_comparison(comparison: Comparison) -> int:
-    """Print what differs, then the verdict; return the exit code."""
+    """Print the differences, then the result; return the exit code."""
     for difference in comparison.differences:
         print_line(show_difference(difference))
     hidden = comparison.changes - len(comparison.differences)
@@ -195,13 +195,13 @@ def print_comparison(comparison: Comparison) -> int:
     if counts.repeated:
         print_line(f"the first run has {counts.repeated} events more than once")
     if counts.late_otherwise:
-        print_line(f"{counts.late_otherwise} events are marked late in one run only")
+        print_line(f"{counts.late_otherwise} events are marked late in only one of the runs")
     print_line(verdict(counts))
     return 0 if counts.is_agreed else DIFFERENT
 
 
 def verdict(counts: Counts) -> str:
-    """Return the one line that counts."""
+    """Return the line with the result."""
     return (
         f"compared {counts.compared} events: {counts.equal} equal,"
         f" {counts.more_complete} more complete, {counts.different} differ,"
@@ -210,7 +210,7 @@ def verdict(counts: Counts) -> str:
 
 
 def show_difference(difference: Difference) -> str:
-    """Return the line of one field."""
+    """Return the line for a differing field."""
     event, change = difference
     node = show_node(event.cluster, event.node)
     return (
@@ -220,7 +220,7 @@ def show_difference(difference: Difference) -> str:
 
 
 def print_line(line: str) -> None:
-    """Print one line."""
+    """Print a line."""
     sys.stdout.write(f"{line}\n")
 
 

@@ -1,9 +1,8 @@
-"""The join once more, over ticks that are still kept, and where its events go.
+"""Runs the join again over ticks that are still kept, and writes its events.
 
-The stage is driven one partition after the other (`Replay`, which waits for nothing), so that
-memory is bounded by the pods and nodes of one. The events go to a file of JSON lines, a topic, or
-nowhere. Each output is a context that gives a `write`; leaving it by an error leaves no half of a
-file.
+`Replay` runs the join's stage one partition after the other, without waiting, so that memory is
+bounded by the pods and nodes of a partition. The events go to a file of JSON lines, a topic, or
+nowhere. Each output is a context that yields a `write`; an error leaves no partial file.
 """
 
 import gzip
@@ -28,7 +27,7 @@ CONSUMER: Final = "gpuledger-replay"
 
 
 class Replay:
-    """Makes the events of one partition's ticks again, as a worker that has just got it would."""
+    """Makes the events of a partition's ticks again, like a worker that starts on the partition."""
 
     def __init__(self, wanted: TimeRange, *, is_placed: IsPlaced, topics: Topics) -> None:
         self.unusable = _Unusable(topics.dead_letters)
@@ -36,28 +35,28 @@ class Replay:
         self._stage = JoinStage(dead_letters=self.unusable, is_placed=is_placed, topics=topics)
 
     def take_pods(self, records: Sequence[Record]) -> None:
-        """Take pods in; tombstones are left out: who was deleted later was there at the time."""
+        """Add pods without tombstones, because pods deleted later existed at the time."""
         self._stage.take_pods(_without_tombstones(records))
 
     def take_nodes(self, records: Sequence[Record]) -> None:
-        """Take nodes in, as `take_pods` does pods."""
+        """Add nodes without tombstones."""
         self._stage.take_nodes(_without_tombstones(records))
 
     def take_namespaces(self, records: Sequence[Record]) -> None:
-        """Take namespaces in, as `take_pods` does pods; once, for all partitions."""
+        """Add namespaces without tombstones, once for all partitions."""
         self._stage.take_namespaces(_without_tombstones(records))
 
     def take_samples(self, records: Sequence[Record]) -> list[Message]:
         """Book ticks, and return the events of those in the range.
 
-        Ticks before the range are booked for what the next one says of them: whether it repeats
-        one, and how long nothing was covered in between.
+        Ticks before the range are booked too, because the next tick may repeat one of them, or
+        follow it after a gap.
         """
         events = self._stage.take_samples(records)
         return [event for event in events if self._wanted.has(event.timestamp_ms)]
 
     def end_partition(self, partition: int) -> None:
-        """Forget what belongs to a partition whose ticks are all taken."""
+        """Drop the state of a partition after its last tick."""
         self._stage.forget(partition)
 
 
@@ -66,7 +65,7 @@ def _without_tombstones(records: Sequence[Record]) -> list[Record]:
 
 
 class _Unusable(DeadLetterQueue):
-    """Counts what cannot be used: the first run has put it aside already."""
+    """Counts records that cannot be used; the first run has already rejected them."""
 
     def __init__(self, topic: Topic) -> None:
         super().__init__(consumer=CONSUMER, producer=_Nowhere(), topic=topic, partitions=1)
@@ -74,7 +73,7 @@ class _Unusable(DeadLetterQueue):
 
     @override
     def reject(self, record: Record, *, reason: str, detail: str) -> None:
-        # Nothing is kept of it: a replay of days could meet as many as there are records.
+        # Records are not kept, because a replay of days could have very many of them.
         self.rejected += 1
         if self.first_detail is None:
             self.first_detail = detail
@@ -94,7 +93,7 @@ _PACKING_LEVEL: Final = 1
 
 @asynccontextmanager
 async def to_nowhere() -> AsyncIterator[Write]:
-    """Yield an output that drops everything, for comparing only."""
+    """Yield an output that drops everything, for comparisons."""
 
     async def write(_partition: int, _events: Sequence[Message]) -> None:
         return
@@ -104,9 +103,9 @@ async def to_nowhere() -> AsyncIterator[Write]:
 
 @asynccontextmanager
 async def to_file(path: Path) -> AsyncIterator[Write]:
-    """Write one event a line, packed where the name ends in `.gz`; `UserError` if not writable.
+    """Write one event per line, compressed if the name ends in `.gz`.
 
-    The file gets its name when all is written.
+    The file gets its name when it is complete. Raises `UserError` if it cannot be written.
     """
     part = path.with_name(f"{path.name}.part")
     with _naming(path):
@@ -127,17 +126,19 @@ async def to_file(path: Path) -> AsyncIterator[Write]:
 
 @asynccontextmanager
 async def to_topic(bus: Bus, topic: str) -> AsyncIterator[Write]:
-    """Publish each event to the partition of the same number; raises `TopicsError`."""
+    """Publish each event to the partition of the same number.
+
+    Raises `TopicsError` if the topic is one of gpuledger's own or its partitions differ.
+    """
     if topic in bus.topics.by_name:
         raise TopicsError(
-            f"--topic {topic}: this topic is read by others as what happened first; replay into"
-            " one of another name"
+            f"--topic {topic}: the topic is read by components; give a topic with another name"
         )
     events = bus.topics.events.name
     count, wanted = await bus.partitions(topic), await bus.partitions(events)
     if count != wanted:
         raise TopicsError(
-            f"--topic {topic}: it has {count} partitions and needs {wanted}, as {events} has"
+            f"--topic {topic}: it has {count} partitions and needs {wanted}, like {events}"
         )
     async with bus.producer() as producer:
 
@@ -150,7 +151,7 @@ async def to_topic(bus: Bus, topic: str) -> AsyncIterator[Write]:
 
 @contextmanager
 def _packed(raw: BinaryIO) -> Iterator[BinaryIO]:
-    # Without name and time, so that the same events give the same bytes.
+    # Without name and time, so that the same events make the same bytes.
     with gzip.GzipFile(
         filename="", mode="wb", compresslevel=_PACKING_LEVEL, fileobj=raw, mtime=0
     ) as packed:
@@ -162,7 +163,7 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"--output {path}: cannot be written: {error.strerror or error}") from error
+        raise UserError(f"--output: cannot write {path}: {error.strerror or error}") from error
 
 
 _Chunks = AsyncGenerator[Sequence[Record], None]
@@ -175,20 +176,20 @@ async def _take_all(chunks: _Chunks, take: Callable[[Sequence[Record]], None]) -
 
 
 class ReplayOutcome(NamedTuple):
-    """What a replay came to."""
+    """The result of a replay."""
 
     events: int
-    """Events made."""
+    """Number of events."""
     unusable: int
-    """Records that could not be used."""
+    """Number of records that could not be used."""
     first_detail: str | None
-    """Why the first of them could not."""
+    """Why the first of them could not be used."""
 
 
 class Replaying:
-    """Runs a plan partition by partition: pods first, then ticks; beside it the first run.
+    """Runs a plan partition by partition: first pods, then ticks and the first run's events.
 
-    Memory is bounded by one partition's pods and nodes, some batches, and the events that wait for
+    Memory is bounded by a partition's pods and nodes, a few batches, and the events that wait for
     their counterpart.
     """
 
@@ -213,7 +214,7 @@ class Replaying:
         self._events = 0
 
     async def run(self, history: Bus, plan: Plan) -> ReplayOutcome:
-        """Replay everything; a reader of its own brings the events of the first run."""
+        """Replay all parts; a second reader reads the events of the first run."""
         async with history.reader() as reader, history.reader() as other:
             for partition, span in plan.namespaces.items():
                 await _take_all(reader.read(partition, span), self._replay.take_namespaces)
@@ -223,7 +224,7 @@ class Replaying:
         return ReplayOutcome(self._events, unusable.rejected, unusable.first_detail)
 
     async def _run_part(self, part: Part, *, reader: HistoryReader, other: HistoryReader) -> None:
-        # All pods before the first tick: one that the first run did not know yet is known.
+        # All pods before the first tick, including those that the first run did not know yet.
         pods = TopicPartition(self._topics.pods.name, part.number)
         await _take_all(reader.read(pods, part.pods), self._replay.take_pods)
         nodes = TopicPartition(self._topics.nodes.name, part.number)
@@ -245,10 +246,10 @@ class Replaying:
     async def _run_beside(
         self, ticks: _Chunks, first: _Chunks, number: int, comparison: Comparison
     ) -> None:
-        """Bring both runs on so that few events of either wait for the other's."""
+        """Advance both runs together, so that few events wait for their counterpart."""
         has_first = has_ticks = True
         while has_first or has_ticks:
-            # Both come in batches of their own sizes; whoever is behind is read next.
+            # Batch sizes differ, so the run that is behind is read next.
             if has_first and (comparison.needs_first or not has_ticks):
                 has_first = await self._compare_some(first, comparison)
             else:
@@ -276,7 +277,7 @@ class Replaying:
                 detail = describe_unreadable(record, record.unreadable)
                 self._replay.unusable.reject(record, reason="unreadable", detail=detail)
             elif self._wanted.has(record.timestamp_ms):
-                # What is no event is counted, as sinks put it aside.
+                # Other records are counted, because sinks reject them.
                 try:
                     comparison.take_first([record.value or b""])
                 except msgspec.DecodeError as error:
@@ -286,12 +287,12 @@ class Replaying:
 
 
 def count_ticks(plan: Plan) -> int:
-    """Return how many ticks there are to read, as far as offsets tell."""
+    """Return the number of ticks to read, estimated from offsets."""
     return sum(part.ticks.end - part.ticks.first for part in plan.parts)
 
 
 def refuse_nothing(plan: Plan, request: ReplayRequest, *, shown: str) -> None:
-    """Raise `UserError` where there is no tick and no event to look at."""
+    """Raise `UserError` if there are no ticks, and no events to compare."""
     if not plan.parts:
-        what = "ticks nor events" if request.compare else "ticks"
-        raise UserError(f"there are no {what} {shown} in the topics")
+        what = "samples or events" if request.compare else "samples"
+        raise UserError(f"no {what} {shown} in the topics")
