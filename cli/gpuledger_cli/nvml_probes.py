@@ -1,7 +1,7 @@
-"""Calls that the agent does not make, to learn what a driver supports and how it behaves.
+"""NVML calls that the agent does not make, to learn what a driver supports and how it behaves.
 
-Each probe answers one question that public sources leave open. Answers go to the recording; here
-they are also put into one sentence each.
+Each probe answers a question that public sources leave open. The results go to the recording, and
+each probe also returns a sentence.
 """
 
 import time
@@ -32,7 +32,7 @@ _PROBE_SECONDS: Final = (
     + _QUESTIONS * _QUESTION_SECONDS
     + _ENERGY_POLLS * _ENERGY_POLL_SECONDS
 )
-# A step that nearly each poll sees may be any shorter one.
+# If nearly every poll sees a step, the true step may be shorter.
 _RESOLVED_POLLS: Final = 1.5
 _PCIE_FIELDS: Final = (197, 198)
 _PLAIN: Final = (
@@ -55,19 +55,19 @@ _PLAIN: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeOutcome:
-    """What a call gave."""
+    """The result of a call."""
 
     value: Any = None
-    """The answer."""
+    """The returned value."""
     error: str | None = None
-    """The driver's name of its refusal."""
+    """The name of the driver's error."""
 
     @override
     def __str__(self) -> str:
         return self.error or "supported"
 
     def shorten(self) -> str:
-        """Return the answer in some characters: a list's length, a number or a name."""
+        """Return the result in a few characters: a list's length, a number or a name."""
         if self.error:
             return self.error
         if isinstance(self.value, Sequence) and not isinstance(self.value, str):
@@ -76,7 +76,7 @@ class ProbeOutcome:
 
 
 def probe(library: object, name: str, *arguments: object) -> ProbeOutcome:
-    """Call a function, whatever it says."""
+    """Call a function and return its result or error."""
     try:
         return ProbeOutcome(value=getattr(library, name)(*arguments))
     except AttributeError:
@@ -88,7 +88,7 @@ def probe(library: object, name: str, *arguments: object) -> ProbeOutcome:
 
 
 Sleep = Callable[[float], None]
-"""Waits for so many seconds."""
+"""Waits for a number of seconds."""
 
 
 class CallHangsError(Exception):
@@ -96,10 +96,10 @@ class CallHangsError(Exception):
 
 
 class ProbeRunner(Protocol):
-    """Does what calls the library; raises CallHangsError where one of its calls does not return."""
+    """Runs a function that calls the library; raises CallHangsError if a call does not return."""
 
     def __call__(self, do: Callable[[], T], /) -> T:
-        """Return what it returns."""
+        """Return the function's result."""
 
 
 def _run_here(do: Callable[[], T]) -> T:
@@ -113,20 +113,21 @@ def probe_all(
     sleep: Sleep = time.sleep,
     run: ProbeRunner = _run_here,
 ) -> list[str]:
-    """Ask everything, one GPU after the other; return what was found, a sentence each.
+    """Run all probes, one GPU after the other; return a sentence for each finding.
 
-    A GPU that hangs costs its own findings. Raises CallHangsError where the library itself hangs.
+    If a call to a GPU hangs, only that GPU's findings are lost. Raises CallHangsError if the
+    library itself hangs.
     """
     started = run(partial(probe, library, "nvmlInit"))
     if started.error:
-        return [f"NVML does not start again: {started}"]
+        return [f"cannot start NVML again: {started}"]
     findings = run(partial(_probe_library, library))
     hangs = False
     for index in range(run(partial(probe, library, "nvmlDeviceGetCount")).value or 0):
         try:
             found = run(partial(_probe_gpu, library, index, report=report, sleep=sleep))
         except CallHangsError as error:
-            found, hangs = [f"{error}; nothing more is asked of it"], True
+            found, hangs = [f"{error}; its other probes are skipped"], True
         findings += [f"GPU {index}: {line}" for line in found]
     if not hangs:
         run(partial(probe, library, "nvmlShutdown"))
@@ -154,7 +155,7 @@ def _probe_gpu(
 
 
 class GpuProbes:
-    """The probes of one GPU; each says in a sentence or some what it found."""
+    """The probes of a GPU; each returns one or more sentences."""
 
     def __init__(
         self,
@@ -174,7 +175,7 @@ class GpuProbes:
         return probe(self._library, name, self._handle, *arguments)
 
     def all(self) -> list[str]:
-        """Return what every probe finds."""
+        """Return the findings of all probes."""
         return [
             *(f"{name}: {self.probe(name).shorten()}" for name in _PLAIN),
             *self.accounting(),
@@ -188,15 +189,15 @@ class GpuProbes:
         ]
 
     def accounting(self) -> list[str]:
-        """Return which of the two calls for a process's account the driver has."""
+        """Return which of the two calls for the accounting of a process the driver has."""
         listed = self.probe("nvmlDeviceGetComputeRunningProcesses_v3").value or ()
-        # Without a process any pid will do: NotFound says that the call itself is there.
+        # Without a process use any pid; NotFound means that the call exists.
         pid = listed[0].pid if listed else 1
         names = ("nvmlDeviceGetAccountingStats", "nvmlDeviceGetAccountingStats_v2")
         return [f"{name}({pid}): {self.probe(name, pid)}" for name in names]
 
     def events(self) -> list[str]:
-        """Return which events can be registered, and which form of waiting the driver has."""
+        """Return which events can be registered, and which wait functions the driver has."""
         library = self._library
         made = probe(library, "nvmlEventSetCreate")
         if made.value is None:
@@ -205,7 +206,7 @@ class GpuProbes:
         registered = self.probe("nvmlDeviceRegisterEvents", supported, made.value)
         second = probe(library, "nvmlEventSetWait_v2", made.value, _WAIT_MILLISECONDS)
         third = ProbeOutcome(error="not in this nvidia-ml-py")
-        # Younger than the oldest nvidia-ml-py that the agent works with.
+        # Missing in the oldest supported nvidia-ml-py.
         if shape := getattr(pynvml, "c_nvmlEventSetWait_v3_t", None):
             parameters = shape()
             parameters.timeoutMs = _WAIT_MILLISECONDS
@@ -218,7 +219,7 @@ class GpuProbes:
         ]
 
     def pcie_counters(self) -> list[str]:
-        """Read the byte counters twice: their unit and their width show in time."""
+        """Read the byte counters twice, because the change shows their unit and width."""
         found = []
         for _ in range(2):
             found.append(self.probe("nvmlDeviceGetFieldValues", list(_PCIE_FIELDS)))
@@ -232,7 +233,7 @@ class GpuProbes:
         ]
 
     def profiling(self) -> str:
-        """Return whether GPM samples can be taken: of the GPU, and in which way of an instance."""
+        """Return whether GPM samples work for the GPU, and how they work for instances."""
         library = self._library
         support = self.probe("nvmlGpmQueryDeviceSupport")
         if support.error:
@@ -243,7 +244,7 @@ class GpuProbes:
             instance = self.probe("nvmlDeviceGetMigDeviceHandleByIndex", index).value
             if instance is None:
                 continue
-            # Drivers differ in whether an instance is asked of its parent or by its own handle.
+            # Drivers differ: samples of an instance need its parent's handle or its own.
             number = probe(library, "nvmlDeviceGetGpuInstanceId", instance).value
             by_parent = self.probe("nvmlGpmMigSampleGet", number, sample)
             by_handle = probe(library, "nvmlGpmSampleGet", instance, sample)
@@ -254,7 +255,7 @@ class GpuProbes:
         return f"GPM is {support.value.isSupportedDevice}: {', '.join(outcomes)}"
 
     def sampling_period(self, name: str, *kind: int) -> str:
-        """Read a buffer often: its stamps show the driver's period, its errors how it is empty."""
+        """Read a buffer often; time stamps show the sampling period, errors an empty buffer."""
         stamps: set[int] = set()
         errors: dict[str, int] = {}
         for _ in range(_POLLS):
@@ -262,7 +263,7 @@ class GpuProbes:
             if outcome.error:
                 errors[outcome.error] = errors.get(outcome.error, 0) + 1
             else:
-                # The samples of a kind come behind the type of their values.
+                # nvmlDeviceGetSamples returns the type of the values before the samples.
                 items = outcome.value[1] if kind else outcome.value
                 stamps |= {item.timeStamp for item in items}
             self._sleep(_POLL_SECONDS)
@@ -271,14 +272,14 @@ class GpuProbes:
         return f"{name}: {len(stamps)} time stamps, period {median}, errors {errors or 'none'}"
 
     def process_form(self) -> str:
-        """Return what one answer has of a process, how many samples rings keep, and their sums.
+        """Return the samples per process and window, the size of the rings, and the sums.
 
-        Asked so rarely that several windows lie between two questions, a driver gives a sample for
-        each of them, or one for all. What processes come to beside the device shows whether their
-        percents count waiting, or are cut off.
+        The queries are so far apart that several windows lie between them. A driver then returns
+        one sample for each window, or one for all. The sum of the processes compared with the
+        device shows whether their percentages count waiting, or are capped.
         """
         answer = self.probe("nvmlDeviceGetProcessUtilization", 0)
-        # That nothing is there to be sampled is an answer, and no refusal.
+        # NotFound means that nothing was sampled, and is not a failure.
         if answer.error not in (None, "NotFound"):
             return f"process samples: {answer}"
         uses = answer.value or ()
@@ -303,20 +304,20 @@ class GpuProbes:
         if not largest:
             return f"process samples: no process computes; {sizes}"
         if largest == 1:
-            # Of which time it is does not show, so it is not to be set beside the device's.
-            return f"process samples: one a process, their sum is not to be seen; {sizes}"
+            # Its window is unknown, so it cannot be compared with the device's samples.
+            return f"process samples: one per process, their sum is unknown; {sizes}"
         sums = f"in sum {claimed} % beside the device's {used} %"
         return f"process samples: one for each window, {sums}; {sizes}"
 
     def energy_steps(self) -> str:
-        """Read the energy counter often: how long it stands between its steps."""
+        """Read the energy counter often, and return the time between its steps."""
         moved_ns: list[int] = []
         before, polls_ns = None, [self._monotonic_ns()]
         for _ in range(_ENERGY_POLLS):
             outcome = self.probe("nvmlDeviceGetTotalEnergyConsumption")
             if outcome.error:
                 return f"energy counter: {outcome}"
-            # A poll takes longer than it sleeps: the call itself may take as long as that.
+            # A poll takes longer than its sleep, because the call may take equally long.
             now_ns = self._monotonic_ns()
             if before is not None and outcome.value != before:
                 moved_ns.append(now_ns)

@@ -1,7 +1,7 @@
-"""`gpuledger record-nvml`: writes down what this machine's NVML and `/proc` answer to the agent.
+"""`gpuledger record-nvml`: records the results of NVML and `/proc` that the agent reads.
 
-The agent itself is run, without a bus. What it never asks but somebody wants to
-know of the hardware is asked afterwards; see `gpuledger_cli.nvml_probes`.
+The command runs the agent without a bus. Afterwards it makes calls that the agent does not make, to
+learn more about the hardware; see `gpuledger_cli.nvml_probes`.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ from gpuledger_cli.option_help import duration_option, epilogue, limits, parse_s
 
 _OUT: Final = Path("nvml-recording.jsonl.gz")
 _NODE: Final = "recorded"
-# A GPU that nobody uses may have to be woken up first, which takes seconds.
+# An unused GPU may have to wake up first, which takes seconds.
 _HANG_SECONDS: Final = 30.0
 _WAIT_SECONDS: Final = 0.2
 T = TypeVar("T")
@@ -113,7 +113,7 @@ def record_nvml(
         )
     found = find_source(settings)
     if not isinstance(found.gpus, NvmlSession):
-        raise UserError(f"--source {source}: it has no NVML to record")
+        raise UserError(f"--source {source}: no NVML to record; give nvml or simulated:FILE")
     nvml = found.gpus.library
     write = Redactor().write if redact else None
     with contextlib.ExitStack() as stack:
@@ -126,13 +126,13 @@ def record_nvml(
             contextlib.closing(Recorder(output, header, found.clock, redact=write))
         )
         library = RecordingLibrary(with_own_lists(nvml), recorder)
-        # The agent itself asks, so that the recording has what an agent needs, in its order.
+        # The agent makes the calls, so that the recording has what an agent needs, in its order.
         recorded = replace(
             found,
             gpus=NvmlSession(library, monotonic_ns=found.clock.monotonic_ns),
             procfs=RecordingProcfs(found.procfs, recorder),
         )
-        # The agent before the probes: a call that this driver does not survive costs no tick.
+        # The agent runs before the probes, so that a call that crashes the driver costs no tick.
         asyncio.run(_run(recorded, settings, recorder, seconds, stop))
         recorder.flush()
         if probes and not recorder.has_failed:
@@ -143,18 +143,18 @@ def record_nvml(
 
 
 class _StoppedError(Exception):
-    """The process was told to end."""
+    """SIGTERM has been received."""
 
 
 class _Stop:
-    """Whether the process was told to end."""
+    """Whether SIGTERM has been received."""
 
     has_come = False
 
 
 @contextlib.contextmanager
 def _stopped_by_sigterm() -> Iterator[_Stop]:
-    """Yield what tells whether SIGTERM has come, so that the file is ended between two lines."""
+    """Yield a flag that SIGTERM sets, so that the file ends with a whole line."""
     stop = _Stop()
 
     def take(*_: object) -> None:
@@ -168,19 +168,19 @@ def _stopped_by_sigterm() -> Iterator[_Stop]:
 
 
 class _WatchedLibrary:
-    """Has the functions of the library behind it, until the process is told to end.
+    """Passes calls to a library, and raises _StoppedError after SIGTERM.
 
-    What calls them is done by `run`, in a thread that is left to itself where a call hangs.
+    `run` makes the calls in a thread, which is abandoned if a call hangs.
     """
 
     def __init__(self, library: object, stop: _Stop) -> None:
         self._library = library
         self._stop = stop
         self._calling: tuple[str, float] | None = None
-        """The call that has not returned yet, and since when."""
+        """The call that has not returned yet, and when it began."""
 
     def __getattr__(self, name: str) -> object:
-        # Between two calls of a probe, as one that has begun cannot be taken back.
+        # Checked between calls, because a running call cannot be cancelled.
         if self._stop.has_come:
             raise _StoppedError
         found = getattr(self._library, name)
@@ -190,14 +190,14 @@ class _WatchedLibrary:
             try:
                 return found(*arguments)
             finally:
-                # One that was left behind returns while another is made.
+                # An abandoned call may return while another one is running.
                 if self._calling is calling:
                     self._calling = None
 
         return call
 
     def run(self, do: Callable[[], T], /) -> T:
-        """Return what it returns; raises CallHangsError, and _StoppedError at SIGTERM."""
+        """Return the result of `do`; raises CallHangsError, and _StoppedError after SIGTERM."""
         thread = CallThread("probe")
         doing = thread.start(do)
         thread.end()
@@ -215,7 +215,7 @@ class _WatchedLibrary:
 
 
 def _probe(library: object, stop: _Stop) -> None:
-    """Ask what the agent does not, and say what was found; a call that hangs ends it."""
+    """Make the probes and print the findings; a call that hangs ends the probes."""
     watched = _WatchedLibrary(library, stop)
     with contextlib.suppress(_StoppedError):
         try:
@@ -250,12 +250,14 @@ def _header(
 
 
 def _describe(nvml: object, stop: _Stop) -> tuple[str | None, str | None, list[str]]:
-    """Return driver, library and products; raises UserError where NVML does not start."""
+    """Return driver version, library version and GPU names; raises UserError without NVML."""
     watched = _WatchedLibrary(nvml, stop)
     try:
         watched.run(cast("NvmlLibrary", watched).nvmlInit)
     except (pynvml.NVMLError, CallHangsError) as error:
-        raise UserError(f"NVML does not start: {error}; is the NVIDIA driver loaded?") from error
+        raise UserError(
+            f"cannot start NVML: {error}; check that the NVIDIA driver is loaded"
+        ) from error
     driver = watched.run(partial(_version, watched, NvmlLibrary.nvmlSystemGetDriverVersion))
     version = watched.run(partial(_version, watched, NvmlLibrary.nvmlSystemGetNVMLVersion))
     names: list[str] = []
@@ -273,7 +275,7 @@ def _describe(nvml: object, stop: _Stop) -> tuple[str | None, str | None, list[s
 
 
 def _name(nvml: object, index: int) -> str:
-    """Return a GPU's product, `?` where the driver does not give it."""
+    """Return a GPU's product name; `?` if the driver does not return it."""
     with contextlib.suppress(UnavailableError):
         handle = call_nvml(nvml, NvmlLibrary.nvmlDeviceGetHandleByIndex, index)
         return call_nvml(nvml, NvmlLibrary.nvmlDeviceGetName, handle) or "?"
@@ -281,7 +283,7 @@ def _name(nvml: object, index: int) -> str:
 
 
 def _version(nvml: object, function: Callable[[NvmlLibrary], str]) -> str | None:
-    """Return a version, `None` where the driver does not give it."""
+    """Return a version; `None` if the driver does not return it."""
     with contextlib.suppress(UnavailableError):
         return call_nvml(nvml, function)
     return None
@@ -290,7 +292,7 @@ def _version(nvml: object, function: Callable[[NvmlLibrary], str]) -> str | None
 async def _run(
     source: Host, settings: AgentSettings, recorder: Recorder, seconds: float, stop: _Stop
 ) -> None:
-    """Run the agent for a while, and say how far it is."""
+    """Run the agent for a while, and report progress."""
     agent = asyncio.create_task(
         run_agent(
             host=source,
@@ -314,10 +316,10 @@ async def _run(
 
 
 def _print(line: str, *, is_progress: bool = False) -> None:
-    """Write a line on stderr, or the same line again on a terminal."""
+    """Write a line to standard error; on a terminal, progress overwrites the same line."""
     if is_progress and not sys.stderr.isatty():
         return
-    # On a terminal the line of the progress is wiped first, as it may be longer.
+    # On a terminal the progress line is erased first, because it may be longer.
     fresh = "\r\033[K" if sys.stderr.isatty() else ""
     sys.stderr.write(f"{fresh}{line}" if is_progress else f"{fresh}{line}\n")
     sys.stderr.flush()

@@ -47,12 +47,12 @@ def probes(driver: Mapping[str, Any], *, gpu: Mapping[str, Any] | None = None) -
     ("driver", "words"),
     [
         ({}, "one for each window"),
-        ({"processes": "mean"}, "one a process"),
-        ({"processes": "newest"}, "one a process"),
+        ({"processes": "mean"}, "one per process"),
+        ({"processes": "newest"}, "one per process"),
         ({"processes": "absent"}, "process samples: NotSupported"),
         ({"ring_samples": 300}, "and 300 of the GPU"),
         ({}, "samples of 2 processes and"),
-        ({"processes": "mean"}, "their sum is not to be seen"),
+        ({"processes": "mean"}, "their sum is unknown"),
     ],
 )
 def test_the_form_of_process_samples_is_told(driver: Mapping[str, Any], words: str) -> None:
@@ -107,7 +107,7 @@ def test_a_gpu_that_hangs_costs_its_own_findings_alone() -> None:
 
     found = probe_all(library, report=lambda _: None, sleep=lambda _: None, run=run)
     assert [line for line in found if line.startswith("GPU 0")] == [
-        "GPU 0: nvmlDeviceGetHandleByIndex has not returned for 30 s; nothing more is asked of it"
+        "GPU 0: nvmlDeviceGetHandleByIndex has not returned for 30 s; its other probes are skipped"
     ]
     assert sum(line.startswith("GPU 1: ") for line in found) > 10
     assert "nvmlShutdown" not in done, "it would wait for the call that hangs"
