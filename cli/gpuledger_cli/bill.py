@@ -1,4 +1,4 @@
-"""`gpuledger bill`: what GPUs cost, by whom, from the store; and how each line was calculated."""
+"""`gpuledger bill`: bills GPU usage from the store, and explains, checks and closes bills."""
 
 import sys
 import time
@@ -64,7 +64,7 @@ _HTML_MODULES: Final = frozenset({"jinja2", "markupsafe", "vl_convert"})
 _CODES: Final = {
     0: "the bill is made",
     3: "the bill is made, and some GPUs have no price",
-    4: "there is nothing to bill in this period",
+    4: "the period has nothing to bill",
 }
 app = App(
     name="bill",
@@ -78,7 +78,7 @@ app = App(
                 "gpuledger bill --store gpuledger-store --period lastmonth \\\n"
                 "    --by team,model --prices prices.yaml"
             ),
-            "As a page for a browser": (
+            "As an HTML page": (
                 "gpuledger bill --store gpuledger-store --format html --output bill.html"
             ),
         },
@@ -91,14 +91,13 @@ Format = Literal["table", "json", "csv", "parquet", "focus", "html"]
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class BillOf:
-    """Which bill is meant."""
+    """The options that select a bill."""
 
     store: StoreUri
     period: Annotated[
         str | None,
         range_option(
-            "Billing period, by default the month of the newest usage; billed as far as there is"
-            " usage"
+            "Billing period, by default the month of the newest usage; the bill ends with the usage"
         ),
     ] = None
     from_: Annotated[
@@ -108,7 +107,7 @@ class BillOf:
     to: Annotated[
         str | None,
         time_option(
-            "End of the period (exclusive), a whole hour; by default as far as usage is complete"
+            "End of the period (exclusive), a whole hour; by default the end of complete usage"
         ),
     ] = None
     by: Annotated[
@@ -126,63 +125,63 @@ class BillOf:
 
     @property
     def dimensions(self) -> tuple[str, ...]:
-        """The dimensions that are asked for, each once."""
+        """The requested dimensions, without duplicates."""
         return tuple(dict.fromkeys(name.strip() for name in self.by.split(",") if name.strip()))
 
     @property
     def lacks_inventory(self) -> bool:
-        """Whether the store has no inventory, by which GPUs without samples are billed."""
+        """Whether the store has no inventory, which is needed to bill GPUs without samples."""
         options = storage_options_of(self.storage_option)
         return version_of(self.store, INVENTORY.name, options) is None
 
     def closed(self) -> list[ClosedLine]:
-        """Return the lines of all revisions of the bill; none where it was never closed."""
+        """Return the lines of all revisions of the bill; empty if it was never closed."""
         options = storage_options_of(self.storage_option)
         return closed_lines(self.store, self._window, self.dimensions, options)
 
     def standing(self, closed: Sequence[ClosedLine]) -> Bill:
-        """Return a closed bill as it stands, of which `closed` has the lines."""
+        """Return the present state of a closed bill, from its lines."""
         policy = read_policy(self.prices).policy
         return standing_bill(closed, window=self._window, by=self.dimensions, policy=policy)
 
     def check_is_named(self) -> None:
-        """Raise UserError where the period or the prices are not said."""
+        """Raise UserError if the period or the prices are missing."""
         missing = []
         if not (self.period or self.from_ or self.to):
-            missing.append("--period: name what is closed for good, such as 2026-10 or lastmonth")
+            missing.append("--period: missing; give the period to close, such as 2026-10")
         if self.prices is None:
             missing.append(
-                "--prices: name the file of your prices; the built-in ones are examples, and"
-                " nothing is closed at them"
+                "--prices: missing; give the file of your prices, because the built-in ones are"
+                " only examples"
             )
         if missing:
             raise UserError("; ".join(missing))
 
     def make(self, *, with_days: bool = False) -> tuple[Bill, BillMaker]:
-        """Return the bill, with what made it; raises UserError for what its user can put right."""
+        """Return the bill and its maker; raises UserError for invalid input."""
         read = read_policy(self.prices)
         with _naming_options():
             maker = BillMaker(self._reader, read, by=self.dimensions)
         window = self._window
-        # Those to come are counted too, and take no time.
+        # Days in the future are counted too; they take no time.
         days = -(-(window.end_us - window.begin_us) // DAY_US)
         with printing_progress(days, what="days", done="billed") as advance:
             return maker.make(window, advance=advance, with_days=with_days), maker
 
     def arguments(self, made: Bill) -> list[str]:
-        """Return the arguments by which this very bill is made again; no values of options."""
+        """Return arguments that make the same bill again, without values of storage options."""
         times = (time_text(made.window.begin_us), "--to", time_text(made.window.end_us))
-        # As times: `lastmonth` means another month later.
+        # As times, because `lastmonth` is another month later.
         found = ["--store", self.store, "--from", *times, "--by", ",".join(made.by)]
         found += ["--prices", str(self.prices)] if self.prices else []
-        # Keys of object stores are among them: a bill is sent around.
+        # Their values may be access keys, and bills are sent to others.
         for key in storage_options_of(self.storage_option):
             found += ["--storage-option", f"{key}=..."]
         return found
 
     @cached_property
     def _reader(self) -> UsageReader:
-        # Opened once: that reads the log of each table, which may lie on an object store.
+        # Opened once, because it reads the log of each table, possibly from an object store.
         return UsageReader(
             self.store,
             storage_options=storage_options_of(self.storage_option),
@@ -203,7 +202,7 @@ class BillOf:
 
 @contextmanager
 def _naming_options() -> Iterator[None]:
-    """Raise what is wrong with a part of what is asked as UserError, by the option's name."""
+    """Raise an ArgumentError as UserError that names the option."""
     try:
         yield
     except ArgumentError as error:
@@ -239,7 +238,7 @@ def bill(
 
     A closed period is shown as it was closed, with its corrections, unless --recompute is given.
     """
-    # Before anything is read: a bill may take a while.
+    # Checked before anything is read, because a bill may take a while.
     if format == "parquet" and output is None:
         raise UserError("--format parquet: missing --output; give the file to write")
     require_writable(output)
@@ -267,7 +266,7 @@ def bill(
         sys.stderr.write(
             "gpuledger: the store has no inventory: GPU time without samples is not billed\n"
         )
-    # Scripts look at the code: each outcome has its own.
+    # Scripts check the code, so each outcome has its own.
     if not made.lines:
         return NOTHING
     return UNPRICED if made.unpriced else MADE
@@ -275,7 +274,7 @@ def bill(
 
 @app.command(
     help_epilogue=epilogue(
-        examples={"Before you bill by it": "gpuledger bill check prices.yaml"},
+        examples={"Before you use it for a bill": "gpuledger bill check prices.yaml"},
         codes={0: "the file is valid", 1: "the file has errors; each is printed with its line"},
     )
 )
@@ -284,13 +283,13 @@ def check(file: Annotated[Path, Parameter(help="File of prices and policies (YAM
     try:
         read = read_policy(file)
     except PolicyError as error:
-        # To find these was what was asked for: no mistake in how it was asked.
+        # The command succeeded in finding these mistakes, so the code is not 2.
         for mistake in error.mistakes:
             sys.stdout.write(f"{file}: {mistake}\n")
         return WRONG
     policy = read.policy
     if not (policy.prices or policy.energy):
-        sys.stdout.write(f"{file}: line 1: prices: there is none, and GPUs would cost nothing\n")
+        sys.stdout.write(f"{file}: line 1: prices: missing; without any, GPUs cost nothing\n")
         return WRONG
     sys.stdout.write(
         f"{file}: ok: {len(policy.prices)} prices in {policy.currency}, {len(policy.energy)} energy"
@@ -323,7 +322,7 @@ def close(bill_of: BillOf) -> int:
 
     --prices and --period (or --from and --to) are required.
     """
-    # What is closed stays: nothing of it is guessed, as it is for a look at a bill.
+    # Closed bills are permanent, so period and prices have no defaults here.
     bill_of.check_is_named()
     made, _ = bill_of.make()
     begin, end = map(time_text, made.window)
@@ -335,7 +334,7 @@ def close(bill_of: BillOf) -> int:
     rows = close_bill(made, bill_of.store, storage_options_of(bill_of.storage_option))
     stands = f"{money_text(made.line_cost, made.currency)} {made.currency}"
     revision = rows[0]["revision"] if rows else None
-    # Differences from what is stored, with more digits than the currency has.
+    # Differences from the stored lines, with more digits than the currency has.
     difference = money_text(Fraction(sum(row["cost"] for row in rows)), made.currency)
     if revision is None:
         message = f"nothing has changed since it was closed: {stands}"
@@ -343,7 +342,7 @@ def close(bill_of: BillOf) -> int:
         message = f"closed as revision 1: {len(rows)} lines, {stands}"
     else:
         added = f"{len(rows)} correction lines, {difference} {made.currency}"
-        message = f"closed as revision {revision}: {added}; it stands at {stands}"
+        message = f"closed as revision {revision}: {added}; new total {stands}"
     sys.stdout.write(f"{what}: {message}\n")
     return MADE
 
@@ -351,7 +350,7 @@ def close(bill_of: BillOf) -> int:
 @app.command(
     help_epilogue=epilogue(
         examples={
-            "A line of the bill of October by namespace": (
+            "A line of October's bill by namespace": (
                 "gpuledger bill explain 4be1c0d2aa17 --store gpuledger-store --period 2026-10"
             )
         },
@@ -382,7 +381,7 @@ def explain(
         found = explanation_of(made, line, maker=maker, closed=closed, max_rows=rows)
     except ArgumentError as error:
         raise UserError(
-            f"{error.problem}; give the `line` of `gpuledger bill … --format json`, with the same"
+            f"{error.problem}; give the `line` from `gpuledger bill … --format json`, with the same"
             " --period, --by and --prices"
         ) from error
     for text in found.texts:
@@ -391,9 +390,9 @@ def explain(
 
 
 def _html_writer() -> Callable[..., str]:
-    """Return what writes pages; raises UserError where its libraries are not installed."""
+    """Return the writer of HTML pages; raises UserError if its libraries are not installed."""
     try:
-        # Charts bring 88 MB of an engine, which no other format loads.
+        # The engine for charts takes 88 MB; other formats do not load it.
         from gpuledger_reports.presenting.bill_html import as_html  # noqa: PLC0415  # see above
     except ModuleNotFoundError as error:
         if error.name not in _HTML_MODULES:
@@ -434,11 +433,11 @@ def _closed_text(made: Bill, closed: Sequence[ClosedLine]) -> str:
         )
     revision = f"closed as revision {change.revision}"
     if change.other_currency:
-        return f"{revision} in {change.other_currency}, and this is another currency"
+        return f"{revision} in {change.other_currency}, but these prices use another currency"
     if not change.line_count:
-        return f"{revision}, and it would cost the same now"
+        return f"{revision}; the cost has not changed"
     return (
-        f"{revision}, and {change.more:f} more since, in {change.line_count} lines;"
+        f"{revision}; the cost has changed by {change.more:f} in {change.line_count} lines;"
         " `gpuledger bill close` adds correction lines"
     )
 
@@ -450,7 +449,7 @@ def _warn(made: Bill, closed: Sequence[ClosedLine]) -> None:
     for model, units in made.unpriced.items():
         sys.stderr.write(
             f"gpuledger: no price for {model}: {hours_text(units)} GPU-hours cost"
-            " nothing; add a price to the file of --prices\n"
+            " nothing; add a price to the file given with --prices\n"
         )
     for name in dimensions_without_value(made):
         sys.stderr.write(
@@ -461,8 +460,8 @@ def _warn(made: Bill, closed: Sequence[ClosedLine]) -> None:
         sys.stderr.write(f"gpuledger: {text}\n")
     if made.removed_until_us is not None:
         sys.stderr.write(
-            f"gpuledger: retention has removed usage before {time_text(made.removed_until_us)}:"
-            " that time is billed without data\n"
+            f"gpuledger: retention has removed usage before {time_text(made.removed_until_us)};"
+            " that time is billed as time without data\n"
         )
     for topic, partition, reason, missed in made.gaps:
         missing = "" if missed is None else f", {missed} offsets"

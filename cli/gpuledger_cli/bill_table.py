@@ -1,7 +1,7 @@
-"""A bill as a table of a terminal: numbers and line ids in full, whatever room there is.
+"""A bill as a table for a terminal. Numbers and line ids are always shown in full.
 
-Where it is narrow the heads of columns fold, then the texts of dimensions, and last columns are
-left out, which the table says. Pure.
+On a narrow terminal, headings fold first, then the texts of dimensions; then columns are left out,
+and the caption names them. Pure.
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ from gpuledger_reports.pricing.billing import Bill
 from gpuledger_reports.pricing.money import money_text, text_of
 from gpuledger_reports.reading.times import time_text
 
-# What rich puts around each cell, and once more before the first.
+# Characters that rich adds around each cell; one more comes before the first cell.
 _AROUND: Final = 3
 _NARROWEST: Final = 10
-"""A dimension's text folds down to so many characters before a column is left out."""
+"""Minimum width to which a dimension's text folds before a column is left out."""
 _MAY_GO: Final = (
     "Unused cost",
     "Used GPU-hours",
@@ -28,7 +28,7 @@ _MAY_GO: Final = (
     "Efficiency",
     "Billed GPU-hours",
 )
-"""What is left out where nothing else helps, the first of them first."""
+"""Columns that may be left out, in this order."""
 
 
 class _Column(NamedTuple):
@@ -36,16 +36,16 @@ class _Column(NamedTuple):
     cells: Sequence[str]
     is_number: bool = False
     folds: bool = False
-    """Whether its texts may go on in a further row of the terminal."""
+    """Whether its texts may continue in the next row of the terminal."""
 
     @property
     def width(self) -> int:
-        """How wide its cells are."""
+        """Width of its widest cell."""
         return max(map(cell_len, self.cells), default=0)
 
 
 class _Layout:
-    """How wide each column is: as it likes, or as narrow as it may be to fit."""
+    """The width of each column: its preferred one if the table fits, else a narrower one."""
 
     def __init__(self, columns: Sequence[_Column], width: int) -> None:
         self.columns = columns
@@ -53,7 +53,7 @@ class _Layout:
         self.widths = liked
         if self.total <= width:
             return
-        # Heads fold between their words, whatever stands below them.
+        # Headings fold between words, regardless of the cells below.
         self.widths = [max(each.width, *map(cell_len, each.name.split())) for each in columns]
         folding = [at for at, column in enumerate(columns) if column.folds]
         # The widest text of a dimension gives way first.
@@ -62,18 +62,18 @@ class _Layout:
             if self.widths[widest] <= _NARROWEST:
                 break
             self.widths[widest] -= 1
-        # What is left over goes to heads again.
+        # Headings get the remaining width.
         for at, wide in enumerate(liked):
             self.widths[at] += max(0, min(wide - self.widths[at], width - self.total))
 
     @property
     def total(self) -> int:
-        """How wide the table is."""
+        """Width of the table."""
         return sum(self.widths) + _AROUND * len(self.widths) + 1
 
 
 def bill_table(bill: Bill, *, width: int) -> tuple[Table, int]:
-    """Return the table of a bill, and the width it wants: a terminal's, or more where it must."""
+    """Return the table of a bill and the width that it needs, at least `width`."""
     layout, gone = _Layout(_columns(bill), width), []
     for name in _MAY_GO:
         if layout.total <= width:
@@ -94,13 +94,13 @@ def bill_table(bill: Bill, *, width: int) -> tuple[Table, int]:
         justify: Literal["right", "left"] = "right" if column.is_number else "left"
         table.add_column(column.name, justify=justify, overflow="fold", width=wide)
     for cells in zip(*(column.cells for column in layout.columns), strict=True):
-        # As they are: brackets in a name are no markup.
+        # As Text, because rich would parse brackets in a name as a style.
         table.add_row(*map(Text, cells))
     return table, max(width, layout.total)
 
 
 def _columns(bill: Bill) -> list[_Column]:
-    # The dearest first; files have them by their values, as those are compared.
+    # The most expensive first. Files are sorted by dimension, so that they can be compared.
     lines = sorted(bill.lines, key=lambda line: (-line.cost, line.values))
     numbers = {
         "Allocated GPU-hours": [hours_text(line.allocated) for line in lines],

@@ -298,7 +298,7 @@ def test_a_file_without_any_price_is_a_mistake(
     file = tmp_path / "prices.yaml"
     file.write_text(text)
     assert main(["bill", "check", str(file)]) == 1
-    assert "prices: there is none" in capsys.readouterr().out
+    assert "prices: missing" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -351,9 +351,9 @@ def test_a_label_that_nobody_has_is_said(store: str, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("given", "parts"),
     [
-        ([], ["--period", "lastmonth", "--prices"]),
+        ([], ["--period", "2026-10", "--prices"]),
         (["--period", "2026-10-01"], ["--prices", "examples"]),
-        (["--prices", "prices.yaml"], ["--period", "lastmonth"]),
+        (["--prices", "prices.yaml"], ["--period", "2026-10"]),
     ],
 )
 def test_nothing_is_closed_that_was_not_named_and_nothing_at_example_prices(

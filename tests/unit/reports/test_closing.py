@@ -78,11 +78,10 @@ def test_a_late_hour_after_the_close_gives_corrections_that_sum_to_the_differenc
         ],
     )
     assert main(["bill", "--recompute", *arguments]) == 0
-    assert "closed as revision 1, and 7.00 more since" in capsys.readouterr().err
+    assert "closed as revision 1; the cost has changed by 7.00" in capsys.readouterr().err
     assert main(["bill", "close", *arguments]) == 0
     assert (
-        "revision 2: 1 correction lines, 7.00 USD; it stands at 175.00 USD"
-        in capsys.readouterr().out
+        "revision 2: 1 correction lines, 7.00 USD; new total 175.00 USD" in capsys.readouterr().out
     )
     closed = closed_lines(store, DAY, ["pod"])
     assert sorted((each.revision, each.charge_class or "", each.cost) for each in closed) == [
@@ -114,11 +113,11 @@ def test_a_closed_period_shows_what_was_closed_whatever_it_would_cost_now(
     assert "closed as revision 1 at" in message
     restarted, message = written("--recompute")
     assert restarted != before
-    assert "57.00 more since" in message
+    assert "changed by 57.00" in message
     main(["bill", "close", *arguments])
     capsys.readouterr()
     assert written()[0] == restarted
-    assert "would cost the same now" in written("--recompute")[1]
+    assert "the cost has not changed" in written("--recompute")[1]
 
 
 @pytest.mark.parametrize(
@@ -253,7 +252,7 @@ def test_what_went_from_one_line_to_another_is_a_change_and_can_be_explained(
     write_store(Path(store), pods=[pod_row("x", namespace="late")])
     capsys.readouterr()
     assert main(["bill", *arguments, "--recompute"]) == 0
-    assert "0.00 more since, in 2 lines" in capsys.readouterr().err
+    assert "changed by 0.00 in 2 lines" in capsys.readouterr().err
     assert main(["bill", "close", *arguments]) == 0
     closed = closed_lines(store, DAY, ["namespace"])
     (gone,) = (each.line for each in closed if each.cost < 0)
