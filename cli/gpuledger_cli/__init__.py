@@ -1,1 +1,1 @@
-"""The `gpuledger` command for people. Besides tests, only it may import several deployables."""
+"""The `gpuledger` command for users. Only it and tests may import several components."""

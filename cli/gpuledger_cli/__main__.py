@@ -1,4 +1,4 @@
-"""`gpuledger`: heeds Ctrl-C, then imports and runs `gpuledger_cli.command`."""
+"""`gpuledger`: handles Ctrl-C, then imports and runs `gpuledger_cli.command`."""
 
 import os
 import sys
@@ -14,10 +14,10 @@ def main(argv: list[str] | None = None) -> int:
     command expects is printed with its traceback; the code is that of an internal error.
     """
     end_on_interrupt(INTERRUPTED)
-    # deltalake takes it when it is imported; its warnings come again as the cause of an error.
+    # deltalake reads it at import. Its warnings are repeated as the cause of an error.
     os.environ.setdefault("RUST_LOG", "error")
     from gpuledger_cli.command import OWN_ERROR, USER_ERROR  # noqa: PLC0415  # as the next one
-    from gpuledger_cli.command import main as run  # noqa: PLC0415  # takes long enough for Ctrl-C to come
+    from gpuledger_cli.command import main as run  # noqa: PLC0415  # slow: Ctrl-C may come meanwhile
 
     try:
         raise_on_interrupt()

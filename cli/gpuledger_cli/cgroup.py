@@ -1,7 +1,6 @@
-"""`gpuledger cgroup`: what the agent understands of a cgroup line.
+"""`gpuledger cgroup`: shows how the agent reads a cgroup line.
 
-For people with an unusual runtime: they see at once which container, which pod and which job a line
-means.
+Users of an unusual container runtime can check which container, pod and job the agent finds.
 """
 
 import json
@@ -37,8 +36,8 @@ def cgroup(
         str,
         Parameter(
             name="PATH-OR-LINE",
-            help="A file such as /proc/4711/cgroup, or a line of one; without any, lines are read"
-            " from standard input.",
+            help="A file such as /proc/4711/cgroup, or a line of one; by default lines from"
+            " standard input.",
             allow_leading_hyphen=False,
         ),
     ],
@@ -49,7 +48,8 @@ def cgroup(
     """Show the container, the pod and the job that cgroup lines belong to."""
     if not lines and sys.stdin.isatty():
         sys.stderr.write("gpuledger: reading cgroup lines from the terminal; Ctrl-D ends\n")
-    # All arguments are read before anything is shown, so that a mistake is all that is said.
+    # All arguments are read before anything is printed, so that only the error is printed if one
+    # is invalid.
     locations: Iterable[Location] = map(locate, filter(str.strip, sys.stdin))
     if lines:
         locations = list(map(locate_argument, lines))
@@ -58,12 +58,12 @@ def cgroup(
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read the output has seen enough; what Python flushes at its exit goes nowhere.
+        # The reader closed the pipe; send what Python flushes at exit to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def locate_argument(text: str) -> Location:
-    """Read a file as the agent would, or a line as it stands; raises UserError for a bad file."""
+    """Read a file as the agent does, or a line; raises UserError for an unreadable file."""
     if text.startswith("/proc/") or _is_file(text):
         try:
             return locate(Path(text).read_text(errors="replace"))
@@ -71,12 +71,12 @@ def locate_argument(text: str) -> Location:
             raise UserError(f"cannot read {text}: {error.strerror or error}") from error
     location = locate(text)
     if location.is_of_host and _seems_missing(text):
-        raise UserError(f"cannot read {text}: No such file, and no cgroup path of a container")
+        raise UserError(f"cannot read {text}: No such file, and not a container's cgroup path")
     return location
 
 
 def as_json(locations: Iterable[Location]) -> Iterator[str]:
-    """Write one object a line; what a line does not say is null."""
+    """Yield one JSON object for each line; missing parts are null."""
     for location in locations:
         yield json.dumps(
             {
@@ -89,8 +89,8 @@ def as_json(locations: Iterable[Location]) -> Iterator[str]:
 
 
 def as_table(locations: Iterable[Location]) -> Iterator[str]:
-    """Write one row a line, the line itself last, as it may be long."""
-    row = "{:36}  {:64}  {:10}  {}".format  # as wide as a UID, a full id and Slurm's ids are
+    """Yield a row for each line, with the line last because it may be long."""
+    row = "{:36}  {:64}  {:10}  {}".format  # the widths of a UID, a container id and Slurm's ids
     yield row("POD UID", "CONTAINER ID", "JOB", "LINE")
     for location in locations:
         yield row(
@@ -102,7 +102,7 @@ def as_table(locations: Iterable[Location]) -> Iterator[str]:
 
 
 def _is_file(text: str) -> bool:
-    """Tell a file from a bare cgroup path: both begin with a slash, only a file is there."""
+    """Return whether the text names a file, because cgroup paths begin with a slash as well."""
     try:
         return Path(text).is_file()
     except (OSError, ValueError):
@@ -110,7 +110,7 @@ def _is_file(text: str) -> bool:
 
 
 def _seems_missing(text: str) -> bool:
-    """Return whether a file was meant that is not there, rather than a cgroup path of the host."""
+    """Return whether the text names a missing file rather than a cgroup path of the host."""
     folder = Path(text).parent
     try:
         return ":" not in text and folder != Path("/") and folder.is_dir()

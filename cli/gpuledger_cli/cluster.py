@@ -1,10 +1,12 @@
-"""`gpuledger cluster retire`: takes back what is said of a cluster, or of a node, that is gone.
+"""`gpuledger cluster retire`: ends the records of a decommissioned cluster or node.
 
-Two things would be said of it for ever: by podwatch, up to when its pods are complete, and by the
-agents' last inventories, that there are boards, which a bill then counts as boards of which no tick
-says anything. A node's inventory is ended by a version without GPUs: it stays on the compacted
-topic, so that a store whose sink is away for days learns it too. An agent that starts there tells
-its inventory anew.
+Two kinds of records would otherwise last forever. podwatch's watermarks state through when the
+cluster's pods are complete, and consumers wait for them. The agents' last inventories list GPUs,
+which bills then count as GPUs without data.
+
+A node's inventory ends with a version without GPUs. It stays on the compacted topic, so that a
+store reads it even if its sink was down for days. An agent that starts on the node later publishes
+its inventory again.
 """
 
 import asyncio
@@ -32,9 +34,9 @@ from gpuledger_cli.option_help import epilogue, time_option
 from gpuledger_cli.watermarks import read_watermarks
 
 _UNRESPONSIVE_NS: Final = 2 * NS_PER_MINUTE
-"""After so long the join calls a node unresponsive: one that ticked since is at work."""
+"""The join calls a node unresponsive after this time; a node with newer ticks is running."""
 _NAMED: Final = 5
-"""Nodes of many that a message names."""
+"""Maximum number of nodes that a message names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,23 +45,23 @@ class LastWord:
 
     partition: int
     inventory: Inventory
-    """What it says but the GPUs, of which it may have hundreds of kilobytes."""
+    """The inventory without its GPUs, which may take hundreds of kilobytes."""
     gpu_count: int
-    """How many GPUs it has."""
+    """Number of GPUs in the inventory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """What the topics have of what is to be retired."""
+    """The records of the cluster or node to retire."""
 
     watermarks: Sequence[Watermark]
-    """podwatch's, of the cluster."""
+    """podwatch's watermarks of the cluster."""
     inventories: Mapping[NodeId, LastWord]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retired:
-    """What was taken back."""
+    """Numbers of ended records."""
 
     watermarks: int
     nodes: int
@@ -71,11 +73,11 @@ app = App(name="cluster", help_format="plaintext")
 
 @app.command(
     help_epilogue=epilogue(
-        "Stop the agents and podwatch first, and wait two minutes. The command refuses to retire"
-        " what is still running. An agent that starts again later undoes it.",
+        "Stop the agents and podwatch first, and wait two minutes. The command fails if they are"
+        " still running. An agent that starts again later undoes it.",
         examples={
             "A cluster": "gpuledger cluster retire eu-west-1",
-            "A node of a cluster, gone since the morning": (
+            "A node of a cluster, removed this morning": (
                 "gpuledger cluster retire eu-west-1 --node gpu-node-7 --since 2026-11-21T08:00:00Z"
             ),
             "A node without a cluster name": ("gpuledger cluster retire default --node gpu-node-7"),
@@ -84,20 +86,20 @@ app = App(name="cluster", help_format="plaintext")
     )
 )
 def retire(
-    cluster: Annotated[str, Parameter(help="Cluster that is gone, or that the node was in.")],
+    cluster: Annotated[str, Parameter(help="Decommissioned cluster, or the cluster of the node.")],
     /,
     *,
     node: Annotated[
-        str | None, Parameter(help="Node that is gone; by default the whole cluster.")
+        str | None, Parameter(help="Decommissioned node; by default the whole cluster.")
     ] = None,
     since: Annotated[
         str | None, time_option("When it was removed; its GPUs cost until then, by default now")
     ] = None,
     kafka: KafkaOptions = NO_OPTIONS,
 ) -> int:
-    """Retire a cluster or a node that is gone: its GPUs stop costing.
+    """Retire a decommissioned cluster or node, so that its GPUs stop costing.
 
-    The inventory and podwatch's watermarks of it end, so that nothing waits for them.
+    Ends its inventories and podwatch's watermarks, so that nothing waits for them.
     """
     settings = kafka.settings()
     now_ns = time.time_ns()
@@ -110,9 +112,9 @@ def retire(
     )
     what = f"cluster {cluster}" if node is None else f"node {node} of cluster {cluster}"
     sys.stdout.write(
-        f"{what}: {done.gpu_count} GPUs of {done.nodes} nodes are gone since"
-        f" {write_moment(since_ns // NS_PER_MS)}; {done.watermarks} watermarks of podwatch were"
-        " taken back\n"
+        f"{what}: retired {done.gpu_count} GPUs of {done.nodes} nodes, which cost until"
+        f" {write_moment(since_ns // NS_PER_MS)}; removed {done.watermarks} watermarks of podwatch"
+        "\n"
     )
     return 0
 
@@ -120,10 +122,10 @@ def retire(
 async def retire_from(
     bus: Bus, cluster: str, node: str | None = None, *, now_ns: int, since_ns: int
 ) -> Retired:
-    """Retire a cluster, or one node of it, from a time on; return what was taken back.
+    """Retire a cluster, or one of its nodes, from a time on; return what ended.
 
-    Raises `UserError`, with nothing done, where nothing is known of it, where it is at work, and
-    where the time is none from which it can be gone.
+    Raises `UserError` without any change if the cluster or node is unknown or still running, or if
+    the time is invalid.
     """
     watermarks = (await read_watermarks(bus, PODWATCH))[1]
     async with bus.reader() as reader:
@@ -153,23 +155,22 @@ def _unknown(
     if node is not None:
         known = _some(sorted(each.node for each in nodes if each.cluster == cluster))
         return UserError(
-            f"no inventory says anything of a node {node!r} in cluster {cluster!r}; there are of:"
-            f" {known}"
+            f"unknown node in cluster {cluster!r}: {node!r}; nodes with an inventory: {known}"
         )
     clusters = sorted({each.cluster for each in nodes} | set(reported))
     return UserError(
-        f"neither podwatch nor an inventory has said anything of a cluster {cluster!r}; there is"
-        f" of: {', '.join(clusters) or 'none'}"
+        f"unknown cluster: {cluster!r}; clusters with an inventory or podwatch:"
+        f" {', '.join(clusters) or 'none'}"
     )
 
 
 def refuse_at_work(published: Published, ticked: Collection[bytes], *, now_ns: int) -> None:
-    """Raise `UserError` where podwatch or an agent is at work: it would say all that anew."""
+    """Raise `UserError` if podwatch or an agent is running, because it would publish all again."""
     newest_ns = max((each.complete_until_ns for each in published.watermarks), default=0)
     if now_ns - newest_ns < NS_PER_MINUTE:
         raise UserError(
-            f"podwatch of cluster {published.watermarks[0].cluster} was at work at"
-            f" {write_moment(newest_ns // NS_PER_MS)}: stop it, and try again a minute later"
+            f"podwatch of cluster {published.watermarks[0].cluster} was running at"
+            f" {write_moment(newest_ns // NS_PER_MS)}; stop it, and try again a minute later"
         )
     at_work = [
         key.node
@@ -178,22 +179,21 @@ def refuse_at_work(published: Published, ticked: Collection[bytes], *, now_ns: i
     ]
     if at_work:
         raise UserError(
-            f"agents have ticked within the last two minutes: {_some(sorted(at_work))}; stop them,"
-            " and try again two minutes later"
+            f"agents published samples within the last two minutes: {_some(sorted(at_work))}; stop"
+            " them, and try again two minutes later"
         )
 
 
 def refuse_time(published: Published, *, now_ns: int, since_ns: int) -> None:
-    """Raise `UserError` for a time that is to come, or before which a node told its inventory."""
+    """Raise `UserError` for a time in the future, or before a node's last inventory."""
     if since_ns > now_ns:
-        raise UserError("--since: this is yet to come; retire it then")
+        raise UserError("--since: the time is in the future; retire the cluster or node then")
     for key, last in published.inventories.items():
-        # By a node's clock that is ahead it may have told it later than now, which is no reason.
+        # If a node's clock is ahead, its inventory may be later than now; that is accepted.
         if since_ns < min(last.inventory.time_ns, now_ns) and last.gpu_count:
             raise UserError(
-                f"--since: node {key.node} told which GPUs it has at"
-                f" {write_moment(last.inventory.time_ns // NS_PER_MS)}, so they were there; give"
-                " a time after it"
+                f"--since: node {key.node} published its GPUs later, at"
+                f" {write_moment(last.inventory.time_ns // NS_PER_MS)}; give a time after that"
             )
 
 
@@ -203,7 +203,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 async def read_inventories(bus: Bus, reader: HistoryReader) -> dict[NodeId, LastWord]:
-    """Return the newest inventory of each node, of those that the store believes."""
+    """Return the newest inventory of each node, with the store's rule on which ones count."""
     decoder = decoder_of(bus.topics.inventory.name, Inventory)
     found: dict[NodeId, LastWord] = {}
     spans = await reader.spans(bus.topics.inventory.name)
@@ -218,7 +218,7 @@ async def read_inventories(bus: Bus, reader: HistoryReader) -> dict[NodeId, Last
                     continue
                 key = node_key(inventory)
                 home = partition_of_node(key, partitions=len(spans))
-                # Who may write elsewhere speaks for no node but his own.
+                # An inventory counts only under its node's key and in its node's partition.
                 if record.key == key.encode() and at.partition == home:
                     found[NodeId(inventory.cluster, inventory.node)] = LastWord(
                         partition=at.partition,
@@ -231,7 +231,7 @@ async def read_inventories(bus: Bus, reader: HistoryReader) -> dict[NodeId, Last
 async def read_ticked_nodes(
     bus: Bus, reader: HistoryReader, partitions: Collection[int], *, since_ms: int
 ) -> set[bytes]:
-    """Return the keys of the nodes that have ticked in these partitions since then."""
+    """Return the keys of the nodes that published ticks in these partitions since then."""
     spans = await reader.spans(bus.topics.samples.name)
     wanted = [at for at in spans if at.partition in partitions]
     begins = await reader.offsets_at(wanted, since_ms) if wanted else {}
@@ -246,13 +246,13 @@ async def read_ticked_nodes(
 
 
 async def publish_ends(bus: Bus, published: Published, *, now_ns: int, since_ns: int) -> Retired:
-    """Publish that it is gone, and return what that was."""
-    # A node that has none by its last word, as one that was retired before, has nothing to end.
+    """Publish the ends of inventories and watermarks; return their numbers."""
+    # An inventory without GPUs needs no end, for example if the node was retired before.
     ended = [last for last in published.inventories.values() if last.gpu_count]
     time_ms = now_ns // NS_PER_MS
     async with bus.producer() as producer:
         for last in ended:
-            # Of two versions the later one counts, by what the node's own clock had said.
+            # The later version counts, so the end must not be before the last one's time.
             gone_ns = max(since_ns, last.inventory.time_ns)
             gone = msgspec.structs.replace(last.inventory, time_ns=gone_ns)
             message = Message(node_key(gone).encode(), encode(gone), time_ms)

@@ -1,6 +1,6 @@
-"""`gpuledger`: the command for people. Each subcommand stands in a module of its own.
+"""`gpuledger`: the command for users. Each subcommand has its own module.
 
-The modules are named by their paths, so that one command does not load what another needs.
+Commands refer to modules by import path, so that a command does not load the others' dependencies.
 """
 
 import os
@@ -19,9 +19,9 @@ from gpuledger.texts import find_near, shorten_middle
 
 USER_ERROR: Final = 2
 OWN_ERROR: Final = 5
-"""Of no command's own codes: what it was about is not done, and its user can change nothing."""
+"""The exit code of an internal error, which users cannot fix; no command uses it otherwise."""
 
-_HELP: Final = """For every GPU and every second: who used it, how much, and how we know.
+_HELP: Final = """Account for GPU usage by pod: who used each GPU, how much, and how it is known.
 
 - Try it without a GPU: gpuledger demo
 - Bill this month by namespace: gpuledger bill --store gpuledger-store
@@ -36,7 +36,7 @@ app = App(
     help=_HELP,
     result_action="return_value",
 )
-# The help stands here as well, because asking the module for it would load it.
+# The help is repeated here, because reading it from the module would import the module.
 app.command(
     "gpuledger_cli.demo.demo_command:app",
     name="demo",
@@ -51,7 +51,7 @@ _COMMANDS: Final = {
         "watermarks:app",
         "Show the time through which the topics are complete.",
     ),
-    "cluster": ("cluster:app", "Retire a cluster or a node that is gone."),
+    "cluster": ("cluster:app", "Retire a decommissioned cluster or node."),
     "bill": (
         "bill:app",
         "Calculate what GPUs cost and for whom; close periods, explain line items.",
@@ -90,7 +90,7 @@ for _name, (_path, _help) in _COMMANDS.items():
 for _name, _help in _COMPONENTS.items():
     app.command("gpuledger_cli.elsewhere:run", name=_name, help=_help, group="Components")
 _BARE_GROUPS: Final = (["bill"],)
-"""Groups that are commands too. Without arguments and a store they print help, as other groups."""
+"""Groups that are also commands. Without arguments and a store they print help like all groups."""
 _STORE_VARIABLE: Final = variable_of(("store", "uri"))
 _KAFKA_SETTING: Final = re.compile(r"\bkafka\.([a-z]+(?:_[a-z]+)*)\b")
 _ARGUMENT_CHARACTERS: Final = 120
@@ -98,15 +98,15 @@ _ARGUMENT_CHARACTERS: Final = 120
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and give the exit code.
+    """Run one command and return its exit code.
 
-    2, with one line, for what its user can put right; 5, with one line, for an internal error.
+    Errors are one line on standard error: code 2 if the user can fix it, 5 for an internal error.
     """
     given = sys.argv[1:] if argv is None else [*argv]
     if given in _BARE_GROUPS and _STORE_VARIABLE not in os.environ:
         given.append("--help")
     if given and not given[0].startswith("-") and given[0] not in app:
-        del given[1:]  # with --help there it would be answered by the help of `gpuledger`
+        del given[1:]  # with --help, cyclopts would print the help of `gpuledger`
     if not_text := [argument for argument in given if not _is_text(argument)]:
         sys.stderr.write(f"gpuledger: invalid argument: {not_text[0]!a}; it is not UTF-8\n")
         return USER_ERROR
@@ -133,8 +133,8 @@ def _is_text(argument: str) -> bool:
 
 
 def _one_line(message: str, given: Sequence[str]) -> str:
-    """Return a message in one line, without logins, and with the middle of long arguments cut."""
-    # An address in an argument may hold a login, and cyclopts quotes what it refuses.
+    """Return a message in one line, without credentials, with long arguments shortened."""
+    # A URL in an argument may have credentials, and cyclopts quotes invalid arguments.
     line = mask_addresses(" ".join(message.split()))
     for argument in given:
         for part in (argument, argument.partition("=")[2]):
@@ -145,14 +145,14 @@ def _one_line(message: str, given: Sequence[str]) -> str:
 
 
 def _kafka_option(setting: re.Match[str]) -> str:
-    """Return the option and the variable of a setting of Kafka: commands need no settings file."""
+    """Return the option or variable of a Kafka setting, for commands without a settings file."""
     variable = variable_of(("kafka", setting[1]))
     return f"--bootstrap-servers or {variable}" if setting[1] == "bootstrap_servers" else variable
 
 
 def _unknown_argument(error: Exception) -> str:
-    """Return the message about an argument that a command does not take; empty for others."""
-    # An option may be missing as well; a mistyped command is the likelier mistake.
+    """Return the message for an argument that the command does not accept; empty for others."""
+    # If an option is missing as well, a mistyped command is more likely the cause.
     if not isinstance(error, (UnusedCliTokensError, MissingArgumentError)):
         return ""
     if not error.unused_tokens:
@@ -164,7 +164,7 @@ def _unknown_argument(error: Exception) -> str:
 
 
 def _name_variables(error: Exception) -> str:
-    """Return the environment variables that can take the place of a missing option."""
+    """Return a sentence with the environment variables that can replace a missing option."""
     if not isinstance(error, MissingArgumentError) or error.argument is None:
         return ""
     names = error.argument.parameter.env_var

@@ -1,4 +1,4 @@
-"""`gpuledger completion SHELL`: the script by which a shell completes commands and options."""
+"""`gpuledger completion SHELL`: prints the script that completes commands and options."""
 
 import sys
 from typing import Annotated, Final, Literal

@@ -1,6 +1,6 @@
 """Commands that `gpuledger --help` and completion list, and that `gpuledger.programs` runs.
 
-Components must start without this package, so they are no commands of its `app`.
+Components must start without this package, so they cannot be commands of its `app`.
 """
 
 from typing import Annotated
@@ -11,5 +11,5 @@ from gpuledger.programs import main
 
 
 def run(*_: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]) -> int | None:
-    """Run the component or command that the command line names; return its exit code."""
+    """Run the component or command given on the command line; return its exit code."""
     return main()

@@ -1,4 +1,4 @@
-"""The options by which a command finds Kafka, and what it reads of a settings file."""
+"""The options of commands that connect to Kafka, and the settings that they read."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,18 +15,18 @@ _SERVERS: Final = (_KAFKA, "bootstrap_servers")
 
 
 class TopicsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is read from the settings file and the environment."""
+    """The settings read from the file and the environment."""
 
     kafka: KafkaSettings = KafkaSettings(client_id="gpuledger-topics")
-    """How to reach the brokers."""
+    """Connection to the brokers."""
 
 
 Config = Annotated[
     Path | None,
     Parameter(
-        help="Settings file (YAML) of a component; only its section kafka is read, which"
-        " `gpuledger config explain join kafka` lists. Each setting of it may also be an"
-        f" environment variable, such as {variable_of((_KAFKA, 'security_protocol'))}."
+        help="Settings file (YAML) of a component; only its section kafka is read. `gpuledger"
+        " config explain join kafka` lists these settings and their variables, such as"
+        f" {variable_of((_KAFKA, 'security_protocol'))}."
     ),
 ]
 
@@ -36,8 +36,8 @@ Config = Annotated[
 class KafkaOptions:
     """The options of every command that connects to Kafka."""
 
-    # The variable is read with the other settings, so that errors name it; cyclopts' own
-    # fallback would name the option.
+    # The variable is read with the other settings so that errors name it; cyclopts would name the
+    # option.
     bootstrap_servers: Annotated[
         str | None,
         Parameter(
@@ -49,7 +49,7 @@ class KafkaOptions:
     config: Config = None
 
     def settings(self) -> KafkaSettings:
-        """Read the settings as a component does; raises `SettingsError`."""
+        """Read the settings as components do; raises `SettingsError`."""
         argv = [f"--config={self.config}"] if self.config else []
         if self.bootstrap_servers is not None:
             argv.append(f"--bootstrap-servers={self.bootstrap_servers}")
@@ -66,4 +66,4 @@ class KafkaOptions:
 
 
 NO_OPTIONS: Final = KafkaOptions()
-"""The default of commands: what the environment says."""
+"""The default of commands, which take the settings from the environment."""

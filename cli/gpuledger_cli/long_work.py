@@ -1,4 +1,4 @@
-"""What a command that works for long shows meanwhile, and how a signal ends it."""
+"""Progress of commands that take long, and how signals end them."""
 
 import asyncio
 import signal
@@ -15,13 +15,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 T = TypeVar("T")
 Advance = Callable[[int], None]
-"""Takes how much more is done."""
+"""Takes the number of items done since the last call."""
 LINE_SECONDS: Final = 10.0
 _INTERRUPT_SECONDS: Final = 0.05
 
 
 def run_cancellable(work: Coroutine[Any, Any, T]) -> T:
-    """Run to the end; SIGTERM cancels the work as Ctrl-C does, which asyncio sees to itself."""
+    """Run the work to its end; SIGTERM cancels it like Ctrl-C, which asyncio handles."""
     try:
         return asyncio.run(_until_signal(work))
     except asyncio.CancelledError:
@@ -36,9 +36,9 @@ async def _until_signal(work: Coroutine[Any, Any, T]) -> T:
 
 
 def run_interruptible(work: Callable[[], T], *, interrupt: Callable[[], None]) -> T:
-    """Run work of DuckDB; SIGINT interrupts it and raises `KeyboardInterrupt`.
+    """Run a DuckDB call; SIGINT interrupts it and raises `KeyboardInterrupt`.
 
-    The work runs in a thread, because Python handles signals only in the main thread, and not
+    The call runs in a thread, because Python handles signals only in the main thread, and not
     before DuckDB returns. A second SIGINT ends the process.
     """
     done, interrupted = Future[T](), threading.Event()
@@ -60,7 +60,7 @@ def run_interruptible(work: Callable[[], T], *, interrupt: Callable[[], None]) -
     while thread.is_alive():
         thread.join(_INTERRUPT_SECONDS)
         if interrupted.is_set():
-            interrupt()  # each time: DuckDB forgets it if the query has not begun
+            interrupt()  # repeated, because DuckDB ignores it before the query begins
     signal.signal(signal.SIGINT, former)
     if interrupted.is_set():
         raise KeyboardInterrupt
@@ -69,7 +69,10 @@ def run_interruptible(work: Callable[[], T], *, interrupt: Callable[[], None]) -
 
 @contextmanager
 def printing_progress(total: int, *, what: str, done: str) -> Iterator[Advance]:
-    """Report progress while the context is open; `what` is counted, and is `done` to it."""
+    """Report progress while the context is open.
+
+    `what` names the items in the plural and `done` is the participle, as in "read 3 of 9 records".
+    """
     if sys.stderr.isatty():
         columns = (
             TextColumn("{task.description}"),
@@ -78,7 +81,7 @@ def printing_progress(total: int, *, what: str, done: str) -> Iterator[Advance]:
             TextColumn(what),
             TimeRemainingColumn(),
         )
-        # On standard error, as results go to standard output.
+        # On standard error, because results go to standard output.
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task(done, total=total)
             yield lambda count: bar.update(task, advance=count)

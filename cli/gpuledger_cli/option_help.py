@@ -1,6 +1,6 @@
-"""How options and help are written: one sentence for each kind of time, examples, exit codes.
+"""Help texts that commands share: options for times, examples and exit codes.
 
-The forms themselves are `gpuledger.time_ranges`'.
+`gpuledger.time_ranges` defines the forms of times.
 """
 
 from collections.abc import Mapping
@@ -29,31 +29,31 @@ HOUR_FORMS: Final = "36h, 7d or 2w"
 
 
 def time_option(meaning: str, *, name: str | None = None) -> Parameter:
-    """Return the option of a time; `meaning` is a sentence without its full stop."""
+    """Return the parameter of a time option; `meaning` is a sentence without its full stop."""
     return Parameter(name=name, help=f"{meaning}. Time: {TIME_FORMS}.", allow_leading_hyphen=True)
 
 
 def range_option(meaning: str) -> Parameter:
-    """Return the option of a range of time."""
+    """Return the parameter of a time range option."""
     return Parameter(help=f"{meaning}. Range (UTC): {RANGE_FORMS}.", allow_leading_hyphen=True)
 
 
 def duration_option(
     meaning: str, *, name: str | None = None, forms: str = DURATION_FORMS
 ) -> Parameter:
-    """Return the option of a duration; `forms` are examples, or the `limits`."""
+    """Return the parameter of a duration option; `forms` are examples or `limits`."""
     return Parameter(name=name, help=f"{meaning}. Duration: {forms}.", allow_leading_hyphen=True)
 
 
 def limits(minimum: float, maximum: float = _DAY_SECONDS) -> str:
-    """Return how help and errors write the limits of a duration."""
+    """Return the limits of a duration, for help and errors."""
     return f"{minimum:g}s to {write_duration(round(maximum * 1000))}"
 
 
 def parse_seconds(
     text: str, *, option: str, minimum: float = 0, maximum: float = _DAY_SECONDS
 ) -> float:
-    """Return a duration in seconds; raises `ArgumentError` where it is not within the bounds."""
+    """Return a duration in seconds; raises `ArgumentError` if it is out of bounds."""
     seconds = parse_duration(text, option=option) / 1000
     if not minimum <= seconds <= maximum:
         raise ArgumentError(
@@ -65,7 +65,7 @@ def parse_seconds(
 def parse_whole(
     text: str, *, option: str, unit_ms: int = _DAY_MS, unit: str = "days", minimum: int = 0
 ) -> int:
-    """Return a duration as a whole number of days, or of another unit; raises `ArgumentError`."""
+    """Return a duration in whole days or other units; raises `ArgumentError` if it is invalid."""
     count, rest = divmod(parse_duration(text, option=option), unit_ms)
     if rest or count < minimum:
         bound = f", at least {minimum}" if minimum else ""
@@ -76,7 +76,7 @@ def parse_whole(
 def epilogue(
     text: str = "", *, examples: Mapping[str, str], codes: Mapping[int, str] | None = None
 ) -> str:
-    """Return what stands below the options of a command: examples by their titles, exit codes."""
+    """Return the text below the options of a command: examples by title, and exit codes."""
     shown = "\n".join(f"  # {title}\n  {command}" for title, command in examples.items())
     all_codes = {0: "success", **(codes or {})}
     all_codes |= {code: text for code, text in _COMMON_CODES.items() if code not in all_codes}

@@ -1,4 +1,4 @@
-"""`gpuledger query`: SQL over all tables of a store."""
+"""`gpuledger query`: runs SQL on all tables of a store."""
 
 import csv
 import re
@@ -88,7 +88,7 @@ def query(
     """Query the store in SQL, with names and readable units."""
     if expanded is not None and format != "table":
         raise UserError(f"--expanded: only for --format table, not {format}")
-    # Bytes on a terminal help nobody, and Parquet is written from its end.
+    # Parquet is binary, and its writer must seek.
     if format == "parquet" and output is None:
         raise UserError("--format parquet: missing --output; give the file to write")
     require_writable(output)
@@ -97,14 +97,14 @@ def query(
             files = create_views(connection, store, storage_options_of(storage_option))
             with written(output) if output else nullcontext() as file:
                 confine(connection, files, written=file and file.absolute())
-                # What was looked at is what runs, and not the text once more.
+                # Run the statement that was checked, and do not parse the text again.
                 question = parse_question(connection, sql)
                 run = partial(run_interruptible, interrupt=connection.interrupt)
                 found = run(partial(connection.sql, question))
                 _hint(sql, files, store)
                 if format == "json":
                     _require_names(found.columns)
-                # Few rows are Python's at a time.
+                # Only a batch of rows is in Python's memory at a time.
                 fetch = partial(found.fetchmany, _ROWS_AT_ONCE)
                 rows = chain.from_iterable(iter(partial(run, fetch), []))
                 if format == "parquet":
@@ -120,21 +120,20 @@ def query(
 
 
 def _require_names(columns: Sequence[str]) -> None:
-    """Raise UserError where two columns have one name, of which an object has one value."""
+    """Raise UserError if columns share a name, because a JSON object would keep only one."""
     if twice := [name for name, count in Counter(columns).items() if count > 1]:
         raise UserError(
-            f"--format json: several columns are called {', '.join(twice)}; give them names of"
-            " their own, with AS"
+            f"--format json: duplicate column names: {', '.join(twice)}; rename them with AS"
         )
 
 
 def _hint(sql: str, files: Mapping[str, Sequence[str]], store: str) -> None:
-    """Write a hint if a query reads sums that have not been made yet."""
+    """Write a hint if a query reads hourly or daily sums that do not exist yet."""
     for table in (USAGE_HOURLY.name, USAGE_DAILY.name):
         if re.search(rf"\b{table}\b", sql) and files[USAGE.name] and not files[table]:
             sys.stderr.write(
-                f"gpuledger: {table} has no rows yet: {USAGE.name} has not been summed up; run"
-                f" `gpuledger store maintain --store {shown_url(store)}`\n"
+                f"gpuledger: {table} has no rows yet, because {USAGE.name} has not been summed up;"
+                f" run `gpuledger store maintain --store {shown_url(store)}`\n"
             )
 
 
@@ -171,9 +170,9 @@ def print_rows(
     expanded: bool | None,
     width: int | None = None,
 ) -> None:
-    """Print rows as a table, or expanded where that would be wider than a terminal.
+    """Print rows as a table, or expanded if the table is wider than the terminal.
 
-    No value is ever cut. In a file or a pipe a table has the width that it needs.
+    Values are never cut. In a file or a pipe the table is as wide as it needs.
     """
     # As Text, because rich would parse brackets in a string as a style.
     texts = [[Text(cell) for cell in row] for row in rows]
@@ -198,14 +197,14 @@ def _print_expanded(
         console.print(Text(head.ljust(name_width + 1, "-") + "+-"), soft_wrap=True)
         for name, cell in zip(columns, row, strict=True):
             label = name + " " * (name_width - cell_len(name)) + " | "
-            # Further lines of a value stand below its first one.
+            # The other lines of a value are aligned below its first one.
             before = [label, *[" " * name_width + " | "] * cell.plain.count("\n")]
             for text, line in zip(before, cell.split("\n", allow_blank=True), strict=True):
                 console.print(Text(text).append_text(line), soft_wrap=True)
 
 
 def _shown(value: object) -> object:
-    """Return a value as text has it: decimals with all their digits, whole numbers as such."""
+    """Return a value for text output; decimals keep all digits, integers stay integers."""
     match value:
         case Decimal():
             return f"{value:f}"
@@ -221,12 +220,12 @@ def _shown(value: object) -> object:
 
 
 def _shown_within(value: object) -> str:
-    # In quotes: a text may have a comma.
+    # In quotes, because a text may contain a comma.
     return repr(value) if isinstance(value, str) else str(_shown(value))
 
 
 def _whole(value: object) -> object:
-    """Return a value as JSON can have it: numbers of any size, also within lists and structs."""
+    """Return a value for JSON, with integers of any size, also within lists and structs."""
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         return orjson.Fragment(str(value))
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""`gpuledger store`: what a store needs from time to time."""
+"""`gpuledger store`: maintains a store."""
 
 import signal
 import sys
@@ -48,14 +48,14 @@ _DEFAULT_AGE_HOURS: Final = MaintenanceSettings(uri="").orphan_age_hours
 _RETENTION: Final = Retention()
 _HOUR_MS: Final = 3_600_000
 _END_SECONDS: Final = 8.0
-"""How long a run that is told to end may take for the step that is under way."""
+"""How long the current step may take after the process is told to end."""
 _WIDTH_IN_FILES: Final = 100
 
 app = App(name="store", help_format="plaintext")
 
 
 def retention_option(table: TableSchema) -> Parameter:
-    """Return the option of how long a table keeps its rows."""
+    """Return the parameter of a table's retention."""
     return duration_option(
         f"How long {table.name} keeps its rows, in whole days; 0d keeps them all", forms=DAY_FORMS
     )
@@ -88,8 +88,8 @@ def maintain(
     orphan_age: Annotated[
         str,
         duration_option(
-            "Age from which files that no table refers to are removed, in whole hours; keep it"
-            " far longer than a write or a query takes",
+            "Minimum age of unreferenced files to remove, in whole hours; keep it far longer than"
+            " a write or a query takes",
             forms=HOUR_FORMS,
         ),
     ] = write_duration(_DEFAULT_AGE_HOURS * _HOUR_MS),
@@ -150,7 +150,7 @@ def _maintain(
 
 
 class _Repeated:
-    """Maintains a store at an interval until the process is told to end."""
+    """Maintains a store at an interval until a signal ends it."""
 
     def __init__(self, settings: MaintenanceSettings, *, every_seconds: float) -> None:
         self._settings, self._every_seconds = settings, every_seconds
@@ -160,12 +160,12 @@ class _Repeated:
         self._defect: BaseException | None = None
 
     def run(self) -> None:
-        """Return once SIGTERM or SIGINT has come, ten seconds later at most."""
+        """Run until SIGTERM or SIGINT, and return at most ten seconds later."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._end())
         while not self._is_ending:
             begun = time.monotonic()
-            # In a thread that dies with the process: a step may block for longer than there is.
+            # In a daemon thread, because a step may block for longer than _END_SECONDS.
             once = threading.Thread(target=self._once, daemon=True)
             once.start()
             self._changed.wait()
@@ -181,7 +181,8 @@ class _Repeated:
         try:
             _maintain(self._maintainer, self._settings, dry_run=False, verbose=False)
         except UserError as error:
-            # No store yet, or a storage that is away: the next run may find it.
+            # The store may not exist yet or the storage may be unavailable; the next run tries
+            # again.
             sys.stderr.write(f"gpuledger: {error}\n")
         except BaseException as error:  # noqa: BLE001  # raised in the main thread
             self._defect = error
@@ -195,7 +196,7 @@ class _Repeated:
 
 
 def _require_store(settings: MaintenanceSettings) -> None:
-    """Raise UserError where there is no store: a mistyped address shall not become one."""
+    """Raise UserError if there is no store, so that a mistyped URI does not create one."""
     tables = [
         StreamTable(schema, store_uri=settings.uri, storage_options=settings.storage_options)
         for schema in (USAGE, ENTRIES)
@@ -206,11 +207,11 @@ def _require_store(settings: MaintenanceSettings) -> None:
 
 @contextmanager
 def _reporting(*, verbose: bool) -> Iterator[Reporter]:
-    """Say which step is under way: a line each, or on a terminal one line that is written over."""
+    """Report the current step: a line for each, or one line that changes on a terminal."""
     if verbose:
         yield _print_step
     elif sys.stderr.isatty():
-        # On standard error, as results go to standard output.
+        # On standard error, because results go to standard output.
         terminal = Console(stderr=True)
         with Live(console=terminal, transient=True, auto_refresh=False) as line:
             yield lambda *step: line.update(Text(_title(*step)), refresh=True)
@@ -228,12 +229,12 @@ def _title(number: int, total: int, step: MaintenanceStep) -> str:
 
 
 def _print_done(done: MaintenanceDone, *, title: str) -> None:
-    """Print a row for each step that had something to do."""
-    # What was looked at and needed nothing is not in it: on most runs that is nearly every step.
+    """Print a row for each step that changed something."""
+    # In most runs nearly every step has nothing to do, and gets no row.
     table = Table("step", "table", title, safe_box=True)
     for step in done.steps:
         if step.count:
-            # All units are plural words.
+            # All units are plurals.
             unit = step.unit.removesuffix("s") if step.count == 1 else step.unit
             table.add_row(step.action, step.table, f"{step.count} {unit}")
     if not table.row_count:

@@ -1,7 +1,7 @@
-"""What commands take alike: which store, options of its storage, a file to write.
+"""Options that commands share: the store, options of its storage, and the output file.
 
-A file gets its name once it is written whole: whoever reads it, or finds it after a run that
-failed, has no half of one.
+An output file gets its name when it is complete, so that readers never see a partial file, and a
+failed run leaves none.
 """
 
 import errno
@@ -25,7 +25,7 @@ _URI_VARIABLE: Final = variable_of(("store", "uri"))
 
 
 def _check_uri(_: object, uri: str) -> None:
-    """Raise UserError for a store that cannot be one, before anything is read."""
+    """Raise UserError for an invalid store URI, before anything is read."""
     remedy = "give a directory or an object-store URI, such as s3://ledger/gpuledger"
     scheme, is_uri, *_rest = uri.partition("://")
     if not uri:
@@ -62,12 +62,12 @@ class _EnvironmentSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def storage_options_of(given: Sequence[str]) -> dict[str, str]:
-    """Return options of a storage by their names, over those of the environment.
+    """Return storage options by name; the given ones override those of the environment.
 
-    Raises UserError for one that is not KEY=VALUE.
+    Raises UserError for an option that is not KEY=VALUE.
     """
     pairs = [option.partition("=") for option in given]
-    # Without its value, which may be a key of the storage.
+    # The error does not quote the value, which may be an access key.
     if wrong := [key for key, equals, _ in pairs if not (key and equals)]:
         raise UserError(f"--storage-option: expected KEY=VALUE, got {wrong[0]!r}")
     environ = {name: text for name, text in os.environ.items() if name == _OPTIONS_VARIABLE}
@@ -78,7 +78,7 @@ def storage_options_of(given: Sequence[str]) -> dict[str, str]:
 
 
 def require_writable(output: Path | None) -> None:
-    """Raise UserError where a file could not be written: before the work, and not behind it."""
+    """Raise UserError if a file cannot be written, before the work begins."""
     if output is None:
         return
     try:
@@ -96,18 +96,18 @@ def require_writable(output: Path | None) -> None:
 
 @contextmanager
 def written(output: Path) -> Iterator[Path]:
-    """Yield the file to write in the place of `output`, which takes that name when it is whole.
+    """Yield a temporary file to write, which replaces `output` when it is complete.
 
-    Raises UserError where it cannot be written; then what was there before is there still.
+    Raises UserError if it cannot be written; an existing file is then unchanged.
     """
-    # A device or a pipe stays what it is.
+    # Devices and pipes are written directly.
     file = output if _is_special(output) else _partial(output)
     try:
         yield file
         if file != output:
             file.replace(output.resolve())
     except (OSError, duckdb.IOException) as error:
-        # DuckDB may read the store while it writes: that is not about this file.
+        # DuckDB may fail to read the store while it writes; that is another error.
         if isinstance(error, duckdb.IOException) and str(file) not in str(error):
             raise
         raise _refusal(output, error) from error
@@ -121,7 +121,7 @@ def _is_special(output: Path) -> bool:
 
 
 def _partial(output: Path) -> Path:
-    # Where a link leads to: renamed there, the link stays one.
+    # The target of a link, so that renaming keeps the link.
     return output.resolve().with_name(f".gpuledger-{os.getpid()}.part")
 
 

@@ -26,7 +26,7 @@ ExportFormat = Literal["strimzi", "acls"]
 Partitions = Annotated[
     int | None,
     Parameter(
-        help="Partitions of topics keyed by node; by default as gpuledger.samples.v1 has, else 12.",
+        help="Partitions of topics keyed by node; by default those of gpuledger.samples.v1, or 12.",
         validator=Number(gte=1),
     ),
 ]
@@ -42,8 +42,8 @@ Replicas = Annotated[
 @app.command(
     help_epilogue=epilogue(
         examples={
-            "Missing topics, on the brokers of the environment": "gpuledger topics create",
-            "The first time, for many nodes": (
+            "Create missing topics": "gpuledger topics create",
+            "For many nodes": (
                 "gpuledger topics create --bootstrap-servers kafka:9092 --partitions 24"
             ),
         },
@@ -68,7 +68,7 @@ def create(
 @app.command(
     help_epilogue=epilogue(
         examples={
-            "All topics": "gpuledger topics check",
+            "Check all topics": "gpuledger topics check",
             "With the credentials of a component": "gpuledger topics check --config join.yaml",
         },
         codes={0: "all topics are as required", 1: "at least one topic differs or is missing"},
@@ -138,16 +138,16 @@ def export(
         api_version=api_version,
     )
     for manifest in objects:
-        # One by one, as an anchor for what several share is nothing for people.
+        # One by one, because YAML would write shared parts as anchors.
         yaml.safe_dump(manifest, sys.stdout, sort_keys=False, explicit_start=True)
     return 0
 
 
 def show(lines: Iterable[TopicLine]) -> None:
-    """Print one row a topic."""
+    """Print a row for each topic."""
     table = Table("topic", "status", "wanted", "found", box=None, pad_edge=False)
     for line in lines:
         colour = _COLOURS.get(line.status, "red")
         table.add_row(line.topic, f"[{colour}]{line.status}[/]", line.wanted, line.found)
-    # A file has no width of its own, and Rich's default of 80 columns would cut the names.
+    # Files have no width, and Rich's default of 80 columns would cut the names.
     Console(width=None if sys.stdout.isatty() else WIDTH_IN_FILES).print(table)

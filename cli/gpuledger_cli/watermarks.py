@@ -27,11 +27,11 @@ app = App(
     help_format="plaintext",
     help_epilogue=epilogue(
         examples={
-            "Up to when is the store complete?": "gpuledger watermarks",
-            "Is the hour until 10:00 complete? For scripts": (
+            "Through which time is the store complete?": "gpuledger watermarks",
+            "In a script: is everything before 10:00 complete?": (
                 "gpuledger watermarks --until 2026-11-22T10:00:00Z && make-the-bill"
             ),
-            "How far is the join with one cluster?": (
+            "How far has the join processed one cluster?": (
                 "gpuledger watermarks --component join --cluster eu-west-1"
             ),
         },
@@ -72,7 +72,7 @@ def watermarks(
 
 
 async def read_watermarks(history: Bus, component: Component) -> tuple[int, list[Watermark]]:
-    """Return how many partitions there are, and the watermarks of a component."""
+    """Return the number of partitions, and the watermarks of a component."""
     topics = history.topics
     reported = {"podwatch": topics.pods, "rows": topics.rows}.get(component, topics.events)
     completeness = Completeness(component=component, topic=reported.name)
@@ -95,7 +95,7 @@ async def read_watermarks(history: Bus, component: Component) -> tuple[int, list
                         )
                         if is_own and watermark.complete_until_ns <= time.time_ns() + MAX_AHEAD_NS:
                             completeness.take(watermark)
-                        # All that the component has written was read.
+                        # All records of the component count as read.
                         completeness.read_to(at.partition, MAX_OFFSET)
     # The topic may have more partitions than there are watermarks for.
     return max(len(spans), partitions), [
@@ -106,7 +106,7 @@ async def read_watermarks(history: Bus, component: Component) -> tuple[int, list
 def completeness_lines(
     watermarks: Sequence[Watermark], *, partitions: int, until_ns: int | None
 ) -> list[str]:
-    """Return the lines for people; the first one begins with `complete`, or not."""
+    """Return the lines to print; the first begins with `complete` or `not complete`."""
     unheard = sorted(set(range(partitions)) - {watermark.partition for watermark in watermarks})
     earliest_ns = min((watermark.complete_until_ns for watermark in watermarks), default=0)
     behind = [

@@ -174,7 +174,7 @@ async def test_while_an_agent_ticks_nothing_is_retired(node: str | None) -> None
 
 async def test_while_podwatch_is_at_work_nothing_is_retired() -> None:
     on = await reported(inventory(A, "GPU-a"), podwatch_ago_s=59)
-    with pytest.raises(UserError, check=has_words("podwatch", "was at work", "stop it")):
+    with pytest.raises(UserError, check=has_words("podwatch", "was running", "stop it")):
         await retire(on)
 
     assert [end for *_, end in stays(on)] == [None]

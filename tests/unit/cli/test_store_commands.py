@@ -248,7 +248,7 @@ def test_parquet_goes_to_a_file_and_stays_exact(store: Path, tmp_path: Path) -> 
         ("CREATE TABLE kept (number INTEGER)", (), "no rows"),
         ("", (), "empty"),
         ("SELECT 1; SELECT 2", (), "2 statements"),
-        ("SELECT 1 AS a, 2 AS a", ("--format", "json"), "called a"),
+        ("SELECT 1 AS a, 2 AS a", ("--format", "json"), "names: a;"),
         ("PIVOT usage ON category", (), "IN"),
     ],
 )
