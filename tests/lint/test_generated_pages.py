@@ -42,7 +42,10 @@ def test_every_page_is_written_over_what_stands(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "named"),
     [
-        (lambda docs: (docs / "agent.md").write_text("# Bare"), "agent.md: the mark <!-- readings"),
+        (
+            lambda docs: (docs / "agent.md").write_text("# Bare"),
+            "agent.md: missing mark <!-- readings",
+        ),
         (lambda docs: (docs / "agent.md").unlink(), "agent.md: No such file"),
         (lambda docs: (docs / "xids.md").mkdir(), "xids.md: Is a directory"),
     ],
