@@ -10,19 +10,19 @@ ROOT = Path(__file__).parents[1]
 
 
 def hot_modules() -> list[str]:
-    """Return the import names of the modules that pyproject.toml lists to be compiled."""
+    """Return the import names of the modules that pyproject.toml lists for compilation."""
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = pyproject["tool"]["hatch"]["build"]["targets"]["wheel"]
     return [_import_name(path) for path in wheel["hooks"]["custom"]["modules"]]
 
 
 def compiled_modules() -> list[str]:
-    """Return those that an import finds compiled."""
+    """Return the hot modules that are imported in compiled form."""
     return [name for name in hot_modules() if _is_compiled(name)]
 
 
 def describe_compiled() -> str:
-    """Return one line for the header of test and benchmark reports."""
+    """Return a line about compiled modules for the header of test and benchmark reports."""
     compiled, total = len(compiled_modules()), len(hot_modules())
     if compiled == total:
         return f"compiled: yes, {compiled} modules"

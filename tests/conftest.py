@@ -1,10 +1,11 @@
-"""Marks every test by its folder, leaves the process's logging as it was, times no example.
+"""Marks each test by its directory, restores logging after it, and sets Hypothesis' profiles.
 
-Lets `tests.spreading` say how `-n` spreads them.
+Sets up `tests.spreading`, which distributes the tests over the processes of `-n`.
 
-Says whether the join's hot modules are compiled, and with TESTS_REQUIRE_COMPILED=1 insists on it.
+Reports whether the join's hot modules are compiled, and fails without them if
+TESTS_REQUIRE_COMPILED=1.
 
-Other fixtures live beside the tests that use them.
+Other fixtures are defined next to the tests that use them.
 """
 
 import logging
@@ -25,7 +26,7 @@ register_profiles()
 
 
 def pytest_report_header() -> str:
-    """Report on which modules the tests run."""
+    """Report which modules the tests run on: compiled ones or sources."""
     return describe_compiled()
 
 
@@ -34,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--extended",
         action="store_true",
-        help="run the tests marked extended, and the laws with all their examples, and no others",
+        help="run the tests marked extended, and the laws with all their examples, nothing else",
     )
 
 
@@ -49,7 +50,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Spreading
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Run no test on sources that is meant for what was compiled; give laws their examples."""
+    """Fail if compiled modules are required but missing; register Hypothesis' profiles."""
     if config.getoption("extended"):
         settings.load_profile(ALL)
     if os.environ.get("TESTS_REQUIRE_COMPILED") == "1" and compiled_modules() != hot_modules():
@@ -59,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark each test by its folder; deselect those that are for the other kind of run."""
+    """Mark each test by its directory; deselect the tests that belong to the other kind of run."""
     extended = bool(config.getoption("extended"))
     left_out = [item for item in items if not _belongs(item, extended=extended)]
     if left_out:
@@ -74,13 +75,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _belongs(item: pytest.Item, *, extended: bool) -> bool:
     is_marked = item.get_closest_marker("extended") is not None
-    # Without `--extended` a law gets but a part of its examples.
+    # Without `--extended` a law gets only part of its examples.
     return is_marked == extended or (extended and is_hypothesis_test(getattr(item, "obj", None)))
 
 
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
-    """Undo what a deployable that ran in the test's own process has set up."""
+    """Undo the logging set-up of a component that ran in the test's process."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield

@@ -1,4 +1,4 @@
-"""The topics of an installation without a prefix of its own, which most tests are about."""
+"""The topics of an installation without a topic prefix, which most tests use."""
 
 from typing import Final
 

@@ -1,6 +1,6 @@
-"""How long a test waits for what only a mistake keeps from happening."""
+"""A timeout for waits that only a bug can keep from ending."""
 
 from typing import Final
 
 HANG_SECONDS: Final = 120.0
-"""Ends a test that hangs, so long that a busy machine does not end it; it states no law of time."""
+"""Ends a test that hangs; long enough for a busy machine. It does not state a time limit."""

@@ -1,4 +1,4 @@
-"""How much something holds in memory, counted in objects."""
+"""The memory that something holds, counted in objects."""
 
 import gc
 from collections.abc import Callable
@@ -7,11 +7,11 @@ from typing import Final
 
 _CODE: Final = (type, ModuleType, FunctionType, BuiltinFunctionType)
 _NOISE: Final = 1.1
-"""A few objects more or less say nothing: small numbers and names are shared."""
+"""Tolerance in objects: small numbers and names are shared."""
 
 
 def count_held(root: object) -> int:
-    """Return how many objects can be reached from one, apart from code."""
+    """Return how many objects can be reached from this one, without code."""
     seen, waiting = dict[int, object](), [root]
     while waiting:
         one = waiting.pop()
@@ -22,7 +22,7 @@ def count_held(root: object) -> int:
 
 
 def is_bounded(holder: object, feed: Callable[[int], object], *, times: int) -> bool:
-    """Feed it so many times, and as often again; return whether it then holds no more."""
+    """Call `feed` `times` times, and `times` more; return whether the holder did not grow."""
     for number in range(times):
         feed(number)
     before = count_held(holder)

@@ -1,4 +1,4 @@
-"""Laws of gaps: what a consumer cannot read any more is said, and nothing else is."""
+"""Laws of gaps: a consumer reports the offsets that it can no longer read, and only those."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def keeping(gaps: list[Gap]) -> GapCallback:
 class GapLaws:
     """Each test opens what it needs and leaves nothing open."""
 
-    async def test_a_new_group_misses_nothing_of_what_was_removed_before_it(
+    async def test_a_new_group_reports_no_gap_for_records_removed_before_it(
         self, harness: Harness
     ) -> None:
         partition, gaps = TopicPartition(harness.readings, 0), list[Gap]()
@@ -39,7 +39,9 @@ class GapLaws:
 
         assert gaps == []
 
-    async def test_what_was_removed_while_nobody_read_is_a_gap(self, harness: Harness) -> None:
+    async def test_records_removed_while_the_group_is_not_running_are_a_gap(
+        self, harness: Harness
+    ) -> None:
         partition, gaps = TopicPartition(harness.readings, 1), list[Gap]()
         async with harness.bus.producer() as producer:
             await producer.publish(*partition, messages("a", "b", "c"))
@@ -63,7 +65,7 @@ class GapLaws:
         ]
         assert gaps[0].missed == 2
 
-    async def test_what_is_removed_while_a_consumer_waits_is_a_gap(self, harness: Harness) -> None:
+    async def test_records_removed_while_a_consumer_waits_are_a_gap(self, harness: Harness) -> None:
         partition, gaps = TopicPartition(harness.readings, 2), list[Gap]()
         async with (
             harness.bus.producer() as producer,
@@ -75,7 +77,7 @@ class GapLaws:
             await producer.publish(*partition, messages("b", "c", "d"))
             await producer.publish(*partition, [message("e", at_ms=AFTER_MS)])
             await harness.remove_before(partition, 4)
-            # What the client had fetched before it was removed would still be given.
+            # The client would still return records that it had fetched before their removal.
             await consumer.seek(partition, 1)
             consumer.resume([partition])
 
@@ -92,8 +94,10 @@ class GapLaws:
             )
         ]
 
-    async def test_a_gap_to_which_is_gone_back_is_reported_once(self, harness: Harness) -> None:
-        """A stage goes to where its own transaction or table is, maybe after the first poll."""
+    async def test_a_gap_is_reported_once_even_if_the_consumer_seeks_back_to_it(
+        self, harness: Harness
+    ) -> None:
+        """A component seeks to its own transaction's or table's offset, maybe after a poll."""
         partition, gaps = TopicPartition(harness.readings, 3), list[Gap]()
         async with (
             harness.bus.producer() as producer,
@@ -111,7 +115,7 @@ class GapLaws:
 
         assert [(gap.first_offset, gap.next_offset) for gap in gaps] == [(1, 3), (3, 5)]
 
-    async def test_a_gap_is_found_where_nothing_is_left_behind_it(self, harness: Harness) -> None:
+    async def test_a_gap_is_reported_even_if_no_record_follows_it(self, harness: Harness) -> None:
         partition, gaps = TopicPartition(harness.readings, 0), list[Gap]()
         async with harness.bus.producer() as producer:
             await producer.publish(*partition, messages("a", "b", "c"))
@@ -127,8 +131,8 @@ class GapLaws:
             (1, 3, None)
         ]
 
-    async def test_a_topic_made_anew_is_read_from_its_beginning(self, harness: Harness) -> None:
-        """Also where it has grown beyond what was committed of the one before."""
+    async def test_a_recreated_topic_is_read_from_its_beginning(self, harness: Harness) -> None:
+        """Even if it has more records than the offset that was committed for the old one."""
         partition, gaps = TopicPartition(harness.readings, 0), list[Gap]()
         async with harness.bus.producer() as producer:
             await producer.publish(*partition, messages("a", "b"))
@@ -145,7 +149,7 @@ class GapLaws:
             assert await consumer.topic_id(harness.readings) != before
             assert await consumer.committed(partition) is None
 
-    async def test_a_topic_made_anew_while_it_is_read_is_assigned_anew_and_said(
+    async def test_recreating_a_topic_during_reading_reassigns_its_partitions_and_reports_the_gap(
         self, harness: Harness
     ) -> None:
         partition, gaps, notes = TopicPartition(harness.readings, 0), list[Gap](), list[str]()
@@ -171,10 +175,10 @@ class GapLaws:
         assert (gap.first_offset, gap.next_offset) == (2, 0)
         assert (gap.reason, gap.missed) == (GapReason.TOPIC_RECREATED, None)
 
-    async def test_a_commit_that_comes_after_its_topic_was_made_anew_says_nothing_of_the_new_one(
+    async def test_a_commit_for_the_old_topic_has_no_effect_on_the_recreated_one(
         self, harness: Harness
     ) -> None:
-        """A worker that has not noticed yet commits what it read of the old topic."""
+        """A worker that has not noticed the change yet commits what it read from the old topic."""
         partition, other = (TopicPartition(harness.readings, number) for number in (0, 1))
         async with (
             harness.bus.producer() as producer,

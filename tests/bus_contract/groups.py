@@ -1,4 +1,4 @@
-"""Laws of groups: who holds what, and what is told when that changes."""
+"""Laws of groups: which member has which partitions, and the callbacks when that changes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class GroupLaws:
     """Each test opens what it needs and leaves nothing open."""
 
-    async def test_members_share_partitions_and_equal_numbers_stay_together(
+    async def test_members_share_partitions_and_each_gets_the_same_numbers_of_all_topics(
         self, harness: Harness
     ) -> None:
         requested = reading(harness, topics=[harness.readings, harness.pods])
@@ -50,7 +50,7 @@ class GroupLaws:
             assert of_readings == of_pods
             assert len(of_readings) == PARTITIONS // 2
 
-    async def test_members_read_everything_once_between_them(self, harness: Harness) -> None:
+    async def test_members_together_read_every_record_once(self, harness: Harness) -> None:
         async with (
             harness.bus.producer() as producer,
             harness.bus.consumer(reading(harness)) as first,
@@ -64,7 +64,9 @@ class GroupLaws:
 
         assert sorted(texts(records)) == [f"of {number}" for number in range(PARTITIONS)]
 
-    async def test_a_member_that_leaves_hands_its_partitions_on(self, harness: Harness) -> None:
+    async def test_the_partitions_of_a_member_that_leaves_go_to_the_others(
+        self, harness: Harness
+    ) -> None:
         async with (
             harness.bus.producer() as producer,
             harness.bus.consumer(reading(harness)) as staying,
@@ -77,7 +79,7 @@ class GroupLaws:
 
             assert len(await read(PARTITIONS, staying)) == PARTITIONS
 
-    async def test_partitions_are_assigned_before_their_records_come(
+    async def test_partitions_are_assigned_before_their_records_arrive(
         self, harness: Harness
     ) -> None:
         notes: list[str] = []
@@ -94,7 +96,7 @@ class GroupLaws:
             assert notes == [f"assigned {PARTITIONS}"]
             assert len(consumer.assignment()) == PARTITIONS
 
-    async def test_callbacks_tell_of_a_rebalance_on_both_sides(self, harness: Harness) -> None:
+    async def test_callbacks_report_a_rebalance_on_both_sides(self, harness: Harness) -> None:
         notes: list[str] = []
         requested = reading(
             harness,
@@ -117,7 +119,7 @@ class GroupLaws:
             f"revoked {PARTITIONS}",
         ]
 
-    async def test_a_member_that_works_is_waited_for_and_may_still_commit(
+    async def test_a_rebalance_waits_for_a_busy_member_which_can_still_commit(
         self, harness: Harness
     ) -> None:
         partitions = [TopicPartition(harness.readings, number) for number in range(PARTITIONS)]
@@ -139,7 +141,7 @@ class GroupLaws:
 
         assert texts(records) == ["to do"] * PARTITIONS
 
-    async def test_what_is_committed_on_revocation_is_where_the_next_member_begins(
+    async def test_the_next_member_begins_at_the_offset_committed_on_revocation(
         self, harness: Harness
     ) -> None:
         them = [TopicPartition(harness.readings, number) for number in range(PARTITIONS)]
@@ -173,7 +175,7 @@ class GroupLaws:
         async with harness.bus.consumer(reading(harness)) as reopened:
             assert texts(await read(1, reopened)) == ["b"]
 
-    async def test_an_assignment_whose_callback_failed_is_told_again(
+    async def test_an_assignment_whose_callback_failed_is_reported_again(
         self, harness: Harness
     ) -> None:
         notes: list[str] = []
@@ -194,7 +196,7 @@ class GroupLaws:
             assert texts(await read(1, consumer)) == ["a"]
             assert notes == ["told", "told"]
 
-    async def test_a_named_member_returns_to_its_partitions_and_moves_nobody(
+    async def test_a_static_member_gets_its_partitions_back_without_a_rebalance(
         self, harness: Harness
     ) -> None:
         notes: list[str] = []
@@ -220,7 +222,7 @@ class GroupLaws:
                 assert returned.assignment() == before
                 assert notes == reported_before
 
-    async def test_a_member_of_another_stage_is_not_let_in_and_takes_nothing(
+    async def test_a_member_of_another_component_is_rejected_and_gets_no_partitions(
         self, harness: Harness
     ) -> None:
         own = reading(harness, stage="alerts")

@@ -1,7 +1,7 @@
-"""What every bus promises: the laws beside this file, and here what they are tried with.
+"""The harness of the laws that every bus keeps; the laws are in the modules beside this one.
 
-Each bus has a test module that inherits the classes of laws and gives a `harness` fixture: the
-bus, with topics and a group of this test alone.
+The test module of each bus inherits the classes of laws and defines a `harness` fixture: the bus,
+with topics and a group that only this test uses.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ IDLE_SECONDS = 0.05
 
 
 class Harness(Protocol):
-    """A bus with topics of this test alone."""
+    """A bus with topics that only this test uses."""
 
     bus: Bus
     readings: str
@@ -36,19 +36,19 @@ class Harness(Protocol):
     group: str
 
     async def compact(self, *, last: Message) -> None:
-        """Publish one more message to `states`, and see that everything before it is compacted."""
+        """Publish one more message to `states`; wait until everything before it is compacted."""
 
     async def remove_before(self, partition: TopicPartition, offset: int) -> None:
         """Remove the records before an offset, as retention does."""
 
     def open_transaction(self, partition: TopicPartition) -> AbstractAsyncContextManager[None]:
-        """Have somebody's transaction, with a record in it, open on a partition while within.
+        """Keep another producer's transaction, with a record in it, open on a partition.
 
-        On a bus where none is ever open, do nothing.
+        Does nothing on a bus that never has open transactions.
         """
 
     async def recreate(self, topic: str) -> None:
-        """Delete a topic with 4 partitions and make it anew."""
+        """Delete a topic with 4 partitions and create it again."""
 
 
 def message(text: str, *, key: str = "node-a", at_ms: int = 1_790_000_000_000) -> Message:
@@ -69,7 +69,7 @@ def reading(harness: Harness, **settings: object) -> Subscription:
 
 
 def incompressible(size_bytes: int, *, seed: int = 1) -> bytes:
-    return random.Random(seed).randbytes(size_bytes)  # noqa: S311  # repeatable, and no secret
+    return random.Random(seed).randbytes(size_bytes)  # noqa: S311  # repeatable, and not a secret
 
 
 async def poll_once(consumer: Consumer, *, max_records: int = 1000) -> list[Record]:
@@ -80,7 +80,7 @@ async def poll_once(consumer: Consumer, *, max_records: int = 1000) -> list[Reco
 async def poll_until(
     is_enough: Callable[[list[Record]], bool], *consumers: Consumer, max_records: int = 1000
 ) -> list[Record]:
-    """Poll all consumers together, as processes of their own would, until it is enough."""
+    """Poll all consumers in turn, as separate processes would, until `is_enough` returns true."""
     found: list[Record] = []
     async with asyncio.timeout(DEADLINE_SECONDS):
         while not is_enough(found):
@@ -95,7 +95,7 @@ async def read(count: int, *consumers: Consumer) -> list[Record]:
 
 
 async def settle(*consumers: Consumer, topics: int = 1) -> list[Record]:
-    """Poll until the consumers hold all partitions between them; return what came meanwhile."""
+    """Poll until the consumers together have all partitions; return the records that arrived."""
 
     def is_settled(_: list[Record]) -> bool:
         held = [consumer.assignment() for consumer in consumers]

@@ -1,4 +1,4 @@
-"""Laws of looking back: spans, offsets by time, and reading outside any group."""
+"""Laws of reading old records: spans, offsets by time, and reading without a group."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class HistoryLaws:
             with pytest.raises(TopicsError, match="absent"):
                 await reader.spans("absent")
 
-    async def test_what_is_kept_is_read_by_offsets_as_often_as_one_likes(
+    async def test_kept_records_can_be_read_by_offset_any_number_of_times(
         self, harness: Harness
     ) -> None:
         partition = TopicPartition(harness.readings, 2)
@@ -48,7 +48,7 @@ class HistoryLaws:
             assert texts(await read_span(reader, partition, Span(1, 3))) == ["b", "c"]
             assert await read_span(reader, partition, Span(2, 2)) == []
 
-    async def test_partitions_are_read_one_after_the_other(self, harness: Harness) -> None:
+    async def test_partitions_are_read_one_after_another(self, harness: Harness) -> None:
         first, second = (TopicPartition(harness.readings, number) for number in (0, 1))
         async with harness.bus.producer() as producer, harness.bus.reader() as reader:
             await producer.publish(*first, messages("a"))
@@ -57,7 +57,7 @@ class HistoryLaws:
             assert texts(await read_span(reader, first, Span(0, 1))) == ["a"]
             assert texts(await read_span(reader, second, Span(0, 1))) == ["b"]
 
-    async def test_before_the_offset_of_a_time_every_record_is_older(
+    async def test_every_record_before_the_offset_of_a_time_is_older_than_that_time(
         self, harness: Harness
     ) -> None:
         partition, empty = (TopicPartition(harness.readings, number) for number in (0, 1))
@@ -75,7 +75,7 @@ class HistoryLaws:
             assert await at(9.001) == 5
             assert await reader.offsets_at([empty], _AT_MS) == {empty: 0}
 
-    async def test_looking_back_moves_no_group(self, harness: Harness) -> None:
+    async def test_reading_old_records_does_not_move_any_group(self, harness: Harness) -> None:
         partition = TopicPartition(harness.readings, 0)
         async with harness.bus.producer() as producer, harness.bus.reader() as reader:
             await producer.publish(*partition, messages("a", "b"))
@@ -83,7 +83,7 @@ class HistoryLaws:
             async with harness.bus.consumer(reading(harness)) as consumer:
                 assert texts(await read(2, consumer)) == ["a", "b"]
 
-    async def test_holes_that_compaction_left_are_stepped_over(self, harness: Harness) -> None:
+    async def test_reading_skips_offsets_that_compaction_removed(self, harness: Harness) -> None:
         partition = TopicPartition(harness.states, 0)
         async with harness.bus.producer() as producer, harness.bus.reader() as reader:
             await producer.publish(*partition, [message(text, key="k") for text in "abc"])

@@ -1,4 +1,4 @@
-"""Laws of positions: commit, seek, pause, and what compaction leaves."""
+"""Laws of positions: commit, seek, pause, and reading after compaction."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PositionLaws:
                 consumer = await opened.enter_async_context(harness.bus.consumer(requested))
                 assert texts(await read(2, consumer)) == ["a", "b"]
 
-    async def test_a_reopened_consumer_goes_on_after_what_was_committed(
+    async def test_a_reopened_consumer_continues_after_the_committed_offset(
         self, harness: Harness
     ) -> None:
         partition = TopicPartition(harness.readings, 1)
@@ -51,17 +51,17 @@ class PositionLaws:
         async with harness.bus.consumer(reading(harness)) as reopened:
             assert texts(await read(1, reopened)) == ["c"]
 
-    async def test_what_was_not_committed_is_read_again(self, harness: Harness) -> None:
+    async def test_records_that_were_not_committed_are_read_again(self, harness: Harness) -> None:
         async with harness.bus.producer() as producer:
             await producer.publish(harness.readings, 1, messages("a", "b"))
         for _ in range(2):
             async with harness.bus.consumer(reading(harness)) as consumer:
                 assert texts(await read(2, consumer)) == ["a", "b"]
 
-    async def test_what_is_asked_of_a_partition_that_is_not_assigned_says_so(
+    async def test_using_a_partition_that_is_not_assigned_raises_its_own_error(
         self, harness: Harness
     ) -> None:
-        """Not as if the bus were away: asking again would not help, only a poll does."""
+        """It must differ from an unavailable bus: a retry does not help, only a poll does."""
         partition = TopicPartition(harness.pods, 3)
         async with harness.bus.consumer(reading(harness)) as consumer:
             await settle(consumer)
@@ -72,7 +72,9 @@ class PositionLaws:
             with pytest.raises(NotAssignedError):
                 await consumer.position(partition)
 
-    async def test_what_a_rebalance_has_taken_is_not_assigned(self, harness: Harness) -> None:
+    async def test_a_partition_that_a_rebalance_took_away_is_no_longer_assigned(
+        self, harness: Harness
+    ) -> None:
         partitions = [TopicPartition(harness.readings, number) for number in range(PARTITIONS)]
         async with (
             harness.bus.consumer(reading(harness)) as staying,
@@ -87,7 +89,7 @@ class PositionLaws:
                 with pytest.raises(NotAssignedError):
                     await staying.position(partition)
 
-    async def test_a_paused_partition_waits_and_loses_nothing(self, harness: Harness) -> None:
+    async def test_a_paused_partition_waits_and_loses_no_record(self, harness: Harness) -> None:
         paused, other = (TopicPartition(harness.readings, number) for number in (0, 1))
         async with (
             harness.bus.producer() as producer,
@@ -104,7 +106,7 @@ class PositionLaws:
             consumer.resume([paused])
             assert texts(await read(2, consumer)) == ["b", "c"]
 
-    async def test_seek_reads_again_from_there(self, harness: Harness) -> None:
+    async def test_seek_reads_again_from_its_offset(self, harness: Harness) -> None:
         partition = TopicPartition(harness.readings, 0)
         async with (
             harness.bus.producer() as producer,
@@ -117,7 +119,7 @@ class PositionLaws:
             assert await consumer.position(partition) == 1
             assert texts(await read(2, consumer)) == ["b", "c"]
 
-    async def test_end_offsets_are_those_of_the_next_records(self, harness: Harness) -> None:
+    async def test_end_offsets_are_the_offsets_of_the_next_records(self, harness: Harness) -> None:
         filled, empty = (TopicPartition(harness.readings, number) for number in (0, 1))
         async with (
             harness.bus.producer() as producer,
@@ -127,7 +129,7 @@ class PositionLaws:
 
             assert await consumer.end_offsets([filled, empty]) == {filled: 2, empty: 0}
 
-    async def test_compaction_keeps_the_last_of_each_key_and_its_offset(
+    async def test_compaction_keeps_the_last_record_of_each_key_and_its_offset(
         self, harness: Harness
     ) -> None:
         partition = TopicPartition(harness.states, 0)
@@ -136,7 +138,7 @@ class PositionLaws:
         requested = reading(harness, topics=[harness.states])
         async with harness.bus.producer() as producer:
             await producer.publish(*partition, written)
-        # Later than the others by event time, which is what Kafka closes a segment by.
+        # Later than the others by event time, because Kafka closes segments by event time.
         await harness.compact(last=message("last", key="pod-c", at_ms=1_790_000_010_000))
         async with harness.bus.consumer(requested) as consumer:
             records = await read(3, consumer)
@@ -151,7 +153,9 @@ class PositionLaws:
             await consumer.seek(partition, 3)
             assert texts(await read(3, consumer))[0] == "9"
 
-    async def test_a_poll_gives_at_most_so_many_and_the_rest_later(self, harness: Harness) -> None:
+    async def test_a_poll_returns_at_most_max_records_and_the_rest_later(
+        self, harness: Harness
+    ) -> None:
         async with (
             harness.bus.producer() as producer,
             harness.bus.consumer(reading(harness)) as consumer,

@@ -1,4 +1,4 @@
-"""Laws of publishing: what was published is what is read, or it is refused."""
+"""Laws of publishing: a message is read as it was published, or it is rejected."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RecordLaws:
         assert [record.offset for record in records] == list(range(50))
         assert {(record.topic, record.partition) for record in records} == {(harness.readings, 2)}
 
-    async def test_publishing_wakes_a_poll_that_waits(self, harness: Harness) -> None:
+    async def test_publishing_wakes_a_waiting_poll(self, harness: Harness) -> None:
         async with (
             harness.bus.producer() as producer,
             harness.bus.consumer(reading(harness)) as consumer,
@@ -92,7 +92,7 @@ class RecordLaws:
 
         assert [record.value for record in records] == [sent.value for sent in published]
 
-    async def test_a_message_is_taken_up_to_the_limit_and_refused_above_it(
+    async def test_a_message_up_to_the_limit_is_accepted_and_a_larger_one_rejected(
         self, harness: Harness
     ) -> None:
         value = incompressible(MAX_MESSAGE_BYTES - len(b"node-b"))
@@ -109,7 +109,7 @@ class RecordLaws:
         assert [record.value for record in records] == [value]
 
     @pytest.mark.parametrize(("topic", "partition"), [("absent", 0), (None, 4), (None, -1)])
-    async def test_a_topic_or_partition_that_is_not_there_is_named(
+    async def test_the_error_names_a_topic_or_partition_that_does_not_exist(
         self, harness: Harness, topic: str | None, partition: int
     ) -> None:
         name = topic or harness.readings
@@ -117,12 +117,14 @@ class RecordLaws:
             with pytest.raises(TopicsError, match=name):
                 await producer.publish(name, partition, messages("a"))
 
-    async def test_a_consumer_of_an_absent_topic_is_told_so(self, harness: Harness) -> None:
+    async def test_consuming_a_topic_that_does_not_exist_raises_an_error(
+        self, harness: Harness
+    ) -> None:
         with pytest.raises(TopicsError, match="absent"):
             async with harness.bus.consumer(reading(harness, topics=["absent"])) as consumer:
                 await poll_once(consumer)
 
-    async def test_an_empty_batch_is_nothing(self, harness: Harness) -> None:
+    async def test_publishing_an_empty_batch_does_nothing(self, harness: Harness) -> None:
         partition = TopicPartition(harness.readings, 0)
         async with (
             harness.bus.producer() as producer,
@@ -132,12 +134,12 @@ class RecordLaws:
 
             assert await consumer.end_offsets([partition]) == {partition: 0}
 
-    async def test_the_bus_knows_the_number_of_partitions(self, harness: Harness) -> None:
+    async def test_the_bus_returns_the_number_of_partitions(self, harness: Harness) -> None:
         assert await harness.bus.partitions(harness.readings) == PARTITIONS
         with pytest.raises(TopicsError, match="absent"):
             await harness.bus.partitions("absent")
 
-    async def test_publishers_at_once_keep_each_its_own_order(self, harness: Harness) -> None:
+    async def test_concurrent_publishers_each_keep_their_own_order(self, harness: Harness) -> None:
         async def publish(name: str) -> None:
             for number in range(10):
                 batch: Sequence[Message] = messages(f"{name} {number}")
@@ -154,10 +156,10 @@ class RecordLaws:
             of_one = [text for text in found if text.startswith(name)]
             assert of_one == [f"{name} {number}" for number in range(10)]
 
-    async def test_partitions_take_turns_whatever_backlog_one_of_them_has(
+    async def test_partitions_take_turns_whatever_the_backlog_of_one_of_them(
         self, harness: Harness
     ) -> None:
-        """Or a batch of many small records would keep all other partitions waiting for minutes."""
+        """Otherwise a batch of many small records would delay all other partitions by minutes."""
         async with (
             harness.bus.producer() as producer,
             harness.bus.consumer(reading(harness)) as consumer,

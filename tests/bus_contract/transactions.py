@@ -1,4 +1,4 @@
-"""Laws of transactions: all or nothing, one writer an id, offsets along with the messages."""
+"""Laws of transactions: all or nothing, one writer per id, offsets together with messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class TransactionLaws:
     """Each test opens what it needs and leaves nothing open."""
 
-    async def test_what_one_transaction_has_for_several_topics_is_read_in_order(
+    async def test_a_transaction_over_several_topics_is_read_in_order(
         self, harness: Harness
     ) -> None:
         requested = reading(harness, topics=[harness.readings, harness.pods])
@@ -50,7 +50,7 @@ class TransactionLaws:
             assert {each.partition for each in of_one} == {partition}
             assert texts(of_one) == ["a", "b", "c"]
 
-    async def test_a_group_goes_on_after_the_offsets_of_a_transaction(
+    async def test_a_group_continues_after_the_offsets_of_a_transaction(
         self, harness: Harness
     ) -> None:
         partition = TopicPartition(harness.readings, 1)
@@ -62,7 +62,7 @@ class TransactionLaws:
             assert texts(await read(1, consumer)) == ["to do"]
             assert await consumer.committed(partition) == 1
 
-    async def test_offsets_of_a_transaction_are_seen_by_who_opens_its_id_next(
+    async def test_the_next_producer_with_the_same_id_sees_the_offsets_of_a_transaction(
         self, harness: Harness
     ) -> None:
         partition, name = TopicPartition(harness.readings, 0), f"{harness.group}-0"
@@ -80,7 +80,9 @@ class TransactionLaws:
                 async with harness.bus.transactions(name):
                     assert await consumer.committed(partition) == offset
 
-    async def test_whoever_opens_an_id_shuts_out_who_had_it(self, harness: Harness) -> None:
+    async def test_opening_a_transactional_id_fences_its_former_producer(
+        self, harness: Harness
+    ) -> None:
         partition, name = TopicPartition(harness.readings, 0), f"{harness.group}-0"
         async with (
             harness.bus.transactions(name) as first,
@@ -102,7 +104,7 @@ class TransactionLaws:
                 assert texts(await read(2, consumer)) == ["of the first", "of the second"]
                 assert await consumer.committed(partition) is None
 
-    async def test_who_was_shut_out_may_open_the_id_again(self, harness: Harness) -> None:
+    async def test_a_fenced_producer_can_open_the_id_again(self, harness: Harness) -> None:
         partition, name = TopicPartition(harness.readings, 0), f"{harness.group}-0"
         async with harness.bus.transactions(name) as shut_out:
             async with harness.bus.transactions(name):
@@ -116,7 +118,7 @@ class TransactionLaws:
             await again.commit({partition: messages("b")}, offsets={}, group=harness.group)
             assert texts(await read(1, consumer)) == ["b"]
 
-    async def test_writers_under_different_ids_do_not_shut_each_other_out(
+    async def test_producers_with_different_ids_do_not_fence_each_other(
         self, harness: Harness
     ) -> None:
         partition = TopicPartition(harness.readings, 0)
@@ -129,7 +131,7 @@ class TransactionLaws:
                 await writer.commit({partition: messages(text)}, offsets={}, group=harness.group)
             assert texts(await read(3, consumer)) == ["a", "b", "c"]
 
-    async def test_one_message_too_large_keeps_the_whole_transaction_back(
+    async def test_one_message_that_is_too_large_holds_back_the_whole_transaction(
         self, harness: Harness
     ) -> None:
         small, large = (TopicPartition(harness.readings, number) for number in (0, 1))
@@ -150,7 +152,7 @@ class TransactionLaws:
             assert await consumer.committed(small) is None
 
     @pytest.mark.parametrize(("topic", "partition"), [("absent", 0), (None, 4)])
-    async def test_a_place_that_is_not_there_is_named_and_nothing_is_done(
+    async def test_the_error_names_a_missing_topic_or_partition_and_nothing_is_written(
         self, harness: Harness, topic: str | None, partition: int
     ) -> None:
         at = TopicPartition(harness.readings, 0)
@@ -169,7 +171,7 @@ class TransactionLaws:
 
             assert texts(await read(1, consumer)) == ["b"]
 
-    async def test_nothing_at_all_can_be_committed(self, harness: Harness) -> None:
+    async def test_an_empty_transaction_can_be_committed(self, harness: Harness) -> None:
         partition = TopicPartition(harness.readings, 0)
         async with (
             harness.bus.transactions(f"{harness.group}-0") as transactions,
@@ -179,7 +181,7 @@ class TransactionLaws:
 
             assert await consumer.end_offsets([partition]) == {partition: 0}
 
-    async def test_a_position_reaches_the_end_of_what_transactions_wrote(
+    async def test_a_position_reaches_the_end_of_a_topic_written_by_transactions(
         self, harness: Harness
     ) -> None:
         partition = TopicPartition(harness.readings, 0)
@@ -193,7 +195,8 @@ class TransactionLaws:
                 )
             await read(3, consumer)
             end = (await consumer.end_offsets([partition]))[partition]
-            # Kafka writes an end of each transaction, which is no record: a poll steps over it.
+            # Kafka writes a marker, which is not a record, at the end of a transaction; polls skip
+            # it.
             while await consumer.position(partition) < end:
                 assert await poll_once(consumer) == []
 
@@ -209,7 +212,7 @@ class TransactionLaws:
 
         assert [each.value for each in records] == [each.value for each in large]
 
-    async def test_nobodys_open_transaction_stops_who_reads_what_is_not_committed(
+    async def test_an_open_transaction_does_not_block_a_reader_of_uncommitted_records(
         self, harness: Harness
     ) -> None:
         partition = TopicPartition(harness.readings, 1)
@@ -224,7 +227,7 @@ class TransactionLaws:
             assert await consumer.end_offsets([partition]) == {partition: records[-1].offset + 1}
             assert consumer.withheld_seconds() == 0
 
-    async def test_who_reads_what_is_not_committed_reads_what_is_committed_as_well(
+    async def test_a_reader_of_uncommitted_records_also_reads_committed_ones(
         self, harness: Harness
     ) -> None:
         partition = TopicPartition(harness.readings, 1)

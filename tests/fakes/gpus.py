@@ -1,4 +1,4 @@
-"""GPUs whose groups of questions a test answers, fails or lets hang, and a library of them."""
+"""GPUs whose query groups return answers, fail or hang as a test decides, and their library."""
 
 import threading
 from collections import Counter
@@ -35,7 +35,7 @@ ANSWERS: dict[CallGroup, dict[str, Any]] = {
 
 
 class PlayedGpu:
-    """A GPU of a source that knows no vendor."""
+    """A GPU from a source without a vendor."""
 
     handle = None
     has_process_accounting = False
@@ -48,7 +48,7 @@ class PlayedGpu:
         self.facts: GpuFacts | None = None
         self.requests: Counter[CallGroup] = Counter()
         self.threads: set[int] = set()
-        """The threads that asked."""
+        """The threads that queried this GPU."""
 
     def query(self, group: CallGroup, cursor: SampleCursor) -> dict[str, Any]:
         self.requests[group] += 1
@@ -71,7 +71,7 @@ class PlayedGpu:
 
 
 class SilentDriver:
-    """A driver that says nothing of itself."""
+    """A driver that reports nothing about itself."""
 
     is_open = False
 
@@ -89,12 +89,12 @@ class SilentDriver:
 
 
 def await_driver_thread(driver: Driver) -> None:
-    """Wait until the thread that opens, closes and listens has done all that it was given."""
+    """Wait until the thread that opens, closes and watches the driver has finished its work."""
     driver.lifecycle.worker.start(lambda: None).result(HANG_SECONDS)
 
 
 class PlayedSource:
-    """Opens the GPUs that are there, unless the test gives it an error."""
+    """Opens the existing GPUs, or raises the error that the test sets."""
 
     def __init__(self, *gpus: PlayedGpu) -> None:
         self.driver_events: DriverEvents = SilentDriver()
@@ -106,7 +106,7 @@ class PlayedSource:
         self.gone: set[str] = set()
         self.error: SourceLostError | None = None
         self.opens: threading.Event | None = None
-        """An opening blocks until it is set."""
+        """Opening blocks until this event is set."""
         self.tried = 0
 
     def open(self) -> Sequence[Gpu]:

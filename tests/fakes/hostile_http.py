@@ -1,4 +1,4 @@
-"""An HTTP server that answers with whatever bytes a test names, right or wrong."""
+"""An HTTP server that answers with any bytes that a test gives, valid or not."""
 
 import asyncio
 import zlib
@@ -12,7 +12,7 @@ _UNAVAILABLE = b"HTTP/1.1 503 Service Unavailable\r\n"
 
 @dataclass(frozen=True, kw_only=True)
 class Raw:
-    """The bytes of an answer: some at the beginning, and others again and again behind them."""
+    """The bytes of a response: the beginning, then a part that repeats."""
 
     begin: bytes
     again: bytes = b""
@@ -20,74 +20,76 @@ class Raw:
 
 
 def page(body: bytes, *headers: bytes, status: bytes = _UNAVAILABLE) -> Raw:
-    """Return a whole answer."""
+    """Return a complete response."""
     lines = b"".join(b"%s\r\n" % line for line in headers)
     return Raw(begin=b"%s%sContent-Length: %d\r\n\r\n%s" % (status, lines, len(body), body))
 
 
 def packed_zeros(size_bytes: int) -> bytes:
-    """Return so many zeros in gzip, a thousandth of them."""
+    """Return gzip data of this many zeros; it is about a thousandth of their size."""
     packer = zlib.compressobj(9, wbits=31)
     packed = [packer.compress(bytes(MIB)) for _ in range(size_bytes // MIB)]
     return b"".join([*packed, packer.flush()])
 
 
 ODD_PAGES: dict[str, Raw] = {
-    "Latin-1 said to be UTF-8": page(b"caf\xe9", b"Content-Type: text/html; charset=utf-8"),
-    "a charset that nobody knows": page(b"down", b"Content-Type: text/html; charset=klingon"),
-    "a charset that refuses all": page(b"down", b"Content-Type: text/html; charset=undefined"),
-    "a charset that is no text": page(b"down", b"Content-Type: text/html; charset=base64"),
-    "a charset of hosts": page(b"\xff" * 99, b"Content-Type: text/html; charset=idna"),
-    "a type that is no type": page(b"down", b"Content-Type: \xff;;=\xfe"),
+    "Latin-1 declared as UTF-8": page(b"caf\xe9", b"Content-Type: text/html; charset=utf-8"),
+    "an unknown charset": page(b"down", b"Content-Type: text/html; charset=klingon"),
+    "a charset that rejects everything": page(
+        b"down", b"Content-Type: text/html; charset=undefined"
+    ),
+    "a charset that is not text": page(b"down", b"Content-Type: text/html; charset=base64"),
+    "a charset for host names": page(b"\xff" * 99, b"Content-Type: text/html; charset=idna"),
+    "an invalid content type": page(b"down", b"Content-Type: \xff;;=\xfe"),
     "control characters": page(b"\x1b[2Jdown\0"),
-    "a date beyond all calendars": page(
+    "a date outside the calendar": page(
         b"down", b"Retry-After: Sat, 21 Nov 99999999999999999999 12:00:30 GMT"
     ),
-    "a zone beyond all zones": page(
+    "an impossible time zone": page(
         b"down", b"Retry-After: Sat, 21 Nov 2026 12:00:30 -99999999999999999999"
     ),
-    "a wait in Latin-1": page(b"down", b"Retry-After: \xff\xfe"),
+    "a Retry-After in Latin-1": page(b"down", b"Retry-After: \xff\xfe"),
     "a reason in Latin-1": Raw(begin=b"HTTP/1.1 503 \xff\xfe\r\nContent-Length: 0\r\n\r\n"),
-    "bytes that are no gzip": page(b"junk", b"Content-Encoding: gzip"),
-    "bytes that are no deflate": page(b"junk", b"Content-Encoding: deflate"),
-    "a packing that nobody has": page(b"junk", b"Content-Encoding: br"),
-    "an unknown packing": page(b"junk", b"Content-Encoding: \xff\xfe"),
-    "a body that breaks off": Raw(begin=_UNAVAILABLE + b"Content-Length: 99\r\n\r\ndown"),
-    "a cookie that is none": page(b"down", b'Set-Cookie: a\xff="; b=c'),
+    "invalid gzip": page(b"junk", b"Content-Encoding: gzip"),
+    "invalid deflate": page(b"junk", b"Content-Encoding: deflate"),
+    "an unavailable encoding": page(b"junk", b"Content-Encoding: br"),
+    "an unknown encoding": page(b"junk", b"Content-Encoding: \xff\xfe"),
+    "a truncated body": Raw(begin=_UNAVAILABLE + b"Content-Length: 99\r\n\r\ndown"),
+    "an invalid cookie": page(b"down", b'Set-Cookie: a\xff="; b=c'),
 }
-"""Answers of status 503 of which everything but the status is wrong."""
+"""Responses of status 503 in which everything except the status is invalid."""
 
 HUGE_PAGES: dict[str, Raw] = {
     "300 MiB": Raw(begin=_UNAVAILABLE + b"\r\n", again=b"x" * MIB, times=300),
     "300 MiB in gzip": page(packed_zeros(300 * MIB), b"Content-Encoding: gzip"),
     "300 MiB in deflate": page(zlib.compress(bytes(300 * MIB), 9), b"Content-Encoding: deflate"),
 }
-"""Answers of status 503 that are larger than a sink's memory."""
+"""Responses of status 503 that are larger than a sink's memory."""
 
 NO_HTTP: dict[str, Raw] = {
-    "a status that is no number": Raw(begin=b"HTTP/1.1 5\xff\xfe\r\nContent-Length: 0\r\n\r\n"),
+    "a status that is not a number": Raw(begin=b"HTTP/1.1 5\xff\xfe\r\nContent-Length: 0\r\n\r\n"),
     "another protocol": Raw(begin=b"SSH-2.0-OpenSSH_9.6\r\n"),
     "nothing": Raw(begin=b""),
-    "headers without end": Raw(begin=_UNAVAILABLE, again=b"a: b\r\n" * 9999, times=9999),
-    "a status line without end": Raw(begin=b"HTTP/1.1 503 ", again=b"b" * 65_536, times=9999),
-    "bytes that are no text": Raw(begin=b"\xff\0\xfe\x1b" * 99 + b"\r\n\r\n"),
+    "endless headers": Raw(begin=_UNAVAILABLE, again=b"a: b\r\n" * 9999, times=9999),
+    "an endless status line": Raw(begin=b"HTTP/1.1 503 ", again=b"b" * 65_536, times=9999),
+    "bytes that are not text": Raw(begin=b"\xff\0\xfe\x1b" * 99 + b"\r\n\r\n"),
 }
-"""Answers that say nothing, as they are no HTTP."""
+"""Responses that are not HTTP."""
 
 
 @dataclass
 class HostileServer:
-    """Answers in order; the last answer is given again and again."""
+    """Sends responses in order and repeats the last one."""
 
     answers: list[Raw]
     url: str = ""
     bodies: list[bytes] = field(default_factory=list)
-    """What it was sent."""
+    """The bodies that it received."""
     heads: list[bytes] = field(default_factory=list)
-    """And how it was asked, in small letters."""
+    """The heads of the requests, in lower case."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take one request, and answer it."""
+        """Read one request and answer it."""
         with suppress(OSError, asyncio.IncompleteReadError):
             head = (await reader.readuntil(b"\r\n\r\n")).lower()
             self.heads.append(head)
@@ -104,7 +106,7 @@ class HostileServer:
 
 @asynccontextmanager
 async def answering(answers: Iterable[Raw]) -> AsyncIterator[HostileServer]:
-    """Serve these answers, each over a connection of its own, while the context is open."""
+    """Serve these responses, each over its own connection, while the context is open."""
     hostile = HostileServer(answers=list(answers))
     tasks: set[asyncio.Task[None]] = set()
 

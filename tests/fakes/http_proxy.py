@@ -1,4 +1,4 @@
-"""A small HTTP proxy: it tunnels by CONNECT, and passes plain requests on, to where a test says."""
+"""A small HTTP proxy: it tunnels CONNECT and forwards plain requests to an address of the test."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
 @dataclass
 class HttpProxy:
-    """What it does with the next connection, and what it was asked."""
+    """How to treat the next connection, and the requests received so far."""
 
     leads_to: str = ""
-    """The address that it reaches every host at, `http://127.0.0.1:port`."""
+    """The address to which it forwards every host, `http://127.0.0.1:port`."""
     login: str = ""
-    """`user:password` without which it answers 407; empty takes everybody."""
+    """Required credentials as `user:password`; others get a 407. Empty allows everyone."""
     raw: bytes | None = None
-    """Sent in the place of an answer to the request, after which the connection ends."""
+    """Sent instead of a response to the request; then the connection is closed."""
     hangs: bool = False
     url: str = ""
     requests: list[str] = field(default_factory=list)
     """The first line of each request."""
     logins: list[str] = field(default_factory=list)
-    """The `Proxy-Authorization` of each request; empty where there was none."""
+    """The `Proxy-Authorization` header of each request; empty if it has none."""
 
     serving: set[asyncio.Task[None]] = field(default_factory=set)
 
     def end_connections(self) -> None:
-        """Break off what is under way."""
+        """Break all open connections."""
         for task in self.serving:
             task.cancel()
 
@@ -62,7 +62,7 @@ class HttpProxy:
         try:
             if line.startswith("CONNECT "):
                 writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-            else:  # the receiver reads an absolute address as well
+            else:  # the receiver accepts an absolute URL as well
                 writer_there.write(head)
             ways = [
                 asyncio.create_task(_pump(reader, writer_there)),
@@ -88,7 +88,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 async def proxying(
     leads_to: str, *, login: str = "", context: ssl.SSLContext | None = None
 ) -> AsyncIterator[HttpProxy]:
-    """Serve a proxy, over TLS with a context."""
+    """Serve a proxy; with a context, over TLS."""
     proxy = HttpProxy(leads_to=leads_to, login=login)
     serving = proxy.serving
 
@@ -96,7 +96,7 @@ async def proxying(
         task = asyncio.current_task()
         if task is not None:
             serving.add(task)
-        # asyncio logs a handler that was cancelled as an error.
+        # asyncio logs a cancelled handler as an error.
         with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             await proxy.handle(reader, writer)
         writer.close()

@@ -1,4 +1,4 @@
-"""The kubelet's HTTPS port, as far as its list of pods: who asks is authorized as a test says."""
+"""The list of pods at the kubelet's HTTPS port; a test decides who is authorized."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 
 def pod(uid: str, *, node: str = "node-1", **labels: str) -> Json:
-    """Return a pod as the kubelet lists it, without the type that only a single object has."""
+    """Return a pod in the kubelet's list format, without the type that only single objects have."""
     return {
         "metadata": {
             "name": f"pod-of-{uid}",
@@ -33,22 +33,22 @@ def pod(uid: str, *, node: str = "node-1", **labels: str) -> Json:
 
 
 def pod_list(*pods: Json) -> Json:
-    """Return a list as Go writes it: one without items has none."""
+    """Return a list as Go encodes it: without items if it is empty."""
     return {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": list(pods) or None}
 
 
 class FakeKubeletApi:
-    """What the port answers next, and what it was asked."""
+    """What the port answers next, and the requests that it received."""
 
     def __init__(self, answer: Json | None = None) -> None:
         self.answer: Json = pod_list() if answer is None else answer
-        """The body's JSON of a request that is authorized."""
+        """The JSON body of the response to an authorized request."""
         self.authorize: Callable[[str], tuple[int, str]] = lambda _token: (200, "")
-        """Takes a token, and gives a status, with a text where that is no success."""
+        """Takes a token; returns a status, and a text if it is not a success."""
         self.raw: bytes | None = None
-        """Sent in place of an answer, byte by byte as it is."""
+        """Sent instead of a response, unchanged."""
         self.closes = False
-        """Whether it ends the connection behind its answer."""
+        """Whether to close the connection after the response."""
         self.hangs = False
         self.requests: list[tuple[str, dict[str, str]]] = []
         """The first line and the headers of each request."""
@@ -64,7 +64,7 @@ class FakeKubeletApi:
             task = asyncio.current_task()
             if task is not None:
                 serving.add(task)
-            # asyncio logs a handler that was cancelled as an error.
+            # asyncio logs a cancelled handler as an error.
             with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 await self._handle(reader, writer)
             writer.transport.abort()
@@ -88,7 +88,7 @@ class FakeKubeletApi:
             await asyncio.Event().wait()
         if self.raw is None:
             token = headers.get("authorization", "").removeprefix("Bearer ")
-            # In a thread, as it may be the API server that is asked.
+            # In a thread, because it may query the API server.
             status, text = await asyncio.to_thread(self.authorize, token)
             if not first.startswith("GET /pods HTTP/"):
                 status, text = 404, "404 page not found"
@@ -101,5 +101,5 @@ class FakeKubeletApi:
         if self.closes:
             writer.close()
             await writer.wait_closed()
-        # Until the client has read it all and goes: an end in between might take bytes away.
+        # Until the client has read everything and closed: closing earlier might lose bytes.
         await reader.read()

@@ -1,4 +1,4 @@
-"""A library whose answers and errors a test changes, and a `/proc` of a test's own.
+"""An NVML library whose results and errors a test changes, and a fake `/proc`.
 
 `Altered` changes functions of the simulator's NVML, or has only the functions that a test gives.
 """
@@ -30,9 +30,9 @@ def play_node(clock: Clock, *, gpus: int = 1) -> SimulatedNode:
 
 
 class Altered:
-    """Plays `pynvml` by another object's functions, but for those in `functions`; counts calls.
+    """Plays `pynvml`: functions in `functions` replace those of another object; counts calls.
 
-    Without another object it is a library that has no functions but these.
+    Without another object, the library has only the functions in `functions`.
     """
 
     def __init__(self, library: Any = None, **functions: Callable[..., Any]) -> None:
@@ -40,7 +40,7 @@ class Altered:
         self.functions = functions
         self.calls: Counter[str] = Counter()
         self.requests: list[tuple[Any, ...]] = []
-        """Each call with its arguments behind the handle."""
+        """Each call with its arguments after the handle."""
         self.lost: set[int] = set()
         """Indices of simulated GPUs that are lost."""
         self.hanging: dict[int, threading.Event] = {}
@@ -70,7 +70,7 @@ class Altered:
         self.answer(name, pynvml.NVMLError(code))
 
     def answer(self, name: str, answer: Any) -> None:
-        """Let a function return this from now on, or raise it where it is an error."""
+        """Let a function return this value from now on; raise it if it is an error."""
 
         def call(*_: Any) -> Any:
             if isinstance(answer, Exception):
@@ -81,7 +81,7 @@ class Altered:
 
 
 def answering(**answers: Any) -> Altered:
-    """Return a library that has these functions alone, each with one answer or error."""
+    """Return a library that has only these functions, each with one result or error."""
     library = Altered()
     for name, answer in answers.items():
         library.answer(name, answer)
@@ -89,11 +89,11 @@ def answering(**answers: Any) -> Altered:
 
 
 class FakeProcfs:
-    """A `/proc` whose processes a test starts, moves and ends."""
+    """A `/proc` in which a test starts, moves and ends processes."""
 
     def __init__(self) -> None:
         self.files: dict[str, list[bytes]] = defaultdict(list)
-        """Each file's contents, one a read; the last one stays."""
+        """Each file's contents, one per read; the last one stays."""
         self.files["/proc/sys/kernel/random/boot_id"] = [b"boot-1\n"]
         self.files["/proc/2/stat"] = [b"2 (kthreadd) S 0 0 0 0 -1 2129984 0 0\n"]
 

@@ -1,6 +1,6 @@
-"""The true functions of nvidia-ml-py over a library that is nothing but Python functions.
+"""The real functions of nvidia-ml-py over a library of Python functions.
 
-A function takes what the driver's would and gives its return code.
+A function takes the driver's arguments and returns the driver's return code.
 """
 # ruff: noqa: ANN401  # ctypes' pointers and structs have no types
 
@@ -18,7 +18,7 @@ Function = Callable[..., int]
 
 
 class CLibrary:
-    """The library below nvidia-ml-py: it has these functions, and the others are missing."""
+    """The library below nvidia-ml-py: it has these functions; the others are missing."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, functions: Mapping[str, Function] | None = None
@@ -35,27 +35,27 @@ class CLibrary:
 
 
 def play(monkeypatch: pytest.MonkeyPatch, functions: Mapping[str, Function]) -> DeviceClient:
-    """Return a device of the true binding over a library that has these functions alone."""
+    """Return a device of the real binding over a library that has only these functions."""
     CLibrary(monkeypatch, functions)
     return DeviceClient(library=pynvml, handle=pynvml.c_nvmlDevice_t())
 
 
 def play_gpu(monkeypatch: pytest.MonkeyPatch, functions: Mapping[str, Function]) -> NvidiaGpu:
-    """Return a GPU of the true binding over a library that has these functions alone."""
+    """Return a GPU of the real binding over a library that has only these functions."""
     CLibrary(monkeypatch, functions)
     return NvidiaGpu(library=pynvml, handle=pynvml.c_nvmlDevice_t(), uuid="GPU-0", index=0)
 
 
 class FieldsFunction:
-    """Plays `nvmlDeviceGetFieldValues`: a code, or a (type, member, value), by field.
+    """Plays `nvmlDeviceGetFieldValues`: a return code, or a (type, member, value), by field.
 
-    What differs from link to link is given by field and link.
+    Values that differ by link have keys of field and link.
     """
 
     def __init__(self, known: Mapping[int | tuple[int, int], Any], *, strict: bool = False) -> None:
         self.known = dict(known)
         self.strict = strict
-        """Whether one unknown field makes the whole call fail, as old drivers might."""
+        """Whether one unknown field makes the whole call fail, as it might on old drivers."""
         self.requests: list[list[int]] = []
         self.scopes: list[list[int]] = []
 
@@ -84,32 +84,32 @@ class FieldsFunction:
 
 
 class GpmFunctions:
-    """Plays GPM: each sample is numbered, and a metric is what the test says of two of them."""
+    """Plays GPM: samples are numbered, and the test computes a metric from two of them."""
 
     def __init__(self) -> None:
         self.codes: dict[int, int] = {}
-        """The return code of each metric that is not given."""
+        """The return code of each metric without a value."""
         self.values: dict[int, float] = {}
-        """The value of each metric that is."""
+        """The value of each metric that has one."""
         self.unknown: Sequence[int] = ()
         """Metrics that make the whole call fail."""
         self.error = 0
-        """What the whole call returns."""
+        """The return code of the whole call."""
         self.sample_error = 0
-        """What taking a sample returns."""
+        """The return code of taking a sample."""
         self.supported = 1
         self.holds: dict[int, int] = {}
-        """The number of the sample that each buffer holds, by its address."""
+        """The number of the sample in each buffer, by address."""
         self.freed: list[int] = []
         self.samples = 0
         self.pairs: list[tuple[int, int]] = []
-        """The samples that metrics were asked of."""
+        """The pairs of samples for which metrics were requested."""
         self.structs: set[int] = set()
-        """Where the structs lay that metrics were written to."""
+        """The addresses of the structs to which metrics were written."""
         self.instances: list[int] = []
 
     def functions(self) -> dict[str, Function]:
-        """Return the library."""
+        """Return the functions of the library."""
         return {
             "nvmlGpmQueryDeviceSupport": self.query,
             "nvmlGpmSampleAlloc": self.allocate,
@@ -161,15 +161,15 @@ class GpmFunctions:
 
 
 def referent_of(reference: Any) -> Any:
-    """Return what a reference was made of, by `ctypes.byref`."""
-    return reference._obj  # noqa: SLF001  # ctypes has no other way to it
+    """Return the object that `ctypes.byref` made this reference from."""
+    return reference._obj  # noqa: SLF001  # ctypes has no public way to get it
 
 
 def address_of(pointer: Any) -> int:
-    """Return where a pointer points to."""
+    """Return the address in a pointer."""
     return ctypes.cast(pointer, ctypes.c_void_p).value or 0
 
 
 def set_address(pointer: Any, address: int) -> None:
-    """Let a pointer point somewhere."""
+    """Set the address in a pointer."""
     ctypes.c_void_p.from_address(ctypes.addressof(pointer)).value = address

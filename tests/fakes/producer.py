@@ -1,4 +1,4 @@
-"""A producer that keeps what it was given, and refuses as often as it is told to."""
+"""A producer that keeps its messages, and fails as often as a test sets."""
 
 from collections.abc import Sequence
 
@@ -7,14 +7,14 @@ from gpuledger.errors import BusUnavailableError
 
 
 class KeepingProducer:
-    """Keeps published batches; the first `refusals` calls raise as an absent broker would."""
+    """Keeps published batches; the first `refusals` calls raise as if no broker were available."""
 
     def __init__(self, *, refusals: int = 0) -> None:
         self.batches: list[tuple[str, int, list[Message]]] = []
         self._refusals = refusals
 
     async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
-        """Keep the batch, or refuse it."""
+        """Keep the batch, or raise."""
         if self._refusals:
             self._refusals -= 1
             raise BusUnavailableError("no broker answers")

@@ -1,8 +1,8 @@
-"""A clock of seconds that the test moves by hand, in the place of `time.monotonic`."""
+"""A clock of seconds that the test advances, instead of `time.monotonic`."""
 
 
 class Seconds:
-    """Returns the same time until it is moved on."""
+    """Returns the same time until it is advanced."""
 
     def __init__(self) -> None:
         self.now_seconds = 0.0
@@ -11,5 +11,4 @@ class Seconds:
         return self.now_seconds
 
     def advance(self, seconds: float) -> None:
-        """Move on."""
         self.now_seconds += seconds

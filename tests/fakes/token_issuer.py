@@ -1,4 +1,4 @@
-"""A token endpoint over TLS whose tokens verify by the keys that it publishes as a file."""
+"""A token endpoint over TLS; its tokens verify with the keys that it publishes as a file."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ CLIENT_SECRET = "s3cret &+%of-the-client"
 
 
 def in_base64(data: bytes) -> str:
-    """Return bytes as JWTs have them."""
+    """Return bytes in the base64 form of JWTs."""
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
 class TokenKeys:
-    """The key that tokens are signed with."""
+    """The key that signs tokens."""
 
     def __init__(self) -> None:
         self._key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -46,7 +46,7 @@ class TokenKeys:
     def sign(
         self, subject: str, *, for_seconds: float, audience: str = AUDIENCE, at: float | None = None
     ) -> str:
-        """Return a JWT of that subject."""
+        """Return a JWT with this subject."""
         now = time.time() if at is None else at
         head = {"alg": "RS256", "typ": "JWT", "kid": "one"}
         # Brokers read whole seconds.
@@ -64,24 +64,24 @@ class TokenKeys:
 
 
 class TokenIssuer:
-    """What the endpoint answers next, and what it was asked."""
+    """What the endpoint answers next, and the requests that it received."""
 
     def __init__(self, keys: TokenKeys, *, for_seconds: float = 600.0) -> None:
         self.keys, self.for_seconds = keys, for_seconds
         self.subject, self.audience = "gpuledger", AUDIENCE
         self.raw: bytes | None = None
-        """Sent in place of an answer, byte by byte as it is."""
+        """Sent instead of a response, unchanged."""
         self.hangs = False
         self.status = 200
         self.answer: Any = None
-        """The body's JSON in place of a token."""
+        """The JSON body to send instead of a token."""
         self.requests: list[tuple[dict[str, str], str]] = []
         """The headers and the form of each request."""
         self.tokens: list[str] = []
 
     @asynccontextmanager
     async def serve(self, authority: Authority, *, host: str | None = None) -> AsyncIterator[str]:
-        """Serve over TLS, with a certificate of a host where one is given; yield the address."""
+        """Serve over TLS, with a certificate for `host` if given; yield the address."""
         pair = authority.issue("token-endpoint", host=host)
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(pair.certificate, pair.key)
@@ -91,7 +91,7 @@ class TokenIssuer:
             task = asyncio.current_task()
             if task is not None:
                 serving.add(task)
-            # asyncio logs a handler that was cancelled as an error.
+            # asyncio logs a cancelled handler as an error.
             with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 await self._handle(reader, writer)
             writer.transport.abort()
@@ -115,10 +115,10 @@ class TokenIssuer:
             await asyncio.Event().wait()
         writer.write(self.raw if self.raw is not None else self._answer())
         await writer.drain()
-        await asyncio.sleep(0.05)  # for the last byte to arrive before the connection is gone
+        await asyncio.sleep(0.05)  # let the last byte arrive before the connection closes
 
     def next_token(self) -> str:
-        """Return the token of the next answer."""
+        """Return the token of the next response."""
         return self.keys.sign(self.subject, for_seconds=self.for_seconds, audience=self.audience)
 
     def _answer(self) -> bytes:

@@ -1,4 +1,4 @@
-"""How many inputs each fuzzer gets, from FUZZ_COUNT; which ones, from --hypothesis-seed."""
+"""The number of inputs per fuzzer, from FUZZ_COUNT; --hypothesis-seed selects the inputs."""
 
 import os
 
@@ -9,7 +9,7 @@ settings.register_profile(
     "fuzz",
     max_examples=FUZZ_COUNT,
     deadline=None,
-    database=None,  # what was found once is named by its seed, here and on any other machine
+    database=None,  # its seed reproduces a finding, here and on any other machine
     phases=(Phase.explicit, Phase.generate, Phase.shrink),
     print_blob=True,
     suppress_health_check=list(HealthCheck),

@@ -1,4 +1,4 @@
-"""Inputs that nobody of ours would write: good ones with their bytes or their structure changed."""
+"""Bad inputs: valid ones with changes in their bytes or their structure."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -47,11 +47,11 @@ PIECES = [
     b"/",
     b" ",
 ]
-"""What is put into the middle of bytes."""
+"""Pieces that are inserted into bytes."""
 
 
 def changed_bytes(seeds: Sequence[bytes]) -> st.SearchStrategy[bytes]:
-    """Return bytes that are no one's, or good ones changed in up to five places."""
+    """Return arbitrary bytes, or valid ones changed in up to five places."""
     steps = st.lists(
         st.tuples(st.sampled_from([_insert, _replace, _cut, _repeat, _flip]), _PLACES, _BYTES),
         max_size=5,
@@ -93,7 +93,7 @@ def _flip(data: bytes, start: int, _: int, piece: bytes) -> bytes:
 
 
 def changed_json(seeds: Sequence[bytes]) -> st.SearchStrategy[bytes]:
-    """Return JSON whose values were replaced, left out or doubled in up to four places."""
+    """Return JSON with values replaced, removed or duplicated in up to four places."""
     change = st.tuples(
         st.lists(st.integers(0, 50), min_size=1, max_size=6),
         st.sampled_from(["replace", "remove", "double", "rename"]),
@@ -110,7 +110,7 @@ def _changed(seed: bytes, changes: list[tuple[list[int], str, Json]]) -> bytes:
 
 
 def _change(value: Json, path: list[int], what: str, new: Json) -> Json:
-    """Return a value of which the one at the path is another; a path that ends early is short."""
+    """Return a value with a change at the path, or at the path's last existing part."""
     if not path or not isinstance(value, dict | list) or not value:
         return new
     names = list(value) if isinstance(value, dict) else range(len(value))

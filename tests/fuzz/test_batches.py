@@ -1,4 +1,4 @@
-"""What others may write to a topic: batches of Kafka whose bytes nobody has looked at."""
+"""Batches that other clients may write to a topic, with arbitrary bytes."""
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -30,7 +30,7 @@ def bodies() -> st.SearchStrategy[bytes]:
 
 
 def packed() -> st.SearchStrategy[tuple[bytes, int]]:
-    """Return what is in a batch, and its codec: changed before it was packed, or afterwards."""
+    """Return the content of a batch, and its codec: changed before compression or after it."""
     before = st.tuples(bodies(), st.sampled_from([NONE, ZSTD])).map(
         lambda given: (raw_batches.pack(*given), given[1])
     )
@@ -41,7 +41,7 @@ def packed() -> st.SearchStrategy[tuple[bytes, int]]:
 @example(between=(raw_batches.body(RECORDS, deltas=(0, 1, 10**6)), NONE))
 @example(between=(raw_batches.body(RECORDS, deltas=(0, 2, 2)), NONE))
 @given(between=packed())
-def test_a_batch_is_had_whole_or_its_rest_is_told_and_its_neighbours_are_whole(
+def test_a_bad_batch_is_read_or_reported_as_a_gap_and_its_neighbours_are_read(
     between: tuple[bytes, int],
 ) -> None:
     install_unpacking()
@@ -62,7 +62,7 @@ def test_a_batch_is_had_whole_or_its_rest_is_told_and_its_neighbours_are_whole(
 
 
 def check_middle(records: list[Record]) -> None:
-    """Each offset of the batch is a record's, or one of those that the last one stands for."""
+    """Each offset of the batch belongs to a record, or to the range of the last one."""
     *offsets, last = [record.offset for record in records]
     assert [*offsets, last] == sorted({*offsets, last})
     assert last == MIDDLE[-1]

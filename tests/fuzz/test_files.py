@@ -1,4 +1,4 @@
-"""The files that people write: settings, web configuration, lists of metrics."""
+"""The files and variables that users write: settings, web configuration, lists of metrics."""
 
 import tempfile
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def folder() -> Iterator[Path]:
 
 
 def message(error: UserError) -> None:
-    """Every mistake is one line that fits on a screen."""
+    """Return the message of an error: one line that fits on a screen."""
     assert str(error)
     assert str(error).splitlines() == [str(error)]
     assert len(str(error)) <= SCREEN_CHARACTERS
@@ -57,7 +57,7 @@ def message(error: UserError) -> None:
     "model", [AgentSettings, JoinSettings, PodwatchSettings, ReportsSettings, SinkSettings]
 )
 @given(data=changed_bytes(SETTINGS))
-def test_a_settings_file_is_taken_or_its_mistake_is_said(
+def test_a_settings_file_is_loaded_or_its_error_is_one_line(
     folder: Path, model: type, data: bytes
 ) -> None:
     file = folder / "settings.yaml"
@@ -69,7 +69,7 @@ def test_a_settings_file_is_taken_or_its_mistake_is_said(
 
 
 @given(data=changed_bytes([file.read_bytes() for file in (ROOT / "scenarios").glob("*.yaml")]))
-def test_a_scenario_is_taken_or_its_mistake_is_said(folder: Path, data: bytes) -> None:
+def test_a_scenario_is_loaded_or_its_error_is_one_line(folder: Path, data: bytes) -> None:
     file = folder / "scenario.yaml"
     file.write_bytes(data)
     try:
@@ -83,7 +83,7 @@ VARIABLES = [setting.variable for setting in settings_of(AgentSettings)]
 
 
 @given(variable=st.sampled_from(VARIABLES), value=changed_bytes(VALUES))
-def test_a_variable_is_taken_or_its_mistake_is_said(variable: str, value: bytes) -> None:
+def test_a_variable_is_loaded_or_its_error_is_one_line(variable: str, value: bytes) -> None:
     environ = {variable: value.replace(b"\0", b"").decode(errors="surrogateescape")}
     try:
         load_settings(AgentSettings, prog="p", description="d", argv=[], environ=environ)
@@ -92,7 +92,7 @@ def test_a_variable_is_taken_or_its_mistake_is_said(variable: str, value: bytes)
 
 
 @given(data=changed_bytes(WEB))
-def test_a_web_configuration_is_taken_or_its_mistake_is_said(folder: Path, data: bytes) -> None:
+def test_a_web_configuration_is_loaded_or_its_error_is_one_line(folder: Path, data: bytes) -> None:
     file = folder / "web.yaml"
     file.write_bytes(data)
     try:
@@ -102,7 +102,7 @@ def test_a_web_configuration_is_taken_or_its_mistake_is_said(folder: Path, data:
 
 
 @given(data=changed_bytes(LISTS))
-def test_a_list_of_metrics_is_taken_or_its_mistake_is_said(folder: Path, data: bytes) -> None:
+def test_a_list_of_metrics_is_loaded_or_its_error_is_one_line(folder: Path, data: bytes) -> None:
     file = folder / "list.csv"
     file.write_bytes(data)
     try:

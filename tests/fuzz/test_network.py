@@ -1,4 +1,4 @@
-"""What comes over the network: requests for the pages, and what the API server tells."""
+"""Input from the network: requests to the HTTP endpoint, and responses of the API server."""
 
 import asyncio
 from typing import Any
@@ -33,7 +33,7 @@ OWNED = pod(metadata={"ownerReferences": [owned_by("Job", "j")], "labels": {"app
 
 
 def asking(limits: Object) -> Object:
-    """Return a pod that asks for GPUs in every way."""
+    """Return a pod that requests GPUs in every way."""
     mps = {"name": "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "value": "12.5"}
     resources = {"limits": limits, "claims": [{"name": "gpus"}]}
     claims = [{"name": "gpus", "resourceClaimName": "two-gpus"}]
@@ -58,7 +58,7 @@ LINES = [orjson.dumps({"type": kind, "object": OWNED}) for kind in ("ADDED", "DE
 
 
 async def ask(host: str, port: int, data: bytes) -> bytes:
-    """Send bytes and the end of them; return what is answered until the other side has ended."""
+    """Send bytes, then end of file; return the response up to the end of the connection."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         writer.write(data)
@@ -71,7 +71,7 @@ async def ask(host: str, port: int, data: bytes) -> bytes:
 
 
 @given(data=st.lists(changed_bytes(REQUESTS), min_size=1, max_size=5))
-def test_the_pages_answer_the_next_one_whatever_was_asked_before(data: list[bytes]) -> None:
+def test_the_http_endpoint_answers_after_any_request(data: list[bytes]) -> None:
     async def run() -> None:
         async with serve(HealthPages(Readiness()), host="127.0.0.1", port=0) as (host, port):
             for one in data:
@@ -99,13 +99,13 @@ def reader(kind: ObjectKind[Any]) -> WatchReader[Any]:
 
 
 def check(kind: ObjectKind[Any], record: WatchedRecord) -> None:
-    """What podwatch publishes can be read."""
+    """The records that podwatch publishes can be read."""
     kind.decoder(TOPICS).decode(encode_bounded(record, kind=kind, topics=TOPICS))
 
 
 @each_kind
 @given(line=changed_bytes(LINES) | changed_json(LINES))
-def test_a_line_of_a_watch_is_read_or_passed_over_or_is_the_servers_error(
+def test_a_watch_line_is_read_or_skipped_or_is_an_error_of_the_server(
     kind: ObjectKind[Any], line: bytes
 ) -> None:
     try:
@@ -120,7 +120,7 @@ def test_a_line_of_a_watch_is_read_or_passed_over_or_is_the_servers_error(
 @example(item=encoded(pod(status={"containerStatuses": [{"name": "m", "restartCount": 2**63}]})))
 @example(item=encoded(asking({"nvidia.com/gpu": str(2**70)})))
 @given(item=changed_bytes(OBJECTS) | changed_json(OBJECTS))
-def test_an_item_of_a_list_is_read_or_passed_over(kind: ObjectKind[Any], item: bytes) -> None:
+def test_an_item_of_a_list_is_read_or_skipped(kind: ObjectKind[Any], item: bytes) -> None:
     found = reader(kind).item(Raw(item))
     if isinstance(found, Upserted):
         check(kind, found.record)

@@ -1,4 +1,4 @@
-"""What the agent reads on a node: the spool, the kubelet, cgroups, the kernel's log."""
+"""Input of the agent on a node: the spool, the kubelet, cgroups, the kernel log."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ KMSG = [
 
 
 def field(number: int, data: bytes) -> bytes:
-    """Return a field of Protocol Buffers that has bytes."""
+    """Return a Protocol Buffers field that contains bytes."""
     assert len(data) < 2**14
     size = bytes([len(data) & 0x7F | 0x80, len(data) >> 7])
     return bytes([number << 3 | 2]) + size + data
@@ -50,7 +50,7 @@ ANSWERS = [field(1, field(1, b"pod") + field(2, b"ns") + field(3, CONTAINER)) * 
 
 
 @given(changed_bytes(ANSWERS))
-def test_the_kubelets_answer_is_read_or_none(data: bytes) -> None:
+def test_a_kubelet_response_is_read_or_rejected(data: bytes) -> None:
     try:
         pods = parse_answer(data)
     except ValueError:
@@ -60,7 +60,7 @@ def test_the_kubelets_answer_is_read_or_none(data: bytes) -> None:
 
 
 @given(changed_bytes(POD_LISTS))
-def test_the_kubelets_pods_have_labels_that_kubernetes_allows_or_are_refused(data: bytes) -> None:
+def test_pod_labels_from_the_kubelet_are_valid_in_kubernetes_or_rejected(data: bytes) -> None:
     try:
         pods = parse_pods(data, node="node-1", names=("team", "app"))
     except ValueError:
@@ -74,7 +74,7 @@ def test_the_kubelets_pods_have_labels_that_kubernetes_allows_or_are_refused(dat
 
 
 @given(changed_bytes(CGROUPS))
-def test_every_cgroup_says_where_a_process_runs_or_that_it_does_not(data: bytes) -> None:
+def test_every_cgroup_gives_the_place_of_a_process_or_nothing(data: bytes) -> None:
     text = data.decode(errors="replace")
     found = locate(text, node_paths=find_node_paths(text))
     assert found.container_id is None or len(found.container_id) == 64
@@ -82,7 +82,7 @@ def test_every_cgroup_says_where_a_process_runs_or_that_it_does_not(data: bytes)
 
 
 class OneRecord:
-    """A kernel's log with one record."""
+    """A kernel log with one record."""
 
     def __init__(self, record: bytes) -> None:
         self._records = [record]
@@ -97,7 +97,7 @@ class OneRecord:
 
 
 @given(changed_bytes(KMSG))
-def test_every_record_of_the_kernels_log_is_an_xid_or_none(data: bytes) -> None:
+def test_every_record_of_the_kernel_log_is_an_xid_or_ignored(data: bytes) -> None:
     found: list[Detection] = []
     reader = KmsgReader(
         open_log=lambda: OneRecord(data),
@@ -112,7 +112,7 @@ def test_every_record_of_the_kernels_log_is_an_xid_or_none(data: bytes) -> None:
 
 
 @given(st.sampled_from(["NVRM: Xid (PCI:0000:3b:00): 79, x", "00000000:3B:00.0"]), st.text())
-def test_every_text_is_a_line_of_the_driver_or_none(line: str, text: str) -> None:
+def test_every_text_is_a_line_of_the_driver_or_ignored(line: str, text: str) -> None:
     for one in (line + text, text + line, text):
         read_xid_line(one)
         read_bus(one)

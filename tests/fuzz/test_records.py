@@ -1,4 +1,4 @@
-"""Every topic's records, the dead letters of those refused, and what the join makes of the rest."""
+"""Records of every topic, the dead letters of rejected ones, and the join's output for the rest."""
 
 import asyncio
 from operator import attrgetter
@@ -49,7 +49,7 @@ def dead_letter_queue(producer: KeepingProducer) -> DeadLetterQueue:
 
 
 def check_dead_letters(dead_letters: DeadLetterQueue, producer: KeepingProducer) -> None:
-    """Every letter fits on the bus, and can be read."""
+    """Check that every dead letter fits on the bus and can be read."""
     asyncio.run(dead_letters.flush())
     refuse_too_large(DEAD_LETTERS.name, producer.messages())
     for message in producer.messages():
@@ -58,7 +58,7 @@ def check_dead_letters(dead_letters: DeadLetterQueue, producer: KeepingProducer)
 
 @pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
 @given(data=st.data())
-def test_a_refused_record_fits_in_a_letter_and_an_accepted_one_encodes_back(
+def test_a_rejected_record_fits_in_a_dead_letter_and_an_accepted_one_encodes_back(
     topic: Topic, data: st.DataObject
 ) -> None:
     value = data.draw(values(topic))
@@ -83,7 +83,7 @@ def test_a_refused_record_fits_in_a_letter_and_an_accepted_one_encodes_back(
     incident=values(INCIDENTS),
     key=st.sampled_from([None, b"", b"\xff", "own"]),
 )
-def test_what_the_join_makes_of_anything_can_be_read_and_balances(
+def test_whatever_the_input_the_events_of_the_join_can_be_read_and_balance(
     sample: bytes, pods: list[bytes], process: bytes, incident: bytes, key: bytes | str | None
 ) -> None:
     producer = KeepingProducer()
@@ -103,7 +103,7 @@ def test_what_the_join_makes_of_anything_can_be_read_and_balances(
 
 
 def record_of(topic: Topic, value: bytes, key: bytes | str | None) -> Record:
-    """Return the record under that key; `own` is the one that it says itself."""
+    """Return the record with that key; `own` means the key that the record itself has."""
     if isinstance(key, str):
         key = own_key(topic, value)
     return Record(topic.name, 0, 0, 1, key, value)
