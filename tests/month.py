@@ -1,13 +1,13 @@
-"""A month that is played from the devices to the store, as fast as it goes.
+"""A month of agents, join and store sink, played as fast as possible.
 
-The agents, the join's stage, the store sink and the maintainer are the real ones, on a bus in
-memory. A month has thirty days, and a day is as long as the player says: in one of an hour all that
-happens is there, and each pod's beginning and end, of which a tick is in doubt, weighs 24 times as
-much as in a real one.
+The agents, the join's stage, the store sink and the maintainer are the real ones, on an in-memory
+bus. A month has thirty days, and the test sets a day's length. A month with days of one hour has
+all the events; a pod's start and end, which are uncertain by a tick, weigh 24 times as much as in a
+real month.
 
-What comes between is not kind either: records of pods come half a minute late, an agent is started
-again each week, the join publishes some ticks twice, and one node's last hour comes when the month
-is closed already.
+The input is difficult on purpose: pod records arrive half a minute late, an agent restarts every
+week, the join publishes some ticks twice, and one node's last hour arrives after the month is
+closed.
 """
 
 import asyncio
@@ -58,16 +58,16 @@ from tests.unit.enricher.join.builders import Given
 
 HOUR_NS: Final = 3600 * NS_PER_SECOND
 LATE_NS: Final = HOUR_NS
-"""So long before the month's end one node's ticks stay away until the month is closed."""
+"""One node's ticks from this last part of the month arrive only after the month is closed."""
 _RECORD_LATE_NS: Final = 30 * NS_PER_SECOND
 _REPEATED: Final = 3
-"""Events that the join publishes twice, of those that it takes up at once."""
+"""Events that the join publishes twice, out of every 100."""
 _RESTART_DAYS: Final = 7
 _MORE_NS: Final = 40 * NS_PER_SECOND
 
 
 class GatedClock(ManualClock):
-    """Time that goes on as fast as an agent waits for it, up to a gate."""
+    """A clock that advances as fast as an agent sleeps, up to a gate."""
 
     def __init__(self, *, start_ns: int) -> None:
         super().__init__(start_ns=start_ns)
@@ -82,7 +82,7 @@ class GatedClock(ManualClock):
         await super().sleep(seconds)
 
     async def go_on(self, until_ns: int) -> None:
-        """Move the gate, and wait until time has come to it."""
+        """Move the gate, and wait until the clock reaches it."""
         self._gate_ns = until_ns
         self._arrived.clear()
         opened, self._opened = self._opened, asyncio.Event()
@@ -92,7 +92,7 @@ class GatedClock(ManualClock):
 
 @dataclass(kw_only=True)
 class PlayedNode:
-    """A node with its agent, whose records are read as it publishes them."""
+    """A node with its agent; its records are read as the agent publishes them."""
 
     simulation: Simulation
     clock: GatedClock
@@ -102,7 +102,7 @@ class PlayedNode:
     agent: "asyncio.Task[None] | None" = None
 
     async def go_on(self, until_ns: int) -> list[Record]:
-        """Return what the agent says up to a time: its ticks, and what the node is built of."""
+        """Return what the agent publishes up to a time: ticks and inventories."""
         if self.agent is None:
             host = play(self.simulation.node(self.settings.node_name))
             running = run_agent(
@@ -122,7 +122,7 @@ class PlayedNode:
         return found
 
     async def end(self) -> None:
-        """End the agent; another one is started when time goes on."""
+        """Stop the agent; `go_on` starts another one."""
         if self.agent is not None:
             self.agent.cancel()
             await asyncio.wait({self.agent})
@@ -131,16 +131,16 @@ class PlayedNode:
 
 @dataclass(kw_only=True)
 class Centre:
-    """What reads the agents' records: the join's stage, and the sink behind it."""
+    """The readers of the agents' records: the join's stage, and the store sink behind it."""
 
     bus: MemoryBus
     pods: list[PodRecord]
-    """Those whose records have not come yet, the first one first."""
+    """Pods whose records have not arrived yet, the earliest first."""
     given: Given = field(default_factory=Given)
     _taken: int = 0
 
     async def take(self, records: Iterable[Record]) -> None:
-        """Take up what agents said, and wait until it is stored."""
+        """Attribute the agents' records, and wait until the events are stored."""
         for one in sorted(records, key=attrgetter("timestamp_ms")):
             if one.topic == INVENTORY.name:
                 await self._publish(INVENTORY, [Message(one.key, one.value, one.timestamp_ms)])
@@ -149,7 +149,8 @@ class Centre:
             self._taken += 1
             numbered = one._replace(offset=self._taken)
             events = self.given.stage.take_samples([numbered])
-            # As a join that was killed does: behind the first time, and in the node's order.
+            # Like a join that was killed: the repeats follow the originals, and keep the node's
+            # order.
             again = events if self._taken % 100 < _REPEATED else []
             await self._publish(EVENTS, [*events, *again])
         await self.settle()
@@ -175,7 +176,7 @@ class Centre:
     async def settle(self) -> None:
         """Wait until all events are stored."""
         async with asyncio.timeout(HANG_SECONDS):
-            while not self._is_settled():  # noqa: ASYNC110  # a bus tells nobody of commits
+            while not self._is_settled():  # noqa: ASYNC110  # the bus has no event for commits
                 await asyncio.sleep(0.01)
 
     def _is_settled(self) -> bool:
@@ -196,20 +197,20 @@ class Month:
 
     @property
     def end_ns(self) -> int:
-        """When it ends."""
+        """Return the end of the month."""
         return EPOCH_NS + DAYS * self.day_seconds * NS_PER_SECOND
 
     async def play(self, *, before_late: Callable[[], None]) -> dict[str, TenantTruth]:
-        """Play the month; return what is true of each namespace.
+        """Play the month; return the true usage of each namespace.
 
-        `before_late` is called when all of it is in the store but one node's last hour.
+        `before_late` is called when everything except one node's last hour is in the store.
         """
         week_ns = _RESTART_DAYS * self.day_seconds * NS_PER_SECOND
         late: list[Record] = []
         async with AsyncExitStack() as stack:
             nodes = await self._nodes(stack)
             centre = await self._centre(stack, nodes[0].simulation)
-            # A little of the next month too: ticks of this one end there.
+            # Also the beginning of the next month, because the last ticks end there.
             gates_ns = [
                 *range(EPOCH_NS + HOUR_NS, self.end_ns + 1, HOUR_NS),
                 self.end_ns + _MORE_NS,
@@ -234,12 +235,12 @@ class Month:
         return is_last_hour and (node.settings.node_name, one.topic) == (LATE_NODE, SAMPLES.name)
 
     def maintain(self) -> None:
-        """Sum up hours and days, as the store's maintainer does."""
+        """Aggregate hours and days, as the store's maintainer does."""
         clock = ManualClock(start_ns=self.end_ns)
         Maintainer(MaintenanceSettings(uri=str(self.store)), clock=clock).run()
 
     def bill(self) -> Bill:
-        """Return the month's bill by namespace, as the store has it now."""
+        """Return the month's bill by namespace, from the store's current content."""
         read = ReadPolicy(parse_policy(POLICY), "0" * 64, "month")
         maker = BillMaker(UsageReader(str(self.store)), read, by=["namespace"])
         return maker.make(Window(EPOCH_NS // 1000, self.end_ns // 1000))
@@ -252,10 +253,10 @@ class Month:
             settings = AgentSettings(
                 node_name=spec.name,
                 sampling_interval_seconds=self.sampling_interval_seconds,
-                # Of the machine's time, not the played one: on a busy machine threads answer late.
+                # In the machine's time, not the played one: threads answer late on a busy machine.
                 gpu_timeout_seconds=60.0,
                 queue_samples=10_000,
-                # An hour is played within seconds, and what waits is sent no faster than this.
+                # An hour is played within seconds, and the backlog is sent no faster than this.
                 spool=SpoolSettings(catch_up_factor=1000),
             )
             node = PlayedNode(
@@ -280,7 +281,7 @@ class Month:
         settings = StoreSettings(
             uri=str(self.store),
             flush_seconds=0.2,
-            # The month may be of any year.
+            # The month may be in any year.
             max_age_seconds=1e10,
             max_future_seconds=1e10,
         )
@@ -293,7 +294,7 @@ class Month:
 
 
 def pod_records_of(simulation: Simulation, cluster: str = "default") -> Iterator[PodRecord]:
-    """Yield the records of a scenario's pods, as podwatch would write them."""
+    """Yield the records of a scenario's pods, as podwatch would publish them."""
     for one in simulation.pods:
         owner = one.spec.owner
         ended_ns = None if one.end_ns == NEVER_NS else simulation.epoch_ns + one.end_ns

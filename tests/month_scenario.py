@@ -1,11 +1,11 @@
-"""A month of a small cluster as a scenario, and what is true of it.
+"""A month of a small cluster as a scenario, and its true usage.
 
-The truth is the scenario's alone: who was given what, for how long, and whose kernels ran. It
-passes neither through NVML nor through the books.
+The truth comes only from the scenario: who had which GPU, for how long, and whose kernels ran. It
+uses neither NVML nor the books.
 
-The cluster is no kind one. A kubelet lists pods for hours after their end, a name is used again
-each day, one node's clock is set forth and back, each driver tells in another form, a GPU is cut
-anew in the middle of the month, and another one is lost and stays so.
+The cluster is difficult on purpose: a kubelet lists pods for hours after their end, a pod name is
+used again every day, one node's clock is set forward and back, each driver reports in another form,
+a GPU is repartitioned in the middle of the month, and another is lost and stays lost.
 """
 
 from collections import defaultdict
@@ -28,17 +28,17 @@ LATE_NODE: Final = "lone"
 LOST_DAY: Final = 25.0
 CUT_AGAIN_DAY: Final = 15.0
 USED, BLENDED = "batch", "render"
-"""Tenants who pay what they use, and half of that and half of what they hold."""
+"""Tenants that are billed by use, and half by use and half by allocation."""
 Live = tuple[float, float]
-"""From when to when, in days."""
+"""Start and end, in days."""
 
 
 def scenario_of(day_seconds: float) -> Scenario:
-    """Return the month, whose days have this length."""
+    """Return the month with days of this length."""
     return parse_scenario(
         {
             "name": "month",
-            # The longest that drivers are known to have: fewer of them to be played.
+            # The longest sampling period of a known driver, so that fewer samples are played.
             "sample_period_seconds": 1.0,
             "nodes": _nodes(day_seconds),
             "pods": [pod for pods in _tenants(day_seconds) for pod in pods],
@@ -78,33 +78,33 @@ def _nodes(day: float) -> list[dict[str, Any]]:
 
 
 def _tenants(day: float) -> Iterator[list[dict[str, Any]]]:
-    random = Random(18)  # noqa: S311  # a scenario, no secret
+    random = Random(18)  # noqa: S311  # a scenario, not a secret
 
     def runs(
         namespace: str,
         days: Sequence[float],
         live: Live,
-        **of: Any,  # noqa: ANN401  # as `_pod` has it
+        **of: Any,  # noqa: ANN401  # as in `_pod`
     ) -> list[dict[str, Any]]:
-        # By chance, so that no begin is where ticks begin.
+        # Random offsets, so that no pod starts where a tick starts.
         return [
             _pod(namespace, [(each + at + random.uniform(0.0, 0.05)) * day for at in live], **of)
             for each in days
         ]
 
     month = range(0, DAYS, 5)
-    # Of one name, one after the other, as a StatefulSet's; then somebody else in between.
+    # Pods with one name, one after another, like a StatefulSet's; another tenant in between.
     yield runs("research", month, (0.0, 2.9), gpu=0, load=0.9)
     yield runs("nightly", month, (3.0, 4.9), gpu=0, load=0.3)
-    # Instances before the GPU is cut anew, and after it.
+    # Instances before the GPU is repartitioned, and after it.
     for begin in (0.0, CUT_AGAIN_DAY):
         halves = (begin, begin + CUT_AGAIN_DAY / 2)
         yield runs("serving", halves, (0.05, 7.3), gpu=1, instance=0, load=0.2)
         yield runs(USED, halves, (0.3, 3.6), gpu=1, instance=1, load=0.5)
-    # By turns on one GPU, of which each has a share.
+    # Two pods that share one GPU by time-slicing.
     yield runs("chat", month, (0.0, 4.9), gpu=2, replica=0, load=0.3)
     yield runs("embed", month, (1.25, 3.75), gpu=2, replica=1, load=0.25)
-    # Held all month, and never used; the GPU is lost before that is over.
+    # Allocated all month and never used; the GPU is lost before the month ends.
     yield [_pod("hoard", [0.0], node="other", gpu=0, load=None)]
     yield runs(BLENDED, month, (0.0, 4.9), node=LATE_NODE, gpu=0, load=0.6)
 
@@ -147,20 +147,20 @@ def _pod(
 
 @dataclass
 class TenantTruth:
-    """What is true of a tenant, in seconds of whole boards by model."""
+    """A tenant's true usage, in seconds of whole GPUs by model."""
 
     allocated: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """What it was given while the GPU answered."""
+    """Time for which it had a GPU that answered."""
     used: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """For how long its kernels ran."""
+    """Time for which its kernels ran."""
     unresponsive: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """What it was given while the GPU was lost."""
+    """Time for which it had a GPU that was lost."""
 
 
 def truth_of(
     simulations: Mapping[str, Simulation], *, until_seconds: float
 ) -> dict[str, TenantTruth]:
-    """Return what is true of each namespace up to a second; a node's GPUs are its simulation's."""
+    """Return each namespace's true usage up to a second; `simulations` are by node."""
     found: dict[str, TenantTruth] = defaultdict(TenantTruth)
     for node, simulation in simulations.items():
         for pod in simulation.pods:
@@ -186,13 +186,13 @@ def _add_truth(
             truth.allocated[model] += share * ((end - begin) / NS_PER_SECOND - lost)
             truth.unresponsive[model] += share * lost
             busy_ns = sum(gpu.busy_ns(one, begin, end) for one in gpu.processes if one.pod is pod)
-            # The time of an instance is the time of its part of the board.
+            # The time of an instance counts by its fraction of the GPU.
             part = share if device.instance is not None else 1.0
             truth.used[model] += part * busy_ns / NS_PER_SECOND
 
 
 def _share_of(device: PluginDevice, simulation: Simulation, pod: PlannedPod) -> float:
-    """Return the part of the board: an instance's sevenths, one of the shares, or all of it."""
+    """Return the fraction of the GPU: an instance's sevenths, one of the shares, or 1."""
     gpu = simulation.node(pod.spec.node).gpus[device.gpu]
     if device.instance is not None and (cut := gpu.cut(pod.start_ns)):
         return int(cut.instances[device.instance].profile[0]) / 7
@@ -215,7 +215,7 @@ def _overlap(begin_ns: int, end_ns: int, from_seconds: float, to_seconds: float)
 
 
 PRICES: Final = {H100: 700, L4: 100}
-"""Of an hour, high enough that no rounding of cents matters."""
+"""Per hour; high enough that rounding to cents does not matter."""
 POLICY: Final = f"""
 prices:
   - {{name: h100, model: "{H100}", per_gpu_hour: {PRICES[H100]}}}
@@ -228,7 +228,7 @@ close: {{min_data_coverage_ratio: 0.8}}
 
 
 def owed(namespace: str, truth: TenantTruth) -> float:
-    """Return what a namespace owes by what is true of it, by the policy above."""
+    """Return what a namespace owes for its true usage by the policy above."""
     amount = 0.0
     for model, price in PRICES.items():
         allocated, used = truth.allocated.get(model, 0.0), truth.used.get(model, 0.0)

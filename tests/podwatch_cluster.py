@@ -1,4 +1,4 @@
-"""What the suite of podwatch tests asks of an API server, and podwatch running against one."""
+"""The API server that the podwatch tests need, and podwatch running against it."""
 
 import asyncio
 import itertools
@@ -43,7 +43,7 @@ MERGE = "application/merge-patch+json"
 
 
 class Cluster(ABC):
-    """An API server that a test can write to; pods live in a namespace of the test's own."""
+    """An API server that a test can write to; the test has its own namespace for pods."""
 
     def __init__(self, *, kubeconfig: Path) -> None:
         self.kubeconfig = kubeconfig
@@ -51,22 +51,22 @@ class Cluster(ABC):
 
     @abstractmethod
     async def send(self, method: str, path: str, body: object, *, content_type: str) -> Any:  # noqa: ANN401  # any JSON
-        """Send a request; AssertionError where it is refused."""
+        """Send a request; raise AssertionError if it is rejected."""
 
     @abstractmethod
     async def force_expired(self) -> None:
-        """Make every version until now one that is no longer known."""
+        """Make all versions until now expire."""
 
     @abstractmethod
     async def restart(self) -> None:
         """Break all connections, as a restart does."""
 
     async def prepare(self) -> None:
-        """Make the namespace."""
+        """Create the namespace."""
         await self._post("/api/v1/namespaces", {"metadata": {"name": self.namespace}})
 
     async def create_pod(self, name: str, *, node: str | None = "node-a") -> str:
-        """Create a pod with one container that asks for a GPU; return its UID."""
+        """Create a pod with one container that requests a GPU; return its UID."""
         limits = {"limits": {"nvidia.com/gpu": "1"}}
         container = {"name": "main", "image": "cuda", "resources": limits}
         spec = {"containers": [container], **({"nodeName": node} if node else {})}
@@ -76,7 +76,7 @@ class Cluster(ABC):
         return uid
 
     async def set_status(self, name: str, *, phase: str, container_id: str) -> None:
-        """Write what the kubelet would."""
+        """Write the status that the kubelet would."""
         container = {
             "name": "main",
             "containerID": f"containerd://{container_id}",
@@ -90,7 +90,7 @@ class Cluster(ABC):
         await self.send("PATCH", path, {"status": status}, content_type=MERGE)
 
     def named(self, name: str) -> str:
-        """Return the name of a node or a namespace that is of this test alone."""
+        """Return the name of a node or a namespace that only this test uses."""
         return f"{self.namespace}-{name}"
 
     async def create(self, kind: ObjectKind[Any], name: str, **metadata: object) -> str:
@@ -123,7 +123,7 @@ class Cluster(ABC):
 
 
 class Following:
-    """A reflector that runs in the background, and what it told of one test's objects."""
+    """A reflector that runs in the background, and its steps for one test's objects."""
 
     def __init__(
         self, reflector: Reflector[Any], *, namespace: str, requested: Sequence[Mapping[str, str]]
@@ -132,12 +132,12 @@ class Following:
         self.requests = requested
         self.steps: list[Step[Any]] = []
         self.listed_version = 0
-        """At which version the last list was."""
+        """The version of the last list."""
         self._namespace = namespace
         self._more = asyncio.Event()
 
     async def run(self) -> None:
-        """Take steps, for ever."""
+        """Take steps without end."""
         async with aclosing(self.reflector.run()) as steps:
             async for step in steps:
                 if not isinstance(step, Upserted | Deleted) or self._is_own(step.record):
@@ -152,15 +152,15 @@ class Following:
         return record.name.startswith(f"{self._namespace}-")
 
     def upserted(self) -> list[Any]:
-        """Return the records of what was seen until now, each time that it was."""
+        """Return the records of all upserts until now, repeats included."""
         return [step.record for step in self.steps if isinstance(step, Upserted)]
 
     def deleted(self) -> list[Any]:
-        """Return the records of what left until now."""
+        """Return the records of all deletions until now."""
         return [step.record for step in self.steps if isinstance(step, Deleted)]
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition that steps bring about."""
+        """Wait until steps make the condition true."""
         async with asyncio.timeout(DEADLINE_SECONDS):
             while not condition():
                 with suppress(TimeoutError):
@@ -177,7 +177,7 @@ class Following:
 
 
 def published(steps: Iterable[Step[Any]], *, kind: ObjectKind[Any] = POD) -> dict[str, str]:
-    """Return what the table has due of each object after these steps: `alive` or `deleted`."""
+    """Return which objects the table publishes after these steps, as `alive` or `deleted`."""
     table = ObjectTable(
         node_of=kind.node_of,
         identity_of=kind.identity_of,
@@ -207,7 +207,7 @@ def published(steps: Iterable[Step[Any]], *, kind: ObjectKind[Any] = POD) -> dic
 
 
 class _Noting(Api):
-    """Passes requests on and keeps what they asked for."""
+    """Forwards requests and keeps their queries."""
 
     def __init__(self, api: Api, settings: KubernetesSettings) -> None:
         super().__init__(settings)
@@ -230,7 +230,7 @@ async def following(
     watch_list: Literal["auto", "off"] = "auto",
     idle_timeout_seconds: float = 90.0,
 ) -> AsyncIterator[Following]:
-    """Follow a kind while the context is open; a resumed one goes on where it was left."""
+    """Follow a kind while the context is open; with `resumed`, continue from its version."""
     settings = KubernetesSettings(
         kubeconfig=str(cluster.kubeconfig),
         watch_list=watch_list,
@@ -286,7 +286,7 @@ async def running(
 async def versions(
     bus: MemoryBus, uid: str, *, kind: ObjectKind[RecordT]
 ) -> AsyncGenerator[RecordT]:
-    """Yield what a kind's topic tells of one object, as it comes."""
+    """Yield the records of one object from its kind's topic, as they arrive."""
     subscription = Subscription(group=f"contract-{uid}", topics=[kind.topic(bus.topics).name])
     async with bus.consumer(subscription) as consumer:
         while True:

@@ -1,6 +1,7 @@
-"""One suite of podwatch tests for every API server, so that the simulator's cannot drift away.
+"""The podwatch tests for every API server; they keep the simulator's like the real one.
 
-A subclass gives the clusters: `cluster` may be shared with others, `own_cluster` may be shaken.
+A subclass has fixtures for the clusters: `cluster` may be shared with other tests; `own_cluster`
+may be restarted and compacted.
 """
 
 import asyncio
@@ -29,10 +30,10 @@ each_other_kind = pytest.mark.parametrize("kind", [NODE, NAMESPACE], ids=lambda 
 
 
 class PodwatchContract:
-    """What holds against any API server."""
+    """Laws that hold against any API server."""
 
     @pytest.mark.parametrize("watch_list", ["off", "auto"])
-    async def test_pods_from_before_are_listed_in_pages_or_as_a_watch(
+    async def test_existing_pods_are_listed_in_pages_or_by_a_watch(
         self, cluster: Cluster, watch_list: Literal["off", "auto"]
     ) -> None:
         uids = {await cluster.create_pod(f"p{number}") for number in range(5)}
@@ -43,13 +44,16 @@ class PodwatchContract:
         end = found.steps.index(Phase.LISTED)
         listed = [step.record for step in found.steps[:end] if isinstance(step, Upserted)]
         assert ({pod.uid for pod in listed}, len(listed)) == (uids, 5)
-        # Whom such a list does not have is deleted as of its version: above all records of it.
+        # Objects missing from a list are deleted as of its version, which must exceed their
+        # records'.
         assert found.listed_version >= max(int(pod.resource_version) for pod in listed)
-        # A watch that lists is one request; pages of two, and the watch after them, are several.
+        # A watch that lists is one request; pages of two and the watch after them are several.
         assert (len(found.requests) == 1) == (watch_list == "auto")
         assert not any(isinstance(step, Interrupted) for step in found.steps)
 
-    async def test_a_pod_is_seen_as_it_comes_changes_and_goes(self, cluster: Cluster) -> None:
+    async def test_a_pod_is_followed_from_its_creation_to_its_deletion(
+        self, cluster: Cluster
+    ) -> None:
         async with following(cluster) as found:
             await found.until(lambda: Phase.WATCHING in found.steps)
             uid = await cluster.create_pod("web")
@@ -66,10 +70,10 @@ class PodwatchContract:
         assert int(running.resource_version) > int(fresh.resource_version)
         gone = [step.record for step in found.steps if isinstance(step, Deleted)]
         assert [(pod.uid, pod.phase) for pod in gone] == [(uid, "Running")]
-        # So that no record from before can be taken for newer than the deletion.
+        # So that no earlier record can be taken for newer than the deletion.
         assert int(gone[0].resource_version) > int(running.resource_version)
 
-    async def test_a_pod_without_a_node_is_not_seen(self, cluster: Cluster) -> None:
+    async def test_a_pod_without_a_node_is_ignored(self, cluster: Cluster) -> None:
         await cluster.create_pod("unscheduled", node=None)
         async with following(cluster) as found:
             await found.until(lambda: Phase.WATCHING in found.steps)
@@ -80,9 +84,7 @@ class PodwatchContract:
             "scheduled"
         }
 
-    async def test_a_bookmark_carries_the_version_on_without_any_pod(
-        self, cluster: Cluster
-    ) -> None:
+    async def test_a_bookmark_advances_the_version_without_any_pod(self, cluster: Cluster) -> None:
         async with following(cluster, watch_timeout_seconds=4.0) as found:
             await found.until(lambda: Phase.WATCHING in found.steps)
             listed = int(found.reflector.version or 0)
@@ -106,7 +108,7 @@ class PodwatchContract:
             uid
         ]
 
-    async def test_a_restart_in_mid_watch_loses_nothing(self, own_cluster: Cluster) -> None:
+    async def test_a_restart_during_a_watch_loses_nothing(self, own_cluster: Cluster) -> None:
         async with following(own_cluster) as found:
             await found.until(lambda: Phase.WATCHING in found.steps)
             before = await own_cluster.create_pod("before")
@@ -119,7 +121,7 @@ class PodwatchContract:
 
     @each_other_kind
     @pytest.mark.parametrize("watch_list", ["off", "auto"])
-    async def test_nodes_and_namespaces_are_listed_in_pages_or_as_a_watch(
+    async def test_nodes_and_namespaces_are_listed_in_pages_or_by_a_watch(
         self, cluster: Cluster, kind: ObjectKind[Any], watch_list: Literal["off", "auto"]
     ) -> None:
         uids = {await cluster.create(kind, f"n{number}") for number in range(5)}
@@ -129,12 +131,12 @@ class PodwatchContract:
         listed = [step.record for step in found.steps[:end] if isinstance(step, Upserted)]
         assert ({each.uid for each in listed}, len(listed)) == (uids, 5)
         assert found.listed_version >= max(int(each.resource_version) for each in listed)
-        # A watch that lists is one request; pages of two, and the watch after them, are several.
+        # A watch that lists is one request; pages of two and the watch after them are several.
         assert (len(found.requests) == 1) == (watch_list == "auto")
         assert not any(isinstance(step, Interrupted) for step in found.steps)
 
     @each_other_kind
-    async def test_a_node_or_a_namespace_is_seen_as_it_comes_changes_and_goes(
+    async def test_a_node_or_a_namespace_is_followed_from_its_creation_to_its_deletion(
         self, cluster: Cluster, kind: ObjectKind[Any]
     ) -> None:
         async with following(cluster, kind=kind) as found:
@@ -161,7 +163,7 @@ class PodwatchContract:
         assert versions_seen == sorted(set(versions_seen))
 
     @each_other_kind
-    async def test_what_an_expired_watch_of_nodes_or_namespaces_missed_comes_with_a_new_list(
+    async def test_a_new_list_has_the_nodes_or_namespaces_that_an_expired_watch_missed(
         self, own_cluster: Cluster, kind: ObjectKind[Any]
     ) -> None:
         stays, goes = [await own_cluster.create(kind, name) for name in ("stays", "goes")]
@@ -189,7 +191,7 @@ class PodwatchContract:
             after = await own_cluster.create(kind, "after")
             await found.until(lambda: {each.uid for each in found.upserted()} == {before, after})
 
-    async def test_the_change_of_a_node_and_of_a_namespace_are_published_and_their_deletion(
+    async def test_changes_and_deletions_of_a_node_and_of_a_namespace_are_published(
         self, cluster: Cluster
     ) -> None:
         note = "example.com/cost-center"
@@ -217,13 +219,14 @@ class PodwatchContract:
                     await cluster.delete(kind, "one")
                     last = await anext(records)
                     if last.deleted_time_ns is None:
-                        # A real server finalizes a namespace, and says first that it will go.
+                        # A real server finalizes a namespace, and first reports that it is
+                        # terminating.
                         assert last.deletion_time_ns is not None
                         last = await anext(records)
                     assert last.deleted_time_ns is not None
             assert readiness.is_ready()
 
-    async def test_a_pod_and_then_its_deletion_are_published(self, cluster: Cluster) -> None:
+    async def test_a_pod_and_its_deletion_are_published(self, cluster: Cluster) -> None:
         uid = await cluster.create_pod("short")
         settings = PodwatchSettings(
             kubernetes=KubernetesSettings(kubeconfig=str(cluster.kubeconfig))
@@ -236,11 +239,12 @@ class PodwatchContract:
                 await cluster.delete_pod("short")
                 after = await anext(records)
                 if after.deleted_time_ns is None:
-                    # A real server says first that the deletion was asked for, whatever the grace.
+                    # A real server first reports that a deletion was requested, whatever the grace
+                    # period.
                     assert after.deletion_time_ns is not None
                     after = await anext(records)
                 assert after.deleted_time_ns is not None
-            # The lists of nodes and namespaces are asked for beside those of pods.
+            # Nodes and namespaces are listed in parallel with pods.
             async with asyncio.timeout(DEADLINE_SECONDS):
                 while not readiness.is_ready():  # noqa: ASYNC110  # checks send no event
                     await asyncio.sleep(0.01)

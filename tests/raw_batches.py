@@ -1,4 +1,4 @@
-"""Kafka's record batches by hand, for what no client of ours writes, and their way to a broker.
+"""Kafka's record batches by hand, for bytes that no client of ours writes, and their producer.
 
 The format is that of magic 2: https://kafka.apache.org/documentation/#recordbatch
 """
@@ -29,7 +29,7 @@ _PAUSE_SECONDS = 0.1
 
 
 class Raw(NamedTuple):
-    """A record as bytes, its header's names too."""
+    """A record as bytes, including the names of its headers."""
 
     key: bytes | None
     value: bytes | None
@@ -37,16 +37,17 @@ class Raw(NamedTuple):
 
 
 def body(records: Sequence[Raw], *, deltas: Sequence[int] | None = None) -> bytes:
-    """Return the records of a batch as they are before they are packed.
+    """Return the records of a batch before compression.
 
-    `deltas` are their offsets from the first of the batch; without, 0, 1, 2 ..., as clients write.
+    `deltas` are their offsets from the first record of the batch; the default is 0, 1, 2 ..., as
+    clients write.
     """
     numbered = zip(range(len(records)) if deltas is None else deltas, records, strict=True)
     return b"".join(_record(delta, record) for delta, record in numbered)
 
 
 def empty_headers(count: int, *, at: int = 0) -> bytes:
-    """Return one record with so many headers that have neither a name nor content."""
+    """Return one record with this many headers without a name or content."""
     inside = b"\0" + encoded(0) + encoded(at) + _bytes(b"k") + _bytes(b"{}") + encoded(count)
     return encoded(len(inside) + 2 * count) + inside + bytes(2 * count)
 
@@ -54,25 +55,25 @@ def empty_headers(count: int, *, at: int = 0) -> bytes:
 def batch(
     packed: bytes, *, count: int, codec: int = NONE, time_ms: int, base_offset: int = 0
 ) -> bytes:
-    """Return a whole batch of so many records, with the checksum of what is in it."""
+    """Return a complete batch of `count` records, with its checksum."""
     checked = _CHECKED.pack(codec, count - 1, time_ms, time_ms, -1, -1, -1, count) + packed
     head = struct.pack(">iBI", -1, 2, calc_crc32c(checked))
     return struct.pack(">qi", base_offset, len(head) + len(checked)) + head + checked
 
 
 def pack(data: bytes, codec: int) -> bytes:
-    """Pack as other clients do."""
+    """Compress as other clients do."""
     packers = {GZIP: gzip_encode, SNAPPY: snappy_encode, LZ4: lz4_encode, ZSTD: zstd_encode}
     return bytes(packers[codec](data)) if codec else data
 
 
 def skipped_frame(content: bytes) -> bytes:
-    """Return a frame of zstd that is to be stepped over."""
+    """Return a zstd frame that decoders skip."""
     return struct.pack("<II", _SKIPPED_MAGIC, len(content)) + content
 
 
 def two_frames(data: bytes) -> bytes:
-    """Pack as a client that flushes between records: frame after frame, one to be skipped too."""
+    """Compress like a client that flushes between records: several frames, and frames to skip."""
     half = len(data) // 2
     parts = (data[:half], data[half:])
     packed = [zstandard.ZstdCompressor().compress(part) for part in parts]
@@ -80,7 +81,7 @@ def two_frames(data: bytes) -> bytes:
 
 
 def bomb(size_bytes: int, *, declares_size: bool = True) -> bytes:
-    """Pack one record of zeros, of which zstd makes thousandths."""
+    """Compress one record of zeros, which zstd makes about a thousand times smaller."""
     inside = b"\0\0\0" + _bytes(b"k") + encoded(size_bytes)  # no attributes, deltas 0
     head = encoded(len(inside) + size_bytes + 1) + inside
     total = len(head) + size_bytes + 1 if declares_size else -1
@@ -113,7 +114,7 @@ async def produce(servers: str, topic: str, partition: int, data: bytes) -> int:
 async def _send(client: Any, topic: str, partition: int, data: bytes) -> tuple[int, int]:  # noqa: ANN401  # untyped
     """Return a broker's error code, and the offset that it gave to the batch."""
     leader = client.cluster.leader_for_partition(TopicPartition(topic, partition))
-    if leader is None or leader < 0:  # a topic that was just made has none yet
+    if leader is None or leader < 0:  # a new topic has no leader yet
         return NotLeaderForPartitionError.errno, -1
     request = ProduceRequest(None, -1, 20_000, [(topic, [(partition, data)])])
     answer = await client.send(leader, request)
@@ -122,7 +123,7 @@ async def _send(client: Any, topic: str, partition: int, data: bytes) -> tuple[i
 
 
 def encoded(number: int) -> bytes:
-    """Write a number as records do: zigzag, seven bits a byte."""
+    """Encode a number as in records: zigzag, seven bits per byte."""
     into = bytearray()
     encode_varint(number, into.append)
     return bytes(into)

@@ -1,6 +1,6 @@
-"""`make sbom`: one file for each image, of what its lock installs on the Python of the Dockerfile.
+"""`make sbom`: one SBOM per image, with what its lock installs on the Dockerfile's Python.
 
-The locks are made for every version of Python that the project runs on; an image has one.
+The locks cover every Python version that the project supports; an image has one of them.
 """
 
 import re
@@ -21,12 +21,12 @@ _LOCK: Final = re.compile(r"requirements/(\w+)\.lock")
 
 
 def locks() -> dict[str, Path]:
-    """Return the lock that each image is made from, by the image's name."""
+    """Return the lock from which each image is built, by the image's name."""
     return {f"gpuledger-{name}": _lock_of(stage) for name, stage in targets().items()}
 
 
 def requirements(lock: Path) -> Iterator[str]:
-    """Yield each requirement of a lock that is installed in the images, on one line."""
+    """Yield each requirement of a lock that the images install, on one line."""
     environment = _environment()
     for line in lock.read_text().replace("\\\n", "").splitlines():
         if line.startswith("#"):
@@ -48,7 +48,7 @@ def _lock_of(stage: Stage) -> Path:
 
 def _environment() -> dict[str, str]:
     found = _PYTHON.match(stages()["base"].base)
-    assert found, "the base image names no version of Python"
+    assert found, "the base image has no Python version"
     made = {name: str(value) for name, value in default_environment().items()}
     made["python_version"], made["python_full_version"] = found[1], found[0].partition(":")[2]
     made["sys_platform"], made["platform_system"], made["os_name"] = "linux", "Linux", "posix"
@@ -56,10 +56,10 @@ def _environment() -> dict[str, str]:
 
 
 def main(folder: Path) -> None:
-    """Write the files; an empty index address, so that no component names a registry."""
+    """Write the files; the empty index address keeps registry names out of the components."""
     folder.mkdir(parents=True, exist_ok=True)
     for image, lock in locks().items():
-        subprocess.run(  # the program stands beside this interpreter
+        subprocess.run(  # the program is next to this interpreter
             [
                 *(Path(sys.executable).with_name("cyclonedx-py"), "requirements", "-"),
                 *("--pyproject", ROOT / "pyproject.toml", "--index-url", ""),

@@ -1,9 +1,9 @@
-"""Measures how far apart the parts of the code lie, and which names stand for two things.
+"""Measures how scattered the code is, and which names mean two things.
 
     python -m tests.shape
 
-A reader pays for each hop, so helpers with one caller and private functions are counted; and for
-each name that means something else elsewhere. The counts say where to look, not what is right.
+A reader pays for each hop, so this counts helpers with one caller, private functions, and names
+with another meaning elsewhere. The counts show where to look, not what is right.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 PACKAGES = ("gpuledger", "agent", "enricher", "sinks", "reports", "simulator", "cli")
 TINY_LINES = 6
-"""A helper of at most so many lines, its `def` included, is no idea of its own."""
+"""Most lines, its `def` included, of a helper that is too small to be an idea of its own."""
 DIRECTIVES = ("noqa", "type: ignore", "pragma")
-"""Comments for tools say nothing of the code."""
+"""Comments for tools do not describe the code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,17 +38,17 @@ class Source:
 
     @cached_property
     def tree(self) -> ast.Module:
-        """Its syntax tree."""
+        """The syntax tree."""
         return ast.parse(self.text)
 
     @property
     def lines(self) -> int:
-        """Return how many of its lines are not blank."""
+        """Return the number of lines that are not blank."""
         return sum(1 for line in self.text.splitlines() if line.strip())
 
     @property
     def comments(self) -> int:
-        """Return how many comments it has that are for people."""
+        """Return the number of comments for people."""
         tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
         return sum(
             token.type == tokenize.COMMENT and not any(word in token.string for word in DIRECTIVES)
@@ -57,21 +57,21 @@ class Source:
 
     @property
     def functions(self) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-        """Yield its functions and methods."""
+        """Yield the functions and methods."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield node
 
     @property
     def private_functions(self) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-        """Yield those whose name begins with one underscore."""
+        """Yield the functions whose name begins with one underscore."""
         for function in self.functions:
             if function.name.startswith("_") and not function.name.startswith("__"):
                 yield function
 
     @property
     def tiny_helpers(self) -> Iterator[str]:
-        """Yield the names of private functions of a few lines that one place uses."""
+        """Yield the names of private functions of a few lines that are used in one place."""
         used = Counter(_names(self.tree))
         for function in self.private_functions:
             lines = (function.end_lineno or 0) - function.lineno + 1
@@ -80,12 +80,12 @@ class Source:
 
     @property
     def classes(self) -> Iterator[str]:
-        """Yield the names of its classes."""
+        """Yield the names of the classes."""
         return (node.name for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef))
 
 
 def read_sources(root: Path, packages: Iterable[str] = PACKAGES) -> list[Source]:
-    """Return the files of the packages under a folder."""
+    """Return the files of the packages in a directory."""
     return [
         Source(package=package, path=path, text=path.read_text())
         for package in packages
@@ -95,22 +95,22 @@ def read_sources(root: Path, packages: Iterable[str] = PACKAGES) -> list[Source]
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The figures of some sources."""
+    """The measures of some sources."""
 
     lines: int
     tiny_helpers_per_1000: float
     private_functions_per_1000: float
     comments_percent: float
     repeated_classes: Sequence[str]
-    """Class names that stand in several files."""
+    """Class names that occur in several files."""
     repeated_modules: Sequence[str]
-    """Module names, with their package, that stand in several folders of it."""
+    """Module names, with their package, that occur in several of its directories."""
     files: dict[str, int]
-    """Files of each package that hold code."""
+    """Number of files that contain code, by package."""
 
 
 def measure(sources: Sequence[Source]) -> Shape:
-    """Return the figures."""
+    """Return the measures."""
     lines = sum(source.lines for source in sources)
     per_1000 = 1000 / max(lines, 1)
     classes = [(name, source.path) for source in sources for name in source.classes]
@@ -132,7 +132,7 @@ def measure(sources: Sequence[Source]) -> Shape:
 
 
 def report(shape: Shape) -> str:
-    """Return the figures as a table, and the names that stand for two things."""
+    """Return the measures as a table, and the names that mean two things."""
     rows = [
         ("lines that are not blank", f"{shape.lines:,}"),
         (

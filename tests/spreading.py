@@ -1,9 +1,8 @@
-"""How `-n` spreads the tests: a file to a process; those on real parts in one process a core.
+"""How `-n` distributes test files: real tests run in one process per core.
 
 Real tests wait most of their time, and those of brokers and API servers miss their deadlines on a
-machine that is too busy. So one process a core takes real tests, those first, and one more takes
-all else. Files are taken one at a time, the slowest first: the longest that begins last is what a
-run takes more.
+machine that is too busy. So one process per core runs real tests first, and one more runs all
+others. Files start slowest first, because a long file that starts last makes the whole run longer.
 """
 
 import os
@@ -21,7 +20,8 @@ CORES: Final = len(os.sched_getaffinity(0))
 MAX_PROCESSES: Final = 4
 MAX_REAL_PROCESSES: Final = min(MAX_PROCESSES - 1, CORES)
 MAX_PENDING: Final = 1
-"""With so many tests a process gets another file: xdist runs a test once it knows the next one."""
+"""A process with this many tests left gets another file: xdist starts a test once it has the next.
+"""
 SLOWEST: Final = frozenset(
     {
         "tests/real/compose/test_compose.py",
@@ -49,12 +49,12 @@ SLOWEST: Final = frozenset(
         "tests/unit/reports/test_one_rule_of_names.py",
     }
 )
-"""Files that take longest; xdist has the others by their number of tests."""
+"""Files that take longest; xdist sorts the others by their number of tests."""
 _REAL: Final = PurePosixPath("tests/real")
 
 
 def count_processes() -> int:
-    """Return for `-n auto` what PYTEST_XDIST_AUTO_NUM_WORKERS says, else one more than cores."""
+    """Return the processes of `-n auto`: PYTEST_XDIST_AUTO_NUM_WORKERS, or one more than cores."""
     wanted = os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS")
     return int(wanted) if wanted else min(MAX_PROCESSES, CORES + 1)
 
@@ -65,7 +65,7 @@ def is_real(file: str) -> bool:
 
 
 def next_file(files: Iterable[str], *, takes_real: bool) -> str | None:
-    """Return what a process is to do next: real tests first where it takes them, else others."""
+    """Return the next file for a process: a real one if it takes them, otherwise another."""
     others: str | None = None
     for file in sorted(files, key=lambda file: file not in SLOWEST):
         if not is_real(file):
@@ -76,9 +76,9 @@ def next_file(files: Iterable[str], *, takes_real: bool) -> str | None:
 
 
 class Spreading(LoadFileScheduling):  # type: ignore[misc]  # xdist publishes no types
-    """Gives a file to one process, and those of real tests to no more than one a core."""
+    """Gives each file to one process, and real tests to at most one process per core."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  # xdist's, handed on
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  # xdist's, passed on
         super().__init__(*args, **kwargs)
         self._real_nodes: set[WorkerController] = set()
 
@@ -90,7 +90,7 @@ class Spreading(LoadFileScheduling):  # type: ignore[misc]  # xdist publishes no
 
     @override
     def _reschedule(self, node: "WorkerController") -> None:
-        # A file that waits behind a long test is one that another process could run.
+        # A file that waits behind a long test could run in another process.
         if not self.workqueue or self._pending_of(self.assigned_work[node]) <= MAX_PENDING:
             super()._reschedule(node)
 
@@ -98,7 +98,7 @@ class Spreading(LoadFileScheduling):  # type: ignore[misc]  # xdist publishes no
     def _assign_work_unit(self, node: "WorkerController") -> None:
         file = self._next_for(node)
         if file is None:
-            node.shutdown()  # the real files that are left are those of the other processes
+            node.shutdown()  # the remaining real files belong to the other processes
             return
         if is_real(file):
             self._real_nodes.add(node)

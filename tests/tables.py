@@ -1,4 +1,4 @@
-"""Long tables of a law in one test, where a case takes less time than pytest needs for it."""
+"""Long tables of a law in one test, for cases that take less time than pytest's overhead."""
 
 import functools
 import inspect
@@ -9,9 +9,9 @@ Test = Callable[..., None]
 
 
 def for_each(names: str, rows: Iterable[Any]) -> Callable[[Test], Test]:
-    """Call a test for each row of a table, as `parametrize` does, but as one test.
+    """Call a test for each row of a table; like `parametrize`, but as one test.
 
-    A failure names its row. The rows share the test's fixtures.
+    A failure shows its row. The rows share the test's fixtures.
     """
     columns = [name.strip() for name in names.split(",")]
     table = [row if len(columns) > 1 else (row,) for row in rows]
@@ -28,10 +28,10 @@ def for_each(names: str, rows: Iterable[Any]) -> Callable[[Test], Test]:
                     error.add_note(f"where {given}")
                     raise
 
-        # Pytest gives what the signature asks for.
+        # Pytest passes the fixtures in the signature.
         requested = inspect.signature(test)
         left = [each for name, each in requested.parameters.items() if name not in columns]
-        test_all.__signature__ = requested.replace(parameters=left)  # type: ignore[attr-defined]  # any function takes attributes
+        test_all.__signature__ = requested.replace(parameters=left)  # type: ignore[attr-defined]  # any function accepts attributes
         return test_all
 
     return decorate

@@ -1,4 +1,4 @@
-"""Ticks as the agent makes them and events as the join does, without their loops."""
+"""Ticks as the agent makes them and events as the join makes them, without their loops."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -23,13 +23,13 @@ _FROM_THE_START: Final = SampleCursor()
 def tick_gpu(
     gpu: GpuSampler, raw: RawGpuSample, *, now_ns: int, interval_ns: int = NS_PER_SECOND
 ) -> GpuTick:
-    """Have one GPU tick at a time of the monotonic clock."""
+    """Make a tick of one GPU at a time of the monotonic clock."""
     at = ClockReading(time_ns=10**18 + now_ns, monotonic_ns=now_ns, boottime_ns=now_ns)
     return gpu.tick(raw, at=at, interval_ns=interval_ns)
 
 
 def query_all(gpu: NvidiaGpu, cursor: SampleCursor = _FROM_THE_START) -> RawGpuSample:
-    """Return a GPU's answers to all groups; raises SourceLostError."""
+    """Return the values of all groups of a GPU; raise SourceLostError if it is lost."""
     values: dict[str, Any] = {}
     for group in CallGroup:
         values |= gpu.query(group, cursor)
@@ -37,7 +37,7 @@ def query_all(gpu: NvidiaGpu, cursor: SampleCursor = _FROM_THE_START) -> RawGpuS
 
 
 def tick_of(sampler: Sampler, gpus: Sequence[NvidiaGpu], clock: Clock) -> NodeTick | None:
-    """Ask the GPUs now and give the tick; none where it is the first, which only opens counters."""
+    """Query the GPUs now and return the tick; `None` for the first, which only starts counters."""
     at, seen = ClockReading.read(clock), sampler.begin_tick()
     answers = [query_all(gpu, seen.get(gpu.uuid, SampleCursor())) for gpu in gpus]
     return sampler.sample(answers, at=at)
@@ -78,7 +78,7 @@ def play(node: SimulatedNode, clock: ManualClock, lengths: Sequence[float]) -> l
 
 
 def event_of(sample: NodeSample) -> GpuEvent:
-    """Return a tick booked, as the join does before it has read of any pod."""
+    """Return the booked event of a tick, as the join makes it before it has read any pod."""
     return GpuEvent(
         cluster="default",
         node=sample.node,

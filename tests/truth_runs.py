@@ -1,7 +1,7 @@
-"""Runs of one GPU under each form of driver: what is booked on each pod, beside what it used.
+"""Runs of one GPU under each form of driver: each pod's booked use, beside its true use.
 
-A class of runs says what happens on the GPU, a driver how it is told of, a tick how often an agent
-reports. A figure is the worst that a cell of these three shows over all windows of 60 seconds.
+A class of runs defines what happens on the GPU, a driver how it is reported, and a tick how often
+an agent reports. A figure is the worst of a cell of these three over all windows of 60 seconds.
 """
 
 from collections import defaultdict
@@ -28,7 +28,7 @@ EPOCH_NS: Final = 1_795_000_000_000_000_000
 NODE: Final = "gpu-a"
 MODEL: Final = "NVIDIA H100 80GB HBM3"
 LEAD_SECONDS: Final = 12.0
-"""An agent has met its driver by then."""
+"""By then an agent has learned its driver's form."""
 WINDOW_SECONDS: Final = 60.0
 RUN_SECONDS: Final = LEAD_SECONDS + WINDOW_SECONDS + 20.0
 
@@ -53,9 +53,9 @@ DRIVERS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 
 Watch = Callable[[SimulatedNode, ManualClock], list[NodeSample]]
-"""An agent: returns its ticks of a node, and has the clock go on."""
+"""An agent: advances the clock and returns its ticks of a node."""
 Lives = Sequence[tuple[float, float, float, float]]
-"""Of each pod: start and end in seconds, busy ratio, mean seconds of a kernel."""
+"""For each pod: start and end in seconds, busy ratio, mean seconds of a kernel."""
 
 
 def _steady(random: Random) -> Lives:
@@ -75,7 +75,7 @@ def _alone(random: Random) -> Lives:
 
 
 def _pauses(random: Random) -> Lives:
-    """One pod that rests for longer than a ring lasts."""
+    """One pod that pauses for longer than the driver's ring buffer lasts."""
     return [(0.0, 999.0, random.uniform(0.1, 0.2), random.uniform(2.0, 4.0))]
 
 
@@ -100,12 +100,12 @@ CLASSES: Final[Mapping[str, Callable[[Random], Lives]]] = {
 
 
 class Use(NamedTuple):
-    """What happens on a GPU, in a scenario's words."""
+    """What happens on a GPU, in the fields of a scenario."""
 
     pods: Sequence[Mapping[str, Any]]
-    """Of each pod: when it starts and ends, and its processes."""
+    """For each pod: start, end, and processes."""
     gpu: Mapping[str, Any] = MappingProxyType({})
-    """What is particular of the GPU."""
+    """Further fields of the GPU."""
 
 
 def _process(load: float, kernel: float, **more: Any) -> dict[str, Any]:  # noqa: ANN401  # a scenario's fields
@@ -124,7 +124,7 @@ def _pods(*processes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _short(random: Random) -> Use:
-    """One pod whose processes are shorter than a look, about one a second."""
+    """One pod with processes shorter than the interval between fast polls, about one per second."""
     starts = [second + random.uniform(0.0, 0.8) for second in range(int(RUN_SECONDS) + 2)]
     lives = [
         _process(0.8, 0.005, start_seconds=start, end_seconds=start + random.uniform(0.02, 0.08))
@@ -134,7 +134,7 @@ def _short(random: Random) -> Use:
 
 
 def _contexts(random: Random) -> Use:
-    """Two pods whose being there draws, one with hardly a kernel."""
+    """Two pods whose contexts draw power, one almost without kernels."""
     loads = [
         [_process(random.uniform(0.2, 0.5), random.uniform(0.005, 0.3))],
         [_process(0.02, 0.005)],
@@ -143,7 +143,7 @@ def _contexts(random: Random) -> Use:
 
 
 def _draws(random: Random) -> Use:
-    """Two pods, of whose kernels one's draw a third of the other's."""
+    """Two pods; one's kernels draw a third of the power of the other's."""
     loads = [
         [_process(random.uniform(0.2, 0.45), random.uniform(0.005, 0.3), draw_ratio=draw)]
         for draw in (0.33, 1.0)
@@ -152,7 +152,7 @@ def _draws(random: Random) -> Use:
 
 
 def _instances(random: Random) -> Use:
-    """Three pods, each in an instance of its own."""
+    """Three pods, each in its own instance."""
     loads = [
         [_process(random.uniform(0.2, 0.8), random.uniform(0.005, 0.3), instance=place)]
         for place in range(3)
@@ -161,7 +161,7 @@ def _instances(random: Random) -> Use:
 
 
 def _shared_instance(random: Random) -> Use:
-    """Two pods in one instance, by turns, one of which holds three times the other's memory."""
+    """Two pods that time-slice one instance; one has three times the other's memory."""
     loads = [
         [
             _process(
@@ -181,39 +181,39 @@ FURTHER: Final[Mapping[str, Callable[[Random], Use]]] = {
     "a pod an instance of MIG": _instances,
     "two pods in an instance": _shared_instance,
 }
-"""What no form of process samples decides: played on one driver, each with a bound of its own."""
+"""Uses whose accuracy does not depend on the driver's process samples; each has its own bound."""
 
 UNMEASURED: Final = frozenset({"process use reads 0", "no process use"})
-"""Drivers that say nothing of who was busy where several are."""
+"""Drivers that do not report each process's use of a shared GPU."""
 MODELLED: Final = frozenset({"from submission to end"})
-"""Drivers whose samples of processes come to more than the device: a model makes shares of them."""
+"""Drivers whose process samples exceed the device's use: a model converts them to shares."""
 
 
 class Amounts(NamedTuple):
-    """What a pod has of a tick."""
+    """A pod's use in a tick."""
 
     busy_ns: float = 0
-    """For how long its kernels ran."""
+    """Time for which its kernels ran."""
     byte_ns: float = 0
-    """The memory that it held times the time."""
+    """Its memory times the time for which it had it."""
     millijoules: float = 0
-    """What was drawn while its kernels ran."""
+    """Energy drawn while its kernels ran."""
 
     def plus(self, other: "Amounts", times: int = 1) -> "Amounts":
-        """Return the sums of both, the other so many times."""
+        """Return the sums, with `other` counted `times` times."""
         return Amounts(*(one + times * more for one, more in zip(self, other, strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """What an agent said of a run, and the truth behind it."""
+    """What an agent reported of a run, and the truth."""
 
     samples: Sequence[NodeSample]
     simulation: Simulation
     node: SimulatedNode
 
     def booked(self) -> list[Mapping[str | None, Amounts]]:
-        """Return what each pod has by the books of each tick, by UID."""
+        """Return each pod's use by the books of each tick, by UID."""
         found: list[Mapping[str | None, Amounts]] = []
         for sample in self.samples:
             own: dict[str | None, Amounts] = defaultdict(Amounts)
@@ -227,7 +227,7 @@ class Played:
         return found
 
     def true(self) -> list[Mapping[str, Amounts]]:
-        """Return what each pod used in the time that each tick covers, by UID."""
+        """Return each pod's true use in the time that each tick covers, by UID."""
         gpu = self.node.gpus[0]
         found: list[Mapping[str, Amounts]] = []
         for sample in self.samples:
@@ -240,7 +240,7 @@ class Played:
                 busy_ns = gpu.busy_ns(process, begin_ns, end_ns)
                 lived_ns = process.on_gpu_ns(begin_ns, end_ns)
                 instance = gpu.instance_of(process)
-                # Of the board's idle draw an instance has its part by memory.
+                # An instance has a part of the GPU's idle draw, by memory.
                 part = instance.memory_bytes / gpu.facts.memory_bytes if instance else 1.0
                 joules = busy_ns / NS_PER_SECOND * gpu.facts.idle_watts * part
                 joules += gpu.kernel_joules(process, begin_ns, end_ns)
@@ -256,7 +256,7 @@ class Played:
         return found
 
     def device(self, begin: int, end: int) -> Amounts:
-        """Return what some ticks come to of the device: time, memory and energy."""
+        """Return the device's time, memory and energy in these ticks."""
         gpu, ticks = self.node.gpus[0], self.samples[begin:end]
         end_ns = ticks[-1].time_ns - EPOCH_NS
         length_ns = sum(sample.interval_ns for sample in ticks)
@@ -266,7 +266,7 @@ class Played:
     def is_known(self) -> list[bool]:
         """Return, for each tick, whether its busy time is known."""
         return [
-            # Of a GPU that is cut its instances' rows say it.
+            # A GPU with instances reports it in their rows.
             all(row.utilization_ratio is not None for row in sample.gpus if not row.mig_enabled)
             for sample in self.samples
         ]
@@ -274,18 +274,18 @@ class Played:
 
 @dataclass(frozen=True, kw_only=True)
 class Errors:
-    """How far a cell is off, as parts of the device; over all its windows of 60 s and pods."""
+    """A cell's errors relative to the device, over all its windows of 60 s and pods."""
 
     largest: Amounts
     """The largest error of GPU-seconds, byte-seconds and joules."""
     mean: Amounts
-    """The mean."""
+    """The mean error of each."""
     unknown: float
-    """Part of the ticks of which no busy time is known."""
+    """Fraction of the ticks without a known busy time."""
 
 
 def errors_of(played: Played, *, sampling_interval_seconds: float) -> Errors:
-    """Return how far a run's books are off, once the agent has met its driver."""
+    """Return the errors of a run's books after the agent has learned its driver."""
     count, first = (
         round(WINDOW_SECONDS / sampling_interval_seconds),
         round(LEAD_SECONDS / sampling_interval_seconds),
@@ -293,7 +293,7 @@ def errors_of(played: Played, *, sampling_interval_seconds: float) -> Errors:
     booked, true, known = played.booked(), played.true(), played.is_known()
     found: list[Amounts] = []
     for begin in range(first, len(booked) - count + 1):
-        # Of a time that is said to be unknown nothing is said, and nothing can be wrong.
+        # Ticks of unknown busy time do not count, because they claim nothing.
         ticks = [at for at in range(begin, begin + count) if known[at]]
         device = played.device(begin, begin + count)
         for uid in {uid for at in ticks for uid in true[at]}:
@@ -317,8 +317,8 @@ def play_cell(
     seed: int,
     gpu: Mapping[str, Any] = MappingProxyType({}),
 ) -> Played:
-    """Let an agent watch a run of a class under a driver."""
-    random = Random(f"{kind}/{seed}")  # noqa: S311  # a scenario, no secret
+    """Let an agent observe a run of a class under a driver."""
+    random = Random(f"{kind}/{seed}")  # noqa: S311  # a scenario, not a secret
     use = FURTHER[kind](random) if kind in FURTHER else _use(CLASSES[kind](random))
     return play_use(
         use, driver, sampling_interval_seconds=sampling_interval_seconds, random=random, gpu=gpu
@@ -333,7 +333,7 @@ def play_lives(
     random: Random,
     watched_by: Watch | None = None,
 ) -> Played:
-    """Let an agent watch these pods under a driver: one that looks in time, or the one given."""
+    """Let `watched_by` observe these pods; by default it is an agent that polls in time."""
     return play_use(
         _use(lives),
         driver,
@@ -352,7 +352,7 @@ def play_use(
     gpu: Mapping[str, Any] = MappingProxyType({}),
     watched_by: Watch | None = None,
 ) -> Played:
-    """Let an agent watch what happens on a GPU, as `play_lives` does."""
+    """Let an agent observe a use of a GPU, as `play_lives` does."""
     clock = ManualClock(start_ns=EPOCH_NS)
     scenario = parse_scenario(_scenario(use, driver, {**use.gpu, **gpu}))
     simulation = Simulation(scenario, epoch_ns=EPOCH_NS, clock=clock)
@@ -372,7 +372,7 @@ def play_use(
 def watch(
     node: SimulatedNode, clock: ManualClock, *, sampling_interval_seconds: float, seconds: float
 ) -> list[NodeSample]:
-    """Return the ticks of an agent that has just been started, with its looks in between."""
+    """Return the ticks of an agent that has just started, with fast polls in between."""
     sampler = Sampler(node=NodeId("default", node.name), procfs=node.procfs)
     gpus = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     made = []
