@@ -1,6 +1,6 @@
-"""A CUDA process that writes where no memory is: the driver reports an XID and ends its context.
+"""A CUDA process that writes to an invalid address: the driver reports an XID and ends its context.
 
-Started by the tests as a program of its own. It harms nobody else on the GPU.
+The tests run it as a separate program. Other processes on the GPU are not affected.
 """
 
 import sys

@@ -1,9 +1,9 @@
-"""A CUDA process with a known load: kernels run for a set part of each second, from a set moment.
+"""A CUDA process with a known load: kernels run for a fixed part of each second.
 
-Started by the tests as a program of its own. It needs the driver's library alone: the kernel is
-PTX, which the driver compiles, and spins by the GPU's own clock. Two of these whose parts of the
-second do not meet have exactly the loads that they were told, whatever the driver does with
-contexts that want to run at once.
+The tests run it as a separate program. It needs only the driver's library: the kernel is PTX, which
+the driver compiles, and spins by the GPU's clock. Two such processes whose parts of the second do
+not overlap have exactly their configured loads, however the driver schedules contexts that want to
+run at the same time.
 """
 
 import argparse
@@ -35,7 +35,7 @@ SECOND_NS: Final = 1_000_000_000
 
 
 class Cuda:
-    """The few calls of the driver's library; each raises OSError with CUDA's own code."""
+    """The few driver calls that are needed; each raises OSError with the CUDA error code."""
 
     def __init__(self, device: int, *, ptx: bytes = PTX, kernel: bytes = b"spin") -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
@@ -49,12 +49,12 @@ class Cuda:
         self._call("cuModuleGetFunction", ctypes.byref(self._kernel), module, kernel)
 
     def hold(self, size_bytes: int) -> None:
-        """Take device memory until the process ends."""
+        """Allocate device memory until the process ends."""
         pointer = ctypes.c_uint64()
         self._call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size_bytes))
 
     def spin(self, nanoseconds: int) -> None:
-        """Run one kernel for so long, and wait for it."""
+        """Run one kernel for this time, and wait for it."""
         wanted = ctypes.c_uint64(nanoseconds)
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(wanted))
         one = ctypes.c_uint(1)
@@ -68,11 +68,11 @@ class Cuda:
     def _call(self, name: str, *arguments: object) -> None:
         code = getattr(self._library, name)(*arguments)
         if code:
-            raise OSError(f"{name} gave {code}")
+            raise OSError(f"{name} returned {code}")
 
 
 def main() -> None:
-    """Run for `--seconds`, in each second from `--from` for `--busy` seconds."""
+    """Run for `--seconds`: in each second, `--busy` seconds from `--from`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", type=int, default=0)
     parser.add_argument("--from", type=float, default=0.0, dest="start")
@@ -92,14 +92,14 @@ def main() -> None:
 
 
 def work(cuda: Cuda, busy_ns: int) -> None:
-    """Keep the GPU busy from now on for so long."""
+    """Keep the GPU busy for this time."""
     until_ns = time.time_ns() + busy_ns
     while (left_ns := until_ns - time.time_ns()) > 0:
         cuda.spin(min(KERNEL_NS, left_ns))
 
 
 def _wait_for(part: float) -> None:
-    """Sleep until the wall clock is at that part of a second again."""
+    """Sleep until the wall clock reaches that part of a second."""
     time.sleep((part - time.time()) % 1.0)
 
 

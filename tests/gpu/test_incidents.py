@@ -1,6 +1,6 @@
-"""The driver's events on this machine: a set can be made, waited for and freed.
+"""The driver's events on this machine: an event set can be created, waited for and freed.
 
-With `GPULEDGER_PROVOKE_XID=1` a process of its own makes a memory fault, and the event has to come.
+With `GPULEDGER_PROVOKE_XID=1` a separate process causes a memory fault, whose event must arrive.
 """
 
 import os
@@ -34,7 +34,7 @@ def gpus() -> Iterator[Sequence[NvidiaGpu]]:
     try:
         found = nvml.open()
     except SourceLostError as error:
-        pytest.skip(f"no GPU to look at: {error}")
+        pytest.skip(f"no usable GPU: {error}")
     yield found
     nvml.close()
 
@@ -46,7 +46,7 @@ def events(gpus: Sequence[NvidiaGpu]) -> Iterator[NvmlGpuEvents]:
     made.close()
 
 
-def test_a_wait_ends_in_time_and_says_which_version_the_driver_has(
+def test_a_wait_ends_in_time_and_finds_out_which_version_the_driver_has(
     events: NvmlGpuEvents, record_property: Callable[[str, object], None]
 ) -> None:
     began = time.monotonic()
@@ -66,7 +66,7 @@ def test_every_gpu_is_registered(gpus: Sequence[NvidiaGpu]) -> None:
     assert value_of(failures) == before
 
 
-def test_the_thread_lets_go_of_the_driver_within_a_second(gpus: Sequence[NvidiaGpu]) -> None:
+def test_the_thread_releases_the_driver_within_a_second(gpus: Sequence[NvidiaGpu]) -> None:
     seen: SimpleQueue[Detection] = SimpleQueue()
     thread = EventThread(
         NvmlSession(pynvml), gpus, clock=SystemClock(), on_detection=seen.put, backoff=Backoff()
@@ -78,7 +78,7 @@ def test_the_thread_lets_go_of_the_driver_within_a_second(gpus: Sequence[NvidiaG
 @pytest.mark.skipif(
     os.environ.get("GPULEDGER_PROVOKE_XID") != "1", reason="GPULEDGER_PROVOKE_XID is not 1"
 )
-def test_a_memory_fault_comes_as_an_event_of_its_gpu_and_time(
+def test_a_memory_fault_arrives_as_an_event_with_its_gpu_and_time(
     events: NvmlGpuEvents, gpus: Sequence[NvidiaGpu], record_property: Callable[[str, object], None]
 ) -> None:
     began_ns = time.time_ns()

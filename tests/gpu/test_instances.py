@@ -1,6 +1,6 @@
-"""MIG and accounting on this machine's own GPUs, as they are set; nothing is switched on or off.
+"""MIG and accounting on this machine's GPUs as they are configured; the tests change no setting.
 
-What the driver gives here is printed with `-s`: it answers what only hardware can.
+`-s` prints what the driver returns, which only real hardware can show.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ def gpus() -> Iterator[list[NvidiaGpu]]:
     try:
         yield list(nvml.open())
     except SourceLostError as error:
-        pytest.skip(f"no GPU to look at: {error}")
+        pytest.skip(f"no usable GPU: {error}")
     finally:
         nvml.close()
 
@@ -30,10 +30,10 @@ def booked(gpu: NvidiaGpu) -> RawGpuSample:
     )
 
 
-def test_a_gpu_says_whether_it_is_cut_and_into_what(gpus: list[NvidiaGpu]) -> None:
+def test_a_gpu_reports_whether_mig_is_enabled_and_its_instances(gpus: list[NvidiaGpu]) -> None:
     for gpu in gpus:
         answer = booked(gpu)
-        print(gpu.uuid, answer.mig_enabled, [one.instance for one in answer.instances])  # noqa: T201  # asked for
+        print(gpu.uuid, answer.mig_enabled, [one.instance for one in answer.instances])  # noqa: T201  # the output is the purpose
         assert answer.mig_enabled or not answer.instances
         for one in answer.instances:
             assert one.uuid.startswith("MIG-")
@@ -42,7 +42,7 @@ def test_a_gpu_says_whether_it_is_cut_and_into_what(gpus: list[NvidiaGpu]) -> No
             assert one.instance.gpu_instance is not None
 
 
-def test_instances_have_no_more_memory_than_their_gpu(gpus: list[NvidiaGpu]) -> None:
+def test_instances_together_have_at_most_the_memory_of_their_gpu(gpus: list[NvidiaGpu]) -> None:
     for gpu in gpus:
         answer = booked(gpu)
         parts = {
@@ -53,7 +53,9 @@ def test_instances_have_no_more_memory_than_their_gpu(gpus: list[NvidiaGpu]) -> 
         assert sum(parts.values()) <= (answer.memory_total_bytes or 0)
 
 
-def test_accounts_are_there_exactly_where_the_mode_is_on(gpus: list[NvidiaGpu]) -> None:
+def test_process_accounts_are_read_if_and_only_if_accounting_mode_is_on(
+    gpus: list[NvidiaGpu],
+) -> None:
     for gpu in gpus:
         answer = booked(gpu)
         if answer.mig_enabled:
@@ -65,13 +67,13 @@ def test_accounts_are_there_exactly_where_the_mode_is_on(gpus: list[NvidiaGpu]) 
         assert (answer.process_stats is not None) == is_on
 
 
-def test_whether_the_driver_has_the_sums_of_accounts_is_told(gpus: list[NvidiaGpu]) -> None:
-    """Any code but "no such function" says that the call is there."""
+def test_the_driver_answers_whether_it_supports_the_sums_of_accounts(gpus: list[NvidiaGpu]) -> None:
+    """Any code except "function not found" means that the driver has the call."""
     for gpu in gpus:
         message = "it answers"
         try:
             pynvml.nvmlDeviceGetAccountingStats_v2(gpu.handle, 1)
         except pynvml.NVMLError as error:
             message = str(error)
-        print(gpu.uuid, "nvmlDeviceGetAccountingStats_v2:", message)  # noqa: T201  # asked for
+        print(gpu.uuid, "nvmlDeviceGetAccountingStats_v2:", message)  # noqa: T201  # the output is the purpose
         assert message

@@ -1,9 +1,10 @@
-"""The catalogue on this machine's own GPUs: what no simulation can tell.
+"""The catalogue on this machine's GPUs, for facts that a simulation cannot show.
 
-Run it where NVML answers: `.venv/bin/python -m pytest tests/gpu -s`; it prints what the driver
-refuses, how long the groups take and how wide the byte counters look. Without NVML it is skipped.
+Run it on a machine with NVML: `.venv/bin/python -m pytest tests/gpu -s`. It prints which readings
+the driver refuses, how long each group takes, and how wide the byte counters seem to be. It is
+skipped without NVML.
 """
-# ruff: noqa: T201  # what it prints is for whoever runs it
+# ruff: noqa: T201  # the output is for the person who runs it
 
 import time
 from collections.abc import Iterator
@@ -34,7 +35,7 @@ MAX_SECONDS = {
 
 @dataclass
 class Watched:
-    """One GPU, asked for some seconds."""
+    """One GPU and its readings over some seconds."""
 
     gpu: NvidiaGpu
     answers: list[RawGpuSample] = field(default_factory=list)
@@ -60,7 +61,7 @@ class Watched:
             began = time.perf_counter()
             given |= self.gpu.query(group, seen)
             self.seconds[group].append(time.perf_counter() - began)
-        answers = RawGpuSample(uuid=self.gpu.uuid, index=self.gpu.index, **given)  # type: ignore[arg-type]  # the groups' fields
+        answers = RawGpuSample(uuid=self.gpu.uuid, index=self.gpu.index, **given)  # type: ignore[arg-type]  # the fields of the groups
         tick = tick_gpu(self._sampler, answers, now_ns=now_ns, interval_ns=interval_ns)
         self.answers.append(answers)
         self.ticks.append(tick)
@@ -72,7 +73,7 @@ def watched() -> Iterator[list[Watched]]:
     try:
         found = [Watched(gpu) for gpu in nvml.open()]
     except SourceLostError as error:
-        pytest.skip(f"no GPU to look at: {error}")
+        pytest.skip(f"no usable GPU: {error}")
     for _ in range(TICKS):
         for one in found:
             one.ask()
@@ -81,7 +82,7 @@ def watched() -> Iterator[list[Watched]]:
     nvml.close()
 
 
-def test_nothing_that_a_healthy_gpu_says_is_taken_for_untrue(watched: list[Watched]) -> None:
+def test_no_reading_of_a_healthy_gpu_is_dropped_as_implausible(watched: list[Watched]) -> None:
     for one in watched:
         dropped = [dict(tick.dropped_readings) for tick in one.ticks]
         assert not any(dropped), (one.facts.model, dropped)
@@ -92,7 +93,7 @@ def test_no_counter_falls_while_nothing_happens(watched: list[Watched]) -> None:
         assert [tick.details.resets for tick in one.ticks] == [None] * TICKS, one.facts.model
 
 
-def test_a_group_is_answered_fast_enough_once_it_was_probed(watched: list[Watched]) -> None:
+def test_a_group_is_read_fast_enough_after_its_first_query(watched: list[Watched]) -> None:
     for one in watched:
         for group, limit in MAX_SECONDS.items():
             took = sorted(one.seconds[group][1:])[TICKS // 2 - 1]
@@ -100,7 +101,7 @@ def test_a_group_is_answered_fast_enough_once_it_was_probed(watched: list[Watche
             assert took < limit, (one.facts.model, group)
 
 
-def test_the_gpu_says_what_it_is(watched: list[Watched]) -> None:
+def test_the_gpu_reports_its_identity(watched: list[Watched]) -> None:
     for one in watched:
         facts = one.facts
         assert facts.architecture, facts
@@ -111,15 +112,15 @@ def test_the_gpu_says_what_it_is(watched: list[Watched]) -> None:
         assert len(facts.nvlink_peers or {}) in (0, len(watched) - 1)
 
 
-def test_what_is_refused_is_told_with_its_reason(watched: list[Watched]) -> None:
+def test_a_refused_call_is_reported_with_its_reason(watched: list[Watched]) -> None:
     for one in watched:
         refused = [f"{a.call} {a.reason}" for a in one.facts.capabilities if not a.supported]
         print(f"{one.facts.model} refuses: {', '.join(refused) or 'nothing'}")
         assert all(a.reason for a in one.facts.capabilities if not a.supported)
 
 
-def test_every_reading_is_given_or_refused(watched: list[Watched]) -> None:
-    """A reading that is neither fails each time, or its question is wrong."""
+def test_every_reading_is_returned_or_refused(watched: list[Watched]) -> None:
+    """A reading that is neither fails every time, or its query is wrong."""
     for one in watched:
         last = one.answers[-1]
         given = {
@@ -141,16 +142,16 @@ def test_every_reading_is_given_or_refused(watched: list[Watched]) -> None:
             if any(
                 isinstance(one, FieldValue) and one.link == EACH_LINK for one in reading.sources
             ):
-                continue  # it has as many questions as there are links
+                continue  # it has as many queries as there are links
             refused = all(outcomes.get(question.key) for question in reading.sources)
             is_profiling = is_of_chip(reading)
             if reading.name in given or refused or (is_profiling and no_profiling):
                 continue
-            print(f"{one.facts.model}: {reading.name} is neither given nor refused")
+            print(f"{one.facts.model}: {reading.name} is neither returned nor refused")
             assert is_profiling or reading.name == "health.vgpu_license_status", reading.name
 
 
-def test_hopper_and_newer_have_the_chips_counters(watched: list[Watched]) -> None:
+def test_hopper_and_newer_report_the_chips_counters(watched: list[Watched]) -> None:
     for one in watched:
         if one.facts.architecture in ("hopper", "blackwell", "rubin"):
             profiling = one.ticks[-1].details.profiling
@@ -173,11 +174,11 @@ def test_the_chips_counters_agree_with_the_drivers_utilization(watched: list[Wat
                 print(
                     f"{one.facts.model}: {profiling.graphics_engine_active_ratio:.3f} {coarse:.3f}"
                 )
-                # The driver calls a window busy in which any kernel ran, the chip counts cycles.
+                # The driver calls a window busy if any kernel ran in it; the chip counts cycles.
                 assert profiling.graphics_engine_active_ratio <= coarse + 0.25
 
 
-def test_the_average_draw_and_that_of_the_instant_are_of_one_board(watched: list[Watched]) -> None:
+def test_average_and_instantaneous_power_agree(watched: list[Watched]) -> None:
     for one in watched:
         reading, details = one.ticks[-1].reading, one.ticks[-1].details
         limits = details.limits
@@ -189,13 +190,13 @@ def test_the_average_draw_and_that_of_the_instant_are_of_one_board(watched: list
             assert reading.power_milliwatts < limits.power_limit_max_milliwatts * 1.2
 
 
-def test_the_links_carry_together_what_all_of_them_carry(watched: list[Watched]) -> None:
-    """Each tick asks for the sum before the links, so theirs lies between two sums."""
+def test_the_bytes_of_the_links_add_up_to_their_total(watched: list[Watched]) -> None:
+    """Each tick reads the total before the links, so their sum lies between two totals."""
     for one in watched:
         for before, after in pairwise(tick.details for tick in one.ticks):
             links = before.health and before.health.nvlink_link_sent_bytes_totals
             if not links or not before.traffic or not after.traffic:
-                print(f"{one.facts.model}: no single links")
+                print(f"{one.facts.model}: no per-link counters")
                 continue
             sums = (before.traffic.nvlink_sent_bytes_total, after.traffic.nvlink_sent_bytes_total)
             print(f"{one.facts.model}: {len(links)} links, {sum(links.values())} of {sums}")
@@ -204,8 +205,8 @@ def test_the_links_carry_together_what_all_of_them_carry(watched: list[Watched])
             assert (sums[0] or 0) - slack <= sum(links.values()) <= (sums[1] or 0) + slack
 
 
-def test_how_wide_the_byte_counters_are(watched: list[Watched]) -> None:
-    """Prints the type and the values: one above 2^32 settles that they do not wrap there."""
+def test_the_byte_counters_do_not_fall(watched: list[Watched]) -> None:
+    """Prints type and value: a value above 2^32 proves that the counter does not wrap there."""
     for one in watched:
         try:
             values = pynvml.nvmlDeviceGetFieldValues(one.gpu.handle, [197, 198])

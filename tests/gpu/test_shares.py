@@ -1,7 +1,7 @@
-"""Two processes with known loads in two containers' cgroups: what the agent says of them.
+"""What the agent reports about two processes with known loads, in two containers' cgroups.
 
-The loads meet in no instant, so each is what it was told to be. Where the driver's pids are of
-another namespace, or no cgroup can be made, what needs that is skipped; the shares are not.
+The loads never overlap, so each is exact. Tests that need the driver's pids in this namespace, or a
+cgroup, are skipped without them; the tests of shares are not.
 """
 
 import os
@@ -50,7 +50,7 @@ class Load:
         return CGROUPS / f"docker-{self.container_id}.scope"
 
     def enter_container(self) -> None:
-        """Move it, where this machine lets us: its processes then look like a container's."""
+        """Move it to its cgroup, if this machine allows it, so that it looks like a container's."""
         try:
             self.cgroup.mkdir()
             (self.cgroup / "cgroup.procs").write_text(str(self.process.pid))
@@ -79,7 +79,7 @@ def start(place: int) -> Load:
     assert process.stdout
     if process.stdout.readline() != "ready\n":
         load.end()
-        pytest.skip("no CUDA here")
+        pytest.skip("CUDA is not available")
     return load
 
 
@@ -90,7 +90,7 @@ def loads() -> Iterator[list[Load]]:
         nvml.open()
         nvml.close()
     except SourceLostError as error:
-        pytest.skip(f"no GPU to look at: {error}")
+        pytest.skip(f"no usable GPU: {error}")
     started: list[Load] = []
     try:
         started.append(start(0))
@@ -103,7 +103,7 @@ def loads() -> Iterator[list[Load]]:
 
 @pytest.fixture(scope="module")
 def ticks(loads: list[Load]) -> list[NodeTick]:
-    """Ticks of a second each; those in which contexts and windows settle are left out."""
+    """Return ticks of one second, without the first ones, in which contexts and windows settle."""
     assert loads
     nvml = NvmlSession(pynvml)
     gpus, clock = nvml.open(), SystemClock()
@@ -117,7 +117,7 @@ def ticks(loads: list[Load]) -> list[NodeTick]:
 
 
 def busy_ratio_by_pid(samples: list[NodeSample]) -> dict[int, float]:
-    """Return the mean share of the first GPU's time, by pid."""
+    """Return each process's mean share of the first GPU's time, by pid."""
     seconds: dict[int, float] = defaultdict(float)
     for one in samples:
         for process in one.processes:
@@ -133,20 +133,20 @@ def test_the_gpu_was_busy_for_both_loads(ticks: list[NodeTick]) -> None:
 
 
 def test_shares_are_within_a_twentieth_of_the_loads(ticks: list[NodeTick]) -> None:
-    """By size, not by pid: it holds where the driver's pids are of another namespace too."""
+    """Compared by size, not by pid, because the driver's pids may be from another namespace."""
     ratios = sorted(busy_ratio_by_pid([tick.sample for tick in ticks]).values())[-2:]
     assert ratios == pytest.approx(sorted(BUSY_SECONDS), rel=0.05)
 
 
-def test_each_share_is_that_of_its_own_process_and_container(
+def test_each_share_is_reported_for_its_own_process_and_container(
     ticks: list[NodeTick], loads: list[Load]
 ) -> None:
     samples = [tick.sample for tick in ticks]
     ratios = busy_ratio_by_pid(samples)
     if not all(load.process.pid in ratios for load in loads):
-        pytest.skip("the driver's pids are of another namespace")
+        pytest.skip("the driver's pids are from another namespace")
     if not all(load.is_in_container for load in loads):
-        pytest.skip("no cgroup can be made here")
+        pytest.skip("cannot create a cgroup")
     last = samples[-1]
     shown = {
         process.pid: last.containers[process.container].container_id
@@ -158,15 +158,17 @@ def test_each_share_is_that_of_its_own_process_and_container(
         assert shown[load.process.pid] == load.container_id
 
 
-def test_each_process_holds_at_least_what_it_took(ticks: list[NodeTick]) -> None:
+def test_each_process_has_at_least_the_memory_that_it_allocated(ticks: list[NodeTick]) -> None:
     held = sorted(
         process.memory_used_bytes or 0 for process in ticks[-1].sample.processes if process.gpu == 0
     )[-2:]
     assert [took <= found < took + (2 << 30) for took, found in zip(HELD_BYTES, held, strict=True)]
 
 
-def test_ends_are_told_and_with_accounting_what_was_used(loads: list[Load]) -> None:
-    """The last test of the file: it ends the loads."""
+def test_the_ends_of_processes_are_reported_and_with_accounting_their_usage(
+    loads: list[Load],
+) -> None:
+    """Must be the file's last test, because it ends the loads."""
     nvml = NvmlSession(pynvml)
     gpus, clock = nvml.open(), SystemClock()
     sampler, records = Sampler(node=NodeId("default", "here"), procfs=SystemProcfs()), []

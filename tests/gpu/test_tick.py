@@ -1,6 +1,6 @@
-"""The agent on this machine's own GPUs. Not part of the suite, as few machines have any.
+"""The agent on this machine's GPUs; not part of `make test`, because few machines have a GPU.
 
-Run it where NVML answers: `.venv/bin/python -m pytest tests/gpu`. Without NVML it is skipped.
+Run it on a machine with NVML: `.venv/bin/python -m pytest tests/gpu`. It is skipped without NVML.
 """
 
 import os
@@ -26,7 +26,7 @@ def ticks() -> list[NodeTick]:
     try:
         gpus = nvml.open()
     except SourceLostError as error:
-        pytest.skip(f"no GPU to look at: {error}")
+        pytest.skip(f"no usable GPU: {error}")
     sampler, clock, made = (
         Sampler(node=NodeId("default", "here"), procfs=SystemProcfs()),
         SystemClock(),
@@ -48,7 +48,7 @@ def test_every_gpu_is_in_every_tick(ticks: list[NodeTick]) -> None:
     assert uuids[0][0].startswith("GPU-")
 
 
-def test_readings_are_there_and_plausible(ticks: list[NodeTick]) -> None:
+def test_readings_are_present_and_plausible(ticks: list[NodeTick]) -> None:
     for gpu in ticks[-1].sample.gpus:
         if gpu.mig_enabled or gpu.parent_uuid:
             continue
@@ -74,7 +74,7 @@ def test_energy_agrees_with_power(ticks: list[NodeTick]) -> None:
 
 
 def test_ticks_add_up_to_the_energy_counter(ticks: list[NodeTick]) -> None:
-    """Where it moves in each tick: so it does on boards, about every 100 ms."""
+    """Requires a counter that moves in each tick; on real GPUs it moves about every 100 ms."""
     for place, gpu in enumerate(ticks[-1].sample.gpus):
         if gpu.parent_uuid or gpu.energy_total_millijoules is None:
             continue
@@ -85,13 +85,15 @@ def test_ticks_add_up_to_the_energy_counter(ticks: list[NodeTick]) -> None:
         assert sum(one.energy_millijoules or 0 for one in board[1:]) == risen, gpu.model
 
 
-def test_ticks_follow_one_another(ticks: list[NodeTick]) -> None:
+def test_tick_numbers_rise_and_follow_the_time_since_boot(ticks: list[NodeTick]) -> None:
     seqs = [tick.sample.seq for tick in ticks]
     assert seqs == sorted(set(seqs))
-    # Since the system call of the clock differs by the time the test took: a minute is plenty.
+    # The two clocks differ by the duration of the test, far less than a minute.
     assert abs(seqs[-1] / 1000 - time.clock_gettime(time.CLOCK_BOOTTIME)) < 60
 
 
-def test_processes_of_this_pid_namespace_are_known_by_their_start(ticks: list[NodeTick]) -> None:
+def test_processes_of_this_pid_namespace_are_identified_by_their_start(
+    ticks: list[NodeTick],
+) -> None:
     own = [process for process in ticks[-1].sample.processes if process.pid == os.getpid()]
     assert all(process.started_boottime_ns for process in own)

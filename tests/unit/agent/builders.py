@@ -19,7 +19,7 @@ EPOCH_NS = 1_795_000_000_000_000_000
 
 
 class RingingClock(ManualClock):
-    """Advances for its only sleeper, and rings once."""
+    """Advances with its only sleeper; rings once."""
 
     def __init__(self, *, rings_after_seconds: float) -> None:
         super().__init__(start_ns=EPOCH_NS)
@@ -34,7 +34,7 @@ class RingingClock(ManualClock):
 
 
 async def watch(scenario: object, settings: AgentSettings, *, seconds: float) -> MemoryBus:
-    """Return what the agent of a scenario's only node has published after some time."""
+    """Return the bus with all that the agent of a scenario's only node published in some time."""
     clock, bus = RingingClock(rings_after_seconds=seconds), MemoryBus()
     simulation = Simulation(parse_scenario(scenario), epoch_ns=EPOCH_NS, clock=clock)
     (node,) = simulation.nodes.values()
@@ -55,7 +55,7 @@ async def watch(scenario: object, settings: AgentSettings, *, seconds: float) ->
 def short_lives(
     spans: Sequence[tuple[float, float]], *, busy_ratio: float = 0.8, accounting: str = "v2"
 ) -> dict[str, object]:
-    """Return a scenario with one pod whose only container has one process after another."""
+    """Return a scenario of one pod whose only container runs one process after another."""
     processes = [
         {
             "command": "python",

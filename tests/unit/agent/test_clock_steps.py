@@ -1,4 +1,4 @@
-"""The agent's times and attributed GPU use while the wall clock is set."""
+"""A step of the wall clock: what the agent reports about time, and about users of the GPUs."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,7 +38,7 @@ def simulation_of(steps: Steps, clock: ManualClock) -> Simulation:
 
 
 def played(steps: Steps, *, driver_follows: bool = True) -> tuple[list[NodeSample], float]:
-    """Return the ticks, and the time for which pods used GPUs without a tick showing it."""
+    """Return the ticks, and the pods' GPU time in seconds that the ticks do not report."""
     clock = ManualClock(start_ns=EPOCH_NS)
     simulation = simulation_of(steps if driver_follows else (), clock)
     node = simulation.node(NODE)
@@ -53,7 +53,7 @@ def played(steps: Steps, *, driver_follows: bool = True) -> tuple[list[NodeSampl
 
 
 def shown_by_another_clock(node: SimulatedNode, clock: ManualClock, steps: Steps) -> SimulatedNode:
-    """Return a node whose wall clock is set and whose driver stamps by a clock of its own."""
+    """Return the node with a stepped wall clock and a driver that stamps by its own clock."""
     booted_ns = clock.time_ns() - node.clock.boottime_ns()
     made = [
         SetClock(EPOCH_NS + round(at * NS_PER_SECOND), round(by * NS_PER_SECOND))
@@ -78,7 +78,7 @@ def shown_by_another_clock(node: SimulatedNode, clock: ManualClock, steps: Steps
         (-365 * 86_400, 4),
     ],
 )
-def test_a_clock_that_was_set_costs_seconds_of_who_used_the_gpus_and_nothing_later(
+def test_a_clock_step_loses_a_few_seconds_of_who_used_the_gpus_and_nothing_later(
     by_seconds: float, lost_seconds: float
 ) -> None:
     _, unreported = played([(STEP_AT, by_seconds)])
@@ -86,13 +86,15 @@ def test_a_clock_that_was_set_costs_seconds_of_who_used_the_gpus_and_nothing_lat
 
 
 @pytest.mark.parametrize("by_seconds", [-0.4, -3600])
-def test_a_driver_that_stamps_by_a_clock_of_its_own_costs_nothing(by_seconds: float) -> None:
+def test_a_clock_step_loses_nothing_if_the_driver_stamps_by_its_own_clock(
+    by_seconds: float,
+) -> None:
     _, unreported = played([(STEP_AT, by_seconds)], driver_follows=False)
     assert abs(unreported) < GPUS * 0.3
 
 
-def test_after_a_clock_was_set_back_energy_is_read_on() -> None:
-    """Energy has no stamp, while samples may be from either clock as long as buffers last."""
+def test_energy_is_still_read_after_the_clock_was_set_back() -> None:
+    """Energy has no time stamp, while samples may be from either clock until buffers turn over."""
     clock = ManualClock(start_ns=EPOCH_NS)
     node = simulation_of([(3, -3600)], clock).node(NODE)
     sampler = Sampler(node=NodeId("default", NODE), procfs=node.procfs)
@@ -116,7 +118,7 @@ def test_after_a_clock_was_set_back_energy_is_read_on() -> None:
         st.tuples(st.integers(1, 40), st.integers(-(10**6), 10**6) | st.integers(-9, 9)), max_size=5
     )
 )
-def test_seq_and_intervals_follow_no_clock_that_can_be_set(steps: list[tuple[int, int]]) -> None:
+def test_seq_and_intervals_do_not_depend_on_the_wall_clock(steps: list[tuple[int, int]]) -> None:
     samples, _ = played(steps)
     assert [sample.seq for sample in samples[1:]] == [
         samples[0].seq + 1000 * number for number in range(1, TICKS + 1)

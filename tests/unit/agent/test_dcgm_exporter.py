@@ -1,4 +1,4 @@
-"""dcgm-exporter's DaemonSet works unchanged with this agent, as far as it has a counterpart."""
+"""Settings of a dcgm-exporter DaemonSet keep their meaning if the agent has a counterpart."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from gpuledger_agent.dcgm_exporter import FLAGS, Flag, read_swap
 from gpuledger_agent.settings import AgentSettings
 from tests.errors import has_words
 
-# The container arguments and variables of dcgm-exporter's chart, with their default values.
+# What dcgm-exporter's chart passes to its container with its default values.
 CHART_ARGS = ["-f", "/etc/dcgm-exporter/dcp-metrics-included.csv"]
 CHART_ENV = {
     "DCGM_EXPORTER_KUBERNETES": "true",
@@ -35,7 +35,7 @@ def load(argv: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> 
     )
 
 
-def test_the_charts_own_arguments_make_an_exporter_without_kafka() -> None:
+def test_the_charts_own_arguments_start_an_exporter_without_kafka() -> None:
     loaded = load(CHART_ARGS, CHART_ENV)
     assert loaded.no_kafka
     assert loaded.http.listen == ":9400"
@@ -44,7 +44,7 @@ def test_the_charts_own_arguments_make_an_exporter_without_kafka() -> None:
     assert read_swap(CHART_ARGS, CHART_ENV).without_effect == []
 
 
-def test_nothing_of_dcgm_exporters_changes_nothing() -> None:
+def test_without_settings_of_dcgm_exporter_nothing_changes() -> None:
     assert load() == AgentSettings()
 
 
@@ -56,7 +56,7 @@ def test_nothing_of_dcgm_exporters_changes_nothing() -> None:
         ([], {"DCGM_REMOTE_HOSTENGINE_INFO": "localhost:5555"}),
     ],
 )
-def test_anything_that_only_dcgm_exporter_knows_takes_its_port(
+def test_any_setting_that_only_dcgm_exporter_has_selects_its_port(
     argv: list[str], environ: dict[str, str]
 ) -> None:
     loaded = load(argv, environ)
@@ -74,27 +74,29 @@ def test_anything_that_only_dcgm_exporter_knows_takes_its_port(
         {"DCGM_EXPORTER_LISTEN": ""},
     ],
 )
-def test_what_others_set_as_well_makes_no_exporter(environ: dict[str, str]) -> None:
+def test_settings_that_other_programs_share_do_not_start_an_exporter(
+    environ: dict[str, str],
+) -> None:
     loaded = load([], environ)
     assert loaded.http.listen == AgentSettings().http.listen
     assert not loaded.no_kafka
     assert read_swap([], environ).without_effect == []
 
 
-def test_brokers_that_are_named_are_published_to() -> None:
+def test_an_exporter_with_brokers_publishes_to_them() -> None:
     environ = {**CHART_ENV, "GPULEDGER_KAFKA__BOOTSTRAP_SERVERS": "kafka:9092"}
     loaded = load(CHART_ARGS, environ)
     assert not loaded.no_kafka
     assert loaded.http.listen == ":9400"
 
 
-def test_brokers_named_in_the_settings_file_are_published_to(tmp_path: Path) -> None:
+def test_an_exporter_with_brokers_in_the_settings_file_publishes_to_them(tmp_path: Path) -> None:
     file = tmp_path / "agent.yaml"
     file.write_text("kafka: {bootstrap_servers: 'kafka:9092'}\n")
     assert not load([*CHART_ARGS, "--config", str(file)], CHART_ENV).no_kafka
 
 
-def test_gpuledgers_own_settings_win() -> None:
+def test_gpuledgers_own_settings_take_precedence() -> None:
     environ = {**CHART_ENV, "GPULEDGER_HTTP__LISTEN": "127.0.0.1:1", "GPULEDGER_NO_KAFKA": "false"}
     loaded = load(CHART_ARGS, environ)
     assert loaded.http.listen == "127.0.0.1:1"
@@ -134,19 +136,19 @@ def test_a_flag_with_a_counterpart_sets_it(words: list[str], setting: str, value
     assert read_swap(words, {}).without_effect == []
 
 
-def test_resource_names_are_added_to_those_that_are_known() -> None:
+def test_resource_names_are_added_to_the_known_ones() -> None:
     names = load(["--nvidia-resource-names", "nvidia.com/a100,nvidia.com/a10"]).kubelet
     assert names.resource_names[-2:] == ("nvidia.com/a100", "nvidia.com/a10")
     assert names.resource_names[:-2] == AgentSettings().kubelet.resource_names
 
 
-def test_a_flag_wins_over_its_variable() -> None:
+def test_a_flag_overrides_its_variable() -> None:
     loaded = load(["-a", ":1"], {"DCGM_EXPORTER_LISTEN": ":2", "DCGM_EXPORTER_NO_HOSTNAME": "1"})
     assert loaded.http.listen == ":1"
     assert loaded.exposition.host_label == "none"
 
 
-def test_a_flag_that_asks_for_the_usual_wins_over_its_variable_too() -> None:
+def test_a_flag_with_the_default_value_overrides_its_variable_too() -> None:
     environ = {"DCGM_EXPORTER_NO_HOSTNAME": "1", "DCGM_EXPORTER_COLLECTORS": "/list.csv"}
     loaded = load([*CHART_ARGS, "--no-hostname=false"], environ)
     assert loaded.exposition.host_label == "hostname"
@@ -159,7 +161,7 @@ def test_the_lists_of_dcgm_exporters_own_image_are_built_in(path: str) -> None:
     assert loaded.exposition.counters_file is None
 
 
-def test_what_has_no_counterpart_is_named_and_ends_nothing() -> None:
+def test_settings_without_a_counterpart_are_reported_and_ignored() -> None:
     argv = ["-c", "30s", "-r", "host:5555", "-d", "g:0,2-3", "--use-old-namespace"]
     argv += ["-f", "/etc/dcgm-exporter/1.x-compatibility-metrics.csv", "-n", "1"]
     environ = {
@@ -194,7 +196,7 @@ def test_what_has_no_counterpart_is_named_and_ends_nothing() -> None:
         (["-f"], {}, "-f: expected a value"),
     ],
 )
-def test_nonsense_is_refused_by_its_name(
+def test_an_invalid_value_is_rejected_with_the_name_of_its_setting(
     argv: list[str], environ: dict[str, str], message: str
 ) -> None:
     with pytest.raises(SettingsError) as caught:
@@ -202,7 +204,7 @@ def test_nonsense_is_refused_by_its_name(
     assert message in str(caught.value)
 
 
-def test_a_word_after_a_switch_is_not_its_value_and_the_agents_own_arguments_count() -> None:
+def test_a_switch_does_not_take_the_next_word_as_its_value() -> None:
     swap = read_swap(["-k", "false", "-n", "--source", "simulated"], {})
     assert swap.without_effect == ["-k false"]
     assert swap.argv == ["--source", "simulated"]
@@ -211,7 +213,7 @@ def test_a_word_after_a_switch_is_not_its_value_and_the_agents_own_arguments_cou
     assert loaded.exposition.host_label == "none"
 
 
-def test_a_flag_of_nobody_is_refused_as_ever() -> None:
+def test_an_unknown_flag_is_rejected() -> None:
     with pytest.raises(SettingsError, check=has_words("--nonsense")):
         load([*CHART_ARGS, "--nonsense"], CHART_ENV)
 
@@ -224,13 +226,13 @@ def test_every_flag_can_be_given_by_each_of_its_names() -> None:
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.names.split()[0])
-def test_the_documentation_reports_of_every_flag(flag: Flag) -> None:
+def test_the_documentation_lists_every_flag(flag: Flag) -> None:
     page = Path(__file__).parents[3] / "docs" / "agent.md"
     assert f"`{flag.variable}`" in page.read_text()
     assert f"`--{flag.names.split()[0]}`" in page.read_text()
 
 
-def test_the_program_says_nonsense_in_one_line() -> None:
+def test_the_program_reports_an_invalid_value_in_one_line() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "gpuledger_agent", "-a", "nine"],
         capture_output=True,

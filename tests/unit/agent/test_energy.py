@@ -1,4 +1,4 @@
-"""Energy and idle draw in a simulated node's ticks, compared with the boards' real energy."""
+"""Energy and idle draw in a played node's ticks, compared with its GPUs' true draw."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -42,25 +42,25 @@ def scenario(
 
 
 class Played:
-    """A node whose boards are read tick by tick."""
+    """A node whose GPU is read in every tick."""
 
     def __init__(self, content: dict[str, Any], lengths: Sequence[float]) -> None:
         self.clock = ManualClock(start_ns=EPOCH_NS)
         simulation = Simulation(parse_scenario(content), epoch_ns=EPOCH_NS, clock=self.clock)
         self.node: SimulatedNode = simulation.node("n")
         ticks = play(self.node, self.clock, lengths)
-        # The first tick covers time from before the first reading.
+        # The first one covers a time before the first reading.
         self.samples = [tick.sample for tick in ticks][1:]
         self.board: list[GpuReading] = [sample.gpus[0] for sample in self.samples]
 
     @property
     def total(self) -> int:
-        """Sum of all ticks, in millijoules."""
+        """The energy in all ticks, in millijoules."""
         return sum(one.energy_millijoules or 0 for one in self.board)
 
     @property
     def drawn(self) -> list[float]:
-        """Real energy in the time that each tick covers, in millijoules."""
+        """The true energy in the time that each tick covers, in millijoules."""
         ends_ns = [(one.time_ns - EPOCH_NS, one.interval_ns) for one in self.samples]
         joules = self.node.gpus[0].joules
         return [joules(end_ns - length_ns, end_ns) * 1_000 for end_ns, length_ns in ends_ns]
@@ -70,7 +70,7 @@ class Played:
 def test_ticks_add_up_to_a_counter_that_moves_in_steps(step: float) -> None:
     played = Played(scenario(step=step), UNEVEN)
     methods = [one.energy_method for one in played.board]
-    # A fast poll and a tick may both fall between two steps of the slowest counter.
+    # A fast poll and a tick may lie between two steps of the slowest counter.
     assert set(methods) - {EnergyMethod.INTERPOLATED} == {EnergyMethod.COUNTER}
     assert step > 0.5 or EnergyMethod.INTERPOLATED not in methods
     late = step * MAX_MILLIWATTS
@@ -79,11 +79,11 @@ def test_ticks_add_up_to_a_counter_that_moves_in_steps(step: float) -> None:
     assert played.total == pytest.approx(sum(played.drawn), abs=late + 50_000)
 
 
-def test_ticks_between_the_steps_of_a_slow_counter_have_the_draw_and_add_up_to_it() -> None:
+def test_ticks_between_the_steps_of_a_slow_counter_follow_the_draw_and_add_up_to_it() -> None:
     played = Played(scenario(step=1.5), [0.25] * 126)
     methods = [one.energy_method for one in played.board]
     assert set(methods) == {EnergyMethod.COUNTER, EnergyMethod.INTERPOLATED}
-    # The energy at the end of the time is only estimated from the power.
+    # The energy since the counter's last step is not known yet.
     assert played.total == pytest.approx(sum(played.drawn), abs=1.5 * MAX_MILLIWATTS)
 
 
@@ -94,7 +94,7 @@ def test_ticks_between_the_steps_of_a_slow_counter_have_the_draw_and_add_up_to_i
         ({"kind": "frozen", "end_seconds": 12.5}, {"interpolated", "power"}),
     ],
 )
-def test_ticks_add_up_over_a_time_in_which_the_counter_does_not_show(
+def test_ticks_add_up_over_a_time_in_which_the_counter_cannot_be_read(
     fault: dict[str, Any], hidden: set[str]
 ) -> None:
     played = Played(scenario({**fault, "start_seconds": 5.5}, step=0.0), [1.0] * 20)
@@ -103,19 +103,19 @@ def test_ticks_add_up_over_a_time_in_which_the_counter_does_not_show(
     assert set(methods[:4]) == set(methods[end + 1 :]) == {"counter"}
     assert set(methods[4 : end + 1]) - {"counter"} == hidden
     each = [one.energy_millijoules or 0 for one in played.board]
-    # The power of the last second is used for time up to a quarter of a second earlier.
+    # The mean draw of the last second is used for a time that lies a quarter of a second back.
     assert each[2:] == pytest.approx(played.drawn[2:], rel=0.05)
     assert sum(each) == pytest.approx(sum(played.drawn), rel=0.01)
 
 
-def test_without_a_counter_that_moves_ticks_add_up_to_the_draw() -> None:
+def test_without_a_moving_counter_ticks_add_up_to_the_draw() -> None:
     played = Played(scenario({"kind": "frozen"}), [1.0] * 60)
     methods = [str(one.energy_method) for one in played.board]
     assert set(methods[3:]) == {"power"}
     assert played.total == pytest.approx(sum(played.drawn), rel=0.005)
 
 
-def test_a_driver_that_was_loaded_anew_costs_the_time_in_which_it_was_gone() -> None:
+def test_reloading_the_driver_loses_the_energy_of_the_time_without_a_driver() -> None:
     reload = {"kind": "driver_reload", "start_seconds": 5, "end_seconds": 9, "calls": []}
     clock = ManualClock(start_ns=EPOCH_NS)
     run = Simulation(parse_scenario(scenario(reload, step=0)), epoch_ns=EPOCH_NS, clock=clock)
@@ -138,29 +138,29 @@ def test_a_driver_that_was_loaded_anew_costs_the_time_in_which_it_was_gone() -> 
     counters = [one.energy_total_millijoules or 0 for one in board]
     assert counters[4] < counters[3]
     energies = [one.energy_millijoules or 0 for one in board]
-    # Both ends are earlier by the lag of a tick, a quarter of a second.
+    # Both ends are shifted by the lag of a tick, a quarter of a second.
     assert sum(energies[6:]) == pytest.approx(counters[-1] - counters[5], abs=0.3 * MAX_MILLIWATTS)
 
 
-# Idle draw.
+# The draw of a GPU without processes.
 
 
 def idle_draws(played: Played) -> list[int | None]:
     return [one.idle_draw_milliwatts for one in played.board]
 
 
-def test_the_idle_draw_is_known_once_the_board_was_free_for_long_enough() -> None:
+def test_the_idle_draw_is_known_after_the_gpu_was_free_for_long_enough() -> None:
     late = {"start_seconds": 21.5, "end_seconds": 30}
     played = Played(scenario(processes=[late]), [1.0] * 45)
     found = idle_draws(played)
     assert found[:8] == [None] * 8
     known = [one for one in found[9:] if one is not None]
     assert max(known) - min(known) < 500
-    # A counter's step is a hundredth of the time for which a board is watched.
+    # A step of the counter is a hundredth of the time for which a GPU is observed.
     assert known[-1] == pytest.approx(71_500, rel=0.015)
 
 
-def test_the_idle_draw_of_a_board_whose_counter_has_stopped_is_by_its_draw() -> None:
+def test_the_idle_draw_of_a_gpu_whose_counter_has_stopped_comes_from_its_power() -> None:
     found = idle_draws(Played(scenario({"kind": "frozen"}, processes=[]), [1.0] * 20))
     assert found[-1] == pytest.approx(71_500, abs=1)
 
@@ -169,22 +169,22 @@ def test_the_idle_draw_of_a_board_whose_counter_has_stopped_is_by_its_draw() -> 
     "process",
     [
         {},
-        # Always on the GPU, but hardly runs a kernel.
+        # Present all the time, with almost no kernels.
         {"load": {"busy_ratio": 0.0001, "kernel_seconds": 0.0005}},
         {"kind": "graphics", "memory_visible": False},
     ],
 )
-def test_of_a_board_with_a_process_no_idle_draw_is_known(process: dict[str, Any]) -> None:
+def test_the_idle_draw_of_a_gpu_with_a_process_is_not_known(process: dict[str, Any]) -> None:
     assert set(idle_draws(Played(scenario(processes=[process]), [1.0] * 40))) == {None}
 
 
-def test_a_board_whose_processes_come_and_go_is_not_taken_for_free() -> None:
-    """Even if they are very short: the driver's samples show them when no list does."""
+def test_a_gpu_whose_processes_come_and_go_does_not_count_as_free() -> None:
+    """However short they are: the driver's samples show processes that no list contains."""
     short = [{"start_seconds": n + 0.3, "end_seconds": n + 0.6} for n in range(0, 40, 4)]
     assert set(idle_draws(Played(scenario(processes=short), [1.0] * 40))) == {None}
 
 
-def test_a_board_that_is_cut_is_free_where_all_its_instances_are() -> None:
+def test_a_gpu_with_mig_is_free_if_all_its_instances_are() -> None:
     mig = [{"instances": ["1g.10gb", "3g.40gb"]}]
     process = {"instance": 1, "start_seconds": 20.5, "end_seconds": 25}
     played = Played(scenario(mig=mig, processes=[process]), [1.0] * 50)
@@ -195,7 +195,7 @@ def test_a_board_that_is_cut_is_free_where_all_its_instances_are() -> None:
     assert set(idle_draws(busy)) == {None}
 
 
-def test_no_instance_has_energy_or_an_idle_draw_of_its_own() -> None:
+def test_an_instance_has_no_energy_and_no_idle_draw() -> None:
     content = scenario(mig=[{"instances": ["1g.10gb"]}], processes=[])
     clock = ManualClock(start_ns=EPOCH_NS)
     run = Simulation(parse_scenario(content), epoch_ns=EPOCH_NS, clock=clock)

@@ -1,4 +1,4 @@
-"""Changes in a simulated GPU's health become incidents, once, with their ends, over restarts."""
+"""A played GPU's health changes become incidents: once, with their end, and across restarts."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ class Node:
         self.start_agent()
 
     def start_agent(self) -> None:
-        """Start like an agent that knows nothing of earlier ones."""
+        """Start an agent without knowledge of the past."""
         self._session = NvmlSession(self._library, monotonic_ns=self.clock.monotonic_ns)
         self._sampler = GpuSampler()
         self._is_open = False
@@ -62,9 +62,9 @@ class Node:
         )
 
     def run(self, *, until: int) -> list[str]:
-        """Tick until a second; return the kinds reported meanwhile, ends with a minus before them.
+        """Tick until a second; return the reported incidents, ends with a minus before them.
 
-        States that are absent at an agent's start are left out.
+        Reports that the GPU is well at the agent's start are left out.
         """
         reported = len(self.incidents)
         while self.clock.time_ns() < EPOCH_NS + until * NS_PER_SECOND:
@@ -121,7 +121,7 @@ def test_a_state_is_an_incident_when_it_begins_and_when_it_ends(kind: str) -> No
     assert node.incidents[-1].severity is Severity.INFO
 
 
-def test_what_stays_is_told_once() -> None:
+def test_a_lasting_state_is_reported_once() -> None:
     node = Node({"start_seconds": BEGIN, "sram_uncorrected": 5})
     assert node.run(until=BEGIN + 300) == ["sram_threshold_exceeded"]
 
@@ -133,7 +133,7 @@ def test_what_stays_is_told_once() -> None:
         (B200, {"nvlink_failed_recoveries": 1, "nvlink": 7}, "nvlink_recovery_failed", "link 7"),
     ],
 )
-def test_an_error_that_is_new_is_an_incident(
+def test_a_new_error_is_an_incident(
     model: str, ailment: dict[str, Any], kind: str, words: str
 ) -> None:
     node = Node({"start_seconds": BEGIN, **ailment}, model=model)
@@ -151,7 +151,7 @@ ALL_AT_ONCE: dict[str, Any] = {
 }
 
 
-def test_what_was_there_before_the_agent_is_an_incident_once_however_often_it_starts() -> None:
+def test_a_state_from_before_the_agent_is_one_incident_however_often_the_agent_starts() -> None:
     node = Node(ALL_AT_ONCE)
     reported = {"recovery_action", "row_remap_failed", "sram_threshold_exceeded"}
     reported.add("fabric_route_unhealthy")
@@ -174,7 +174,7 @@ def test_what_was_there_before_the_agent_is_an_incident_once_however_often_it_st
     assert {incident_hash(one) for one in again} == {incident_hash(one) for one in first}
 
 
-def test_an_agent_that_starts_again_says_what_has_ended_meanwhile() -> None:
+def test_a_restarted_agent_reports_what_has_ended_meanwhile() -> None:
     node = Node(
         ill({"fabric": ["route_unhealthy"], "throttle": "power_brake", "recovery": "reset"})
     )
@@ -195,7 +195,7 @@ def test_an_agent_that_starts_again_says_what_has_ended_meanwhile() -> None:
     assert {"fabric_route_unhealthy", "power_brake_slowdown", "recovery_action"} <= ended
 
 
-def test_a_driver_that_is_loaded_anew_is_no_error_and_no_end() -> None:
+def test_reloading_the_driver_is_neither_an_error_nor_an_end() -> None:
     reload = {"node": "n", "kind": "driver_reload", "start_seconds": 200, "end_seconds": 230}
     before = {"start_seconds": 50, "ecc_uncorrected": 3, "nvlink_failed_recoveries": 2}
     after = {"start_seconds": 500, "ecc_uncorrected": 1}
@@ -220,11 +220,11 @@ GARBLED = (
 
 @pytest.mark.parametrize("model", [H100, B200, T4])
 @pytest.mark.parametrize(("calls", "begin"), [([], 100), (GARBLED, 100), (GARBLED, 0)])
-def test_garbage_is_no_incident(model: str, calls: list[str], begin: int) -> None:
+def test_implausible_values_are_not_incidents(model: str, calls: list[str], begin: int) -> None:
     fault = {"node": "n", "kind": "garbage", "start_seconds": begin, "end_seconds": 200}
     node = Node(model=model, faults=[{**fault, "calls": list(calls)}])
     assert node.run(until=300) == []
 
 
-def test_a_link_that_has_trained_down_while_the_gpu_is_idle_is_no_incident() -> None:
+def test_a_link_that_slows_down_while_the_gpu_is_idle_is_not_an_incident() -> None:
     assert Node(works=False).run(until=300) == []

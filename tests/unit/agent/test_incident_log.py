@@ -1,4 +1,4 @@
-"""An incident's log line names the XID, GPU, pod and action; a storm has only a few lines."""
+"""An incident is logged with its XID, GPU, pod and action; a storm is logged in a few lines."""
 
 from msgspec.structs import replace
 from structlog.testing import capture_logs
@@ -34,7 +34,7 @@ def incident(kind: str = "xid", *, xid: int | None = None, allocated: bool = Tru
     )
 
 
-def test_an_xid_is_a_line_with_gpu_pod_and_action() -> None:
+def test_an_xid_is_logged_with_gpu_pod_and_action() -> None:
     with capture_logs() as lines:
         IncidentLog().record(incident(xid=79))
 
@@ -54,14 +54,14 @@ def test_an_xid_is_a_line_with_gpu_pod_and_action() -> None:
     }
 
 
-def test_without_the_kubelet_a_pod_is_named_by_its_uid() -> None:
+def test_without_the_kubelet_a_pod_is_logged_by_its_uid() -> None:
     with capture_logs() as lines:
         IncidentLog().record(incident("gpu_recovered", allocated=False))
 
     assert [(line["pods"], line["log_level"]) for line in lines] == [(["uid-7"], "info")]
 
 
-def test_a_storm_is_a_line_a_minute_that_counts() -> None:
+def test_a_storm_is_logged_as_one_line_per_minute_with_a_count() -> None:
     now_seconds = 0.0
     log = IncidentLog(Repeats(seconds=lambda: now_seconds))
     with capture_logs() as lines:
@@ -79,7 +79,7 @@ def test_a_storm_is_a_line_a_minute_that_counts() -> None:
     ]
 
 
-def test_that_a_gpu_is_well_at_the_agents_start_is_no_line_and_that_it_is_not_is_one() -> None:
+def test_at_the_agents_start_only_states_that_are_not_well_are_logged() -> None:
     well = replace(incident("state_ended"), present_at_start=True, ended_kinds=["gpu_lost"])
     with capture_logs() as lines:
         IncidentLog().record(well)

@@ -63,7 +63,7 @@ class MovedClock(ManualClock):
         await awake.wait()
 
     async def move(self, seconds: float) -> None:
-        """Advance the time, and let sleepers that are due run."""
+        """Advance, and let the sleepers that are due run."""
         self.advance(seconds)
         due = [waking for waking in self._wakings if waking[0] <= self.time_ns()]
         self._wakings = [one for one in self._wakings if one not in due]
@@ -84,7 +84,7 @@ def node(clock: MovedClock) -> SimulatedNode:
 
 
 class Agent:
-    """The agent of a simulated node, and its published records, as a test advances the time."""
+    """The agent of a played node, and its published incidents, while the test advances the time."""
 
     def __init__(self, clock: MovedClock, consumer: Consumer, waits: asyncio.Event) -> None:
         self._clock = clock
@@ -95,13 +95,13 @@ class Agent:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it waits for events and knows the GPUs' processes and holders."""
+        """Whether it waits for events, and knows the GPUs' processes and allocations."""
         return self._waits.is_set() and any(
             sample.processes and sample.allocations for sample in self._samples
         )
 
     async def until(self, done: Callable[[], bool], *, step_seconds: float) -> None:
-        """Advance the time step by step until a condition holds."""
+        """Advance the time step by step until `done` returns true."""
         async with asyncio.timeout(HANG_SECONDS):
             while not done():
                 await self._clock.move(step_seconds)
@@ -113,7 +113,7 @@ class Agent:
     def _take(self, topic: str, value: bytes | None) -> None:
         if topic == INCIDENTS.name:
             incident = decoder_of(topic, Incident).decode(value or b"")
-            # States that are absent at the agent's start are reported too.
+            # The agent also reports that a GPU is well at its start.
             if not incident.present_at_start:
                 self.incidents.append(incident)
         else:
@@ -133,7 +133,8 @@ async def running(
             settings=AgentSettings(
                 node_name="node-a",
                 incidents=incidents or IncidentsSettings(),
-                # With each tick, because an incident from readings waits for their query.
+                # In each tick, because an incident from a reading is found no sooner than it is
+                # read.
                 readings_seconds=1.0,
             ),
             readiness=Readiness(),
@@ -149,7 +150,7 @@ async def running(
         assert running.cancelled()
 
 
-async def test_a_fault_is_on_the_bus_once_with_who_was_on_the_gpu(
+async def test_a_fault_is_published_once_with_the_processes_on_the_gpu(
     node: SimulatedNode, clock: MovedClock
 ) -> None:
     async with running(node, clock) as agent:
@@ -173,7 +174,7 @@ async def test_a_fault_is_on_the_bus_once_with_who_was_on_the_gpu(
     ]
 
 
-async def test_a_slowdown_is_on_the_bus_after_the_settings_seconds(clock: MovedClock) -> None:
+async def test_a_slowdown_is_published_after_the_seconds_in_the_setting(clock: MovedClock) -> None:
     ailment = {"throttle": "power_brake", "start_seconds": 2}
     gpus = {"model": "NVIDIA H100 80GB HBM3", "ailments": [ailment]}
     content = {"name": "braked", "nodes": [{"name": "node-a", "gpus": gpus}]}

@@ -1,4 +1,4 @@
-"""A node with a partitioned GPU and process accounts, compared with the simulator's books."""
+"""A node with a MIG-partitioned GPU and with process accounts, against the simulator's truth."""
 
 from collections import defaultdict
 from typing import Any
@@ -34,7 +34,7 @@ def cut(clock: ManualClock) -> list[NodeTick]:
     return play(cut_simulation(clock).node("node-a"), clock, [0.25, *[1.0] * 22])
 
 
-def test_a_gpus_instances_stand_behind_it(cut: list[NodeTick]) -> None:
+def test_the_instances_of_a_gpu_follow_its_row(cut: list[NodeTick]) -> None:
     gpus = cut[4].sample.gpus
     assert [gpu.mig_profile for gpu in gpus] == [
         None, "1g.10gb", "3g.40gb", "1c.2g.20gb", "1c.2g.20gb"
@@ -53,7 +53,7 @@ def test_processes_point_to_the_row_of_their_instance(cut: list[NodeTick]) -> No
     assert len({process.container for process in sample.processes}) == 3
 
 
-def test_an_instance_was_busy_for_as_long_as_its_kernels_ran(clock: ManualClock) -> None:
+def test_the_busy_time_of_an_instance_is_that_of_its_kernels(clock: ManualClock) -> None:
     simulation = cut_simulation(clock)
     node = simulation.node("node-a")
     ticks = play(node, clock, [0.25, *[1.0] * 15])[1:]
@@ -67,7 +67,7 @@ def test_an_instance_was_busy_for_as_long_as_its_kernels_ran(clock: ManualClock)
         assert ran_ns == pytest.approx(node.gpus[0].busy_ns(process, start_ns, end_ns), rel=1e-6)
 
 
-def test_the_traffic_of_the_board_is_no_instances(cut: list[NodeTick]) -> None:
+def test_the_traffic_of_the_gpu_belongs_to_no_instance(cut: list[NodeTick]) -> None:
     board, *instances = [gpu.profiling for gpu in cut[4].readings.gpus if gpu.profiling]
     assert board.pcie_sent_bytes_per_second
     assert len(instances) == 4
@@ -77,7 +77,7 @@ def test_the_traffic_of_the_board_is_no_instances(cut: list[NodeTick]) -> None:
     assert None not in booked
 
 
-def test_a_new_cut_is_in_the_next_tick_and_ends_what_was_in_the_old_one(
+def test_a_repartitioned_gpu_is_in_the_next_tick_and_ends_the_processes_of_old_instances(
     cut: list[NodeTick],
 ) -> None:
     profiles = [[gpu.mig_profile for gpu in tick.sample.gpus] for tick in cut]
@@ -88,7 +88,7 @@ def test_a_new_cut_is_in_the_next_tick_and_ends_what_was_in_the_old_one(
     assert all(uuid.startswith("MIG-") for one in ended for uuid in one.gpu_uuids)
 
 
-def test_the_tick_of_a_new_cut_says_so(cut: list[NodeTick]) -> None:
+def test_the_tick_after_a_repartitioning_reports_it(cut: list[NodeTick]) -> None:
     reported = [(place, tick.relayouted) for place, tick in enumerate(cut) if tick.relayouted]
     first_new = next(
         place for place, tick in enumerate(cut) if tick.sample.gpus[1].mig_profile == "7g.80gb"
@@ -96,8 +96,8 @@ def test_the_tick_of_a_new_cut_says_so(cut: list[NodeTick]) -> None:
     assert reported == [(first_new, [cut[0].sample.gpus[0].uuid])]
 
 
-def test_an_instance_that_vanishes_with_a_process_in_it_ends_that(clock: ManualClock) -> None:
-    """The driver forbids it, but an agent that slept may see it; nothing may be left over."""
+def test_an_instance_that_vanishes_ends_the_process_in_it(clock: ManualClock) -> None:
+    """The driver forbids it, but an agent that slept may see it. The process must not stay."""
     node = cut_simulation(clock).node("node-a")
     sampler = Sampler(node=NodeId("default", "node-a"), procfs=node.procfs)
     (gpu,) = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
@@ -111,7 +111,7 @@ def test_an_instance_that_vanishes_with_a_process_in_it_ends_that(clock: ManualC
     assert changes == [ProcessChange.SEEN] * 3 + [ProcessChange.ENDED] * 3
 
 
-def test_an_incident_of_an_instance_names_who_is_in_it_also_while_the_gpu_does_not_answer(
+def test_an_incident_of_an_instance_has_its_processes_even_if_the_gpu_does_not_answer(
     clock: ManualClock,
 ) -> None:
     node = cut_simulation(clock).node("node-a")
@@ -141,7 +141,7 @@ def sums(samples: list[NodeSample]) -> dict[str, int]:
     return found
 
 
-def test_the_books_of_a_cut_gpu_sum_to_the_gpu(cut: list[NodeTick]) -> None:
+def test_the_books_of_a_gpu_with_mig_sum_to_the_gpu(cut: list[NodeTick]) -> None:
     samples = [tick.sample for tick in cut]
     booked = sums(samples)
     boards = [one.gpus[0] for one in samples]
@@ -151,7 +151,7 @@ def test_the_books_of_a_cut_gpu_sum_to_the_gpu(cut: list[NodeTick]) -> None:
 
 
 def accounted_scenario(version: str) -> dict[str, Any]:
-    """Return a GPU with one long process and short ones that no tick lists."""
+    """Return a GPU with one long process, and short ones that no tick lists."""
 
     def process(command: str, start: float, end: float | None, busy: float) -> dict[str, Any]:
         return {

@@ -65,7 +65,7 @@ async def run_for(
     return *await read_all(bus), readiness
 
 
-async def test_a_tick_says_what_the_kubelet_gave_to_whom_used_or_not() -> None:
+async def test_a_tick_has_the_allocations_from_the_kubelet_used_or_not() -> None:
     samples, _, readiness = await run_for(20, settings=AgentSettings(node_name="node-a"))
     last = samples[-1]
 
@@ -78,7 +78,7 @@ async def test_a_tick_says_what_the_kubelet_gave_to_whom_used_or_not() -> None:
     assert readiness.check("kubelet").detail == "2 devices are allocated to containers"
 
 
-async def test_a_kubelet_that_nobody_wants_to_hear_of_is_not_asked() -> None:
+async def test_a_disabled_kubelet_is_not_queried() -> None:
     settings = AgentSettings(node_name="node-a", kubelet=KubeletSettings(enabled=False))
     samples, _, readiness = await run_for(5, settings=settings)
 
@@ -101,7 +101,7 @@ class HangingKubelet:
         return await self.list_pods()
 
 
-async def test_no_tick_is_lost_to_a_kubelet_that_does_not_answer() -> None:
+async def test_a_kubelet_that_does_not_answer_delays_no_tick() -> None:
     clock, bus, kubelet = (
         SleepersClock(sleepers=1, rings_after_seconds=20),
         MemoryBus(),
@@ -118,7 +118,7 @@ async def test_no_tick_is_lost_to_a_kubelet_that_does_not_answer() -> None:
     assert not any(sample.allocations or sample.late for sample in samples)
 
 
-async def test_without_the_machines_proc_readings_go_on_and_nobody_is_named() -> None:
+async def test_without_the_hosts_proc_readings_continue_and_processes_are_not_reported() -> None:
     samples, processes, readiness = await run_for(
         20, settings=AgentSettings(node_name="node-a"), host_pid=False
     )
@@ -131,7 +131,7 @@ async def test_without_the_machines_proc_readings_go_on_and_nobody_is_named() ->
     assert not readiness.check("procfs").is_ok
 
 
-async def test_attribution_that_is_turned_off_is_no_failure() -> None:
+async def test_disabled_attribution_does_not_fail_a_check() -> None:
     settings = AgentSettings(node_name="node-a", attribution=False)
     samples, processes, readiness = await run_for(5, settings=settings)
 
@@ -152,9 +152,9 @@ async def allocated_to(
     listed_seconds: float = 5,
     agent_from: float = 0,
 ) -> dict[str, list[tuple[float, float]]]:
-    """Return when each pod held the first GPU, by its name: begin and end, according to ticks.
+    """Return the (start, end) times for which ticks give each pod the first GPU, by pod name.
 
-    Two spans are merged if no tick lies between them. The kubelet lists a pod for `listed_seconds`
+    Two spans are one if no tick lies between them. The kubelet lists a pod for `listed_seconds`
     after its end.
     """
     clock = SleepersClock(sleepers=1, rings_after_seconds=seconds)
@@ -174,7 +174,7 @@ async def allocated_to(
     allocated: dict[str, list[tuple[float, float]]] = {}
     for sample in (await read_all(bus))[0]:
         if not sample.gpus:
-            continue  # waited for in the machine's time, of which a busy one needed more
+            continue  # the wait is in the machine's time, and a busy machine needed longer
         end = (sample.time_ns - EPOCH_NS) / NS_PER_SECOND
         begin = end - sample.interval_ns / NS_PER_SECOND
         first = min(sample.gpus, key=lambda gpu: gpu.index)
@@ -187,7 +187,7 @@ async def allocated_to(
 
 TICK_SECONDS = 1.0
 LAG_SECONDS = 0.5
-"""Ticks cover completed driver windows only, but have the holders at their end."""
+"""A tick covers the time of the driver's windows; its allocations are those at its end."""
 FIRST_GPU_IS_AWAY = {"node": "node-a", "kind": "lost", "gpus": [0]}
 DRIVER_IS_AWAY = {"node": "node-a", "kind": "driver_reload"}
 FAULTS: dict[str, list[dict[str, Any]]] = {
@@ -200,7 +200,7 @@ FAULTS: dict[str, list[dict[str, Any]]] = {
 
 
 def is_exact(spans: Sequence[tuple[float, float]], start: float, end: float) -> bool:
-    """Return whether there is one span, at the right time and of the right length within a tick."""
+    """Return whether it is one span of the right length, within a tick, and at the right place."""
     ((began, ended),) = spans
     slack = TICK_SECONDS + LAG_SECONDS
     return (
@@ -215,7 +215,7 @@ def is_exact(spans: Sequence[tuple[float, float]], start: float, end: float) -> 
     ("start", "faults"),
     [(5.01, "answers"), (5.99, "answers"), *((5.3, faults) for faults in FAULTS)],
 )
-async def test_a_job_holds_from_its_start_to_its_end_though_the_kubelet_lists_it_on(
+async def test_a_job_has_its_device_from_start_to_end_even_if_the_kubelet_lists_it_longer(
     start: float, faults: str, listed_seconds: float
 ) -> None:
     end = start + 11.3
@@ -232,7 +232,7 @@ async def test_a_job_holds_from_its_start_to_its_end_though_the_kubelet_lists_it
 
 @pytest.mark.parametrize("listed_seconds", [5, 86_400])
 @pytest.mark.parametrize("faults", ["answers", "is without its driver"])
-async def test_three_jobs_in_a_row_on_one_device_have_their_own_time_each(
+async def test_three_jobs_in_a_row_on_one_device_each_get_their_own_time(
     faults: str, listed_seconds: float
 ) -> None:
     spans = {"a": (2.0, 16.0), "b": (17.0, 29.6), "c": (30.0, 70.6)}
@@ -245,9 +245,7 @@ async def test_three_jobs_in_a_row_on_one_device_have_their_own_time_each(
     assert all(is_exact(allocated[name], *span) for name, span in spans.items()), allocated
 
 
-async def test_what_ended_before_the_agent_started_holds_nothing_however_long_it_is_listed() -> (
-    None
-):
+async def test_a_pod_that_ended_before_the_agent_started_has_no_allocation_even_if_listed() -> None:
     allocated = await allocated_to(
         job("former", 1.0, 9.0),
         job("job", 12.0, 80.0),
@@ -259,7 +257,7 @@ async def test_what_ended_before_the_agent_started_holds_nothing_however_long_it
     assert list(allocated) == ["job"]
 
 
-async def test_a_pod_holds_before_it_runs_anything_and_when_it_comes_again_by_its_name() -> None:
+async def test_a_pod_has_its_device_before_its_first_process_and_when_its_name_returns() -> None:
     without_processes = {
         "containers": [{"name": "main", "processes": [], "devices": [{"gpu": 0}]}],
     }
@@ -275,7 +273,7 @@ async def test_a_pod_holds_before_it_runs_anything_and_when_it_comes_again_by_it
 
 
 @pytest.mark.parametrize("monitors", [True, False])
-async def test_the_check_mig_says_what_helps_where_instances_are_hidden(*, monitors: bool) -> None:
+async def test_the_mig_check_names_the_remedy_if_instances_are_hidden(*, monitors: bool) -> None:
     clock = SleepersClock(sleepers=1, rings_after_seconds=8)
     group = {"model": "NVIDIA H100 80GB HBM3", "mig": [{"instances": ["3g.40gb"]}]}
     node = {"name": "node-a", "gpus": group, "driver": {"mig_monitor": monitors}}

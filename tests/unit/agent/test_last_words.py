@@ -1,4 +1,4 @@
-"""An agent that exits because nothing works any more reports it to Kafka first."""
+"""An agent that stops because no GPU works publishes the reason first."""
 
 import pytest
 from typing_extensions import override
@@ -24,7 +24,7 @@ async def incidents_on(bus: MemoryBus) -> list[Incident]:
         return [decoder.decode(one.value) for batch in batches.values() for one in batch]
 
 
-async def test_the_reason_for_the_end_is_published_before_it() -> None:
+async def test_the_reason_for_the_exit_is_published_before_it() -> None:
     class LosingClock(ManualClock):
         @override
         async def sleep(self, seconds: float) -> None:
@@ -43,7 +43,7 @@ async def test_the_reason_for_the_end_is_published_before_it() -> None:
                 clock=clock,
             ),
             bus=bus,
-            # Shorter than the settings allow.
+            # Shorter than a settings file may set.
             settings=AgentSettings(node_name="node-a", watchdog_seconds=0.3),
             readiness=Readiness(),
         )

@@ -1,4 +1,4 @@
-"""Fast polls whose answers come later than the agent waits for them."""
+"""Fast polls that return after the agent has stopped waiting for them."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ BURSTS: Final[Lives] = [(0.0, 999.0, 0.3, 0.5), (0.0, 999.0, 0.15, 0.35)]
 
 
 class LateDriver(Driver):
-    """A driver whose fast polls end after the agent has given up waiting, but before the tick."""
+    """A driver whose fast polls return after the agent stopped waiting, but before the tick."""
 
     late: Sequence[FastPoll] = ()
 
@@ -48,7 +48,7 @@ class LateDriver(Driver):
 
 
 class KeptSampler(Sampler):
-    """Stores its ticks until there are enough."""
+    """Keeps its ticks, until there are enough."""
 
     def __init__(self, node: SimulatedNode, *, count: int) -> None:
         super().__init__(node=NodeId("default", node.name), procfs=node.procfs)
@@ -66,7 +66,7 @@ class KeptSampler(Sampler):
 
 
 async def run_loop(node: SimulatedNode) -> list[NodeSample]:
-    """Return the ticks of the agent's own loop with a driver whose fast polls are late."""
+    """Return the ticks of the agent's own loop over a driver with late fast polls."""
     settings = AgentSettings(node_name=node.name)
     sampler = KeptSampler(node, count=round(RUN_SECONDS))
     source = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns)
@@ -101,21 +101,21 @@ async def run_loop(node: SimulatedNode) -> list[NodeSample]:
     return sampler.made
 
 
-def test_energy_that_a_late_look_read_is_in_the_tick_that_covers_it() -> None:
+def test_energy_from_a_late_fast_poll_is_in_the_tick_that_covers_it() -> None:
     run = play_lives(
         BURSTS,
         {},
         sampling_interval_seconds=1.0,
-        random=Random(6),  # noqa: S311  # a scenario, no secret
+        random=Random(6),  # noqa: S311  # a scenario, not a secret
         watched_by=lambda node, _: asyncio.run(run_loop(node)),
     )
     assert errors_of(run, sampling_interval_seconds=1.0).largest.millijoules <= 0.005
 
 
 def watch_behind(node: SimulatedNode, clock: ManualClock, *, hears: bool) -> list[NodeSample]:
-    """Return the ticks of an agent for which every second fast poll ends during the next tick.
+    """Return the ticks of an agent whose every second fast poll returns after the next tick.
 
-    With `hears` false, the agent never gets the answers of those polls.
+    With `hears` off, their results are discarded.
     """
     sampler = Sampler(node=NodeId("default", node.name), procfs=node.procfs)
     gpus = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
@@ -140,7 +140,7 @@ def watch_behind(node: SimulatedNode, clock: ManualClock, *, hears: bool) -> lis
 
 
 @pytest.mark.parametrize("processes", ["mean", "mean_of_used", "windows"])
-def test_what_comes_behind_the_tick_that_asked_for_the_same_is_counted_once(processes: str) -> None:
+def test_a_fast_poll_that_returns_after_its_tick_is_not_counted_twice(processes: str) -> None:
     busy = [
         [
             {uid: of_pod.busy_ns for uid, of_pod in own.items()}
@@ -148,7 +148,7 @@ def test_what_comes_behind_the_tick_that_asked_for_the_same_is_counted_once(proc
                 BURSTS,
                 {"processes": processes, "window_seconds": 0.3},
                 sampling_interval_seconds=1.0,
-                random=Random(6),  # noqa: S311  # a scenario, no secret
+                random=Random(6),  # noqa: S311  # a scenario, not a secret
                 watched_by=partial(watch_behind, hears=hears),
             ).booked()
         ]
@@ -160,7 +160,7 @@ def test_what_comes_behind_the_tick_that_asked_for_the_same_is_counted_once(proc
 def watch_late(
     node: SimulatedNode, clock: ManualClock, *, delay_seconds: float
 ) -> list[NodeSample]:
-    """Return the ticks of an agent, some of which query the GPUs late by this time."""
+    """Return the ticks of an agent that in some ticks queries the GPUs with this delay."""
     sampler = Sampler(node=NodeId("default", node.name), procfs=node.procfs)
     gpus = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     made = []
@@ -178,14 +178,14 @@ def watch_late(
 
 @pytest.mark.parametrize("processes", ["mean", "newest", "windows"])
 @pytest.mark.parametrize("delay_seconds", [0.03, 0.075, 0.15, 0.4])
-def test_pods_have_their_shares_where_gpus_answer_late(
+def test_pods_have_their_shares_even_if_gpus_answer_late(
     processes: str, delay_seconds: float
 ) -> None:
     run = play_lives(
         BURSTS,
         {"processes": processes},
         sampling_interval_seconds=1.0,
-        random=Random(6),  # noqa: S311  # a scenario, no secret
+        random=Random(6),  # noqa: S311  # a scenario, not a secret
         watched_by=partial(watch_late, delay_seconds=delay_seconds),
     )
     assert errors_of(run, sampling_interval_seconds=1.0).largest.busy_ns <= 0.01

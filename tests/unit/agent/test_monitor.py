@@ -1,4 +1,4 @@
-"""The incident monitor: detections become incidents, each reported once and at once."""
+"""The monitor: detections from all sources become incidents, each reported once and at once."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -95,7 +95,7 @@ def xid(code: int = 79, *, source: str = "nvml", at: float = 0, **more: object) 
     return Detection(time_ns=EPOCH_NS + round(at * NS_PER_SECOND), **given)  # type: ignore[arg-type]  # a test's own fields
 
 
-async def test_an_event_is_reported_with_who_was_on_the_gpu(
+async def test_an_event_is_reported_with_the_processes_on_the_gpu(
     clock: PatientClock, reported: Reported
 ) -> None:
     node = failing_node({"at_seconds": 1, "xid": 48, "gpu_instance": 3}, clock=clock)
@@ -117,10 +117,10 @@ async def test_an_event_is_reported_with_who_was_on_the_gpu(
     assert incident.processes == on_it
 
 
-async def test_a_gpu_is_reported_by_its_index_also_once_it_is_lost_and_an_unknown_one_has_none(
+async def test_a_lost_gpu_keeps_its_index_and_an_unknown_one_has_none(
     reported: Reported, idle: IncidentMonitor, clock: PatientClock
 ) -> None:
-    """The library does not list a lost GPU when it is opened again."""
+    """The library does not list a lost GPU when it is reopened."""
     gpus = gpus_of(failing_node(clock=clock))
     try:
         idle.opened(gpus)
@@ -133,7 +133,7 @@ async def test_a_gpu_is_reported_by_its_index_also_once_it_is_lost_and_an_unknow
     assert [one.gpu_index for one in reported.incidents] == [0, 1, None]
 
 
-async def test_what_both_sources_see_is_reported_once_and_counted(
+async def test_a_detection_from_both_sources_is_reported_once_and_counted(
     reported: Reported, clock: PatientClock
 ) -> None:
     node = failing_node({"at_seconds": 1, "xid": 79, "reported_by": "kmsg"}, clock=clock)
@@ -150,7 +150,7 @@ async def test_what_both_sources_see_is_reported_once_and_counted(
     assert value_of(INCIDENTS_DUPLICATE.labels(source="nvml")) == before + 1
 
 
-async def test_a_log_that_cannot_be_read_does_not_cost_the_events(
+async def test_events_are_reported_even_if_the_kernel_log_cannot_be_read(
     reported: Reported, clock: PatientClock
 ) -> None:
     def refuse() -> Kmsg:
@@ -164,7 +164,7 @@ async def test_a_log_that_cannot_be_read_does_not_cost_the_events(
     assert "cannot read the kernel log" in check.detail
 
 
-async def test_what_came_before_the_loop_ran_is_reported(
+async def test_a_detection_from_before_the_loop_ran_is_reported(
     idle: IncidentMonitor, reported: Reported
 ) -> None:
     idle.hand_over(xid())
@@ -172,7 +172,7 @@ async def test_what_came_before_the_loop_ran_is_reported(
         assert (await reported.next()).xid == 79
 
 
-async def test_what_nobody_takes_in_time_is_counted_and_the_oldest_is_kept(
+async def test_detections_that_overflow_are_counted_and_the_oldest_are_kept(
     idle: IncidentMonitor, reported: Reported
 ) -> None:
     before = value_of(INCIDENTS_DROPPED)
@@ -198,7 +198,7 @@ class SleepingClock(PatientClock):
         await super().sleep(seconds)
 
 
-async def test_a_burst_is_reported_no_faster_than_a_disk_can_take_it(reported: Reported) -> None:
+async def test_a_burst_is_reported_no_faster_than_a_disk_can_write_it(reported: Reported) -> None:
     clock = SleepingClock(start_ns=EPOCH_NS)
     watch = watch_of(failing_node(clock=clock), reported)
     for number in range(2000):
@@ -209,7 +209,7 @@ async def test_a_burst_is_reported_no_faster_than_a_disk_can_take_it(reported: R
     assert 0.9 <= clock.slept_seconds <= 2
 
 
-def test_the_process_that_the_kernel_names_is_reported_even_where_it_is_gone(
+def test_a_process_from_the_kernel_log_is_reported_even_if_it_has_ended(
     reported: Reported, clock: PatientClock
 ) -> None:
     watch = watch_of(failing_node(clock=clock), reported, processes=[IncidentProcess(pid=7)])
@@ -222,7 +222,7 @@ def test_the_process_that_the_kernel_names_is_reported_even_where_it_is_gone(
     ]
 
 
-def test_what_the_agent_finds_out_is_reported_with_its_words(
+def test_an_incident_from_the_agent_has_the_agents_message(
     idle: IncidentMonitor, reported: Reported
 ) -> None:
     before = value_of(INCIDENTS.labels(kind="gpu_lost", source="agent"))
@@ -237,7 +237,7 @@ def test_what_the_agent_finds_out_is_reported_with_its_words(
     assert value_of(INCIDENTS.labels(kind="gpu_lost", source="agent")) == before + 2
 
 
-def test_a_new_cut_that_an_event_and_a_later_tick_saw_is_reported_once(
+def test_a_repartitioning_seen_by_an_event_and_a_later_tick_is_reported_once(
     idle: IncidentMonitor, reported: Reported, clock: PatientClock
 ) -> None:
     idle.handle(Detection(kind="mig_changed", gpu_uuid=GPU, time_ns=EPOCH_NS, source="nvml"))
@@ -252,7 +252,7 @@ def test_a_new_cut_that_an_event_and_a_later_tick_saw_is_reported_once(
 
 
 def news(reported: Reported) -> list[Incident]:
-    """Return the states that were absent at the start."""
+    """Return the incidents that were not present at the start."""
     return [one for one in reported.incidents if not one.present_at_start]
 
 
@@ -270,7 +270,7 @@ def test_a_worse_reading_without_an_event_is_reported_once(
     assert {one.time_ns for one in news(reported)} == {EPOCH_NS + NS_PER_SECOND}
 
 
-def test_a_worse_reading_that_an_event_reported_of_is_not_reported_again(
+def test_a_worse_reading_that_an_event_explains_is_not_reported_again(
     idle: IncidentMonitor, reported: Reported
 ) -> None:
     idle.evaluate_health(healthy(WELL), time_ns=EPOCH_NS)
@@ -283,7 +283,7 @@ def test_a_worse_reading_that_an_event_reported_of_is_not_reported_again(
 
 
 @pytest.mark.parametrize(("gpu", "at"), [("GPU-2", 5), (GPU, -120)])
-def test_an_event_of_another_gpu_or_of_long_ago_says_nothing(
+def test_an_event_of_another_gpu_or_from_long_ago_explains_nothing(
     idle: IncidentMonitor, reported: Reported, gpu: str, at: float
 ) -> None:
     idle.evaluate_health(healthy(WELL), time_ns=EPOCH_NS)
@@ -295,7 +295,7 @@ def test_an_event_of_another_gpu_or_of_long_ago_says_nothing(
     assert [one.kind for one in news(reported)] == ["xid", "row_remap_pending"]
 
 
-def test_what_readings_told_before_does_not_silence_what_is_new_in_them(
+def test_earlier_reports_do_not_suppress_new_changes_in_readings(
     idle: IncidentMonitor, reported: Reported
 ) -> None:
     states = [(0, "none"), (1, "reset"), (5, "none"), (9, "reset")]
@@ -309,7 +309,7 @@ def test_what_readings_told_before_does_not_silence_what_is_new_in_them(
     assert "4 more, 9 in all" in news(reported)[-1].message
 
 
-def test_what_an_event_said_is_known_for_a_minute_whatever_storm_comes_meanwhile(
+def test_an_event_explains_readings_for_a_minute_even_during_a_storm(
     idle: IncidentMonitor, reported: Reported
 ) -> None:
     idle.evaluate_health(healthy(WELL), time_ns=EPOCH_NS)
@@ -324,7 +324,7 @@ def test_what_an_event_said_is_known_for_a_minute_whatever_storm_comes_meanwhile
     assert {one.kind for one in news(reported)} == {"xid"}
 
 
-def test_the_table_of_processes_reports_who_is_on_a_gpu_or_its_instances() -> None:
+def test_the_process_table_returns_the_processes_on_a_gpu_or_its_instances() -> None:
     procfs = FakeProcfs()
     procfs.start(7, started_ticks=5, cgroup="/system.slice/ssh.service", command="train")
     procfs.start(9, started_ticks=5, cgroup="/system.slice/ssh.service", command="other")

@@ -1,4 +1,4 @@
-"""`gpuledger agent` as a program: its settings and its memory."""
+"""`gpuledger agent` as a program: its settings and its imports."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from tests.hanging import HANG_SECONDS
 HEAVY = ("kubernetes_asyncio", "kubernetes", "deltalake", "arro3", "pyarrow", "duckdb", "simulator")
 
 
-def test_the_agent_carries_no_library_that_a_node_does_not_need() -> None:
+def test_the_agent_loads_no_library_that_a_node_does_not_need() -> None:
     code = "import gpuledger_agent.command, json, sys; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
     modules = {name.partition(".")[0] for name in json.loads(done.stdout)}
@@ -27,8 +27,8 @@ def test_the_agent_carries_no_library_that_a_node_does_not_need() -> None:
     assert not modules & set(HEAVY)
 
 
-def test_the_agent_loads_no_module_that_it_can_do_without() -> None:
-    # As in the image, which lacks `rich`; structlog imports it if it is installed.
+def test_the_agent_loads_no_module_that_it_does_not_need() -> None:
+    # As in its image, which has no `rich`; structlog imports it if it is installed.
     code = (
         "import json, sys; sys.modules['rich'] = None;"
         "import gpuledger_agent.command, gpuledger.bus.kafka;"
@@ -36,13 +36,13 @@ def test_the_agent_loads_no_module_that_it_can_do_without() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
     needless = {"importlib.metadata", "zipfile", "statistics", "difflib"}
-    # Readers of topics, because the agent only writes.
+    # Modules that read topics: the agent only writes.
     needless |= {f"gpuledger.bus.kafka_{part}" for part in ("consumer", "reader", "unpacking")}
     assert needless & set(json.loads(done.stdout)) == set()
 
 
-def test_a_start_reads_no_source_for_the_texts_of_its_help() -> None:
-    # Reading and parsing these would leave free memory in the process.
+def test_starting_parses_no_source_for_help_texts() -> None:
+    # Memory for reading and parsing them would stay in the process.
     code = (
         "import linecache; from gpuledger_agent.command import OPTIONS;"
         "from gpuledger_agent.settings import AgentSettings;"
@@ -69,9 +69,7 @@ def test_a_node_is_named_by_its_settings_then_by_kubernetes(
 
 @pytest.mark.parametrize("name", ["Node-1", "node_1", "-a", "a..b", "a\n", "a" * 254, "ä"])
 @pytest.mark.parametrize("origin", ["node_name", "NODE_NAME"])
-def test_a_name_that_is_none_of_a_kubernetes_node_is_refused_in_one_line(
-    name: str, origin: str
-) -> None:
+def test_an_invalid_kubernetes_node_name_is_rejected_in_one_line(name: str, origin: str) -> None:
     settings = AgentSettings(node_name=name if origin == "node_name" else "")
     environ = {"NODE_NAME": name}
     with pytest.raises(SettingsError, check=has_words(f"{origin}: ", "NODE_NAME")) as refused:
@@ -80,7 +78,7 @@ def test_a_name_that_is_none_of_a_kubernetes_node_is_refused_in_one_line(
     assert "\n" not in str(refused.value)
 
 
-def test_a_host_whose_name_has_capitals_is_named_as_the_kubelet_names_it(
+def test_a_host_name_with_capitals_becomes_the_lower_case_name_of_the_kubelet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("platform.node", lambda: "GPU-7.Example.COM")
@@ -95,7 +93,7 @@ def test_a_node_without_a_name_takes_the_hosts() -> None:
     ("sampling_interval_seconds", "deadline_seconds", "poll_timeout_seconds"),
     [(1.0, 0.8, 0.8), (0.25, 0.8, 0.2), (1.0, 5.0, 0.8), (10.0, 0.8, 0.8)],
 )
-def test_no_gpu_is_waited_for_beyond_the_next_tick(
+def test_a_gpu_may_delay_a_tick_at_most_until_the_next_one(
     sampling_interval_seconds: float, deadline_seconds: float, poll_timeout_seconds: float
 ) -> None:
     settings = AgentSettings(
@@ -107,14 +105,14 @@ def test_no_gpu_is_waited_for_beyond_the_next_tick(
 @pytest.mark.parametrize(
     "source", ["auto", "nvml", "simulated", "simulated:scenarios/quickstart.yaml"]
 )
-def test_a_source_can_be_named(source: str) -> None:
+def test_a_source_can_be_selected(source: str) -> None:
     environ = {"GPULEDGER_SOURCE": source}
     loaded = load_settings(AgentSettings, prog="p", description="", argv=[], environ=environ)
     assert loaded.source == source
 
 
 @pytest.mark.parametrize("source", ["", "dcgm", "simulated:", "nvml:0"])
-def test_an_unknown_source_is_refused(source: str) -> None:
+def test_an_unknown_source_is_rejected(source: str) -> None:
     environ = {"GPULEDGER_SOURCE": source}
     with pytest.raises(SettingsError, check=has_words("auto", "nvml", "simulated[:FILE]")):
         load_settings(AgentSettings, prog="p", description="", argv=[], environ=environ)
@@ -137,12 +135,12 @@ def test_without_kafka_its_client_is_not_loaded() -> None:
     assert not modules & {"aiokafka", "bcrypt"}
 
 
-def test_the_scenario_that_is_played_without_a_file_has_one_node_whatever_it_is_called() -> None:
+def test_the_default_scenario_has_one_node_with_any_name() -> None:
     machine = find_source(AgentSettings(source="simulated", node_name="anything"))
     assert len(machine.gpus.open()) == 4
 
 
-def test_a_recording_refuses_to_ask_a_kubelet_that_it_does_not_have() -> None:
+def test_a_recording_rejects_the_kubelet_setting() -> None:
     settings = AgentSettings(
         source="recorded:node.jsonl", kubelet=KubeletSettings(enabled=True), node_name="n"
     )
@@ -150,7 +148,7 @@ def test_a_recording_refuses_to_ask_a_kubelet_that_it_does_not_have() -> None:
         find_source(settings)
 
 
-def test_the_end_does_not_wait_for_a_driver_that_does_not_answer(
+def test_stopping_does_not_wait_for_a_driver_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     begun, goes_on = threading.Event(), threading.Event()
@@ -167,7 +165,7 @@ def test_the_end_does_not_wait_for_a_driver_that_does_not_answer(
             await asyncio.sleep(0)
         opening.cancel()
 
-    # If the shutdown did wait, this would release it.
+    # If stopping did wait, the timeout would release it.
     emergency = threading.Timer(HANG_SECONDS, goes_on.set)
     emergency.start()
     asyncio.run(begin_and_end())

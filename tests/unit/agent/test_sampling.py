@@ -1,4 +1,4 @@
-"""One node's ticks: self-contained, rising, and equal to the simulator's own books."""
+"""One tick of one node: self-contained, numbered in order, and true to the simulator's truth."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -104,7 +104,7 @@ def sampler(procfs: FakeProcfs) -> Sampler:
     return Sampler(node=NodeId("default", "node-1"), procfs=procfs)
 
 
-def test_the_first_answers_only_open_the_first_interval(
+def test_the_first_readings_only_open_the_first_interval(
     sampler: Sampler, procfs: FakeProcfs
 ) -> None:
     procfs.start(7, started_ticks=1, cgroup=f"/docker/{ONE}")
@@ -121,7 +121,7 @@ def test_the_first_answers_only_open_the_first_interval(
     assert tick.sample.containers == [ContainerRef(container_id=ONE)]
 
 
-def test_a_known_gpu_that_does_not_answer_stands_in_the_tick_behind_the_others(
+def test_a_known_gpu_that_does_not_answer_follows_the_others_in_the_tick(
     sampler: Sampler,
 ) -> None:
     cut = replace(
@@ -187,7 +187,7 @@ def test_a_known_gpu_that_does_not_answer_stands_in_the_tick_behind_the_others(
     assert [gpu.uuid for gpu in tick([answers()], 38, both).gpus] == ["GPU-0"], "for good"
 
 
-def test_where_no_gpu_answers_all_are_unresponsive_and_processes_are_where_they_were(
+def test_if_no_gpu_answers_all_are_unresponsive_and_no_process_ends(
     sampler: Sampler, procfs: FakeProcfs
 ) -> None:
     procfs.start(7, started_ticks=1, cgroup=f"/docker/{ONE}")
@@ -202,8 +202,8 @@ def test_where_no_gpu_answers_all_are_unresponsive_and_processes_are_where_they_
     assert [process.pid for process in back.processes] == [7]
 
 
-def test_an_interval_that_no_record_may_claim_is_given_up_and_reported(sampler: Sampler) -> None:
-    """Such as after an agent was stopped for days; counters are kept to detect their falls."""
+def test_an_interval_longer_than_a_record_allows_is_dropped_and_logged(sampler: Sampler) -> None:
+    """For example after the agent was stopped for days; counters are kept, so that falls show."""
     sample(sampler, [answers()], 0)
     assert tick_at(sampler, [answers()], MAX_INTERVAL_SECONDS).interval_ns == MAX_INTERVAL_NS
     with capture_logs() as lines:
@@ -240,7 +240,7 @@ def test_processes_point_into_one_table_of_gpus_and_one_of_containers(
     ]
 
 
-def test_the_samples_of_a_recycled_pid_are_booked_on_neither_owner(
+def test_the_samples_of_a_recycled_pid_are_booked_on_neither_process(
     sampler: Sampler, procfs: FakeProcfs
 ) -> None:
     procfs.start(7, started_ticks=1, cgroup=f"/docker/{ONE}")
@@ -254,7 +254,7 @@ def test_the_samples_of_a_recycled_pid_are_booked_on_neither_owner(
     assert named == [(TWO, None, None), (ONE, True, None)]
 
 
-def test_what_video_engines_did_stands_with_the_process_where_they_did_anything(
+def test_a_process_has_its_video_engine_use_if_it_used_one(
     sampler: Sampler, procfs: FakeProcfs
 ) -> None:
     procfs.start(7, started_ticks=1, cgroup=f"/docker/{ONE}")
@@ -269,7 +269,7 @@ def test_what_video_engines_did_stands_with_the_process_where_they_did_anything(
             encoder_percent=25,
             decoder_percent=2**32 - 1,
         ),
-        # An implausible row reports no video engines either.
+        # A row with an implausible value loses its engines too.
         ProcessUtilizationSample(
             pid=8, timestamp_us=1_500_000, sm_percent=101, memory_percent=0, encoder_percent=50
         ),
@@ -284,13 +284,13 @@ def test_what_video_engines_did_stands_with_the_process_where_they_did_anything(
     assert value_of(dropped) == before + 1
 
 
-def test_a_process_that_was_never_readable_is_in_no_container(sampler: Sampler) -> None:
+def test_a_process_that_was_never_readable_has_no_container(sampler: Sampler) -> None:
     sample(sampler, [answers(7)], 1)
     (process,) = tick_at(sampler, [answers(7)], 2).processes
     assert (process.container, process.started_boottime_ns) == (None, None)
 
 
-def test_a_process_gone_before_it_could_be_looked_at_is_certain_in_no_container(
+def test_a_process_that_ended_before_it_could_be_checked_has_no_container_in_the_tick(
     sampler: Sampler, procfs: FakeProcfs
 ) -> None:
     procfs.start(7, started_ticks=1, cgroup=f"/docker/{ONE}")
@@ -304,14 +304,14 @@ def test_a_process_gone_before_it_could_be_looked_at_is_certain_in_no_container(
     assert [one.container for one in last.sample.processes] == [None]
 
 
-def test_a_gpu_that_did_not_answer_is_not_in_the_tick_and_starts_anew(sampler: Sampler) -> None:
+def test_a_gpu_that_did_not_answer_is_not_in_the_tick_and_starts_over(sampler: Sampler) -> None:
     sample(sampler, [answers(index=0), answers(index=1)], 1)
     made = tick_at(sampler, [answers(index=1)], 2)
     assert [gpu.uuid for gpu in made.gpus] == ["GPU-1"]
     assert sampler.begin_tick().keys() == {"GPU-1"}
 
 
-# Against the simulator, which knows the kernels' busy intervals; the agent only sees NVML.
+# Against the simulator, which knows the kernels' busy intervals; the agent sees only NVML.
 
 
 def busy_seconds(samples: list[NodeSample]) -> dict[str | None, float]:
@@ -326,7 +326,7 @@ def busy_seconds(samples: list[NodeSample]) -> dict[str | None, float]:
 
 @pytest.mark.parametrize("node_name", ["gpu-node-1", "gpu-node-2"])
 @pytest.mark.parametrize("lengths", [[0.25, *[1.0] * 30], [0.25, *[0.97, 1.0, 1.06, 0.93] * 8]])
-def test_what_the_agent_adds_up_is_what_the_kernels_did(
+def test_the_sum_over_ticks_is_the_busy_time_of_the_kernels(
     node_name: str, lengths: list[float]
 ) -> None:
     clock = ManualClock(start_ns=EPOCH_NS)
@@ -339,7 +339,7 @@ def test_what_the_agent_adds_up_is_what_the_kernels_did(
     truth = simulation.truth(start_ns, clock.time_ns(), node_name)
     assert truth
     for used in truth:
-        # At either end of a process's life, a part of a window is not reported for it.
+        # Part of a window is not reported at each end of a process.
         assert busy[used.uid] == pytest.approx(used.busy_seconds, rel=0.005, abs=WINDOW_SECONDS)
     for place, gpu in enumerate(node.gpus):
         drawn = sum(one.gpus[place].energy_millijoules or 0 for one in samples)
@@ -352,7 +352,7 @@ def test_what_the_agent_adds_up_is_what_the_kernels_did(
         assert ran == pytest.approx(gpu.device_busy_ns(*since), rel=0.01)
 
 
-def test_without_attribution_a_tick_names_nobody_and_still_reads_the_gpus(
+def test_without_attribution_a_tick_has_no_processes_and_still_reads_the_gpus(
     procfs: FakeProcfs,
 ) -> None:
     procfs.start(7, started_ticks=1, cgroup=f"/docker/{ONE}")
@@ -364,7 +364,7 @@ def test_without_attribution_a_tick_names_nobody_and_still_reads_the_gpus(
     assert [gpu.utilization_ratio for gpu in tick.sample.gpus] == [0.5]
 
 
-def test_a_tick_carries_the_allocations_that_it_is_given(sampler: Sampler) -> None:
+def test_a_tick_carries_its_allocations(sampler: Sampler) -> None:
     given = allocation()
     sample(sampler, [answers()], 1)
     at = moment(2)
@@ -373,14 +373,16 @@ def test_a_tick_carries_the_allocations_that_it_is_given(sampler: Sampler) -> No
     assert tick.sample.allocations == [given]
 
 
-def test_a_reading_that_cannot_be_true_is_counted_by_reading_and_reason(sampler: Sampler) -> None:
+def test_an_implausible_reading_is_counted_by_reading_and_reason(sampler: Sampler) -> None:
     counter = READINGS_DROPPED.labels(reading="power_milliwatts", reason="out_of_range")
     before = value_of(counter)
     sample(sampler, [replace(answers(), power_milliwatts=2**32 - 1)], 1)
     assert value_of(counter) == before + 1
 
 
-def test_the_other_readings_stand_beside_the_tick_under_its_identity(sampler: Sampler) -> None:
+def test_detailed_readings_are_a_separate_record_with_the_identity_of_the_tick(
+    sampler: Sampler,
+) -> None:
     sample(sampler, [answers(), answers(index=1)], 1)
     reported = [answers(), replace(answers(index=1), readings={"performance_state": 2})]
     tick = sample(sampler, reported, 2)
@@ -400,12 +402,12 @@ def test_counters_are_remembered_while_a_gpu_does_not_answer(sampler: Sampler) -
     tick = sample(sampler, [replace(answers(), energy_millijoules=10)], 3)
     assert tick
     assert [one.resets for one in tick.readings.gpus] == [["energy_total_millijoules"]]
-    # Without a power reading too, the energy since the GPU came back is unknown.
+    # Without a draw either, the energy since the GPU's return is not known.
     assert tick.sample.gpus[0].energy_millijoules is None
 
 
 @pytest.mark.parametrize("unresponsive", [0, 1, 30])
-def test_a_counter_that_rose_while_a_gpu_did_not_answer_is_believed(
+def test_a_counter_that_rose_while_a_gpu_did_not_answer_is_accepted(
     sampler: Sampler, unresponsive: int
 ) -> None:
     throttled, sent = "throttling.power_ns_total", "traffic.pcie_sent_bytes_total"
@@ -421,7 +423,7 @@ def test_a_counter_that_rose_while_a_gpu_did_not_answer_is_believed(
     assert gpu.traffic.pcie_sent_bytes_total == seconds * (200 << 30)
 
 
-def test_the_health_that_came_with_the_first_answers_is_in_the_first_tick(sampler: Sampler) -> None:
+def test_health_from_the_first_query_is_in_the_first_tick(sampler: Sampler) -> None:
     healthy = {"health.pcie_replays_total": 3, "health.remapped_rows_pending": 1}
     sample(sampler, [replace(answers(), health=healthy), answers(index=1)], 1)
     reported = details_at(sampler, [answers(), answers(index=1)], 1.25)
@@ -432,17 +434,17 @@ def test_the_health_that_came_with_the_first_answers_is_in_the_first_tick(sample
     assert not details_at(sampler, [answers()], 2.25)
 
 
-def test_readings_that_came_with_the_first_answers_are_in_the_first_tick_alone(
+def test_readings_from_the_first_query_are_only_in_the_first_tick(
     sampler: Sampler,
 ) -> None:
-    """They are queried every few seconds, and would be missing until the next query."""
+    """They are read every few seconds, and would be missing until the next time."""
     idle = {"performance_state": 8}
     sample(sampler, [replace(answers(), readings=idle)], 1)
     assert details_at(sampler, [answers()], 1.25)["GPU-0"].performance_state == 8
     assert details_at(sampler, [answers()], 2.25) == {}
 
 
-def test_newer_health_counts_in_the_first_tick(sampler: Sampler) -> None:
+def test_newer_health_replaces_that_of_the_first_query(sampler: Sampler) -> None:
     name = "health.pcie_replays_total"
     sample(sampler, [replace(answers(), health={name: 3})], 1)
     first = details_at(sampler, [replace(answers(), health={name: 4})], 1.25)["GPU-0"]
@@ -450,7 +452,7 @@ def test_newer_health_counts_in_the_first_tick(sampler: Sampler) -> None:
     assert first.health.pcie_replays_total == 4
 
 
-def test_after_a_tick_that_was_not_made_nothing_is_reported_of_its_time(sampler: Sampler) -> None:
+def test_after_a_skipped_tick_nothing_is_reported_for_its_time(sampler: Sampler) -> None:
     drawing = [replace(answers(), energy_millijoules=mj) for mj in (1000, 2000, 9000, 9500)]
     sample(sampler, drawing[:1], 1)
     assert tick_at(sampler, drawing[1:2], 2).gpus[0].energy_millijoules == 1_000
@@ -465,7 +467,7 @@ def test_after_a_tick_that_was_not_made_nothing_is_reported_of_its_time(sampler:
     assert tick_at(sampler, drawing[3:], 5).gpus[0].energy_millijoules == 500
 
 
-def test_a_list_that_is_refused_each_time_names_nobody_for_long(
+def test_a_process_list_that_keeps_failing_is_used_only_for_a_few_ticks(
     sampler: Sampler, procfs: FakeProcfs
 ) -> None:
     procfs.start(7, started_ticks=1, cgroup=f"/docker/{ONE}")
@@ -476,7 +478,7 @@ def test_a_list_that_is_refused_each_time_names_nobody_for_long(
     ticks = [sample(sampler, [refused], 3 + number) for number in range(8)]
     listed = [[process.pid for process in tick.sample.processes] for tick in ticks if tick]
     assert listed == [[7]] * 5 + [[]] * 3
-    # It is unknown whether it has ended, so nothing is reported.
+    # Whether it has ended is not known, so no end is reported.
     assert not any(tick.processes for tick in ticks if tick)
     assert sampler.unlisted_gpus == ["GPU-0"]
     back = sample(sampler, [given], 11)
@@ -486,7 +488,7 @@ def test_a_list_that_is_refused_each_time_names_nobody_for_long(
     assert not sampler.unlisted_gpus
 
 
-def test_a_gpu_that_never_had_a_list_lacks_none(sampler: Sampler) -> None:
+def test_a_gpu_that_never_had_a_process_list_is_not_reported_as_unlisted(sampler: Sampler) -> None:
     for second in range(9):
         sample(sampler, [replace(answers(), processes=None)], 1 + second)
     assert not sampler.unlisted_gpus

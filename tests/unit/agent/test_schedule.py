@@ -1,5 +1,3 @@
-"""When a tick is due."""
-
 import pytest
 
 from gpuledger.clock import NS_PER_SECOND
@@ -11,9 +9,9 @@ TICK_NS = NS_PER_SECOND
 @pytest.mark.parametrize(
     ("law", "now_seconds", "wait_seconds", "next_due_seconds"),
     [
-        ("a tick that took no time", 10.0, 1.0, 11),
-        ("a tick that took a while is followed on time", 10.3, 0.7, 11),
-        ("a tick that took too long leaves one out", 11.2, 0.8, 12),
+        ("an instant tick", 10.0, 1.0, 11),
+        ("a slow tick is followed on time", 10.3, 0.7, 11),
+        ("a tick that takes too long skips one", 11.2, 0.8, 12),
         ("as many as were missed", 14.9, 0.1, 15),
         ("a sleep that ended early", 9.99, 1.01, 11),
     ],

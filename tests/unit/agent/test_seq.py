@@ -1,4 +1,4 @@
-"""Sequence numbers rise within a boot, whichever agent of the node made the tick."""
+"""A tick's number rises within a boot, whichever agent of the node made it."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -32,7 +32,7 @@ lives = st.lists(
 
 
 @given(lives=lives, first_tick_ns=st.integers(FIRST_TICK_NS, TICK_NS))
-def test_seq_rises_over_restarts_also_within_a_millisecond_and_with_the_wall_clock_set(
+def test_seq_rises_across_restarts_within_a_millisecond_and_across_clock_steps(
     lives: Sequence[tuple[int, int, int]], first_tick_ns: int
 ) -> None:
     boottime_ns, seqs = 5_000_000_000, []

@@ -1,4 +1,4 @@
-"""The whole agent, on an in-memory bus and on a clock that the test advances."""
+"""The whole agent, on the in-memory bus and on a clock that a test moves."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ NODES = ("gpu-node-1", "gpu-node-2")
 
 
 class SleepersClock(ManualClock):
-    """Advances to the next wake-up when all sleepers sleep, and rings once."""
+    """Advances to the next waking time when all sleepers sleep; rings once."""
 
     def __init__(self, *, sleepers: int, rings_after_seconds: float) -> None:
         super().__init__(start_ns=EPOCH_NS)
@@ -100,7 +100,7 @@ async def running(simulation: Simulation, bus: MemoryBus) -> AsyncIterator[Readi
 async def read_all(
     bus: MemoryBus, *, sample_count: int = 0
 ) -> tuple[list[NodeSample], list[ProcessRecord]]:
-    """Return the published records: all, or those at the time of the given number of samples."""
+    """Return the published ticks and processes; stop once there are `sample_count` ticks."""
     samples: list[NodeSample] = []
     processes: list[ProcessRecord] = []
     topics = [SAMPLES.name, PROCESSES.name]
@@ -117,7 +117,7 @@ async def read_all(
                     else:
                         decoder = decoder_of(PROCESSES.name, ProcessRecord)
                         processes.append(decoder.decode(record.value))
-            # Agents that still run publish endlessly, because the simulated clock does not wait.
+            # Agents that still run publish without end, because the played clock does not wait.
             if len(samples) >= sample_count if sample_count else not batches:
                 return samples, processes
 
@@ -169,14 +169,14 @@ async def shown_page(clock: SleepersClock, exposition: ExpositionSettings) -> tu
         pod_labels=pod_labels,
     )
     async with run_tasks(agent):
-        # Like scrapes, which query the labels of new pods.
+        # Scrapes make the agent request the labels of new pods.
         while not clock.rung.is_set():
             page()
             await asyncio.sleep(0)
         return page().decode(), readiness
 
 
-async def test_the_page_of_a_node_has_the_labels_of_pods_that_are_asked_for() -> None:
+async def test_the_page_of_a_node_has_the_requested_pod_labels() -> None:
     clock = SleepersClock(sleepers=2, rings_after_seconds=20)
     names = ("team", "training.kubeflow.org/job-name")
     text, readiness = await shown_page(clock, ExpositionSettings(pod_labels=names))
@@ -188,7 +188,7 @@ async def test_the_page_of_a_node_has_the_labels_of_pods_that_are_asked_for() ->
     assert readiness.check("pod_labels").is_ok
 
 
-async def test_no_labels_are_asked_for_by_default() -> None:
+async def test_no_pod_labels_are_requested_by_default() -> None:
     clock = SleepersClock(sleepers=1, rings_after_seconds=5)
     text, readiness = await shown_page(clock, ExpositionSettings())
     assert "gpuledger_container_gpu_busy_ratio{" in text
@@ -197,10 +197,10 @@ async def test_no_labels_are_asked_for_by_default() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "is_reported"), [(1, False), (5, True)])
-async def test_processes_that_proc_hides_for_two_ticks_are_reported_and_leave_the_agent_ready(
+async def test_processes_hidden_from_proc_for_two_ticks_are_reported_without_failing_readiness(
     seconds: int, *, is_reported: bool
 ) -> None:
-    """All processes of a single tick may have just ended."""
+    """Processes of a single tick may all have just ended."""
     clock = SleepersClock(sleepers=1, rings_after_seconds=seconds)
     readiness = Readiness()
     agent = asyncio.create_task(
@@ -222,7 +222,7 @@ async def test_processes_that_proc_hides_for_two_ticks_are_reported_and_leave_th
     assert readiness.is_ready(), readiness.report()
 
 
-async def test_lists_of_processes_that_are_refused_each_time_are_reported() -> None:
+async def test_process_lists_that_keep_failing_are_reported() -> None:
     clock = SleepersClock(sleepers=1, rings_after_seconds=30)
     readiness, node = Readiness(), play_node(clock)
     nvml = Altered(node.nvml)
@@ -255,7 +255,7 @@ async def test_lists_of_processes_that_are_refused_each_time_are_reported() -> N
     assert not readiness.check("procfs").is_ok
 
 
-async def test_a_lost_gpu_and_an_absent_kafka_leave_the_agent_ready() -> None:
+async def test_a_lost_gpu_and_an_unavailable_kafka_leave_the_agent_ready() -> None:
     clock = SleepersClock(sleepers=1, rings_after_seconds=5)
     library, bus, readiness = Altered(play_node(clock, gpus=2).nvml), RefusingBus(), Readiness()
     library.lost.add(1)
@@ -287,7 +287,7 @@ class RefusingBus(MemoryBus):
 
 
 class FickleProcfs(FakeProcfs):
-    """Fails once, in a way that no file can."""
+    """Fails once with an error that no file can raise."""
 
     def __init__(self, *paths: str) -> None:
         super().__init__()
@@ -297,11 +297,11 @@ class FickleProcfs(FakeProcfs):
     def read(self, path: str) -> bytes:
         if path in self.failing:
             self.failing.remove(path)
-            raise RuntimeError("what nobody expects")
+            raise RuntimeError("an unexpected error")
         return super().read(path)
 
 
-async def test_a_tick_that_fails_is_counted_and_the_next_one_is_taken() -> None:
+async def test_a_tick_that_fails_is_counted_and_the_next_one_is_made() -> None:
     clock = SleepersClock(sleepers=1, rings_after_seconds=5)
     failed = value_of(TICKS_FAILED)
     readiness, bus, node = Readiness(), MemoryBus(), play_node(clock)
@@ -318,7 +318,7 @@ async def test_a_tick_that_fails_is_counted_and_the_next_one_is_taken() -> None:
         )
     )
     await clock.rung.wait()
-    # The simulated clock does not wait for publishing.
+    # The played clock does not wait until a tick is published.
     await read_all(bus, sample_count=3)
     agent.cancel()
     await asyncio.gather(agent, return_exceptions=True)
@@ -333,11 +333,11 @@ async def test_a_fast_poll_that_fails_is_counted_and_costs_no_tick() -> None:
 
     def fail_fast_polls(handle: object) -> object:
         if threading.current_thread().name == "fast-poll":
-            raise RuntimeError("what nobody expects")
+            raise RuntimeError("an unexpected error")
         return nvml.nvmlDeviceGetUtilizationRates(handle)
 
     library = Altered(nvml, nvmlDeviceGetUtilizationRates=fail_fast_polls)
-    # With ticks of three seconds there is a fast poll each second, even without driver windows.
+    # Ticks of three seconds have a fast poll every second, whatever the driver has shown.
     settings = AgentSettings(node_name="node-1", sampling_interval_seconds=3.0)
     agent = asyncio.create_task(
         run_agent(
@@ -352,7 +352,7 @@ async def test_a_fast_poll_that_fails_is_counted_and_costs_no_tick() -> None:
         )
     )
     await clock.rung.wait()
-    # The simulated clock does not wait for publishing.
+    # The played clock does not wait until a tick is published.
     await read_all(bus, sample_count=4)
     agent.cancel()
     await asyncio.gather(agent, return_exceptions=True)
@@ -381,12 +381,12 @@ def test_a_scenario_is_a_source() -> None:
     assert len(source.gpus.open()) == 2
 
 
-def test_a_node_that_the_scenario_does_not_have_is_reported_with_those_it_has() -> None:
+def test_a_node_missing_from_the_scenario_is_reported_with_the_existing_ones() -> None:
     with pytest.raises(UserError, check=has_words("gpu-node-1", "gpu-node-2")):
         find_source(AgentSettings(node_name="nobody", source=f"simulated:{QUICKSTART}"))
 
 
-def test_the_automatic_source_says_what_to_do_where_nvml_does_not_answer(
+def test_the_automatic_source_names_the_remedy_if_nvml_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def no_library() -> None:
@@ -397,14 +397,14 @@ def test_the_automatic_source_says_what_to_do_where_nvml_does_not_answer(
         find_source(AgentSettings(node_name="n"))
 
 
-def test_a_library_that_hangs_is_no_source() -> None:
+def test_a_library_that_hangs_is_not_a_source() -> None:
     hanging = threading.Event()
     with pytest.raises(UserError):
         probe(Altered(nvmlInit=hanging.wait), seconds=0.01)
     hanging.set()
 
 
-def test_a_library_that_answers_is_left_closed() -> None:
+def test_probing_a_library_leaves_it_closed() -> None:
     nvml = play_node(ManualClock(start_ns=EPOCH_NS)).nvml
     library = Altered(nvml)
     probe(library)

@@ -1,4 +1,4 @@
-"""GPUs shared by MIG, MPS or short processes that take turns: booked use equals real use."""
+"""GPUs shared by MIG, by MPS and by short processes in turn: the books match the truth."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -25,9 +25,9 @@ EPOCH_NS = 1_795_000_000_000_000_000
 
 
 class Run:
-    """A scenario's node, sampled by an agent each second."""
+    """A node of the scenario, read by an agent every second."""
 
-    def __init__(self, node: str, seconds: int, *, driver: DriverModel = DriverModel()) -> None:  # noqa: B008  # frozen, so one for all does no harm
+    def __init__(self, node: str, seconds: int, *, driver: DriverModel = DriverModel()) -> None:  # noqa: B008  # frozen, so one shared default is safe
         clock = ManualClock(start_ns=EPOCH_NS)
         scenario = load_scenario(SHARING)
         nodes = [msgspec.structs.replace(one, driver=driver) for one in scenario.nodes]
@@ -41,7 +41,7 @@ class Run:
             clock.advance(length)
             if tick := tick_of(sampler, gpus, self.node.clock):
                 self.ticks.append(tick)
-        # The first tick only opens the counters; each covers time up to its own `time_ns`.
+        # The first tick only starts the counters; each covers the time up to its own `time_ns`.
         samples = [tick.sample for tick in self.ticks]
         self.start_ns = samples[0].time_ns - samples[0].interval_ns
         self.end_ns = samples[-1].time_ns
@@ -58,13 +58,13 @@ class Run:
         return busy
 
 
-def test_pods_in_instances_are_debited_with_what_they_ran() -> None:
+def test_pods_in_instances_are_billed_for_what_they_ran() -> None:
     run = Run("mig-node", 60)
     busy = run.busy_by_pod()
     truth = run.simulation.truth(run.start_ns, run.end_ns, "mig-node")
     assert len(truth) == 5
     for pod in truth:
-        # A process that ends within a tick leaves the instance's busy time unclaimed.
+        # The busy time of a process that ends within a tick is attributed to nobody.
         assert busy[pod.uid] == pytest.approx(pod.busy_seconds, abs=1.0)
     instances = run.simulation.instance_truth(run.start_ns, run.end_ns, "mig-node")
     ran: dict[str, float] = defaultdict(float)
@@ -74,12 +74,12 @@ def test_pods_in_instances_are_debited_with_what_they_ran() -> None:
                 (gpu.utilization_ratio or 0.0) * tick.sample.interval_ns / NS_PER_SECOND
             )
     for instance in instances:
-        # The first sample of the chip's counters has no earlier one to compare with.
+        # The first sample of the chip's counters has no predecessor to compare with.
         assert ran[instance.uuid] == pytest.approx(instance.usage.busy_seconds, abs=1.0)
 
 
-def test_of_a_gpu_that_is_cut_a_look_shows_its_energy_alone() -> None:
-    """Its processes are those of its instances, so none has ended on the GPU itself."""
+def test_a_fast_poll_of_a_gpu_with_mig_shows_only_its_energy() -> None:
+    """Its processes belong to its instances: none has ended on the GPU itself."""
     clock = ManualClock(start_ns=EPOCH_NS)
     simulation = Simulation(load_scenario(SHARING), epoch_ns=EPOCH_NS, clock=clock)
     node = simulation.node("mig-node")
@@ -92,7 +92,7 @@ def test_of_a_gpu_that_is_cut_a_look_shows_its_energy_alone() -> None:
     assert {str(method) for method in drawn} == {"counter"}
 
 
-def test_a_client_of_mps_that_draws_too_is_one_process_and_holds_its_memory_once() -> None:
+def test_an_mps_client_that_also_draws_is_one_process_and_its_memory_counts_once() -> None:
     run = Run("mps-node", 6)
     sample = run.ticks[-1].sample
     by_command = {
@@ -108,7 +108,7 @@ def test_a_client_of_mps_that_draws_too_is_one_process_and_holds_its_memory_once
     assert held == sample.gpus[0].memory_used_bytes
 
 
-def test_the_server_of_mps_is_the_hosts() -> None:
+def test_the_mps_server_belongs_to_the_host() -> None:
     run = Run("mps-node", 12)
     server = next(one for one in run.node.gpus[0].processes if one.pod is None)
     host = [one for one in run.entries() if one.category is Category.HOST]
@@ -120,7 +120,7 @@ def test_the_server_of_mps_is_the_hosts() -> None:
         assert busy[pod.uid] == pytest.approx(pod.busy_seconds, rel=0.02)
 
 
-def test_clients_whose_server_alone_is_sampled_have_equal_parts_of_it() -> None:
+def test_clients_get_equal_parts_if_only_their_mps_server_is_sampled() -> None:
     run = Run("mps-node", 12, driver=DriverModel(mps_samples="server"))
     assert {str(tick.sample.gpus[0].busy_method) for tick in run.ticks[2:]} == {"mps_server"}
     busy = run.busy_by_pod()
@@ -131,7 +131,7 @@ def test_clients_whose_server_alone_is_sampled_have_equal_parts_of_it() -> None:
     assert sum(busy[uid] for uid in clients) == pytest.approx(device_ns / 1e9, rel=0.03)
 
 
-def test_a_batch_of_short_processes_is_reported_to_the_second() -> None:
+def test_a_batch_of_short_processes_is_reported_exactly() -> None:
     run = Run("accounts-node", 15)
     totals = [
         total for tick in run.ticks for record in tick.processes for total in record.totals or ()

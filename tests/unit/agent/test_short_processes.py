@@ -1,4 +1,4 @@
-"""Processes that open a GPU and end before any tick lists them."""
+"""Processes that use a GPU only between two ticks."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from tests.default_topics import PROCESSES, SAMPLES
 from tests.ticks import play, query_all, take_fast_polls
 from tests.unit.agent.builders import EPOCH_NS, short_lives, watch
 
-# Ticks are taken 0.25 s after the start and then each second: this one ends before the third.
+# Ticks come 0.25 s after the start and then every second: this one ends before the third.
 BETWEEN_TICKS = (2.4, 3.0)
 
 
@@ -42,7 +42,9 @@ async def ticks_on(bus: MemoryBus) -> list[NodeSample]:
 
 
 @pytest.mark.parametrize("fast_poll_interval_seconds", [0.1, 0.5, 60.0])
-async def test_one_that_no_tick_lists_is_known_by_a_look(fast_poll_interval_seconds: float) -> None:
+async def test_a_process_that_no_tick_lists_is_found_by_a_fast_poll(
+    fast_poll_interval_seconds: float,
+) -> None:
     settings = AgentSettings(
         node_name="gpu-a", fast_poll_interval_seconds=fast_poll_interval_seconds
     )
@@ -51,14 +53,14 @@ async def test_one_that_no_tick_lists_is_known_by_a_look(fast_poll_interval_seco
     assert end.container_id is not None
 
 
-async def test_the_tick_that_covers_its_end_reports_it_and_it_is_settled() -> None:
+async def test_the_tick_that_covers_the_end_of_a_process_reports_and_books_it() -> None:
     settings = AgentSettings(node_name="gpu-a")
     bus = await watch(short_lives([BETWEEN_TICKS]), settings, seconds=6)
     ((tick, end),) = [
         (tick, end) for tick in await ticks_on(bus) for end in tick.ended_processes or ()
     ]
     assert end.busy_ns == pytest.approx(0.48e9, abs=0.1e9)
-    # Ticks contain the use that fast polls saw, so only the rest is settled.
+    # What fast polls saw is already in the ticks; only the rest is a late adjustment.
     assert end.sampled_busy_ns == pytest.approx(end.busy_ns, abs=0.1e9)
     assert tick.containers[end.container or 0].pod_uid is not None
     assert end.from_time_ns <= EPOCH_NS + 2.4e9 < EPOCH_NS + 3.0e9 <= end.until_time_ns
@@ -66,8 +68,8 @@ async def test_the_tick_that_covers_its_end_reports_it_and_it_is_settled() -> No
     assert tick.time_ns - tick.interval_ns <= EPOCH_NS + 3.2e9
 
 
-def test_one_that_a_look_has_seen_gone_is_ended_in_one_tick_alone() -> None:
-    """In the next tick it was on the GPU for no part of the covered time, and claims nothing."""
+def test_a_process_that_a_fast_poll_saw_end_is_ended_in_one_tick_only() -> None:
+    """In the next one it was on the GPU for no part of the covered time, and has no claim."""
     clock = ManualClock(start_ns=EPOCH_NS)
     scenario = parse_scenario(short_lives([(5.0, 33.5)], accounting="off"))
     node = Simulation(scenario, epoch_ns=EPOCH_NS, clock=clock).node("gpu-a")
@@ -76,7 +78,7 @@ def test_one_that_a_look_has_seen_gone_is_ended_in_one_tick_alone() -> None:
     assert listed == [[], [None], [None], [None], [True], []]
 
 
-async def test_without_accounts_a_look_shows_it_where_processes_came_or_went_of_late() -> None:
+async def test_without_accounts_a_fast_poll_finds_it_if_processes_came_or_went_recently() -> None:
     settings = AgentSettings(node_name="gpu-a")
     scenario = short_lives([(0.5, 1.6), BETWEEN_TICKS], accounting="off")
     bus = await watch(scenario, settings, seconds=6)
@@ -87,7 +89,7 @@ async def test_without_accounts_a_look_shows_it_where_processes_came_or_went_of_
     assert [end for tick in ticks for end in tick.ended_processes or ()] == []
 
 
-async def test_one_on_several_gpus_has_one_life_with_the_use_of_all() -> None:
+async def test_a_process_on_several_gpus_has_one_lifetime_with_its_use_of_all() -> None:
     scenario: Any = short_lives([BETWEEN_TICKS])
     scenario["nodes"][0]["gpus"]["count"] = 4
     (process,) = scenario["pods"][0]["containers"][0]["processes"]
@@ -97,7 +99,7 @@ async def test_one_on_several_gpus_has_one_life_with_the_use_of_all() -> None:
     assert end.busy_ns == pytest.approx(4 * 0.48e9, abs=0.3e9)
 
 
-def test_one_that_ends_before_proc_is_read_has_what_a_look_saw_of_it() -> None:
+def test_a_process_that_ends_before_proc_is_read_is_known_from_a_fast_poll() -> None:
     clock = ManualClock(start_ns=EPOCH_NS)
     scenario = parse_scenario(short_lives([(0.5, 1.6), (2.2, 2.9)], accounting="off"))
     (node,) = Simulation(scenario, epoch_ns=EPOCH_NS, clock=clock).nodes.values()
@@ -108,7 +110,7 @@ def test_one_that_ends_before_proc_is_read_has_what_a_look_saw_of_it() -> None:
         take_fast_polls(sampler, gpus, clock, node.clock, 750_000_000)
         at, cursors = ClockReading.read(node.clock), sampler.begin_tick()
         answers = [query_all(gpu, cursors.get(gpu.uuid, SampleCursor())) for gpu in gpus]
-        # Other GPUs answer slowly.
+        # Other GPUs take some time to answer.
         clock.advance(0.25)
         if tick := sampler.sample(answers, at=at):
             samples.append(tick.sample)

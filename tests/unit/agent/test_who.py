@@ -1,4 +1,4 @@
-"""The reported processes on a GPU and on one of its instances."""
+"""Which processes are reported to have been on a GPU or on one of its instances."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.ticks import query_all
 from tests.unit.simulator.mig_builders import EPOCH_NS, cut_simulation
 
 Seen = tuple[Sampler, str, dict[str | None, int]]
-"""The sampler, the GPU's UUID and the GPU instances by their profile."""
+"""The sampler, the GPU's UUID, and the GPU instances by profile."""
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def on(seen: Seen, gpu_instance: int | None) -> list[str | None]:
     return [process.command for process in sampler.processes_on(uuid, gpu_instance)]
 
 
-def test_all_that_are_on_any_instance_are_on_the_gpu(seen: Seen) -> None:
+def test_processes_on_any_instance_are_on_the_gpu(seen: Seen) -> None:
     assert on(seen, None) == ["infer", "train", "notebook"]
 
 
@@ -40,15 +40,15 @@ def test_all_that_are_on_any_instance_are_on_the_gpu(seen: Seen) -> None:
     ("profile", "command"),
     [("1g.10gb", "infer"), ("3g.40gb", "train"), ("1c.2g.20gb", "notebook")],
 )
-def test_what_happens_to_an_instance_is_the_business_of_those_in_it(
+def test_an_incident_of_an_instance_concerns_the_processes_in_it(
     seen: Seen, profile: str, command: str
 ) -> None:
     assert on(seen, seen[2][profile]) == [command]
 
 
-def test_where_the_instance_is_not_known_all_may_be_meant(seen: Seen) -> None:
+def test_if_the_instance_is_not_known_all_processes_may_be_concerned(seen: Seen) -> None:
     assert len(on(seen, 99)) == 3
 
 
-def test_on_another_gpu_there_is_nobody(seen: Seen) -> None:
+def test_another_gpu_has_none_of_these_processes(seen: Seen) -> None:
     assert seen[0].processes_on("GPU-other", None) == []
