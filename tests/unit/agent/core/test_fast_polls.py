@@ -1,4 +1,4 @@
-"""Fast polls between ticks: their times, and the use of their answers."""
+"""Fast polls between ticks: their times, and how their results are used."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ START_US = 1_000_000_000
 def times(
     *, seconds: float = 1.0, lag: float = 0.0, pause: float = 0.1, is_close: bool = False
 ) -> list[tuple[float, str]]:
-    """Return the times of polls within a tick, in seconds, with their scopes."""
+    """Return the times of a tick's fast polls in seconds, and what each polls."""
     plan = FastPollPlan(
         begin_ns=0,
         end_ns=round(seconds * SECOND_NS),
@@ -49,24 +49,26 @@ def times(
 @pytest.mark.parametrize(
     ("law", "plan", "expected"),
     [
-        ("a tick queries itself", {}, []),
-        ("energy is read when the cover ends", {"lag": 0.25}, [(0.75, "energy")]),
-        ("also for a tick to come", {"lag": 1.5}, [(0.5, "energy")]),
+        ("a tick makes its own query", {}, []),
+        ("energy is read when the covered time ends", {"lag": 0.25}, [(0.75, "energy")]),
+        ("also for a later tick", {"lag": 1.5}, [(0.5, "energy")]),
         (
-            "in a long tick all are asked each second",
+            "in a long tick all GPUs are polled every second",
             {"seconds": 3.0},
             [(1.0, "all"), (2.0, "all")],
         ),
         (
-            "what is watched closely more often",
+            "a closely watched GPU is polled more often",
             {"pause": 0.4, "is_close": True, "lag": 0.25},
             [(0.4, "nothing"), (0.75, "energy"), (0.8, "nothing")],
         ),
-        ("a pause as long as the tick means never", {"pause": 1.0, "is_close": True}, []),
-        ("a fast poll next to a tick would show nothing", {"lag": 0.99}, []),
+        ("a pause as long as the tick disables fast polls", {"pause": 1.0, "is_close": True}, []),
+        ("no fast poll next to a tick", {"lag": 0.99}, []),
     ],
 )
-def test_when_is_polled(law: str, plan: dict[str, Any], expected: list[tuple[float, str]]) -> None:
+def test_the_times_of_fast_polls(
+    law: str, plan: dict[str, Any], expected: list[tuple[float, str]]
+) -> None:
     assert times(**plan) == expected, law
 
 
@@ -112,7 +114,7 @@ CLOCK = DriverClock(
 
 
 def known(*, one_sample_each: bool | None = None, clock: DriverClock | None = None) -> GpuSampler:
-    """Return a GPU after a tick at 0 s has covered the time up to the first window."""
+    """Return a GPU whose tick at 0 s has covered the time up to the first window."""
     gpu = GpuSampler()
     gpu.window = WindowLength(length_us=WINDOW_US, is_confirmed=True)
     gpu.one_sample_each = one_sample_each
@@ -127,7 +129,7 @@ def take(gpu: GpuSampler, *polls: FastPoll) -> None:
 
 
 def tick(gpu: GpuSampler, own: FastPoll) -> GpuTick:
-    """Answer a tick like a fast poll."""
+    """Make a tick whose readings are those of a fast poll."""
     names = ("samples", "process_samples", "processes", "percent")
     given = {name: getattr(own, name) for name in names}
     gpu.request_tick(is_set_back=False)
@@ -139,13 +141,13 @@ def shares(ticked: GpuTick) -> dict[int, float | None]:
     return {one.process.pid: one.sm_ratio for one in ticked.usages}
 
 
-def test_two_samples_of_a_process_in_one_answer_are_windows() -> None:
+def test_two_samples_of_a_process_in_one_query_are_windows() -> None:
     gpu = known()
     take(gpu, poll(50, 50, 50, uses=((7, 1, 50), (7, 3, 50))))
     assert gpu.one_sample_each is False
 
 
-def test_one_sample_in_each_answer_of_several_windows_is_the_drivers_form() -> None:
+def test_one_sample_in_each_query_of_several_windows_is_the_drivers_form() -> None:
     gpu, shown = known(), []
     for since in range(0, 24, 3):
         take(gpu, poll(50, 50, 50, since=since, uses=((7, since + 3, 50),)))
@@ -153,8 +155,8 @@ def test_one_sample_in_each_answer_of_several_windows_is_the_drivers_form() -> N
     assert shown == [None, None, *[True] * 6]
 
 
-def test_a_process_that_rests_does_not_show_the_drivers_form() -> None:
-    """It also returns one sample per answer, for the only window in which anything ran."""
+def test_a_process_that_rests_does_not_reveal_the_drivers_form() -> None:
+    """It also has one sample per query: for the only window in which anything ran."""
     gpu = known()
     for since in range(0, 120, 6):
         take(gpu, poll(0, 0, 40, 0, 0, 0, since=since, uses=((7, since + 3, 40),)))
@@ -162,17 +164,17 @@ def test_a_process_that_rests_does_not_show_the_drivers_form() -> None:
 
 
 @pytest.mark.parametrize(("one_sample_each", "share"), [(True, 0.5), (False, 0.1)])
-def test_one_sample_of_several_windows_is_their_mean_or_of_one_window(
+def test_one_sample_of_several_windows_is_their_mean_or_one_window(
     *, one_sample_each: bool, share: float
 ) -> None:
     gpu = known(one_sample_each=one_sample_each, clock=CLOCK)
-    # Two samples, the second of a window that is not covered yet.
+    # Two samples; the second belongs to a window that is not covered yet.
     take(gpu, poll(50, 50, 50, 50, uses=((7, 4, 50),), at=0.5))
     reported = tick(gpu, poll(50, 50, since=4, uses=((7, 6, 50),), at=1.0))
     assert shares(reported) == {7: pytest.approx(share)}
 
 
-def test_a_tick_has_what_fast_polls_told_each_window_once() -> None:
+def test_a_tick_has_each_window_of_the_fast_polls_once() -> None:
     gpu = known(clock=CLOCK)
     early, late = ((7, 1, 10), (7, 2, 20), (7, 3, 30), (7, 4, 40)), ((7, 4, 40), (7, 5, 50))
     take(gpu, poll(10, 20, 30, 40, uses=early, at=0.5))
@@ -193,12 +195,12 @@ def test_the_next_query_begins_where_the_last_one_ended() -> None:
     take(gpu, poll(10, 20, uses=((7, 1, 10),), at=at))
     cursor = gpu.cursor(is_set_back=False)
     assert cursor.gpu_us == START_US + 2 * WINDOW_US
-    # Also without any use: a mean starting there would include the time before.
+    # Even if nothing ran: a mean from an earlier time would include that time.
     assert cursor.process_us == pytest.approx(closed_us, abs=2)
     assert gpu.cursor(is_set_back=True) == gpu.last.last_seen
 
 
-def test_a_process_that_came_and_went_between_two_ticks_was_there() -> None:
+def test_a_process_that_came_and_went_between_two_ticks_is_in_the_tick() -> None:
     gpu = known()
     take(gpu, poll(pids=(7,)))
     assert not gpu.is_watched_closely(2 * SECOND_NS)
@@ -210,14 +212,14 @@ def test_a_process_that_came_and_went_between_two_ticks_was_there() -> None:
     assert not gpu.is_watched_closely(14 * SECOND_NS)
 
 
-def test_a_process_that_came_back_has_not_left() -> None:
+def test_a_process_that_came_back_has_not_ended() -> None:
     gpu = known()
     take(gpu, *(poll(pids=pids, at=at) for at, pids in ((1.0, (7, 8)), (1.2, (7,)), (1.4, (7, 8)))))
     reported = tick(gpu, poll(50, 50, 50, pids=(7, 8), at=2.0))
     assert [(one.process.pid, one.ended) for one in reported.usages] == [(7, False), (8, False)]
 
 
-def test_a_process_that_draws_and_computes_is_one_that_computes() -> None:
+def test_a_process_on_both_lists_is_a_compute_process() -> None:
     both = tuple(
         ListedProcess(pid=7, kind=kind, memory_bytes=1)
         for kind in (ProcessKind.COMPUTE, ProcessKind.GRAPHICS)
@@ -228,7 +230,7 @@ def test_a_process_that_draws_and_computes_is_one_that_computes() -> None:
     assert [one.process.kind for one in reported.usages] == [ProcessKind.COMPUTE]
 
 
-def test_a_driver_that_leaves_out_idle_windows_shows_by_its_latest_rates() -> None:
+def test_the_latest_rates_reveal_a_driver_that_leaves_out_idle_windows() -> None:
     gpu, newest_us = known(), START_US + 2 * WINDOW_US
     reported, later = poll(10, 20, latest=0), poll(latest=30)
     shown = []
@@ -244,12 +246,12 @@ def test_a_driver_that_leaves_out_idle_windows_shows_by_its_latest_rates() -> No
 @pytest.mark.parametrize(
     ("law", "since", "at", "is_querying"),
     [
-        ("a tick asks for the same", 6, 1.4, True),
-        ("a tick that was asked later has answered", 6, 0.9, False),
-        ("a query that began later has answered", 5, 1.4, False),
+        ("a tick is querying the same", 6, 1.4, True),
+        ("a tick with a later query has returned", 6, 0.9, False),
+        ("a query that began later has returned", 5, 1.4, False),
     ],
 )
-def test_a_fast_poll_that_comes_too_late_counts_for_its_energy_alone(
+def test_a_fast_poll_that_returns_too_late_counts_only_for_its_energy(
     law: str,
     since: int,
     at: float,
@@ -263,7 +265,7 @@ def test_a_fast_poll_that_comes_too_late_counts_for_its_energy_alone(
     assert gpu.cursor(is_set_back=False) == cursor
 
 
-def test_a_fast_poll_that_failed_costs_what_that_gpu_told_alone() -> None:
+def test_a_failed_fast_poll_loses_only_the_samples_of_its_gpu() -> None:
     gpu = known(clock=CLOCK)
     take(gpu, poll(90, 90, 90, 90, uses=((7, 4, 90),), pids=(7, 8), at=0.5))
     gpu.drop_polled()
@@ -282,7 +284,7 @@ def clocks(seconds: float, *, wall_us: int = 0) -> ClockReading:
 def kept(
     stamps: Sequence[int], at: ClockReading, ahead_us: int | None = None
 ) -> tuple[list[int], int | None, Counter[str]]:
-    """Return the remaining stamps of an answer, of all three kinds, and the counts."""
+    """Return which stamps of a query are kept, equal for all three kinds, and the counts."""
     dropped: Counter[str] = Counter()
     utilization = tuple(UtilizationSample(timestamp_us=stamp, percent=1) for stamp in stamps)
     answer = FastPoll(
@@ -311,17 +313,17 @@ MINUTE_US = 60_000_000
 @pytest.mark.parametrize(
     ("law", "stamps", "expected"),
     [
-        ("those of now are kept", [NOW_US - 5, NOW_US], [NOW_US - 5, NOW_US]),
-        ("a minute ahead may be", [NOW_US + MINUTE_US], [NOW_US + MINUTE_US]),
-        ("a bit more may not", [NOW_US, NOW_US + MINUTE_US + 1], [NOW_US]),
-        ("not even alone", [NOW_US + MINUTE_US + 1], []),
-        ("nor what no clock shows", [NOW_US, 2**63, 2**64 - 1], [NOW_US]),
-        ("not even where several say it", [2**63, 2**63 + 1], []),
+        ("current stamps are kept", [NOW_US - 5, NOW_US], [NOW_US - 5, NOW_US]),
+        ("a minute ahead is kept", [NOW_US + MINUTE_US], [NOW_US + MINUTE_US]),
+        ("a bit more is not", [NOW_US, NOW_US + MINUTE_US + 1], [NOW_US]),
+        ("not even if it is the only one", [NOW_US + MINUTE_US + 1], []),
+        ("an impossible stamp is not", [NOW_US, 2**63, 2**64 - 1], [NOW_US]),
+        ("not even if there are several", [2**63, 2**63 + 1], []),
         ("stamps since boot are kept", [5, 500], [5, 500]),
-        ("several that agree show another clock", [3 * NOW_US, 3 * NOW_US + 1], None),
+        ("several that agree belong to another clock", [3 * NOW_US, 3 * NOW_US + 1], None),
     ],
 )
-def test_samples_that_are_stamped_too_far_ahead_are_left_out(
+def test_samples_stamped_too_far_ahead_are_dropped(
     law: str, stamps: list[int], expected: list[int] | None
 ) -> None:
     expected = stamps if expected is None else expected
@@ -330,7 +332,7 @@ def test_samples_that_are_stamped_too_far_ahead_are_left_out(
     assert set(dropped.values()) <= {len(stamps) - len(expected)}
 
 
-def test_if_the_wall_clock_is_set_back_stamps_go_on_from_before() -> None:
+def test_after_the_wall_clock_is_set_back_earlier_stamps_continue() -> None:
     first, ahead_us, _ = kept([NOW_US], clocks(1.0, wall_us=NOW_US))
     assert first
     set_back = clocks(2.0, wall_us=NOW_US - 3600 * 10**6)

@@ -1,4 +1,4 @@
-"""One GPU's ticks: means of the covered time, differences of counters, only plausible values."""
+"""One GPU: means over the covered time, differences of counters, only plausible values."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ BLANK = RawGpuSample(uuid="GPU-0", index=0)
 
 
 def primed(**last: Any) -> GpuSampler:  # noqa: ANN401  # fields of LastTick
-    """Return a GPU with a known driver clock: of a second's six windows, a tick covers five."""
+    """Return a GPU with a known driver's clock: a tick covers five of a second's six windows."""
     gpu = GpuSampler()
     gpu.window = WindowLength(length_us=WINDOW_US, is_confirmed=True)
     gpu.last = LastTick(
@@ -138,7 +138,7 @@ def test_utilization_falls_back_to_the_drivers_latest_window() -> None:
         ("energy_millijoules", 2**64 - 1, "energy_total_millijoules"),
     ],
 )
-def test_a_value_that_cannot_be_true_is_absent_and_counted(
+def test_an_implausible_value_is_absent_and_counted(
     field: str, value: object, reading: str
 ) -> None:
     tick = read(replace(BLANK, **{field: value}))
@@ -146,13 +146,13 @@ def test_a_value_that_cannot_be_true_is_absent_and_counted(
     assert tick.dropped_readings.total() == 1
 
 
-def test_more_memory_in_use_than_there_is_cannot_be_true() -> None:
+def test_more_memory_in_use_than_installed_is_implausible() -> None:
     tick = read(replace(BLANK, memory_total_bytes=100, memory_used_bytes=101))
     assert tick.reading.memory_used_bytes is None
     assert dict(tick.dropped_readings) == {("memory_used_bytes", "out_of_range"): 1}
 
 
-def test_the_limits_themselves_can_be_true() -> None:
+def test_the_limits_themselves_are_plausible() -> None:
     full = replace(
         BLANK, samples=samples(100), sensors={"temperature_celsius": 150}, memory_total_bytes=9,
         memory_used_bytes=9, power_milliwatts=0,
@@ -160,7 +160,7 @@ def test_the_limits_themselves_can_be_true() -> None:
     assert not read(full).dropped_readings
 
 
-def test_a_gpu_that_was_unresponsive_says_nothing_of_the_time_before_the_interval() -> None:
+def test_a_gpu_that_was_unresponsive_reports_nothing_from_before_the_interval() -> None:
     answers = replace(
         BLANK,
         samples=samples(*[90] * 20, *[10] * 6),
@@ -172,7 +172,7 @@ def test_a_gpu_that_was_unresponsive_says_nothing_of_the_time_before_the_interva
     assert usage(tick, 7).sm_ratio == pytest.approx(0.1)
 
 
-def test_a_clock_that_was_set_back_is_found_again() -> None:
+def test_the_drivers_clock_is_found_again_after_it_was_set_back() -> None:
     ahead = SampleCursor(gpu_us=2 * START_US, memory_us=2 * START_US, process_us=2 * START_US)
     gpu = GpuSampler()
     gpu.last = LastTick(last_seen=ahead)
@@ -184,7 +184,7 @@ def test_a_clock_that_was_set_back_is_found_again() -> None:
     assert tick.last.last_seen.gpu_us == START_US + 25 * WINDOW_US
 
 
-def test_of_a_clock_that_was_set_back_nobody_is_listed_who_had_ended_before() -> None:
+def test_after_a_clock_was_set_back_processes_that_ended_before_are_not_listed() -> None:
     gone = GoneProcess(process=compute(7), until_us=3 * START_US)
     gpu = primed(gone={7: gone})
     assert [one.process.pid for one in read(replace(BLANK, samples=()), gpu).usages] == [7]
@@ -210,7 +210,7 @@ def test_a_share_adds_up_all_windows_of_the_interval() -> None:
     assert tick.last.last_seen.process_us == START_US + 3 * WINDOW_US
 
 
-def test_a_full_process_is_full_however_many_windows_the_interval_happens_to_hold() -> None:
+def test_a_fully_busy_process_has_a_share_of_one_whatever_the_number_of_windows() -> None:
     for count in (4, 5, 6):
         answers = replace(
             BLANK,
@@ -231,7 +231,7 @@ def test_one_sample_for_the_whole_interval_is_its_mean() -> None:
     assert usage(read(answers), 7).sm_ratio == pytest.approx(0.3)
 
 
-def test_one_sample_of_a_window_not_yet_known_is_no_more_than_what_the_gpu_did() -> None:
+def test_one_sample_of_an_uncovered_window_is_at_most_the_use_of_the_gpu() -> None:
     answers = replace(
         BLANK,
         samples=samples(0, 0, 0, 0, 50, 0),
@@ -241,7 +241,7 @@ def test_one_sample_of_a_window_not_yet_known_is_no_more_than_what_the_gpu_did()
     assert usage(read(answers), 7).sm_ratio == pytest.approx(0.1)
 
 
-def test_without_samples_of_the_gpu_the_window_is_learnt_from_the_processes() -> None:
+def test_without_samples_of_the_gpu_the_window_is_learned_from_the_processes() -> None:
     gpu = GpuSampler()
     tick = read(
         replace(BLANK, process_samples=uses(7, 50, 50, 50, 50, 50), processes=(compute(7),)), gpu
@@ -251,7 +251,7 @@ def test_without_samples_of_the_gpu_the_window_is_learnt_from_the_processes() ->
     assert usage(read(later, gpu), 7).sm_ratio == pytest.approx(0.1)
 
 
-def test_a_process_without_samples_used_nothing_where_the_driver_gives_samples() -> None:
+def test_a_process_without_samples_has_a_share_of_zero_if_the_driver_has_samples() -> None:
     supported = replace(
         BLANK, samples=samples(*[0] * 6), process_samples=(), processes=(compute(7),)
     )
@@ -265,12 +265,12 @@ def test_a_process_without_samples_used_nothing_where_the_driver_gives_samples()
         ("no window has closed yet", replace(BLANK, samples=(), process_samples=())),
     ],
 )
-def test_a_share_that_nobody_measured_is_absent(law: str, answers: RawGpuSample) -> None:
+def test_an_unmeasured_share_is_absent(law: str, answers: RawGpuSample) -> None:
     tick = read(replace(answers, processes=(compute(7),)))
     assert usage(tick, 7).sm_ratio is None, law
 
 
-def test_a_process_in_two_lists_holds_its_memory_once() -> None:
+def test_the_memory_of_a_process_on_two_lists_counts_once() -> None:
     listed = (
         compute(7, 40),
         ListedProcess(pid=7, kind=ProcessKind.GRAPHICS, memory_bytes=40),
@@ -284,14 +284,14 @@ def test_a_process_in_two_lists_holds_its_memory_once() -> None:
 
 
 @pytest.mark.parametrize("pid", [0, 2**22 + 1, 2**32 - 1])
-def test_a_pid_that_no_kernel_gives_is_left_out_and_counted(pid: int) -> None:
-    # This happens if a driver's rows are longer than in nvidia-ml-py, like those of driver 535.
+def test_an_impossible_pid_is_dropped_and_counted(pid: int) -> None:
+    # Rows longer than nvidia-ml-py expects, such as those of driver 535, are misread like this.
     tick = read(RawGpuSample(uuid="GPU-0", index=0, processes=(compute(2**22), compute(pid))))
     assert list(tick.last.processes) == [2**22]
     assert tick.dropped_readings == {("process_pid", "out_of_range"): 1}
 
 
-def test_a_process_that_is_gone_is_listed_until_the_covered_time_has_passed_its_end() -> None:
+def test_a_process_that_is_gone_is_listed_until_the_covered_time_passes_its_end() -> None:
     gpu = primed(processes={7: compute(7)}, window_us=WINDOW_US)
     answers = replace(BLANK, process_samples=uses(7, 50, 0, 0, 0, 0, 20), processes=(compute(8),))
     tick = read(replace(answers, samples=samples(*[50] * 6)), gpu)
@@ -328,7 +328,7 @@ def test_a_list_that_failed_ends_no_process() -> None:
         (7, 2 * START_US, (1, 1), "implausible"),
     ],
 )
-def test_a_sample_of_nobody_or_beyond_belief_is_left_out_and_counted(
+def test_an_implausible_or_unassigned_sample_is_dropped_and_counted(
     pid: int, stamp_us: int, percents: tuple[int, int], reason: str
 ) -> None:
     sm_percent, memory_percent = percents
@@ -344,7 +344,7 @@ def test_a_sample_of_nobody_or_beyond_belief_is_left_out_and_counted(
     assert tick.last.last_seen.process_us == START_US
 
 
-# Detection of a board without a process, whose power is its idle draw.
+# Whether a GPU is without processes, so that its draw is its idle draw.
 
 FREE = replace(
     BLANK,
@@ -374,36 +374,36 @@ def idle_draw(answers: RawGpuSample) -> int | None:
 @pytest.mark.parametrize(
     ("law", "answers"),
     [
-        ("nobody is listed and no kernel ran", FREE),
-        ("an older driver's reserve is in what is in use", replace(
+        ("no process is listed and no kernel ran", FREE),
+        ("the memory in use includes an older driver's reserve", replace(
             FREE, memory_used_bytes=700 << 20, memory_reserved_bytes=None)),
-        ("all instances are free, and the chip's counters say that no kernel ran", CUT),
+        ("all instances are free and the chip's counters show no kernel", CUT),
     ],
 )  # fmt: skip
-def test_a_board_is_free_where_nobody_is_on_it(law: str, answers: RawGpuSample) -> None:
+def test_a_gpu_without_processes_is_free(law: str, answers: RawGpuSample) -> None:
     assert idle_draw(answers) == 70_000, law
 
 
 @pytest.mark.parametrize(
     ("law", "answers"),
     [
-        ("somebody is there", replace(FREE, processes=(compute(7),))),
+        ("a process is listed", replace(FREE, processes=(compute(7),))),
         ("a list failed", replace(FREE, processes=None)),
         ("a kernel ran", replace(FREE, percent=1)),
-        ("nobody knows whether a kernel ran", replace(FREE, percent=None)),
-        ("memory shows somebody unlisted", replace(FREE, memory_used_bytes=101 << 20)),
-        ("somebody is in an instance", replace(CUT, instances=(
+        ("whether a kernel ran is not known", replace(FREE, percent=None)),
+        ("the memory shows an unlisted process", replace(FREE, memory_used_bytes=101 << 20)),
+        ("a process is in an instance", replace(CUT, instances=(
             CUT.instances[0], replace(CUT.instances[1], processes=(compute(7),))))),
         ("an instance's list failed", replace(CUT, instances=(
             CUT.instances[0], replace(CUT.instances[1], processes=None)))),
-        ("no counters of the chip are there", replace(CUT, activity={})),
+        ("the chip's counters are missing", replace(CUT, activity={})),
     ],
 )  # fmt: skip
-def test_a_board_is_not_free_where_somebody_may_be_on_it(law: str, answers: RawGpuSample) -> None:
+def test_a_gpu_that_may_have_processes_is_not_free(law: str, answers: RawGpuSample) -> None:
     assert idle_draw(answers) is None, law
 
 
-def test_what_is_known_of_the_idle_draw_outlives_a_silence_and_a_new_driver() -> None:
+def test_the_idle_draw_outlives_a_gap_and_a_new_driver() -> None:
     gpu = GpuSampler()
     for _ in range(2):
         read(FREE, gpu, seconds=10)

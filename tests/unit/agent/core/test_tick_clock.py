@@ -1,4 +1,4 @@
-"""The intervals of a node's ticks adjoin, however long its drivers' windows turn out to be."""
+"""The intervals of a node's ticks meet, whatever windows its drivers turn out to have."""
 
 from itertools import pairwise
 
@@ -21,7 +21,7 @@ def at(seconds: float) -> ClockReading:
 def tick(
     windows_us: list[list[float]], sampling_interval_seconds: float = 1.0
 ) -> list[TickInterval]:
-    """Return the intervals of ticks; before each, windows of these lengths are known."""
+    """Return the intervals of ticks; before each tick, windows of these lengths are known."""
     clock, made = TickClock(), []
     for number, known in enumerate(windows_us):
         now = at((number + 100) * sampling_interval_seconds)
@@ -36,7 +36,7 @@ windows = st.lists(st.sampled_from([20_000.0, 166_667.0, 250_000.0, 1e6, 6e8]), 
 
 
 @given(st.lists(windows, min_size=3, max_size=20), st.sampled_from([0.2, 1.0, 10.0]))
-def test_intervals_neither_overlap_nor_leave_a_hole(
+def test_intervals_have_neither_overlaps_nor_holes(
     windows_us: list[list[float]], sampling_interval_seconds: float
 ) -> None:
     for earlier, later in pairwise(tick(windows_us, sampling_interval_seconds)):
@@ -47,17 +47,17 @@ def test_intervals_neither_overlap_nor_leave_a_hole(
 @pytest.mark.parametrize(
     ("law", "windows_us", "lag_seconds"),
     [
-        ("without windows there is none", [[]] * 4, 0.0),
-        ("it is one and a half windows", [[200_000.0]] * 4, 0.3),
-        ("of the longest", [[200_000.0, 400_000.0]] * 4, 0.6),
-        ("no more than of a second's", [[6e8]] * 4, 1.5),
-        ("a length that hardly differs is the same", [[200_000.0]] * 3 + [[205_000.0]], 0.3),
-        ("a longer one is come to in some ticks", [[200_000.0]] * 3 + [[1e6]] * 5, 1.5),
-        ("a shorter one as well", [[1e6]] * 3 + [[200_000.0]] * 4, 0.3),
-        ("where no driver answers it stays", [[200_000.0]] * 3 + [[]], 0.3),
+        ("without windows there is no lag", [[]] * 4, 0.0),
+        ("the lag is one and a half windows", [[200_000.0]] * 4, 0.3),
+        ("of the longest window", [[200_000.0, 400_000.0]] * 4, 0.6),
+        ("at most that of a window of a second", [[6e8]] * 4, 1.5),
+        ("almost equal lengths count as equal", [[200_000.0]] * 3 + [[205_000.0]], 0.3),
+        ("a longer lag is reached in several ticks", [[200_000.0]] * 3 + [[1e6]] * 5, 1.5),
+        ("so is a shorter one", [[1e6]] * 3 + [[200_000.0]] * 4, 0.3),
+        ("without an answer from a driver it stays", [[200_000.0]] * 3 + [[]], 0.3),
     ],
 )
-def test_a_tick_lies_back_so_far_that_all_of_it_is_sampled(
+def test_a_tick_lags_so_far_behind_that_all_its_time_is_sampled(
     law: str, windows_us: list[list[float]], lag_seconds: float
 ) -> None:
     last = tick(windows_us)[-1]
@@ -66,8 +66,8 @@ def test_a_tick_lies_back_so_far_that_all_of_it_is_sampled(
     assert now.time_ns - last.time_ns == now.boottime_ns - last.end_ns
 
 
-def test_samples_of_both_times_are_expected_until_the_drivers_buffers_are_past_it() -> None:
-    """Whichever comes first: the clock passes its old time, or the buffers are new."""
+def test_samples_of_both_times_are_expected_until_the_drivers_buffers_are_renewed() -> None:
+    """Or until the clock has passed its former time, whichever is earlier."""
     shown = {}
     for back_seconds in (0.01, 5, 3600):
         clock = TickClock()

@@ -1,4 +1,4 @@
-"""What the agent reads of each architecture: all that it has, and nothing that it has not."""
+"""What the agent reads on each architecture: all that it supports, and nothing else."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -57,7 +57,7 @@ def last_tick(model: str) -> GpuTick:
 
 
 @pytest.mark.parametrize("model", [B200, H100, A100, "NVIDIA L4", "Tesla T4"])
-def test_no_honest_reading_is_dropped_or_taken_for_a_reset(model: str) -> None:
+def test_no_plausible_reading_is_dropped_or_taken_for_a_reset(model: str) -> None:
     for tick in Machine(model).ticks(5):
         assert not tick.dropped_readings
         assert tick.details.resets is None
@@ -98,7 +98,7 @@ def test_a_hopper_has_every_part() -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_an_architecture_lacks_is_absent(model: str, absent: list[str]) -> None:
+def test_readings_that_an_architecture_lacks_are_absent(model: str, absent: list[str]) -> None:
     details = last_tick(model).details
     for name in absent:
         part, _, field = name.rpartition(".")
@@ -111,7 +111,7 @@ def test_what_an_architecture_lacks_is_absent(model: str, absent: list[str]) -> 
 
 
 @pytest.mark.parametrize(("model", "links"), [(H100, 18), ("NVIDIA A100-SXM4-80GB", 12)])
-def test_the_bytes_of_each_link_add_up_to_those_of_all(model: str, links: int) -> None:
+def test_the_bytes_of_the_links_add_up_to_their_total(model: str, links: int) -> None:
     details = last_tick(model).details
     assert details.traffic
     assert details.health
@@ -138,7 +138,7 @@ LINK_FAULT = {
 
 
 def errors_of(health: GpuHealth) -> dict[str, object]:
-    """Return what is read of NVLinks' errors; of each link what is not as of all others."""
+    """Return the NVLink error readings; per link as (normal link, faulty link)."""
     found: dict[str, object] = {}
     for name, value in present_in(health).items():
         if name.startswith("nvlink_link_") and "_bytes_" not in name:
@@ -150,7 +150,7 @@ def errors_of(health: GpuHealth) -> dict[str, object]:
     return found
 
 
-def test_the_errors_of_nvlinks_are_read_as_each_generation_counts_them() -> None:
+def test_nvlink_errors_are_read_in_the_form_of_each_generation() -> None:
     expected: dict[str, dict[str, object]] = {
         A100: {
             "nvlink_crc_flit_errors_total": 0,
@@ -194,7 +194,7 @@ def test_the_errors_of_nvlinks_are_read_as_each_generation_counts_them() -> None
             assert (well[0] - ill[0], ill[1:3], well[1:3]) == (4, [4, 0], [0, 0])
 
 
-def test_the_bits_of_the_fabrics_health_are_told_as_conditions() -> None:
+def test_the_bits_of_fabric_health_become_conditions() -> None:
     *_, tick = Machine(H100, [{"fabric": ["route_unhealthy", "access_timeout"]}]).ticks(2)
     assert tick.details.health
     reported = {
@@ -210,7 +210,7 @@ def test_the_bits_of_the_fabrics_health_are_told_as_conditions() -> None:
     }
 
 
-def test_the_pcie_link_is_read_with_its_errors_and_what_it_can_do() -> None:
+def test_the_pcie_link_is_read_with_its_errors_and_its_capability() -> None:
     fault = {"pcie_corrected": 7, "pcie_fatal": 1, "pcie_width": 8, "pcie_generation": 3}
     *_, tick = Machine(H100, [fault]).ticks(2)
     assert tick.details.health
@@ -229,7 +229,7 @@ def test_the_pcie_link_is_read_with_its_errors_and_what_it_can_do() -> None:
     }
 
 
-def test_the_rates_of_each_link_add_up_to_those_of_all() -> None:
+def test_the_rates_of_the_links_add_up_to_their_total() -> None:
     details = last_tick(H100).details
     health, profiling = details.health, details.profiling
     assert health
@@ -244,7 +244,7 @@ def test_the_rates_of_each_link_add_up_to_those_of_all() -> None:
         assert sum(each.values()) == pytest.approx(every, abs=len(each))
 
 
-def test_the_rate_of_a_link_is_of_all_the_time_since_the_health_before() -> None:
+def test_the_rate_of_a_link_covers_all_the_time_since_the_last_health_query() -> None:
     machine = Machine(H100)
     machine.gpu.query(CallGroup.HEALTH, SampleCursor())
     for _ in range(10):
@@ -257,7 +257,7 @@ def test_the_rate_of_a_link_is_of_all_the_time_since_the_health_before() -> None
 
 
 @pytest.mark.parametrize("model", [H100, "NVIDIA L4"])
-def test_the_margin_is_what_the_die_may_yet_be_hotter(model: str) -> None:
+def test_the_margin_is_the_distance_to_the_limit_temperature(model: str) -> None:
     tick = last_tick(model)
     details, limits = tick.details, tick.details.limits
     assert limits
@@ -275,15 +275,15 @@ def test_the_highest_clock_is_that_under_load() -> None:
     assert tick.details.limits.memory_clock_max_hertz == tick.reading.memory_clock_hertz
 
 
-def test_what_the_video_engines_did_for_a_process_is_a_part_of_what_its_kernels_did() -> None:
+def test_a_process_has_the_use_of_its_video_engines() -> None:
     (usage,) = last_tick(H100).usages
     assert usage.sm_ratio
-    # The driver gives whole percents of windows.
+    # The driver returns whole percents of windows.
     assert usage.decoder_ratio == pytest.approx(usage.sm_ratio / 2, abs=0.01)
     assert usage.encoder_ratio is None
 
 
-def test_engines_of_the_device_are_read_of_their_last_window() -> None:
+def test_the_use_of_the_devices_engines_is_that_of_their_last_window() -> None:
     details = last_tick(H100).details
     assert details.decoder_utilization_ratio
     assert details.jpeg_utilization_ratio == pytest.approx(
@@ -307,7 +307,7 @@ def test_profiling_is_the_truth_of_the_time_between_two_ticks() -> None:
             assert profiling.nvlink_sent_bytes_per_second == pytest.approx(1e9 * busy)
 
 
-def test_an_ailment_is_seen_as_it_comes_and_goes() -> None:
+def test_an_ailment_is_seen_while_it_lasts() -> None:
     ailment = {"start_seconds": 1.5, "end_seconds": 3.5, "throttle": "power", "recovery": "reset",
                "ecc_uncorrected": 1}  # fmt: skip
     seen = []

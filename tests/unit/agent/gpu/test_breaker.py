@@ -1,4 +1,4 @@
-"""A breaker opens after failures in a row, and then lets single probes through, ever rarer."""
+"""A breaker opens after failures in a row, then allows single probes at growing intervals."""
 
 import pytest
 
@@ -34,14 +34,14 @@ def test_the_third_failure_in_a_row_opens_it(breaker: GroupBreaker) -> None:
     assert shown == [False, False, True, True]
 
 
-def test_an_open_breaker_waits_and_then_asks_for_a_probe(
+def test_an_open_breaker_waits_and_then_allows_a_probe(
     breaker: GroupBreaker,
 ) -> None:
     breaker.trip(0)
     assert turns(breaker, 0, 3, 4, 5) == [Permit.SKIP, Permit.SKIP, Permit.PROBE, Permit.PROBE]
 
 
-def test_probes_that_fail_come_ever_rarer_up_to_a_bound(breaker: GroupBreaker) -> None:
+def test_failing_probes_become_rarer_up_to_a_limit(breaker: GroupBreaker) -> None:
     breaker.trip(0)
     probed = []
     for second in range(60):
@@ -51,7 +51,7 @@ def test_probes_that_fail_come_ever_rarer_up_to_a_bound(breaker: GroupBreaker) -
     assert probed == [4, 12, 28, 44]
 
 
-def test_a_probe_that_succeeds_closes_it_and_its_waits_begin_anew(breaker: GroupBreaker) -> None:
+def test_a_successful_probe_closes_it_and_resets_its_waits(breaker: GroupBreaker) -> None:
     breaker.trip(0)
     breaker.failed(4 * NS_PER_SECOND, reason="probe")
     breaker.succeeded()

@@ -1,4 +1,4 @@
-"""The catalogue holds every reading that a record has, and asks nothing that is slow."""
+"""The catalogue has every reading of the records, and no slow call."""
 
 import pynvml
 
@@ -35,8 +35,7 @@ PARTS: dict[str, type[BaseRecord]] = {
     "health": GpuHealth,
     "limits": GpuLimits,
 }
-# What says which device it is, what is worked out from others, the parts themselves, and what is
-# booked of them.
+# Identity, derived values, the parts themselves, and the values that are booked from them.
 NOT_QUERIED = {
     "uuid", "index", "model", "parent_uuid", "gpu_instance", "compute_instance", "mig_profile",
     "mig_enabled", "energy_millijoules", "energy_method", "idle_draw_milliwatts", "resets", *PARTS,
@@ -45,13 +44,13 @@ NOT_QUERIED = {
 }  # fmt: skip
 
 
-def test_each_reading_of_the_seam_has_its_calls_in_the_same_group() -> None:
+def test_each_reading_has_its_calls_in_the_same_group() -> None:
     requested = {group: [one.name for one in readings] for group, readings in CATALOGUE.items()}
     assert requested == {group: list(specs) for group, specs in READINGS.items()}
 
 
 @for_each("group, reading", ALL)
-def test_a_reading_that_is_several_values_is_asked_for_as_such(
+def test_a_reading_with_several_values_is_queried_as_such(
     group: CallGroup, reading: MetricSpec
 ) -> None:
     spec = READINGS[group][reading.name]
@@ -59,7 +58,7 @@ def test_a_reading_that_is_several_values_is_asked_for_as_such(
         is_metric_by_link = isinstance(source, GpmMetric) and source.is_by_link
         is_field_by_link = isinstance(source, FieldValue) and source.link == EACH_LINK
         is_by_link = is_metric_by_link or is_field_by_link
-        # The links of a metric are several in a row, those of a field are asked by their numbers.
+        # A metric has one number per link; a field has one number, queried with the link's number.
         has_several = isinstance(source, GpmMetric | FieldValue) and source.count is not None
         is_list = has_several and not is_metric_by_link
         assert (spec.is_list, spec.is_by_link) == (is_list, is_by_link)
@@ -77,7 +76,7 @@ def test_every_field_of_a_reading_is_in_the_catalogue_once() -> None:
 
 
 @for_each("group, reading", ALL)
-def test_a_question_is_one_that_the_binding_knows(group: CallGroup, reading: MetricSpec) -> None:
+def test_every_query_exists_in_the_binding(group: CallGroup, reading: MetricSpec) -> None:
     for question in reading.sources:
         if isinstance(question, FunctionCall):
             assert callable(getattr(pynvml, question.name))
@@ -86,15 +85,15 @@ def test_a_question_is_one_that_the_binding_knows(group: CallGroup, reading: Met
             assert 0 < question.number < pynvml.NVML_FI_MAX
         else:
             assert 0 < question.number < pynvml.NVML_GPM_METRIC_MAX
-        # Of the chip's counters those of each link come with the health.
+        # The chip's per-link counters are read with the health.
         is_of_chip = reading.name.startswith("profiling.")
         is_rate_of_a_link = "_link_" in reading.name and reading.name.endswith("_per_second")
         assert isinstance(question, GpmMetric) == (is_of_chip or is_rate_of_a_link)
         assert not is_of_chip or group in (CallGroup.SENSORS, CallGroup.PROFILING)
 
 
-def test_what_stands_in_the_tick_itself_is_asked_in_each_tick() -> None:
-    """What is booked of a ratio is of the tick's length: one of five ticks' would be wrong."""
+def test_values_of_the_tick_itself_are_queried_in_each_tick() -> None:
+    """Booked ratios must cover exactly the tick; one over five ticks would be wrong."""
     of_ticks = {
         reading.name.removeprefix("profiling.")
         for group, reading in ALL
@@ -103,11 +102,15 @@ def test_what_stands_in_the_tick_itself_is_asked_in_each_tick() -> None:
     booked = set(GpuReading.__struct_fields__)
     assert booked - NOT_QUERIED <= of_ticks
     assert booked & set(GpuProfiling.__struct_fields__) <= of_ticks
-    assert of_ticks - booked == {"graphics_engine_active_ratio"}, "an instance's utilization"
+    assert of_ticks - booked == {"graphics_engine_active_ratio"}, (
+        "only used as an instance's utilization"
+    )
 
 
 @for_each("reading", [reading for _, reading in ALL])
-def test_a_total_is_named_so_and_a_ratio_and_a_flag_have_their_types(reading: MetricSpec) -> None:
+def test_totals_are_named_as_such_and_ratios_and_flags_have_their_types(
+    reading: MetricSpec,
+) -> None:
     field = reading.name.rpartition(".")[2]
     assert reading.unit.is_total == ("_total" in field and "memory_total" not in field)
     if field.endswith("_bit_error_ratios"):
@@ -120,7 +123,7 @@ def test_a_total_is_named_so_and_a_ratio_and_a_flag_have_their_types(reading: Me
         assert reading.unit.over is None
 
 
-def test_the_call_that_sleeps_is_not_asked() -> None:
+def test_the_call_that_sleeps_is_not_used() -> None:
     requested = {
         one.name for _, reading in ALL for one in reading.sources if isinstance(one, FunctionCall)
     }

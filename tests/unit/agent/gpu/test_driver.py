@@ -1,4 +1,4 @@
-"""A GPU that hangs or is lost costs its own readings; the library is started again when it must."""
+"""A GPU that hangs or is lost loses only its own readings; the library restarts when needed."""
 
 import threading
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ class Bench:
         return None if poll is None else sorted(sample.index for sample in poll.samples)
 
     def thread_is_back(self, index: int) -> None:
-        """Wait until a GPU's thread has done what it was handed."""
+        """Wait until a GPU's thread has finished its work."""
         (worker,) = [worker for worker in self.driver.pool.workers if worker.gpu.index == index]
         back = threading.Event()
         worker.thread.submit(back.set)
@@ -59,7 +59,7 @@ async def test_all_gpus_answer(bench: Bench) -> None:
     assert bench.library.calls["nvmlInit"] == 1
 
 
-async def test_a_gpu_that_hangs_costs_its_own_readings_only(bench: Bench) -> None:
+async def test_a_gpu_that_hangs_loses_only_its_own_readings(bench: Bench) -> None:
     await bench.ask()
     bench.driver.pool.deadline_seconds = 0.05
     bench.library.hanging[0] = threading.Event()
@@ -76,8 +76,8 @@ async def test_a_gpu_that_hangs_costs_its_own_readings_only(bench: Bench) -> Non
     assert bench.gpus_check.is_ok
 
 
-async def test_where_no_gpu_answers_both_checks_fail_and_say_so(bench: Bench) -> None:
-    """A check that is shown as not ok has its log line: it fails, and does not wait."""
+async def test_if_no_gpu_answers_both_checks_fail_with_a_detail(bench: Bench) -> None:
+    """Each check that is not ok must log a line, so it must fail instead of waiting."""
     await bench.ask()
     bench.library.lost = {0, 1}
     await bench.ask()
@@ -85,7 +85,7 @@ async def test_where_no_gpu_answers_both_checks_fail_and_say_so(bench: Bench) ->
     assert bench.gpus_check.detail == "no GPU answers, see nvml"
 
 
-async def test_where_the_library_does_not_start_both_checks_fail(bench: Bench) -> None:
+async def test_if_the_library_does_not_start_both_checks_fail(bench: Bench) -> None:
     bench.library.refuse("nvmlInit", pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
     assert await bench.ask() is None
     assert (bench.check.has_failed, bench.gpus_check.has_failed) == (True, True)
@@ -95,7 +95,7 @@ async def test_where_the_library_does_not_start_both_checks_fail(bench: Bench) -
     assert (bench.check.is_ok, bench.gpus_check.is_ok) == (True, True)
 
 
-async def test_a_lost_gpu_starts_the_library_again_after_a_wait(bench: Bench) -> None:
+async def test_a_lost_gpu_restarts_the_library_after_a_wait(bench: Bench) -> None:
     await bench.ask()
     bench.clock.advance(60)
     bench.library.lost.add(0)
@@ -113,7 +113,7 @@ async def test_a_lost_gpu_starts_the_library_again_after_a_wait(bench: Bench) ->
     assert bench.gpus_check.is_ok
 
 
-async def test_a_library_that_does_not_start_is_tried_again_with_a_growing_wait(
+async def test_a_library_that_does_not_start_is_retried_with_a_growing_wait(
     bench: Bench,
 ) -> None:
     bench.library.refuse("nvmlInit", pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
@@ -130,7 +130,7 @@ async def test_a_library_that_does_not_start_is_tried_again_with_a_growing_wait(
     assert await bench.ask() == [0, 1]
 
 
-async def test_the_end_lets_go_of_the_driver(bench: Bench) -> None:
+async def test_closing_releases_the_driver(bench: Bench) -> None:
     await bench.ask()
     assert bench.session.users
     closing = bench.driver.close()

@@ -1,4 +1,4 @@
-"""A number of a field is asked only of drivers in which it means what it is read as."""
+"""A field number is queried only on drivers in which it has the expected meaning."""
 # ruff: noqa: ANN401, N802, N803  # NVML's own names, and structs without types
 
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,9 @@ from gpuledger_simulator.simulation import Simulation
 
 EPOCH_NS = 1_790_000_000_000_000_000
 SMOOTHING = 7
-"""What any field of power smoothing answers here."""
+"""The value of every power-smoothing field here."""
 BEFORE: Final = {251: 269, 252: 270, 253: 271}
-"""The throttle counters as drivers up to 580.65 number them, by the numbers of today."""
+"""The throttle counters as drivers up to 580.65 number them, by today's numbers."""
 THROTTLED = {
     "throttling.software_thermal_ns_total": 0,
     "throttling.hardware_thermal_ns_total": 3_000_000_000,
@@ -27,7 +27,7 @@ THROTTLED = {
 
 
 class Driver:
-    """A simulated driver of another version, and with that version's numbers."""
+    """A simulated driver of another version, with that version's numbers."""
 
     def __init__(self, node: Any, *, version: Any, numbers: Mapping[int, int]) -> None:
         self._node = node
@@ -83,17 +83,17 @@ TODAY: Final[Mapping[int, int]] = {number: number for number in BEFORE.values()}
         (pynvml.NVML_ERROR_TIMEOUT, TODAY, {}),
     ],
 )
-def test_no_driver_gives_power_smoothing_as_seconds(
+def test_power_smoothing_is_never_read_as_seconds(
     version: str | int, numbers: Mapping[int, int], expected: Mapping[str, int]
 ) -> None:
     readings = throttled_on(version, numbers)
     assert {name: readings[name] for name in THROTTLED if name in readings} == expected
-    # What every driver numbers alike is there whatever it is.
+    # Fields with the same number in every driver are read on each of them.
     assert readings["throttling.thermal_ns_total"] == 3_000_000_000
 
 
 def throttled_on(version: str | int, numbers: Mapping[int, int]) -> Mapping[str, Any]:
-    """Return the readings on a driver, of a GPU whose hardware held its clocks down for 3 s."""
+    """Return the readings on a driver of a GPU whose hardware slowed its clocks for 3 s."""
     return readings_of(NvmlSession(Driver(throttled_node(), version=version, numbers=numbers)))
 
 
@@ -114,7 +114,7 @@ def readings_of(session: NvmlSession) -> Mapping[str, Any]:
     return found
 
 
-def test_a_driver_that_was_exchanged_is_asked_by_its_own_numbers() -> None:
+def test_after_a_driver_update_its_own_numbers_are_used() -> None:
     driver = Driver(throttled_node(), version="575.57.08", numbers=BEFORE)
     session = NvmlSession(driver)
     before = readings_of(session)

@@ -1,4 +1,4 @@
-"""The driver's event sets, through the true functions of nvidia-ml-py and through played ones."""
+"""The driver's event sets, through the real functions of nvidia-ml-py over played ones."""
 # ruff: noqa: ANN401  # ctypes' objects have no types
 
 from ctypes import POINTER, c_int, cast
@@ -68,7 +68,7 @@ def test_version_3_gives_the_drivers_own_time(functions: CLibrary, clock: Manual
 
 
 @pytest.mark.parametrize("stamp_us", [0, 18_000_000_000, 2**63])
-def test_a_stamp_of_another_clock_gives_way_to_the_time_of_receipt(
+def test_a_stamp_from_another_clock_is_replaced_by_the_time_of_receipt(
     functions: CLibrary, clock: ManualClock, stamp_us: int
 ) -> None:
     functions.functions["nvmlEventSetWait_v3"] = v3("GPU-1", 0x8, timestampUsec=stamp_us)
@@ -82,7 +82,7 @@ def test_a_stamp_of_another_clock_gives_way_to_the_time_of_receipt(
 @pytest.mark.parametrize(
     "refusal", [pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT]
 )
-def test_without_version_3_events_have_the_time_of_receipt_and_it_is_asked_for_once(
+def test_without_version_3_events_have_the_time_of_receipt_and_it_is_tried_once(
     functions: CLibrary, clock: ManualClock, refusal: int
 ) -> None:
     one, other = device("GPU-1"), device("GPU-22")
@@ -97,7 +97,7 @@ def test_without_version_3_events_have_the_time_of_receipt_and_it_is_asked_for_o
     assert functions.calls.count("nvmlEventSetWait_v3") == 1
 
 
-def test_a_handle_that_was_not_registered_is_asked_whose_it_is(
+def test_the_driver_is_asked_for_the_uuid_of_an_unregistered_handle(
     functions: CLibrary, clock: ManualClock
 ) -> None:
     def name(_handle: Any, text: Any, _size: Any) -> int:
@@ -115,7 +115,7 @@ def test_a_handle_that_was_not_registered_is_asked_whose_it_is(
 
 
 @pytest.mark.parametrize(("bit", "kind"), KINDS.items())
-def test_every_event_that_is_wanted_has_a_kind(
+def test_every_registered_event_type_has_a_kind(
     functions: CLibrary, clock: ManualClock, bit: int, kind: str
 ) -> None:
     functions.functions["nvmlEventSetWait_v3"] = v3("GPU-1", bit, eventData=7)
@@ -127,7 +127,7 @@ def test_every_event_that_is_wanted_has_a_kind(
 
 
 @pytest.mark.parametrize("version", ["nvmlEventSetWait_v3", "nvmlEventSetWait_v2"])
-def test_a_wait_without_an_event_gives_nothing_and_counts_no_error(
+def test_a_wait_without_an_event_returns_none_and_is_not_an_error(
     functions: CLibrary, clock: ManualClock, version: str
 ) -> None:
     functions.functions[version] = fails(pynvml.NVML_ERROR_TIMEOUT)
@@ -157,7 +157,9 @@ def test_a_lost_gpu_is_reported_by_the_wait(
         opened(device("GPU-1"), clock=clock).wait(0)
 
 
-def test_only_what_a_gpu_supports_is_registered(functions: CLibrary, clock: ManualClock) -> None:
+def test_only_events_that_a_gpu_supports_are_registered(
+    functions: CLibrary, clock: ManualClock
+) -> None:
     registered = []
 
     def register(_handle: Any, bits: Any, _set: Any) -> int:
@@ -172,7 +174,7 @@ def test_only_what_a_gpu_supports_is_registered(functions: CLibrary, clock: Manu
     assert registered[0] & ~WANTED == 0
 
 
-def test_a_bit_that_is_refused_does_not_cost_the_others(
+def test_a_rejected_event_type_does_not_affect_the_others(
     functions: CLibrary, clock: ManualClock
 ) -> None:
     registered = []
@@ -194,7 +196,7 @@ def test_a_bit_that_is_refused_does_not_cost_the_others(
 @pytest.mark.parametrize(
     "code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_GPU_IS_LOST, 999]
 )
-def test_a_gpu_that_cannot_be_registered_does_not_cost_the_others(
+def test_a_gpu_that_cannot_be_registered_does_not_affect_the_others(
     functions: CLibrary, clock: ManualClock, code: int
 ) -> None:
     lost, well = device("GPU-1"), device("GPU-22")
@@ -212,9 +214,7 @@ def test_a_gpu_that_cannot_be_registered_does_not_cost_the_others(
     assert value_of(EVENT_SET_FAILURES.labels(reason="register")) == before + 1
 
 
-def test_a_set_that_no_gpu_is_in_is_a_failure_and_is_not_waited_for(
-    functions: CLibrary, clock: ManualClock
-) -> None:
+def test_waiting_on_a_set_without_any_gpu_fails(functions: CLibrary, clock: ManualClock) -> None:
     functions.functions["nvmlDeviceGetSupportedEventTypes"] = supports(0)
 
     with pytest.raises(FailedError):

@@ -1,4 +1,4 @@
-"""The thread that waits for the driver's events: it lets go, and it goes on where it can."""
+"""The thread that waits for the driver's events: it releases the driver and survives errors."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -88,7 +88,7 @@ def bursting(clock: ManualClock, times: int = 1) -> Driver:
     return Driver(failing_node({"at_seconds": 1, "xid": 31, "times": times}, clock=clock))
 
 
-def test_an_event_is_taken_while_the_library_is_open(clock: ManualClock) -> None:
+def test_an_event_is_detected_while_the_library_is_open(clock: ManualClock) -> None:
     driver = bursting(clock)
     with watching(driver, gpus_of(driver.node), clock) as (_, seen):
         assert driver.waiting.wait(HANG_SECONDS)
@@ -105,7 +105,9 @@ def test_a_burst_is_drained_at_full_speed(clock: ManualClock) -> None:
     assert times == sorted(set(times))
 
 
-def test_its_end_frees_the_set_after_one_more_wait_of_half_a_second(clock: ManualClock) -> None:
+def test_ending_the_thread_frees_the_set_after_one_more_wait_of_half_a_second(
+    clock: ManualClock,
+) -> None:
     driver = bursting(clock)
     with watching(driver, gpus_of(driver.node), clock) as (thread, _):
         assert driver.waiting.wait(HANG_SECONDS)
@@ -113,7 +115,7 @@ def test_its_end_frees_the_set_after_one_more_wait_of_half_a_second(clock: Manua
         assert (driver.sets, driver.freed, driver.waits_ms) == (1, 1, {500})
 
 
-def test_a_thread_that_hangs_is_left_to_itself_and_frees_nothing_of_a_closed_library(
+def test_a_thread_that_hangs_is_abandoned_and_frees_nothing_of_a_closed_library(
     clock: ManualClock,
 ) -> None:
     driver = bursting(clock)
@@ -131,10 +133,12 @@ def test_a_thread_that_hangs_is_left_to_itself_and_frees_nothing_of_a_closed_lib
     [
         pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST),
         pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN),
-        TypeError("what no binding should raise"),
+        TypeError("an error that no binding should raise"),
     ],
 )
-def test_after_an_error_a_new_set_holds_what_is_left(clock: ManualClock, error: Exception) -> None:
+def test_after_an_error_a_new_set_has_the_remaining_events(
+    clock: ManualClock, error: Exception
+) -> None:
     driver = bursting(clock)
     driver.errors.put(pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT))
     driver.errors.put(error)
@@ -147,7 +151,7 @@ def test_after_an_error_a_new_set_holds_what_is_left(clock: ManualClock, error: 
         assert driver.freed == 1
 
 
-def test_waits_that_end_early_are_not_begun_again_and_again(clock: ManualClock) -> None:
+def test_waits_that_end_early_are_not_repeated_at_once(clock: ManualClock) -> None:
     driver = bursting(clock)
     for _ in range(50):
         driver.errors.put(pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT))
@@ -157,14 +161,14 @@ def test_waits_that_end_early_are_not_begun_again_and_again(clock: ManualClock) 
         assert driver.errors.qsize() > 40
 
 
-def test_a_driver_without_events_is_asked_once(clock: ManualClock) -> None:
+def test_a_driver_without_events_is_tried_once(clock: ManualClock) -> None:
     driver = Driver(failing_node(clock=clock, events={"version": "none"}))
     with watching(driver, gpus_of(driver.node), clock) as (thread, _):
         assert thread.join(HANG_SECONDS)
         assert driver.sets == 1
 
 
-def test_a_closed_library_ends_no_thread_before_its_time(clock: ManualClock) -> None:
+def test_a_closed_library_does_not_end_the_thread_early(clock: ManualClock) -> None:
     driver = bursting(clock)
     gpus = gpus_of(driver.node)
     driver.node.nvml.nvmlShutdown()
@@ -172,7 +176,7 @@ def test_a_closed_library_ends_no_thread_before_its_time(clock: ManualClock) -> 
         assert not thread.join(0.01)
 
 
-def test_threads_that_hang_are_bounded_in_number(clock: ManualClock) -> None:
+def test_the_number_of_hanging_threads_is_bounded(clock: ManualClock) -> None:
     before, driver = event_threads(), bursting(clock)
     driver.hangs.clear()
     gpus = gpus_of(driver.node)
@@ -202,7 +206,7 @@ def event_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "gpu-events"}
 
 
-def test_where_no_gpu_answers_no_event_is_waited_for_and_no_failure_is_reported(
+def test_if_no_gpu_answers_no_event_is_waited_for_and_no_failure_is_reported(
     clock: ManualClock,
 ) -> None:
     driver = bursting(clock)
@@ -215,7 +219,7 @@ def test_where_no_gpu_answers_no_event_is_waited_for_and_no_failure_is_reported(
     )
     with capture_logs() as logs:
         watch.opened([])
-        # Closing joins the thread: what it would have done is done.
+        # Closing joins the thread, so whatever it would have done is done.
         watch.closing()
     assert (driver.sets, logs) == (0, [])
     watch.opened(gpus_of(driver.node))

@@ -1,4 +1,4 @@
-"""Looks between ticks: what GPUs answer, and a call that hangs costs no tick."""
+"""Fast polls between ticks: the results of GPUs, and that a hanging call delays no tick."""
 
 import threading
 from collections.abc import Collection, Sequence
@@ -21,96 +21,98 @@ CURSOR = SampleCursor(process_us=7)
 
 
 class BusyGpu(PlayedGpu):
-    """A GPU that a test has fail or hang."""
+    """A GPU that a test can make fail or hang."""
 
     def __init__(self, uuid: str) -> None:
         super().__init__(uuid, 0)
         self.fails = False
         self.error: Exception = FailedError("no")
-        self.looks: list[threading.Thread] = []
+        self.polls: list[threading.Thread] = []
         self.released = threading.Event()
         self.released.set()
 
     @override
     def fast_poll(self, cursor: SampleCursor | None, *, at: ClockReading) -> FastPoll:
-        self.looks.append(threading.current_thread())
+        self.polls.append(threading.current_thread())
         self.released.wait(HANG_SECONDS)
         if self.fails:
             raise self.error
         return FastPoll(uuid=self.uuid, at=at, since_us=cursor.process_us if cursor else 0)
 
 
-async def looked(
-    looker: FastPoller, gpus: Sequence[BusyGpu], *, clock: ManualClock | None = None
+async def polled(
+    poller: FastPoller, gpus: Sequence[BusyGpu], *, clock: ManualClock | None = None
 ) -> Collection[str]:
     clock = clock or ManualClock(start_ns=0)
-    looks = await looker.poll([(gpu, CURSOR) for gpu in gpus], clock)
-    assert {look.since_us for look in looks} <= {CURSOR.process_us}
-    return {look.uuid for look in looks}
+    polls = await poller.poll([(gpu, CURSOR) for gpu in gpus], clock)
+    assert {poll.since_us for poll in polls} <= {CURSOR.process_us}
+    return {poll.uuid for poll in polls}
 
 
 async def test_a_gpu_that_does_not_answer_costs_the_others_nothing() -> None:
     one, other = BusyGpu("GPU-0"), BusyGpu("GPU-1")
-    looker = FastPoller()
-    assert await looked(looker, [one, other]) == {"GPU-0", "GPU-1"}
+    poller = FastPoller()
+    assert await polled(poller, [one, other]) == {"GPU-0", "GPU-1"}
     one.fails = True
-    assert await looked(looker, [one, other]) == {"GPU-1"}
+    assert await polled(poller, [one, other]) == {"GPU-1"}
     one.fails = False
-    assert await looked(looker, [one, other]) == {"GPU-0", "GPU-1"}
+    assert await polled(poller, [one, other]) == {"GPU-0", "GPU-1"}
 
 
-async def test_a_mistake_with_one_gpu_costs_the_looks_of_that_one() -> None:
-    one, other, looker = BusyGpu("GPU-of-a-mistake"), BusyGpu("GPU-1"), FastPoller()
-    one.fails, one.error = True, ValueError("what only this driver answers")
+async def test_an_error_with_one_gpu_loses_only_its_own_polls() -> None:
+    one, other, poller = BusyGpu("GPU-of-a-mistake"), BusyGpu("GPU-1"), FastPoller()
+    one.fails, one.error = True, ValueError("an answer of only this driver")
     failed = value_of(FAST_POLLS_FAILED)
     with capture_logs() as lines:
-        looks = [*await looker.poll([(one, CURSOR), (other, CURSOR)], ManualClock(start_ns=0))]
-    assert [(look.uuid, look.failed) for look in looks] == [(one.uuid, True), ("GPU-1", False)]
+        polls = [*await poller.poll([(one, CURSOR), (other, CURSOR)], ManualClock(start_ns=0))]
+    assert [(poll.uuid, poll.failed) for poll in polls] == [(one.uuid, True), ("GPU-1", False)]
     assert value_of(FAST_POLLS_FAILED) - failed == 1
     assert [(line["event"], line["gpu"], line["count"]) for line in lines] == [
         ("fast_poll_failed", one.uuid, 1)
     ]
 
 
-async def test_a_look_that_hangs_is_not_waited_for_and_comes_with_a_later_one() -> None:
-    gpu, looker = BusyGpu("GPU-0"), FastPoller()
+async def test_a_hanging_poll_is_not_waited_for_and_its_result_comes_with_a_later_one() -> None:
+    gpu, poller = BusyGpu("GPU-0"), FastPoller()
     gpu.released.clear()
-    assert await looked(looker, [gpu]) == set()
-    assert looker.is_stuck
+    assert await polled(poller, [gpu]) == set()
+    assert poller.is_stuck
     gpu.released.set()
-    assert [uuid for _ in range(3) for uuid in await looked(looker, [gpu])][:1] == ["GPU-0"]
-    assert not looker.is_stuck
+    assert [uuid for _ in range(3) for uuid in await polled(poller, [gpu])][:1] == ["GPU-0"]
+    assert not poller.is_stuck
 
 
-async def test_where_one_hangs_for_ever_the_others_are_looked_at_on() -> None:
-    one, other, looker = BusyGpu("GPU-0"), BusyGpu("GPU-1"), FastPoller()
+async def test_if_one_gpu_hangs_the_others_are_still_polled() -> None:
+    one, other, poller = BusyGpu("GPU-0"), BusyGpu("GPU-1"), FastPoller()
     clock = ManualClock(start_ns=0)
     one.released.clear()
-    assert await looked(looker, [one, other], clock=clock) == set()
+    assert await polled(poller, [one, other], clock=clock) == set()
     clock.advance(3.0)
-    assert await looked(looker, [one, other], clock=clock) == {"GPU-1"}
-    assert looker.is_stuck
+    assert await polled(poller, [one, other], clock=clock) == {"GPU-1"}
+    assert poller.is_stuck
     one.released.set()
-    one.looks[0].join(HANG_SECONDS)
-    assert await looked(looker, [one, other], clock=clock) == {"GPU-0", "GPU-1"}
-    assert not looker.is_stuck
+    one.polls[0].join(HANG_SECONDS)
+    assert await polled(poller, [one, other], clock=clock) == {"GPU-0", "GPU-1"}
+    assert not poller.is_stuck
 
 
-async def test_at_its_end_no_further_gpu_is_asked_and_the_thread_ends_with_its_call() -> None:
-    one, other, looker = BusyGpu("GPU-0"), BusyGpu("GPU-1"), FastPoller()
+async def test_after_its_end_no_further_gpu_is_polled_and_the_thread_ends_with_its_call() -> None:
+    one, other, poller = BusyGpu("GPU-0"), BusyGpu("GPU-1"), FastPoller()
     one.released.clear()
-    assert await looked(looker, [one, other]) == set()
-    looker.end()
-    stuck = [looker.is_stuck]
+    assert await polled(poller, [one, other]) == set()
+    poller.end()
+    stuck = [poller.is_stuck]
     one.released.set()
-    one.looks[0].join(HANG_SECONDS)
-    assert not one.looks[0].is_alive()
-    assert [*stuck, looker.is_stuck] == [True, False]
-    assert other.looks == []
-    assert await looked(looker, [one, other]) == {"GPU-0", "GPU-1"}
+    one.polls[0].join(HANG_SECONDS)
+    assert not one.polls[0].is_alive()
+    assert [*stuck, poller.is_stuck] == [True, False]
+    assert other.polls == []
+    assert await polled(poller, [one, other]) == {"GPU-0", "GPU-1"}
 
 
-async def test_while_a_fast_poll_hangs_the_driver_is_not_closed_and_nothing_of_it_is_used() -> None:
+async def test_while_a_fast_poll_hangs_the_driver_is_not_closed_and_its_results_are_discarded() -> (
+    None
+):
     gpu, clock = BusyGpu("GPU-0"), ManualClock(start_ns=0)
     source = PlayedSource(gpu)
     driver = Driver(source, clock=clock, check=Check(), deadline_seconds=5, backoff=Backoff())
@@ -119,6 +121,6 @@ async def test_while_a_fast_poll_hangs_the_driver_is_not_closed_and_nothing_of_i
     assert await driver.fast_poll({gpu.uuid: CURSOR}) == ()
     assert driver.close() is None
     gpu.released.set()
-    gpu.looks[0].join(HANG_SECONDS)
+    gpu.polls[0].join(HANG_SECONDS)
     assert driver.take_late_polls() == ()
     assert source.is_open

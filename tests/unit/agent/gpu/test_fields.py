@@ -1,4 +1,4 @@
-"""Numbered fields come many in one call, and each is checked by its own return code."""
+"""Numbered fields are read together in one call, each checked by its own return code."""
 
 from collections.abc import Sequence
 
@@ -32,14 +32,14 @@ def batch(client: DeviceClient, numbers: Sequence[int]) -> FieldBatch:
         (pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT, "usVal", 65535),
     ],
 )
-def test_a_value_is_read_as_the_type_that_it_says(
+def test_a_value_is_read_as_the_type_it_declares(
     monkeypatch: pytest.MonkeyPatch, kind: int, member: str, value: float
 ) -> None:
     client = play(monkeypatch, {CALL: FieldsFunction({82: (kind, member, value)})})
     assert batch(client, [82]).query() == {"field_82": value}
 
 
-def test_all_fields_are_asked_in_one_call_and_a_refused_one_never_again(
+def test_all_fields_are_read_in_one_call_and_a_refused_one_never_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fields = FieldsFunction({82: DEGREES, 186: pynvml.NVML_ERROR_NOT_SUPPORTED})
@@ -54,7 +54,7 @@ def test_all_fields_are_asked_in_one_call_and_a_refused_one_never_again(
     }
 
 
-def test_a_field_that_fails_now_is_absent_now_and_asked_again(
+def test_a_field_that_fails_now_is_absent_now_and_queried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fields = FieldsFunction({82: pynvml.NVML_ERROR_TIMEOUT, 83: DEGREES})
@@ -64,7 +64,7 @@ def test_a_field_that_fails_now_is_absent_now_and_asked_again(
     assert requested.query() == {"field_82": 61, "field_83": 61}
 
 
-def test_a_field_whose_code_says_that_the_gpu_is_lost_loses_it(
+def test_a_field_whose_code_means_a_lost_gpu_loses_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fields = FieldsFunction({82: pynvml.NVML_ERROR_GPU_IS_LOST})
@@ -72,7 +72,7 @@ def test_a_field_whose_code_says_that_the_gpu_is_lost_loses_it(
         batch(play(monkeypatch, {CALL: fields}), [82]).query()
 
 
-def test_where_an_unknown_number_costs_the_whole_call_each_is_tried_alone_once(
+def test_if_an_unknown_number_fails_the_whole_call_each_is_tried_once_on_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fields = FieldsFunction({82: DEGREES, 186: DEGREES}, strict=True)
@@ -84,7 +84,7 @@ def test_where_an_unknown_number_costs_the_whole_call_each_is_tried_alone_once(
     assert fields.requests == [[82, 9999, 186], [82], [9999], [186], [82, 186]]
 
 
-def test_a_library_without_the_call_gives_no_field_and_is_asked_once(
+def test_a_library_without_the_call_gives_no_field_and_is_tried_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client = play(monkeypatch, {})
@@ -94,7 +94,7 @@ def test_a_library_without_the_call_gives_no_field_and_is_asked_once(
     assert client.support_version == 1
 
 
-def test_a_call_that_fails_after_it_worked_is_not_taken_apart(
+def test_a_call_that_fails_after_it_worked_is_not_split(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fields = FieldsFunction({82: DEGREES, 83: DEGREES})

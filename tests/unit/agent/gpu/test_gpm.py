@@ -1,4 +1,4 @@
-"""The chip's own counters: what lies between two samples, and only what the driver stands for."""
+"""The chip's own counters between two samples, limited to values that the driver marks valid."""
 
 import math
 
@@ -30,7 +30,7 @@ READINGS = [
 
 
 class Bench:
-    """Counters over a library of functions, and a hand on the clock."""
+    """Counters over a library of functions, and a clock that a test moves."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, gpu_instance: int | None = None) -> None:
         self.chip = GpmFunctions()
@@ -55,7 +55,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(monkeypatch)
 
 
-def test_the_first_sample_reports_nothing_and_each_other_of_the_time_since_the_one_before(
+def test_the_first_sample_reports_nothing_and_each_later_one_the_time_since_the_previous(
     bench: Bench,
 ) -> None:
     assert bench.query() == {}
@@ -64,7 +64,7 @@ def test_the_first_sample_reports_nothing_and_each_other_of_the_time_since_the_o
     assert bench.query(0.25) == {**busy, "profiling_ns": NS_PER_SECOND // 4}
 
 
-def test_two_buffers_and_one_struct_are_used_in_turn(bench: Bench) -> None:
+def test_two_buffers_and_one_struct_are_reused(bench: Bench) -> None:
     for _ in range(5):
         bench.query()
     assert bench.chip.pairs == [(1, 2), (2, 3), (3, 4), (4, 5)]
@@ -79,14 +79,14 @@ def test_samples_less_than_a_tenth_of_a_second_apart_are_not_compared(bench: Ben
     assert bench.query(0.001)["profiling_ns"] == NS_PER_SECOND // 10
 
 
-def test_after_a_long_gap_the_counters_start_anew(bench: Bench) -> None:
+def test_after_a_long_gap_the_counters_start_over(bench: Bench) -> None:
     bench.query()
     assert bench.query(601) == {}
     assert bench.query()["profiling_ns"] == NS_PER_SECOND
     assert bench.chip.pairs == [(2, 3)]
 
 
-def test_a_metric_counts_only_where_its_own_code_is_success(bench: Bench) -> None:
+def test_a_metric_counts_only_if_its_own_code_is_success(bench: Bench) -> None:
     bench.chip.values = {1: 50.0}
     bench.chip.codes = {3: pynvml.NVML_ERROR_NOT_SUPPORTED}
     bench.query()
@@ -95,7 +95,7 @@ def test_a_metric_counts_only_where_its_own_code_is_success(bench: Bench) -> Non
     assert bench.client.outcomes[METRICS, 1] is None
 
 
-def test_a_metric_counts_only_where_the_whole_call_is_success(bench: Bench) -> None:
+def test_a_metric_counts_only_if_the_whole_call_succeeds(bench: Bench) -> None:
     bench.query()
     bench.query()
     bench.chip.error = pynvml.NVML_ERROR_TIMEOUT
@@ -104,7 +104,7 @@ def test_a_metric_counts_only_where_the_whole_call_is_success(bench: Bench) -> N
     assert bench.query()["profiling_ns"] == NS_PER_SECOND
 
 
-def test_a_device_that_refuses_all_metrics_is_asked_for_none(bench: Bench) -> None:
+def test_a_device_that_refuses_all_metrics_is_no_longer_queried(bench: Bench) -> None:
     bench.chip.values = {}
     bench.query()
     assert bench.query()["profiling"] == {}
@@ -113,7 +113,7 @@ def test_a_device_that_refuses_all_metrics_is_asked_for_none(bench: Bench) -> No
     assert len(bench.chip.pairs) == requested
 
 
-def test_not_a_number_is_no_data_and_no_refusal(bench: Bench) -> None:
+def test_nan_means_no_data_and_not_a_refusal(bench: Bench) -> None:
     bench.chip.values = {1: math.nan, 3: 25.0}
     bench.query()
     assert bench.query()["profiling"] == {"occupied": 25.0}
@@ -121,7 +121,7 @@ def test_not_a_number_is_no_data_and_no_refusal(bench: Bench) -> None:
     assert bench.query()["profiling"] == {"busy": 0.0, "occupied": 25.0}
 
 
-def test_a_list_has_a_value_for_each_engine_up_to_the_first_that_is_missing(bench: Bench) -> None:
+def test_a_list_has_a_value_per_engine_up_to_the_first_missing_one(bench: Bench) -> None:
     bench.chip.values = {1: 50.0, 30: 1.0, 31: 2.0}
     bench.query()
     assert bench.query()["profiling"] == {"busy": 50.0, "decoders": [1.0, 2.0]}
@@ -129,13 +129,13 @@ def test_a_list_has_a_value_for_each_engine_up_to_the_first_that_is_missing(benc
     assert bench.query()["profiling"] == {"busy": 50.0}
 
 
-def test_what_comes_of_each_link_has_the_links_that_are_there(bench: Bench) -> None:
+def test_a_metric_per_link_has_the_existing_links(bench: Bench) -> None:
     bench.chip.values = {62: 1.0, 63: 9.0, 66: 0.0}
     bench.query()
     assert bench.query()["profiling"] == {"received": {0: 1.0, 2: 0.0}}
 
 
-def test_where_an_unknown_metric_costs_the_whole_call_each_is_tried_alone_once(
+def test_if_an_unknown_metric_fails_the_whole_call_each_is_tried_once_on_its_own(
     bench: Bench,
 ) -> None:
     bench.chip.unknown = [30, 31, 32]
@@ -147,7 +147,7 @@ def test_where_an_unknown_metric_costs_the_whole_call_each_is_tried_alone_once(
 
 
 @pytest.mark.parametrize("functions", ["old library", "old chip"])
-def test_where_there_are_no_counters_they_are_asked_for_once(
+def test_without_counters_their_support_is_queried_once(
     monkeypatch: pytest.MonkeyPatch, functions: str
 ) -> None:
     bench = Bench(monkeypatch)
@@ -159,7 +159,7 @@ def test_where_there_are_no_counters_they_are_asked_for_once(
     assert bench.chip.holds == {}
 
 
-def test_a_sample_that_failed_costs_its_tick_and_is_said_so(bench: Bench) -> None:
+def test_a_failed_sample_costs_its_tick_and_the_next_one_covers_both(bench: Bench) -> None:
     bench.query()
     bench.chip.sample_error = pynvml.NVML_ERROR_TIMEOUT
     assert bench.query() == {}
@@ -174,7 +174,7 @@ def test_an_instance_is_sampled_through_its_gpu(monkeypatch: pytest.MonkeyPatch)
     assert bench.chip.instances == [3, 3]
 
 
-def test_the_buffers_are_freed_at_the_end_and_made_anew_after_it(bench: Bench) -> None:
+def test_the_buffers_are_freed_at_the_end_and_recreated_after_it(bench: Bench) -> None:
     bench.query()
     bench.gpm.close()
     bench.gpm.close()
@@ -183,7 +183,7 @@ def test_the_buffers_are_freed_at_the_end_and_made_anew_after_it(bench: Bench) -
     assert bench.query()["profiling_ns"] == NS_PER_SECOND
 
 
-def test_a_refused_metric_is_asked_again_once_everything_is_probed_anew(bench: Bench) -> None:
+def test_a_refused_metric_is_queried_again_after_the_client_forgets(bench: Bench) -> None:
     bench.chip.values = {1: 50.0}
     bench.query()
     bench.query()
@@ -193,7 +193,7 @@ def test_a_refused_metric_is_asked_again_once_everything_is_probed_anew(bench: B
     assert bench.query()["profiling"] == {"busy": 50.0, "occupied": 25.0}
 
 
-def test_buffers_into_which_a_hanging_call_may_yet_write_are_not_freed(
+def test_buffers_that_a_hanging_call_may_still_write_to_are_not_freed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench = Bench(monkeypatch)
@@ -208,7 +208,7 @@ def test_buffers_into_which_a_hanging_call_may_yet_write_are_not_freed(
     assert bench.chip.freed == []
 
 
-def test_where_the_library_lacks_the_metrics_its_buffers_are_freed_and_it_is_asked_once(
+def test_without_the_metrics_call_the_buffers_are_freed_and_it_is_tried_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench = Bench(monkeypatch)

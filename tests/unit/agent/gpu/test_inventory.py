@@ -1,4 +1,4 @@
-"""What is built into a GPU is asked once, what is set on it always, and refusals are reported."""
+"""Facts of GPUs: permanent ones are read once, settings every time, refusals are reported."""
 # ruff: noqa: ANN401  # the binding's structs have no types
 
 from typing import Any
@@ -35,7 +35,7 @@ def facts(library: Any) -> list[GpuFacts]:
     ]
 
 
-def test_a_gpu_reports_what_it_is_and_whom_it_reaches() -> None:
+def test_a_gpu_reports_its_identity_and_its_peers() -> None:
     first, second, third = facts(
         machine({"model": "NVIDIA H100 80GB HBM3", "count": 2}, {"model": "NVIDIA L4"})
     )
@@ -54,7 +54,7 @@ def test_a_gpu_reports_what_it_is_and_whom_it_reaches() -> None:
     assert third.nvlink_peers == {first.uuid: "not_supported", second.uuid: "not_supported"}
 
 
-def test_what_never_changes_is_asked_once() -> None:
+def test_permanent_facts_are_read_once() -> None:
     library = Altered(machine({"model": "NVIDIA L4"}))
     (gpu,) = NvmlSession(library).open()
     requested = [gpu.query(CallGroup.HEALTH, SampleCursor())["facts"] for _ in range(3)]
@@ -85,7 +85,7 @@ def test_the_versions_are_the_nodes() -> None:
         ({"model": "NVIDIA A30", "confidential": "on"}, None, None),
     ],
 )
-def test_a_node_says_whether_its_gpus_compute_confidentially(
+def test_a_node_reports_whether_its_gpus_use_confidential_computing(
     group: dict[str, Any], mode: str | None, link_mode: str | None
 ) -> None:
     nvml = NvmlSession(machine(group))
@@ -106,9 +106,9 @@ def test_a_gpu_in_a_rack_reports_its_place_and_its_fabric() -> None:
     first, second = facts(machine({"model": H100, "rack": RACK}, {"model": H100}))
     assert (first.fabric_cluster_uuid, first.fabric_clique_id) == (CLUSTER, 32766)
     assert (first.chassis_serial_number, first.chassis_slot) == ("1821224190077", 14)
-    # 200 is no text, which the binding takes a single byte for.
+    # The byte 200 is not text, but the binding treats a single byte as text.
     assert (first.chassis_tray, first.chassis_host, first.module_id) == (200, 1, 1)
-    # A machine that is its own fabric has a cluster of zeros.
+    # A machine that is its own fabric has a cluster UUID of zeros.
     assert (second.fabric_cluster_uuid, second.fabric_clique_id) == (None, None)
     assert (second.chassis_serial_number, second.chassis_slot, second.module_id) == (None,) * 3
 
@@ -120,7 +120,7 @@ def test_a_gpu_in_a_rack_reports_its_place_and_its_fabric() -> None:
         (pynvml.NVML_GPU_FABRIC_STATE_COMPLETED, pynvml.NVML_ERROR_INVALID_STATE),
     ],
 )
-def test_a_gpu_that_has_not_joined_its_fabric_is_in_none(state: int, status: int) -> None:
+def test_a_gpu_that_has_not_joined_its_fabric_reports_none(state: int, status: int) -> None:
     library = Altered(machine({"model": H100, "rack": RACK}))
 
     def fill(_gpu: object, reference: Any) -> int:
@@ -134,7 +134,7 @@ def test_a_gpu_that_has_not_joined_its_fabric_is_in_none(state: int, status: int
     assert (found.fabric_cluster_uuid, found.fabric_clique_id) == (None, None)
 
 
-def test_a_gpu_outside_of_any_chassis_has_a_module_and_no_slot_of_0() -> None:
+def test_a_gpu_outside_of_any_chassis_has_a_module_and_no_slot() -> None:
     library = Altered(machine({"model": H100}))
 
     def fill(_gpu: object, reference: Any) -> int:
@@ -146,7 +146,7 @@ def test_a_gpu_outside_of_any_chassis_has_a_module_and_no_slot_of_0() -> None:
     assert (found.chassis_serial_number, found.chassis_slot, found.module_id) == (None, None, 5)
 
 
-def test_a_fabric_that_could_not_be_asked_for_is_as_it_was() -> None:
+def test_a_fabric_query_that_failed_keeps_the_last_fabric() -> None:
     library = Altered(machine({"model": H100, "rack": RACK}))
     (gpu,) = NvmlSession(library).open()
     gpu.query(CallGroup.HEALTH, SampleCursor())
@@ -169,10 +169,10 @@ def test_a_fabric_that_could_not_be_asked_for_is_as_it_was() -> None:
         ("Tesla T4", "nvmlDeviceGetGpuFabricInfoV", False, "NotSupported"),
     ],
 )
-def test_each_call_is_reported_with_the_drivers_reason_where_it_is_refused(
+def test_each_call_is_reported_with_the_drivers_reason_if_it_is_refused(
     model: str,
     call: str,
-    supported: bool,  # noqa: FBT001  # a table
+    supported: bool,  # noqa: FBT001  # a column of the table
     reason: str | None,
 ) -> None:
     (gpu,) = NvmlSession(machine({"model": model})).open()
@@ -182,7 +182,7 @@ def test_each_call_is_reported_with_the_drivers_reason_where_it_is_refused(
     assert reported[call] == Capability(call=call, supported=supported, reason=reason)
 
 
-def test_a_call_that_was_asked_with_one_argument_only_is_reported_without_it() -> None:
+def test_a_call_that_was_made_with_only_one_argument_is_reported_without_it() -> None:
     outcomes: dict[Key, str | None] = {
         ("a", 1): None,
         ("b", 1): None,
@@ -197,7 +197,7 @@ def test_a_call_that_was_asked_with_one_argument_only_is_reported_without_it() -
     ]
 
 
-def test_a_new_start_of_the_library_probes_everything_anew() -> None:
+def test_restarting_the_library_probes_everything_again() -> None:
     library = Altered(machine({"model": "NVIDIA L4"}))
     nvml = NvmlSession(library)
     for _ in range(2):
@@ -208,7 +208,7 @@ def test_a_new_start_of_the_library_probes_everything_anew() -> None:
     assert library.calls["nvmlGpmQueryDeviceSupport"] == 2
 
 
-def test_a_fact_that_failed_once_is_asked_again_until_it_is_known() -> None:
+def test_a_fact_that_failed_is_read_again_until_it_is_known() -> None:
     library = Altered(machine({"model": "NVIDIA L4"}, {"model": "NVIDIA L4"}))
     library.refuse("nvmlDeviceGetSerial", pynvml.NVML_ERROR_TIMEOUT)
     library.refuse("nvmlDeviceGetVbiosVersion", pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -225,7 +225,7 @@ def test_a_fact_that_failed_once_is_asked_again_until_it_is_known() -> None:
     assert second.vbios_version is None
 
 
-def test_a_fact_that_cannot_be_true_is_absent() -> None:
+def test_an_implausible_fact_is_absent() -> None:
     library = Altered(machine({"model": "NVIDIA L4"}))
     library.functions["nvmlDeviceGetMinorNumber"] = lambda _gpu: 2**32 - 1
     library.functions["nvmlDeviceGetArchitecture"] = lambda _gpu: 2**32 - 1
@@ -234,7 +234,7 @@ def test_a_fact_that_cannot_be_true_is_absent() -> None:
     assert (found.minor_number, found.architecture, found.ecc_enabled) == (None, None, None)
 
 
-def test_what_is_no_text_costs_its_own_fact_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_text_costs_only_its_own_fact(monkeypatch: pytest.MonkeyPatch) -> None:
     def write(text: bytes) -> Any:
         def fill(_gpu: object, buffer: Any, _size: object) -> int:
             buffer.value = text

@@ -1,4 +1,4 @@
-"""The seam to NVML: its errors end here, and what it does not give is absent."""
+"""The seam to NVML: its errors end here, and values that it does not give are absent."""
 # ruff: noqa: ANN401  # the structs of nvidia-ml-py have no types
 
 import threading
@@ -39,7 +39,7 @@ CLOCKS = {pynvml.NVML_CLOCK_SM: 1980, pynvml.NVML_CLOCK_MEM: 2619}
 
 
 def a_gpu(**functions: Any) -> tuple[Altered, NvidiaGpu]:
-    """Return a GPU with these functions besides those that every GPU has."""
+    """Return a GPU with these functions in addition to those that every GPU has."""
     library = answering(
         nvmlDeviceGetUtilizationRates=SimpleNamespace(gpu=50, memory=25),
         nvmlDeviceGetMemoryInfo=SimpleNamespace(total=80_000, used=30_000, reserved=500),
@@ -61,7 +61,7 @@ def listed(*pids: int, memory: int | None = 100) -> list[Any]:
 
 
 def sampled(*samples: tuple[int, int]) -> Callable[..., Any]:
-    """Return a function with (time stamp, percent) in the driver's buffers."""
+    """Return a function with (time stamp, percent) samples in the driver's buffers."""
     return lambda _handle, _kind, last_seen: (
         pynvml.NVML_VALUE_TYPE_UNSIGNED_INT,
         [
@@ -73,7 +73,7 @@ def sampled(*samples: tuple[int, int]) -> Callable[..., Any]:
 
 
 def used(*samples: tuple[int, int, int]) -> Callable[..., Any]:
-    """Return a function with (pid, time stamp, percent) in the driver's buffer."""
+    """Return a function with (pid, time stamp, percent) samples in the driver's buffer."""
     return lambda _handle, last_seen: [
         SimpleNamespace(
             pid=pid, timeStamp=stamp, smUtil=percent, memUtil=percent // 2, encUtil=0, decUtil=0
@@ -95,7 +95,7 @@ def failing(*codes: int, then: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def test_everything_that_the_driver_says_is_asked_for_in_its_own_units() -> None:
+def test_all_values_are_read_in_the_drivers_own_units() -> None:
     _, gpu = a_gpu(
         nvmlDeviceGetSamples=sampled((1, 10), (2, 20), (3, 30)),
         nvmlDeviceGetComputeRunningProcesses_v3=lambda _: listed(7),
@@ -128,14 +128,14 @@ def test_everything_that_the_driver_says_is_asked_for_in_its_own_units() -> None
         pynvml.NVMLLibraryMismatchError("no such symbol"),
     ],
 )
-def test_what_the_driver_does_not_support_is_absent_and_asked_once(error: Any) -> None:
+def test_an_unsupported_value_is_absent_and_queried_once(error: Any) -> None:
     library, gpu = a_gpu()
     library.answer("nvmlDeviceGetPowerUsage", error)
     assert [query_all(gpu).power_milliwatts for _ in range(3)] == [None] * 3
     assert library.calls["nvmlDeviceGetPowerUsage"] == 1
 
 
-def test_what_fails_now_is_absent_now_and_asked_again() -> None:
+def test_a_value_that_fails_now_is_absent_now_and_queried_again() -> None:
     _, gpu = a_gpu(
         nvmlDeviceGetPowerUsage=failing(pynvml.NVML_ERROR_TIMEOUT, then=lambda _: 250_500)
     )
@@ -150,7 +150,7 @@ def test_what_fails_now_is_absent_now_and_asked_again() -> None:
         (3, None),
     ],
 )
-def test_a_list_that_grew_while_it_was_read_is_asked_for_three_times(
+def test_a_list_that_grew_during_the_read_is_tried_three_times(
     failures: int, expected: object
 ) -> None:
     errors = [pynvml.NVML_ERROR_INSUFFICIENT_SIZE] * failures
@@ -160,7 +160,7 @@ def test_a_list_that_grew_while_it_was_read_is_asked_for_three_times(
 
 
 @pytest.mark.parametrize("error", [pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND])
-def test_no_sample_is_an_empty_list_and_not_an_error(error: int) -> None:
+def test_no_samples_are_an_empty_list_and_not_an_error(error: int) -> None:
     library, gpu = a_gpu()
     library.refuse(UTILIZATION, error)
     assert query_all(gpu).process_samples == ()
@@ -174,7 +174,7 @@ def test_a_list_that_failed_leaves_the_processes_unknown() -> None:
     assert query_all(gpu).processes is None
 
 
-def test_a_list_that_is_not_supported_is_an_empty_one_beside_others() -> None:
+def test_a_list_that_is_not_supported_counts_as_empty() -> None:
     library, gpu = a_gpu()
     library.answer(LISTS["graphics"], listed(8, memory=None))
     library.refuse(COMPUTE, pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -183,7 +183,7 @@ def test_a_list_that_is_not_supported_is_an_empty_one_beside_others() -> None:
     )
 
 
-def test_the_latest_rates_are_asked_beside_samples_and_where_there_are_none() -> None:
+def test_the_latest_rates_are_read_with_samples_and_without() -> None:
     library, gpu = a_gpu(nvmlDeviceGetSamples=sampled((1, 10)))
     assert query_all(gpu).percent == 50
     library.refuse(SAMPLES, pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -202,21 +202,21 @@ def test_the_latest_rates_are_asked_beside_samples_and_where_there_are_none() ->
         pynvml.NVML_ERROR_UNINITIALIZED,
     ],
 )
-def test_a_lost_gpu_asks_for_a_new_start(code: int) -> None:
+def test_a_lost_gpu_requires_a_restart_of_the_library(code: int) -> None:
     library, gpu = a_gpu()
     library.refuse("nvmlDeviceGetMemoryInfo", code)
     with pytest.raises(SourceLostError, match="nvmlDeviceGetMemoryInfo"):
         query_all(gpu)
 
 
-def test_one_call_that_ends_in_an_unknown_error_is_no_lost_gpu() -> None:
+def test_a_single_call_with_an_unknown_error_is_not_a_lost_gpu() -> None:
     library, gpu = a_gpu()
     library.refuse("nvmlDeviceGetPowerUsage", pynvml.NVML_ERROR_UNKNOWN)
     answer = query_all(gpu)
     assert (answer.power_milliwatts, answer.energy_millijoules) == (None, 1000)
 
 
-def test_a_gpu_that_is_lost_at_the_start_does_not_cost_the_others() -> None:
+def test_a_gpu_that_is_lost_at_the_start_does_not_affect_the_others() -> None:
     node = play_node(ManualClock(start_ns=0), gpus=2)
     library = Altered(node.nvml)
     library.lost.add(0)
@@ -225,7 +225,7 @@ def test_a_gpu_that_is_lost_at_the_start_does_not_cost_the_others() -> None:
     assert len(nvml.unfound) == 1
 
 
-def test_a_gpu_that_does_not_report_who_it_is_is_named_by_its_slot() -> None:
+def test_a_gpu_that_does_not_report_its_uuid_is_named_by_its_slot() -> None:
     library = Altered(play_node(ManualClock(start_ns=0)).nvml)
     library.refuse("nvmlDeviceGetUUID", pynvml.NVML_ERROR_GPU_IS_LOST)
     library.answer("nvmlDeviceGetPciInfo_v3", SimpleNamespace(busId="00000000:1B:00.0"))
@@ -234,7 +234,7 @@ def test_a_gpu_that_does_not_report_who_it_is_is_named_by_its_slot() -> None:
     assert nvml.unfound == {0: "PCI:0000:1b:00"}
 
 
-def test_a_gpu_that_hangs_at_the_start_does_not_cost_the_others() -> None:
+def test_a_gpu_that_hangs_at_the_start_does_not_affect_the_others() -> None:
     node = play_node(ManualClock(start_ns=0), gpus=2)
     released = threading.Event()
     requested: list[int] = []
@@ -257,31 +257,31 @@ def test_a_gpu_that_hangs_at_the_start_does_not_cost_the_others() -> None:
     assert not nvml.is_stuck
 
 
-def test_a_missing_library_is_reported_by_its_error() -> None:
+def test_a_missing_library_is_reported_with_its_error() -> None:
     library = Altered()
     library.refuse("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
     with pytest.raises(SourceLostError, check=has_words("nvmlInit")):
         NvmlSession(library).open()
 
 
-# The true functions of nvidia-ml-py, over a library that is nothing but function pointers.
+# The real functions of nvidia-ml-py, over a library of nothing but function pointers.
 
 
-def test_the_true_wrapper_over_a_library_without_functions_gives_nothing(
+def test_the_real_wrapper_over_a_library_without_functions_returns_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answer = query_all(play_gpu(monkeypatch, {}))
     assert (answer.samples, answer.memory_total_bytes, answer.processes) == (None, None, None)
 
 
-def test_the_true_wrapper_takes_success_with_nothing_for_an_error_and_we_do_not(
+def test_the_real_wrapper_treats_success_without_rows_as_an_error_and_we_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     functions = {UTILIZATION: lambda *_: pynvml.NVML_SUCCESS}
     assert query_all(play_gpu(monkeypatch, functions)).process_samples == ()
 
 
-def test_the_true_wrapper_is_asked_again_where_processes_came_in_between(
+def test_the_real_wrapper_is_called_again_if_the_list_grew_in_between(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     grown: int = pynvml.NVML_ERROR_INSUFFICIENT_SIZE
@@ -302,7 +302,7 @@ def test_the_true_wrapper_is_asked_again_where_processes_came_in_between(
 
 
 class Lists:
-    """A GPU, whose lists are asked as ticks ask them."""
+    """A GPU whose lists are queried as in ticks."""
 
     def __init__(self) -> None:
         self.library, self.opened = a_gpu()
@@ -314,14 +314,14 @@ class Lists:
         self.library.answer(LISTS[name], listed(*pids))
 
     def tick(self) -> tuple[set[int] | None, int]:
-        """Return the pids of all lists, and how often those that are asked rarely were asked."""
+        """Return the pids of all lists, and how many of the rarely queried lists were queried."""
         before = sum(self.library.calls[LISTS[name]] for name in ("graphics", "mps"))
         processes = self.opened.query(CallGroup.BOOKS, SampleCursor())["processes"]
         requested = sum(self.library.calls[LISTS[name]] for name in ("graphics", "mps")) - before
         return (None if processes is None else {one.pid for one in processes}), requested
 
 
-def test_lists_that_were_empty_are_asked_at_first_and_then_with_the_readings_alone() -> None:
+def test_empty_lists_are_queried_at_first_and_then_only_with_the_readings() -> None:
     lists = Lists()
     for _ in range(5):
         assert lists.tick() == ({1}, 0)
@@ -330,25 +330,25 @@ def test_lists_that_were_empty_are_asked_at_first_and_then_with_the_readings_alo
     assert lists.tick() == ({1}, 0)
 
 
-def test_a_list_that_has_somebody_is_asked_in_each_tick_until_it_is_empty() -> None:
+def test_a_list_with_a_process_is_queried_in_each_tick_until_it_is_empty() -> None:
     lists = Lists()
     lists.put("graphics", 2)
     lists.opened.query(CallGroup.READINGS, SampleCursor())
     assert lists.tick() == ({1, 2}, 2)
-    assert lists.tick() == ({1, 2}, 1), "the one that is empty still is not asked"
+    assert lists.tick() == ({1, 2}, 1), "the empty one is still not queried"
     lists.put("graphics")
-    assert lists.tick() == ({1}, 1), "it has ended at once"
+    assert lists.tick() == ({1}, 1), "the end is seen at once"
 
 
 @pytest.mark.parametrize(
     ("compute", "used_bytes"),
     [
-        pytest.param({1, 3}, 30_000, id="a process on the compute list"),
-        pytest.param(set(), 30_000, id="a process gone from it"),
+        pytest.param({1, 3}, 30_000, id="a new process on the compute list"),
+        pytest.param(set(), 30_000, id="a process gone from the compute list"),
         pytest.param({1}, 31_000, id="memory in use"),
     ],
 )
-def test_what_comes_is_found_on_all_lists_at_once(compute: set[int], used_bytes: int) -> None:
+def test_a_change_makes_all_lists_be_queried_at_once(compute: set[int], used_bytes: int) -> None:
     lists = Lists()
     assert lists.tick() == ({1}, 0)
     lists.put("compute", *compute)
@@ -359,7 +359,7 @@ def test_what_comes_is_found_on_all_lists_at_once(compute: set[int], used_bytes:
     assert lists.tick() == ({2, 4, *compute}, 2)
 
 
-def test_where_the_memory_in_use_is_not_told_all_lists_are_asked_in_each_tick() -> None:
+def test_without_the_memory_in_use_all_lists_are_queried_in_each_tick() -> None:
     lists = Lists()
     lists.library.refuse("nvmlDeviceGetMemoryInfo", pynvml.NVML_ERROR_NOT_SUPPORTED)
     lists.tick()
@@ -367,16 +367,16 @@ def test_where_the_memory_in_use_is_not_told_all_lists_are_asked_in_each_tick() 
     assert lists.tick() == ({1, 2}, 2)
 
 
-def test_a_list_that_fails_is_no_empty_one() -> None:
+def test_a_list_that_fails_is_not_an_empty_one() -> None:
     lists = Lists()
     lists.opened.query(CallGroup.READINGS, SampleCursor())
     lists.library.refuse(LISTS["graphics"], pynvml.NVML_ERROR_TIMEOUT)
     assert lists.tick()[0] is None
     lists.put("graphics", 2)
-    assert lists.tick() == ({1, 2}, 2), "it is asked again at once"
+    assert lists.tick() == ({1, 2}, 2), "it is queried again at once"
 
 
-def test_where_the_compute_list_is_refused_the_others_are_asked_in_each_tick() -> None:
+def test_without_the_compute_list_the_others_are_queried_in_each_tick() -> None:
     lists = Lists()
     lists.library.refuse(COMPUTE, pynvml.NVML_ERROR_NOT_SUPPORTED)
     lists.tick()

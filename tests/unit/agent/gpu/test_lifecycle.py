@@ -1,4 +1,4 @@
-"""Whatever the library does at a start is a start that failed, and nothing worse."""
+"""Any error of the library at a start is a failed start, and nothing worse."""
 
 import threading
 
@@ -14,21 +14,21 @@ from tests.hanging import HANG_SECONDS
 
 
 def strange(**answers: object) -> Altered:
-    """Return a library with answers that the binding should never give."""
+    """Return a library with results that the binding should never return."""
     library = Altered(play_node(ManualClock(start_ns=0)).nvml)
     for name, answer in answers.items():
         library.answer(name, answer)
     return library
 
 
-def test_an_answer_that_no_binding_should_give_is_a_start_that_failed() -> None:
+def test_an_impossible_result_is_a_failed_start() -> None:
     lifecycle = SourceLifecycle(NvmlSession(strange(nvmlDeviceGetCount="one")), listeners=())
     with pytest.raises(LibraryLostError, check=has_words("TypeError")):
         lifecycle.open().result(HANG_SECONDS)
     lifecycle.end()
 
 
-def test_events_that_nobody_can_read_are_listened_to_no_more() -> None:
+def test_unreadable_driver_events_are_no_longer_polled() -> None:
     library = strange(
         nvmlSystemEventSetCreate=object(),
         nvmlSystemRegisterEvents=None,
@@ -45,7 +45,7 @@ def test_events_that_nobody_can_read_are_listened_to_no_more() -> None:
     lifecycle.end()
 
 
-def test_only_a_look_that_outlasts_the_tick_in_which_it_began_is_stuck() -> None:
+def test_only_a_poll_for_driver_events_that_outlasts_its_tick_is_stuck() -> None:
     library = strange(
         nvmlSystemEventSetCreate=object(),
         nvmlSystemRegisterEvents=None,

@@ -1,4 +1,4 @@
-"""Each NVLink that a GPU has is asked by itself, and no other one."""
+"""Only the NVLinks that a GPU has are queried, each by its number."""
 # ruff: noqa: ANN401  # ctypes' structs have no types
 
 from typing import Any
@@ -26,7 +26,7 @@ READINGS = [
 
 
 def links(*given: int, known: int = 3) -> dict[int | tuple[int, int], Any]:
-    """Return the fields of a GPU with 3 links; a negative number is a code."""
+    """Return the fields of a GPU with 3 links; a negative number is a return code."""
     count = (UINT, "uiVal", known) if known >= 0 else -known
     each: dict[int | tuple[int, int], Any] = {
         (SENT, link): -value if value < 0 else (LONG, "ullVal", value)
@@ -39,7 +39,7 @@ def inquiry(client: DeviceClient) -> QueryPlan:
     return QueryPlan(client, READINGS)
 
 
-def test_the_links_are_counted_once_and_asked_in_one_call_with_all_else(
+def test_links_are_counted_once_and_queried_in_one_call_with_everything_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fields = FieldsFunction(links(1, 2, 3))
@@ -51,7 +51,7 @@ def test_the_links_are_counted_once_and_asked_in_one_call_with_all_else(
     assert fields.scopes[1] == [0, ALL_LINKS, 0, 1, 2]
 
 
-def test_a_link_that_is_refused_is_absent_and_never_asked_again(
+def test_a_refused_link_is_absent_and_never_queried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fields = FieldsFunction(links(1, -pynvml.NVML_ERROR_NOT_SUPPORTED, 3))
@@ -63,7 +63,7 @@ def test_a_link_that_is_refused_is_absent_and_never_asked_again(
     assert client.outcomes[CALL, SENT, "each_link"] is None
 
 
-def test_a_field_that_each_link_refuses_is_refused_once_and_asked_of_none_again(
+def test_a_field_that_every_link_refuses_is_refused_once_and_never_queried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     refused = -pynvml.NVML_ERROR_NOT_SUPPORTED
@@ -76,7 +76,7 @@ def test_a_field_that_each_link_refuses_is_refused_once_and_asked_of_none_again(
     assert kept == {(CALL, SENT): None, (CALL, SENT, "each_link"): "NotSupported"}
 
 
-def test_what_all_links_together_refuse_each_may_still_answer(
+def test_a_field_refused_for_all_links_together_may_work_for_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     refused: dict[int | tuple[int, int], Any] = {(SENT, ALL_LINKS): pynvml.NVML_ERROR_NOT_SUPPORTED}
@@ -85,7 +85,7 @@ def test_what_all_links_together_refuse_each_may_still_answer(
     assert [requested.query() for _ in range(2)] == [expected] * 2
 
 
-def test_a_link_that_fails_now_is_absent_now_and_asked_again(
+def test_a_link_that_fails_now_is_absent_now_and_queried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fields = FieldsFunction(links(-pynvml.NVML_ERROR_TIMEOUT, 2, 3))
@@ -96,7 +96,7 @@ def test_a_link_that_fails_now_is_absent_now_and_asked_again(
 
 
 @pytest.mark.parametrize("known", [0, -pynvml.NVML_ERROR_NOT_SUPPORTED])
-def test_a_gpu_without_links_is_asked_for_their_number_once_and_for_none_of_them(
+def test_a_gpu_without_links_is_queried_once_for_their_number_and_for_no_link(
     monkeypatch: pytest.MonkeyPatch, known: int
 ) -> None:
     fields = FieldsFunction(links(1, 2, 3, known=known))
@@ -106,7 +106,7 @@ def test_a_gpu_without_links_is_asked_for_their_number_once_and_for_none_of_them
 
 
 @pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_TIMEOUT])
-def test_a_call_for_the_number_of_links_that_fails_costs_no_other_field(
+def test_a_failed_query_for_the_number_of_links_costs_no_other_field(
     monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     fields = FieldsFunction(links(1, 2, 3))
@@ -119,7 +119,7 @@ def test_a_call_for_the_number_of_links_that_fails_costs_no_other_field(
 
 
 @pytest.mark.parametrize("known", [-pynvml.NVML_ERROR_TIMEOUT, 2**32 - 1, 37])
-def test_a_number_of_links_that_failed_or_cannot_be_true_is_asked_for_again(
+def test_a_number_of_links_that_failed_or_is_implausible_is_queried_again(
     monkeypatch: pytest.MonkeyPatch, known: int
 ) -> None:
     fields = FieldsFunction(links(1, 2, 3, known=known))
@@ -129,7 +129,7 @@ def test_a_number_of_links_that_failed_or_cannot_be_true_is_asked_for_again(
     assert requested.query()["each"] == {0: 1, 1: 2, 2: 3}
 
 
-def test_where_one_unknown_link_costs_the_whole_call_the_others_are_given(
+def test_if_an_unknown_link_fails_the_whole_call_the_others_are_returned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fields = FieldsFunction(links(1, 2), strict=True)
@@ -139,7 +139,7 @@ def test_where_one_unknown_link_costs_the_whole_call_the_others_are_given(
     assert fields.scopes[-1] == [0, ALL_LINKS, 0, 1]
 
 
-def test_the_links_are_looked_at_anew_once_everything_is_probed_again(
+def test_links_are_counted_again_after_the_client_forgets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fields = FieldsFunction(links(1, 2, 3, known=0))
@@ -157,7 +157,7 @@ IN_A_ROW = [
 ]
 
 
-def test_fields_in_a_row_make_a_list_for_each_link_up_to_the_first_that_is_missing(
+def test_consecutive_fields_make_a_list_per_link_up_to_the_first_missing_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given: dict[int | tuple[int, int], Any] = {
@@ -172,7 +172,7 @@ def test_fields_in_a_row_make_a_list_for_each_link_up_to_the_first_that_is_missi
         assert requested.query() == {"history": {0: [0, 1, 2], 1: [10], 2: [20, 21, 22]}}
 
 
-def test_no_more_fields_are_asked_for_in_one_call_than_are_known_to_work(
+def test_one_call_has_at_most_as_many_fields_as_are_known_to_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     numbers = range(1000, 1300)
@@ -186,7 +186,7 @@ def test_no_more_fields_are_asked_for_in_one_call_than_are_known_to_work(
     assert [len(numbers) for numbers in fields.requests] == [128, 128, 44]
 
 
-def test_a_lost_gpu_is_no_link_that_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_gpu_is_not_an_absent_link(monkeypatch: pytest.MonkeyPatch) -> None:
     fields = FieldsFunction(links(1, -pynvml.NVML_ERROR_GPU_IS_LOST, 3))
     with pytest.raises(GpuLostError, match="nvmlDeviceGetFieldValues:138:1"):
         inquiry(play(monkeypatch, {CALL: fields})).query()

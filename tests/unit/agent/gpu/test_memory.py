@@ -1,4 +1,4 @@
-"""The memory of a GPU, also of a driver that does not tell its own part of it apart."""
+"""The memory of a GPU, also on drivers that do not report their own part of it."""
 # ruff: noqa: ANN401  # ctypes' structs have no types
 
 from collections import Counter
@@ -27,7 +27,7 @@ REFUSALS = [
 
 
 class Driver:
-    """A GPU of 1000 bytes, 50 of them the driver's own and 300 in use; counts what it is asked."""
+    """A GPU with 1000 bytes: 50 reserved by the driver and 300 in use; counts its calls."""
 
     def __init__(self, *, newer: int = 0, older: int = 0) -> None:
         self.codes = {V1: older, V2: newer}
@@ -49,7 +49,7 @@ class Driver:
         return self.codes[V2]
 
 
-def test_the_drivers_own_part_is_reported_apart_where_the_driver_can(
+def test_the_drivers_reserve_is_reported_separately_if_possible(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     driver = Driver()
@@ -59,7 +59,7 @@ def test_the_drivers_own_part_is_reported_apart_where_the_driver_can(
 
 
 @pytest.mark.parametrize("code", REFUSALS)
-def test_an_older_driver_is_asked_in_the_older_way_and_once_in_the_newer(
+def test_an_older_driver_is_queried_by_the_older_call_after_one_try_of_the_newer(
     monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     driver = Driver(newer=code)
@@ -68,7 +68,7 @@ def test_an_older_driver_is_asked_in_the_older_way_and_once_in_the_newer(
     assert driver.calls == {V2: 1, V1: 3}
 
 
-def test_a_library_without_the_newer_function_is_asked_in_the_older_way(
+def test_a_library_without_the_newer_function_uses_the_older_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client = play(monkeypatch, {V1: Driver().functions()[V1]})
@@ -76,7 +76,7 @@ def test_a_library_without_the_newer_function_is_asked_in_the_older_way(
     assert client.outcomes == {(V1, pynvml.nvmlMemory_v2): "FunctionNotFound", (V1,): None}
 
 
-def test_used_does_not_change_its_meaning_for_one_call_that_failed(
+def test_one_failed_call_does_not_change_the_meaning_of_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     driver = Driver(newer=pynvml.NVML_ERROR_TIMEOUT)
@@ -87,7 +87,7 @@ def test_used_does_not_change_its_meaning_for_one_call_that_failed(
     assert driver.calls == {V2: 2}
 
 
-def test_where_neither_way_is_known_nothing_is_asked_again(
+def test_if_neither_call_is_supported_neither_is_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     driver = Driver(newer=REFUSALS[0], older=REFUSALS[1])
@@ -99,13 +99,13 @@ def test_where_neither_way_is_known_nothing_is_asked_again(
 @pytest.mark.parametrize(
     ("code", "is_unified"),
     [
-        pytest.param(pynvml.NVML_ERROR_NOT_SUPPORTED, True, id="there is none"),
+        pytest.param(pynvml.NVML_ERROR_NOT_SUPPORTED, True, id="no memory of its own"),
         pytest.param(pynvml.NVML_ERROR_NO_PERMISSION, False, id="it is hidden"),
-        pytest.param(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, False, id="nobody can ask"),
+        pytest.param(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, False, id="the call is missing"),
         pytest.param(pynvml.NVML_ERROR_TIMEOUT, False, id="it failed"),
     ],
 )
-def test_a_gpu_that_has_no_memory_of_its_own_says_so(
+def test_a_gpu_without_memory_of_its_own_is_marked_unified(
     monkeypatch: pytest.MonkeyPatch, code: int, *, is_unified: bool
 ) -> None:
     client = play(monkeypatch, Driver(newer=code, older=code).functions())
@@ -122,7 +122,7 @@ def test_a_reading_of_an_older_driver_has_no_reserve(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("code", [0, *REFUSALS])
-def test_the_size_in_the_inventory_is_any_drivers(
+def test_the_size_in_the_inventory_works_with_any_driver(
     monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     client: DeviceClient = play(monkeypatch, Driver(newer=code).functions())

@@ -1,4 +1,4 @@
-"""MIG instances: found in each tick, asked by handles of that tick, each with its own processes."""
+"""MIG instances: found in each tick, queried by that tick's handles, with their own processes."""
 # ruff: noqa: ANN401  # the structs of nvidia-ml-py have no types
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ HANDLE = "nvmlDeviceGetMigDeviceHandleByIndex"
 
 
 class Bench:
-    """A GPU that is cut into four, and after 20 s into one."""
+    """A GPU that is partitioned into four instances, and after 20 s into one."""
 
     def __init__(self, **driver: object) -> None:
         self.clock = ManualClock(start_ns=EPOCH_NS)
@@ -35,7 +35,7 @@ class Bench:
         self.clock.advance(1)
 
     def answer(self) -> RawGpuSample:
-        """Ask what is booked."""
+        """Query the values that are booked."""
         books = self.gpu.query(CallGroup.BOOKS, SampleCursor())
         return RawGpuSample(uuid=self.gpu.uuid, index=0, **books)
 
@@ -69,8 +69,8 @@ def test_each_instance_is_named_by_its_ids_and_profile(bench: Bench) -> None:
     assert all(one.uuid.startswith("MIG-") for one in answer.instances)
 
 
-def test_each_instance_has_its_slices_and_the_gpu_those_of_all(bench: Bench) -> None:
-    """Compute instances of one GPU instance share its slices of memory."""
+def test_each_instance_has_its_slices_and_the_gpu_has_all(bench: Bench) -> None:
+    """Compute instances of one GPU instance share its memory slices."""
     answer = bench.answer()
     assert (answer.compute_slices, answer.memory_slices) == (7, 8)
     assert [(one.compute_slices, one.memory_slices) for one in answer.instances] == [
@@ -82,7 +82,7 @@ def test_each_instance_has_its_slices_and_the_gpu_those_of_all(bench: Bench) -> 
 
 
 class ProfileInfo(SimpleNamespace):
-    """What a driver says of a profile."""
+    """A driver's description of a profile."""
 
 
 # Compute slices and MiB by profile, as `nvidia-smi mig -lgip` lists them (the GiB of its table).
@@ -101,7 +101,7 @@ BOARDS: dict[str, tuple[dict[int, tuple[int, int]], tuple[int, int]]] = {
 
 @pytest.mark.parametrize("board", BOARDS)
 @pytest.mark.parametrize("names_placements", [True, False])
-def test_what_a_gpu_can_be_cut_into_is_what_its_profiles_say(
+def test_the_slices_of_a_gpu_follow_from_its_profiles(
     bench: Bench, board: str, *, names_placements: bool
 ) -> None:
     profiles, expected = BOARDS[board]
@@ -119,12 +119,12 @@ def test_what_a_gpu_can_be_cut_into_is_what_its_profiles_say(
     assert (answer.compute_slices, answer.memory_slices) == expected
 
 
-def test_without_placements_slices_of_memory_follow_from_its_size(bench: Bench) -> None:
+def test_without_placements_memory_slices_follow_from_the_size(bench: Bench) -> None:
     bench.library.refuse("nvmlGpuInstanceGetInfo", pynvml.NVML_ERROR_NO_PERMISSION)
     assert [one.memory_slices for one in bench.answer().instances] == [1, 4, 2, 2]
 
 
-def test_a_driver_that_refuses_the_profiles_leaves_the_slices_of_the_board_absent(
+def test_without_profiles_the_slices_of_the_gpu_are_absent(
     bench: Bench,
 ) -> None:
     bench.library.refuse("nvmlDeviceGetGpuInstanceProfileInfo", pynvml.NVML_ERROR_NO_PERMISSION)
@@ -133,13 +133,13 @@ def test_a_driver_that_refuses_the_profiles_leaves_the_slices_of_the_board_absen
     assert [one.compute_slices for one in answer.instances] == [1, 3, 1, 1]
 
 
-def test_a_gpu_that_cannot_be_cut_is_one_of_one(bench: Bench) -> None:
+def test_a_gpu_without_mig_is_one_slice_of_one(bench: Bench) -> None:
     bench.library.refuse("nvmlDeviceGetMigMode", pynvml.NVML_ERROR_NOT_SUPPORTED)
     answer = bench.answer()
     assert (answer.compute_slices, answer.memory_slices) == (1, 1)
 
 
-def test_a_failed_call_leaves_the_slices_to_the_next_tick(bench: Bench) -> None:
+def test_after_a_failed_call_the_slices_are_read_in_the_next_tick(bench: Bench) -> None:
     bench.library.refuse("nvmlDeviceGetGpuInstanceProfileInfo", pynvml.NVML_ERROR_TIMEOUT)
     assert bench.answer().compute_slices is None
     bench.library.functions.clear()
@@ -165,7 +165,7 @@ def without_ids(bench: Bench) -> None:
 
 
 def without_compute_instances(bench: Bench) -> None:
-    """The two compute instances of the third GPU instance are then told apart by their lists."""
+    """Hide the compute instances: the two on the third GPU instance then differ by their lists."""
     own = bench.truth.nvml.nvmlDeviceGetComputeRunningProcesses_v3
     bench.library.functions[COMPUTE] = lambda handle: [
         SimpleNamespace(**(vars(one) | {"computeInstanceId": 0xFFFFFFFF})) for one in own(handle)
@@ -217,7 +217,7 @@ def without_the_instances(bench: Bench) -> None:
         without_the_instances,
     ],
 )
-def test_processes_are_placed_by_whatever_the_driver_lets_us_see(
+def test_processes_are_placed_by_whatever_the_driver_reports(
     bench: Bench, alter: Callable[[Bench], None]
 ) -> None:
     expected = places(bench.answer())
@@ -229,7 +229,7 @@ def test_processes_are_placed_by_whatever_the_driver_lets_us_see(
         assert not answer.processes
 
 
-def test_a_whole_list_of_the_parent_saves_those_of_the_instances(bench: Bench) -> None:
+def test_a_complete_list_of_the_parent_replaces_those_of_the_instances(bench: Bench) -> None:
     bench.answer()
     assert {name: bench.library.calls[name] for name in LISTS} == dict.fromkeys(LISTS, 1)
     bench.clock.advance(18.7)
@@ -237,7 +237,7 @@ def test_a_whole_list_of_the_parent_saves_those_of_the_instances(bench: Bench) -
     assert bench.library.calls[COMPUTE] == 2
 
 
-def test_the_id_of_a_gpu_instance_is_enough_where_it_is_not_cut_further(bench: Bench) -> None:
+def test_the_id_of_a_gpu_instance_is_enough_if_it_has_one_compute_instance(bench: Bench) -> None:
     without_compute_instances(bench)
     bench.clock.advance(1)
     bench.truth.gpus[0].processes.pop()
@@ -257,14 +257,14 @@ def test_a_process_in_no_instance_stays_on_the_gpu(bench: Bench) -> None:
     assert [len(found) for found in places(answer)] == [1, 1, 1, 0]
 
 
-def test_lists_that_all_failed_leave_the_processes_unknown(bench: Bench) -> None:
+def test_if_all_lists_failed_the_processes_are_unknown(bench: Bench) -> None:
     for name in LISTS:
         bench.library.refuse(name, pynvml.NVML_ERROR_TIMEOUT)
     answer = bench.answer()
     assert {one.processes for one in answer.instances} == {None}
 
 
-def test_a_new_cut_is_noticed_at_the_next_question(bench: Bench) -> None:
+def test_a_repartitioning_is_noticed_at_the_next_query(bench: Bench) -> None:
     before = bench.answer()
     bench.clock.advance(19)
     after = bench.answer()
@@ -273,13 +273,13 @@ def test_a_new_cut_is_noticed_at_the_next_question(bench: Bench) -> None:
     assert after.instances[0].memory_total_bytes
 
 
-def test_an_instance_whose_handle_fails_now_is_still_there(bench: Bench) -> None:
+def test_an_instance_whose_handle_fails_now_is_still_listed(bench: Bench) -> None:
     expected = [one.uuid for one in bench.answer().instances]
     bench.library.refuse(HANDLE, pynvml.NVML_ERROR_TIMEOUT)
     assert [one.uuid for one in bench.answer().instances] == expected
 
 
-def test_a_gpu_that_is_cut_reports_no_utilization_even_where_the_driver_does(bench: Bench) -> None:
+def test_a_gpu_with_mig_has_no_utilization_even_if_the_driver_reports_one(bench: Bench) -> None:
     bench.library.functions["nvmlDeviceGetUtilizationRates"] = lambda _: SimpleNamespace(
         gpu=70, memory=9
     )
@@ -287,7 +287,7 @@ def test_a_gpu_that_is_cut_reports_no_utilization_even_where_the_driver_does(ben
     assert (answer.percent, answer.samples, answer.process_samples) == (None, None, None)
 
 
-def test_what_was_refused_under_mig_is_asked_again_without_it(bench: Bench) -> None:
+def test_readings_refused_under_mig_are_queried_again_without_it(bench: Bench) -> None:
     assert bench.answer().samples is None
     bench.truth.gpus[0].facts.cuts.clear()
     bench.answer()
@@ -297,8 +297,10 @@ def test_what_was_refused_under_mig_is_asked_again_without_it(bench: Bench) -> N
     assert answer.samples
 
 
-def test_what_a_look_was_refused_while_the_gpu_was_cut_anew_is_asked_again(bench: Bench) -> None:
-    """A look may fall between the change of the mode and the tick that notices it."""
+def test_readings_refused_to_a_fast_poll_during_a_repartitioning_are_queried_again(
+    bench: Bench,
+) -> None:
+    """A fast poll may fall between the change of the mode and the tick that notices it."""
     cuts, at = bench.truth.gpus[0].facts.cuts, ClockReading.read(bench.clock)
     before = [*cuts]
     cuts.clear()
@@ -314,25 +316,25 @@ def test_what_a_look_was_refused_while_the_gpu_was_cut_anew_is_asked_again(bench
 @pytest.mark.parametrize(
     "code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND]
 )
-def test_a_gpu_without_mig_says_nothing_of_it(bench: Bench, code: int) -> None:
+def test_a_gpu_without_mig_reports_neither_mode_nor_instances(bench: Bench, code: int) -> None:
     bench.library.refuse("nvmlDeviceGetMigMode", code)
     answer = bench.answer()
     assert (answer.mig_enabled, answer.instances) == (None, ())
 
 
-def test_a_mode_that_fails_now_is_what_it_was(bench: Bench) -> None:
+def test_a_mode_that_fails_now_keeps_its_last_value(bench: Bench) -> None:
     bench.answer()
     bench.library.refuse("nvmlDeviceGetMigMode", pynvml.NVML_ERROR_TIMEOUT)
     assert len(bench.answer().instances) == 4
 
 
-def test_a_profile_that_no_name_reports_is_built_of_the_slices(bench: Bench) -> None:
+def test_a_profile_missing_from_the_name_is_built_from_the_slices(bench: Bench) -> None:
     bench.library.functions["nvmlDeviceGetName"] = lambda _: "Some GPU"
     profiles = [one.instance and one.instance.profile for one in bench.answer().instances]
     assert profiles == ["1g.10gb", "3g.40gb", "1c.2g.20gb", "1c.2g.20gb"]
 
 
-def test_what_cannot_be_true_of_an_instance_is_not_known(bench: Bench) -> None:
+def test_an_implausible_value_of_an_instance_is_absent(bench: Bench) -> None:
     garbage = SimpleNamespace(
         gpuInstanceSliceCount=2**32 - 1,
         computeInstanceSliceCount=2**31,
@@ -347,8 +349,8 @@ def test_what_cannot_be_true_of_an_instance_is_not_known(bench: Bench) -> None:
     assert (one.multiprocessors, one.memory_bytes) == (None, None)
 
 
-def test_a_new_layout_is_reported_with_what_is_booked_once(bench: Bench) -> None:
-    """Not with the next health: the kubelet's ids lead to instances by it."""
+def test_a_new_layout_is_reported_once_with_the_booked_values(bench: Bench) -> None:
+    """Not with the next health, because the kubelet's ids are resolved to instances by it."""
     bench.answer()
     assert bench.gpu.query(CallGroup.HEALTH, SampleCursor())["facts"].mig_enabled
     assert bench.answer().facts is None
@@ -371,7 +373,7 @@ def test_the_layout_is_reported_as_facts(bench: Bench) -> None:
 @pytest.mark.parametrize(
     "refused", ["nvmlDeviceGetGpuInstanceById", "nvmlGpuInstanceGetInfo", None]
 )
-def test_the_place_of_an_instance_is_reported_once_to_those_who_may_know(
+def test_the_placement_of_an_instance_is_read_once_if_permitted(
     bench: Bench, refused: str | None
 ) -> None:
     if refused:
@@ -385,7 +387,7 @@ def test_the_place_of_an_instance_is_reported_once_to_those_who_may_know(
     assert bench.library.calls["nvmlDeviceGetGpuInstanceById"] <= 4
 
 
-def test_where_mig_may_not_be_monitored_the_gpus_own_row_goes_on_and_says_so() -> None:
+def test_without_permission_to_monitor_mig_the_row_of_the_gpu_remains_and_is_marked() -> None:
     bench = Bench(mig_monitor=False)
     for _ in range(2):
         answer = bench.answer()
@@ -395,7 +397,7 @@ def test_where_mig_may_not_be_monitored_the_gpus_own_row_goes_on_and_says_so() -
         assert not answer.memory_unified
         assert answer.power_milliwatts
         assert answer.energy_millijoules
-    # What was refused is asked once, and is in the inventory with its reason.
+    # A refused call is made once, and is in the inventory with its reason.
     assert bench.library.calls[HANDLE] == 1
     facts = bench.gpu.query(CallGroup.HEALTH, SampleCursor())["facts"]
     reasons = {one.call: one.reason for one in facts.capabilities}
@@ -403,9 +405,7 @@ def test_where_mig_may_not_be_monitored_the_gpus_own_row_goes_on_and_says_so() -
 
 
 @pytest.mark.parametrize("hidden", ["nvmlDeviceGetUUID", COMPUTE, "nvmlDeviceGetMemoryInfo"])
-def test_instances_of_which_something_is_refused_for_want_of_rights_are_hidden(
-    bench: Bench, hidden: str
-) -> None:
+def test_instances_with_a_permission_error_are_hidden(bench: Bench, hidden: str) -> None:
     assert not bench.answer().mig_hidden
     fresh = Bench()
     own = getattr(fresh.truth.nvml, hidden)
@@ -413,7 +413,7 @@ def test_instances_of_which_something_is_refused_for_want_of_rights_are_hidden(
     def refuse(handle: Any, *arguments: Any) -> Any:
         if handle != fresh.gpu.handle:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
-        # Without the parent's list each instance is asked for its own.
+        # Without the parent's list each instance is queried for its own.
         return [] if hidden == COMPUTE else own(handle, *arguments)
 
     fresh.library.functions[hidden] = refuse
@@ -421,7 +421,7 @@ def test_instances_of_which_something_is_refused_for_want_of_rights_are_hidden(
     assert fresh.answer().mig_hidden
 
 
-def test_placements_that_are_refused_hide_nothing(bench: Bench) -> None:
+def test_refused_placements_do_not_hide_instances(bench: Bench) -> None:
     bench.library.refuse("nvmlDeviceGetGpuInstanceById", pynvml.NVML_ERROR_NO_PERMISSION)
     assert len(bench.answer().instances) == 4
     assert not bench.answer().mig_hidden

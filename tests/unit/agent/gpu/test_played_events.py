@@ -35,7 +35,7 @@ def test_a_played_driver_reports_each_event_of_its_scenario_once_and_in_order(ve
     events.close()
 
 
-def test_gpus_are_found_by_where_they_are_plugged_in() -> None:
+def test_gpus_are_found_by_their_pci_address() -> None:
     node = failing_node()
     gpus = gpus_of(node)
 
@@ -45,7 +45,7 @@ def test_gpus_are_found_by_where_they_are_plugged_in() -> None:
     }
 
 
-def test_gpus_that_do_not_say_where_they_are_are_left_out() -> None:
+def test_gpus_without_a_pci_address_are_left_out() -> None:
     node = failing_node()
     gpus = gpus_of(node)
     node.nvml.nvmlShutdown()

@@ -1,4 +1,4 @@
-"""The driver's room against a played node: what a scenario's faults cost, and what they do not."""
+"""The driver against a played node: what a scenario's faults affect, and what they do not."""
 # ruff: noqa: ANN401, N802  # faults have many forms; NVML's own names
 
 import asyncio
@@ -25,9 +25,9 @@ PROCESS = {"command": "train", "memory_bytes": GIB, "load": {"busy_ratio": 0.9}}
 
 
 class LongFastPolls(Altered):
-    """A library whose look for the driver's own events lasts until the tick is over.
+    """A library whose poll for driver events lasts until the tick is over.
 
-    So it is where no GPU answers: the look takes a millisecond, and such a tick less.
+    That happens if no GPU answers: the poll takes a millisecond, and such a tick less.
     """
 
     def __init__(self, library: Any) -> None:
@@ -46,13 +46,13 @@ class LongFastPolls(Altered):
         self._returned.clear()
 
     def end_tick(self) -> None:
-        """Let a look return; where none is under way, none is waited for long."""
+        """Let a poll return; if none is running, wait only briefly."""
         self._tick_is_over.set()
         self._returned.wait(0.05)
 
 
 class Node:
-    """A driver over a played node, asked once a second of the scenario."""
+    """A driver over a played node, queried once per scenario second."""
 
     def __init__(self, *faults: Mapping[str, Any], count: int = 2, seconds: float = 20) -> None:
         content: dict[str, Any] = {
@@ -70,10 +70,10 @@ class Node:
         self.uuids = [gpu.facts.uuid for gpu in played.gpus]
         self.check = Check()
         self.reported: list[tuple[str, int]] = []
-        self.looks = LongFastPolls(played.nvml)
+        self.library = LongFastPolls(played.nvml)
         self.driver = Driver(
             NvmlSession(
-                self.looks,
+                self.library,
                 monotonic_ns=played.clock.monotonic_ns,
                 find_seconds=seconds,
             ),
@@ -86,7 +86,7 @@ class Node:
         )
 
     def index_of(self, name: str) -> int:
-        """Return the index of a GPU by its UUID, or by what names it where that is not known."""
+        """Return the index of a GPU by its UUID, or by its placeholder if the UUID is not known."""
         if name in self.uuids:
             return self.uuids.index(name)
         return int(name.removeprefix("INDEX:"))
@@ -94,9 +94,9 @@ class Node:
     async def tick(
         self, last_seen: Mapping[str, SampleCursor] | None = None
     ) -> dict[int, RawGpuSample]:
-        self.looks.begin_tick()
+        self.library.begin_tick()
         poll = await self.driver.poll(last_seen or {})
-        self.looks.end_tick()
+        self.library.end_tick()
         self.clock.advance(1)
         return {sample.index: sample for sample in poll.samples} if poll else {}
 
@@ -114,17 +114,17 @@ def node_with() -> Iterator[Callable[..., Node]]:
 
     yield make
     for node in made:
-        node.looks.end_tick()
+        node.library.end_tick()
         node.driver.close()
 
 
-async def test_a_lost_gpu_is_out_while_it_is_lost_and_the_other_never(
+async def test_a_lost_gpu_is_missing_while_it_is_lost_and_the_other_never(
     node_with: Callable[..., Node],
 ) -> None:
     node = node_with(kind="lost", gpus=[0], start_seconds=5, end_seconds=15)
     ticks = await node.ticks(15)
     async with asyncio.timeout(HANG_SECONDS):
-        while len(node.reported) < 2:  # it is opened again in a thread, however busy the machine is
+        while len(node.reported) < 2:  # it is reopened in a thread, however busy the machine is
             ticks.append(await node.tick())
     ticks += await node.ticks(5)
     assert all(1 in tick for tick in ticks)
@@ -147,7 +147,7 @@ async def test_a_lost_gpu_is_out_while_it_is_lost_and_the_other_never(
                 {"kind": "lost", "gpus": [0], "start_seconds": 5, "end_seconds": 15},
                 {"kind": "lost", "gpus": [1], "start_seconds": 8, "end_seconds": 20},
             ],
-            id="one after the other",
+            id="one after another",
         ),
         pytest.param(2, [{"kind": "lost", "end_seconds": 15}], id="from the start"),
         pytest.param(2, [{"kind": "hang", "start_seconds": 5, "end_seconds": 40}], id="hanging"),
@@ -158,7 +158,7 @@ async def test_a_node_that_lost_all_its_gpus_sees_them_again(
 ) -> None:
     node = node_with(*faults, count=count, seconds=0.2 if faults[0]["kind"] == "hang" else 20)
     ticks = await node.ticks(120)
-    assert not all(ticks), "for a while none answers"
+    assert not all(ticks), "for a while no GPU answers"
     assert sorted(ticks[-1]) == [*range(count)]
     recovered = [gpu for kind, gpu in node.reported if kind == "gpu_recovered"]
     assert sorted(recovered) == sorted(gpu for kind, gpu in node.reported if kind == "gpu_lost")
@@ -180,14 +180,14 @@ async def test_a_reloaded_driver_comes_back_with_counters_from_zero(
     assert node.reported == [("driver_reloaded", 0), ("driver_reloaded", 1)]
 
 
-async def test_an_unbinding_is_let_through_and_the_node_comes_back(
+async def test_the_driver_can_be_unbound_and_the_node_comes_back(
     node_with: Callable[..., Node],
 ) -> None:
     node = node_with(kind="unbind", start_seconds=5, end_seconds=30)
     ticks = await node.ticks(5)
     assert all(ticks)
     for _ in range(200):
-        # The look for it is made in the library's thread, between two ticks.
+        # The poll for it runs in the library's thread, between two ticks.
         await_driver_thread(node.driver)
         ticks.append(await node.tick())
         if len(node.reported) == 4:
@@ -199,7 +199,7 @@ async def test_an_unbinding_is_let_through_and_the_node_comes_back(
 
 
 @pytest.mark.parametrize("calls", [["nvmlDeviceGetPowerUsage"], []])
-async def test_calls_that_grow_or_vanish_cost_their_own_values_only(
+async def test_unsupported_calls_cost_only_their_own_values(
     node_with: Callable[..., Node], calls: list[str]
 ) -> None:
     node = node_with(kind="not_supported", gpus=[0], calls=calls, start_seconds=2)
@@ -211,7 +211,7 @@ async def test_calls_that_grow_or_vanish_cost_their_own_values_only(
     assert not node.reported
 
 
-async def test_lists_that_grow_between_two_calls_are_read_all_the_same(
+async def test_lists_that_grow_between_two_calls_are_still_read(
     node_with: Callable[..., Node],
 ) -> None:
     node = node_with(kind="growing_list", failures=2)

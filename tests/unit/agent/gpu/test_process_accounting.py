@@ -1,4 +1,4 @@
-"""The driver's accounts: asked once for each process, when it is done with the GPU."""
+"""The driver's process accounts: each is read once, when the process has closed the GPU."""
 # ruff: noqa: ANN401  # the structs of nvidia-ml-py have no types
 
 from ctypes import c_uint
@@ -84,14 +84,14 @@ def pids(answer: tuple[ProcessAccounting, ...] | None) -> list[int]:
     return [account.pid for account in answer]
 
 
-def test_what_ended_before_the_first_question_is_not_reported() -> None:
+def test_processes_that_ended_before_the_first_query_are_not_reported() -> None:
     buffer = Buffer()
     buffer.add(1)
     assert ask(on(buffer)) == ()
     assert buffer.requests == []
 
 
-def test_a_process_is_asked_for_when_it_has_ended_and_not_before() -> None:
+def test_a_process_is_queried_only_after_it_has_ended() -> None:
     buffer = Buffer()
     buffer.add(1, running=True)
     accounting = on(buffer)
@@ -102,7 +102,7 @@ def test_a_process_is_asked_for_when_it_has_ended_and_not_before() -> None:
     assert buffer.requests == [1]
 
 
-def test_a_process_that_no_list_ever_showed_is_asked_for() -> None:
+def test_a_process_that_no_list_ever_showed_is_queried() -> None:
     buffer = Buffer()
     accounting = on(buffer)
     ask(accounting)
@@ -110,13 +110,13 @@ def test_a_process_that_no_list_ever_showed_is_asked_for() -> None:
     assert pids(ask(accounting)) == [7]
 
 
-def test_one_that_lives_on_and_comes_back_between_two_queries_is_told_each_time() -> None:
+def test_a_process_that_returns_between_two_queries_is_reported_each_time() -> None:
     buffer = Buffer()
     accounting = on(buffer)
     ask(accounting)
     published: list[tuple[int, int]] = []
     for second in range(1, 12):
-        # Beside it others come and go, once each.
+        # Meanwhile other processes come and go, once each.
         buffer.add(100 + second, startTime=second)
         if second % 3 == 0:
             buffer.add(7, startTime=second)
@@ -126,7 +126,7 @@ def test_one_that_lives_on_and_comes_back_between_two_queries_is_told_each_time(
     assert len(published) == 3 + 11
 
 
-def test_accounts_of_no_more_than_a_few_are_asked_for_again() -> None:
+def test_only_a_few_accounts_are_queried_again() -> None:
     buffer = Buffer()
     accounting = on(buffer)
     ask(accounting)
@@ -138,8 +138,8 @@ def test_accounts_of_no_more_than_a_few_are_asked_for_again() -> None:
     assert len(buffer.requests) == 8
 
 
-def test_a_process_that_still_runs_is_asked_for_until_it_does_not() -> None:
-    """Its context was made after the lists were read, or is not torn down yet."""
+def test_a_process_that_still_runs_is_queried_until_it_ends() -> None:
+    """Its context was created after the lists were read, or is not torn down yet."""
     buffer = Buffer()
     accounting = on(buffer)
     ask(accounting)
@@ -149,7 +149,7 @@ def test_a_process_that_still_runs_is_asked_for_until_it_does_not() -> None:
     assert pids(ask(accounting)) == [7]
 
 
-def test_an_account_comes_in_some_answers_as_one_of_them_may_come_too_late() -> None:
+def test_an_account_is_in_several_answers_because_one_of_them_may_come_too_late() -> None:
     buffer = Buffer()
     accounting = on(buffer)
     ask(accounting)
@@ -175,7 +175,7 @@ def test_the_sums_of_the_newer_call_are_exact() -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"sampleCount": 0, "sumGpuUtil": 0, "sumFbUtil": 0}])
-def test_without_sums_the_whole_percents_are_taken(changes: dict[str, Any]) -> None:
+def test_without_sums_the_whole_percents_are_used(changes: dict[str, Any]) -> None:
     buffer = Buffer(has_v2=bool(changes))
     accounting = on(buffer)
     ask(accounting)
@@ -184,7 +184,7 @@ def test_without_sums_the_whole_percents_are_taken(changes: dict[str, Any]) -> N
     assert (account.gpu_percent, account.memory_percent) == (40, 20)
 
 
-def test_what_the_driver_does_not_report_is_not_known() -> None:
+def test_values_that_the_driver_does_not_report_are_unknown() -> None:
     buffer = Buffer(has_v2=False)
     accounting = on(buffer)
     ask(accounting)
@@ -201,13 +201,13 @@ def test_what_the_driver_does_not_report_is_not_known() -> None:
         {PIDS: pynvml.NVML_ERROR_NOT_SUPPORTED},
     ],
 )
-def test_a_driver_that_keeps_no_accounts_gives_none(errors: dict[str, int]) -> None:
+def test_a_driver_without_accounting_returns_none(errors: dict[str, int]) -> None:
     buffer = Buffer()
     buffer.errors = errors
     assert ask(on(buffer)) is None
 
 
-def test_accounts_that_are_switched_on_later_begin_then() -> None:
+def test_accounting_that_is_enabled_later_starts_then() -> None:
     buffer = Buffer()
     buffer.mode = pynvml.NVML_FEATURE_DISABLED
     accounting = on(buffer)
@@ -219,7 +219,7 @@ def test_accounts_that_are_switched_on_later_begin_then() -> None:
     assert pids(ask(accounting)) == [2]
 
 
-def test_a_list_that_failed_ends_nobody() -> None:
+def test_a_list_that_failed_ends_no_process() -> None:
     buffer = Buffer()
     buffer.add(1, running=True)
     accounting = on(buffer)
@@ -228,7 +228,7 @@ def test_a_list_that_failed_ends_nobody() -> None:
     assert buffer.requests == []
 
 
-def test_a_burst_is_asked_for_in_parts() -> None:
+def test_a_burst_is_queried_in_parts() -> None:
     buffer = Buffer()
     accounting = on(buffer)
     ask(accounting)
@@ -241,7 +241,7 @@ def test_a_burst_is_asked_for_in_parts() -> None:
     assert len(buffer.requests) <= 100 + 8
 
 
-def test_an_account_that_the_ring_buffer_has_lost_is_not_asked_for() -> None:
+def test_an_account_that_the_ring_buffer_has_lost_is_not_queried() -> None:
     buffer = Buffer()
     buffer.add(1, running=True)
     accounting = on(buffer)
@@ -251,13 +251,13 @@ def test_an_account_that_the_ring_buffer_has_lost_is_not_asked_for() -> None:
     assert buffer.requests == []
 
 
-# The true functions of nvidia-ml-py, over a library that is nothing but function pointers.
+# The real functions of nvidia-ml-py, over a library of nothing but function pointers.
 
 
-def test_the_true_wrapper_breaks_where_the_memory_is_not_reported_and_we_do_not(
+def test_the_real_wrapper_fails_without_a_reported_memory_and_we_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It writes None into a field of a C struct, which is a TypeError."""
+    """It writes None into a field of a C struct, which raises TypeError."""
     remembered: list[int] = []
 
     def mode(_: Any, enabled: Any) -> int:

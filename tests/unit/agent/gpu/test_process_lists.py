@@ -1,4 +1,4 @@
-"""The driver's lists of processes: whatever a driver's rows and sizes are, the agent reads them."""
+"""The driver's process lists: the agent reads them whatever the sizes of rows and lists."""
 # ruff: noqa: ANN401  # ctypes has no types
 
 import ctypes
@@ -45,7 +45,7 @@ class CList:
     def __init__(self, rows: Sequence[tuple[int, int, int, int]]) -> None:
         self.rows = rows
         self.rooms: list[int] = []
-        """For how many rows there was room, by call."""
+        """The number of rows that there was room for, per call."""
         self.while_called: Callable[[], None] = lambda: None
 
     def __call__(self, _: Any, count: Any, buffer: Any) -> int:
@@ -83,7 +83,7 @@ def test_one_call_reads_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [len(one.rooms) for one in lists.values()] == [1, 1, 1]
 
 
-def test_a_list_longer_than_the_room_is_read_at_once_from_then_on(
+def test_a_list_longer_than_the_room_is_read_in_one_call_from_then_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compute = CList(processes(*range(1, 1001)))
@@ -114,10 +114,10 @@ def test_a_list_that_cannot_be_read_is_none(
 
 
 @pytest.mark.parametrize("name", [COMPUTE, OTHERS[0]])
-def test_a_row_that_was_counted_and_not_written_is_no_process(
+def test_a_row_that_was_counted_but_not_written_is_not_a_process(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """As of a process that ended while the driver made the list."""
+    """For example of a process that ended while the driver made the list."""
     full, short = CList(processes(111, 222, 333)), CList(processes(444))
 
     def count_one_more(handle: Any, count: Any, buffer: Any) -> int:
@@ -133,7 +133,7 @@ def test_a_row_that_was_counted_and_not_written_is_no_process(
     assert pids_of(list_processes(after)) == [444]
 
 
-def test_threads_that_read_at_a_time_do_not_read_each_other(
+def test_concurrent_reads_do_not_mix(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     outer, inner = CList(processes(1, 2, 3)), CList(processes(8, 9))
@@ -154,7 +154,7 @@ def test_threads_that_read_at_a_time_do_not_read_each_other(
     assert of_inner == [8, 9]
 
 
-def test_the_call_is_one_of_c(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_call_is_made_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
     row = pack("@IQII", 4711, 3 * MIB, NO_ID, NO_ID)
 
     def compute(_device: Any, count: Any, buffer: Any) -> int:
@@ -169,7 +169,7 @@ def test_the_call_is_one_of_c(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (process.pid, process.memory_bytes) == (4711, 3 * MIB)
 
 
-def test_what_has_no_functions_of_c_goes_on_as_it_is() -> None:
+def test_a_library_without_c_functions_is_used_as_it_is() -> None:
     library = played().nvml
     assert with_own_lists(library) is library
 
@@ -190,7 +190,7 @@ def test_the_machines_own_library_reads_lists_as_well_as_samples(
     assert len(compute.rooms) == 1
 
 
-def test_a_recording_has_the_lists_as_they_are(tmp_path: Path) -> None:
+def test_a_recording_has_the_lists_unchanged(tmp_path: Path) -> None:
     node = played(version="535.54.03", process_row_bytes=32)
     clock = node.clock
     header = RecordingHeader(
@@ -203,7 +203,7 @@ def test_a_recording_has_the_lists_as_they_are(tmp_path: Path) -> None:
     )
     with closing(Recorder(tmp_path / "recording", header, clock)) as recorder:
         recorded = RecordingLibrary(with_own_lists(node.nvml), recorder)
-        # What records stands in front, and is not passed by.
+        # The recorder is in front, and is not bypassed.
         assert with_own_lists(recorded) is recorded
         (gpu,) = NvmlSession(recorded).open()
         pids = pids_on(gpu)
@@ -219,7 +219,7 @@ def pids_on(gpu: NvidiaGpu) -> frozenset[int] | None:
 
 
 def played(*, faults: Sequence[dict[str, Any]] = (), **driver: Any) -> SimulatedNode:
-    """Return a node on whose GPU five processes run."""
+    """Return a node whose GPU runs five processes."""
     content = {
         "name": "lists",
         "nodes": [{"name": "n", "gpus": {"model": "NVIDIA L4"}, "driver": driver}],
@@ -234,7 +234,7 @@ def played(*, faults: Sequence[dict[str, Any]] = (), **driver: Any) -> Simulated
     return simulation.nodes["n"]
 
 
-def test_a_driver_that_answers_the_size_with_success_is_read() -> None:
+def test_a_driver_that_returns_success_for_the_size_is_read() -> None:
     node = played(process_size_answer="success")
     (gpu,) = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     assert pids_on(gpu) == frozenset(process.pid for process in node.gpus[0].processes)
@@ -247,7 +247,7 @@ def test_a_driver_that_answers_the_size_with_success_is_read() -> None:
         ("535.98", 24), ("535.104.05", 24), ("580.95.05", 24),
     ],
 )  # fmt: skip
-def test_rows_are_as_long_as_the_drivers(version: str, row_bytes: int) -> None:
+def test_row_lengths_follow_the_drivers_version(version: str, row_bytes: int) -> None:
     node = played(version=version, process_row_bytes=row_bytes)
     (gpu,) = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     found = list_processes(gpu.client)
@@ -258,7 +258,7 @@ def test_rows_are_as_long_as_the_drivers(version: str, row_bytes: int) -> None:
 
 
 class NewerDriver:
-    """Says that it is of a version with shorter rows than it writes."""
+    """Claims a version with shorter rows than it writes."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -270,7 +270,7 @@ class NewerDriver:
         return "550.54.15"
 
 
-def test_a_list_with_pids_that_cannot_be_is_no_list() -> None:
+def test_a_list_with_impossible_pids_is_rejected() -> None:
     node = played(version="535.54.03", process_row_bytes=32)
     library = NewerDriver(node.nvml)
     (gpu,) = NvmlSession(library).open()

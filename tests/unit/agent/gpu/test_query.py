@@ -1,4 +1,4 @@
-"""A group of the catalogue is put to a device with as few calls as it has questions."""
+"""A group of the catalogue is read from a device with as few calls as possible."""
 # ruff: noqa: ANN401  # the binding's structs have no types
 
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ def inquiry(library: Altered, *readings: MetricSpec) -> QueryPlan:
     return QueryPlan(DeviceClient(library=library, handle="gpu"), readings)
 
 
-def test_readings_of_one_call_are_taken_from_one_answer() -> None:
+def test_readings_of_one_call_are_taken_from_one_result() -> None:
     library = answering(nvmlRows=(1, 2, 3), nvmlMemory=SimpleNamespace(used=7))
     requested = inquiry(
         library,
@@ -43,7 +43,7 @@ def test_readings_of_one_call_are_taken_from_one_answer() -> None:
     assert library.requests == [("nvmlRows",), ("nvmlMemory", 5)]
 
 
-def test_the_second_question_is_put_once_the_first_is_refused() -> None:
+def test_the_second_source_is_tried_after_the_first_is_refused() -> None:
     refusal = pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
     library = answering(nvmlNew=refusal, nvmlOld=4)
     requested = inquiry(library, reading("one", FunctionCall("nvmlNew"), FunctionCall("nvmlOld")))
@@ -51,7 +51,7 @@ def test_the_second_question_is_put_once_the_first_is_refused() -> None:
     assert library.requests == [("nvmlNew",), ("nvmlOld",), ("nvmlOld",)]
 
 
-def test_what_all_refuse_is_not_asked_again() -> None:
+def test_a_reading_refused_by_all_sources_is_not_queried_again() -> None:
     refusal = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
     library = answering(nvmlNew=refusal)
     requested = inquiry(
@@ -61,7 +61,7 @@ def test_what_all_refuse_is_not_asked_again() -> None:
     assert library.requests == [("nvmlNew",)]
 
 
-def test_calls_and_fields_are_asked_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_and_fields_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
     def temperature(_handle: Any, _sensor: Any, given: Any) -> int:
         referent_of(given).value = 55
         return 0
@@ -90,7 +90,7 @@ def test_calls_and_fields_are_asked_together(monkeypatch: pytest.MonkeyPatch) ->
         (pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG, "sllVal", -8),
     ],
 )
-def test_a_margin_behind_the_limit_is_below_zero_whichever_type_the_driver_names(
+def test_a_margin_beyond_the_limit_is_negative_whichever_type_the_driver_names(
     monkeypatch: pytest.MonkeyPatch, value_type: int, member: str, written: int
 ) -> None:
     fields = FieldsFunction({193: (value_type, member, written)})
@@ -99,7 +99,7 @@ def test_a_margin_behind_the_limit_is_below_zero_whichever_type_the_driver_names
     assert QueryPlan(client, specs).query() == {"limits.temperature_margin_shutdown_celsius": -8}
 
 
-def test_a_struct_that_the_driver_fills_is_given_by_reference(
+def test_a_struct_that_the_driver_fills_is_passed_by_reference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fill(_handle: Any, reference: Any) -> int:
@@ -134,7 +134,7 @@ def test_one_licensed_feature_is_a_license(
     assert given["license"] == status
 
 
-def test_a_lost_gpu_is_not_taken_for_a_missing_answer() -> None:
+def test_a_lost_gpu_is_not_taken_for_a_missing_value() -> None:
     library = answering(nvmlNew=pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST))
     with pytest.raises(SourceLostError):
         inquiry(
@@ -142,7 +142,7 @@ def test_a_lost_gpu_is_not_taken_for_a_missing_answer() -> None:
         ).query()
 
 
-def test_what_was_refused_is_asked_again_once_everything_is_probed_anew() -> None:
+def test_a_refused_reading_is_queried_again_after_the_client_forgets() -> None:
     library = answering(nvmlNew=pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED))
     client = DeviceClient(library=library, handle="gpu")
     requested = QueryPlan(client, [reading("one", FunctionCall("nvmlNew"))])

@@ -1,4 +1,4 @@
-"""After a reload of the driver its counters begin anew, and the tick says which."""
+"""After a reload of the driver its counters start over, and the tick names them."""
 
 from gpuledger_agent.core.gpu_sampler import GpuSampler
 from gpuledger_agent.gpu.nvidia.session import NvmlSession
@@ -10,7 +10,7 @@ from tests.ticks import query_all, tick_gpu
 EPOCH_NS = 1_790_000_000_000_000_000
 
 
-def test_counters_that_a_reload_set_back_are_named_and_lifetime_counts_are_not() -> None:
+def test_counters_that_a_reload_reset_are_named_and_lifetime_counters_are_not() -> None:
     ailment = {"start_seconds": 1, "end_seconds": 5, "throttle": "power", "ecc_corrected": 3}
     content = {
         "name": "reload",

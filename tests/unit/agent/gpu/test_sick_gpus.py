@@ -1,4 +1,4 @@
-"""Hangs, losses and a driver that goes: each costs what it must, and is reported once."""
+"""Hangs, losses and driver unloads: each costs only what it must, and is reported once."""
 
 import asyncio
 import threading
@@ -40,7 +40,7 @@ UNLOADED = DriverNotLoadedError("nvmlDeviceGetMemoryInfo: Driver Not Loaded")
 
 
 class Bench:
-    """A driver over three played GPUs, of which number 0 is the sick one."""
+    """A driver over three played GPUs; number 0 is the faulty one."""
 
     def __init__(self, *, readings_seconds: float = 1.0) -> None:
         self.gpus = [PlayedGpu(f"GPU-{number}", number) for number in range(3)]
@@ -90,11 +90,11 @@ class Bench:
         return None if answers is None else sorted(uuid[-1] for uuid in answers)
 
     def seen(self) -> dict[str, int]:
-        """Return how often each GPU was asked."""
+        """Return how often each GPU was queried."""
         return {gpu.uuid: gpu.requests[BOOKS] for gpu in self.gpus}
 
     async def query_until(self, expected: list[str] | None, *, most: int = 400) -> int:
-        """Ask until the answer is as expected; gives how often it was not."""
+        """Query until the result is as expected; return how often it was not."""
         for requested in range(most):
             if await self.ask() == expected:
                 return requested
@@ -110,7 +110,7 @@ def bench() -> Iterator[Bench]:
     made.driver.close()
 
 
-async def test_all_groups_are_asked_at_first_and_health_only_at_its_times(bench: Bench) -> None:
+async def test_all_groups_are_queried_at_first_and_health_only_at_its_times(bench: Bench) -> None:
     answers = await bench.answers()
     assert answers
     merged = {field for group in ANSWERS.values() for field in group}
@@ -121,7 +121,7 @@ async def test_all_groups_are_asked_at_first_and_health_only_at_its_times(bench:
     assert [gpu.requests[SENSORS] for gpu in bench.gpus] == [31, 31, 31]
 
 
-async def test_health_is_asked_of_each_gpu_at_another_time(bench: Bench) -> None:
+async def test_the_health_of_each_gpu_is_queried_at_another_time(bench: Bench) -> None:
     await bench.ask()
     queried_at: dict[str, int] = {}
     for second in range(10):
@@ -132,13 +132,13 @@ async def test_health_is_asked_of_each_gpu_at_another_time(bench: Bench) -> None
     assert len(set(queried_at.values())) == len(bench.gpus)
 
 
-async def test_what_is_not_booked_is_asked_at_its_own_pace_and_is_of_its_tick_alone() -> None:
+async def test_detailed_readings_have_their_own_pace_and_belong_only_to_their_tick() -> None:
     bench = Bench(readings_seconds=5)
     queried_at: dict[str, list[int]] = {gpu.uuid: [] for gpu in bench.gpus}
     for second in range(21):
         answers = await bench.answers() or {}
         for uuid, sample in answers.items():
-            assert sample.sensors, "what stands in the tick is asked each time"
+            assert sample.sensors, "the values of the tick itself are queried each time"
             assert bool(sample.readings) == bool(sample.profiling)
             if sample.readings:
                 queried_at[uuid].append(second)
@@ -150,17 +150,17 @@ async def test_what_is_not_booked_is_asked_at_its_own_pace_and_is_of_its_tick_al
 
 
 @pytest.mark.parametrize("early_ns", [0, 40_000_000])
-def test_a_pace_as_long_as_a_tick_is_each_tick_though_one_comes_early(early_ns: int) -> None:
+def test_a_pace_as_long_as_a_tick_includes_every_tick_even_an_early_one(early_ns: int) -> None:
     pace = Pace(origin_ns=0, period_ns=NS_PER_SECOND)
     ticks = [number * NS_PER_SECOND - early_ns * (number % 2) for number in range(1, 20)]
     assert all(pace.take(now_ns) for now_ns in ticks)
 
 
 @pytest.mark.parametrize("group", [READINGS, PROFILING])
-async def test_a_later_group_that_hangs_costs_itself_only(bench: Bench, group: CallGroup) -> None:
+async def test_a_later_group_that_hangs_costs_only_itself(bench: Bench, group: CallGroup) -> None:
     await bench.ask()
     bench.hang(group)
-    # Long enough for a probe to be due many times over.
+    # Long enough for a probe to be due many times.
     for _ in range(60):
         answers = await bench.answers()
         assert answers
@@ -168,30 +168,30 @@ async def test_a_later_group_that_hangs_costs_itself_only(bench: Bench, group: C
         assert answers["GPU-0"].energy_millijoules == 1
         assert bool(answers["GPU-0"].readings) == (group is not READINGS)
         assert answers["GPU-1"].profiling
-    assert bench.sick.requests[group] == 2, "it is not asked again while its thread hangs"
+    assert bench.sick.requests[group] == 2, "it is not queried again while its thread hangs"
     assert bench.gpus_check.is_ok
     assert f"{group.value} of GPU-0" in bench.gpus_check.detail
     assert not bench.reported
 
 
-async def test_a_group_that_hung_is_asked_again_once_its_call_has_returned(bench: Bench) -> None:
+async def test_a_group_that_hung_is_queried_again_after_its_call_has_returned(bench: Bench) -> None:
     await bench.ask()
     released = bench.hang(READINGS)
     await bench.ask()
     await bench.ask()
     bench.release(released)
     bench.be_patient()
-    # On a busy machine other groups may have been late as well while deadlines were short.
+    # On a busy machine other groups may also have been late while deadlines were short.
     for _ in range(400):
         answers = await bench.answers() or {}
         if "GPU-0" in answers and answers["GPU-0"].readings:
             break
     else:
-        pytest.fail("never asked again")
+        pytest.fail("never queried again")
 
 
-@pytest.mark.parametrize("error", [ValueError("a mistake of ours"), LOST])
-async def test_an_error_of_a_later_group_costs_itself_only(bench: Bench, error: Exception) -> None:
+@pytest.mark.parametrize("error", [ValueError("a bug of ours"), LOST])
+async def test_an_error_of_a_later_group_costs_only_itself(bench: Bench, error: Exception) -> None:
     bench.sick.errors[PROFILING] = error
     for _ in range(5):
         answers = await bench.answers()
@@ -215,10 +215,10 @@ async def test_a_gpu_whose_books_hang_is_waited_for_once_and_reported_lost_once(
     assert loop.time() - began < PATIENT_SECONDS
     assert bench.sick.requests[BOOKS] == 2
     assert bench.reported == [("gpu_lost", "GPU-0")]
-    assert bench.nvml.tried == 1, "the others are not disturbed by a new start"
+    assert bench.nvml.tried == 1, "no restart disturbs the others"
 
 
-async def test_a_gpu_that_hung_is_back_by_a_probe_for_which_nothing_waits(bench: Bench) -> None:
+async def test_a_gpu_that_hung_is_recovered_by_a_probe_that_delays_no_tick(bench: Bench) -> None:
     await bench.ask()
     released = bench.hang(BOOKS)
     for _ in range(4):
@@ -230,7 +230,7 @@ async def test_a_gpu_that_hung_is_back_by_a_probe_for_which_nothing_waits(bench:
     assert bench.check.is_ok
 
 
-async def test_however_long_it_hangs_few_threads_are_abandoned(bench: Bench) -> None:
+async def test_however_long_a_gpu_hangs_few_threads_are_leaked(bench: Bench) -> None:
     await bench.ask()
     bench.hang(BOOKS)
     await bench.ask()
@@ -241,7 +241,7 @@ async def test_however_long_it_hangs_few_threads_are_abandoned(bench: Bench) -> 
     assert len(bench.gpus[1].threads) == 1
 
 
-async def test_a_lost_gpu_costs_the_others_no_tick_while_the_library_starts_anew(
+async def test_a_lost_gpu_costs_the_others_no_tick_while_the_library_restarts(
     bench: Bench,
 ) -> None:
     await bench.ask()
@@ -249,14 +249,14 @@ async def test_a_lost_gpu_costs_the_others_no_tick_while_the_library_starts_anew
     bench.nvml.gone = {"GPU-0"}
     for _ in range(100):
         assert await bench.ask() == ["1", "2"]
-    assert 3 <= bench.nvml.tried <= 6, "tried again, ever rarer"
+    assert 3 <= bench.nvml.tried <= 6, "retried at growing intervals"
     bench.nvml.gone.clear()
     bench.sick.errors.clear()
     await bench.query_until(["0", "1", "2"])
     assert bench.reported == [("gpu_lost", "GPU-0"), ("gpu_recovered", "GPU-0")]
 
 
-async def test_starts_for_a_lost_gpu_are_logged_where_they_find_other_gpus_than_before(
+async def test_restarts_for_a_lost_gpu_are_logged_only_if_the_gpus_have_changed(
     bench: Bench,
 ) -> None:
     with capture_logs() as logs:
@@ -274,7 +274,9 @@ async def test_starts_for_a_lost_gpu_are_logged_where_they_find_other_gpus_than_
     assert all("unbind_event_error" in line for line in starts)
 
 
-async def test_no_new_start_is_made_for_a_lost_gpu_while_another_one_hangs(bench: Bench) -> None:
+async def test_the_library_is_not_restarted_for_a_lost_gpu_while_another_one_hangs(
+    bench: Bench,
+) -> None:
     await bench.ask()
     released = bench.hang(READINGS)
     await bench.ask()
@@ -288,7 +290,9 @@ async def test_no_new_start_is_made_for_a_lost_gpu_while_another_one_hangs(bench
     await bench.query_until(["0", "1", "2"])
 
 
-async def test_no_new_start_is_made_for_a_gpu_that_hangs_in_the_start_itself(bench: Bench) -> None:
+async def test_the_library_is_not_restarted_for_a_gpu_that_hangs_in_the_start_itself(
+    bench: Bench,
+) -> None:
     bench.nvml.gone, bench.nvml.is_stuck = {"GPU-1"}, True
     await bench.ask()
     for _ in range(200):
@@ -298,7 +302,7 @@ async def test_no_new_start_is_made_for_a_gpu_that_hangs_in_the_start_itself(ben
     await bench.query_until(["0", "1", "2"])
 
 
-async def test_a_gpu_that_is_not_there_after_a_new_start_is_lost(bench: Bench) -> None:
+async def test_a_gpu_that_is_missing_after_a_restart_is_lost(bench: Bench) -> None:
     await bench.ask()
     bench.nvml.gone = {"GPU-0"}
     bench.gpus[1].errors[BOOKS] = LibraryLostError("nvmlDeviceGetSamples: Uninitialized")
@@ -308,7 +312,7 @@ async def test_a_gpu_that_is_not_there_after_a_new_start_is_lost(bench: Bench) -
     assert ("gpu_lost", "GPU-0") in bench.reported
 
 
-async def test_a_driver_that_was_reloaded_is_reported_for_each_gpu_once(bench: Bench) -> None:
+async def test_a_reloaded_driver_is_reported_once_per_gpu(bench: Bench) -> None:
     await bench.ask()
     bench.clock.advance(60)
     for gpu in bench.gpus:
@@ -324,7 +328,7 @@ async def test_a_driver_that_was_reloaded_is_reported_for_each_gpu_once(bench: B
     assert bench.reported == [("driver_reloaded", gpu.uuid) for gpu in bench.gpus]
 
 
-async def test_where_no_gpu_answers_the_library_is_started_anew(bench: Bench) -> None:
+async def test_if_no_gpu_answers_the_library_is_restarted(bench: Bench) -> None:
     await bench.ask()
     bench.clock.advance(60)
     bench.be_patient(IMPATIENT_SECONDS)
@@ -337,7 +341,7 @@ async def test_where_no_gpu_answers_the_library_is_started_anew(bench: Bench) ->
     assert bench.nvml.tried == 2
 
 
-async def test_a_gpu_that_is_lost_at_the_start_is_named_reported_and_reported_when_it_is_back(
+async def test_a_gpu_that_is_lost_at_the_start_is_reported_and_so_is_its_recovery(
     bench: Bench,
 ) -> None:
     bench.nvml.gone = {"GPU-0"}
@@ -356,7 +360,7 @@ async def test_a_gpu_that_is_lost_at_the_start_is_named_reported_and_reported_wh
     assert "INDEX:0" not in bench.driver.known
 
 
-async def test_a_gpu_that_answered_once_is_lost_by_its_uuid_alone(bench: Bench) -> None:
+async def test_a_gpu_that_answered_once_is_lost_only_under_its_uuid(bench: Bench) -> None:
     await bench.ask()
     bench.sick.errors[BOOKS] = LOST
     bench.nvml.gone = {"GPU-0"}
@@ -366,7 +370,7 @@ async def test_a_gpu_that_answered_once_is_lost_by_its_uuid_alone(bench: Bench) 
     assert bench.reported == [("gpu_lost", "GPU-0")]
 
 
-async def test_a_breaker_is_logged_once_open_and_once_closed_through_new_starts(
+async def test_a_breaker_is_logged_once_open_and_once_closed_across_restarts(
     bench: Bench,
 ) -> None:
     with capture_logs() as logs:
@@ -390,7 +394,7 @@ async def test_a_breaker_is_logged_once_open_and_once_closed_through_new_starts(
     ]
 
 
-async def test_a_start_that_hangs_is_waited_for_by_no_tick_for_longer_than_its_deadline(
+async def test_no_tick_waits_for_a_hanging_start_longer_than_its_deadline(
     bench: Bench,
 ) -> None:
     bench.driver.deadline_seconds = 0.01
@@ -412,7 +416,7 @@ async def test_a_node_without_gpus_is_not_idle(bench: Bench) -> None:
         assert bench.driver.idle_seconds <= time.monotonic() - began_seconds
 
 
-async def test_users_of_the_library_come_after_its_start_and_go_before_its_end() -> None:
+async def test_users_of_the_library_start_after_it_and_end_before_it() -> None:
     log: list[str] = []
 
     class Logging(PlayedSource):
@@ -431,7 +435,7 @@ async def test_users_of_the_library_come_after_its_start_and_go_before_its_end()
 
         def closing(self) -> None:
             log.append("closing")
-            raise ValueError("a mistake that must not keep the library open")
+            raise ValueError("a bug that must not keep the library open")
 
     driver = Driver(
         Logging(PlayedGpu("GPU-0", 0)),
@@ -448,7 +452,7 @@ async def test_users_of_the_library_come_after_its_start_and_go_before_its_end()
     assert log == ["closing", "close", "open", "opened", "closing", "close"]
 
 
-async def test_what_a_node_is_built_of_is_handed_out_when_it_is_news(bench: Bench) -> None:
+async def test_the_inventory_is_returned_when_it_has_changed(bench: Bench) -> None:
     for gpu in bench.gpus:
         gpu.facts = GpuFacts(uuid=gpu.uuid, index=gpu.index, instances=[], capabilities=[])
     assert bench.driver.inventory() is None
@@ -457,7 +461,7 @@ async def test_what_a_node_is_built_of_is_handed_out_when_it_is_news(bench: Benc
     assert first
     assert [gpu.uuid for gpu in first.gpus] == ["GPU-0", "GPU-1", "GPU-2"]
     assert first.versions == {"driver_version": "1.0"}
-    assert not first.gpus[0].capabilities[-1].supported, "unbinding is not heard of here"
+    assert not first.gpus[0].capabilities[-1].supported, "unbind events are not supported here"
     for _ in range(20):
         await bench.ask()
         assert bench.driver.inventory() is None
@@ -483,7 +487,7 @@ async def test_what_a_node_is_built_of_is_handed_out_when_it_is_news(bench: Benc
     )
 )
 @examples(40)
-async def test_whatever_happens_losses_and_recoveries_come_in_turn_and_the_end_is_good(
+async def test_losses_and_recoveries_alternate_and_the_gpus_come_back_whatever_happens(
     happenings: list[tuple[SourceLostError | None, set[str], LibraryLostError | None, int]],
 ) -> None:
     bench = Bench()
@@ -504,7 +508,7 @@ async def test_whatever_happens_losses_and_recoveries_come_in_turn_and_the_end_i
         assert turns == ["gpu_lost", "gpu_recovered"] * (len(turns) // 2)
 
 
-async def test_the_time_of_a_tick_is_when_the_gpus_were_asked_however_long_it_waited(
+async def test_the_time_of_a_tick_is_when_the_gpus_were_queried_however_long_it_waited(
     bench: Bench,
 ) -> None:
     class SlowCall(threading.Event):

@@ -1,7 +1,7 @@
-"""The machine's own library: found where installations put it, and its samples read in one call.
+"""The machine's own library: found in the usual directories; its samples are read in one call.
 
-The samples are those of a library that is nothing but function pointers; the library that is loaded
-is the one that plays NVML for the benchmarks.
+The samples come from a library of nothing but function pointers; the library that is loaded is the
+one that plays NVML for the benchmarks.
 """
 # ruff: noqa: ANN401  # ctypes' pointers and structs have no types
 
@@ -37,7 +37,7 @@ NONE: int = pynvml.NVML_ERROR_NOT_FOUND
 
 
 class Loader:
-    """Loads what is at these paths, and notes what was tried."""
+    """Loads libraries at these paths, and records which paths were tried."""
 
     def __init__(self, *there: str) -> None:
         self.there = there
@@ -51,12 +51,12 @@ class Loader:
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=str)
-def test_the_library_is_found_in_each_folder_where_an_installation_has_it(folder: Path) -> None:
+def test_the_library_is_found_in_each_directory_where_installations_have_it(folder: Path) -> None:
     path = str(folder / LIBRARY)
     assert load_library(None, load=Loader(path)) == (f"loaded {path}", path)
 
 
-def test_what_the_dynamic_linker_finds_comes_first_and_the_setting_before_it() -> None:
+def test_the_setting_comes_first_then_the_dynamic_linker() -> None:
     elsewhere = "/opt/nvidia/libnvidia-ml.so.580"
     load = Loader(LIBRARY, elsewhere, *(str(folder / LIBRARY) for folder in FOLDERS))
     assert load_library(None, load=load)[0] == f"loaded {LIBRARY}"
@@ -64,12 +64,12 @@ def test_what_the_dynamic_linker_finds_comes_first_and_the_setting_before_it() -
     assert load.tried == [LIBRARY, elsewhere]
 
 
-def test_the_setting_may_name_the_folder(tmp_path: Path) -> None:
+def test_the_setting_may_name_a_directory(tmp_path: Path) -> None:
     path = str(tmp_path / LIBRARY)
     assert load_library(tmp_path, load=Loader(path))[1] == path
 
 
-def test_where_there_is_none_the_error_names_all_that_was_tried_and_the_setting() -> None:
+def test_the_error_for_a_missing_library_names_all_paths_tried_and_the_setting() -> None:
     load = Loader()
     with pytest.raises(LibraryNotFoundError) as caught:
         load_library(None, load=load)
@@ -78,7 +78,7 @@ def test_where_there_is_none_the_error_names_all_that_was_tried_and_the_setting(
     assert "nvml_library" in str(caught.value)
 
 
-def test_a_setting_that_is_wrong_is_not_made_good_by_another_library() -> None:
+def test_a_wrong_setting_is_not_replaced_by_another_library() -> None:
     load = Loader(LIBRARY)
     with pytest.raises(
         LibraryNotFoundError, match=r"nvml_library: /nowhere/lib\.so does not exist"
@@ -87,10 +87,10 @@ def test_a_setting_that_is_wrong_is_not_made_good_by_another_library() -> None:
     assert load.tried == ["/nowhere/lib.so"]
 
 
-def test_a_library_that_is_there_and_cannot_be_loaded_is_named_with_the_reason(
+def test_a_library_that_cannot_be_loaded_is_named_with_the_reason(
     tmp_path: Path,
 ) -> None:
-    """As one of another architecture, or one that the container toolkit mounted empty."""
+    """For example one of another architecture, or one that the container toolkit mounted empty."""
     empty = tmp_path / LIBRARY
     empty.touch()
     with pytest.raises(LibraryNotFoundError, match=f"{empty}: .*file too short"):
@@ -98,7 +98,7 @@ def test_a_library_that_is_there_and_cannot_be_loaded_is_named_with_the_reason(
 
 
 def no_linker(name: str) -> Any:
-    """Load as the linker does, that has no library of that name by itself."""
+    """Load like a linker that does not find the library by name."""
     if "/" not in name:
         raise OSError(f"{name}: not found")
     return ctypes.CDLL(name)
@@ -106,15 +106,15 @@ def no_linker(name: str) -> Any:
 
 @pytest.fixture
 def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have nvidia-ml-py as it is before it has loaded anything, and put it back."""
+    """Make nvidia-ml-py look as if it had loaded nothing, and restore it."""
     monkeypatch.setattr(pynvml, "nvmlLib", None)
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
 
 
 @pytest.mark.usefixtures("unloaded")
-@pytest.mark.skipif(shutil.which("cc") is None, reason="the stub is made by a C compiler")
-def test_a_library_in_a_known_folder_is_the_one_that_answers(tmp_path: Path) -> None:
-    """The stub answers that it has no driver to speak to: so it was asked, and no other."""
+@pytest.mark.skipif(shutil.which("cc") is None, reason="building the stub needs a C compiler")
+def test_a_library_in_a_known_directory_is_the_one_that_answers(tmp_path: Path) -> None:
+    """The stub reports that it has no driver, which shows that it was used."""
     empty, folder = tmp_path / "empty", tmp_path / "driver"
     empty.mkdir()
     folder.mkdir()
@@ -128,7 +128,7 @@ def test_a_library_in_a_known_folder_is_the_one_that_answers(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("unloaded")
-def test_a_library_that_comes_later_is_found_by_a_later_opening(tmp_path: Path) -> None:
+def test_a_library_that_is_installed_later_is_found_when_opened_again(tmp_path: Path) -> None:
     load = Loader()
     nvml = SystemNvml(folders=[tmp_path], load=load)
     for _ in range(2):
@@ -138,14 +138,14 @@ def test_a_library_that_comes_later_is_found_by_a_later_opening(tmp_path: Path) 
 
 
 class Ring:
-    """Plays a ring buffer: `rows` are (stamp, percent); what has no room is left out."""
+    """Plays a ring buffer of (stamp, percent) `rows`; rows without room are left out."""
 
     def __init__(self, rows: Iterable[tuple[int, int]] = (), *, reports_it: bool = False) -> None:
         self.rows = list(rows)
         self.reports_it = reports_it
-        """Whether it refuses an array without room for all."""
+        """Whether it rejects an array without room for all."""
         self.requests: list[int] = []
-        """Of each call the room."""
+        """The room of each call."""
 
     def __call__(self, _: Any, __: Any, since: Any, value_type: Any, count: Any, room: Any) -> int:
         newer = [row for row in self.rows if row[0] > since.value]
@@ -176,7 +176,7 @@ def samples_of(nvml: SystemNvml, since_us: int = 0) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("reports_it", [False, True])
 @pytest.mark.parametrize("rows", [0, 1, 63, 64, 65, 127, 128, 4096])
-def test_samples_are_all_that_the_ring_has_whatever_room_there_was(
+def test_all_samples_of_the_ring_are_read_whatever_room_there_was(
     monkeypatch: pytest.MonkeyPatch, rows: int, *, reports_it: bool
 ) -> None:
     ring = Ring([(1, 10), (2, 20)], reports_it=reports_it)
@@ -187,7 +187,7 @@ def test_samples_are_all_that_the_ring_has_whatever_room_there_was(
     assert samples_of(nvml) == ring.rows
 
 
-def test_what_has_room_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_that_fit_are_read_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     ring = Ring([(1, 10)])
     CLibrary(monkeypatch, {"nvmlDeviceGetSamples": ring})
     nvml = SystemNvml()
@@ -196,11 +196,11 @@ def test_what_has_room_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
         before = len(ring.requests)
         ring.rows.append((stamp, stamp))
         assert samples_of(nvml, since_us=stamp - 1) == [(stamp, stamp)]
-        # Of the GPU and of its memory, once each.
+        # One for the GPU and one for its memory.
         assert len(ring.requests) == before + 2
 
 
-def test_a_count_without_bounds_is_no_list_and_takes_no_memory(
+def test_an_impossible_count_is_rejected_without_allocating_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def boundless(*arguments: Any) -> int:
@@ -218,12 +218,12 @@ def test_a_count_without_bounds_is_no_list_and_takes_no_memory(
 
 
 class Processes:
-    """Plays the samples of so many processes."""
+    """Plays the samples of these processes."""
 
     def __init__(self, pids: Iterable[int]) -> None:
         self.pids = list(pids)
         self.filled: int | None = None
-        """How many rows are filled, where it is not as many as are counted."""
+        """The number of rows that are filled, if it differs from the number counted."""
         self.calls = 0
 
     def __call__(self, _: Any, room: Any, count: Any, __: Any) -> int:
@@ -247,9 +247,7 @@ def pids_of(nvml: SystemNvml) -> list[int]:
 
 
 @pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 1000])
-def test_process_samples_are_those_of_all_processes(
-    monkeypatch: pytest.MonkeyPatch, count: int
-) -> None:
+def test_the_samples_of_all_processes_are_read(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     played = Processes(range(1, count + 1))
     CLibrary(monkeypatch, {"nvmlDeviceGetProcessUtilization": played})
     nvml = SystemNvml()
@@ -259,7 +257,7 @@ def test_process_samples_are_those_of_all_processes(
     assert played.calls == 1
 
 
-def test_rows_that_are_counted_and_not_filled_are_not_those_of_the_call_before(
+def test_rows_that_are_counted_but_not_filled_do_not_repeat_the_previous_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     played = Processes([7, 8, 9])
@@ -267,4 +265,4 @@ def test_rows_that_are_counted_and_not_filled_are_not_those_of_the_call_before(
     nvml = SystemNvml()
     assert pids_of(nvml) == [7, 8, 9]
     played.filled = 1
-    assert pids_of(nvml) == [7, 0, 0], "no process has pid 0, and its samples are dropped"
+    assert pids_of(nvml) == [7, 0, 0], "no process has pid 0, so its samples are dropped"

@@ -1,6 +1,6 @@
-"""The traps of process lists and samples, on the true functions of nvidia-ml-py.
+"""The traps of process lists and samples, with the real functions of nvidia-ml-py.
 
-The library under them is nothing but function pointers, whose codes and counts a test decides.
+The library under them consists of function pointers; the test chooses codes and counts.
 """
 # ruff: noqa: ANN401  # the functions of nvidia-ml-py have no types
 
@@ -34,7 +34,7 @@ Answer = Callable[[Functions], RawGpuSample]
 
 @pytest.fixture
 def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
-    """Return what a GPU answers over a library that has these functions and no other."""
+    """Return the result of a GPU over a library that has only these functions."""
 
     def give(functions: Functions) -> RawGpuSample:
         gpu = play_gpu(monkeypatch, functions)
@@ -46,7 +46,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
 
 
 def samples_of(codes: Iterable[int], *, rows: int = 1) -> Functions:
-    """Return sample calls that end with these codes, one after the other, and fill `rows` rows."""
+    """Return sample calls that end with these codes one after another, and fill `rows` rows."""
     given = iter(codes)
 
     def sample(_: Any, filled: Any, count: Any, last_seen: Any) -> int:
@@ -61,7 +61,7 @@ def samples_of(codes: Iterable[int], *, rows: int = 1) -> Functions:
 
 
 def list_of(codes: Iterable[int], rows: Iterable[tuple[int, int, int, int]] = ()) -> Any:
-    """Return a list call that ends with these codes and fills (pid, bytes, GI, CI) in."""
+    """Return a list call that ends with these codes and fills in (pid, bytes, GI, CI)."""
     given, found = iter(codes), list(rows)
 
     def fill(_: Any, count: Any, filled: Any) -> int:
@@ -82,8 +82,8 @@ SEEN = (ProcessUtilizationSample(pid=7, timestamp_us=9, sm_percent=40, memory_pe
 @pytest.mark.parametrize(
     ("codes", "expected"),
     [
-        pytest.param([OK], (), id="success with nothing is an error of value 0 to the wrapper"),
-        pytest.param([NONE], (), id="not found is nothing new"),
+        pytest.param([OK], (), id="success without rows is an error of value 0 to the wrapper"),
+        pytest.param([NONE], (), id="not found means nothing new"),
         pytest.param([GREW, NONE], (), id="gone between the two calls"),
         pytest.param([GREW, OK], SEEN, id="the usual way"),
         pytest.param([GREW, GREW, GREW, OK], SEEN, id="grew once"),
@@ -107,8 +107,8 @@ def test_a_list_that_never_stops_growing_is_counted(answer: Answer) -> None:
     assert value_of(counter) == before + 1
 
 
-def test_fewer_rows_than_the_driver_announced_are_no_processes_with_pid_0(answer: Answer) -> None:
-    """The data call may give less than the size call promised; the rest of the array is zeros."""
+def test_fewer_rows_than_announced_are_not_processes_with_pid_0(answer: Answer) -> None:
+    """The data call may return less than the size call announced; the rest is zeros."""
     sizes = iter([3, 1])
 
     def sample(_: Any, filled: Any, count: Any, __: Any) -> int:
@@ -124,7 +124,7 @@ def test_fewer_rows_than_the_driver_announced_are_no_processes_with_pid_0(answer
 @pytest.mark.parametrize(
     ("codes", "pids"),
     [
-        pytest.param([OK], [], id="success with nothing"),
+        pytest.param([OK], [], id="success without rows"),
         pytest.param([NONE], [], id="not found"),
         pytest.param([GREW, OK], [7], id="the usual way"),
         pytest.param([GREW, GREW, GREW, OK], [7], id="grew once"),
@@ -141,19 +141,19 @@ def test_processes_are_what_the_driver_meant(
 
 @pytest.mark.parametrize("broken", [COMPUTE, GRAPHICS, MPS])
 def test_one_list_that_failed_leaves_all_processes_unknown(answer: Answer, broken: str) -> None:
-    """Half a list would end those that stand in the other half."""
+    """Half a list would end the processes of the other half."""
     functions = {name: list_of([GREW, OK], [(7, 1, NO_ID, NO_ID)]) for name in (COMPUTE, MPS)}
     assert answer({**functions, broken: list_of([TIMEOUT])}).processes is None
 
 
-def test_memory_and_instances_that_the_driver_does_not_report_are_not_known(answer: Answer) -> None:
+def test_memory_and_instances_that_the_driver_does_not_report_are_unknown(answer: Answer) -> None:
     rows = [(7, NO_BYTES, NO_ID, NO_ID), (8, 5, 0, 0)]
     (one, other) = answer({COMPUTE: list_of([GREW, OK], rows)}).processes or ()
     assert (one.memory_bytes, one.gpu_instance, one.compute_instance) == (None, None, None)
     assert (other.memory_bytes, other.gpu_instance, other.compute_instance) == (5, 0, 0)
 
 
-def test_each_list_is_known_by_its_kind(answer: Answer) -> None:
+def test_each_list_has_its_own_kind(answer: Answer) -> None:
     functions = {
         name: list_of([GREW, OK], [(7 + place, 1, NO_ID, NO_ID)])
         for place, name in enumerate((COMPUTE, GRAPHICS, MPS))
@@ -169,16 +169,14 @@ def test_each_list_is_known_by_its_kind(answer: Answer) -> None:
 @pytest.mark.parametrize(
     "name", ["nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"]
 )
-def test_an_unversioned_function_that_mismatches_is_not_supported(
-    answer: Answer, name: str
-) -> None:
-    """Its error is no `NVMLError`, and would end the thread that asks."""
+def test_a_mismatched_unversioned_function_is_not_supported(answer: Answer, name: str) -> None:
+    """Its error is not an `NVMLError`, and would end the thread that calls it."""
     answer({})
     with pytest.raises(UnsupportedError):
         call_by_name(pynvml, name, pynvml.c_nvmlDevice_t())
 
 
-def test_holes_among_instances_are_skipped(answer: Answer) -> None:
+def test_gaps_among_instances_are_skipped(answer: Answer) -> None:
     requested: list[int] = []
 
     def mode(_: Any, current: Any, pending: Any) -> int:

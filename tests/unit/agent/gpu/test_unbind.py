@@ -1,4 +1,4 @@
-"""A driver that will be unbound is let go, and asked for again until it is back."""
+"""If its driver will be unbound the agent releases it, and retries until it is back."""
 # ruff: noqa: ANN401, N802  # NVML's own names, and its structs have no types
 
 from typing import Any
@@ -26,7 +26,7 @@ CALLS = {
 
 
 class PlayedEvents:
-    """The system events of a driver, whose functions check what they are given."""
+    """The system events of a driver; its functions check their arguments."""
 
     def __init__(self) -> None:
         self.waiting: list[int] = []
@@ -70,9 +70,7 @@ class PlayedEvents:
         ([BIND, UNBIND], DriverEvent.UNBIND),
     ],
 )
-def test_what_happened_to_the_driver_is_a_wish_once(
-    happened: list[int], event: DriverEvent
-) -> None:
+def test_an_event_of_the_driver_is_returned_once(happened: list[int], event: DriverEvent) -> None:
     library = PlayedEvents()
     events = NvmlDriverEvents(library)
     events.open()
@@ -82,7 +80,7 @@ def test_what_happened_to_the_driver_is_a_wish_once(
     assert library.sets == 0
 
 
-def test_a_library_without_these_events_is_said_and_nothing_is_heard() -> None:
+def test_a_library_without_these_events_is_reported_and_polls_return_nothing() -> None:
     events = NvmlDriverEvents(object())
     events.open()
     assert not events.is_open
@@ -97,7 +95,7 @@ def test_a_library_without_these_events_is_said_and_nothing_is_heard() -> None:
 @pytest.mark.parametrize(
     "code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_TIMEOUT]
 )
-def test_an_error_ends_the_listening_and_leaves_no_set(code: int) -> None:
+def test_an_error_ends_the_listening_and_frees_the_set(code: int) -> None:
     library = PlayedEvents()
     events = NvmlDriverEvents(library)
     events.open()
@@ -108,7 +106,7 @@ def test_an_error_ends_the_listening_and_leaves_no_set(code: int) -> None:
     assert events.capability.reason
 
 
-def test_the_true_wrappers_are_called_as_they_want_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_real_wrappers_are_called_with_valid_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
 
     def pointer(name: str) -> Any:
@@ -135,7 +133,7 @@ def test_the_true_wrappers_are_called_as_they_want_to_be(monkeypatch: pytest.Mon
     assert called == list(CALLS.values())
 
 
-async def test_the_library_is_closed_on_unbinding_and_opened_when_the_driver_is_back() -> None:
+async def test_the_library_is_closed_on_unbinding_and_reopened_when_the_driver_is_back() -> None:
     clock, check, library = ManualClock(start_ns=0), Check(), PlayedEvents()
     nvml = PlayedSource(PlayedGpu("GPU-0", 0))
     nvml.driver_events = NvmlDriverEvents(library)
@@ -151,7 +149,7 @@ async def test_the_library_is_closed_on_unbinding_and_opened_when_the_driver_is_
 
     async def ask() -> bool:
         poll = await driver.poll({})
-        # Looks are made in the library's thread, between two ticks.
+        # Polls for events run in the library's thread, between two ticks.
         await_driver_thread(driver)
         clock.advance(1)
         return bool(poll and poll.samples)
@@ -174,7 +172,7 @@ async def test_the_library_is_closed_on_unbinding_and_opened_when_the_driver_is_
     driver.close()
 
 
-async def test_an_unbinding_that_is_heard_while_the_library_starts_is_heeded_after_it() -> None:
+async def test_an_unbind_event_during_a_restart_of_the_library_is_handled_after_it() -> None:
     library, clock = PlayedEvents(), ManualClock(start_ns=0)
     gpus = [PlayedGpu("GPU-0", 0), PlayedGpu("GPU-1", 1)]
     nvml = PlayedSource(*gpus)
@@ -187,7 +185,7 @@ async def test_an_unbinding_that_is_heard_while_the_library_starts_is_heeded_aft
         gpu.errors = dict.fromkeys(CallGroup, LibraryLostError("lost"))
     poll = await driver.poll({})
     assert poll is not None
-    assert poll.samples == [], "it is started anew, and has heard of the unbinding"
+    assert poll.samples == [], "the library restarts, and has received the event"
     for gpu in gpus:
         gpu.errors.clear()
     await_driver_thread(driver)

@@ -1,4 +1,4 @@
-"""The process is ended when nothing works any more, and never because one GPU is sick."""
+"""The process ends if nothing works any more, and never because one GPU is faulty."""
 
 import threading
 
@@ -21,10 +21,10 @@ def reported() -> list[tuple[str, str, str]]:
 
 
 def watchdog(driver: PlayedDriver, reported: list[tuple[str, str, str]]) -> Watchdog:
-    return Watchdog(driver, seconds=300, report=lambda *told_: reported.append(told_))
+    return Watchdog(driver, seconds=300, report=lambda *incident: reported.append(incident))
 
 
-def test_a_driver_that_works_now_and_then_is_left_alone(
+def test_a_driver_that_works_now_and_then_is_left_running(
     reported: list[tuple[str, str, str]],
 ) -> None:
     driver = PlayedDriver()
@@ -33,7 +33,7 @@ def test_a_driver_that_works_now_and_then_is_left_alone(
     assert not reported
 
 
-async def test_the_end_is_reported_for_each_gpu_with_its_reason_before_it_comes(
+async def test_the_exit_is_reported_for_each_gpu_with_its_reason_before_it_happens(
     reported: list[tuple[str, str, str]],
 ) -> None:
     driver = PlayedDriver()
@@ -44,7 +44,7 @@ async def test_the_end_is_reported_for_each_gpu_with_its_reason_before_it_comes(
     assert reported == [("agent_ended", "GPU-0", reason), ("agent_ended", "GPU-1", reason)]
 
 
-def test_a_process_that_was_stopped_gets_its_time_anew(
+def test_a_process_that_was_paused_gets_its_full_time_again(
     reported: list[tuple[str, str, str]],
 ) -> None:
     driver = PlayedDriver()
@@ -52,7 +52,7 @@ def test_a_process_that_was_stopped_gets_its_time_anew(
     dog = Watchdog(
         driver,
         seconds=300,
-        report=lambda *told_: reported.append(told_),
+        report=lambda *incident: reported.append(incident),
         now_seconds=lambda: now_seconds,
     )
     dog.check()
@@ -68,7 +68,7 @@ def test_a_process_that_was_stopped_gets_its_time_anew(
         dog.check()
 
 
-def test_a_loop_that_beats_between_looks_is_left_alone() -> None:
+def test_a_loop_that_beats_between_checks_is_left_running() -> None:
     watch = LoopWatch(max_missed=2, end_process=lambda: None, seconds=1)
     for _ in range(10):
         assert not watch.check()

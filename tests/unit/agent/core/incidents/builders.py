@@ -29,7 +29,7 @@ MODEL = "NVIDIA H100 80GB HBM3"
 def failing_node(
     *incidents: dict[str, Any], clock: ManualClock | None = None, **node: Any
 ) -> SimulatedNode:
-    """Return a node of two GPUs with these events."""
+    """Return a node of two GPUs with these incidents."""
     content = {
         "name": "failing",
         "nodes": [{"name": "node-a", "gpus": {"model": MODEL, "count": 2}, **node}],
@@ -56,7 +56,7 @@ class Device:
 
 
 def device(uuid: str) -> Device:
-    """Return a GPU with a handle like the library's, a pointer."""
+    """Return a GPU whose handle is a pointer, as in the library."""
     handle = cast(pointer(c_int(len(uuid))), pynvml.c_nvmlDevice_t)
     return Device(uuid, handle)
 
@@ -102,7 +102,7 @@ def fails(code: int) -> Callable[..., int]:
 
 
 class PatientClock(ManualClock):
-    """A clock that only a test advances, not its sleeps."""
+    """A clock that a test moves; sleeping does not advance it."""
 
     @override
     async def sleep(self, seconds: float) -> None:
@@ -110,7 +110,7 @@ class PatientClock(ManualClock):
 
 
 class Reported:
-    """Collects reported incidents, so that a test can wait for them."""
+    """The reported incidents, which a test can await."""
 
     def __init__(self) -> None:
         self.incidents: list[Incident] = []
@@ -125,7 +125,7 @@ class Reported:
 
 
 def pausing(waits: asyncio.Event) -> Callable[[float], None]:
-    """Return a pause for the simulated library that signals when events are waited for."""
+    """Return a pause for the played library that sets `waits` once events are waited for."""
     loop = asyncio.get_running_loop()
 
     def pause(seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""The fields of incidents."""
+"""How the fields of an incident are filled in."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def made(kind: str, **given: Any) -> Incident:  # noqa: ANN401  # an incident's 
     )
 
 
-def test_an_xid_has_the_catalogues_name_class_action_and_severity() -> None:
+def test_an_xid_has_the_name_class_action_and_severity_of_the_catalogue() -> None:
     processes = [IncidentProcess(pid=7)]
 
     assert made("xid", xid=79, source="nvml", processes=processes) == Incident(
@@ -44,11 +44,11 @@ def test_an_xid_has_the_catalogues_name_class_action_and_severity() -> None:
     )
 
 
-def test_the_kinds_that_counters_begin_with_are_those_that_can_be_reported() -> None:
+def test_the_counters_start_with_exactly_the_kinds_that_can_be_reported() -> None:
     assert set(INCIDENT_KINDS) == KINDS
 
 
-def test_an_xid_that_nobody_knows_is_reported_with_its_code() -> None:
+def test_an_xid_missing_from_the_catalogue_is_reported_with_its_code() -> None:
     incident = made("xid", xid=1234, detail="something")
 
     assert (incident.category, incident.severity) == ("unknown", Severity.WARNING)
@@ -57,7 +57,7 @@ def test_an_xid_that_nobody_knows_is_reported_with_its_code() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS - {"xid"}))
-def test_every_kind_has_words_and_a_severity(kind: str) -> None:
+def test_every_kind_has_a_message_and_a_severity(kind: str) -> None:
     incident = made(kind)
 
     assert incident.kind == kind
@@ -66,7 +66,7 @@ def test_every_kind_has_words_and_a_severity(kind: str) -> None:
     assert incident.source == "agent"
 
 
-def test_a_kind_that_nobody_reports_of_is_refused() -> None:
+def test_an_unknown_kind_is_rejected() -> None:
     with pytest.raises(KeyError):
         made("surprise")
 
@@ -82,7 +82,7 @@ def test_a_kind_that_nobody_reports_of_is_refused() -> None:
         ("recovery_action", None, "RESET_GPU", Severity.CRITICAL),
     ],
 )
-def test_what_the_driver_asks_for_counts_more_than_the_catalogue(
+def test_the_action_that_the_driver_asks_for_overrides_the_catalogue(
     kind: str, xid: int | None, action: str | None, severity: Severity
 ) -> None:
     incident = made(kind, xid=xid, action=action)
@@ -92,7 +92,7 @@ def test_what_the_driver_asks_for_counts_more_than_the_catalogue(
         assert incident.action == action
 
 
-def test_what_a_source_knows_better_goes_first() -> None:
+def test_the_severity_and_detail_of_the_source_override_the_catalogue() -> None:
     incident = made("xid", xid=149, severity=Severity.CRITICAL, detail="NETIR_LINK_EVT Fatal")
 
     assert incident.severity is Severity.CRITICAL

@@ -1,4 +1,4 @@
-"""Detections of one event by two sources are reported once."""
+"""An occurrence that two sources see is reported once."""
 
 from collections.abc import Iterable
 from itertools import accumulate
@@ -21,7 +21,7 @@ def news(detections: Iterable[Seen], key: tuple[str, int] = KEY) -> int:
 
 
 def interleaved(draw: st.DrawFn, first: list[Seen], second: list[Seen]) -> list[Seen]:
-    """Return both lists merged at random, each in its own order."""
+    """Return both lists merged, each in its own order."""
     picks = draw(st.permutations([0] * len(first) + [1] * len(second)))
     rests = [iter(first), iter(second)]
     return [next(rests[pick]) for pick in picks]
@@ -29,10 +29,10 @@ def interleaved(draw: st.DrawFn, first: list[Seen], second: list[Seen]) -> list[
 
 @st.composite
 def seen_by_both(draw: st.DrawFn) -> tuple[int, list[Seen]]:
-    """Return events however close together, each detected by both sources in its own order."""
+    """Draw occurrences at any distance, each seen by both sources in order."""
     gaps_ns = draw(st.lists(st.integers(0, 5 * NS_PER_SECOND), max_size=12))
     times = list(accumulate(gaps_ns))
-    # If each pair differs by at most the window, so do the sorted lists, element by element.
+    # The order statistics of both differ by the window at most, because each pair does.
     late = sorted(at + draw(st.integers(0, WINDOW_NS)) for at in times)
     prompt, slow = draw(st.permutations(["nvml", "kmsg"]))
     return len(times), interleaved(
@@ -42,7 +42,7 @@ def seen_by_both(draw: st.DrawFn) -> tuple[int, list[Seen]]:
 
 @st.composite
 def far_apart(draw: st.DrawFn) -> tuple[int, list[Seen]]:
-    """Return events five seconds apart, each detected by one source or by both, in any order."""
+    """Draw occurrences five seconds apart, each seen by one source or by both, in any order."""
     count = draw(st.integers(0, 12))
     seen: list[Seen] = []
     for number in range(count):
@@ -54,7 +54,7 @@ def far_apart(draw: st.DrawFn) -> tuple[int, list[Seen]]:
 
 
 @given(seen_by_both())
-def test_each_occurrence_that_both_sources_see_is_news_once_whoever_comes_first(
+def test_an_occurrence_that_both_sources_see_is_new_once_whichever_comes_first(
     drawn: tuple[int, list[Seen]],
 ) -> None:
     count, detections = drawn
@@ -62,14 +62,14 @@ def test_each_occurrence_that_both_sources_see_is_news_once_whoever_comes_first(
 
 
 @given(far_apart())
-def test_each_occurrence_is_news_once_whoever_sees_it_and_in_any_order(
+def test_an_occurrence_is_new_once_whichever_source_sees_it_and_in_any_order(
     drawn: tuple[int, list[Seen]],
 ) -> None:
     count, detections = drawn
     assert news(detections) == count
 
 
-def test_two_equal_xids_five_seconds_apart_are_two_whoever_sees_them() -> None:
+def test_two_equal_xids_five_seconds_apart_are_two_whichever_source_sees_them() -> None:
     first, second = 100 * NS_PER_SECOND, 105 * NS_PER_SECOND
     assert news([("nvml", first), ("kmsg", second)]) == 2
     assert news([("nvml", first), ("kmsg", first), ("kmsg", second), ("nvml", second)]) == 2
@@ -79,19 +79,19 @@ def test_a_burst_that_one_source_sees_is_reported_one_by_one() -> None:
     assert news([("nvml", NS_PER_SECOND)] * 100) == 100
 
 
-def test_the_window_holds_its_ends_and_no_more() -> None:
+def test_the_window_includes_its_end_but_nothing_later() -> None:
     assert news([("nvml", 0), ("kmsg", WINDOW_NS)]) == 1
     assert news([("nvml", 0), ("kmsg", WINDOW_NS + 1)]) == 2
 
 
-def test_another_gpu_and_another_xid_are_another_thing() -> None:
+def test_the_same_xid_on_another_gpu_or_another_xid_is_new() -> None:
     pairing = Deduplicator()
     assert pairing.is_new(("GPU-1", 79), source="nvml", time_ns=0)
     assert pairing.is_new(("GPU-2", 79), source="kmsg", time_ns=0)
     assert pairing.is_new(("GPU-1", 48), source="kmsg", time_ns=0)
 
 
-def test_what_is_remembered_is_bounded_and_the_newest_is_kept() -> None:
+def test_memory_is_bounded_and_keeps_the_newest() -> None:
     pairing = Deduplicator()
 
     def report(number: int) -> None:

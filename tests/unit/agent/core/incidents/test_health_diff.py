@@ -1,4 +1,4 @@
-"""Changes in a GPU's health readings that no event has reported."""
+"""What a GPU's readings show to have begun or ended without an event."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ HOT, BRAKED = 0x48, 0x88
 
 
 class Watched:
-    """A GPU's readings at ticks."""
+    """A GPU whose ticks are evaluated."""
 
     def __init__(self) -> None:
         self._watch = HealthWatch(slowdown_ns=SLOWDOWN_SECONDS * NS_PER_SECOND)
@@ -46,7 +46,7 @@ class Watched:
         return self._watch.update(details, now_ns=round(second * NS_PER_SECOND))
 
     def kinds_at(self, second: float, health: GpuHealth | None = None, **sent: Any) -> list[str]:  # noqa: ANN401  # as above
-        """Return the kinds that have begun, and those that have ended with a minus before them."""
+        """Return the kinds that have begun; those that have ended have a minus before them."""
         return [
             name
             for change in self.at(second, health, **sent)
@@ -87,7 +87,7 @@ def gpu() -> Watched:
         (GpuHealth(remapped_rows_failed=True), GpuHealth(remapped_rows_failed=True), []),
     ],
 )
-def test_what_has_come_up_or_ended_between_two_readings_is_told(
+def test_a_change_between_two_readings_is_reported(
     gpu: Watched, before: GpuHealth, now: GpuHealth, changes: list[tuple[str, str | None]]
 ) -> None:
     gpu.at(0, before)
@@ -99,7 +99,7 @@ def test_what_has_come_up_or_ended_between_two_readings_is_told(
 
 @pytest.mark.parametrize(("kind", "field"), FLAGS.items())
 def test_a_state_begins_and_ends_once(gpu: Watched, kind: str, field: str) -> None:
-    ill, well = message_of(field, is_so=True), message_of(field, is_so=False)
+    ill, well = health_with(field, is_so=True), health_with(field, is_so=False)
     gpu.at(0, well)
     reported = [
         gpu.kinds_at(10 * number, sent) for number, sent in enumerate((ill, ill, well, well), 1)
@@ -107,19 +107,19 @@ def test_a_state_begins_and_ends_once(gpu: Watched, kind: str, field: str) -> No
     assert reported == [[kind], [], [f"-{kind}"], []]
 
 
-def message_of(field: str, *, is_so: bool) -> GpuHealth:
+def health_with(field: str, *, is_so: bool) -> GpuHealth:
     sent: dict[str, Any] = {field: is_so}
     return GpuHealth(**sent)
 
 
-def test_a_reading_that_says_nothing_takes_nothing_away(gpu: Watched) -> None:
+def test_a_missing_reading_ends_nothing(gpu: Watched) -> None:
     gpu.at(0, GpuHealth(recovery_action="reset", remapped_rows_pending=True))
     assert gpu.at(10, GpuHealth()) == []
     assert gpu.at(20) == []
     assert gpu.at(30, GpuHealth(recovery_action="reset", remapped_rows_pending=True)) == []
 
 
-def test_what_was_so_at_the_first_reading_is_told_as_that_and_what_was_not_as_ended(
+def test_states_at_the_first_reading_are_reported_as_such_and_others_as_ended(
     gpu: Watched,
 ) -> None:
     ill = GpuHealth(recovery_action="reset", remapped_rows_failed=True, remapped_rows_pending=False)
@@ -144,7 +144,7 @@ def test_what_was_so_at_the_first_reading_is_told_as_that_and_what_was_not_as_en
     ]
 
 
-def test_errors_that_are_new_are_told_and_those_of_before_or_begun_again_are_not(
+def test_only_new_errors_are_reported_not_old_ones_or_those_after_a_reset(
     gpu: Watched,
 ) -> None:
     reported = [
@@ -172,7 +172,7 @@ def test_links_that_could_not_be_recovered_are_named(gpu: Watched) -> None:
 @pytest.mark.parametrize(
     ("reasons", "kind"), [(HOT, "hardware_thermal_slowdown"), (BRAKED, "power_brake_slowdown")]
 )
-def test_clocks_that_the_hardware_holds_down_for_long_are_told_and_their_end_likewise(
+def test_a_long_hardware_slowdown_is_reported_and_so_is_its_end(
     gpu: Watched, reasons: int, kind: str
 ) -> None:
     gpu.at(0, WELL, reasons=0)
@@ -186,14 +186,14 @@ def test_clocks_that_the_hardware_holds_down_for_long_are_told_and_their_end_lik
     }
 
 
-def test_a_slowdown_with_a_break_in_it_is_not_long(gpu: Watched) -> None:
+def test_a_slowdown_with_a_break_is_not_long(gpu: Watched) -> None:
     gpu.at(0, WELL, reasons=0)
     for second in range(1, 120):
         assert gpu.kinds_at(second, reasons=0 if second % 20 == 0 else HOT) == []
 
 
 @pytest.mark.parametrize("pace", [1, 5, 30])
-def test_ticks_in_which_the_reasons_were_not_asked_are_no_break(gpu: Watched, pace: int) -> None:
+def test_ticks_without_clock_reasons_are_not_a_break(gpu: Watched, pace: int) -> None:
     gpu.at(0, WELL, reasons=0)
     requested: dict[str, Any] = {"reasons": HOT}
     reported = {
@@ -205,7 +205,7 @@ def test_ticks_in_which_the_reasons_were_not_asked_are_no_break(gpu: Watched, pa
     }
 
 
-def test_what_held_before_reasons_were_long_not_given_says_nothing(gpu: Watched) -> None:
+def test_reasons_from_before_a_long_time_without_reasons_do_not_count(gpu: Watched) -> None:
     gpu.at(0, WELL, reasons=0)
     gpu.at(1, reasons=HOT)
     for second in range(2, 1000):
@@ -213,7 +213,7 @@ def test_what_held_before_reasons_were_long_not_given_says_nothing(gpu: Watched)
     assert gpu.kinds_at(1000, reasons=HOT) == []
 
 
-def test_what_held_before_a_silence_says_nothing_of_what_holds_after_it(gpu: Watched) -> None:
+def test_reasons_from_before_a_gap_do_not_count_after_it(gpu: Watched) -> None:
     gpu.at(0, WELL, reasons=0)
     gpu.at(1, reasons=HOT)
     assert gpu.kinds_at(1000, reasons=HOT) == []
@@ -229,8 +229,8 @@ def link(generation: int, width: int) -> GpuHealth:
     )
 
 
-def test_a_link_below_what_it_can_do_is_told_while_the_gpu_works(gpu: Watched) -> None:
-    """Health is queried every 10 s, and the GPU is idle in the first and the third minute."""
+def test_a_pcie_link_below_its_capability_is_reported_while_the_gpu_works(gpu: Watched) -> None:
+    """The link is read every 10 s; the GPU is idle in the first and the third minute."""
     reported = {}
     for second in range(360):
         is_idle = second < 60 or 120 <= second < 180
@@ -245,8 +245,8 @@ def test_a_link_below_what_it_can_do_is_told_while_the_gpu_works(gpu: Watched) -
     assert reported == {240: ["pcie_link_degraded"], 330: ["-pcie_link_degraded"]}
 
 
-def test_a_link_is_looked_at_by_the_state_that_was_read_last(gpu: Watched) -> None:
-    """The state is queried every 5 s, in other ticks than the link, and later no longer."""
+def test_a_pcie_link_is_evaluated_with_the_performance_state_read_last(gpu: Watched) -> None:
+    """The state is read every 5 s, in other ticks than the link, and later not at all."""
     for second in range(120):
         sent: dict[str, Any] = {"performance_state": 0} if second % 5 == 3 else {}
         kinds = gpu.kinds_at(second, link(1, 16) if second % 10 == 0 else None, **sent)
@@ -255,7 +255,7 @@ def test_a_link_is_looked_at_by_the_state_that_was_read_last(gpu: Watched) -> No
         assert gpu.kinds_at(second, link(5, 16) if second >= 300 else None) == []
 
 
-def test_a_link_that_sleeps_with_the_gpu_is_never_told(gpu: Watched) -> None:
+def test_a_pcie_link_that_slows_down_with_an_idle_gpu_is_never_reported(gpu: Watched) -> None:
     for second in range(0, 600, 10):
         works = second % 50 == 0
         state = 0 if works else 8
@@ -277,7 +277,7 @@ def test_a_link_that_sleeps_with_the_gpu_is_never_told(gpu: Watched) -> None:
         (GpuHealth(pcie_link_generation=5, pcie_max_link_generation=255), None),
     ],
 )
-def test_a_link_is_held_against_what_it_can_do_where_both_can_be_true(
+def test_a_pcie_link_is_compared_with_its_capability_if_both_are_plausible(
     sent: GpuHealth, *, is_degraded: bool | None
 ) -> None:
     assert is_pcie_degraded(sent) is is_degraded
@@ -301,7 +301,7 @@ def test_a_link_is_held_against_what_it_can_do_where_both_can_be_true(
         (("recovery_action", "RESET_GPU"), ("recovery_action", None, "RESET_GPU"), True),
     ],
 )
-def test_an_event_that_said_as_much_is_enough(
+def test_an_event_with_the_same_content_covers_a_change(
     change: tuple[str, str | None],
     event: tuple[str, int | None, str | None],
     *,

@@ -1,4 +1,4 @@
-"""The driver's lines about XIDs, in all formats seen so far."""
+"""The driver's lines about XIDs, in all known forms."""
 
 import pytest
 
@@ -34,7 +34,7 @@ BUS = (0, 0x1B, 0)
         ("NVRM: Xid (PCI:0000:1b:00): 119, pid=7", (BUS, 119, 7, None, "")),
     ],
 )
-def test_a_line_is_read_in_every_shape(
+def test_a_line_is_parsed_in_every_form(
     text: str, expected: tuple[tuple[int, int, int], int, int | None, str | None, str]
 ) -> None:
     found = read_xid_line(text)
@@ -47,7 +47,7 @@ def test_a_line_is_read_in_every_shape(
 @pytest.mark.parametrize(
     "before", [" ", "python[7]: ", "audit: comm=", "program said 'NVRM: loading' ", "NVRM: "]
 )
-def test_a_line_that_is_quoted_in_another_message_is_none(before: str) -> None:
+def test_a_line_quoted_in_another_message_is_ignored(before: str) -> None:
     assert read_xid_line(f"{before}NVRM: Xid (PCI:0000:1b:00): 79, pid=7") is None
 
 
@@ -55,7 +55,7 @@ def test_a_line_that_is_quoted_in_another_message_is_none(before: str) -> None:
     ("where", "instances"),
     [("GPU-I:05", (5, None)), ("GPU-I:01 GPU-CI:02", (1, 2)), ("GPU-I:00 GPU-CI:00", (0, 0))],
 )
-def test_a_line_names_the_instances_under_mig(
+def test_under_mig_a_line_names_the_instances(
     where: str, instances: tuple[int, int | None]
 ) -> None:
     found = read_xid_line(f"NVRM: Xid (PCI:0000:1b:00 {where}): 94, pid=7194, Contained: CE")
@@ -76,7 +76,7 @@ def test_a_line_names_the_instances_under_mig(
         ("from 0x1 (GPU Reset Required) to 0x0 (None)", "NONE"),
     ],
 )
-def test_the_driver_says_what_it_needs(change: str, action: str) -> None:
+def test_the_driver_reports_the_recovery_action_it_needs(change: str, action: str) -> None:
     found = read_xid_line(f"NVRM: Xid (PCI:0000:1b:00): 154, GPU recovery action changed {change}")
 
     assert found is not None
@@ -90,7 +90,7 @@ def test_the_driver_says_what_it_needs(change: str, action: str) -> None:
         ("RLW_CTRL Nonfatal XC1 i0 Link -1 (0x004505c6)", None),
     ],
 )
-def test_an_nvlink_5_error_is_as_loud_as_its_sub_code(
+def test_an_nvlink_5_error_has_the_severity_of_its_sub_code(
     words: str, severity: Severity | None
 ) -> None:
     found = read_xid_line(f"NVRM: Xid (PCI:0009:01:00): 149, {words}")
@@ -106,14 +106,14 @@ def test_an_nvlink_5_error_is_as_loud_as_its_sub_code(
         "NVRM: Xid error: xyz, invalid data",
         "NVRM: Xid (PCI:0000:66:00): abc, pid=2280636",
         "NVRM: Xid (PCI:zzzz:66:00): 79",
-        "NVRM: Xid (PCI:0000:66:00): 99999999999999999999, no code has so many digits",
+        "NVRM: Xid (PCI:0000:66:00): 99999999999999999999, a code has fewer digits",
         "NVRM: Xid (PCI:0000:66:00): " + "9" * 5000,
-        "NVRM: Xid (PCI:0000:66:00): ٧٩, no digits of the kernel's",
+        "NVRM: Xid (PCI:0000:66:00): ٧٩, not ASCII digits",
         "NVRM: loading NVIDIA UNIX Open Kernel Module",
         "",
     ],
 )
-def test_what_is_no_line_about_an_xid_is_none(text: str) -> None:
+def test_other_lines_are_ignored(text: str) -> None:
     assert read_xid_line(text) is None
 
 
@@ -122,10 +122,10 @@ def test_one_address_has_many_spellings(text: str) -> None:
     assert read_bus(text) == BUS
 
 
-def test_an_address_is_written_as_the_kernels_log_does() -> None:
+def test_an_address_is_written_as_in_the_kernel_log() -> None:
     assert write_bus(BUS) == "PCI:0000:1b:00"
 
 
 @pytest.mark.parametrize("text", ["", "GPU-1", "a:b:c:d", "1b"])
-def test_what_is_no_address_is_none(text: str) -> None:
+def test_an_invalid_address_is_ignored(text: str) -> None:
     assert read_bus(text) is None

@@ -1,4 +1,4 @@
-"""Every value that the agent accepts from a driver fits its record: both use one table."""
+"""The agent's limits of plausible values fit into the records, which use the same table."""
 
 from typing import get_args, get_type_hints
 
@@ -29,8 +29,8 @@ def field_type(name: str) -> object:
 
 
 @for_each("requested", ALL)
-def test_the_least_and_the_most_that_is_believed_fits_in_its_field(requested: MetricSpec) -> None:
-    """Return the value as it is, in a list, or by link, depending on the field."""
+def test_the_limits_of_each_reading_fit_in_its_field(requested: MetricSpec) -> None:
+    """As a single value, in a list or by link, whichever the field has."""
     kind = field_type(requested.name)
     for value in (requested.unit.low, requested.unit.high):
         made = converter(requested.unit)(value)

@@ -1,4 +1,4 @@
-"""A counter that falls has restarted or overflowed; one that jumps is not accepted at once."""
+"""A counter that falls was reset or wrapped; one that leaps is not accepted at once."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ SECOND_NS = 1_000_000_000
 
 
 def run(unit: Unit, values: Mapping[int, int]) -> tuple[list[int | None], list[int]]:
-    """Enter values second by second; return the accepted ones and the seconds with a fall."""
+    """Update with values by second; return the accepted ones, and the seconds in which one fell."""
     totals: dict[str, CounterTotal] = {}
     given: list[int | None] = []
     fell = []
@@ -25,60 +25,60 @@ def run(unit: Unit, values: Mapping[int, int]) -> tuple[list[int | None], list[i
 @pytest.mark.parametrize(
     ("law", "unit", "values", "given", "fell"),
     [
-        ("a rise is a rise", EVER, [1, 5, 5, 9], [1, 5, 5, 9], []),
-        ("a fall is a new beginning", EVER, [5, 2, 3], [5, 2, 3], [1]),
-        ("a count may rise by anything", EVER, [5, 10**15], [5, 10**15], []),
+        ("a rise is accepted", EVER, [1, 5, 5, 9], [1, 5, 5, 9], []),
+        ("a fall is a reset", EVER, [5, 2, 3], [5, 2, 3], [1]),
+        ("a count may rise by any amount", EVER, [5, 10**15], [5, 10**15], []),
         (
-            "a leap is not believed, and what goes on from there is",
+            "a leap is rejected, but a value that continues from it is accepted",
             NANOSECONDS,
             [0, 10**15, 10**15 + 10**9],
             [0, None, 10**15 + 10**9],
             [],
         ),
         (
-            "one false value neither counts nor looks like a new beginning",
+            "one false value is neither accepted nor followed by a reset",
             NANOSECONDS,
             [10**9, 2**60, 2 * 10**9, 3 * 10**9],
             [10**9, None, 2 * 10**9, 3 * 10**9],
             [],
         ),
         (
-            "two leaps to different values are both not believed",
+            "two leaps to different values are both rejected",
             NANOSECONDS,
             [0, 2**60, 2**61, 10**9],
             [0, None, None, 10**9],
             [],
         ),
         (
-            "nor is a leap that is less far than the one before",
+            "a leap that is smaller than the one before is rejected too",
             NANOSECONDS,
             [0, 2**61, 2**60, 10**9],
             [0, None, None, 10**9],
             [],
         ),
         (
-            "a counter of bytes goes on over its end",
+            "a counter of bytes continues across its wrap",
             PCIE_BYTES,
             [2**32 - 100, 900, 1000, 2**32 - 1, 4],
             [2**32 - 100, 2**32 + 900, 2**32 + 1000, 2**33 - 1, 2**33 + 4],
             [],
         ),
         (
-            "a counter of bytes that fell far from its end has begun again",
+            "a counter of bytes that fell far from its end was reset",
             PCIE_BYTES,
             [2**41, 5],
             [2**41, 5],
             [1],
         ),
         (
-            "what its wraps had added is gone where it begins again",
+            "a reset drops the amount of earlier wraps",
             PCIE_BYTES,
             [2**32 - 100, 900, 2**40, 5, 6],
             [2**32 - 100, 2**32 + 900, None, 2**33 + 5, 2**33 + 6],
             [],
         ),
         (
-            "what went back from a leap has to leap twice again",
+            "after going back from a leap, a counter must leap twice again",
             NANOSECONDS,
             [5, 2**60, 5, 2**60, 2**60],
             [5, None, 5, None, 2**60],
@@ -96,56 +96,56 @@ def test_a_counter_over_time(
     ("law", "unit", "values", "given", "fell"),
     [
         (
-            "what was not read for long may rise for all the time between",
+            "a counter may rise for all the time since it was read last",
             NANOSECONDS,
             {0: 0, 30: 30 * 10**9, 300: 300 * 10**9},
             [0, 30 * 10**9, 300 * 10**9],
             [],
         ),
         (
-            "and by no more than that",
+            "but by no more than that",
             NANOSECONDS,
             {0: 0, 30: 63 * 10**9},
             [0, None],
             [],
         ),
         (
-            "what stood still was read all the same",
+            "a counter that stands still counts as read",
             NANOSECONDS,
             {0: 7, 30: 7, 31: 30 * 10**9},
             [7, 7, None],
             [],
         ),
         (
-            "what began again was read then",
+            "a reset counts as a reading",
             NANOSECONDS,
             {0: 7, 30: 0, 31: 30 * 10**9},
             [7, 0, None],
             [30],
         ),
         (
-            "a rise is since the value that was believed, not since a false one after it",
+            "a rise counts from the accepted value, not from a false one after it",
             NANOSECONDS,
             {0: 0, 29: 2**60, 30: 30 * 10**9},
             [0, None, 30 * 10**9],
             [],
         ),
         (
-            "a leap goes on for as long as it was not read",
+            "a value may continue from a leap for all the time without a reading",
             NANOSECONDS,
             {0: 0, 1: 10**15, 31: 10**15 + 30 * 10**9},
             [0, None, 10**15 + 30 * 10**9],
             [],
         ),
         (
-            "and is not believed where it goes on by more",
+            "but is rejected if it rises by more",
             NANOSECONDS,
             {0: 0, 30: 10**15, 31: 10**15 + 30 * 10**9},
             [0, None, None],
             [],
         ),
         (
-            "a counter of bytes that was not read for long may come to its end between",
+            "a counter of bytes may wrap while it is not read",
             PCIE_BYTES,
             {0: 2**42 - 2**41, 10: 900},
             [2**41, 2**42 + 900],
@@ -159,7 +159,7 @@ def test_a_counter_that_is_not_read_in_each_tick(
     assert run(unit, values) == (given, fell), law
 
 
-def test_where_another_counter_began_again_a_fall_is_no_wrap() -> None:
+def test_a_fall_is_not_a_wrap_if_another_counter_was_reset() -> None:
     counters = CounterTracker(totals={}, now_ns=0)
     counters.update("energy", 500, EVER)
     counters.update("sent", 2**32 - 100, PCIE_BYTES)
@@ -180,7 +180,7 @@ def test_each_counter_has_its_own_time() -> None:
     assert given == {"often": None, "rarely": 15 * 10**9}
 
 
-def test_a_counter_that_was_not_asked_is_remembered() -> None:
+def test_a_counter_that_was_not_read_is_remembered() -> None:
     counters = CounterTracker(totals={}, now_ns=0)
     counters.update("errors", 500, EVER)
     between = CounterTracker(totals=counters.totals, now_ns=SECOND_NS)

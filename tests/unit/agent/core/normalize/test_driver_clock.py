@@ -25,7 +25,7 @@ def sampled(*stamps: int, percent: int = 50) -> list[UtilizationSample]:
 
 
 def watch(moments_us: list[float]) -> tuple[list[Interval], list[int]]:
-    """Cover a driver's time whose windows close at multiples of their length."""
+    """Cover the time of a driver whose windows close at multiples of their length."""
     time: DriverClock | None = None
     intervals, stamps, before_us = [], [], moments_us[0]
     for now_us in moments_us:
@@ -39,7 +39,7 @@ def watch(moments_us: list[float]) -> tuple[list[Interval], list[int]]:
 
 
 @given(st.lists(st.floats(min_value=2e5, max_value=3e6), min_size=1, max_size=30))
-def test_stretches_meet_and_never_go_beyond_the_newest_window(lengths: list[float]) -> None:
+def test_intervals_meet_and_never_go_beyond_the_newest_window(lengths: list[float]) -> None:
     moments = [5e6]
     for length in lengths:
         moments.append(moments[-1] + length)
@@ -51,7 +51,7 @@ def test_stretches_meet_and_never_go_beyond_the_newest_window(lengths: list[floa
         assert interval.end_us >= interval.start_us
 
 
-def test_the_cover_comes_to_lag_by_one_and_a_half_windows_however_the_ticks_fall() -> None:
+def test_the_covered_time_ends_up_one_and_a_half_windows_behind_at_any_phase_of_the_ticks() -> None:
     for phase in range(0, WINDOW_US, 10_000):
         moments = [5e6 + phase + place * 1_030_000 for place in range(20)]
         intervals, _ = watch(moments)
@@ -61,14 +61,14 @@ def test_the_cover_comes_to_lag_by_one_and_a_half_windows_however_the_ticks_fall
 
 
 @pytest.mark.parametrize("leap_us", [-700_000, 700_000, 3_600_000_000])
-def test_where_the_drivers_clock_leaps_the_cover_follows(leap_us: int) -> None:
+def test_the_covered_time_follows_a_leap_of_the_drivers_clock(leap_us: int) -> None:
     intervals, stamps = watch([5e6, 6e6, 7e6, 8e6 + leap_us, 9e6 + leap_us])
     assert stamps[-1] - 2 * WINDOW_US <= intervals[-1].end_us <= stamps[-1]
     for before, after in pairwise(intervals):
         assert after.start_us == before.end_us <= after.end_us
 
 
-def test_the_driver_that_stands_still_covers_nothing_twice() -> None:
+def test_a_drivers_clock_that_stands_still_covers_nothing_twice() -> None:
     time, first = advance(None, newest_us=10**6, window_us=WINDOW_US, interval_us=1e6)
     covered = first.end_us
     for _ in range(5):
@@ -79,7 +79,7 @@ def test_the_driver_that_stands_still_covers_nothing_twice() -> None:
 
 
 def learned(*answers: Sequence[int], idle_after: int = 0) -> float | None:
-    """Return the window length learnt from these gaps in milliseconds, answer by answer."""
+    """Return the window length in ms learned from gaps in ms, given per query; normally 166.667."""
     window, stamp = WindowLength(), 10**9
     for gaps in answers:
         stamps = [stamp]
@@ -96,27 +96,27 @@ def learned(*answers: Sequence[int], idle_after: int = 0) -> float | None:
     ("law", "answers", "expected"),
     [
         ("nothing to learn from", [[]], None),
-        ("a long gap may be of several windows", [[333]], None),
-        ("so may some that differ", [[500, 333, 1000, 667, 500, 833]], None),
-        ("what is longer than any window is none", [[3500] * 9, [3500] * 9, [3500] * 9], None),
-        ("two stamps of one window are no gap", [[166, 3, 165]], 165.5),
-        ("a shorter gap is taken at once", [[100]], 100),
-        ("also in a later answer", [[333, 500], [1000], [167]], 167),
-        ("one that came late shortens nothing that is certain", [[166] * 4, [20, 166]], 166),
-        ("three that are no multiples are believed", [[250, 500, 250, 750, 250]], 250),
-        ("jitter by a hundredth included", [[248, 500, 252, 750, 251]], 251),
-        ("a second, once six alike came in three answers", [[1000] * 2] * 3, 1000),
-        ("which one answer does not show", [[1000] * 40], None),
-        ("nor five", [[1000, 1000], [1000], [1000, 1000]], None),
+        ("a long gap may be several windows", [[333]], None),
+        ("so may different gaps", [[500, 333, 1000, 667, 500, 833]], None),
+        ("a gap longer than any window does not count", [[3500] * 9, [3500] * 9, [3500] * 9], None),
+        ("two stamps of one window are not a gap", [[166, 3, 165]], 165.5),
+        ("a shorter gap is learned at once", [[100]], 100),
+        ("also in a later query", [[333, 500], [1000], [167]], 167),
+        ("a late sample does not shorten a certain length", [[166] * 4, [20, 166]], 166),
+        ("three gaps that are not multiples are accepted", [[250, 500, 250, 750, 250]], 250),
+        ("including jitter of a hundredth", [[248, 500, 252, 750, 251]], 251),
+        ("a second, after six equal gaps in three queries", [[1000] * 2] * 3, 1000),
+        ("but not after one query", [[1000] * 40], None),
+        ("nor after five gaps", [[1000, 1000], [1000], [1000, 1000]], None),
     ],
 )
-def test_the_window_is_learnt_from_the_gaps(
+def test_the_window_length_is_learned_from_the_gaps(
     law: str, answers: list[list[int]], expected: float | None
 ) -> None:
     assert learned(*answers) == expected, law
 
 
-def test_use_that_comes_each_second_is_no_window_of_a_second() -> None:
+def test_use_in_every_second_does_not_mean_windows_of_a_second() -> None:
     assert learned(*[[1000] * 3] * 5, idle_after=1) is None
 
 
@@ -124,7 +124,7 @@ def test_use_that_comes_each_second_is_no_window_of_a_second() -> None:
     ("gaps", "expected"),
     [([], False), ([1000], True), ([500, 1000], False), ([1000, 166], False)],
 )
-def test_gaps_that_are_alike_leave_in_doubt_how_long_a_window_is(
+def test_equal_gaps_leave_the_window_length_in_doubt(
     gaps: list[int],
     expected: bool,  # noqa: FBT001  # a column of the table
 ) -> None:
@@ -134,7 +134,7 @@ def test_gaps_that_are_alike_leave_in_doubt_how_long_a_window_is(
     assert WindowLength().learn(sampled(*stamps), before_us=0).is_doubtful is expected
 
 
-def test_a_sample_of_nothing_shows_at_once_that_no_gap_is_of_several_windows() -> None:
+def test_a_sample_of_zero_proves_at_once_that_a_gap_is_one_window() -> None:
     stamps = [10**9 + number * 1_000_000 for number in range(7)]
     window = WindowLength().learn(sampled(*stamps, percent=0), before_us=0)
     assert (window.length_us, window.is_confirmed) == (1_000_000, True)
@@ -144,21 +144,21 @@ def test_a_sample_of_nothing_shows_at_once_that_no_gap_is_of_several_windows() -
     ("law", "stamps", "before_us", "expected"),
     [
         ("no samples", [], 0, []),
-        ("the first one of all has the usual length", [500, 600], 0, [(400, 500), (500, 600)]),
-        ("the one asked for again ends at its stamp", [500], 410, [(410, 500)]),
+        ("the first sample has the usual length", [500, 600], 0, [(400, 500), (500, 600)]),
+        ("a repeated sample ends at its stamp", [500], 410, [(410, 500)]),
         ("stamps that jitter still meet", [390, 510], 300, [(300, 390), (390, 510)]),
-        ("where the driver paused nothing is known", [900], 500, [(800, 900)]),
-        ("stamps out of order, and twice", [600, 500, 600], 400, [(400, 500), (500, 600)]),
+        ("nothing is known of a pause of the driver", [900], 500, [(800, 900)]),
+        ("stamps out of order and repeated", [600, 500, 600], 400, [(400, 500), (500, 600)]),
     ],
 )
-def test_a_window_reaches_back_to_the_one_before(
+def test_a_window_reaches_back_to_the_previous_one(
     law: str, stamps: list[int], before_us: int, expected: list[tuple[int, int]]
 ) -> None:
     windows = cut_windows(sampled(*stamps), before_us=before_us, window_us=100)
     assert [(window.start_us, window.end_us) for window in windows] == expected, law
 
 
-def test_a_mean_is_over_what_is_known_of_the_stretch() -> None:
+def test_a_mean_is_over_the_known_part_of_the_interval() -> None:
     windows = cut_windows(
         [*sampled(200, percent=10), *sampled(300, percent=40)], before_us=100, window_us=100
     )
@@ -170,7 +170,7 @@ def test_a_mean_is_over_what_is_known_of_the_stretch() -> None:
     assert mean_percent([], Interval(start_us=150, end_us=150)) == (0, None)
 
 
-def test_an_instant_lies_in_one_window_or_next_to_one() -> None:
+def test_an_instant_belongs_to_its_window_or_the_next_one() -> None:
     windows = cut_windows(sampled(200, 300), before_us=100, window_us=100)
     ends = [window_at(windows, time_us) for time_us in (50, 200, 201, 300, 999)]
     assert [window and window.end_us for window in ends] == [200, 200, 300, 300, 300]
@@ -180,19 +180,19 @@ def test_an_instant_lies_in_one_window_or_next_to_one() -> None:
 @pytest.mark.parametrize(
     ("law", "windows_behind", "shown", "expected"),
     [
-        ("by its rate", 0.5, (30, 30, False), Freshness.LATEST),
-        ("without rates there is but the sample", 0.5, (30, None, True), Freshness.LATEST),
-        ("a sample of use beside a rate of none", 0.5, (30, 0, False), Freshness.UNKNOWN),
-        ("nothing beside nothing", 0.5, (0, 0, False), Freshness.LATEST),
-        ("which may be long ago where idle is left out", 0.5, (0, 0, True), Freshness.UNKNOWN),
+        ("the rate is the same", 0.5, (30, 30, False), Freshness.LATEST),
+        ("without rates there is only the sample", 0.5, (30, None, True), Freshness.LATEST),
+        ("a sample of use with a rate of zero", 0.5, (30, 0, False), Freshness.UNKNOWN),
+        ("zero with zero", 0.5, (0, 0, False), Freshness.LATEST),
+        ("which may be old if idle windows are left out", 0.5, (0, 0, True), Freshness.UNKNOWN),
         ("also before the clock is known", None, (0, 0, True), Freshness.UNKNOWN),
-        ("others have closed, and nothing ran in them", 1.5, (30, 0, False), Freshness.BEHIND),
-        ("also where the rates do not answer now", 1.5, (30, None, True), Freshness.BEHIND),
-        ("what ran in the latest one has a sample", 1.5, (30, 30, True), Freshness.LEAPT),
-        ("no sample at all by now", 1.5, (None, 0, False), Freshness.BEHIND),
+        ("idle windows have closed since", 1.5, (30, 0, False), Freshness.BEHIND),
+        ("also if the rates fail now", 1.5, (30, None, True), Freshness.BEHIND),
+        ("use in the latest window has a sample", 1.5, (30, 30, True), Freshness.LEAPT),
+        ("no sample yet", 1.5, (None, 0, False), Freshness.BEHIND),
     ],
 )
-def test_whether_the_newest_sample_is_of_the_latest_window(
+def test_the_freshness_of_the_newest_sample(
     law: str,
     windows_behind: float | None,
     shown: tuple[int | None, int | None, bool],

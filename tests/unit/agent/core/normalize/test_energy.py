@@ -1,4 +1,4 @@
-"""Energy of ticks adds up to the counter, whatever the readings are; idle draw."""
+"""The energy of ticks, whose sum is the counter's; a GPU's draw without processes."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -17,7 +17,7 @@ COUNTER, INTERPOLATED, POWER = EnergyMethod
 
 
 class Read(NamedTuple):
-    """A board's readings at the end of a tick."""
+    """The readings of a GPU at the end of a tick."""
 
     counter: int | None
     power: int | None
@@ -58,74 +58,74 @@ def reported(*reads: Read) -> list[tuple[int | None, EnergyMethod | None]]:
     ("law", "reads", "booked"),
     [
         (
-            "the counter's difference, however much the draw says",
+            "the counter's difference counts, whatever the draw",
             [Read(5_000, 100_000), Read(5_500, 100_000), Read(5_501, None)],
             [(100_000, POWER), (500, COUNTER), (1, COUNTER)],
         ),
         (
-            "without a counter the draw times the time, and the rest of a millijoule the next time",
+            "without a counter draw times time, with the remainder carried over",
             [Read(None, 1_500, interval_ns=SECOND_NS // 1_000)] * 4,
             [(1, POWER), (2, POWER), (1, POWER), (2, POWER)],
         ),
-        ("nothing of nothing", [Read(None, None), Read(5, None)], [(None, None), (None, None)]),
+        ("without readings, none", [Read(None, None), Read(5, None)], [(None, None), (None, None)]),
         (
-            "while a counter stands still the draw, and of its step what is left",
+            "the draw while a counter stands still, then the rest of its step",
             [Read(0, 10), Read(0, 10), Read(30, 10)],
             [(10, POWER), (10, INTERPOLATED), (20, COUNTER)],
         ),
         (
-            "what the draw said too much is taken from the ticks that follow",
+            "an excess of the draw is deducted from the next ticks",
             [Read(0, 10), Read(0, 10), Read(7, 10), Read(9, 10), Read(20, 10)],
             [(10, POWER), (10, INTERPOLATED), (0, COUNTER), (0, COUNTER), (10, COUNTER)],
         ),
         (
-            "a counter that was not read shows later what was drawn meanwhile",
+            "a counter that was not read later shows the energy in between",
             [Read(0, 10), *[Read(None, 10)] * 3, Read(50, 10), Read(60, None)],
             [(10, POWER), (10, INTERPOLATED), (10, INTERPOLATED), (10, POWER), (20, COUNTER),
              (10, COUNTER)],
         ),
         (
-            "without a draw all of it stands in the tick in which the counter is read again",
+            "without a draw all of it is in the tick that reads the counter again",
             [Read(0, None), Read(None, None), Read(50, None)],
             [(None, None), (None, None), (50, COUNTER)],
         ),
         (
-            "a counter that stands still without a draw shows nothing, and later all of it",
+            "without a draw a counter that stands still shows all of it later",
             [Read(5, None), *[Read(5, None)] * 3, Read(9, None)],
             [(None, None), (0, COUNTER), (0, COUNTER), (None, None), (4, COUNTER)],
         ),
         (
-            "a counter that fell has begun again",
+            "a counter that fell was reset",
             [Read(5_000, 10), Read(400, 10), Read(430, 10)],
             [(10, POWER), (10, POWER), (30, COUNTER)],
         ),
         (
-            "one that had stopped does not owe what the draw said",
+            "a counter that had stopped does not deduct the draw",
             [Read(5, 10), *[Read(5, 10)] * 4, Read(8, 10), Read(20, 10)],
             [(10, POWER), (10, INTERPOLATED), (10, INTERPOLATED), (10, POWER), (10, POWER),
              (10, POWER), (12, COUNTER)],
         ),
         (
-            "one that shows with one step what was drawn all along has all of it, and not twice",
+            "a counter that shows all of it in one step is counted once",
             [Read(5, 10), *[Read(5, 10)] * 4, Read(60, 10)],
             [(10, POWER), (10, INTERPOLATED), (10, INTERPOLATED), (10, POWER), (10, POWER),
              (15, COUNTER)],
         ),
         (
-            "of a difference over time that no tick covers the tick's part",
+            "of a difference over a longer time the tick's part",
             [Read(0, 10), Read(80, 10, unresponsive_ns=3 * SECOND_NS), Read(95, 10)],
             [(10, POWER), (20, INTERPOLATED), (15, COUNTER)],
         ),
     ],
 )  # fmt: skip
-def test_what_a_tick_drew(
+def test_the_energy_of_a_tick(
     law: str, reads: list[Read], booked: list[tuple[int | None, EnergyMethod | None]]
 ) -> None:
     assert reported(*reads) == booked, law
 
 
-def test_a_leap_of_the_counter_is_no_energy_and_is_counted() -> None:
-    """A second longer than the tick, because one step may contain energy from before the tick."""
+def test_a_leap_of_the_counter_is_not_energy_and_is_counted() -> None:
+    """The bound is a second more than the tick, because a step may show energy from before it."""
     validator = Validator()
     meter = EnergyMeter(covered_ns=0, counter=0)
     most = 2 * MAX_MILLIWATTS
@@ -165,7 +165,7 @@ def reads(draw: st.DrawFn, *, with_gaps: bool = True, with_falls: bool = True) -
 
 
 @given(reads())
-def test_no_tick_is_below_nothing_and_one_without_a_method_has_no_energy(read: list[Read]) -> None:
+def test_energy_is_never_negative_and_missing_without_a_method(read: list[Read]) -> None:
     for booked in book(read):
         assert (booked.millijoules is None) == (booked.method is None)
         assert booked.millijoules is None or booked.millijoules >= 0
@@ -177,7 +177,7 @@ def test_no_tick_is_below_nothing_and_one_without_a_method_has_no_energy(read: l
 @example([Read(0, 1_000), Read(0, 1_000), Read(1, 0), Read(5_000, 0)])
 @example([Read(0, 1_000), *[Read(None, 1_000)] * 9, Read(5_000, 1_000), Read(20_000, 1_000)])
 def test_ticks_add_up_to_the_counter_to_the_millijoule(read: list[Read]) -> None:
-    """The excess over the counter is known, and is zero once a tick is booked by the counter."""
+    """The meter knows the energy booked beyond the counter; it is zero after a COUNTER tick."""
     first: int | None = None
     total, before = 0, EnergyMeter(covered_ns=0)
     for booked in book(read):
@@ -187,7 +187,8 @@ def test_ticks_add_up_to_the_counter_to_the_millijoule(read: list[Read]) -> None
         if counter is not None:
             has_moved = counter != before.counter
             if first is None or (has_moved and has_stopped and total > drawn):
-                # A new account begins here: a counter that had stopped missed energy.
+                # The sum restarts here: a counter that had stopped left out the energy from the
+                # draw.
                 first, total, drawn = counter, 0, 0
             assert total == drawn + booked.meter.ahead
             if booked.method is COUNTER and booked.millijoules:
@@ -196,9 +197,7 @@ def test_ticks_add_up_to_the_counter_to_the_millijoule(read: list[Read]) -> None
 
 
 @given(reads(with_gaps=False), st.integers(0, 40))
-def test_by_the_draw_alone_ticks_add_up_to_the_draw_times_the_time(
-    read: list[Read], cut: int
-) -> None:
+def test_without_a_counter_ticks_add_up_to_draw_times_time(read: list[Read], cut: int) -> None:
     lone = [each._replace(counter=None) for each in read]
     booked = [one.millijoules or 0 for one in book(lone)]
     for count in (cut % (len(lone) + 1), len(lone)):
@@ -207,8 +206,8 @@ def test_by_the_draw_alone_ticks_add_up_to_the_draw_times_the_time(
 
 
 @given(reads(with_falls=False))
-def test_time_that_no_tick_covers_adds_nothing(read: list[Read]) -> None:
-    """Without power readings, ticks have at most the counter's difference over all of the time."""
+def test_time_that_no_tick_covers_adds_no_energy(read: list[Read]) -> None:
+    """Without a draw, ticks have at most the counter's difference over the whole time."""
     lone = [each._replace(power=None) for each in read]
     counters = [each.counter for each in lone if each.counter is not None]
     total = sum(booked.millijoules or 0 for booked in book(lone))
@@ -218,11 +217,11 @@ def test_time_that_no_tick_covers_adds_nothing(read: list[Read]) -> None:
         assert total == risen
 
 
-# Idle draw.
+# The draw of a GPU without processes.
 
 
 class Board:
-    """A board that is watched tick by tick."""
+    """A GPU that is observed tick by tick."""
 
     def __init__(self) -> None:
         self.idle = IdleDraw()
@@ -251,23 +250,23 @@ class Board:
 
 @pytest.fixture
 def board() -> Board:
-    """Return a board whose last tick ended without a process."""
+    """Return a GPU whose last tick ended without a process."""
     made = Board()
     made.watch(90)
     return made
 
 
-def test_the_idle_draw_is_the_mean_of_long_enough_without_a_process(board: Board) -> None:
+def test_the_idle_draw_is_the_mean_of_a_long_enough_time_without_a_process(board: Board) -> None:
     assert board.watch(60, ticks=5) is None
     assert board.watch(80, ticks=4) is None
     assert board.watch(80) == 70_000
 
 
-def test_a_tick_that_is_long_enough_is_enough(board: Board) -> None:
+def test_one_long_tick_is_enough(board: Board) -> None:
     assert board.watch(70, seconds=MIN_FREE_NS / SECOND_NS) == 70_000
 
 
-def test_the_lowest_stands(board: Board) -> None:
+def test_the_lowest_mean_is_kept(board: Board) -> None:
     assert [board.watch(watts, ticks=10) for watts in (70, 65, 71)] == [70_000, 65_000, 65_000]
 
 
@@ -277,13 +276,11 @@ def test_the_lowest_stands(board: Board) -> None:
         {"is_free": False},
         {"is_unused": False},
         {"watts": None},
-        # Energy of zero means that the board does not report its power.
+        # A GPU always draws power, so 0 means that the reading is missing.
         {"watts": 0},
     ],
 )
-def test_all_of_the_time_must_be_without_work(
-    board: Board, spoilt: dict[str, float | None]
-) -> None:
+def test_the_whole_time_must_be_without_work(board: Board, spoilt: dict[str, float | None]) -> None:
     board.watch(50, ticks=9)
     board.watch(**{"watts": 50, **spoilt})  # type: ignore[arg-type]  # a table of arguments
     assert board.watch(50, ticks=9) is None
@@ -295,15 +292,15 @@ def test_the_tick_in_which_a_process_ended_does_not_count(board: Board) -> None:
     assert board.watch(70, ticks=10) == 70_000
 
 
-def test_it_is_not_begun_while_ticks_are_ahead_of_the_counter(board: Board) -> None:
-    """The counter then shows less than the energy used."""
+def test_the_time_does_not_start_while_ticks_are_ahead_of_the_counter(board: Board) -> None:
+    """The counter then shows less than the energy drawn."""
     board.watch(1, is_settled=False)
     assert board.watch(70, ticks=10) == 70_000
 
 
-def test_a_board_that_did_not_answer_is_watched_anew_and_keeps_its_lowest(board: Board) -> None:
+def test_a_gpu_that_did_not_answer_starts_over_and_keeps_its_lowest_mean(board: Board) -> None:
     board.watch(70, ticks=19)
     board.idle = board.idle.interrupt()
-    # It is unknown whether there was a process before the first tick.
+    # The processes at the beginning of the first tick are not known.
     assert board.watch(60, ticks=10) == 70_000
     assert board.watch(60) == 60_000

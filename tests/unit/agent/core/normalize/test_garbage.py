@@ -1,4 +1,4 @@
-"""Whatever a driver answers, a reading only contains plausible values, and nothing raises."""
+"""Whatever a driver returns, readings contain only plausible values, and nothing raises."""
 # ruff: noqa: ANN401  # the binding's structs have no types
 
 import ctypes
@@ -44,7 +44,7 @@ SOUND = ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetHandleB
 
 
 class Garbled:
-    """A library that sometimes answers with any number or any error."""
+    """A library that sometimes returns any number, or raises any error."""
 
     def __init__(self, library: Any, chance: random.Random) -> None:
         self._library = library
@@ -100,7 +100,7 @@ def machine(seed: int) -> tuple[Garbled, ManualClock]:
     )
     clock = ManualClock(start_ns=EPOCH_NS)
     simulation = Simulation(scenario, epoch_ns=EPOCH_NS, clock=clock)
-    return Garbled(simulation.node("n").nvml, random.Random(seed)), clock  # noqa: S311  # a test's chance
+    return Garbled(simulation.node("n").nvml, random.Random(seed)), clock  # noqa: S311  # chance in a test
 
 
 def value_of(tick: GpuTick, name: str) -> Any:
@@ -146,7 +146,7 @@ def check_totals(tick: GpuTick, before: dict[str, float]) -> None:
 
 @examples(40)
 @given(seed=st.integers(0, 2**32))
-def test_garbage_never_becomes_a_reading_nor_an_error(seed: int) -> None:
+def test_garbage_never_becomes_a_reading_or_an_error(seed: int) -> None:
     library, clock = machine(seed)
     (gpu,) = NvmlSession(library, monotonic_ns=clock.monotonic_ns).open()
     sampler = GpuSampler()
@@ -159,7 +159,7 @@ def test_garbage_never_becomes_a_reading_nor_an_error(seed: int) -> None:
         check_totals(tick, totals)
 
 
-def test_the_garbage_of_this_test_would_be_seen() -> None:
+def test_this_test_would_detect_its_garbage() -> None:
     library, _ = machine(1)
     gpu = NvmlSession(library).open()[0]
     ticks = [tick_gpu(GpuSampler(), query_all(gpu), now_ns=0) for _ in range(20)]

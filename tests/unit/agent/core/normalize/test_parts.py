@@ -1,4 +1,4 @@
-"""From the driver's values to a reading's nested records: base units, plausible values only."""
+"""From the driver's values to a reading's parts: base units, only plausible values."""
 # ruff: noqa: ANN401  # the driver's values are of any type
 
 import math
@@ -65,7 +65,7 @@ def value_of(tick: GpuTick, name: str) -> Any:
         ("health", "limits.sm_clock_max_hertz", 1980, 1_980_000_000),
     ],
 )
-def test_a_value_becomes_ours_in_base_units(group: str, name: str, value: Any, ours: Any) -> None:
+def test_a_value_is_converted_to_base_units(group: str, name: str, value: Any, ours: Any) -> None:
     tick = read(None, **{group: {name: value}})
     assert value_of(tick, name) == ours
     assert type(value_of(tick, name)) is type(ours)
@@ -94,7 +94,7 @@ def test_a_value_becomes_ours_in_base_units(group: str, name: str, value: Any, o
         ("health", "limits.power_limit_max_milliwatts", 2**32 - 1, "out_of_range"),
     ],
 )
-def test_what_cannot_be_true_is_absent_and_counted_by_reading_and_reason(
+def test_an_implausible_value_is_absent_and_counted_by_reading_and_reason(
     group: str, name: str, value: Any, reason: str
 ) -> None:
     tick = read(None, **{group: {name: value}})
@@ -102,7 +102,7 @@ def test_what_cannot_be_true_is_absent_and_counted_by_reading_and_reason(
     assert dict(tick.dropped_readings) == {(name, reason): 1}
 
 
-def test_a_part_of_which_the_driver_gives_nothing_is_absent() -> None:
+def test_a_part_without_any_value_is_absent() -> None:
     details = read(readings={"throttling.reasons": 0}).details
     assert details.throttling
     assert present_in(details.throttling) == {"reasons": 0}
@@ -110,20 +110,20 @@ def test_a_part_of_which_the_driver_gives_nothing_is_absent() -> None:
     assert parts == (None, None, None, None)
 
 
-def test_a_list_ends_before_the_first_engine_whose_value_cannot_be_true() -> None:
+def test_a_list_ends_before_the_first_engine_with_an_implausible_value() -> None:
     tick = read(profiling={"profiling.nvdec_active_ratios": [10.0, 101.0, 20.0]})
     assert value_of(tick, "profiling.nvdec_active_ratios") == [0.1]
     assert tick.dropped_readings.total() == 1
 
 
-def test_profiling_of_more_than_this_tick_is_left_out() -> None:
+def test_profiling_over_more_than_this_tick_is_left_out() -> None:
     given = {"profiling.sm_active_ratio": 50.0}
     assert read(activity=given, activity_ns=int(1.4 * SECOND_NS)).details.profiling
     assert not read(activity=given, activity_ns=2 * SECOND_NS).details.profiling
 
 
-def test_profiling_that_is_asked_rarely_says_over_which_time_it_is_a_mean() -> None:
-    """Values of the tick and other values in the same record cover different times."""
+def test_profiling_that_is_read_rarely_has_the_time_of_its_mean() -> None:
+    """The tick's own values have another time, so that the two cannot be confused."""
     gpu = GpuSampler()
     tick = read(
         gpu,
@@ -141,7 +141,7 @@ def test_profiling_that_is_asked_rarely_says_over_which_time_it_is_a_mean() -> N
     assert alone.details.profiling == GpuProfiling(sm_active_ratio=0.5)
 
 
-def test_what_is_booked_of_profiling_stands_in_both_records_and_nothing_else_does() -> None:
+def test_only_booked_profiling_values_are_in_both_records() -> None:
     given = {"sm_active_ratio": 50.0, "tensor_active_ratio": 40.0}
     tick = read(
         activity={f"profiling.{name}": value for name, value in given.items()},
@@ -158,12 +158,12 @@ def test_what_is_booked_of_profiling_stands_in_both_records_and_nothing_else_doe
     )
 
 
-def test_profiling_of_more_than_this_tick_is_not_booked() -> None:
+def test_profiling_over_more_than_this_tick_is_not_booked() -> None:
     given = {"profiling.sm_active_ratio": 50.0}
     assert read(activity=given, activity_ns=2 * SECOND_NS).reading.sm_active_ratio is None
 
 
-def test_a_gpu_outside_of_its_fabric_says_nothing_of_the_fabrics_health() -> None:
+def test_a_gpu_that_has_not_joined_its_fabric_reports_no_fabric_health() -> None:
     message = {"health.fabric_status": 0, "health.fabric_health_mask": 2}
     joined = read(health={"health.fabric_state": 3, **message}).details.health
     joining = read(health={"health.fabric_state": 2, **message}).details.health
@@ -176,18 +176,16 @@ def test_a_gpu_outside_of_its_fabric_says_nothing_of_the_fabrics_health() -> Non
 
 
 @pytest.mark.parametrize(("pair", "is_so"), [(0, None), (1, True), (2, False), (3, None)])
-def test_a_pair_of_bits_says_that_it_is_so_that_it_is_not_or_nothing(
-    pair: int, *, is_so: bool | None
-) -> None:
+def test_a_pair_of_bits_means_true_false_or_unknown(pair: int, *, is_so: bool | None) -> None:
     names = ("bandwidth_degraded", "route_recovery", "route_unhealthy", "access_timeout")
     for position, name in enumerate(names):
-        # All bits of the other flags, and higher bits that newer drivers have.
+        # All bits of the other conditions, and the higher bits of newer drivers.
         mask = 0xFFFF_FFFF & ~(3 << 2 * position) | pair << 2 * position
         tick = read(health={"health.fabric_state": 3, f"health.fabric_{name}": mask})
         assert value_of(tick, f"health.fabric_{name}") is is_so
 
 
-def test_bit_error_ratios_are_unpacked_and_none_is_more_than_all() -> None:
+def test_bit_error_ratios_are_unpacked_and_never_exceed_one() -> None:
     name = "health.nvlink_link_symbol_bit_error_ratios"
     packed = {0: 0x30C, 1: 0xFFF, 2: 0x100, 3: 0xF00, 4: 2**32 - 1}
     tick = read(health={name: packed})
@@ -195,13 +193,13 @@ def test_bit_error_ratios_are_unpacked_and_none_is_more_than_all() -> None:
     assert dict(tick.dropped_readings) == {(name, "out_of_range"): 1}
 
 
-def test_a_list_of_each_link_ends_before_the_first_that_cannot_be_true() -> None:
+def test_a_list_per_link_ends_before_the_first_implausible_value() -> None:
     name = "health.nvlink_link_fec_history_totals"
     tick = read(health={name: {0: [5, 2**64 - 1, 1], 3: [2**64 - 1]}})
     assert value_of(tick, name) == {"0": [5]}
 
 
-def test_a_counter_that_fell_is_named_also_where_ticks_without_it_lie_between() -> None:
+def test_a_counter_that_fell_is_named_even_after_ticks_without_it() -> None:
     name = "health.ecc_corrected_volatile_total"
     gpu = GpuSampler()
     first = read(gpu, 1, health={name: 9}, energy_millijoules=5000)
@@ -214,20 +212,20 @@ def test_a_counter_that_fell_is_named_also_where_ticks_without_it_lie_between() 
 SENT = "health.nvlink_link_sent_bytes_totals"
 
 
-def test_the_bytes_of_each_link_are_by_its_number() -> None:
+def test_the_bytes_of_each_link_are_keyed_by_its_number() -> None:
     tick = read(health={SENT: {0: 0, 3: 5, 17: 2**31}})
     assert value_of(tick, SENT) == {"0": 0, "3": 5 << 10, "17": 2**41}
     assert not tick.dropped_readings
 
 
-def test_a_link_whose_bytes_cannot_be_true_is_left_out_alone() -> None:
+def test_only_the_link_with_implausible_bytes_is_left_out() -> None:
     tick = read(health={SENT: {0: 2**64 - 1, 1: 7, 2: math.nan}})
     assert value_of(tick, SENT) == {"1": 7 << 10}
     assert dict(tick.dropped_readings) == {(SENT, "out_of_range"): 1, (SENT, "not_a_number"): 1}
     assert value_of(read(health={SENT: {0: -1}}), SENT) is None
 
 
-def test_the_counter_of_a_link_that_fell_is_named_with_the_link() -> None:
+def test_a_fallen_counter_of_a_link_is_named_with_the_link() -> None:
     gpu = GpuSampler()
     read(gpu, 1, health={SENT: {0: 10, 3: 10, 4: 10}})
     last = read(gpu, 2, health={SENT: {0: 11, 3: 2, 4: 10}})
@@ -241,11 +239,11 @@ FULL_SPEED = {
     ("readings", "traffic.nvlink_sent_bytes_total"): 3 << 30,
     ("readings", "throttling.power_ns_total"): 10**9,
 }
-"""Maximum rise per second of counters that have one, in the driver's unit."""
+"""The most by which bounded counters may rise in a second, in the driver's unit."""
 
 
 def totals_at(seconds: int) -> dict[str, Any]:
-    """Return all of them after so many seconds at their maximum rate."""
+    """Return all bounded counters after this many seconds at full speed."""
     given: dict[str, dict[str, Any]] = {"health": {}, "readings": {}}
     for (group, name), most in FULL_SPEED.items():
         given[group][name] = {0: 5 + most * seconds} if name == SENT else 5 + most * seconds
@@ -254,11 +252,11 @@ def totals_at(seconds: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("unresponsive", [0, 1, 9, 100])
 @pytest.mark.parametrize("answers", [True, False])
-def test_a_fast_counter_is_believed_however_long_it_was_not_read(
+def test_a_fast_counter_is_accepted_however_long_it_was_not_read(
     unresponsive: int,
     answers: bool,  # noqa: FBT001  # a parameter of the test
 ) -> None:
-    """The GPU may not have answered, or the driver may not have returned only this counter."""
+    """Whether the GPU did not answer, or the driver only left out the counter."""
     gpu = GpuSampler()
     read(gpu, 0, **totals_at(0))
     for second in range(1, unresponsive + 1):
@@ -274,7 +272,7 @@ def test_a_fast_counter_is_believed_however_long_it_was_not_read(
     assert tick.reading.energy_total_millijoules
 
 
-def test_a_link_that_leapt_is_absent_alone_and_no_reset() -> None:
+def test_a_link_that_leapt_is_left_out_and_not_reset() -> None:
     gpu = GpuSampler()
     read(gpu, 1, health={SENT: {0: 5, 1: 5}})
     leapt = read(gpu, 2, health={SENT: {0: 2**50, 1: 6}})
@@ -294,7 +292,7 @@ def test_counters_are_remembered_over_a_tick_in_which_the_gpu_did_not_answer() -
     assert after.reading.energy_millijoules is None
 
 
-def test_a_counter_that_leapt_is_absent_counted_and_no_reset() -> None:
+def test_a_counter_that_leapt_is_left_out_counted_and_not_reset() -> None:
     name = "throttling.power_ns_total"
     gpu = GpuSampler()
     read(gpu, 1, readings={name: 0})

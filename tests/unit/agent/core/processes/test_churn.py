@@ -1,9 +1,9 @@
-"""Whatever processes do, none is ever shown in a container in which it never was.
+"""Whatever processes do, none is ever shown in a container that it was never in.
 
 A small model of a kernel and a driver: processes start, open GPUs and MIG instances, move between
-cgroups, fork into each other's pids at once, hide from `/proc` and end. Cgroups' paths are
-rewritten, in the formats of several runtimes. The agent reads at any time: also in the middle of
-the driver's list, between the list and `/proc`, and between two reads of one process.
+cgroups, fork into each other's pids at once, hide from `/proc` and end; cgroup paths are rewritten
+in the forms of several runtimes. The agent may query at any time: in the middle of the driver's
+list, between the list and `/proc`, and between two reads of one process.
 """
 
 from collections.abc import Sequence
@@ -31,11 +31,9 @@ from tests.examples import examples
 from tests.fakes.nvml import stat
 
 TICK_NS: Final = 10 * NS_PER_MS
-# No kernel reuses a pid within a second, and accounts can only be distinguished if that holds.
+# A kernel does not reuse a pid within a second, and accounts differ by at least as much.
 STEP_TICKS: Final = 200
-UIDS = {
-    dead_letter: f"{dead_letter * 8}-0000-4000-8000-{dead_letter * 12}" for dead_letter in "abc"
-}
+UIDS = {letter: f"{letter * 8}-0000-4000-8000-{letter * 12}" for letter in "abc"}
 CONTAINERS = ["", *"abc"]
 SHAPES: Final = (
     "0::/kubepods.slice/kubepods-pod{slug}.slice/cri-containerd-{id}.scope",
@@ -63,13 +61,13 @@ steps = st.one_of(
     st.tuples(st.just("close"), pids, st.sampled_from(DEVICES)),
     st.tuples(st.just("hide"), pids, st.just("")),
     st.tuples(st.just("end"), pids, st.just("")),
-    # An end whose pid is reused at once.
+    # An end after which the pid is reused at once: a recycled pid.
     st.tuples(st.just("exchange"), pids, st.sampled_from(CONTAINERS)),
 )
 Step = tuple[str, int, str]
 some = st.lists(steps, max_size=4)
-# Before a scan and before each read of its files; before the list, within it (between two
-# devices), and before each read of a file.
+# Steps before a fast poll, before each read of its files, before the list, within the list (between
+# two devices), and before each read of a file.
 rounds = st.lists(st.tuples(some, some, some, some, some), min_size=2, max_size=8)
 Round = tuple[list[Step], list[Step], list[Step], list[Step], list[Step]]
 
@@ -89,7 +87,7 @@ class Process:
 
 
 class Machine:
-    """A kernel and a driver; every step takes two seconds, every read a hundredth of a second."""
+    """A kernel and a driver; a step takes two seconds, a read a hundredth of a second."""
 
     def __init__(self) -> None:
         self.now_ticks = 1
@@ -171,7 +169,7 @@ class Machine:
         if opened_ticks is None:
             return
         started_us = opened_ticks * TICK_NS // 1000
-        # The ring buffer only has the latest sample of a pid.
+        # The ring buffer keeps only the latest account of a pid.
         self.accounts[device, process.pid] = ProcessAccounting(
             pid=process.pid,
             started_us=started_us,
@@ -184,16 +182,16 @@ class Machine:
 
 
 def cgroup_of(process: Process) -> str:
-    dead_letter = process.container
-    shapes = SHAPES if dead_letter else HOST_SHAPES
-    uid = UIDS[dead_letter or "a"]
+    letter = process.container
+    shapes = SHAPES if letter else HOST_SHAPES
+    uid = UIDS[letter or "a"]
     return shapes[process.shape % len(shapes)].format(
-        uid=uid, slug=uid.replace("-", "_"), id=(dead_letter or "a") * 64, outer="f" * 64
+        uid=uid, slug=uid.replace("-", "_"), id=(letter or "a") * 64, outer="f" * 64
     )
 
 
 def ask(machine: Machine, meanwhile: list[Step]) -> tuple[list[RawGpuSample], set[tuple[int, int]]]:
-    """Query the driver, which lists one device after another while the world changes."""
+    """Query the driver, which lists one device after another while steps happen."""
     seen: set[tuple[int, int]] = set()
     lists: dict[str, tuple[ListedProcess, ...]] = {}
     accounts: dict[str, tuple[ProcessAccounting, ...]] = {}
@@ -229,14 +227,14 @@ def ask(machine: Machine, meanwhile: list[Step]) -> tuple[list[RawGpuSample], se
 
 @examples(150)
 @given(rounds)
-def test_no_process_is_ever_shown_where_it_was_not(
+def test_no_process_is_ever_shown_where_it_never_was(
     world: list[Round],
 ) -> None:
     machine = Machine()
     sampler = Sampler(node=NodeId("default", "node-1"), procfs=machine)
     reported: list[ProcessRecord] = []
     for before_scan, scanned, before, within, between in world:
-        look(machine, sampler, before_scan, scanned)
+        take_polls(machine, sampler, before_scan, scanned)
         for step in before:
             machine.do(step)
         requested = machine.moment()
@@ -251,22 +249,22 @@ def test_no_process_is_ever_shown_where_it_was_not(
     check_records(machine, reported)
 
 
-def look(machine: Machine, sampler: Sampler, before: list[Step], within: list[Step]) -> None:
-    """Query which processes are new on the GPUs, one after another, while the world changes."""
-    looks = []
+def take_polls(machine: Machine, sampler: Sampler, before: list[Step], within: list[Step]) -> None:
+    """Take a fast poll of each GPU, one after another, while steps happen."""
+    polls = []
     steps = iter(before)
     for uuid in ("GPU-0", "GPU-1"):
         requested, listed = machine.moment(), machine.listed(uuid)
-        looks.append(FastPoll(uuid=uuid, at=requested, processes=tuple(listed)))
+        polls.append(FastPoll(uuid=uuid, at=requested, processes=tuple(listed)))
         for step in islice(steps, 2):
             machine.do(step)
     machine.before_reads = list(within)
-    sampler.take_fast_polls(looks)
+    sampler.take_fast_polls(polls)
     machine.before_reads = []
 
 
 def check_ends(machine: Machine, tick: NodeTick) -> None:
-    """Each exit belongs to a process that had left a GPU, in a container in which it was."""
+    """Each end belongs to a process that had closed the GPU, in a container that it was in."""
     for end in tick.sample.ended_processes or ():
         event("an end")
         process = machine.past[end.pid, end.started_boottime_ns // TICK_NS]
@@ -277,11 +275,11 @@ def check_ends(machine: Machine, tick: NodeTick) -> None:
 
 
 def check_entries(machine: Machine, tick: NodeTick, listed: set[tuple[int, int]]) -> None:
-    """Each entry belongs to a process that the driver listed, in a container in which it was."""
+    """Each entry belongs to a process that the driver listed, in a container that it was in."""
     for process in tick.sample.processes:
         place = process.container
         if process.started_boottime_ns is None:
-            event("an entry of nobody")
+            event("an entry without a process")
             assert place is None
             continue
         identity = (process.pid, process.started_boottime_ns // TICK_NS)
@@ -295,13 +293,13 @@ def check_place(process: Process, shown: ContainerRef | None) -> None:
     if shown is None:
         assert "" in process.was_in
         return
-    (dead_letter,) = {(shown.container_id or "")[0]}
-    assert dead_letter in process.was_in
-    assert shown.pod_uid == UIDS[dead_letter]
+    (letter,) = {(shown.container_id or "")[0]}
+    assert letter in process.was_in
+    assert shown.pod_uid == UIDS[letter]
 
 
 def check_records(machine: Machine, reported: Sequence[ProcessRecord]) -> None:
-    """Records name right containers; totals belong to their process; each end follows a start."""
+    """Records agree; totals belong to the process that used them; only what began can end."""
     begun: set[tuple[int, int]] = set()
     for record in reported:
         for total in record.totals or ():

@@ -1,4 +1,4 @@
-"""The end of a process with its use, including processes that no list ever showed."""
+"""The end of a process with its usage, also for processes that no list ever showed."""
 
 from collections.abc import Mapping, Sequence
 
@@ -20,7 +20,7 @@ ONE, TWO = "a" * 64, "b" * 64
 
 
 class Node:
-    """A node whose table and accounts a test advances, by a second per tick."""
+    """A node whose process table and accounts a test advances, one second per tick."""
 
     def __init__(self) -> None:
         self.procfs = FakeProcfs()
@@ -78,14 +78,14 @@ def test_without_accounts_an_end_is_reported_at_once(node: Node) -> None:
     assert reported(node.tick({"GPU-0": []}, {"GPU-0": None})) == [("ended", 7, ONE, None)]
 
 
-def test_an_end_carries_what_the_process_used(node: Node) -> None:
+def test_an_end_has_the_usage_of_the_process(node: Node) -> None:
     node.tick({"GPU-0": [7]}, {"GPU-0": []})
     (end,) = node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=60, busy_ns=25 * HALF_NS)]})
     assert (end.change, end.busy_ns, end.max_memory_bytes) == ("ended", 25 * HALF_NS, 7)
     assert end.totals == [account(7, opened=60, busy_ns=25 * HALF_NS)[1]]
 
 
-def test_an_end_waits_for_its_account_but_not_for_ever(node: Node) -> None:
+def test_an_end_waits_for_its_account_for_a_limited_time(node: Node) -> None:
     node.tick({"GPU-0": [7]}, {"GPU-0": []})
     assert node.tick({"GPU-0": []}, {"GPU-0": []}) == []
     late = node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=60)]})
@@ -95,7 +95,7 @@ def test_an_end_waits_for_its_account_but_not_for_ever(node: Node) -> None:
     node.tick({"GPU-0": [7]}, {"GPU-0": []})
     waited = [reported(node.tick({"GPU-0": []}, {"GPU-0": []})) for _ in range(8)]
     assert [len(one) for one in waited] == [0, 0, 0, 0, 0, 1, 0, 0]
-    # Later accounts do not make a second process of it.
+    # An account that arrives later does not create a second process.
     assert node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=103.5)]}) == []
 
 
@@ -110,7 +110,7 @@ def test_a_process_on_two_gpus_ends_once_with_both(node: Node) -> None:
     assert [one.gpu_uuid for one in end.totals or ()] == ["GPU-0", "GPU-1"]
 
 
-def test_what_a_process_used_of_a_gpu_that_it_left_waits_for_its_end(node: Node) -> None:
+def test_usage_of_a_gpu_that_a_process_left_waits_for_its_end(node: Node) -> None:
     node.tick({"GPU-0": [7], "GPU-1": [7]}, {"GPU-0": [], "GPU-1": []})
     left = node.tick({"GPU-0": [7], "GPU-1": []}, {"GPU-1": [account(7, opened=60, gpu="GPU-1")]})
     assert reported(left) == [("changed", 7, ONE, None)]
@@ -129,24 +129,24 @@ def test_a_process_that_no_list_ever_showed_is_seen_and_ended(node: Node) -> Non
     assert {one.started_boottime_ns for one in records} == {None}
 
 
-def test_one_that_lives_on_without_the_gpu_is_known_by_its_files(node: Node) -> None:
+def test_an_unlisted_process_that_lives_on_is_identified_by_its_files(node: Node) -> None:
     records = node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=100.2)]})
     assert reported(records) == [("seen", 7, ONE, None), ("ended", 7, ONE, HALF_NS)]
 
 
-def test_one_whose_pid_is_another_processs_by_now_is_in_no_container(node: Node) -> None:
+def test_an_unlisted_process_whose_pid_was_recycled_has_no_container(node: Node) -> None:
     node.start(9, seconds=101, container=TWO)
     records = node.tick({"GPU-0": []}, {"GPU-0": [account(9, opened=100.2)]})
     assert [one.container_id for one in records] == [None, None]
 
 
-def test_an_account_that_comes_again_is_reported_once(node: Node) -> None:
+def test_a_repeated_account_is_reported_once(node: Node) -> None:
     given = {"GPU-0": [account(9, opened=100.2)]}
     assert [len(node.tick({"GPU-0": []}, given)) for _ in range(3)] == [2, 0, 0]
 
 
-def test_an_account_that_began_after_the_last_list_is_another_processs(node: Node) -> None:
-    """The driver only keeps a pid's latest account: earlier use is lost, but not mixed up."""
+def test_an_account_that_began_after_the_last_list_belongs_to_another_process(node: Node) -> None:
+    """The driver keeps a pid's latest account only: the earlier usage is lost, not mixed up."""
     node.tick({"GPU-0": [7]}, {"GPU-0": []})
     first = node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=101.5, busy_ns=HALF_NS // 5)]})
     assert [(one.change, one.busy_ns) for one in first] == [("seen", None), ("ended", HALF_NS // 5)]
@@ -155,15 +155,15 @@ def test_an_account_that_began_after_the_last_list_is_another_processs(node: Nod
 
 
 def test_an_account_from_before_a_process_started_is_not_its_own(node: Node) -> None:
-    """A pid that was reused: the new process is still running, and its account is open."""
+    """A recycled pid: the new process still runs, and its account is open."""
     node.start(7, seconds=99, container=TWO)
     node.tick({"GPU-0": [7]}, {"GPU-0": []})
     records = node.tick({"GPU-0": [7]}, {"GPU-0": [account(7, opened=60)]})
     assert [(one.change, one.container_id) for one in records] == [("seen", None), ("ended", None)]
 
 
-def test_a_clock_that_is_set_costs_no_process_its_account(node: Node) -> None:
-    """The driver stamped the start by the clock before it was set."""
+def test_a_clock_step_loses_no_account(node: Node) -> None:
+    """The driver stamped the start before the clock was set."""
     node.tick({"GPU-0": [7]}, {"GPU-0": []})
     node.set_by_seconds = 3600
     node.tick({"GPU-0": [7]}, {"GPU-0": []})
@@ -171,14 +171,14 @@ def test_a_clock_that_is_set_costs_no_process_its_account(node: Node) -> None:
     assert reported(ends) == [("ended", 7, ONE, HALF_NS)]
 
 
-def test_an_account_without_a_start_goes_by_the_pid(node: Node) -> None:
+def test_an_account_without_a_start_is_matched_by_pid(node: Node) -> None:
     node.tick({"GPU-0": [7]}, {"GPU-0": []})
     assert reported(node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=None)]})) == [
         ("ended", 7, ONE, HALF_NS)
     ]
 
 
-def test_memory_of_it_all_is_bounded(node: Node) -> None:
+def test_memory_is_bounded(node: Node) -> None:
     def feed(number: int) -> None:
         node.tick({"GPU-0": []}, {"GPU-0": [account(number + 10, opened=node.seconds)]})
         node.matcher.exited.clear()

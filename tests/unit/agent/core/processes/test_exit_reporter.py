@@ -1,4 +1,4 @@
-"""Exits of processes in ticks: the owner, the ticks, and the use not reported yet."""
+"""Ends of processes in ticks: the process, the ticks covered, and the time not yet reported."""
 
 from collections.abc import Sequence
 
@@ -46,7 +46,7 @@ def ns(seconds: float | None) -> int | None:
 
 
 class Node:
-    """A node with one GPU; ticks take a second, and the first covers second 10."""
+    """A node with one GPU; ticks last a second, and the first covers second 10."""
 
     def __init__(self) -> None:
         self.reporter = ExitReporter()
@@ -102,7 +102,7 @@ def node() -> Node:
 
 def test_an_end_is_reported_by_the_tick_that_covers_it(node: Node) -> None:
     node.tick(closed(11.5, 0.4), ratio=0.3)
-    # The driver's windows extend beyond the end, until 12.07.
+    # The driver's windows reach a little beyond the end, to 12.07.
     (end,) = node.tick(ratio=0.0)
     assert end == ProcessExit(
         gpu=0,
@@ -128,18 +128,18 @@ def test_a_process_of_the_host_has_no_container(node: Node) -> None:
     assert node.containers == []
 
 
-def test_what_ticks_said_of_it_is_said_beside_what_they_left(node: Node) -> None:
-    """Its samples in the ticks that listed it count, from the first of them on."""
+def test_an_end_has_the_sampled_time_and_the_reserved_time(node: Node) -> None:
+    """Its samples count in the ticks that listed it, from the first of them on."""
     node.tick(ratio=0.2)
     node.tick(ratio=0.4, listed=[listed()])
     (end,) = node.tick(closed(11.9, 1.5, 1.0), ratio=0.1, listed=[listed(ended=True)])
     assert end.sampled_busy_ns == 500_000_000
-    # It was not listed in second 11 and had the GPU open for its last 0.1 s, or a window more.
+    # It was not listed in second 11, and had the GPU open for its last 0.1 s plus one window.
     assert end.reserved_busy_ns == 200_000_000
     assert (end.from_seq, end.until_seq) == (11_000, 13_000)
 
 
-def test_ends_on_one_gpu_share_what_is_nobodys(node: Node) -> None:
+def test_ends_on_one_gpu_share_its_unattributed_time(node: Node) -> None:
     ends = node.tick(closed(11.2, 0.4), closed(11.3, 0.4, pid=8), ratio=0.3)
     assert [one.reserved_busy_ns for one in ends] == [150_000_000, 150_000_000]
 
@@ -155,14 +155,14 @@ def test_ends_on_one_gpu_share_what_is_nobodys(node: Node) -> None:
         (closed(9.9, 0.4), "older"),
     ],
 )
-def test_what_cannot_be_reported_rightly_is_counted(
+def test_an_end_that_cannot_be_reported_is_counted_with_its_reason(
     node: Node, end: ExitedProcess, reason: str
 ) -> None:
     assert node.tick(end) == node.tick() == []
     assert node.reporter.unreported == {reason: 1}
 
 
-def test_an_end_waits_for_a_tick_of_its_gpu_but_not_for_ever(node: Node) -> None:
+def test_an_end_waits_for_a_tick_of_its_gpu_for_a_limited_time(node: Node) -> None:
     other = GpuReading(uuid="GPU-1", index=1, utilization_ratio=0.5)
     assert node.tick(closed(11.2, 0.4), reading=other) == []
     assert [one.pid for one in node.tick()] == [7]
@@ -173,7 +173,7 @@ def test_an_end_waits_for_a_tick_of_its_gpu_but_not_for_ever(node: Node) -> None
     assert node.reporter.unreported == {"gpu_gone": 1}
 
 
-def test_a_gpu_that_is_cut_leaves_nothing_to_anybody(node: Node) -> None:
+def test_a_gpu_with_mig_has_no_time_to_reserve(node: Node) -> None:
     whole = GpuReading(uuid="GPU-0", index=0, utilization_ratio=0.9, mig_enabled=True)
     (end,) = node.tick(closed(11.2, 0.4), reading=whole)
     assert end.reserved_busy_ns == 0
@@ -195,18 +195,18 @@ def test_without_accounts_nothing_is_remembered() -> None:
     assert count_held(closing) == before
 
 
-def test_what_is_accounted_no_more_is_forgotten_after_two_minutes(node: Node) -> None:
+def test_a_gpu_without_accounting_is_forgotten_after_two_minutes(node: Node) -> None:
     never = count_held(ExitReporter())
     for _ in range(5):
         node.tick(listed=[listed()])
     assert count_held(node.reporter) > never
-    # An account that came with the last of them is still reported.
+    # An account that arrives with the last tick is still reported.
     (end,) = node.tick(closed(15.2, 0.4), is_accounted=False)
     assert end.pid == 7
     for _ in range(130):
         node.tick(listed=[listed()], is_accounted=False)
     assert count_held(node.reporter) <= never
-    # Switched on again: use of processes that started meanwhile is unknown.
+    # If it is enabled again, the sampled time of processes that began meanwhile is not known.
     assert node.tick() == node.tick(closed(100.2, 0.4)) == []
     assert node.reporter.unreported == {"older": 1}
 

@@ -1,4 +1,4 @@
-"""The busy time of processes in ticks, and a GPU's busy time that belongs to no process."""
+"""What ticks reported about processes, and a GPU's unattributed busy time."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ from tests.held_objects import is_bounded
 
 
 def covered(second: int) -> TickInterval:
-    """Return the tick that covers a second and begins with it."""
+    """Return the tick that covers this second."""
     begin_ns = second * NS_PER_SECOND
     return TickInterval(
         seq=second,
@@ -59,9 +59,9 @@ def history_of(*ticks: tuple[float | None, Sequence[GpuProcess]]) -> GpuHistory:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "processes", "message"),
+    ("ratio", "processes", "sampled_seconds"),
     [
-        # Alone: the device's time, whatever its own samples are.
+        # Only process: the device's time, whatever its own samples show.
         (0.5, [process(1, 0.3)], 0.5),
         (0.5, [process(1)], 0.5),
         # With another process of its container: split by samples, or equally.
@@ -71,26 +71,26 @@ def history_of(*ticks: tuple[float | None, Sequence[GpuProcess]]) -> GpuHistory:
         (0.6, [process(1, 0.1), process(2, 0.2, container=1)], 0.1),
         (0.6, [process(1, 0.1), process(2, 0.2, container=None)], 0.1),
         (0.6, [process(1, 0.1), process(2, is_read=False)], 0.1),
-        # On a device without its own value: the sum of the samples.
+        # A device without utilization: the sum of the samples.
         (None, [process(1, 0.1)], 0.1),
     ],
 )
-def test_a_tick_says_of_a_process_its_part_of_what_is_booked_on_its_container(
-    ratio: float | None, processes: list[GpuProcess], message: float
+def test_a_process_has_its_part_of_the_time_booked_on_its_container(
+    ratio: float | None, processes: list[GpuProcess], sampled_seconds: float
 ) -> None:
     reported_ns, first = history_of((ratio, processes)).pop_sampled((1, NS_PER_SECOND))
-    assert reported_ns == message * NS_PER_SECOND
+    assert reported_ns == sampled_seconds * NS_PER_SECOND
     assert first == covered(0)
 
 
-def test_what_ticks_said_of_a_process_is_summed_until_it_is_reported() -> None:
+def test_the_sampled_time_of_a_process_adds_up_until_it_is_reported() -> None:
     history = history_of((0.5, [process(1)]), (0.0, []), (0.25, [process(1)]))
     assert history.pop_sampled((1, NS_PER_SECOND)) == (0.75 * NS_PER_SECOND, covered(0))
     assert history.pop_sampled((1, NS_PER_SECOND)) == (0, None)
 
 
 @pytest.mark.parametrize(
-    ("processes", "is_nobodys"),
+    ("processes", "is_unattributed"),
     [
         ([], True),
         ([process(1, is_read=False)], True),
@@ -99,14 +99,14 @@ def test_what_ticks_said_of_a_process_is_summed_until_it_is_reported() -> None:
         ([process(1), process(2, is_read=False)], False),
     ],
 )
-def test_busy_time_is_nobodys_where_nobody_was_seen(
-    processes: list[GpuProcess], *, is_nobodys: bool
+def test_busy_time_is_unattributed_if_no_known_process_was_listed(
+    processes: list[GpuProcess], *, is_unattributed: bool
 ) -> None:
     history = history_of((0.5, processes))
-    assert history.reserve([interval(0, 1, 9.0)]) == [NS_PER_SECOND // 2 if is_nobodys else 0]
+    assert history.reserve([interval(0, 1, 9.0)]) == [NS_PER_SECOND // 2 if is_unattributed else 0]
 
 
-def test_a_tick_that_lacks_the_gpu_leaves_nothing_to_anybody() -> None:
+def test_a_tick_without_the_gpu_has_no_time_to_reserve() -> None:
     history = GpuHistory()
     history.record(covered(0), None, [])
     assert history.reserve([interval(0, 1, 1.0)]) == [0]
@@ -117,16 +117,16 @@ def test_a_tick_that_lacks_the_gpu_leaves_nothing_to_anybody() -> None:
     ("intervals", "given_seconds"),
     [
         ([interval(0.5, 1.5, 0.4)], [0.4]),
-        # At most the overlap with a tick, and nothing of a tick without overlap.
+        # At most the time for which it was there, and nothing from ticks in which it was not.
         ([interval(0.9, 1.0, 0.4)], [0.1]),
         ([interval(5.0, 6.0, 0.4)], [0.0]),
         # The available time, in proportion to the missing time.
         ([interval(0.0, 1.0, 0.6), interval(0.0, 1.0, 0.3)], [0.4, 0.2]),
-        # Both get as much as possible of the first tick, and the rest from the second.
+        # Each takes what it can from the first tick; one takes the rest from the second.
         ([interval(0.0, 2.0, 1.0), interval(0.0, 1.0, 0.2)], [1.0, 0.1]),
     ],
 )
-def test_what_is_nobodys_is_set_aside_for_those_who_were_there(
+def test_unattributed_time_is_reserved_for_the_processes_that_were_there(
     intervals: list[ProcessInterval], given_seconds: list[float]
 ) -> None:
     reserved = history_of((0.6, []), (0.6, [])).reserve(intervals)
@@ -139,7 +139,7 @@ spans = st.tuples(
 
 
 @given(st.lists(st.floats(0, 1), max_size=10), st.lists(st.lists(spans, max_size=4), max_size=4))
-def test_never_more_is_set_aside_than_there_was_however_often_it_is_asked_for(
+def test_reservations_never_exceed_the_available_time_however_many_there_are(
     ratios: list[float], requested: list[list[ProcessInterval]]
 ) -> None:
     history = history_of(*((ratio, []) for ratio in ratios))
@@ -159,7 +159,7 @@ def test_parts_by_weight_sum_to_the_whole(whole: int, weights: list[int]) -> Non
         assert all(part <= weight for part, weight in zip(parts, weights, strict=True))
 
 
-def test_memory_of_it_is_bounded() -> None:
+def test_memory_is_bounded() -> None:
     history = GpuHistory()
     assert is_bounded(
         history,

@@ -45,14 +45,16 @@ def reported(update: TableUpdate) -> list[tuple[str, int, int | None, str | None
 
 
 @pytest.mark.parametrize("command", ["python", "a) b (c", "tab\tand space", "))))"])
-def test_start_and_name_are_read_whatever_the_name_holds(procfs: FakeProcfs, command: str) -> None:
+def test_start_and_name_are_read_whatever_the_name_contains(
+    procfs: FakeProcfs, command: str
+) -> None:
     procfs.start(7, started_ticks=123, cgroup=f"/docker/{ONE}", command=command)
     facts = ProcessReader(procfs).read(7)
     assert (facts.started_boottime_ns, facts.command) == (123 * TICK_NS, command)
     assert facts.location == Location(container_id=ONE, line=f"0::/docker/{ONE}")
 
 
-def test_a_pid_that_changes_hands_while_it_is_read_is_read_again(procfs: FakeProcfs) -> None:
+def test_a_pid_that_is_recycled_during_a_read_is_read_again(procfs: FakeProcfs) -> None:
     procfs.files["/proc/7/stat"] = [stat(7, 100), stat(7, 200)]
     procfs.files["/proc/7/cgroup"] = [f"0::/docker/{ONE}".encode(), f"0::/docker/{TWO}".encode()]
     facts = ProcessReader(procfs).read(7)
@@ -60,7 +62,7 @@ def test_a_pid_that_changes_hands_while_it_is_read_is_read_again(procfs: FakePro
 
 
 @pytest.mark.parametrize("garbage", [b"", b"7", b"7 (x", b"7 (x) S 1 2", b"7 (x) S " + b"x " * 30])
-def test_a_process_that_cannot_be_read_is_nowhere(procfs: FakeProcfs, garbage: bytes) -> None:
+def test_a_process_that_cannot_be_read_has_no_location(procfs: FakeProcfs, garbage: bytes) -> None:
     procfs.files["/proc/7/stat"] = [garbage]
     procfs.files["/proc/7/cgroup"] = [f"0::/docker/{ONE}".encode()]
     assert ProcessReader(procfs).read(7) == UNREADABLE
@@ -85,7 +87,7 @@ def test_a_process_is_reported_when_first_seen_when_changed_and_when_ended(
     assert reported(call(table)) == []
 
 
-def test_a_record_says_all_that_is_known(procfs: FakeProcfs, table: ProcessTable) -> None:
+def test_a_record_has_all_known_facts(procfs: FakeProcfs, table: ProcessTable) -> None:
     procfs.start(7, started_ticks=100, cgroup=f"/docker/{ONE}", command="train")
     (record,) = call(table, 7).records
     assert (record.node, record.boot_id, record.time_ns) == ("node-1", "boot-1", 1000)
@@ -108,7 +110,7 @@ def test_a_recycled_pid_is_one_process_ended_and_another_one_seen(
     assert update.was_recycled(7)
 
 
-def test_a_process_younger_than_the_drivers_list_is_not_the_one_in_it(
+def test_a_process_younger_than_the_drivers_list_is_not_the_listed_one(
     procfs: FakeProcfs, table: ProcessTable
 ) -> None:
     procfs.start(7, started_ticks=100, cgroup=f"/docker/{ONE}")
@@ -118,7 +120,7 @@ def test_a_process_younger_than_the_drivers_list_is_not_the_one_in_it(
     assert reported(call(table, at_ticks=3000)) == [(ProcessChange.ENDED, 7, 100, ONE)]
 
 
-def test_a_process_never_read_is_not_taken_for_the_next_owner_of_its_pid(
+def test_a_process_that_was_never_read_is_not_the_next_owner_of_its_pid(
     procfs: FakeProcfs, table: ProcessTable
 ) -> None:
     assert reported(call(table, 7, at_ticks=1000)) == [(ProcessChange.SEEN, 7, None, None)]
@@ -129,13 +131,15 @@ def test_a_process_never_read_is_not_taken_for_the_next_owner_of_its_pid(
     ]
 
 
-def test_a_process_read_late_is_the_same_process(procfs: FakeProcfs, table: ProcessTable) -> None:
+def test_a_process_that_is_read_late_is_the_same_process(
+    procfs: FakeProcfs, table: ProcessTable
+) -> None:
     call(table, 7, at_ticks=1000)
     procfs.start(7, started_ticks=500, cgroup=f"/docker/{ONE}")
     assert reported(call(table, 7, at_ticks=2000)) == [(ProcessChange.CHANGED, 7, 500, ONE)]
 
 
-def test_on_a_gpu_that_does_not_answer_processes_are_where_they_were(
+def test_on_a_gpu_that_does_not_answer_no_process_ends(
     procfs: FakeProcfs, table: ProcessTable
 ) -> None:
     procfs.start(7, started_ticks=100, cgroup=f"/docker/{ONE}")
@@ -147,10 +151,10 @@ def test_on_a_gpu_that_does_not_answer_processes_are_where_they_were(
     assert (record.change, record.gpu_uuids) == (ProcessChange.CHANGED, ["GPU-0"])
 
 
-def test_only_what_the_driver_listed_in_this_tick_is_counted_as_unreadable(
+def test_only_processes_listed_in_this_tick_are_counted_as_unreadable(
     procfs: FakeProcfs, table: ProcessTable
 ) -> None:
-    """Processes usually die with their GPU; that does not mean that /proc hides processes."""
+    """A process often dies with its GPU; that does not mean that /proc hides processes."""
     procfs.start(7, started_ticks=100, cgroup=f"/docker/{ONE}")
     call(table, 7)
     procfs.end(7)
@@ -162,7 +166,7 @@ def test_only_what_the_driver_listed_in_this_tick_is_counted_as_unreadable(
     assert call(table, 8, at_ticks=1700).unreadable == 1
 
 
-def test_of_the_ended_ones_only_the_lingering_are_still_known_and_none_is_reported_again(
+def test_only_lingering_ended_processes_are_still_known_and_none_is_reported_again(
     procfs: FakeProcfs, table: ProcessTable
 ) -> None:
     for pid in (7, 8):
@@ -175,7 +179,7 @@ def test_of_the_ended_ones_only_the_lingering_are_still_known_and_none_is_report
     assert not call(table).before
 
 
-def test_a_pid_that_lingers_and_is_given_again_is_two_processes(
+def test_a_lingering_pid_that_is_recycled_is_two_processes(
     procfs: FakeProcfs, table: ProcessTable
 ) -> None:
     procfs.start(7, started_ticks=100, cgroup=f"/docker/{ONE}")
@@ -187,7 +191,7 @@ def test_a_pid_that_lingers_and_is_given_again_is_two_processes(
     assert reported(update) == [(ProcessChange.SEEN, 7, 2500, TWO)]
 
 
-def test_a_pod_in_a_pod_is_the_outer_one_unless_the_node_is_in_that(procfs: FakeProcfs) -> None:
+def test_of_nested_pods_the_outer_one_counts_unless_the_node_is_in_it(procfs: FakeProcfs) -> None:
     outer, inner = f"/pod{'1' * 32}/{'a' * 64}", f"/pod{'2' * 32}/{'b' * 64}"
     procfs.start(7, started_ticks=1, cgroup=f"{outer}{inner}")
 
@@ -200,7 +204,7 @@ def test_a_pod_in_a_pod_is_the_outer_one_unless_the_node_is_in_that(procfs: Fake
 
 
 def listed_at(gpus: Mapping[str, int], *pids: int) -> dict[int, dict[str, ClockReading]]:
-    """Return the argument of `observe`: the GPUs that list these pids, and the query times."""
+    """Return the input of `observe`: the GPUs that list these pids, and their times."""
     times = {
         gpu: ClockReading(time_ns=at, monotonic_ns=0, boottime_ns=at * TICK_NS)
         for gpu, at in gpus.items()
@@ -208,14 +212,14 @@ def listed_at(gpus: Mapping[str, int], *pids: int) -> dict[int, dict[str, ClockR
     return dict.fromkeys(pids, times)
 
 
-def test_a_look_takes_in_all_gpus_that_a_process_has_opened(
+def test_a_fast_poll_finds_all_gpus_that_a_process_has_open(
     procfs: FakeProcfs, table: ProcessTable
 ) -> None:
     procfs.start(7, started_ticks=100, cgroup=f"/docker/{ONE}")
     (seen,) = table.observe(listed_at({"GPU-0": 900, "GPU-1": 901, "GPU-2": 902}, 7))
     assert (seen.change, seen.gpu_uuids) == (ProcessChange.SEEN, ["GPU-0", "GPU-1", "GPU-2"])
     assert table.observe(listed_at({"GPU-0": 910, "GPU-1": 911, "GPU-2": 912}, 7)) == []
-    # It opens another one before the next tick.
+    # The process opens another one before the next tick.
     (changed,) = table.observe(listed_at({"GPU-3": 920}, 7))
     assert (changed.change, len(changed.gpu_uuids)) == (ProcessChange.CHANGED, 4)
     gone = table.refresh(
@@ -236,7 +240,7 @@ def test_a_process_is_not_on_a_gpu_that_listed_its_pid_before_it_started(
     assert table.observe(listed_at({"GPU-0": 900}, 8)) == []
 
 
-def test_a_pid_that_passes_to_another_process_between_ticks_is_the_next_ticks(
+def test_a_pid_recycled_between_ticks_is_reported_by_the_next_tick(
     procfs: FakeProcfs, table: ProcessTable
 ) -> None:
     procfs.start(7, started_ticks=100, cgroup=f"/docker/{ONE}")
@@ -250,7 +254,7 @@ def test_a_pid_that_passes_to_another_process_between_ticks_is_the_next_ticks(
     ]
 
 
-def test_whom_a_look_has_just_shown_is_known_where_proc_is_read_too_late(
+def test_a_process_that_a_fast_poll_found_is_known_even_if_proc_is_read_too_late(
     procfs: FakeProcfs, table: ProcessTable
 ) -> None:
     call(table, at_ticks=800)
@@ -261,7 +265,7 @@ def test_whom_a_look_has_just_shown_is_known_where_proc_is_read_too_late(
     known = update.now[7]
     assert (known.has_ended, known.certain_facts.location.container_id) == (True, ONE)
     assert update.unreadable == 0
-    # The next tick has its last samples, and the one after that no longer knows it.
+    # The next tick has its last samples; the one after that knows nothing about it.
     assert call(table, at_ticks=1100).before[7].certain_facts.location.container_id == ONE
     call(table, 7, at_ticks=1200)
     assert call(table, 7, at_ticks=1300).now[7].certain_facts == UNREADABLE
