@@ -1,4 +1,4 @@
-"""A node to show: GPUs, containers, processes, with what a test does not care about filled in."""
+"""A node to show: GPUs, containers, processes, with defaults for fields that a test ignores."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,14 +38,14 @@ IN_DETAILS = frozenset(one.name for one in fields(GpuDetails))
 
 
 class Row(NamedTuple):
-    """What a tick says of one device, and what stands beside the tick."""
+    """A device's values in a tick, and the details beside the tick."""
 
     reading: GpuReading
     details: GpuDetails
 
 
 class Reported(NamedTuple):
-    """A tick, and what stands beside it."""
+    """A tick and its detailed readings."""
 
     sample: NodeSample
     readings: NodeReadings
@@ -75,11 +75,11 @@ def row(*, uuid: str, **values: Any) -> Row:  # noqa: ANN401  # fields of both r
     )
 
 
-def gpu(index: int = 0, **values: Any) -> Row:  # noqa: ANN401  # as above
+def gpu(index: int = 0, **values: Any) -> Row:  # noqa: ANN401  # as in `row`
     return row(uuid=f"GPU-{index}", index=index, **values)
 
 
-def instance(gi: int, *, of: int = 0, ci: int = 0, **values: Any) -> Row:  # noqa: ANN401  # as above
+def instance(gi: int, *, of: int = 0, ci: int = 0, **values: Any) -> Row:  # noqa: ANN401  # as in `row`
     return row(
         uuid=f"MIG-{of}-{gi}-{ci}",
         index=of,
@@ -91,7 +91,7 @@ def instance(gi: int, *, of: int = 0, ci: int = 0, **values: Any) -> Row:  # noq
     )
 
 
-def process(gpu: int, container: int | None, **values: Any) -> GpuProcess:  # noqa: ANN401  # as above
+def process(gpu: int, container: int | None, **values: Any) -> GpuProcess:  # noqa: ANN401  # as in `row`
     return GpuProcess(
         gpu=gpu,
         container=container,
@@ -100,7 +100,7 @@ def process(gpu: int, container: int | None, **values: Any) -> GpuProcess:  # no
     )
 
 
-def allocation(gpu: int, owner: str, **values: Any) -> DeviceAllocation:  # noqa: ANN401  # as above
+def allocation(gpu: int, owner: str, **values: Any) -> DeviceAllocation:  # noqa: ANN401  # as in `row`
     namespace, pod, container = owner.split("/")
     return DeviceAllocation(
         gpu_uuid=f"GPU-{gpu}",
@@ -179,7 +179,7 @@ def incident(gpu: int, xid: int | None = None, kind: str = "xid") -> Incident:
 
 @dataclass
 class Node:
-    """A view with its page."""
+    """A node's state with its page."""
 
     clock: ManualClock
     view: NodeState
@@ -193,7 +193,7 @@ class Node:
         incidents: Iterable[Incident] = (),
         processes: Iterable[ProcessRecord] = (),
     ) -> None:
-        """Show a tick with what stands beside it; the inventory stays until another one."""
+        """Show a tick and its details; the inventory stays until the next one."""
         if inventory:
             self.view.set_inventory(inventory)
         self.view.update(reported.sample, reported.readings, processes=processes)
@@ -206,9 +206,9 @@ class Node:
         return [line for line in text.splitlines() if line.startswith(f"{name}{{")]
 
     def values(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
-        """Return values by some of their labels, read by Prometheus' client for Python.
+        """Return values by some of their labels, parsed by Prometheus' client for Python.
 
-        That one gives each counter the end `_total`, which DCGM's do not have.
+        The parser adds `_total` to the names of counters, which DCGM's do not have.
         """
         return {
             tuple(one.labels.get(label, "") for label in labels): one.value
@@ -225,7 +225,7 @@ def node(
     pod_labels: Mapping[str, Sequence[Label]] = MappingProxyType({}),
     **known: str,
 ) -> Node:
-    """Make a node with UIDs in its folders, by `ns/pod`, and labels of its pods, by UID."""
+    """Make a node with pod UIDs in its directories, by `ns/pod`, and with pod labels, by UID."""
     clock, settings = ManualClock(start_ns=START_NS), settings or ExpositionSettings()
     pods = PodLookup(
         name_of=FakeNames(known).name_of,

@@ -1,4 +1,4 @@
-"""A list of counters in dcgm-exporter's format is read, and its mistakes are named."""
+"""A list of counters in dcgm-exporter's format is read, and its errors are reported."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def refuse(field: str) -> None:
     pytest.fail(f"{field} was skipped")
 
 
-def test_a_list_says_field_kind_and_help() -> None:
+def test_a_list_has_field_kind_and_help() -> None:
     found = [
         (counter.field.old, counter.kind, counter.help)
         for counter in parse_counters(LIST.splitlines(), name="x", skip=refuse)
@@ -65,7 +65,7 @@ def test_a_list_says_field_kind_and_help() -> None:
         ('DCGM_FI_DEV_SM_CLOCK, gauge, "a', "unexpected end of data"),
     ],
 )
-def test_a_bad_line_is_named_by_file_line_and_reason(
+def test_a_bad_line_is_reported_with_file_line_and_reason(
     tmp_path: Path, line: str, reason: str
 ) -> None:
     file = tmp_path / "counters.csv"
@@ -76,7 +76,7 @@ def test_a_bad_line_is_named_by_file_line_and_reason(
     assert reason in str(caught.value)
 
 
-def test_a_field_that_dcgm_has_and_this_agent_has_not_is_said_counted_and_skipped(
+def test_a_dcgm_field_that_this_agent_lacks_is_logged_counted_and_skipped(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "counters.csv"
@@ -98,7 +98,7 @@ def test_a_field_that_dcgm_has_and_this_agent_has_not_is_said_counted_and_skippe
     assert REGISTRY.get_sample_value("gpuledger_agent_counters_skipped") == 2
 
 
-def test_a_field_stands_in_the_list_once_by_whatever_name() -> None:
+def test_a_field_may_be_listed_only_once_under_any_of_its_names() -> None:
     lines = ["DCGM_FI_DEV_GPU_TEMP, gauge, a", "DCGM_FI_DEV_GPU_TEMP_CELSIUS, gauge, a"]
     with pytest.raises(UserError, check=has_words("x:2", "DCGM_FI_DEV_GPU_TEMP")):
         list(parse_counters(lines, name="x", skip=refuse))

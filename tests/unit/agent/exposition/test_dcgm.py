@@ -1,4 +1,4 @@
-"""What dcgm-exporter's users see: names, labels, units, and whose a series is."""
+"""Series for users of dcgm-exporter: names, labels, units, and which pod a series belongs to."""
 
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ PARTS = ExpositionSettings(pod_series=True)
 def settings_with(tmp_path: Path, *lines: str, **values: object) -> ExpositionSettings:
     file = tmp_path / "counters.csv"
     file.write_text("\n".join(lines))
-    return ExpositionSettings(counters_file=file, **values)  # type: ignore[arg-type]  # a test's
+    return ExpositionSettings(counters_file=file, **values)  # type: ignore[arg-type]  # a test's own values
 
 
 def test_a_series_has_dcgm_exporters_labels_in_their_order() -> None:
@@ -71,9 +71,9 @@ def with_jobs(reported: Reported, *jobs: tuple[str, str, int | None]) -> Reporte
         ([("GPU-0", "4242", None), ("GPU-0", "4243", None)], {"GPU-0": None, "GPU-1": None}),
         ([("GPU-1", "4242", None)], {"GPU-0": None, "GPU-1": "4242"}),
     ],
-    ids=["one", "two: the series stands once", "another's"],
+    ids=["one", "two: the series occurs once", "another's"],
 )
-def test_a_device_that_one_job_holds_has_dcgm_exporters_label_of_it(
+def test_a_device_allocated_to_one_job_has_dcgm_exporters_job_label(
     jobs: list[tuple[str, str, int | None]], shown: dict[str, str | None]
 ) -> None:
     it = node()
@@ -144,7 +144,7 @@ def test_a_value_has_dcgms_unit(
     assert it.values(f"DCGM_FI_{field}", "gpu") == {("0",): pytest.approx(expected)}
 
 
-def test_what_the_driver_does_not_give_has_no_series() -> None:
+def test_a_value_that_the_driver_does_not_give_has_no_series() -> None:
     it = node()
     it.show(sample(gpu(), gpu(1, profiling=GpuProfiling())))
     assert [line for line in it.page().decode().splitlines() if line.startswith("DCGM_")] == [
@@ -164,7 +164,9 @@ def test_what_the_driver_does_not_give_has_no_series() -> None:
         ("none", set()),
     ],
 )
-def test_the_names_are_those_asked_for(tmp_path: Path, names: str, shown: set[str]) -> None:
+def test_the_setting_selects_old_names_new_names_or_both(
+    tmp_path: Path, names: str, shown: set[str]
+) -> None:
     lines = ["DCGM_FI_DEV_GPU_TEMP, gauge, x", "DCGM_FI_DEV_FB_USED, gauge, x"]
     it = node(settings_with(tmp_path, *lines, dcgm_names=names))
     it.show(sample(gpu(temperature_celsius=41, memory_used_bytes=MIB)))
@@ -173,7 +175,7 @@ def test_the_names_are_those_asked_for(tmp_path: Path, names: str, shown: set[st
     assert all(len(it.lines(name)) == 1 for name in shown)
 
 
-def test_label_counters_are_named_as_the_metric_that_has_them(tmp_path: Path) -> None:
+def test_label_counters_use_the_same_kind_of_name_as_their_metric(tmp_path: Path) -> None:
     lines = [
         "DCGM_FI_DEV_GPU_TEMP, gauge, x",
         "DCGM_FI_DEV_SERIAL, label, x",
@@ -197,7 +199,7 @@ def test_the_hosts_label_is_a_setting(tmp_path: Path, label: str, shown: str) ->
     assert shown in line
 
 
-def test_a_shared_gpu_has_a_series_of_its_own_and_where_asked_one_for_each_container() -> None:
+def test_a_shared_gpu_has_its_own_series_and_on_request_one_per_container() -> None:
     it = node(PARTS, one="ml/a/main", two="ml/b/main")
     it.show(
         sample(
@@ -238,7 +240,7 @@ def test_a_shared_gpu_has_a_series_of_its_own_and_where_asked_one_for_each_conta
     assert it.values("DCGM_FI_DEV_GPU_TEMP", *labels) == {("", ""): 41}
 
 
-def test_pods_on_a_shared_gpu_have_no_part_of_it_under_dcgms_names_unless_asked_for() -> None:
+def test_by_default_pods_have_no_part_of_a_shared_gpu_under_dcgms_names() -> None:
     it = node(one=OWNER)
     shown = sample(gpu(memory_used_bytes=GIB), containers=["one"], processes=[process(0, 0)])
     it.show(shown)
@@ -258,7 +260,7 @@ def test_pods_on_a_shared_gpu_have_no_part_of_it_under_dcgms_names_unless_asked_
         ([allocation(0, OWNER, gpu_instance=1)], ""),
     ],
 )
-def test_a_gpu_is_a_pods_where_one_container_alone_has_all_of_it(
+def test_a_gpu_belongs_to_a_pod_if_one_container_has_all_of_it(
     allocations: list[DeviceAllocation], holder: str
 ) -> None:
     it = node()
@@ -266,7 +268,7 @@ def test_a_gpu_is_a_pods_where_one_container_alone_has_all_of_it(
     assert it.values("DCGM_FI_DEV_POWER_USAGE", "pod") == {(holder,): 1.0}
 
 
-def test_a_container_whose_name_is_not_known_has_no_series_of_dcgms() -> None:
+def test_a_container_with_an_unknown_name_has_no_dcgm_series() -> None:
     it = node()
     shown = sample(gpu(memory_used_bytes=GIB), containers=["one"], processes=[process(0, 0)])
     it.show(shown)
@@ -301,7 +303,7 @@ def split_instance(first: dict[str, Any], second: dict[str, Any]) -> list[Row]:
     ]
 
 
-def test_compute_instances_of_one_gpu_instance_are_reported_apart() -> None:
+def test_compute_instances_of_one_gpu_instance_are_reported_separately() -> None:
     it = node()
     it.show(sample(*split_instance({"utilization_ratio": 0.5}, {"utilization_ratio": 0.25})))
     assert it.values("DCGM_FI_DEV_GPU_UTIL", "GPU_I_ID", "GPU_C_ID") == {
@@ -310,7 +312,7 @@ def test_compute_instances_of_one_gpu_instance_are_reported_apart() -> None:
     }
 
 
-def test_memory_that_compute_instances_share_is_reported_once_and_of_each_pod_its_part() -> None:
+def test_memory_shared_by_compute_instances_is_reported_once_and_in_part_per_pod() -> None:
     it = node(PARTS, one="ml/a/main", two="ml/b/main")
     it.show(
         sample(
@@ -331,7 +333,7 @@ def test_memory_that_compute_instances_share_is_reported_once_and_of_each_pod_it
     assert len(it.lines("DCGM_FI_DEV_FB_USED")) == 3
 
 
-def test_an_allocation_by_an_instances_uuid_is_of_that_one_alone() -> None:
+def test_an_allocation_by_an_instances_uuid_belongs_only_to_that_instance() -> None:
     one, other = (f"MIG-{digit * 8}-1111-1111-1111-111111111111" for digit in "12")
     given = replace(allocation(0, OWNER, gpu_instance=7), device_id=other)
     whole, first, second = split_instance({"utilization_ratio": 0.5}, {"utilization_ratio": 0.25})
@@ -352,7 +354,7 @@ def test_an_allocation_by_an_instances_uuid_is_of_that_one_alone() -> None:
     ("utilization", "parts"),
     [(0.5, {("",): 0.5, ("a",): 0.25}), (0.0, {("",): 0.5, ("a",): 0.0}), (None, {("",): 0.5})],
 )
-def test_what_cannot_be_divided_is_not_reported_of_a_pod(
+def test_a_value_that_cannot_be_divided_is_not_reported_for_a_pod(
     utilization: float | None, parts: dict[tuple[str, ...], float]
 ) -> None:
     it = node(PARTS, one="ml/a/main")
@@ -369,7 +371,7 @@ def test_what_cannot_be_divided_is_not_reported_of_a_pod(
     assert it.values("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "pod") == parts
 
 
-def test_the_last_xid_stands_with_its_words() -> None:
+def test_the_last_xid_is_shown_with_its_message() -> None:
     it = node()
     it.show(sample(gpu(0), gpu(1)), incidents=[incident(0, 79), incident(0, 13)])
     found = it.values("DCGM_FI_DEV_XID_ERRORS", "gpu", "err_code", "err_msg")
@@ -460,7 +462,7 @@ HEALTH = "DCGM_EXP_GPU_HEALTH_STATUS"
         ),
     ],
 )
-def test_health_is_judged_from_what_was_read(
+def test_health_is_derived_from_the_readings(
     tmp_path: Path, values: dict[str, Any], watch: str, verdict: tuple[str, int]
 ) -> None:
     it = node(settings_with(tmp_path, f"{HEALTH}, counter, x"))
@@ -469,7 +471,7 @@ def test_health_is_judged_from_what_was_read(
     assert found[watch, verdict[0]] == verdict[1]
 
 
-def test_health_that_was_not_read_is_not_judged(tmp_path: Path) -> None:
+def test_health_without_readings_has_no_verdict(tmp_path: Path) -> None:
     it = node(settings_with(tmp_path, f"{HEALTH}, counter, x"))
     it.show(sample(gpu(health=GpuHealth(), throttling=GpuThrottling())))
     assert not it.lines(HEALTH)
@@ -492,14 +494,14 @@ NVLINKS = "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL"
 
 
 def traffic(megabytes: float) -> GpuTraffic:
-    """Return counters that stand there, a quarter of it sent."""
+    """Return counters with this total, a quarter of it sent."""
     total = round(megabytes * MEGABYTE_OF_DCGMS)
     return GpuTraffic(
         nvlink_sent_bytes_total=total // 4, nvlink_received_bytes_total=total - total // 4
     )
 
 
-def test_the_bandwidth_of_nvlink_is_a_rate_as_dcgm_has_it_and_ours_is_the_counter() -> None:
+def test_dcgms_nvlink_bandwidth_is_a_rate_and_ours_is_the_counter() -> None:
     it = node()
     it.show(sample(gpu(0, traffic=traffic(100))))
     assert not it.lines(NVLINKS)
@@ -513,7 +515,7 @@ def test_the_bandwidth_of_nvlink_is_a_rate_as_dcgm_has_it_and_ours_is_the_counte
     assert it.values(NVLINKS, "gpu") == {("0",): 1.5}
 
 
-def test_a_bandwidth_of_nvlink_is_not_made_of_a_counter_that_began_again() -> None:
+def test_no_nvlink_bandwidth_is_computed_across_a_counter_reset() -> None:
     it = node()
     for total in (100, 1):
         it.show(sample(gpu(0, traffic=traffic(total))))
@@ -528,7 +530,7 @@ def links(first: int) -> GpuHealth:
     return GpuHealth(nvlink_link_sent_bytes_totals=sent, nvlink_link_received_bytes_totals=received)
 
 
-def test_a_link_has_its_own_rate_where_both_directions_are_known(tmp_path: Path) -> None:
+def test_a_link_has_its_own_rate_if_both_directions_are_known(tmp_path: Path) -> None:
     names = [f"DCGM_FI_DEV_NVLINK_BANDWIDTH_L{link}" for link in (0, 1, 17)]
     lines = [f"{name}, counter, x" for name in names]
     it = node(settings_with(tmp_path, *lines, dcgm_names="both", profile="full"))
@@ -545,7 +547,7 @@ def test_a_link_has_its_own_rate_where_both_directions_are_known(tmp_path: Path)
         assert it.values(old.replace("BANDWIDTH", "THROUGHPUT"), "gpu") == expected, old
 
 
-def test_a_label_is_written_so_that_prometheus_reads_it() -> None:
+def test_labels_are_escaped_so_that_prometheus_can_read_them() -> None:
     it = node(PARTS, one='ml/a"b\\c\nd/main')
     shown = sample(gpu(memory_used_bytes=GIB), containers=["one"], processes=[process(0, 0)])
     it.show(shown)
@@ -577,7 +579,7 @@ ALLOCATIONS = st.lists(
 
 
 @generated(processes=PROCESSES, allocations=ALLOCATIONS, pod_series=st.booleans())
-def test_no_series_is_there_twice_and_a_gpus_own_is_there_once(
+def test_no_series_occurs_twice_and_a_gpus_own_series_occurs_once(
     processes: list[GpuProcess], allocations: list[DeviceAllocation], *, pod_series: bool
 ) -> None:
     settings = ExpositionSettings(

@@ -1,4 +1,4 @@
-"""The tables of fields hold to the records, to the units and to dcgm-exporter's own list."""
+"""The tables of fields match the records, the units and dcgm-exporter's own list."""
 
 import re
 from typing import get_args, get_type_hints
@@ -25,7 +25,7 @@ from gpuledger_agent.exposition.families import (
 from gpuledger_agent.settings import Profile
 from tests.tables import for_each
 
-# etc/default-counters.csv and etc/dcp-metrics-included.csv of dcgm-exporter, the lines that are on.
+# Enabled lines of dcgm-exporter's etc/default-counters.csv and etc/dcp-metrics-included.csv.
 DEFAULTS = """
 DCGM_FI_DEV_SM_CLOCK DCGM_FI_DEV_MEM_CLOCK DCGM_FI_DEV_MEMORY_TEMP DCGM_FI_DEV_GPU_TEMP
 DCGM_FI_DEV_POWER_USAGE DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION DCGM_FI_PROF_PCIE_TX_BYTES
@@ -37,7 +37,7 @@ DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS
 DCGM_FI_DEV_ROW_REMAP_FAILURE DCGM_FI_DRIVER_VERSION DCGM_FI_PROF_GR_ENGINE_ACTIVE
 DCGM_FI_PROF_PIPE_TENSOR_ACTIVE DCGM_FI_PROF_DRAM_ACTIVE
 """
-# The lines of the same files that are commented out.
+# Lines of the same files that are commented out.
 OTHERS = """
 DCGM_FI_DEV_POWER_VIOLATION DCGM_FI_DEV_THERMAL_VIOLATION DCGM_FI_DEV_SYNC_BOOST_VIOLATION
 DCGM_FI_DEV_BOARD_LIMIT_VIOLATION DCGM_FI_DEV_LOW_UTIL_VIOLATION
@@ -56,7 +56,7 @@ DCGM_FI_PROF_PIPE_FP16_ACTIVE
 
 
 def parts() -> dict[str, type]:
-    """Return the record behind each part of a device."""
+    """Return the record type of each part of a device."""
     hints = get_type_hints(ShownDevice)
     return {
         name: next(part for part in get_args(hint) or (hint,) if part is not type(None))
@@ -65,7 +65,7 @@ def parts() -> dict[str, type]:
 
 
 @for_each("path", sorted({field.path for field in all_fields()}))
-def test_a_path_of_the_table_leads_to_a_field_of_a_record(path: str) -> None:
+def test_a_path_in_the_table_leads_to_a_field_of_a_record(path: str) -> None:
     part, _, name = path.partition(".")
     if part == "derived":
         assert name in DERIVED
@@ -77,20 +77,20 @@ def test_a_path_of_the_table_leads_to_a_field_of_a_record(path: str) -> None:
         assert name in {one.name for one in structs.fields(parts()[part])}
 
 
-def test_what_is_on_by_default_is_what_dcgm_exporter_has_on() -> None:
+def test_the_default_fields_are_those_of_dcgm_exporter() -> None:
     assert [field.old for field in all_fields() if field.is_default] == sorted(
         DEFAULTS.split(), key=[field.old for field in all_fields()].index
     )
 
 
 @for_each("name", OTHERS.split())
-def test_what_dcgm_exporter_has_off_can_be_switched_on(name: str) -> None:
+def test_fields_that_dcgm_exporter_has_off_can_be_switched_on(name: str) -> None:
     field = find_field(name)
     assert field is not None
     assert not field.is_default
 
 
-def test_no_name_stands_for_two_fields() -> None:
+def test_no_name_belongs_to_two_fields() -> None:
     names = [name for field in all_fields() for name in {field.old, field.new}]
     assert len(names) == len(set(names))
     assert all(re.fullmatch(r"DCGM_(FI|EXP)_[A-Z0-9_]+", name) for name in names)
@@ -109,7 +109,7 @@ def test_a_field_is_found_by_its_old_and_its_new_name(name: str) -> None:
     assert field.old == "DCGM_FI_DEV_GPU_TEMP"
 
 
-def test_every_name_of_ours_is_one_of_dcgms() -> None:
+def test_every_dcgm_name_of_ours_exists_in_dcgm() -> None:
     assert all(is_dcgm_name(field.old) and is_dcgm_name(field.new) for field in all_fields())
 
 
@@ -125,22 +125,22 @@ def test_every_name_of_ours_is_one_of_dcgms() -> None:
         "dcgm_gpu_utilization",
     ],
 )
-def test_dcgms_names_are_known_also_where_the_field_is_not_ours(name: str) -> None:
+def test_dcgms_names_are_known_even_if_we_lack_the_field(name: str) -> None:
     assert is_dcgm_name(name)
     assert find_field(name) is None
 
 
-def test_a_name_that_dcgm_does_not_have_is_not_known() -> None:
+def test_a_name_that_dcgm_does_not_have_is_unknown() -> None:
     assert not is_dcgm_name("DCGM_FI_DEV_GPU_TEMPERATURE")
     assert not is_dcgm_name("# Every name of a field of DCGM")
 
 
-def test_a_name_that_is_nearly_right_finds_its_neighbour() -> None:
+def test_a_misspelled_name_finds_its_closest_match() -> None:
     assert nearest_name("DCGM_FI_DEV_GPU_TEMPS") == "DCGM_FI_DEV_GPU_TEMP"
     assert nearest_name("zzz") is None
 
 
-def test_own_names_say_their_unit_and_no_family_is_split() -> None:
+def test_own_names_have_their_unit_and_no_family_is_split() -> None:
     names = [family.name for family in native_families()] + [one.name for one in INFO_FAMILIES]
     assert len(names) == len(set(names))
     families: list[NativeFamily | InfoFamily] = [*native_families(), *INFO_FAMILIES]

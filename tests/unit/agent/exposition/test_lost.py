@@ -1,4 +1,4 @@
-"""What happened to a GPU stays on the page while it is lost: its XIDs, its counts, its health."""
+"""What happened to a GPU stays on the page while it is lost: XIDs, counts and health."""
 
 from pathlib import Path
 
@@ -15,14 +15,14 @@ HOUR_SECONDS = 3600
 
 
 def watched(tmp_path: Path) -> Node:
-    """Return a page with all that is asked of a lost GPU."""
+    """Return a page with all series that matter for a lost GPU."""
     file = tmp_path / "counters.csv"
     file.write_text("".join(f"{name}, gauge, x\n" for name in (XID, XIDS, HEALTH, POWER)))
     return node(ExpositionSettings(counters_file=file))
 
 
 def lose(it: Node, *, with_xid: int | None = 79) -> None:
-    """Show two GPUs of which the first is lost, and an inventory without it."""
+    """Show two GPUs, then lose the first and show an inventory without it."""
     well = {"health": GpuHealth(remapped_rows_failed=False), "power_milliwatts": 100_000}
     it.show(sample(gpu(0, **well), gpu(1, **well)), inventory=inventory(0, 1))
     if with_xid:
@@ -35,7 +35,7 @@ def verdicts(it: Node) -> dict[tuple[str, ...], float]:
     return it.values(HEALTH, "gpu", "health_watch", "health_error_code")
 
 
-def test_the_xid_of_a_lost_gpu_is_there_when_the_next_scrape_comes(tmp_path: Path) -> None:
+def test_the_xid_of_a_lost_gpu_is_still_there_at_the_next_scrape(tmp_path: Path) -> None:
     it = watched(tmp_path)
     lose(it)
     for _ in range(3):
@@ -52,7 +52,7 @@ def test_the_xid_of_a_lost_gpu_is_there_when_the_next_scrape_comes(tmp_path: Pat
     assert verdicts(it)["0", "ALL", "DCGM_FR_FALLEN_OFF_BUS"] == 20
 
 
-def test_no_reading_of_a_lost_gpu_outlives_it(tmp_path: Path) -> None:
+def test_the_readings_of_a_lost_gpu_disappear(tmp_path: Path) -> None:
     it = watched(tmp_path)
     lose(it)
     it.clock.advance(6)
@@ -61,7 +61,7 @@ def test_no_reading_of_a_lost_gpu_outlives_it(tmp_path: Path) -> None:
     assert {watch for gpu_index, watch, _ in verdicts(it) if gpu_index == "0"} == {"ALL"}
 
 
-def test_a_gpu_fails_from_the_moment_it_is_lost_to_the_moment_it_is_back(tmp_path: Path) -> None:
+def test_a_gpu_is_failing_from_its_loss_to_its_recovery(tmp_path: Path) -> None:
     it = watched(tmp_path)
     lose(it)
     assert verdicts(it)["0", "ALL", "DCGM_FR_FALLEN_OFF_BUS"] == 20
@@ -75,13 +75,13 @@ def test_a_gpu_fails_from_the_moment_it_is_lost_to_the_moment_it_is_back(tmp_pat
     assert it.values(XID, "gpu")["0",] == 79
 
 
-def test_a_gpu_lost_by_another_xid_is_reported_by_it(tmp_path: Path) -> None:
+def test_a_gpu_lost_by_another_xid_is_reported_with_it(tmp_path: Path) -> None:
     it = watched(tmp_path)
     lose(it, with_xid=119)
     assert verdicts(it)["0", "ALL", "DCGM_FR_XID_ERROR"] == 20
 
 
-def test_a_gpu_that_was_lost_without_an_xid_fails_too(tmp_path: Path) -> None:
+def test_a_gpu_that_was_lost_without_an_xid_is_failing_too(tmp_path: Path) -> None:
     it = watched(tmp_path)
     lose(it, with_xid=None)
     it.clock.advance(60)
@@ -89,7 +89,7 @@ def test_a_gpu_that_was_lost_without_an_xid_fails_too(tmp_path: Path) -> None:
     assert it.values(XID, "gpu")["0",] == 0
 
 
-def test_a_gpu_of_the_inventory_that_is_only_unresponsive_keeps_its_xid_and_is_not_judged(
+def test_a_gpu_that_is_only_unresponsive_keeps_its_xid_and_has_no_verdict(
     tmp_path: Path,
 ) -> None:
     it = watched(tmp_path)
@@ -101,7 +101,7 @@ def test_a_gpu_of_the_inventory_that_is_only_unresponsive_keeps_its_xid_and_is_n
     assert not verdicts(it)
 
 
-def test_a_gpu_that_was_taken_out_of_the_node_and_not_lost_is_forgotten(tmp_path: Path) -> None:
+def test_a_gpu_that_was_removed_from_the_node_is_forgotten(tmp_path: Path) -> None:
     it = watched(tmp_path)
     it.show(sample(gpu(0), gpu(1)), inventory=inventory(0, 1))
     it.clock.advance(60)
@@ -109,7 +109,7 @@ def test_a_gpu_that_was_taken_out_of_the_node_and_not_lost_is_forgotten(tmp_path
     assert it.values(XID, "gpu").keys() == {("1",)}
 
 
-def test_the_worst_of_what_was_judged_is_the_verdict_on_all(tmp_path: Path) -> None:
+def test_the_overall_verdict_is_the_worst_one(tmp_path: Path) -> None:
     it = watched(tmp_path)
     it.show(
         sample(

@@ -1,4 +1,4 @@
-"""One name, one help: on the page itself, and beside what the sinks send of the same GPUs."""
+"""One name, one help text: on the page, and compared with the sinks' series of the same GPUs."""
 
 from collections.abc import Iterator
 from types import ModuleType
@@ -31,15 +31,15 @@ SENT = {
 }
 
 
-def test_the_page_of_a_node_and_the_ledgers_series_have_no_name_in_common() -> None:
+def test_the_page_of_a_node_and_the_series_of_the_sinks_share_no_name() -> None:
     assert not PAGE & SENT
 
 
-def test_names_of_the_ledgers_gpus_are_not_on_the_page() -> None:
+def test_names_of_the_sinks_gpu_series_are_not_on_the_page() -> None:
     assert not [name for name in PAGE if name.startswith("gpuledger_gpu_")]
 
 
-def test_a_gpu_has_one_name_in_the_labels_of_all_metrics() -> None:
+def test_a_gpu_has_the_same_labels_in_all_metrics() -> None:
     known = {"gpu_uuid", "gpu_index"}
     found = {label for _, labels in _all_labels() for label in labels if "gpu" in label.lower()}
     assert found - {"gpu_instance"} == known
@@ -65,7 +65,7 @@ def _labels_of(module: ModuleType) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield str(collector), label_names_of(collector)
 
 
-def test_the_agents_own_metrics_are_not_on_the_page_a_second_time() -> None:
+def test_the_agents_own_metrics_are_not_repeated_on_the_page() -> None:
     own = {
         family.name for one in collectors_of(gpuledger_agent.metrics) for family in one.describe()
     }
@@ -73,7 +73,7 @@ def test_the_agents_own_metrics_are_not_on_the_page_a_second_time() -> None:
 
 
 @pytest.mark.parametrize("profile", ["lean", "full"])
-def test_no_family_of_the_page_holds_a_device_and_parts_of_it(profile: str) -> None:
+def test_no_family_on_the_page_mixes_a_device_and_its_parts(profile: str) -> None:
     it = node(ExpositionSettings(profile=profile, process_series=True), one="ml/a/main")  # type: ignore[arg-type]  # one of the two
     it.show(
         sample(
@@ -91,7 +91,7 @@ def test_no_family_of_the_page_holds_a_device_and_parts_of_it(profile: str) -> N
         assert len({*of_parts}) == 1, family.name
 
 
-def test_a_lean_page_shows_less_of_our_own_names_and_no_less_of_dcgms() -> None:
+def test_a_lean_page_has_fewer_of_our_own_names_and_all_of_dcgms() -> None:
     pages = {}
     for profile in ("lean", "full"):
         it = node(ExpositionSettings(profile=profile))

@@ -34,12 +34,12 @@ INCIDENTS = "gpuledger_node_gpu_incidents_total"
 
 
 def reported(it: Node, *labels: str) -> dict[tuple[str, ...], float]:
-    """Return the counts of incidents that were reported, by some of their labels."""
+    """Return the counts of reported incidents by some of their labels."""
     counts = it.values(INCIDENTS, *labels, "severity")
     return {key[: len(labels)]: count for key, count in counts.items() if count}
 
 
-def test_what_is_read_of_each_link_is_shown_of_all_together() -> None:
+def test_readings_per_link_are_shown_as_their_total() -> None:
     it = node(FULL)
     health = GpuHealth(
         nvlink_link_replays_totals={"0": 2, "5": 40},
@@ -50,7 +50,7 @@ def test_what_is_read_of_each_link_is_shown_of_all_together() -> None:
     assert it.values("gpuledger_node_gpu_nvlink_bit_error_ratio", "kind") == {("effective",): 3e-12}
 
 
-def test_own_values_are_the_records_own() -> None:
+def test_own_values_are_those_of_the_record() -> None:
     it = node(FULL)
     it.show(
         sample(
@@ -79,7 +79,7 @@ def test_own_values_are_the_records_own() -> None:
     assert it.values("gpuledger_node_gpu_recovery_action_info", "action") == {("reset",): 1}
 
 
-def test_each_reason_for_lower_clocks_is_0_or_1_and_those_unknown_are_one() -> None:
+def test_each_reason_for_lower_clocks_is_0_or_1_and_unknown_ones_share_a_label() -> None:
     it = node(FULL)
     it.show(sample(gpu(0, throttling=GpuThrottling(reasons=0x4 | 0x200 | 0x400)), gpu(1)))
     shown = it.values("gpuledger_node_gpu_throttle_reason", "gpu_index", "reason")
@@ -90,7 +90,7 @@ def test_each_reason_for_lower_clocks_is_0_or_1_and_those_unknown_are_one() -> N
     assert {index for index, _ in shown} == {"0"}
 
 
-def test_each_link_has_the_rates_that_were_measured() -> None:
+def test_each_link_has_its_measured_rates() -> None:
     it = node(FULL)
     health = GpuHealth(
         nvlink_link_sent_bytes_per_second={"0": 5, "3": 0},
@@ -102,7 +102,7 @@ def test_each_link_has_the_rates_that_were_measured() -> None:
     }  # fmt: skip
 
 
-def test_where_a_gpu_is_in_its_fabric_and_its_rack_are_info_metrics() -> None:
+def test_the_place_of_a_gpu_in_its_fabric_and_rack_is_in_info_metrics() -> None:
     known = inventory(0, 1)
     placed = replace(
         known.gpus[0],
@@ -132,7 +132,7 @@ def test_where_a_gpu_is_in_its_fabric_and_its_rack_are_info_metrics() -> None:
     ) == {("devtools", ""): 1}
 
 
-def test_what_video_engines_did_for_a_container_is_shown_where_they_did_anything() -> None:
+def test_a_container_has_the_use_of_video_engines_if_there_was_any() -> None:
     it = node(one="ml/a/main")
     it.show(
         sample(
@@ -174,7 +174,7 @@ def test_facts_are_info_metrics() -> None:
     }
 
 
-def test_a_container_has_what_its_processes_use_on_each_gpu() -> None:
+def test_a_container_has_the_use_of_its_processes_on_each_gpu() -> None:
     it = node(one="ml/a/main")
     it.show(
         sample(
@@ -200,7 +200,7 @@ def test_a_container_has_what_its_processes_use_on_each_gpu() -> None:
     }
 
 
-def test_a_job_has_what_its_processes_use_and_what_it_was_given() -> None:
+def test_a_job_has_the_use_of_its_processes_and_its_allocation() -> None:
     it = node()
     shown = sample(gpu(0), processes=[process(0, 0)])
     tick = replace(
@@ -215,7 +215,7 @@ def test_a_job_has_what_its_processes_use_and_what_it_was_given() -> None:
     assert given.endswith('{node="node-1",gpu_uuid="GPU-0",gpu_instance="7",job_id="4242"} 1')
 
 
-def test_incidents_are_counted_for_ever() -> None:
+def test_incident_counts_never_expire() -> None:
     it = node()
     it.show(sample(gpu(0)), incidents=[incident(0, 31), incident(0, kind="gpu_lost")])
     it.show(sample(gpu(0)), incidents=[incident(0, 31)])
@@ -232,7 +232,7 @@ def test_xids_and_losses_are_counted_from_zero_on_each_gpu_of_the_inventory() ->
 
 
 @pytest.mark.parametrize("kind", COUNTED_FROM_ZERO)
-def test_an_incident_comes_with_a_severity_that_was_there_at_zero(kind: str) -> None:
+def test_the_series_of_an_incident_existed_at_zero_with_its_severity(kind: str) -> None:
     it = node()
     it.show(sample(gpu(0)), inventory=inventory(0))
     before = it.values(INCIDENTS, "kind", "severity")
@@ -251,7 +251,7 @@ def test_an_incident_comes_with_a_severity_that_was_there_at_zero(kind: str) -> 
     assert sum(after.values()) == 1
 
 
-def test_that_a_gpu_is_well_at_the_start_is_no_incident_of_it() -> None:
+def test_a_gpu_that_is_well_at_the_start_is_not_an_incident() -> None:
     it = node()
     it.show(sample(gpu(0)), inventory=inventory(0))
     ended = replace(incident(0, kind="state_ended"), ended_kinds=["row_remap_failed"])

@@ -1,4 +1,4 @@
-"""What is shown is what was read not too long ago: no frozen value, no series of what is gone."""
+"""The page shows only recent readings: no frozen value, and no series of what is gone."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def gpus_of(it: Node, name: str) -> set[str]:
     return {gpu for (gpu,) in it.values(name, "gpu")}
 
 
-def test_a_gpu_that_is_unresponsive_for_some_ticks_is_not_shown_any_more() -> None:
+def test_a_gpu_that_is_unresponsive_for_several_ticks_is_no_longer_shown() -> None:
     it = node()
     it.show(sample(gpu(0, temperature_celsius=40), gpu(1, temperature_celsius=41)))
     for _ in range(5):
@@ -49,7 +49,7 @@ def test_a_gpu_that_is_unresponsive_for_some_ticks_is_not_shown_any_more() -> No
     assert gpus_of(it, TEMPERATURE) == {"0"}
 
 
-def test_nothing_is_shown_of_gpus_when_no_tick_comes_any_more() -> None:
+def test_gpus_are_not_shown_without_recent_ticks() -> None:
     it = node()
     it.show(sample(gpu(0, temperature_celsius=40)))
     assert it.lines(TEMPERATURE)
@@ -58,7 +58,7 @@ def test_nothing_is_shown_of_gpus_when_no_tick_comes_any_more() -> None:
     assert not it.lines("gpuledger_node_gpu_info")
 
 
-def test_nobody_is_shown_on_a_gpu_when_no_tick_comes_any_more() -> None:
+def test_processes_and_allocations_are_not_shown_without_recent_ticks() -> None:
     it = node(ExpositionSettings(process_series=True), a="ns/pod/main")
     it.show(
         sample(
@@ -80,7 +80,7 @@ def test_nobody_is_shown_on_a_gpu_when_no_tick_comes_any_more() -> None:
     assert it.lines("gpuledger_node_sample_timestamp_seconds")
 
 
-def test_a_slow_reading_is_kept_until_its_next_but_not_for_ever() -> None:
+def test_a_slow_reading_is_kept_until_its_next_one_for_a_limited_time() -> None:
     it = node()
     it.show(sample(gpu(0, health=GpuHealth(pcie_replays_total=7))))
     for _ in range(60):
@@ -92,7 +92,7 @@ def test_a_slow_reading_is_kept_until_its_next_but_not_for_ever() -> None:
     assert not it.lines(REPLAYS)
 
 
-def test_a_fast_reading_that_misses_a_tick_is_kept_for_some_ticks_alone() -> None:
+def test_a_fast_reading_that_misses_a_tick_is_kept_only_for_a_few_ticks() -> None:
     it = node()
     it.show(sample(gpu(0, profiling=GpuProfiling(dram_active_ratio=0.5))))
     it.clock.advance(5)
@@ -103,7 +103,7 @@ def test_a_fast_reading_that_misses_a_tick_is_kept_for_some_ticks_alone() -> Non
     assert not it.lines("DCGM_FI_PROF_DRAM_ACTIVE")
 
 
-def test_what_is_asked_every_few_seconds_is_shown_from_one_reading_to_the_next() -> None:
+def test_a_reading_taken_every_few_seconds_is_shown_until_the_next_one() -> None:
     clock = ManualClock(start_ns=START_NS)
     view = make_node_state(
         ExpositionSettings(), clock=clock, sampling_interval_seconds=1, readings_seconds=5
@@ -127,14 +127,14 @@ def test_what_is_asked_every_few_seconds_is_shown_from_one_reading_to_the_next()
         assert snapshot is not None
         (shown,) = snapshot.devices
         assert shown.profiling is not None
-        assert shown.profiling.sm_active_ratio == second / 100, "that of this tick"
+        assert shown.profiling.sm_active_ratio == second / 100, "the value of this tick"
         is_fresh = second <= 15
         assert shown.profiling.fp16_active_ratio == (0.25 if is_fresh else None)
         assert (shown.details and shown.details.performance_state) == (2 if is_fresh else None)
         assert bool(shown.traffic) == is_fresh
 
 
-def test_an_instance_goes_at_once_with_its_layout() -> None:
+def test_an_instance_disappears_at_once_with_its_layout() -> None:
     it = node()
     it.show(sample(gpu(0, mig_enabled=True), instance(1, memory_used_bytes=1 << 30)))
     assert it.lines("DCGM_FI_DEV_FB_USED")
@@ -143,7 +143,7 @@ def test_an_instance_goes_at_once_with_its_layout() -> None:
     assert not it.lines("DCGM_FI_DEV_FB_USED")
 
 
-def test_slow_ticks_make_the_wait_longer() -> None:
+def test_readings_are_kept_longer_if_ticks_are_slow() -> None:
     clock = ManualClock(start_ns=START_NS)
     view = make_node_state(ExpositionSettings(), clock=clock, sampling_interval_seconds=10)
     view.update(*sample(gpu(0)))
@@ -157,7 +157,7 @@ def test_before_the_first_tick_the_page_is_empty() -> None:
     assert node().page() == b""
 
 
-def test_incidents_of_gpus_without_end_take_no_memory_without_end() -> None:
+def test_memory_for_incidents_of_ever_new_gpus_is_bounded() -> None:
     it = node()
 
     def happen(number: int) -> None:
@@ -180,7 +180,7 @@ def record(change: ProcessChange, pid: int = 100) -> ProcessRecord:
     )
 
 
-def test_a_process_is_named_from_its_first_sight_to_its_end() -> None:
+def test_a_process_has_its_name_from_first_seen_to_ended() -> None:
     it = node(ExpositionSettings(process_series=True))
     shown = sample(gpu(0), processes=[process(0, None)])
     it.show(shown, processes=[record(ProcessChange.SEEN)])
@@ -193,7 +193,7 @@ def test_a_process_is_named_from_its_first_sight_to_its_end() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.5])
-def test_the_page_of_a_tick_is_written_once(seconds: float) -> None:
+def test_the_page_of_a_tick_is_rendered_once(seconds: float) -> None:
     it = node()
     it.show(sample(gpu(0, temperature_celsius=40)))
     first = it.page()
@@ -203,7 +203,7 @@ def test_the_page_of_a_tick_is_written_once(seconds: float) -> None:
     assert it.page() is not first
 
 
-def test_a_changed_list_of_counters_is_read_again_and_one_with_a_mistake_is_not(
+def test_a_changed_list_of_counters_is_reloaded_and_an_invalid_one_is_not(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "counters.csv"

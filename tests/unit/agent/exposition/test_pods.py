@@ -1,4 +1,4 @@
-"""The UID and the labels of the pod whose a series is: what is certain, and nothing on a guess."""
+"""UID and labels of a series' pod: only if they are certain, never guessed."""
 
 from collections.abc import Mapping, Sequence
 
@@ -31,7 +31,7 @@ def tick(
     processes: Sequence[GpuProcess] = (),
     allocations: Sequence[DeviceAllocation] = (),
 ) -> Reported:
-    """Return a tick with containers that have these UIDs by their cgroups, by their ids."""
+    """Return a tick whose containers have these pod UIDs from their cgroups, by container id."""
     made = sample(*rows, processes=processes, allocations=allocations)
     refs = [ContainerRef(container_id=one, pod_uid=uid) for one, uid in (containers or {}).items()]
     made.sample.containers.extend(refs)
@@ -51,15 +51,15 @@ def tick(
     ],
     ids=[
         "one folder",
-        "two folders, and a process of the new one",
-        "two folders, and a process of the old one",
-        "no folder, and a process",
+        "two directories and a process of the new one",
+        "two directories and a process of the old one",
+        "no directory and a process",
         "two folders",
         "a process that outlived its pod",
         "nothing",
     ],
 )
-def test_a_holder_has_the_uid_that_is_certain(
+def test_an_allocation_has_the_pod_uid_if_it_is_certain(
     folders: list[str], running: str | None, uid: str
 ) -> None:
     it = node(ExpositionSettings(dcgm_pod_uid=True), uids={"ml/a-0": folders}, c1="ml/a-0/main")
@@ -75,7 +75,7 @@ def test_a_holder_has_the_uid_that_is_certain(
     assert it.values("DCGM_FI_DEV_GPU_TEMP", "pod", "pod_uid") == {("a-0", uid): 40}
 
 
-def test_of_shares_of_a_gpu_another_pod_of_that_name_may_have_the_next() -> None:
+def test_shares_of_a_gpu_may_belong_to_different_pods_of_the_same_name() -> None:
     it = node(uids={"ml/a-0": [OLD, NEW]}, c1="ml/a-0/main")
     shares = [allocation(0, "ml/a-0/main", replica=one) for one in "01"]
     it.show(
@@ -85,7 +85,7 @@ def test_of_shares_of_a_gpu_another_pod_of_that_name_may_have_the_next() -> None
     assert it.values(BUSY, "pod_uid") == {(OLD,): 0.25}
 
 
-def test_a_process_on_another_device_says_nothing_of_this_one() -> None:
+def test_a_process_on_another_device_does_not_identify_the_pod_of_this_one() -> None:
     it = node(uids={"ml/a-0": [OLD, NEW]}, c1="ml/a-0/main")
     it.show(
         tick(
@@ -101,7 +101,7 @@ def test_a_process_on_another_device_says_nothing_of_this_one() -> None:
     assert sorted(uid for (uid,) in it.values(HELD, "pod_uid")) == ["", OLD]
 
 
-def test_a_container_whose_cgroup_names_no_pod_has_the_uid_of_its_name() -> None:
+def test_a_container_without_a_pod_in_its_cgroup_has_the_uid_of_its_name() -> None:
     it = node(uids={"ml/a": [NEW], "ml/b": [OLD, NEW]}, c1="ml/a/main", c2="ml/b/main")
     it.show(
         tick(gpu(0), containers={"c1": None, "c2": None}, processes=[process(0, 0), process(0, 1)])
@@ -109,14 +109,14 @@ def test_a_container_whose_cgroup_names_no_pod_has_the_uid_of_its_name() -> None
     assert it.values(BUSY, "pod", "pod_uid") == {("a", NEW): 0.25, ("b", ""): 0.25}
 
 
-def test_dcgms_names_have_the_uid_where_it_is_asked_for() -> None:
+def test_dcgms_names_have_the_uid_only_on_request() -> None:
     it = node(uids={"ml/a": [NEW]})
     it.show(tick(gpu(0, temperature_celsius=40), allocations=[allocation(0, "ml/a/main")]))
     assert it.values("DCGM_FI_DEV_GPU_TEMP", "pod", "pod_uid") == {("a", ""): 40}
     assert it.values(HELD, "pod_uid") == {(NEW,): 1}
 
 
-def test_every_series_of_a_pod_has_its_chosen_labels_and_no_other_series_has() -> None:
+def test_all_series_of_a_pod_have_its_chosen_labels_and_no_others_do() -> None:
     it = node(ALL, uids={"ml/a": [NEW]}, pod_labels={NEW: TEAM}, c1="ml/a/main", c2="ml/b/main")
     used = {"memory_used_bytes": 2 * GIB, "utilization_ratio": 0.5}
     it.show(

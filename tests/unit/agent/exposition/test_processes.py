@@ -1,4 +1,4 @@
-"""Single processes on the page: only where asked for, and never more than allowed."""
+"""Single processes on the page: only on request, and at most the allowed number."""
 
 from gpuledger.records import ProcessChange, ProcessRecord
 from gpuledger_agent.metrics import PROCESS_SERIES_DROPPED
@@ -23,7 +23,7 @@ def dropped() -> float:
     )
 
 
-def test_processes_are_not_shown_unless_asked_for() -> None:
+def test_processes_are_shown_only_on_request() -> None:
     it = node(one=OWNER)
     shown(it, 3)
     assert not it.lines(PID_POD)
@@ -74,7 +74,7 @@ def test_a_pid_has_its_pod_and_its_memory_on_all_gpus_in_mib() -> None:
     }
 
 
-def test_those_that_hold_most_memory_are_shown_and_the_others_counted() -> None:
+def test_the_processes_with_the_most_memory_are_shown_and_the_others_counted() -> None:
     before = dropped()
     it = node(ExpositionSettings(process_series=True, max_process_series=2), one=OWNER)
     shown(it, 5)

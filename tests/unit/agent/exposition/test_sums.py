@@ -1,4 +1,4 @@
-"""A sum over a memory metric of DCGM's is what the devices have, however they are shared."""
+"""A sum over one of DCGM's memory metrics is the devices' memory, however they are shared."""
 
 from collections.abc import Sequence
 
@@ -31,7 +31,7 @@ OWNERS = ("ml/a/main", "ml/b/main", "ml/c/main")
 
 
 def shared(*rows: Row, on: Sequence[int], **allocated: object) -> Reported:
-    """Return a tick in which three containers hold memory on the devices at the places `on`."""
+    """Return a tick in which three containers use memory on the devices at the places `on`."""
     return sample(
         *rows,
         containers=["a", "b", "c"],
@@ -55,19 +55,19 @@ SCENARIOS = {
         allocations=[allocation(0, OWNERS[0])],
     ),
     "three containers share it": shared(gpu(0, **MEMORY), on=[0]),
-    "three containers share it unasked": sample(
+    "three containers share it without allocations": sample(
         gpu(0, **MEMORY),
         containers=["a", "b", "c"],
         processes=[process(0, one, pid=one + 1, memory_used_bytes=16 * GIB) for one in range(3)],
     ),
-    "it is cut, and an instance is shared": shared(
+    "with MIG, an instance is shared": shared(
         gpu(0, mig_enabled=True, **MEMORY),
         instance(7, **SLICE),
         instance(8, **SLICE),
         on=[1],
         gpu_instance=7,
     ),
-    "it is cut, and compute instances share a memory": shared(
+    "with MIG, compute instances share memory": shared(
         gpu(0, mig_enabled=True, **MEMORY),
         instance(7, ci=0, **SLICE),
         instance(7, ci=1, **SLICE),
@@ -95,7 +95,9 @@ def memories(reported: Reported) -> list[GpuReading]:
     "field",
     sorted({counter.field.old for counter in default_counters()} & set(MEMORY_FIELDS)),
 )
-def test_a_sum_over_a_gpus_memory_is_not_more_than_the_gpu_has(scenario: str, field: str) -> None:
+def test_the_sum_over_a_gpus_memory_is_at_most_the_memory_of_the_gpu(
+    scenario: str, field: str
+) -> None:
     it = of(scenario)
     series = it.values(field, "UUID", "GPU_I_ID", "GPU_C_ID", "pod", "gpuledger_share")
     reading = {
@@ -108,8 +110,8 @@ def test_a_sum_over_a_gpus_memory_is_not_more_than_the_gpu_has(scenario: str, fi
     assert sum(series.values()) <= has / 2**20
 
 
-@pytest.mark.parametrize("scenario", [name for name in SCENARIOS if "cut" not in name])
-def test_used_and_free_and_reserved_are_the_whole_memory(scenario: str) -> None:
+@pytest.mark.parametrize("scenario", [name for name in SCENARIOS if "MIG" not in name])
+def test_used_free_and_reserved_add_up_to_the_whole_memory(scenario: str) -> None:
     it = of(scenario)
     parts = ("USED", "FREE", "RESERVED")
     found = [sum(it.values(f"DCGM_FI_DEV_FB_{part}", "pod").values()) for part in parts]

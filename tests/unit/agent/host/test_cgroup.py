@@ -1,4 +1,4 @@
-"""Which container and pod a cgroup path names: real paths of many runtimes, and the rules."""
+"""Container and pod of a cgroup path: real paths of many runtimes, and the rules."""
 
 import json
 from pathlib import Path
@@ -23,35 +23,35 @@ OUTER, INNER = "a" * 64, "b" * 64
 
 
 @for_each("vector", VECTORS)
-def test_every_known_shape_gives_its_container_pod_and_job(vector: dict[str, Any]) -> None:
+def test_every_known_form_gives_its_container_pod_and_job(vector: dict[str, Any]) -> None:
     found = locate(vector["line"])
     assert (found.container_id, found.pod_uid) == (vector["container_id"], vector["pod_uid"])
     assert found.job_id == vector.get("job_id")
     assert found.line == vector["line"]
 
 
-def test_the_vectors_are_all_there() -> None:
+def test_no_vector_is_missing() -> None:
     assert len(VECTORS) >= 52
 
 
 @pytest.mark.parametrize(
     ("law", "path", "container_id", "pod_uid"),
     [
-        ("docker in a pod is the pod's container", f"/{POD}/{OUTER}/docker/{INNER}", OUTER, UID),
+        ("Docker in a pod is the pod's container", f"/{POD}/{OUTER}/docker/{INNER}", OUTER, UID),
         ("a pod in a container is the inner pod", f"/docker/{OUTER}/{POD}/{INNER}", INNER, UID),
         ("the outermost pod wins", f"/pod{'1' * 32}/{OUTER}/{POD}/{INNER}", OUTER, "1" * 32),
         ("an outer container is not the pod's", f"/docker/{OUTER}/{POD}", None, UID),
         ("the first of nested containers", f"/docker/{OUTER}/docker/{INNER}", OUTER, None),
         ("nerdctl", f"/system.slice/nerdctl-{OUTER}.scope", OUTER, None),
-        ("a mount is no container", f"/system.slice/{OUTER}.mount", None, None),
-        ("a podman pod is no pod", f"/machine.slice/libpod_pod_{OUTER}.slice", None, None),
-        ("65 digits are no id", f"/docker/{OUTER}a", None, None),
-        ("capital digits are no id", f"/docker/{OUTER.upper()}", None, None),
+        ("a mount is not a container", f"/system.slice/{OUTER}.mount", None, None),
+        ("a Podman pod is not a pod", f"/machine.slice/libpod_pod_{OUTER}.slice", None, None),
+        ("65 digits are not an id", f"/docker/{OUTER}a", None, None),
+        ("capital digits are not an id", f"/docker/{OUTER.upper()}", None, None),
         ("a removed cgroup", f"/{POD}/cri-containerd-{OUTER}.scope (deleted)", OUTER, UID),
         ("CRI-O in colon form", f"/system.slice/{POD}:crio:{OUTER}", OUTER, UID),
     ],
 )
-def test_a_path_is_read_by_whole_segments(
+def test_a_path_is_parsed_by_whole_segments(
     law: str, path: str, container_id: str | None, pod_uid: str | None
 ) -> None:
     found = locate(f"0::{path}")
@@ -65,7 +65,7 @@ USERS = "/user.slice/user-1000.slice/user@1000.service"
 @pytest.mark.parametrize(
     ("law", "path", "job_id"),
     [
-        ("a user's own folder is no job", f"{USERS}/slurm/uid_0/job_8/step_0", None),
+        ("a user's own directory is not a job", f"{USERS}/slurm/uid_0/job_8/step_0", None),
         ("nor is a user's scope", f"{USERS}/slurmstepd.scope/job_8", None),
         ("nor a slice in a user's", f"{USERS}{SLURM_V2}", None),
         ("nor one in another's service", f"/system.slice/ssh.service{SLURM_V2}", None),
@@ -73,20 +73,22 @@ USERS = "/user.slice/user-1000.slice/user@1000.service"
         ("nor a whole tree in a job", f"{SLURM_V1}/slurm/uid_1000/job_8", "7"),
         ("the scope is a segment as a whole", "/system.slice/slurmstepd.scopes/job_8", None),
         ("and so is the root", "/slurms/uid_1000/job_8", None),
-        ("a job is of a user", "/slurm/job_8", None),
+        ("a job belongs to a user", "/slurm/job_8", None),
         ("a job has a number", "/slurm/uid_1000/job_8x", None),
-        ("in ASCII's digits", "/slurm/uid_1000/job_\u0668", None),
-        ("of which there are few", f"/slurm/uid_1000/job_{'8' * 21}", None),
-        ("a job of a container is no node's", f"/docker/{OUTER}{SLURM_V2}", None),
+        ("in ASCII digits", "/slurm/uid_1000/job_\u0668", None),
+        ("and only a few digits", f"/slurm/uid_1000/job_{'8' * 21}", None),
+        ("a container's job is not the node's", f"/docker/{OUTER}{SLURM_V2}", None),
         ("a removed cgroup", f"{SLURM_V2} (deleted)", "7"),
     ],
 )
-def test_a_job_is_named_by_slurms_own_cgroup_alone(law: str, path: str, job_id: str | None) -> None:
+def test_a_job_is_identified_only_by_slurms_own_cgroup(
+    law: str, path: str, job_id: str | None
+) -> None:
     assert locate(f"0::{path}").job_id == job_id, law
 
 
 @pytest.mark.parametrize("slurm", [SLURM_V1, SLURM_V2])
-def test_slurm_in_a_pod_is_the_pods_and_so_is_a_pod_in_a_job(slurm: str) -> None:
+def test_slurm_in_a_pod_and_a_pod_in_a_job_belong_to_the_pod(slurm: str) -> None:
     pod = f"/{POD}/cri-containerd-{OUTER}.scope"
     for path in (f"{pod}{slurm}", f"{slurm}{pod}"):
         found = locate(f"0::{path}")
@@ -99,20 +101,20 @@ def test_of_several_lines_one_with_a_pod_wins_then_one_with_a_job() -> None:
     assert locate(f"{container}\n{job}\n3:pids:/{POD}\n").job_id is None
 
 
-def test_a_node_that_is_itself_in_a_pod_has_jobs_of_its_own() -> None:
+def test_a_node_that_runs_in_a_pod_has_its_own_jobs() -> None:
     agent = f"0::{NODES_POD}/kubelet/pod{'4' * 32}/{'d' * 64}\n"
     node_paths = find_node_paths(agent)
     assert locate(f"0::{NODES_POD}{SLURM_V2}\n", node_paths=node_paths).job_id == "7"
     assert locate(f"0::{NODES_POD}\n", node_paths=node_paths).is_of_host
-    # What is beside the node is another machine's, or its own container's.
+    # Paths outside the node belong to another machine, or to its own container.
     assert locate(f"0::{SLURM_V2}\n", node_paths=node_paths).job_id is None
 
 
 @pytest.mark.parametrize(
     ("law", "first", "path", "job_id"),
     [
-        ("a job of version 2", "/../../../init.scope", f"/../../..{SLURM_V2}", "7"),
-        ("a job of version 1", "/../../..", f"/../../..{SLURM_V1}", "7"),
+        ("a job of cgroup version 2", "/../../../init.scope", f"/../../..{SLURM_V2}", "7"),
+        ("a job of cgroup version 1", "/../../..", f"/../../..{SLURM_V1}", "7"),
         ("beside a Docker in its slice", "/../../init.scope", "/../slurmstepd.scope/job_7", "7"),
         ("not one further below", "/../../../init.scope", f"/..{SLURM_V2}", None),
         ("nor one in the agent's own cgroup", "/../../../init.scope", SLURM_V2, None),
@@ -129,7 +131,7 @@ def test_an_agent_in_its_own_cgroup_namespace_sees_the_nodes_jobs(
 
 
 class _Files:
-    """A `/proc` of these files alone."""
+    """A `/proc` with only these files."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self._files = files
@@ -141,7 +143,7 @@ class _Files:
 
 
 @pytest.mark.parametrize("root", ["/proc/1/cgroup", "/proc/2/cgroup"])
-def test_where_the_nodes_root_is_a_process_at_the_root_shows(root: str) -> None:
+def test_any_process_at_the_nodes_root_reveals_the_root(root: str) -> None:
     stat = b"77 (train) S 1 " + b"0 " * 17 + b"900 0"
     files = {
         "/proc/self/cgroup": b"0::/\n",
@@ -159,14 +161,14 @@ def test_in_a_hybrid_file_the_line_with_the_pod_wins() -> None:
 
 
 @pytest.mark.parametrize("separator", ["\r", "\v", "\f", "\x1c", "\x85", "\u2028"])
-def test_a_cgroups_name_cannot_begin_a_line(separator: str) -> None:
-    # A process may make cgroups below its own, with any name that has no slash and no newline.
-    forged = f"0::/{POD}/{INNER}"  # with a container it would win over a line that has none
+def test_the_name_of_a_cgroup_cannot_start_a_new_line(separator: str) -> None:
+    # A process may create cgroups below its own, with any name without a slash or a newline.
+    forged = f"0::/{POD}/{INNER}"  # its container would win over a line without one
     assert locate(f"0::/pod{'1' * 32}/x{separator}{forged}\n").pod_uid == "1" * 32
 
 
 NODES_POD = f"/kubepods/besteffort/pod{'2' * 32}/{'c' * 64}"
-"""Where a node is a container of a pod, its own paths begin so."""
+"""The prefix of a node's own paths if it is a container in a pod."""
 
 
 @pytest.mark.parametrize(
@@ -178,7 +180,7 @@ NODES_POD = f"/kubepods/besteffort/pod{'2' * 32}/{'c' * 64}"
         ("its own processes are the host's", "", "/system.slice/kubelet.service", None, None),
     ],
 )
-def test_a_node_that_is_itself_in_a_pod_has_pods_of_its_own(
+def test_a_node_that_runs_in_a_pod_has_its_own_pods(
     law: str, own: str, path: str, container_id: str | None, pod_uid: str | None
 ) -> None:
     agent = f"0::{NODES_POD}{own}/pod{'4' * 32}/{'d' * 64}\n"
@@ -186,7 +188,7 @@ def test_a_node_that_is_itself_in_a_pod_has_pods_of_its_own(
     assert (found.container_id, found.pod_uid) == (container_id, pod_uid), law
 
 
-def test_what_is_beside_such_a_node_is_read_whole() -> None:
+def test_paths_outside_such_a_node_are_parsed_completely() -> None:
     agent = f"0::{NODES_POD}/pod{'4' * 32}/{'d' * 64}\n"
     found = locate(f"0::/{POD}/{INNER}\n", node_paths=find_node_paths(agent))
     assert (found.container_id, found.pod_uid) == (INNER, UID)
@@ -195,7 +197,7 @@ def test_what_is_beside_such_a_node_is_read_whole() -> None:
 @pytest.mark.parametrize(
     "agent", ["0::/\n", f"0::/{POD}/{OUTER}\n", f"0::/docker/{OUTER}/{POD}/{INNER}\n", ""]
 )
-def test_a_node_on_its_own_machine_has_no_path_to_leave_out(agent: str) -> None:
+def test_a_node_on_its_own_machine_has_no_path_prefix_to_remove(agent: str) -> None:
     assert find_node_paths(agent) == {}
 
 
@@ -215,10 +217,10 @@ def test_a_host_process_is_reported_by_its_first_line() -> None:
     assert found.is_of_host
 
 
-def test_the_readers_own_container_shows_nothing_in_a_private_namespace() -> None:
+def test_in_a_private_namespace_the_readers_own_container_is_not_visible() -> None:
     assert locate("0::/\n") == Location(line="0::/")
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "   \n"])
-def test_no_line_is_no_place(text: str) -> None:
+def test_an_empty_file_has_no_location(text: str) -> None:
     assert locate(text) == Location()

@@ -1,4 +1,4 @@
-"""Names of containers from the names of their logs."""
+"""Names of containers from the names of their log files."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,14 +14,14 @@ CHAT = f"chat-7c9d-x2_serving_vllm-server-{CHAT_ID}.log"
 class Folder:
     def __init__(self, *names: str) -> None:
         self.names = list(names)
-        self.looks = 0
+        self.reads = 0
 
     def __call__(self) -> Iterable[str]:
-        self.looks += 1
+        self.reads += 1
         return list(self.names)
 
 
-def test_a_log_names_pod_namespace_and_container() -> None:
+def test_the_name_of_a_log_has_pod_namespace_and_container() -> None:
     names = ContainerNames(list_names=Folder(CHAT), clock=ManualClock(start_ns=0))
 
     assert names.name_of(CHAT_ID) == ContainerName(
@@ -29,10 +29,10 @@ def test_a_log_names_pod_namespace_and_container() -> None:
     )
 
 
-def test_what_is_no_log_of_a_container_names_nobody() -> None:
+def test_other_file_names_identify_no_container() -> None:
     strange = (
         *("", "x.log", f"a_b-{OTHER_ID}.log", f"a_b_c-{OTHER_ID[:63]}.log", f"{CHAT}.1"),
-        # As a file's name reads whose bytes are not UTF-8; it cannot be written anywhere.
+        # A file name that is not UTF-8 is read like this; it cannot be written anywhere.
         *(f"\udcff_b_c-{OTHER_ID}.log", f"a_\udcff_c-{OTHER_ID}.log", f"a_b_\n-{OTHER_ID}.log"),
     )
     names = ContainerNames(list_names=Folder(*strange), clock=ManualClock(start_ns=0))
@@ -41,30 +41,30 @@ def test_what_is_no_log_of_a_container_names_nobody() -> None:
     assert names.name_of(CHAT_ID) is None
 
 
-def test_the_folder_is_read_again_for_an_unknown_container_once_a_second_at_most() -> None:
+def test_for_an_unknown_container_the_directory_is_read_at_most_once_a_second() -> None:
     clock, folder = ManualClock(start_ns=0), Folder()
     names = ContainerNames(list_names=folder, clock=clock)
     assert names.name_of(CHAT_ID) is None
     folder.names.append(CHAT)
     assert names.name_of(CHAT_ID) is None
     assert names.name_of(OTHER_ID) is None
-    assert folder.looks == 1
+    assert folder.reads == 1
     clock.advance(1)
     assert names.name_of(CHAT_ID)
-    assert folder.looks == 2
+    assert folder.reads == 2
 
 
-def test_a_container_that_is_never_found_is_looked_for_ever_more_seldom() -> None:
+def test_a_container_that_is_never_found_is_looked_up_less_and_less_often() -> None:
     clock, folder = ManualClock(start_ns=0), Folder(CHAT)
     names = ContainerNames(list_names=folder, clock=clock)
     for _ in range(600):
         names.name_of(OTHER_ID)
         clock.advance(1)
 
-    assert folder.looks < 20
+    assert folder.reads < 20
 
 
-def test_a_container_whose_log_is_gone_is_forgotten_when_the_folder_is_read_again() -> None:
+def test_a_container_whose_log_is_gone_is_forgotten_at_the_next_read() -> None:
     clock, folder = ManualClock(start_ns=0), Folder(CHAT)
     names = ContainerNames(list_names=folder, clock=clock)
     assert names.name_of(CHAT_ID)
@@ -74,7 +74,7 @@ def test_a_container_whose_log_is_gone_is_forgotten_when_the_folder_is_read_agai
     assert names.name_of(CHAT_ID) is None
 
 
-def test_names_are_bounded_in_number() -> None:
+def test_the_number_of_names_is_bounded() -> None:
     folder = Folder(*(f"p_n_c-{number:064x}.log" for number in range(MAX_NAMES + 10)))
     names = ContainerNames(list_names=folder, clock=ManualClock(start_ns=0))
     for number in range(MAX_NAMES):
@@ -85,7 +85,7 @@ def test_names_are_bounded_in_number() -> None:
     )
 
 
-def test_a_folder_that_is_not_there_is_empty(tmp_path: Path) -> None:
+def test_a_missing_directory_counts_as_empty(tmp_path: Path) -> None:
     (tmp_path / CHAT).touch()
 
     assert list(list_folder(tmp_path)()) == [CHAT]

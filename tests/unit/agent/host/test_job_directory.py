@@ -1,4 +1,4 @@
-"""Which jobs hold which GPUs, by the directory that a scheduler writes: whatever lies there."""
+"""Which jobs have which GPUs, from a directory that a scheduler writes, whatever it contains."""
 
 import os
 from collections.abc import Mapping
@@ -55,11 +55,11 @@ def held_in(parsed: ParsedJobFiles) -> list[tuple[str, int | None, str]]:
             {"0": b"1234[5].server.example.org\n4242_7\n"},
             [("GPU-a", None, "1234[5].server.example.org"), ("GPU-a", None, "4242_7")],
         ),
-        # Two ways to write one number are one GPU.
+        # Two spellings of one number are one GPU.
         ({"0": b"7\n", "00": b"7\n"}, [("GPU-a", None, "7")]),
     ],
 )
-def test_a_file_is_of_a_gpu_and_a_line_of_it_a_job(
+def test_a_file_belongs_to_a_gpu_and_each_line_is_a_job(
     contents: Mapping[str, bytes], expected: list[tuple[str, int | None, str]]
 ) -> None:
     parsed = parse(contents)
@@ -84,7 +84,7 @@ def test_a_file_is_of_a_gpu_and_a_line_of_it_a_job(
         ("1.6", b"7\n", "unknown_instance", []),
     ],
 )
-def test_what_is_no_jobs_is_left_out_and_said(
+def test_invalid_entries_are_left_out_with_a_reason(
     name: str, content: bytes, reason: str | None, kept: list[str] | None
 ) -> None:
     parsed = parse({name: content})
@@ -94,7 +94,7 @@ def test_what_is_no_jobs_is_left_out_and_said(
 
 
 @given(st.dictionaries(st.from_regex(r"[0-9]{1,4}(\.[0-9]{1,4})?", fullmatch=True), st.binary()))
-def test_whatever_lies_there_makes_records_that_can_be_sent(contents: dict[str, bytes]) -> None:
+def test_any_content_gives_records_that_can_be_published(contents: dict[str, bytes]) -> None:
     for one in parse(contents).allocations:
         validate(one)
 
@@ -104,11 +104,11 @@ def directory(folder: Path) -> tuple[JobDirectory, Check]:
     return JobDirectory(job_files_in(folder), check=check), check
 
 
-def test_each_look_is_at_what_is_there_now(tmp_path: Path) -> None:
+def test_the_directory_is_read_at_each_call(tmp_path: Path) -> None:
     jobs, check = directory(tmp_path)
     file = tmp_path / "0"
     for text in ("7\n", "8\n", "8\n9\n"):
-        # Of the same length, at the same time by the file system's clock.
+        # With the same length and the same file system time.
         file.write_text(text)
         os.utime(file, ns=(1, 1))
         assert [one.job_id for one in jobs.current(DEVICES)] == text.split()
@@ -117,7 +117,7 @@ def test_each_look_is_at_what_is_there_now(tmp_path: Path) -> None:
     assert check.is_ok
 
 
-def test_a_directory_that_is_not_there_yet_is_no_mistake(tmp_path: Path) -> None:
+def test_a_directory_that_does_not_exist_yet_is_not_an_error(tmp_path: Path) -> None:
     jobs, check = directory(tmp_path / "gpu-jobs")
     assert jobs.current(DEVICES) == []
     assert check.is_ok
@@ -126,7 +126,7 @@ def test_a_directory_that_is_not_there_yet_is_no_mistake(tmp_path: Path) -> None
     assert [one.job_id for one in jobs.current(DEVICES)] == ["7"]
 
 
-def test_what_cannot_be_read_is_passed_over_and_the_rest_counts(tmp_path: Path) -> None:
+def test_unreadable_files_are_skipped_and_the_others_count(tmp_path: Path) -> None:
     (tmp_path / "2").mkdir()
     (tmp_path / "3").write_bytes(b"7\n" * MAX_FILE_BYTES)
     (tmp_path / "5").symlink_to("5")
@@ -140,13 +140,13 @@ def test_what_cannot_be_read_is_passed_over_and_the_rest_counts(tmp_path: Path) 
     assert "3 files" in check.detail
 
 
-def test_files_that_are_no_gpus_are_passed_over(tmp_path: Path) -> None:
+def test_files_that_are_not_gpus_are_skipped(tmp_path: Path) -> None:
     for name in (".0.tmp", "0~", "gpu0", "0.1.2", "-1", "\u0660", "12345", "sedX7"):
         (tmp_path / name).write_text("7\n")
     assert job_files_in(tmp_path)() == JobFiles({})
 
 
-def test_a_directory_without_end_is_read_to_a_bound(tmp_path: Path) -> None:
+def test_a_huge_directory_is_read_up_to_a_limit(tmp_path: Path) -> None:
     for number in range(MAX_FILES + 1):
         (tmp_path / str(number)).write_text("7\n")
     files = job_files_in(tmp_path)()
@@ -154,7 +154,7 @@ def test_a_directory_without_end_is_read_to_a_bound(tmp_path: Path) -> None:
     assert list(files.rejected.values()) == ["too_many"]
 
 
-def test_files_of_other_names_leave_room_for_those_of_gpus(tmp_path: Path) -> None:
+def test_files_with_other_names_do_not_count_towards_the_limit(tmp_path: Path) -> None:
     for number in range(MAX_FILES + 1):
         (tmp_path / f"old-{number}.bak").touch()
     for number in range(2):
@@ -165,13 +165,13 @@ def test_files_of_other_names_leave_room_for_those_of_gpus(tmp_path: Path) -> No
     assert check.detail == "2 job allocations on 2 devices"
 
 
-def test_names_without_end_are_read_to_a_bound(tmp_path: Path) -> None:
+def test_a_huge_number_of_names_is_read_up_to_a_limit(tmp_path: Path) -> None:
     for number in range(MAX_SCANNED + 1):
         (tmp_path / f"old-{number}").touch()
     assert list(job_files_in(tmp_path)().rejected.values()) == ["too_many"]
 
 
-def test_of_holdings_that_are_too_many_the_files_are_named() -> None:
+def test_files_with_too_many_allocations_are_named() -> None:
     count = MAX_JOB_ALLOCATIONS // MAX_JOBS
     devices = DeviceIndex(by_index={index: f"GPU-{index:03}" for index in range(count + 2)})
     content = b"\n".join(b"%d" % job for job in range(MAX_JOBS))
@@ -181,13 +181,13 @@ def test_of_holdings_that_are_too_many_the_files_are_named() -> None:
     assert parsed.rejected == dict.fromkeys([str(count), str(count + 1)], "too_many")
 
 
-def test_a_recording_is_of_another_machine_than_the_jobs(tmp_path: Path) -> None:
+def test_a_recording_rejects_the_job_directory_of_this_machine(tmp_path: Path) -> None:
     settings = AgentSettings(source="recorded:x.jsonl", job_mapping_dir=tmp_path)
     with pytest.raises(UserError, match=r"job_mapping_dir: .* remove it"):
         find_source(settings)
 
 
-def test_a_file_in_place_of_the_directory_is_said(tmp_path: Path) -> None:
+def test_a_file_instead_of_the_directory_fails_the_check(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     jobs, check = directory(tmp_path / "file")
     assert jobs.current(DEVICES) == []

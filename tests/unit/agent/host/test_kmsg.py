@@ -1,4 +1,4 @@
-"""The kernel's log as a source of XIDs."""
+"""The kernel log as a source of XIDs."""
 
 import os
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ def record(text: str, stamp_us: int = 0) -> bytes:
 
 
 class Log:
-    """A kernel log that holds records and errors, one a read."""
+    """A kernel log that returns records and errors, one per read."""
 
     def __init__(self, records: Iterable[bytes | OSError]) -> None:
         self.records = list(records)
@@ -45,7 +45,7 @@ class Log:
 
 
 class Reading:
-    """A reader over logs that are opened one after the other; ends where there is none left."""
+    """A reader over logs that are opened one after another; ends when none is left."""
 
     def __init__(self, *logs: Log | OSError, clock: ManualClock | None = None) -> None:
         self.seen: list[Detection] = []
@@ -71,7 +71,7 @@ class Reading:
 
 
 class EndOfTestError(Exception):
-    """There is nothing more to open."""
+    """There is no further log to open."""
 
 
 def read(*records: bytes | OSError) -> list[Detection]:
@@ -118,7 +118,7 @@ def test_an_xid_of_a_gpu_that_never_answered_is_reported_by_its_slot() -> None:
         b"",
     ],
 )
-def test_what_else_the_kernel_says_is_passed_over(noise: bytes) -> None:
+def test_other_kernel_messages_are_skipped(noise: bytes) -> None:
     assert [seen.xid for seen in read(noise, record(LINE))] == [79]
 
 
@@ -126,20 +126,20 @@ def test_a_record_with_its_dictionary_is_one_detection() -> None:
     assert len(read(record(LINE) + b" SUBSYSTEM=pci\n DEVICE=+pci:0000:1b:00.0\n")) == 1
 
 
-def test_records_that_were_overwritten_are_counted_and_the_rest_is_read() -> None:
+def test_overwritten_records_are_counted_and_the_rest_is_read() -> None:
     before = value_of(KMSG_OVERRUNS)
     assert len(read(record(LINE), BrokenPipeError(), record(LINE))) == 2
     assert value_of(KMSG_OVERRUNS) == before + 1
 
 
-def test_a_log_that_runs_over_gives_the_others_their_turn() -> None:
+def test_a_flooded_log_yields_to_other_tasks() -> None:
     reading = Reading()
     log = Log([record("noise")] * 1500)
     assert reading.reader.read(log)
     assert not reading.reader.read(log)
 
 
-async def test_a_log_that_is_lost_is_opened_again_after_a_while_and_counted() -> None:
+async def test_a_lost_log_is_reopened_after_a_wait_and_counted() -> None:
     first, second = Log([record(LINE), OSError("gone")]), Log([record(LINE), OSError("gone")])
     reading = Reading(first, PermissionError("refused"), second)
     before = value_of(KMSG_FAILURES)
@@ -159,7 +159,7 @@ async def test_a_log_that_is_lost_is_opened_again_after_a_while_and_counted() ->
     ("stamp_seconds", "written_seconds"),
     [(100.2, 100.2), (100.0, 100.0), (100.5, 100.5), (22.0, 100.0), (0.0, 100.0), (178.0, 100.5)],
 )
-def test_a_stamp_counts_as_far_as_it_can_be_true(
+def test_a_plausible_stamp_is_used_and_others_are_limited(
     stamp_seconds: float, written_seconds: float
 ) -> None:
     clock = ManualClock(start_ns=EPOCH_NS)
@@ -173,7 +173,7 @@ def test_a_stamp_counts_as_far_as_it_can_be_true(
     assert found_ns == EPOCH_NS + round(written_seconds * NS_PER_SECOND)
 
 
-def test_a_record_is_written_after_the_log_was_last_seen_empty() -> None:
+def test_a_record_is_at_least_as_new_as_the_last_empty_read() -> None:
     clock = ManualClock(start_ns=EPOCH_NS)
     reading = Reading(clock=clock)
     for _ in range(3):
@@ -185,7 +185,7 @@ def test_a_record_is_written_after_the_log_was_last_seen_empty() -> None:
     assert [seen.time_ns for seen in reading.seen] == [EPOCH_NS + 30 * NS_PER_SECOND]
 
 
-def test_an_opened_file_is_read_from_its_end_on(tmp_path: Path) -> None:
+def test_an_opened_file_is_read_from_its_end(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
     path.write_bytes(record("old"))
     log = DeviceKmsg(path)
@@ -198,7 +198,7 @@ def test_an_opened_file_is_read_from_its_end_on(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_pipe_does_for_the_log(tmp_path: Path) -> None:
+def test_a_pipe_works_as_the_log(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
     os.mkfifo(path)
     log = DeviceKmsg(path)
@@ -212,12 +212,12 @@ def test_a_pipe_does_for_the_log(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_log_that_is_not_there_is_an_os_error(tmp_path: Path) -> None:
+def test_a_missing_log_raises_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         DeviceKmsg(tmp_path / "none")
 
 
-def test_a_played_log_reports_of_xids_with_their_own_time_and_not_of_old_ones() -> None:
+def test_a_played_log_has_only_new_xids_with_their_own_time() -> None:
     clock = ManualClock(start_ns=EPOCH_NS)
     node = failing_node(
         {"at_seconds": 1, "xid": 31},

@@ -1,6 +1,6 @@
-"""What comes and goes on a node is seen by names alone, and a pod is over once its cgroup is gone.
+"""Pods that start and end on a node, from names only; a pod has ended once its cgroup is gone.
 
-However long the kubelet lists it, and never on a guess.
+That holds however long the kubelet lists the pod, and is never guessed.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ STATIC = "0a1b2c3d4e5f60718293a4b5c6d7e8f9"
 
 
 class Pods:
-    """A node's folders and cgroups, as a test has them."""
+    """A node's pod directories and cgroups, as a test sets them."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(start_ns=0)
@@ -37,7 +37,7 @@ class Pods:
         self.cgroups: set[str] = set()
         self.others: set[str] = set()
         """Cgroups of other pods."""
-        self.looks = 0
+        self.reads = 0
         folders = PodFolders(
             list_folders=self.list_folders,
             list_cgroups=lambda: self.cgroups | self.others,
@@ -47,7 +47,7 @@ class Pods:
         self.ends, self.uids = PodEnds(folders), PodUids(folders)
 
     def list_folders(self) -> list[str]:
-        self.looks += 1
+        self.reads += 1
         return self.folders
 
     def has_ended(self) -> bool:
@@ -67,25 +67,25 @@ def test_a_pod_ends_with_its_cgroup_and_not_before_it_has_one() -> None:
     assert not pods.has_ended(), "no cgroup yet"
     pods.cgroups = {FIRST}
     assert not pods.has_ended()
-    looks = pods.looks
+    reads = pods.reads
     assert not any(pods.has_ended() for _ in range(10))
-    assert pods.looks == looks, "one that lives costs no look into the folder"
+    assert pods.reads == reads, "a live pod causes no read of the directories"
     pods.cgroups = set()
     assert pods.has_ended()
     pods.folders = []
-    assert pods.has_ended(), "the kubelet's answer is older than the folder's end"
+    assert pods.has_ended(), "the kubelet's response is older than the removal"
 
 
-def test_a_pod_that_ended_before_the_agent_started_does_not_hold() -> None:
+def test_a_pod_that_ended_before_the_agent_started_has_ended() -> None:
     pods = Pods()
     pods.folders, pods.others = [f"research_job_{FIRST}"], {SECOND}
-    assert pods.has_ended(), "the kubelet makes the cgroup before the folder"
+    assert pods.has_ended(), "the kubelet creates the cgroup before the directory"
     pods.folders = [f"research_job_{FIRST}", f"research_job_{SECOND}"]
     pods.cgroups = {SECOND}
-    assert not pods.has_ended(), "another has come under its name"
+    assert not pods.has_ended(), "another pod has its name now"
 
 
-def test_one_that_comes_under_the_name_of_one_that_is_over_holds() -> None:
+def test_a_new_pod_with_the_name_of_an_ended_one_has_not_ended() -> None:
     pods = Pods()
     pods.folders, pods.cgroups = [f"research_job_{FIRST}"], {FIRST}
     assert not pods.has_ended()
@@ -98,7 +98,7 @@ def test_one_that_comes_under_the_name_of_one_that_is_over_holds() -> None:
 
 
 @pytest.mark.parametrize("folders", [[], ["research_job", f"other_job_{FIRST}", "x" * 5000]])
-def test_a_pod_that_cannot_be_told_holds(folders: list[str]) -> None:
+def test_a_pod_that_cannot_be_identified_has_not_ended(folders: list[str]) -> None:
     pods = Pods()
     pods.folders, pods.cgroups = folders, {FIRST}
     assert not pods.has_ended()
@@ -115,33 +115,33 @@ def test_a_static_pod_ends_with_the_cgroup_of_its_hash() -> None:
 
 
 @pytest.mark.parametrize("uid", [FIRST, STATIC])
-def test_a_pods_name_leads_to_its_uid_or_to_its_hash_where_it_is_static(uid: str) -> None:
+def test_a_pods_name_gives_its_uid_or_its_hash_if_it_is_static(uid: str) -> None:
     pods = Pods()
     pods.folders = [f"research_job_{uid}", f"other_job_{SECOND}", "research_job", "job_x"]
-    assert pods.find_uids() == [uid], "no cgroup is to be seen on this node"
+    assert pods.find_uids() == [uid], "no cgroup is visible on this node"
     pods.cgroups = {uid}
     assert pods.find_uids() == [uid]
 
 
-def test_of_the_folders_of_one_name_those_with_a_cgroup_are_meant() -> None:
+def test_directories_of_one_name_count_only_with_a_cgroup_if_any_has_one() -> None:
     pods = Pods()
     pods.folders = [f"research_job_{FIRST}", f"research_job_{SECOND}"]
     assert pods.find_uids() == [FIRST, SECOND]
     pods.cgroups = {FIRST}
     assert pods.find_uids() == [FIRST]
     pods.cgroups = {FIRST, SECOND}
-    assert pods.find_uids() == [FIRST, SECOND], "while one ends and the next begins"
+    assert pods.find_uids() == [FIRST, SECOND], "while one pod ends and the next begins"
     pods.cgroups = {SECOND}
     assert pods.find_uids() == [SECOND]
 
 
-def test_the_folder_of_a_former_pod_is_not_taken_for_the_next_ones() -> None:
+def test_the_directory_of_a_former_pod_is_not_taken_for_the_next_one() -> None:
     pods = Pods()
     pods.folders, pods.cgroups = [f"research_job_{FIRST}"], {SECOND}
-    assert pods.find_uids() == [], "the next one has its devices and its cgroup, and no folder yet"
+    assert pods.find_uids() == [], "the next one has devices and a cgroup, but no directory yet"
 
 
-def test_a_played_statefulsets_pod_has_its_own_uid_before_and_after_it_comes_again() -> None:
+def test_a_played_statefulsets_pod_has_its_own_uid_before_and_after_its_restart() -> None:
     clock = ManualClock(start_ns=0)
     scenario = load_scenario(ROOT / "scenarios" / "e2e.yaml")
     simulation = Simulation(scenario, epoch_ns=0, clock=clock)
@@ -165,37 +165,37 @@ def one_second_later(uids: PodUids, clock: ManualClock, pod: tuple[str, str]) ->
     return uids.find(*pod)
 
 
-def test_whoever_asks_for_uids_makes_one_look_a_second() -> None:
+def test_any_number_of_uid_lookups_read_the_directories_once_a_second() -> None:
     pods = Pods()
     for number in range(100):
         pods.uids.find("research", f"pod-{number}")
-    assert pods.looks == 1
+    assert pods.reads == 1
 
 
-def test_folders_are_looked_at_once_a_second_whoever_asks() -> None:
+def test_any_number_of_checks_read_the_directories_once_a_second() -> None:
     pods = Pods()
     for number in range(100):
         pods.ends.find_ended({("research", f"pod-{number}")})
     pods.clock.advance(1)
     pods.ends.find_ended({("research", "pod-0")})
-    assert pods.looks == 2
+    assert pods.reads == 2
 
 
 def test_pods_have_changed_when_either_list_has_another_name() -> None:
     folders, cgroups = ["a"], [f"pod{FIRST}"]
     changes = PodChanges(lambda: folders, lambda: cgroups)
-    assert changes.have_changed(), "whoever starts has not asked yet"
+    assert changes.have_changed(), "the first check reports a change"
     assert not changes.have_changed()
     cgroups = [f"pod{FIRST}", f"pod{SECOND}"]
     assert changes.have_changed()
     folders = ["a", "b"]
-    assert changes.have_changed(), "claims are prepared after the cgroup is made"
+    assert changes.have_changed(), "claims are prepared after the cgroup is created"
     folders = ["b", "c"]
-    assert changes.have_changed(), "as many, and not the same"
+    assert changes.have_changed(), "the same number of different names"
     assert not changes.have_changed()
 
 
-def test_no_more_names_are_kept_than_a_node_has_pods() -> None:
+def test_at_most_as_many_names_are_kept_as_a_node_has_pods() -> None:
     def endless() -> Iterator[str]:
         for number in range(10 * MAX_NAMES):
             assert number <= MAX_NAMES

@@ -1,4 +1,4 @@
-"""Whose `/proc` it is."""
+"""Whether `/proc` is the host's."""
 
 from typing import Literal
 
@@ -33,7 +33,7 @@ class Files:
     ],
     ids=["machine", "a program of that name", "a program", "hidden", "empty", "cut"],
 )
-def test_only_the_machines_proc_shows_the_kernels_threads(
+def test_only_the_hosts_proc_shows_the_kernels_threads(
     second: bytes | None, *, is_the_machines: bool
 ) -> None:
     assert shows_kernel_threads(Files(second)) == is_the_machines
@@ -42,7 +42,7 @@ def test_only_the_machines_proc_shows_the_kernels_threads(
 
 @pytest.mark.parametrize("second", [MACHINE, PROGRAM, None])
 @pytest.mark.parametrize("wanted", [True, False])
-def test_whoever_knows_better_decides(second: bytes | None, *, wanted: bool) -> None:
+def test_an_explicit_setting_decides(second: bytes | None, *, wanted: bool) -> None:
     assert check_procfs(Files(second), wanted=wanted).is_on is wanted
 
 

@@ -1,4 +1,4 @@
-"""Builders for tests of the spool: bundles, spools, and a bus that can be unavailable."""
+"""Helpers of the spool's tests: bundles, spools, and a bus that can be unavailable."""
 
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -46,7 +46,7 @@ BOOT = "6f0b5f7c-2f0e-4b62-9a3d-0d5f6f1f4d11"
 
 
 class Uptime:
-    """The time since boot, advanced by hand."""
+    """The time since boot, set by a test."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -111,7 +111,7 @@ def spool_in(
 
 
 def settings_in(folder: Path, **settings: float) -> SpoolSettings:
-    return SpoolSettings(**{"min_free_bytes": 0, "directory": str(folder)} | settings)  # type: ignore[arg-type]  # names and types are the settings' own
+    return SpoolSettings(**{"min_free_bytes": 0, "directory": str(folder)} | settings)  # type: ignore[arg-type]  # names and types are those of the settings
 
 
 def database_in(folder: Path) -> Path:
@@ -124,7 +124,7 @@ def fill(spool: Spool, *numbers: int, size_bytes: int = 0) -> None:
 
 
 def drain(spool: Spool) -> list[int]:
-    """Read and acknowledge everything, like a publisher."""
+    """Read and acknowledge everything, as a publisher does."""
     found: list[int] = []
     while reading := spool.read(max_bundles=60):
         bundles, position = reading
@@ -136,7 +136,7 @@ def drain(spool: Spool) -> list[int]:
 def reopened(
     spool: Spool, folder: Path, *, up_seconds: "float | Uptime" = 0, **settings: float
 ) -> Spool:
-    """Return the spool as the next process finds it; the previous process's lock is released."""
+    """Return the spool as the next process opens it; the former one releases the lock."""
     spool.close()
     other = spool_in(folder, up_seconds=up_seconds, boot_id=BOOT, disk=None, **settings)
     other.open()
@@ -156,13 +156,13 @@ class ImmediateDisk(IoThread):
 
 
 class FickleBus:
-    """A bus that can be unavailable, also right after it has accepted records."""
+    """A bus that is available or not, and may become unavailable right after a publication."""
 
     def __init__(self) -> None:
         self.topics = TOPICS
         self.is_away = False
         self.is_deaf = False
-        """Whether it accepts records but loses its answers."""
+        """It takes records, but its acknowledgements get lost."""
         self.published: list[tuple[str, bytes]] = []
 
     async def partitions(self, topic: str) -> int:
@@ -182,11 +182,11 @@ class FickleBus:
         self._refuse_where(self.is_deaf)
 
     def numbers(self, topic: str = SAMPLES.name) -> list[int]:
-        """Return the numbers on a topic, in order of first appearance."""
+        """Return the numbers on a topic, each at its first occurrence."""
         return list(
             dict.fromkeys(int(value.split()[0]) for one, value in self.published if one == topic)
         )
 
-    def _refuse_where(self, it_is_so: bool) -> None:  # noqa: FBT001  # the condition of its name
+    def _refuse_where(self, it_is_so: bool) -> None:  # noqa: FBT001  # a condition
         if it_is_so:
             raise BusUnavailableError("no broker answers")

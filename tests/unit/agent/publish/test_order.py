@@ -1,6 +1,6 @@
 """Whatever happens to broker and process, the order on the bus is the order in time.
 
-Outages, lost answers, crashes and restarts are interleaved at random.
+Outages, lost acknowledgements, crashes and restarts come in any order.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ step = st.one_of(
 
 
 class Node:
-    """The publishing part of one node's agent; only files survive a crash."""
+    """The publishing part of a node's agent; only its files survive a crash."""
 
     def __init__(self, folder: Path, bus: FickleBus) -> None:
         self.folder = folder
@@ -94,7 +94,7 @@ class Node:
         for task in self.tasks:
             task.cancel()
         await asyncio.wait(self.tasks)
-        # Memory may contain younger bundles than these, but no older ones.
+        # Memory may contain bundles younger than this, but none that are older.
         self.lost |= set(range(self.made - int(AFTER_SECONDS) - 1, self.made))
         await self.send_queue.close()
         self.start()
@@ -136,7 +136,7 @@ async def live(node: Node, steps: Sequence[tuple[str, int]]) -> None:
 
 @examples(200)
 @given(steps=st.lists(step, min_size=3, max_size=30))
-def test_a_nodes_order_on_the_bus_is_its_order_in_time_and_nothing_whole_is_lost(
+def test_records_are_published_in_order_of_time_and_only_a_crash_loses_the_latest_ones(
     tmp_path_factory: pytest.TempPathFactory, steps: Sequence[tuple[str, int]]
 ) -> None:
     bus = FickleBus()

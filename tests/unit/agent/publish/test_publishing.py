@@ -1,4 +1,4 @@
-"""The queue is bounded, the order is kept, and only acknowledged records count as sent."""
+"""The queue is bounded, the order is kept, and nothing counts as sent before it is."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -60,14 +60,14 @@ count_published_from_zero(TOPICS)
 
 
 def counted(name: str, **labels: str) -> float:
-    """Return the value of an agent's counter."""
+    """Return the value of one of the agent's counters."""
     value = REGISTRY.get_sample_value(f"gpuledger_agent_{name}_total", labels)
-    assert value is not None, f"{name} is not there from the beginning"
+    assert value is not None, f"{name} is missing at the start"
     return value
 
 
 class FakeBus:
-    """A bus that fails a given number of times."""
+    """A bus that raises the given errors."""
 
     def __init__(self) -> None:
         self.topics = TOPICS
@@ -136,7 +136,7 @@ async def publish_all(bus: FakeBus, send_queue: SendQueue, check: Check | None =
     assert not send_queue.bundles_in_memory
 
 
-def test_a_tick_is_packed_under_its_node_and_its_own_time() -> None:
+def test_a_tick_is_published_under_its_node_and_its_own_time() -> None:
     sample = NodeSample(
 cluster="default",
         node=NODE, boot_id="b", seq=1, time_ns=2_000_000_001, interval_ns=1, gpus=[],
@@ -165,7 +165,7 @@ cluster="default",
         assert decoder_of(topic, BY_NAME[topic].record).decode(message.value) == one
 
 
-def test_readings_that_say_nothing_are_not_packed() -> None:
+def test_empty_readings_are_not_published() -> None:
     identity: dict[str, Any] = {"cluster": "default", "node": NODE, "boot_id": "b", "seq": 1,
         "time_ns": 1, "interval_ns": 1, "gpus": []
     }  # fmt: skip
@@ -174,7 +174,7 @@ def test_readings_that_say_nothing_are_not_packed() -> None:
     assert [topic for topic, _ in bundle_tick(tick, topics=TOPICS)] == [SAMPLES.name]
 
 
-def test_incidents_and_inventories_are_packed_under_their_node_and_their_own_time() -> None:
+def test_incidents_and_inventories_are_published_under_their_node_and_own_time() -> None:
     incident = Incident(
 cluster="default",
         node=NODE, boot_id="b", gpu_uuid="GPU-0", time_ns=4_000_000_001, kind="xid", source="nvml",
@@ -202,7 +202,7 @@ def test_a_full_queue_drops_the_oldest_tick_and_counts_it() -> None:
     assert value_of(QUEUE_TICKS) == waiting
 
 
-async def test_ticks_and_process_records_go_to_the_nodes_partition_in_their_order() -> None:
+async def test_ticks_and_process_records_go_to_the_nodes_partition_in_order() -> None:
     bus, send_queue = FakeBus(), send_queue_in_memory(999)
     for number in range(100):
         send_queue.put(bundle(number, processes=number % 2))
@@ -215,7 +215,7 @@ async def test_ticks_and_process_records_go_to_the_nodes_partition_in_their_orde
 
 @pytest.mark.parametrize("error", [BusUnavailableError("away"), TopicsError("no topic")])
 @pytest.mark.parametrize("refusals", [1, 2, 7])
-async def test_a_bus_that_refuses_is_asked_again_and_nothing_is_lost_or_overtaken(
+async def test_a_bus_that_fails_is_retried_and_nothing_is_lost_or_reordered(
     error: Exception, refusals: int
 ) -> None:
     bus, send_queue, check = FakeBus(), send_queue_in_memory(), Check()
@@ -228,7 +228,7 @@ async def test_a_bus_that_refuses_is_asked_again_and_nothing_is_lost_or_overtake
     assert check.is_ok
 
 
-async def test_brokers_that_answer_and_take_no_record_do_not_pass_the_check() -> None:
+async def test_brokers_that_answer_but_take_no_record_do_not_pass_the_check() -> None:
     """For example if too few replicas are in sync, or one of the topics is missing."""
     bus, send_queue, shown = FakeBus(), send_queue_in_memory(), list[bool]()
     check = Check(on_change=lambda one: shown.append(one.is_ok))
@@ -239,14 +239,14 @@ async def test_brokers_that_answer_and_take_no_record_do_not_pass_the_check() ->
             raise refused.pop()
         await truth(topic, partition, messages)
 
-    bus.publish = publish  # type: ignore[method-assign]  # it refuses one topic
+    bus.publish = publish  # type: ignore[method-assign]  # it rejects one topic
     send_queue.put(bundle(0, processes=1))
     await publish_all(bus, send_queue, check)
     assert bus.producers == 8
     assert shown == [False, True]
 
 
-async def test_brokers_that_answer_pass_the_check_where_nothing_waits() -> None:
+async def test_brokers_that_answer_pass_the_check_if_nothing_waits() -> None:
     bus, send_queue, check = FakeBus(), send_queue_in_memory(), Check()
     bus.refusals = [BusUnavailableError("away")] * 3
     publishing = asyncio.create_task(publisher_of(bus, send_queue, check).run())
@@ -257,9 +257,9 @@ async def test_brokers_that_answer_pass_the_check_where_nothing_waits() -> None:
     assert (bus.producers, bus.published) == (4, [])
 
 
-async def test_what_is_acknowledged_is_not_sent_again_when_the_rest_fails() -> None:
+async def test_acknowledged_messages_are_not_sent_again_if_the_rest_fails() -> None:
     bus, send_queue = FakeBus(), send_queue_in_memory()
-    bus.published.append(("before", 0, []))  # so that only the process records are refused
+    bus.published.append(("before", 0, []))  # so that only the process records fail
     bus.reject_after_request = [BusUnavailableError("away")]
     send_queue.put(bundle(0, processes=1))
     await publish_all(bus, send_queue)
@@ -267,7 +267,7 @@ async def test_what_is_acknowledged_is_not_sent_again_when_the_rest_fails() -> N
     assert bus.producers == 2
 
 
-async def test_a_tick_and_its_processes_are_sent_once_though_its_readings_are_refused() -> None:
+async def test_a_tick_and_its_processes_are_sent_once_even_if_its_readings_fail() -> None:
     """For example if the readings' topic is missing after an upgrade."""
     bus, send_queue, check = FakeBus(), send_queue_in_memory(), Check()
     truth, refused = bus.publish, [TopicsError(f"{READINGS.name} does not exist")] * 3
@@ -288,7 +288,7 @@ async def test_a_tick_and_its_processes_are_sent_once_though_its_readings_are_re
     assert check.is_ok
 
 
-async def test_the_last_chance_is_bounded() -> None:
+async def test_the_time_to_publish_at_shutdown_is_limited() -> None:
     bus, send_queue, check = FakeBus(), send_queue_in_memory(), Check()
     bus.refusals = [BusUnavailableError("no broker at localhost:9092")] * 10**6
     send_queue.put(bundle(0))
@@ -303,7 +303,7 @@ async def test_the_last_chance_is_bounded() -> None:
     )
 
 
-async def test_a_record_that_no_broker_takes_does_not_stop_those_behind_it() -> None:
+async def test_a_record_that_no_broker_takes_does_not_block_the_next_ones() -> None:
     refused = counted("messages_rejected", reason="too_large")
     bus, send_queue = FakeBus(), send_queue_in_memory()
     huge = Message(key=b"k", value=b"x" * MAX_MESSAGE_BYTES, timestamp_ms=0)
@@ -314,7 +314,7 @@ async def test_a_record_that_no_broker_takes_does_not_stop_those_behind_it() -> 
     assert counted("messages_rejected", reason="too_large") - refused == 2
 
 
-async def test_what_this_broker_alone_does_not_take_is_left_out_and_nothing_else() -> None:
+async def test_only_records_that_this_broker_rejects_are_left_out() -> None:
     refused = counted("messages_rejected", reason="too_large")
     bus, send_queue = FakeBus(), send_queue_in_memory()
     truth = bus.publish
@@ -324,7 +324,7 @@ async def test_what_this_broker_alone_does_not_take_is_left_out_and_nothing_else
             raise MessageTooLargeError("larger than the topic's max.message.bytes")
         await truth(topic, partition, messages)
 
-    bus.publish = publish  # type: ignore[method-assign]  # with a limit of its own
+    bus.publish = publish  # type: ignore[method-assign]  # with its own limit
     for number in range(3):
         send_queue.put(bundle(number))
     await publish_all(bus, send_queue)
@@ -337,7 +337,7 @@ NOW_MS = 1_900_000_000_000
 
 
 class DatedBus(FakeBus):
-    """A bus that rejects records stamped more than a day ahead of its clock, like brokers do."""
+    """A bus that, like brokers, rejects records stamped more than a day ahead of its clock."""
 
     now_ms = NOW_MS
 
@@ -361,12 +361,12 @@ def stamped(value: bytes, time_ms: int) -> MessageBundle:
     ("what", "node_now_ms", "published", "left_out"),
     [
         ("the clock that ran ahead is right again", NOW_MS, [b"1", b"2"], 1),
-        # Both clocks were wrong once, but correctly stamped records are not lost.
+        # Both clocks were wrong once, which does not affect records with a correct stamp.
         ("the clock is in 1970 now", 1000, [b"1", b"2"], 1),
         ("the clock is a day behind now", NOW_MS - DAY_MS, [b"1", b"2"], 1),
     ],
 )
-async def test_of_a_clock_that_was_wrong_only_what_the_broker_refuses_is_left_out(
+async def test_after_a_wrong_clock_only_records_that_the_broker_rejects_are_left_out(
     what: str, node_now_ms: int, published: list[bytes], left_out: int
 ) -> None:
     before = counted("messages_rejected", reason="future")
@@ -383,7 +383,7 @@ async def test_of_a_clock_that_was_wrong_only_what_the_broker_refuses_is_left_ou
 
 
 class OneClientBus(DatedBus):
-    """A bus whose client ends with a rejection, and fails everything that it is sending too."""
+    """A bus whose client ends with a rejection, which fails its other requests in flight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -392,7 +392,7 @@ class OneClientBus(DatedBus):
     @override
     async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
         client = self._clients
-        # Records sent at the same time are on their way when the first one is answered.
+        # Requests sent together are in flight when the first of them is answered.
         await asyncio.sleep(0)
         if client != self._clients:
             raise BusUnavailableError("given up")
@@ -403,7 +403,7 @@ class OneClientBus(DatedBus):
             raise
 
 
-async def test_what_is_refused_of_one_topic_is_no_failure_of_the_others() -> None:
+async def test_a_rejection_on_one_topic_is_not_a_failure_of_the_others() -> None:
     before = value_of(PUBLISH_FAILURES)
     bus, send_queue = OneClientBus(), send_queue_in_memory()
     for number, time_ms in ((1, NOW_MS), (2, NOW_MS + 7 * DAY_MS), (3, NOW_MS)):
@@ -417,8 +417,8 @@ async def test_what_is_refused_of_one_topic_is_no_failure_of_the_others() -> Non
     assert value_of(PUBLISH_FAILURES) == before
 
 
-async def test_what_one_refused_record_makes_wait_repeats_and_counts_nothing_before_it() -> None:
-    """Even after many attempts, such as for hours while the broker's clock is behind."""
+async def test_retries_of_one_rejected_record_do_not_repeat_or_recount_earlier_ones() -> None:
+    """However often it is retried, for example for hours while the broker's clock is behind."""
     refused = counted("messages_rejected", reason="too_large")
     bus, send_queue = DatedBus(), send_queue_in_memory()
     for number in (1, 2):
@@ -437,7 +437,7 @@ async def test_what_one_refused_record_makes_wait_repeats_and_counts_nothing_bef
     assert counted("messages_rejected", reason="too_large") - refused == 1
 
 
-async def test_what_is_ahead_of_the_broker_alone_waits_for_the_clocks_to_agree() -> None:
+async def test_a_record_ahead_of_only_the_brokers_clock_waits_until_the_clocks_agree() -> None:
     before = counted("messages_rejected", reason="future")
     bus, send_queue, check = DatedBus(), send_queue_in_memory(), Check()
     bus.now_ms = NOW_MS - 7 * DAY_MS
@@ -452,7 +452,7 @@ async def test_what_is_ahead_of_the_broker_alone_waits_for_the_clocks_to_agree()
     assert counted("messages_rejected", reason="future") == before
 
 
-async def test_a_topic_that_this_version_does_not_know_is_published_all_the_same() -> None:
+async def test_a_topic_that_this_version_does_not_know_is_published_too() -> None:
     bus, send_queue = FakeBus(), send_queue_in_memory()
     message = Message(key=b"k", value=b"of a newer agent's spool", timestamp_ms=0)
     send_queue.put((("gpuledger.tomorrow.v1", message),))
@@ -460,8 +460,8 @@ async def test_a_topic_that_this_version_does_not_know_is_published_all_the_same
     assert bus.values("gpuledger.tomorrow.v1") == [message.value]
 
 
-def test_what_is_longer_than_a_record_may_carry_is_cut_and_counted() -> None:
-    """A driver may answer anything, and the join would reject the whole tick."""
+def test_a_value_longer_than_a_record_allows_is_cut_and_counted() -> None:
+    """A driver may return anything, and the join would reject the whole tick."""
     name = "gpuledger_agent_values_cut_total"
     before = REGISTRY.get_sample_value(name, {"field": "GpuReading.model"}) or 0.0
     identity: dict[str, Any] = {"cluster": "default", "node": NODE, "boot_id": "b", "seq": 1,

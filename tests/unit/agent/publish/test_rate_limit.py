@@ -32,14 +32,14 @@ times = st.lists(st.integers(0, 3_600_000), min_size=2, max_size=60).map(sorted)
         "a minute with a leap",
     ],
 )
-def test_a_pause_is_the_time_of_the_ticks_by_the_factor(
+def test_a_pause_is_the_time_of_the_ticks_divided_by_the_factor(
     times_ms: list[int], chance: float, seconds: float
 ) -> None:
     assert pause_seconds(times_ms, factor=50, chance=chance) == pytest.approx(seconds)
 
 
 @given(times_ms=times, chance=st.floats(0, 1))
-def test_ticks_are_sent_between_half_the_factor_and_the_factor(
+def test_ticks_are_sent_at_between_half_the_factor_and_the_factor(
     times_ms: list[int], chance: float
 ) -> None:
     fastest = pause_seconds(times_ms, factor=50, chance=0)

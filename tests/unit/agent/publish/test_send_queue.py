@@ -1,4 +1,4 @@
-"""The disk is only used if necessary, and its failures do not stop the sending."""
+"""The disk is used only if necessary, and its failures do not stop publishing."""
 
 import asyncio
 import errno
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class Hands:
-    """A clock that is advanced by hand."""
+    """A clock that a test sets."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -50,7 +50,7 @@ class Hands:
 
 
 class FailingDisk(ImmediateDisk):
-    """Refuses all work on demand."""
+    """Fails all work while it has an error."""
 
     error: OSError | None = None
 
@@ -84,13 +84,13 @@ def send_queue_of(
 
 
 def usable_in(folder: Path) -> float | None:
-    """Return the metric of the spool in this directory; `None` if it has no series."""
+    """Return the metric's value for the spool in this directory; `None` without a series."""
     labels = {"directory": str(folder / f"default_{NODE}")}
     return REGISTRY.get_sample_value("gpuledger_agent_spool_usable", labels)
 
 
 async def put(send_queue: SendQueue, clock: Hands, *numbers: int) -> None:
-    """Put one bundle a second."""
+    """Put a bundle every second."""
     for number in numbers:
         clock.seconds += 1
         send_queue.put(bundle_of(number))
@@ -106,7 +106,7 @@ async def take_all(send_queue: SendQueue, count: int) -> list[int]:
     return taken
 
 
-async def test_while_everything_is_sent_the_disk_is_not_touched(tmp_path: Path) -> None:
+async def test_while_everything_is_sent_the_disk_is_not_used(tmp_path: Path) -> None:
     clock = Hands()
     send_queue = send_queue_of(spool_in(tmp_path), clock=clock)
     spilling = asyncio.create_task(send_queue.run())
@@ -117,7 +117,7 @@ async def test_while_everything_is_sent_the_disk_is_not_touched(tmp_path: Path) 
     spilling.cancel()
 
 
-async def test_what_waits_longer_than_it_may_goes_to_the_disk_what_is_in_hand_first(
+async def test_bundles_that_wait_too_long_go_to_the_disk_those_in_flight_first(
     tmp_path: Path,
 ) -> None:
     clock = Hands()
@@ -136,7 +136,7 @@ async def test_what_waits_longer_than_it_may_goes_to_the_disk_what_is_in_hand_fi
     spilling.cancel()
 
 
-async def test_what_the_disk_turns_out_to_hold_is_not_forgotten_with_newer_ticks_in_flight(
+async def test_older_bundles_found_on_the_disk_survive_an_acknowledgement_of_newer_ones(
     tmp_path: Path,
 ) -> None:
     spool, clock = spool_in(tmp_path), Hands()
@@ -155,7 +155,7 @@ async def test_what_the_disk_turns_out_to_hold_is_not_forgotten_with_newer_ticks
     spilling.cancel()
 
 
-async def test_what_an_earlier_agent_left_is_sent_before_anything_new(tmp_path: Path) -> None:
+async def test_bundles_of_an_earlier_agent_are_sent_before_new_ones(tmp_path: Path) -> None:
     before = spool_in(tmp_path)
     before.append([bundle_of(1), bundle_of(2)])
     before.close()
@@ -164,7 +164,7 @@ async def test_what_an_earlier_agent_left_is_sent_before_anything_new(tmp_path: 
     assert await take_all(send_queue, 3) == [1, 2, 3]
 
 
-async def test_a_disk_that_refuses_is_counted_and_reported_and_memory_goes_on(
+async def test_a_disk_error_is_counted_and_reported_and_memory_is_used(
     tmp_path: Path,
 ) -> None:
     clock, disk, check = Hands(), FailingDisk(), Check()
@@ -189,9 +189,7 @@ async def test_a_disk_that_refuses_is_counted_and_reported_and_memory_goes_on(
     spilling.cancel()
 
 
-async def test_a_spool_that_is_off_has_no_series_that_an_alert_could_take_for_a_broken_one() -> (
-    None
-):
+async def test_a_disabled_spool_has_no_series_that_an_alert_could_take_for_a_broken_one() -> None:
     SPOOL_USABLE.clear()
     check = Check()
     send_queue, clock = send_queue_of(None, check=check), Hands()
@@ -200,7 +198,7 @@ async def test_a_spool_that_is_off_has_no_series_that_an_alert_could_take_for_a_
     assert [one.samples for one in SPOOL_USABLE.collect()] == [[]]
 
 
-async def test_what_is_on_the_disk_is_sent_first_also_while_the_disk_takes_nothing_more(
+async def test_bundles_on_the_disk_are_sent_first_even_if_the_disk_takes_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spool, clock = spool_in(tmp_path), Hands()
@@ -218,7 +216,7 @@ async def test_what_is_on_the_disk_is_sent_first_also_while_the_disk_takes_nothi
     spilling.cancel()
 
 
-async def test_nothing_overtakes_what_lies_on_a_disk_that_cannot_be_read_for_a_while(
+async def test_nothing_overtakes_bundles_on_a_disk_that_temporarily_cannot_be_read(
     tmp_path: Path,
 ) -> None:
     disk, clock, check = FlakyDisk(), Hands(), Check()
@@ -242,7 +240,7 @@ async def test_nothing_overtakes_what_lies_on_a_disk_that_cannot_be_read_for_a_w
     spilling.cancel()
 
 
-async def test_a_disk_that_refused_is_tried_again_though_nothing_waits(tmp_path: Path) -> None:
+async def test_a_failed_disk_is_tried_again_even_if_nothing_waits(tmp_path: Path) -> None:
     clock, disk, check = Hands(), FailingDisk(), Check()
     send_queue = send_queue_of(spool_in(tmp_path), disk=disk, clock=clock, check=check)
     spilling = asyncio.create_task(send_queue.run())
@@ -258,7 +256,7 @@ async def test_a_disk_that_refused_is_tried_again_though_nothing_waits(tmp_path:
     spilling.cancel()
 
 
-async def test_a_folder_that_cannot_be_used_is_reported_and_memory_goes_on(tmp_path: Path) -> None:
+async def test_an_unusable_directory_is_reported_and_memory_is_used(tmp_path: Path) -> None:
     check, clock = Check(), Hands()
     send_queue = send_queue_of(spool_in(tmp_path / "absent"), check=check, clock=clock)
     await put(send_queue, clock, 0)
@@ -268,7 +266,7 @@ async def test_a_folder_that_cannot_be_used_is_reported_and_memory_goes_on(tmp_p
 
 
 @pytest.mark.parametrize("error", [sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY])
-async def test_nothing_overtakes_what_may_lie_in_a_folder_that_cannot_be_opened_at_the_start(
+async def test_nothing_overtakes_bundles_that_may_be_in_a_directory_that_cannot_be_opened(
     tmp_path: Path, error: int
 ) -> None:
     left_behind(tmp_path, 0, 1)
@@ -291,7 +289,7 @@ async def test_nothing_overtakes_what_may_lie_in_a_folder_that_cannot_be_opened_
     assert check.is_ok
 
 
-async def test_a_folder_that_cannot_be_opened_for_a_minute_is_passed_over_and_then_counted(
+async def test_after_a_minute_a_directory_that_cannot_be_opened_is_ignored_and_later_counted(
     tmp_path: Path,
 ) -> None:
     left_behind(tmp_path, 0, 1)
@@ -318,13 +316,13 @@ async def test_a_folder_that_cannot_be_opened_for_a_minute_is_passed_over_and_th
 
 
 def left_behind(folder: Path, *numbers: int) -> None:
-    """Leave bundles like an earlier agent."""
+    """Leave bundles behind, as an earlier agent would."""
     before = spool_in(folder)
     before.append([bundle_of(number) for number in numbers])
     before.close()
 
 
-async def test_without_a_spool_memory_is_all_there_is() -> None:
+async def test_without_a_spool_only_memory_is_used() -> None:
     check = Check()
     send_queue, clock = send_queue_of(None, check=check), Hands()
     await put(send_queue, clock, *range(10))
@@ -332,7 +330,7 @@ async def test_without_a_spool_memory_is_all_there_is() -> None:
     assert (check.is_ok, check.detail, send_queue.bundles_in_memory) == (True, "off", 10)
 
 
-async def test_at_the_end_what_is_not_sent_is_on_the_disk_in_its_order(tmp_path: Path) -> None:
+async def test_at_shutdown_unsent_bundles_are_written_to_the_disk_in_order(tmp_path: Path) -> None:
     send_queue, clock = send_queue_of(spool_in(tmp_path)), Hands()
     await put(send_queue, clock, 0, 1, 2)
     assert len(await send_queue.take(max_bundles=2)) == 2
@@ -341,7 +339,9 @@ async def test_at_the_end_what_is_not_sent_is_on_the_disk_in_its_order(tmp_path:
     assert await take_all(send_queue_of(spool_in(tmp_path)), 3) == [0, 1, 2]
 
 
-async def test_a_disk_that_hangs_is_given_up_and_what_lies_there_counted(tmp_path: Path) -> None:
+async def test_a_hanging_disk_is_abandoned_and_the_bundles_on_it_are_counted(
+    tmp_path: Path,
+) -> None:
     spool, clock, check = spool_in(tmp_path), Hands(), Check()
     spool.append([bundle_of(0)])
     hung = SPOOL_DROPPED.labels(reason="hung")
@@ -359,7 +359,7 @@ async def test_a_disk_that_hangs_is_given_up_and_what_lies_there_counted(tmp_pat
     await send_queue.close()
 
 
-async def test_a_disk_that_answers_with_a_timeout_does_not_hang() -> None:
+async def test_a_disk_that_returns_a_timeout_error_does_not_count_as_hanging() -> None:
     disk = IoThread()
 
     def work() -> None:
@@ -370,7 +370,7 @@ async def test_a_disk_that_answers_with_a_timeout_does_not_hang() -> None:
     disk.close()
 
 
-async def test_the_event_loop_goes_on_while_the_disk_is_slow(tmp_path: Path) -> None:
+async def test_the_event_loop_continues_while_the_disk_is_slow(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
     written = threading.Event()
     truth = spool.append
@@ -391,7 +391,7 @@ async def test_the_event_loop_goes_on_while_the_disk_is_slow(tmp_path: Path) -> 
     assert await take_all(send_queue_of(spool_in(tmp_path)), 2) == [0, 1]
 
 
-async def test_a_database_that_is_in_use_is_closed_behind_that(tmp_path: Path) -> None:
+async def test_a_database_in_use_is_closed_after_its_call_returns(tmp_path: Path) -> None:
     is_written, may_end = threading.Event(), threading.Event()
 
     def write_slowly() -> int:
@@ -436,7 +436,7 @@ async def test_a_burst_goes_to_the_disk_before_memory_is_full(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("fails_at", ["opening", "writing"])
-async def test_at_the_end_a_disk_that_has_refused_is_asked_once_more_without_a_wait(
+async def test_at_shutdown_a_failed_disk_is_tried_once_more_without_a_wait(
     tmp_path: Path, fails_at: str
 ) -> None:
     disk, clock = FailingDisk(), Hands()

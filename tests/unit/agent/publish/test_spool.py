@@ -1,4 +1,4 @@
-"""The spool keeps the order and its size limit, and keeps bundles until they are acknowledged."""
+"""The spool keeps order and its size limit; read bundles stay until they are acknowledged."""
 
 import os
 from pathlib import Path
@@ -27,14 +27,14 @@ from tests.unit.agent.publish.builders import (
 )
 
 
-def test_what_was_written_is_read_in_its_order_and_nothing_is_left(tmp_path: Path) -> None:
+def test_bundles_are_read_in_the_order_written_and_none_is_left(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
     fill(spool, *range(100))
     assert drain(spool) == list(range(100))
     assert spool.is_empty
 
 
-def test_reading_gives_at_most_what_is_asked_for_or_one_frame(tmp_path: Path) -> None:
+def test_a_read_returns_at_most_max_bundles_or_one_frame(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
     spool.append([bundle_of(number) for number in range(5)])
     spool.append([bundle_of(number) for number in range(5, 9)])
@@ -55,13 +55,13 @@ def test_large_ticks_are_read_a_few_at_a_time(tmp_path: Path) -> None:
     assert drain(spool) == list(range(9))
 
 
-def test_what_was_read_and_not_forgotten_is_read_again(tmp_path: Path) -> None:
+def test_bundles_that_were_read_but_not_acknowledged_are_read_again(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
     fill(spool, 1, 2, 3)
     assert spool.read(max_bundles=2) == spool.read(max_bundles=2)
 
 
-def test_the_next_process_goes_on_where_the_last_one_was_killed(tmp_path: Path) -> None:
+def test_the_next_process_continues_where_the_last_one_was_killed(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
     fill(spool, *range(10))
     found = spool.read(max_bundles=4)
@@ -72,7 +72,7 @@ def test_the_next_process_goes_on_where_the_last_one_was_killed(tmp_path: Path) 
     assert drain(again) == [4, 5, 6, 7, 8, 9, 10]
 
 
-def test_a_full_spool_drops_its_oldest_and_counts_it(tmp_path: Path) -> None:
+def test_a_full_spool_drops_its_oldest_bundles_and_counts_them(tmp_path: Path) -> None:
     before = dropped("bytes")
     spool = spool_in(tmp_path, max_bytes=16_000)
     for number in range(200):
@@ -84,7 +84,7 @@ def test_a_full_spool_drops_its_oldest_and_counts_it(tmp_path: Path) -> None:
     assert dropped("bytes") - before == 200 - len(kept)
 
 
-def test_the_files_exceed_the_bound_by_a_few_megabytes_and_shrink_once_all_is_sent(
+def test_the_files_exceed_the_limit_by_a_few_megabytes_and_shrink_once_all_is_sent(
     tmp_path: Path,
 ) -> None:
     max_bytes = 8 * 2**20
@@ -103,7 +103,7 @@ def folder_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in database_in(folder).parent.iterdir())
 
 
-def test_what_somebody_holds_is_not_counted_as_dropped(tmp_path: Path) -> None:
+def test_bundles_in_flight_are_not_counted_as_dropped(tmp_path: Path) -> None:
     before = dropped("bytes")
     spool = spool_in(tmp_path, max_bytes=2_000)
     fill(spool, 1)
@@ -116,7 +116,9 @@ def test_what_somebody_holds_is_not_counted_as_dropped(tmp_path: Path) -> None:
     assert dropped("bytes") - before == 28 - len(kept)
 
 
-def test_what_counts_incidents_and_inventories_beside_ticks_says_so(tmp_path: Path) -> None:
+def test_metrics_that_count_incidents_and_inventories_too_mention_it_in_their_help(
+    tmp_path: Path,
+) -> None:
     incident = Message(key=b"default/node-1", value=b"xid", timestamp_ms=1000 * NOW_SECONDS)
     spool, before = spool_in(tmp_path), written()
     spool.append([bundle_of(1), ((INCIDENTS.name, incident),), bundle_of(2)])

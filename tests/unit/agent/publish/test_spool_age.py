@@ -1,4 +1,4 @@
-"""The age of spooled bundles depends on the time since boot, not on the wall clock."""
+"""The age of bundles on the disk: by the time since boot, whatever the wall clock shows."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from tests.unit.agent.publish.builders import (
 )
 
 
-def test_the_oldest_that_waits_is_the_oldest_bundle_of_the_oldest_frame(tmp_path: Path) -> None:
+def test_the_oldest_waiting_bundle_is_the_oldest_of_the_oldest_frame(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
     spool.append([bundle_of(number) for number in (3, 4, 5)])
     spool.append([bundle_of(6)])
@@ -31,7 +31,7 @@ def test_the_oldest_that_waits_is_the_oldest_bundle_of_the_oldest_frame(tmp_path
     assert value_of(SPOOL_OLDEST_SECONDS) == NOW_SECONDS + 3
 
 
-def test_what_has_lain_there_for_too_long_is_dropped_and_counted(tmp_path: Path) -> None:
+def test_bundles_that_are_too_old_are_dropped_and_counted(tmp_path: Path) -> None:
     before, clock = dropped("age"), Uptime(1000)
     spool = spool_in(tmp_path, up_seconds=clock, max_age_seconds=10)
     for number, second in enumerate((1000, 1009, 1010, 1019)):
@@ -43,7 +43,7 @@ def test_what_has_lain_there_for_too_long_is_dropped_and_counted(tmp_path: Path)
 
 
 @pytest.mark.parametrize("leap_seconds", [240, 3600, 365 * 86_400, -3600, -NOW_SECONDS])
-def test_whatever_time_ticks_are_stamped_with_they_age_by_the_time_since_boot(
+def test_ticks_age_by_the_time_since_boot_whatever_their_stamps(
     tmp_path: Path, leap_seconds: int
 ) -> None:
     before, clock = dropped("age"), Uptime(1000)
@@ -58,7 +58,7 @@ def test_whatever_time_ticks_are_stamped_with_they_age_by_the_time_since_boot(
     assert dropped("age") == before
 
 
-def test_the_next_process_of_a_boot_counts_the_age_on(tmp_path: Path) -> None:
+def test_the_next_process_of_a_boot_continues_the_age(tmp_path: Path) -> None:
     spool = spool_in(tmp_path, up_seconds=1000)
     fill(spool, 1)
     spool.close()
@@ -67,7 +67,7 @@ def test_the_next_process_of_a_boot_counts_the_age_on(tmp_path: Path) -> None:
     assert drain(reopened(spool, tmp_path, up_seconds=1905, max_age_seconds=900)) == [2]
 
 
-def test_what_an_earlier_boot_left_is_at_least_as_old_as_this_one_and_no_older(
+def test_bundles_of_an_earlier_boot_are_as_old_as_the_current_boot(
     tmp_path: Path,
 ) -> None:
     before, clock = dropped("age"), Uptime(0)
@@ -84,7 +84,7 @@ def test_what_an_earlier_boot_left_is_at_least_as_old_as_this_one_and_no_older(
     assert dropped("age") - before == 1
 
 
-def test_what_is_too_old_is_dropped_also_while_nobody_reads(tmp_path: Path) -> None:
+def test_bundles_that_are_too_old_are_dropped_even_if_nothing_reads_them(tmp_path: Path) -> None:
     up = Uptime(0)
     spool = spool_in(tmp_path, up_seconds=up, max_age_seconds=3600)
     fill(spool, 1)

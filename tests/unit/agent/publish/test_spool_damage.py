@@ -47,9 +47,7 @@ def test_the_directory_is_private(tmp_path: Path) -> None:
         (sqlite3.SQLITE_NOMEM, errno.ENOMEM),
     ],
 )
-def test_a_disk_that_fails_for_a_moment_loses_nothing(
-    tmp_path: Path, code: int, error: int
-) -> None:
+def test_a_temporary_disk_failure_loses_nothing(tmp_path: Path, code: int, error: int) -> None:
     before, disk = dropped("damaged"), FlakyDisk()
     spool = spool_in(tmp_path, disk=disk)
     fill(spool, *range(50))
@@ -74,20 +72,20 @@ def test_frames_that_cannot_be_deleted_are_sent_again_by_the_next_process(tmp_pa
     assert drain(reopened(spool, tmp_path)) == [1, 2]
 
 
-def test_what_was_sent_gives_its_space_back_to_a_full_disk(tmp_path: Path) -> None:
+def test_sent_bundles_free_their_space_on_a_full_disk(tmp_path: Path) -> None:
     disk = FlakyDisk()
     spool = spool_in(tmp_path, disk=disk)
     fill(spool, 1, 2)
     found = spool.read(max_bundles=60)
     assert found
     with disk.failing(sqlite3.SQLITE_FULL), pytest.raises(OSError, check=has_errno(errno.ENOSPC)):
-        spool.ack(found[1])  # nor is there room for a new database
+        spool.ack(found[1])  # there is no room for a new database either
     assert list(database_in(tmp_path).parent.iterdir()) == []
     fill(spool, 3)
     assert drain(spool) == [3]
 
 
-def test_to_open_a_database_takes_no_room_on_a_full_disk(tmp_path: Path) -> None:
+def test_opening_a_database_needs_no_space_on_a_full_disk(tmp_path: Path) -> None:
     before, after = tmp_path / "before", tmp_path / "after"
     before.mkdir()
     fill(spool_in(before), 1, 2)
@@ -99,7 +97,7 @@ def test_to_open_a_database_takes_no_room_on_a_full_disk(tmp_path: Path) -> None
     assert drain(spool) == [1, 2]
 
 
-def test_a_disk_that_fails_for_a_minute_is_given_up_and_what_it_holds_counted(
+def test_a_disk_that_fails_for_a_minute_is_abandoned_and_its_bundles_are_counted(
     tmp_path: Path,
 ) -> None:
     before, clock, disk = dropped("damaged"), Uptime(1000), FlakyDisk()
@@ -119,7 +117,7 @@ def test_a_disk_that_fails_for_a_minute_is_given_up_and_what_it_holds_counted(
     assert drain(spool) == [30]
 
 
-def test_a_disk_that_fails_at_the_start_may_hold_something_for_two_minutes(tmp_path: Path) -> None:
+def test_a_disk_that_fails_at_the_start_may_have_bundles_for_two_minutes(tmp_path: Path) -> None:
     clock, disk = Uptime(1000), FlakyDisk()
     fill(before := spool_in(tmp_path), 1, 2)
     before.close()
@@ -160,9 +158,9 @@ def test_a_damaged_database_is_renamed_counted_and_replaced(
 @pytest.mark.parametrize(
     ("body", "crc32"),
     [(OTHER, 0), (OTHER, zlib.crc32(OTHER)), (b"?", zlib.crc32(b"?"))],
-    ids=["damaged", "with other bundles", "packed otherwise"],
+    ids=["damaged", "with other bundles", "compressed differently"],
 )
-def test_a_frame_that_cannot_be_read_is_dropped_and_counted_and_the_others_are_sent(
+def test_an_unreadable_frame_is_dropped_and_counted_and_the_others_are_sent(
     tmp_path: Path, body: bytes, crc32: int
 ) -> None:
     before, spool = dropped("damaged"), spool_in(tmp_path)
@@ -175,11 +173,11 @@ def test_a_frame_that_cannot_be_read_is_dropped_and_counted_and_the_others_are_s
     assert dropped("damaged") - before == 1
 
 
-def test_a_position_in_a_database_that_was_replaced_is_none_in_the_new_one(tmp_path: Path) -> None:
+def test_a_position_from_a_replaced_database_is_ignored_by_the_new_one(tmp_path: Path) -> None:
     disk, clock = FlakyDisk(), Uptime(1000)
     spool = spool_in(tmp_path, disk=disk, up_seconds=clock)
     fill(spool, 1)
-    _, position = spool.read(max_bundles=9) or pytest.fail("nothing is there")
+    _, position = spool.read(max_bundles=9) or pytest.fail("the spool is empty")
     with disk.failing(sqlite3.SQLITE_CORRUPT), pytest.raises(OSError, check=has_errno(errno.EIO)):
         fill(spool, 2)
     fill(spool, 3)
@@ -188,14 +186,14 @@ def test_a_position_in_a_database_that_was_replaced_is_none_in_the_new_one(tmp_p
     assert drain(spool) == [3]
 
 
-def test_a_database_in_use_is_refused_with_its_reason(tmp_path: Path) -> None:
+def test_a_database_in_use_is_rejected_with_its_reason(tmp_path: Path) -> None:
     fill(spool := spool_in(tmp_path), 1)
     with pytest.raises(BlockingIOError, check=has_words("another agent")):
         spool_in(tmp_path).open()
     assert drain(spool) == [1]
 
 
-def test_a_directory_that_does_not_exist_is_not_made(tmp_path: Path) -> None:
+def test_a_missing_directory_is_not_created(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         spool_in(tmp_path / "absent").open()
 
@@ -212,7 +210,7 @@ def test_the_reserve_of_free_space_is_not_used(tmp_path: Path) -> None:
     ("node", "name"),
     [("a/../b", "default_a%2F..%2Fb"), ("..", "default_.."), ("n.example", "default_n.example")],
 )
-def test_each_node_has_a_directory_and_no_name_leads_out_of_it(
+def test_each_node_has_its_own_directory_and_no_name_can_leave_it(
     tmp_path: Path, node: str, name: str
 ) -> None:
     Spool(

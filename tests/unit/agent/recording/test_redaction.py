@@ -1,4 +1,4 @@
-"""A redacted line contains no identities; an identity always has the same pseudonym."""
+"""A redacted recording names nobody; the same name always gets the same pseudonym."""
 
 import orjson
 
@@ -25,7 +25,7 @@ def test_the_same_identity_has_the_same_pseudonym_and_another_one_another() -> N
     assert other["result"] == "MIG-00000000-0000-4000-8000-000000000002"
 
 
-def test_a_pod_is_the_same_in_both_spellings_of_its_cgroup() -> None:
+def test_a_pod_has_one_pseudonym_in_both_spellings_of_its_cgroup() -> None:
     slice_name = f"kubepods-pod{POD.replace('-', '_')}.slice/cri-containerd-{CONTAINER}.scope"
     systemd, cgroupfs = written(
         RecordingLine(
@@ -61,7 +61,7 @@ def test_programs_and_serials_are_numbered() -> None:
     assert serial["result"] == "name-2"
 
 
-def test_where_a_gpu_sits_is_not_reported() -> None:
+def test_the_pci_address_of_a_gpu_is_redacted() -> None:
     fields = {"domain": 3, "bus": 27, "device": 1, "busId": {"ascii": "00000003:1B:01.0"}}
     (line,) = written(
         RecordingLine(
@@ -76,12 +76,12 @@ def test_where_a_gpu_sits_is_not_reported() -> None:
     }  # fmt: skip
 
 
-def test_what_is_measured_stays() -> None:
+def test_measurements_are_kept() -> None:
     (line,) = written(RecordingLine(at_ns=5, call="nvmlDeviceGetPowerUsage", result=312_500))
     assert line["result"] == 312_500
 
 
-def test_in_which_rack_a_gpu_is_is_not_reported() -> None:
+def test_the_rack_of_a_gpu_is_redacted() -> None:
     fields = {
         "ibGuid": {"bytes": "ff00"}, "chassisSerialNumber": '18"2', "slotNumber": "\x0e"
     }  # fmt: skip

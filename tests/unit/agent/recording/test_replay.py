@@ -1,4 +1,4 @@
-"""A replayed recording behaves like the recorded machine."""
+"""A replayed recording gives the same ticks as the recorded machine."""
 
 import gzip
 import json
@@ -98,7 +98,7 @@ def played(file: Path) -> Node:
 
 
 def encoded(ticks: list[NodeTick], *, moved_ns: int = 0) -> list[bytes]:
-    """Return the ticks as published, with times earlier by this amount."""
+    """Return the ticks in encoded form, with times moved back by `moved_ns`."""
     published: list[NodeSample | ProcessRecord] = []
     for tick in ticks:
         published += [tick.sample, *tick.processes]
@@ -110,7 +110,7 @@ def encoded(ticks: list[NodeTick], *, moved_ns: int = 0) -> list[bytes]:
     waits=st.lists(st.sampled_from([0.25, 0.5, 0.75, 1.0]), min_size=1, max_size=6),
 )
 @settings(examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_played_recording_gives_the_ticks_of_the_recorded_machine(
+def test_a_replayed_recording_gives_the_ticks_of_the_recorded_machine(
     tmp_path: Path, name: str, waits: list[float]
 ) -> None:
     file = tmp_path / "recording.jsonl"
@@ -131,7 +131,7 @@ def test_a_compressed_recording_is_read_like_any_other(tmp_path: Path) -> None:
     assert read_recording(packed) == read_recording(plain)
 
 
-def test_after_its_end_a_recording_has_no_driver_any_more(tmp_path: Path) -> None:
+def test_after_the_end_of_a_recording_its_driver_is_gone(tmp_path: Path) -> None:
     file = tmp_path / "recording.jsonl"
     record(simulated("gpu-node-1"), file, [1.0, 1.0], sampling_interval_seconds=1)
     node = played(file)
@@ -142,7 +142,7 @@ def test_after_its_end_a_recording_has_no_driver_any_more(tmp_path: Path) -> Non
 
 
 def rewritten(file: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """Return a copy of a recording with all lines except the header changed."""
+    """Return a copy of a recording in which all lines except the header are changed."""
     header, *lines = [json.loads(line) for line in file.read_text().splitlines()]
     for line in lines:
         change(line)
@@ -152,7 +152,7 @@ def rewritten(file: Path, change: Callable[[dict[str, Any]], None]) -> Path:
 
 
 @pytest.mark.parametrize("sampling_interval_seconds", [0, -1])
-def test_a_recording_whose_ticks_have_no_length_is_refused(
+def test_a_recording_with_an_invalid_sampling_interval_is_rejected(
     tmp_path: Path, sampling_interval_seconds: float
 ) -> None:
     file = tmp_path / "recording.jsonl"
@@ -193,7 +193,7 @@ def test_a_value_is_written_and_read(value: object) -> None:
     assert again(value) == value
 
 
-def test_a_structs_bytes_and_unions_are_written_and_read() -> None:
+def test_the_bytes_and_unions_of_a_struct_are_written_and_read() -> None:
     platform = pynvml.c_nvmlPlatformInfo_v2_t()
     platform.ibGuid, platform.trayIndex = b"\xff\x01", b"\xc8"
     field = pynvml.c_nvmlFieldValue_t()

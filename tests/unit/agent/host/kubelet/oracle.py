@@ -1,7 +1,7 @@
-"""Protobuf's own reading and writing of the kubelet's answer: what ours is held against.
+"""Protobuf's own encoding of the kubelet's messages, for comparison with ours.
 
-The messages are those of Kubernetes' `pkg/apis/podresources/v1/api.proto`, whole but for what no
-answer to List holds.
+The messages are those of Kubernetes' `pkg/apis/podresources/v1/api.proto`, without parts that a
+List response never contains.
 """
 
 from typing import Any
@@ -60,7 +60,7 @@ _MESSAGES: dict[str, list[tuple[str, int, int | str, bool]]] = {
 
 
 def _make() -> dict[str, Any]:
-    """Return the classes, made at run time, by their names."""
+    """Return the message classes, created at run time, by name."""
     file = descriptor_pb2.FileDescriptorProto(name="api.proto", package="v1", syntax="proto3")
     for name, fields in _MESSAGES.items():
         message = file.message_type.add(name=name)

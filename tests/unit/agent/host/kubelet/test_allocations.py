@@ -1,4 +1,4 @@
-"""The questions to the kubelet, on time that a test moves."""
+"""Requests to the kubelet, on a clock that a test moves."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ async def settle() -> None:
 
 
 class FakeKubelet:
-    """Answers or fails as a test says, and counts."""
+    """Answers or fails as a test sets, and counts requests."""
 
     def __init__(self, given: bytes | str) -> None:
         self.given = given
@@ -92,7 +92,7 @@ class Bench:
         return self.check.is_ok
 
     async def tick(self) -> None:
-        """Begin a tick, and wait for what it asks."""
+        """Begin a tick, and wait for its requests."""
         self.allocations.request_if_due()
         await self.allocations.wait_answer(0)
         await settle()
@@ -115,7 +115,7 @@ class Bench:
 
 
 @pytest.mark.parametrize("sampling_interval_seconds", [0.25, 0.9995, 1.0, 1.0005, 5.0])
-async def test_the_kubelet_is_asked_in_the_first_tick_and_every_ten_seconds(
+async def test_the_kubelet_is_queried_in_the_first_tick_and_every_ten_seconds(
     sampling_interval_seconds: float,
 ) -> None:
     bench = Bench(answer(GPU))
@@ -127,7 +127,7 @@ async def test_the_kubelet_is_asked_in_the_first_tick_and_every_ten_seconds(
 
 
 @pytest.mark.parametrize("sampling_interval_seconds", [0.9995, 1.0, 1.0005])
-async def test_pods_that_come_are_in_the_very_tick_that_sees_them(
+async def test_new_pods_have_their_allocations_in_the_tick_that_notices_them(
     sampling_interval_seconds: float,
 ) -> None:
     bench = Bench(answer(GPU))
@@ -146,7 +146,7 @@ async def test_pods_that_come_are_in_the_very_tick_that_sees_them(
         assert bench.kubelet.requests == requested
 
 
-async def test_what_changes_with_the_processes_is_in_the_next_tick() -> None:
+async def test_changes_of_processes_update_allocations_in_the_next_tick() -> None:
     bench = Bench(answer(GPU))
     async with bench.running():
         await bench.pass_by(3)
@@ -157,7 +157,7 @@ async def test_what_changes_with_the_processes_is_in_the_next_tick() -> None:
         assert bench.allocated() == [GPU, OTHER]
 
 
-async def test_however_much_changes_it_is_asked_twice_a_second_at_most() -> None:
+async def test_the_kubelet_is_queried_at_most_twice_a_second() -> None:
     bench = Bench(answer(GPU))
     bench.has_changed = True
     async with bench.running():
@@ -165,7 +165,7 @@ async def test_however_much_changes_it_is_asked_twice_a_second_at_most() -> None
     assert bench.kubelet.requests == 21
 
 
-async def test_one_question_is_on_its_way_and_what_changes_meanwhile_is_asked_behind_it() -> None:
+async def test_one_request_runs_at_a_time_and_changes_meanwhile_cause_another_one() -> None:
     bench = Bench(answer(GPU))
     async with bench.running():
         bench.kubelet.may_answer.clear()
@@ -183,7 +183,7 @@ async def test_one_question_is_on_its_way_and_what_changes_meanwhile_is_asked_be
         assert (bench.kubelet.requests, bench.allocated()) == (3, [OTHER])
 
 
-async def test_changes_do_not_hurry_a_kubelet_that_fails() -> None:
+async def test_changes_do_not_speed_up_retries_of_a_failing_kubelet() -> None:
     bench = Bench("refused")
     async with bench.running():
         for _ in range(400):
@@ -193,7 +193,7 @@ async def test_changes_do_not_hurry_a_kubelet_that_fails() -> None:
 
 
 @pytest.mark.parametrize("reason", ["missing", "forbidden", "unimplemented", "refused"])
-async def test_a_node_without_a_kubelet_to_ask_is_ready_and_says_so(reason: str) -> None:
+async def test_a_node_without_a_kubelet_is_ready_and_its_check_explains_why(reason: str) -> None:
     bench = Bench(reason)
     async with bench.running():
         await bench.pass_by(200)
@@ -202,13 +202,13 @@ async def test_a_node_without_a_kubelet_to_ask_is_ready_and_says_so(reason: str)
         assert bench.allocated() == []
 
 
-async def test_whoever_promised_a_kubelet_is_not_ready_without_one() -> None:
+async def test_an_agent_that_requires_a_kubelet_is_not_ready_without_one() -> None:
     bench = Bench("missing", enabled=True)
     async with bench.running():
         assert not bench.check.is_ok
 
 
-async def test_the_last_answer_counts_through_a_restart_and_no_longer_than_it_may() -> None:
+async def test_the_last_response_is_used_for_a_limited_time() -> None:
     bench = Bench(answer(GPU))
     async with bench.running():
         bench.kubelet.given = "refused"
@@ -225,7 +225,7 @@ async def test_the_last_answer_counts_through_a_restart_and_no_longer_than_it_ma
         assert bench.is_ready()
 
 
-async def test_an_answer_that_is_none_is_a_failure_and_leaves_the_last_one() -> None:
+async def test_an_invalid_response_is_a_failure_and_the_last_one_is_used() -> None:
     bench = Bench(answer(GPU))
     async with bench.running():
         bench.kubelet.given = b"\x0a\x05ab"
@@ -234,7 +234,7 @@ async def test_an_answer_that_is_none_is_a_failure_and_leaves_the_last_one() -> 
         assert "not a pod list" in bench.check.detail
 
 
-async def test_a_gpu_that_comes_later_gets_its_allocations_without_a_new_answer() -> None:
+async def test_a_new_gpu_gets_its_allocations_without_a_new_request() -> None:
     bench = Bench(answer(GPU, OTHER))
     async with bench.running():
         assert bench.allocated(DeviceIndex.of([facts(GPU)])) == [GPU]
@@ -242,7 +242,7 @@ async def test_a_gpu_that_comes_later_gets_its_allocations_without_a_new_answer(
         assert bench.kubelet.requests == 1
 
 
-async def test_allocations_are_made_anew_only_when_something_changed() -> None:
+async def test_allocations_are_recomputed_only_after_a_change() -> None:
     bench = Bench(answer(GPU))
     async with bench.running():
         before = bench.allocations.current(BOTH)
@@ -251,7 +251,7 @@ async def test_allocations_are_made_anew_only_when_something_changed() -> None:
 
 
 def allocatable(*device_ids: str) -> bytes:
-    """Each device in an entry of its own, as the kubelet writes them."""
+    """Return a response with one entry per device, as the kubelet encodes it."""
     devices = [
         {"resource_name": "nvidia.com/gpu", "device_ids": [device_id]} for device_id in device_ids
     ]
@@ -259,7 +259,7 @@ def allocatable(*device_ids: str) -> bytes:
     return written
 
 
-async def test_a_replica_names_how_many_its_device_has_held_or_not() -> None:
+async def test_a_replica_has_the_number_of_its_devices_replicas_allocated_or_not() -> None:
     bench = Bench(answer(f"{GPU}::0", OTHER))
     shares = [f"{GPU}::{replica}" for replica in range(4)]
     bench.kubelet.allocatable = allocatable(*shares, OTHER)
@@ -268,7 +268,7 @@ async def test_a_replica_names_how_many_its_device_has_held_or_not() -> None:
 
 
 @pytest.mark.parametrize("failure", ["unimplemented", "deadline", b"\xff"])
-async def test_a_kubelet_that_does_not_say_what_there_is_leaves_the_replicas_absent(
+async def test_without_allocatable_devices_the_number_of_replicas_is_absent(
     failure: bytes | str,
 ) -> None:
     bench = Bench(answer(f"{GPU}::0"))
@@ -278,7 +278,7 @@ async def test_a_kubelet_that_does_not_say_what_there_is_leaves_the_replicas_abs
         assert bench.is_ready()
 
 
-async def test_what_there_is_is_asked_once_a_minute_and_stands_while_nobody_answers() -> None:
+async def test_allocatable_devices_are_queried_once_a_minute_and_kept_during_failures() -> None:
     bench = Bench(answer(f"{GPU}::0"))
     bench.kubelet.allocatable = allocatable(f"{GPU}::0", f"{GPU}::1")
     async with bench.running():

@@ -1,4 +1,4 @@
-"""From the kubelet's answer to allocations."""
+"""From the kubelet's response to allocations."""
 
 import pytest
 from msgspec.structs import replace
@@ -58,13 +58,13 @@ def claim(driver: str, device: str, share_id: str | None = None) -> ResourceClai
         ("aliyun.com/gpu-core", False),
     ],
 )
-def test_only_resources_that_are_gpus_are_looked_at(resource: str, *, is_gpu: bool) -> None:
+def test_only_gpu_resources_are_used(resource: str, *, is_gpu: bool) -> None:
     names = KubeletSettings().resource_names
 
     assert bool(find_assignments([pod(given(resource, GPU))], names)) == is_gpu
 
 
-def test_without_names_of_resources_only_claims_are_read() -> None:
+def test_without_resource_names_only_claims_are_used() -> None:
     one = pod(given("nvidia.com/gpu", GPU), claims=(claim("gpu.nvidia.com", "gpu-0"),))
 
     assert [assignment.claim for assignment in find_assignments([one], [])] == ["serving/one-gpu"]
@@ -78,7 +78,7 @@ def test_claims_of_other_drivers_are_not_gpus() -> None:
     assert find_assignments([one], ["*"]) == []
 
 
-def test_an_allocation_says_who_holds_what_and_how_it_was_given() -> None:
+def test_an_allocation_has_pod_container_device_and_resource() -> None:
     one = pod(
         given("nvidia.com/gpu", f"{GPU}::2"), claims=(claim("gpu.nvidia.com", "gpu-0", "a1"),)
     )
@@ -108,7 +108,7 @@ def test_an_allocation_says_who_holds_what_and_how_it_was_given() -> None:
     ("namespaces", "is_admin"),
     [((), None), (("serving",), True), (("monitoring", "serving"), True), (("monitoring",), None)],
 )
-def test_a_claim_of_a_namespace_for_admin_access_is_marked_and_no_device_of_a_plugin(
+def test_claims_in_a_namespace_with_admin_access_are_marked_and_plugin_devices_are_not(
     namespaces: tuple[str, ...], *, is_admin: bool | None
 ) -> None:
     one = pod(given("nvidia.com/gpu", GPU), claims=(claim("gpu.nvidia.com", "gpu-0"),))
@@ -146,13 +146,13 @@ HELD = [
         ("PCI:0000:1b:00", None, []),
     ],
 )
-def test_who_holds_an_instance_holds_it_or_the_whole_gpu(
+def test_allocations_on_an_instance_are_its_own_and_those_of_the_whole_gpu(
     gpu_uuid: str, gpu_instance: int | None, found: list[str]
 ) -> None:
     assert [each.device_id for each in find_on(HELD, gpu_uuid, gpu_instance)] == found
 
 
-def test_a_device_that_leads_nowhere_is_counted_and_left_out() -> None:
+def test_a_device_that_cannot_be_resolved_is_counted_and_left_out() -> None:
     one = pod(given("nvidia.com/gpu", "GPU-gone", "7", GPU))
     allocations, unresolved = allocate(find_assignments([one], ["nvidia.com/gpu"]), INDEX)
 
@@ -160,7 +160,7 @@ def test_a_device_that_leads_nowhere_is_counted_and_left_out() -> None:
     assert unresolved == {Unresolved.UNKNOWN_GPU: 1, Unresolved.UNKNOWN_FORM: 1}
 
 
-def test_a_device_of_a_claim_is_looked_up_by_the_drivers_names_alone() -> None:
+def test_a_device_of_a_claim_is_resolved_only_by_the_drivers_names() -> None:
     assignment = DeviceAssignment(
         namespace="n", pod="p", container="c", resource_name="r", device_id=GPU, claim="n/c"
     )

@@ -1,4 +1,4 @@
-"""The question itself, to sockets that are no kubelet, and to the played one."""
+"""The request itself, against sockets that are not a kubelet and against the played one."""
 
 import asyncio
 import errno
@@ -24,7 +24,7 @@ EPOCH_NS = 1_795_000_000_000_000_000
 
 @pytest.fixture
 def socket() -> Iterator[Path]:
-    # A socket's path may have 107 bytes, and pytest's folders are deep.
+    # A socket's path may have at most 107 bytes, and pytest's directories are deep.
     with TemporaryDirectory() as folder:
         yield Path(folder) / "kubelet.sock"
 
@@ -37,7 +37,7 @@ async def reason_of(socket: Path) -> str:
 
 @asynccontextmanager
 async def saying(socket: Path, words: bytes) -> AsyncIterator[None]:
-    """Listen, and say the same to everybody."""
+    """Listen, and send the same bytes on each connection."""
 
     class Speaker(asyncio.Protocol):
         @override
@@ -53,7 +53,7 @@ async def saying(socket: Path, words: bytes) -> AsyncIterator[None]:
             transport.abort()
 
 
-async def test_the_played_kubelet_is_asked_as_the_real_one(socket: Path) -> None:
+async def test_the_played_kubelet_is_queried_like_the_real_one(socket: Path) -> None:
     clock = ManualClock(start_ns=EPOCH_NS)
     simulation = Simulation(load_scenario(QUICKSTART), epoch_ns=EPOCH_NS, clock=clock)
     played = simulation.node("gpu-node-1").kubelet
@@ -63,14 +63,16 @@ async def test_the_played_kubelet_is_asked_as_the_real_one(socket: Path) -> None
     assert parse_answer(answer)
 
 
-async def test_no_socket_and_a_socket_without_a_listener_are_reported_apart(socket: Path) -> None:
+async def test_a_missing_socket_and_one_without_a_listener_have_different_reasons(
+    socket: Path,
+) -> None:
     assert await reason_of(socket) == "missing"
     async with saying(socket, b""):
         pass
     assert await reason_of(socket) == "refused"
 
 
-async def test_whoever_does_not_speak_grpc_is_given_up(socket: Path) -> None:
+async def test_a_peer_that_does_not_speak_grpc_is_an_error(socket: Path) -> None:
     async with saying(socket, b"HTTP/1.1 200 OK\r\n\r\n" * 100):
         assert await reason_of(socket) in ("broken", "deadline")
     async with saying(socket, b""):
@@ -78,14 +80,14 @@ async def test_whoever_does_not_speak_grpc_is_given_up(socket: Path) -> None:
 
 
 class Locked(PosixPath):
-    """A path that is somebody else's, also where the tests run as root."""
+    """A path without permission, even if the tests run as root."""
 
     @override
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
         raise PermissionError(errno.EACCES, "Permission denied")
 
 
-async def test_a_socket_that_is_somebody_elses_says_what_would_help(socket: Path) -> None:
+async def test_a_socket_without_permission_is_reported_as_forbidden(socket: Path) -> None:
     with pytest.raises(KubeletError) as caught:
         await SocketKubelet(Locked(socket), timeout_seconds=0.5).list_pods()
     assert caught.value.reason == "forbidden"

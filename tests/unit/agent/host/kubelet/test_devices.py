@@ -1,4 +1,4 @@
-"""Ids of devices to GPUs: every plugin's form, and what leads nowhere."""
+"""Device ids to GPUs: the form of every plugin, and ids that cannot be resolved."""
 
 import pytest
 
@@ -85,14 +85,14 @@ UNPLACED = DeviceIndex.of(
         (f"{WHOLE}-_-15", Unresolved.CHOSEN_ELSEWHERE),
     ],
 )
-def test_the_device_of_a_plugin_is_found_or_left_out_for_a_reason(
+def test_a_plugins_device_is_found_or_left_out_for_a_reason(
     device_id: str, expected: ResolvedDevice | Unresolved
 ) -> None:
     assert find_device(device_id, NODE) == expected
 
 
 @pytest.mark.parametrize("device_id", [f"{WHOLE}-15", f"{WHOLE}-_-15"])
-def test_a_count_of_shares_names_the_gpu_where_there_is_but_one(device_id: str) -> None:
+def test_a_number_of_shares_identifies_the_gpu_if_there_is_only_one(device_id: str) -> None:
     assert find_device(device_id, ONE) == ResolvedDevice(gpu_uuid=WHOLE, replica="15")
 
 
@@ -113,7 +113,7 @@ def test_a_count_of_shares_names_the_gpu_where_there_is_but_one(device_id: str) 
         ("mlx-0", None, Unresolved.UNKNOWN_FORM),
     ],
 )
-def test_the_device_of_a_claim_is_found_or_left_out_for_a_reason(
+def test_a_claims_device_is_found_or_left_out_for_a_reason(
     name: str, share: str | None, expected: ResolvedDevice | Unresolved
 ) -> None:
     assert find_claimed(name, NODE, share_id=share) == expected
@@ -127,13 +127,13 @@ def test_the_device_of_a_claim_is_found_or_left_out_for_a_reason(
         ("gpu-1-mig-9-0-4", Unresolved.UNKNOWN_INSTANCE),
     ],
 )
-def test_without_placements_only_a_profile_that_is_there_once_is_found(
+def test_without_placements_only_a_unique_profile_is_found(
     name: str, expected: ResolvedDevice | Unresolved
 ) -> None:
     assert find_claimed(name, UNPLACED, share_id=None) == expected
 
 
-def test_a_minor_number_that_is_not_known_is_not_guessed_from_the_index() -> None:
+def test_an_unknown_minor_number_is_not_guessed_from_the_index() -> None:
     index = DeviceIndex.of([facts(WHOLE, None)])
 
     assert find_device("nvidia0", index) is Unresolved.UNKNOWN_GPU

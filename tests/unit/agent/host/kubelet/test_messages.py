@@ -1,4 +1,4 @@
-"""The kubelet's answer, as Protocol Buffers' own library writes it."""
+"""The kubelet's response as encoded by Protocol Buffers' own library."""
 
 from typing import Any
 
@@ -90,14 +90,14 @@ def expected_container(container: dict[str, Any]) -> ContainerResources:
 
 
 @given(pods)
-def test_what_protobuf_writes_is_read(given_pods: list[dict[str, Any]]) -> None:
+def test_a_protobuf_encoded_response_is_read(given_pods: list[dict[str, Any]]) -> None:
     answer = ListPodResourcesResponse(pod_resources=given_pods).SerializeToString()
 
     assert parse_answer(answer) == [expected(pod) for pod in given_pods]
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_read_or_refused(answer: bytes) -> None:
+def test_any_bytes_are_read_or_rejected(answer: bytes) -> None:
     try:
         pods = parse_answer(answer)
     except ValueError:
@@ -110,12 +110,12 @@ def test_any_bytes_are_read_or_refused(answer: bytes) -> None:
     [b"\x0a\x05ab", b"\x0a", b"\x80", b"\xff" * 11, b"\x0b", b"\x09\x01", b"\x0a\x03\x0a\x01\xff"],
     ids=["short", "no size", "open number", "long number", "a group", "cut", "no text"],
 )
-def test_what_is_no_message_is_refused(answer: bytes) -> None:
+def test_an_invalid_message_is_rejected(answer: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
         parse_answer(answer)
 
 
-def test_fields_that_are_not_known_are_passed_over() -> None:
+def test_unknown_fields_are_skipped() -> None:
     pod = b"\x0a\x01a" + b"\x78\x96\x01" + b"\x79" + b"\0" * 8 + b"\x7d" + b"\0" * 4 + b"\x12\x01n"
 
     assert parse_answer(b"\x0a" + bytes([len(pod)]) + pod) == [

@@ -1,4 +1,4 @@
-"""Labels of pods: what the kubelet's HTTPS port is asked, and what of its answer is believed."""
+"""Labels of pods: the request to the kubelet's HTTPS port, and the checks of its response."""
 
 import asyncio
 import json
@@ -66,7 +66,7 @@ def test_a_node_without_pods_has_a_list_without_items() -> None:
         ("\ud800", False),
     ],
 )
-def test_a_value_that_no_label_can_have_is_left_out(value: str, *, is_shown: bool) -> None:
+def test_an_invalid_label_value_is_left_out(value: str, *, is_shown: bool) -> None:
     shown = (("label_team", value),) if is_shown else ()
     try:
         assert parse(pod_list(pod("1", team=value))) == {"1": shown}
@@ -105,13 +105,15 @@ def test_a_value_that_no_label_can_have_is_left_out(value: str, *, is_shown: boo
         "a long name",
     ],
 )
-def test_what_is_no_list_of_this_nodes_pods_is_refused(answer: object, words: list[str]) -> None:
+def test_a_response_that_is_not_a_list_of_this_nodes_pods_is_rejected(
+    answer: object, words: list[str]
+) -> None:
     with pytest.raises(ValueError, check=has_words(*words)) as caught:  # see `check`
         parse(answer)
     assert len(str(caught.value)) < 800
 
 
-async def test_the_simulators_list_has_the_form_of_kubernetes_api() -> None:
+async def test_the_simulators_list_matches_the_schema_of_kubernetes() -> None:
     simulation = open_simulation(ROOT / "scenarios" / "quickstart.yaml")
     node = next(iter(simulation.nodes.values()))
     answer = json.loads(await node.pod_list.fetch())
@@ -161,7 +163,7 @@ class Port:
             yield KubeletPodList(chosen, node=NODE)
 
     async def refusal(self, **settings: Any) -> str:  # noqa: ANN401  # of any type
-        """Return why the kubelet's answer could not be had."""
+        """Return the error of a failed request."""
         async with self.requests(**settings) as kubelet:
             with pytest.raises(PodListError) as caught:
                 await kubelet.fetch()
@@ -173,7 +175,7 @@ def port(tmp_path: Path) -> Port:
     return Port(tmp_path)
 
 
-async def test_the_kubelet_is_shown_the_token_of_now(port: Port) -> None:
+async def test_each_request_has_the_current_token(port: Port) -> None:
     async with port.requests() as kubelet:
         assert parse(await kubelet.fetch()) == {"1": (("label_team", "vision"),)}
         port.token_file.write_text("second-token")
@@ -183,18 +185,18 @@ async def test_the_kubelet_is_shown_the_token_of_now(port: Port) -> None:
     assert {first for first, _ in port.api.requests} == {"GET /pods HTTP/1.1"}
 
 
-async def test_an_authority_that_is_exchanged_is_trusted_by_the_next_question(port: Port) -> None:
+async def test_the_next_request_trusts_a_replaced_ca_file(port: Port) -> None:
     other = Authority(folder=port.folder / "other")
     port.ca_file.write_bytes(other.certificate.read_bytes())
     async with port.requests() as kubelet:
         with pytest.raises(PodListError, check=has_words("kubelet.api.ca_file", "serverTLS")):
             await kubelet.fetch()
-        assert port.api.requests == [], "it has not been shown the token"
+        assert port.api.requests == [], "the token has not been sent"
         port.ca_file.write_bytes(port.authority.certificate.read_bytes())
         await kubelet.fetch()
 
 
-async def test_a_certificate_must_name_the_host_or_the_name_that_is_set(port: Port) -> None:
+async def test_a_certificate_must_name_the_host_or_the_configured_server_name(port: Port) -> None:
     refused = await port.refusal(host="node-1.internal")
     assert "kubelet.api.server_name" in refused
     async with port.requests(host="node-1.internal", server_name="node-1.internal") as kubelet:
@@ -211,7 +213,7 @@ async def test_a_certificate_must_name_the_host_or_the_name_that_is_set(port: Po
         (302, ["HTTP 302"]),
     ],
 )
-async def test_a_refusal_says_what_would_mend_it(port: Port, status: int, words: list[str]) -> None:
+async def test_a_refusal_names_the_remedy(port: Port, status: int, words: list[str]) -> None:
     port.api.authorize = lambda token: (status, f"no: {token} {'x' * 5000}")
     refused = await port.refusal()
     assert [word for word in words if word not in refused] == []
@@ -229,7 +231,7 @@ async def test_a_refusal_says_what_would_mend_it(port: Port, status: int, words:
     ],
     ids=["nothing", "no HTTP", "an endless head", "broken off"],
 )
-async def test_an_answer_that_is_no_http_is_refused(
+async def test_a_response_that_is_not_http_is_rejected(
     port: Port, raw: bytes, words: list[str]
 ) -> None:
     port.api.raw = raw
@@ -238,14 +240,12 @@ async def test_an_answer_that_is_no_http_is_refused(
     assert [word for word in words if word not in refused] == []
 
 
-async def test_an_answer_without_bounds_is_given_up(
-    port: Port, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_endless_response_is_aborted(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     port.api.raw = b"HTTP/1.1 200 OK\r\n\r\n" + b" " * (MAX_ANSWER_BYTES + 1)
     assert f"more than {MAX_ANSWER_BYTES // 1024} KiB" in await port.refusal()
 
 
-async def test_a_kubelet_that_does_not_answer_is_given_up_in_time(port: Port) -> None:
+async def test_a_request_without_an_answer_times_out(port: Port) -> None:
     port.api.hangs = True
     assert "no answer within 0.2 s" in await port.refusal(timeout_seconds=0.2)
 
@@ -260,7 +260,7 @@ async def test_a_kubelet_that_does_not_answer_is_given_up_in_time(port: Port) ->
         ("ca_file", "no PEM", ["kubelet.api.ca_file", "PEM"]),
     ],
 )
-async def test_a_file_that_cannot_be_used_is_named(
+async def test_an_unusable_file_is_named(
     port: Port, file: str, content: str | None, words: list[str]
 ) -> None:
     path = getattr(port, file)
@@ -272,7 +272,7 @@ async def test_a_file_that_cannot_be_used_is_named(
     assert "Host: b" not in refused
 
 
-async def test_where_nobody_listens_the_address_is_named(port: Port) -> None:
+async def test_the_error_names_an_address_without_a_listener(port: Port) -> None:
     async with port.requests() as kubelet:
         pass
     with pytest.raises(PodListError, check=has_words("https://127.0.0.1:", "/pods")):
@@ -287,18 +287,18 @@ async def test_where_nobody_listens_the_address_is_named(port: Port) -> None:
         ("fd00::1", "https://[fd00::1]:10250/pods"),
     ],
 )
-def test_the_node_is_asked_by_its_name_or_its_address(host: str, url: str) -> None:
+def test_the_node_is_queried_by_its_name_or_its_address(host: str, url: str) -> None:
     assert KubeletApiSettings(host=host).url_on(NODE) == url
 
 
 @pytest.mark.parametrize("host", ["a/b", "user@node", "node:1", "[::1]", "a b", "-a", "a" * 300])
-def test_what_is_no_host_is_refused(host: str) -> None:
+def test_an_invalid_host_is_rejected(host: str) -> None:
     with pytest.raises(ValueError, match="host: expected an IP address or a host's name"):
         KubeletApiSettings(host=host)
 
 
 class FakePodList:
-    """Answers or fails as a test says, and counts."""
+    """Answers or fails as a test sets, and counts requests."""
 
     node = NODE
 
@@ -315,7 +315,7 @@ class FakePodList:
 
 
 class Following:
-    """The labels of a list of pods that is followed on time of its own."""
+    """Labels that follow a list of pods, on their own clock."""
 
     def __init__(self, listed: FakePodList, *, refresh_seconds: float = 30.0) -> None:
         self.listed = listed
@@ -333,7 +333,7 @@ class Following:
         return self.check.is_ok
 
     async def wait_requested(self, number: int) -> None:
-        """Wait until it was asked so often; each turn of the loop is a second or more."""
+        """Wait for this number of requests; each turn of the loop takes at least a second."""
         for _ in range(2000):
             if len(self.listed.requested_seconds) >= number:
                 break
@@ -342,7 +342,7 @@ class Following:
         await asyncio.sleep(0)
 
 
-async def test_the_kubelet_is_asked_now_and_then() -> None:
+async def test_the_kubelet_is_queried_periodically() -> None:
     following = Following(FakePodList(pod("1", team="vision")))
     async with following.run():
         await following.wait_requested(3)
@@ -351,7 +351,7 @@ async def test_the_kubelet_is_asked_now_and_then() -> None:
     assert (first, second - first, third - second) == (0, 30, 30)
 
 
-async def test_a_pod_that_is_new_on_a_gpu_is_asked_for_within_a_second() -> None:
+async def test_labels_of_a_pod_that_is_new_on_a_gpu_are_requested_within_a_second() -> None:
     following = Following(FakePodList())
     async with following.run():
         await following.wait_requested(1)
@@ -362,7 +362,7 @@ async def test_a_pod_that_is_new_on_a_gpu_is_asked_for_within_a_second() -> None
     assert following.listed.requested_seconds[1] <= 2
 
 
-async def test_a_pod_that_is_not_listed_does_not_have_the_kubelet_asked_each_second() -> None:
+async def test_a_pod_missing_from_the_list_does_not_cause_a_request_every_second() -> None:
     following = Following(FakePodList())
     async with following.run():
         for number in range(2, 8):
@@ -372,7 +372,7 @@ async def test_a_pod_that_is_not_listed_does_not_have_the_kubelet_asked_each_sec
     assert seconds[6] - seconds[0] >= 60, seconds
 
 
-async def test_labels_stand_while_the_kubelet_is_away_and_the_check_says_so() -> None:
+async def test_labels_are_kept_while_the_kubelet_is_unavailable_and_the_check_fails() -> None:
     following = Following(FakePodList(pod("1", team="vision")))
     async with following.run():
         await following.wait_requested(1)
@@ -388,7 +388,7 @@ async def test_labels_stand_while_the_kubelet_is_away_and_the_check_says_so() ->
         assert following.labels.labels_of("1") == (("label_team", "speech"),)
 
 
-async def test_an_answer_that_is_refused_changes_nothing() -> None:
+async def test_a_rejected_response_changes_nothing() -> None:
     following = Following(FakePodList(pod("1", team="vision")))
     async with following.run():
         await following.wait_requested(1)
