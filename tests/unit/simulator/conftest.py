@@ -114,5 +114,5 @@ def simulation(clock: ManualClock) -> Simulation:
 
 @pytest.fixture
 def same_simulation(clock: ManualClock) -> Simulation:
-    """Another one of the same scenario, epoch and clock, as another process would hold it."""
+    """Return another run of the same scenario, epoch and clock, as in another process."""
     return Simulation(parse_scenario(CONTENT), epoch_ns=EPOCH_NS, clock=clock)

@@ -1,4 +1,4 @@
-"""One GPU cut into four instances, and after 20 s into one; a pod in each of three."""
+"""One GPU with four MIG instances, and after 20 s with one; a pod in each of three."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ CUT: dict[str, Any] = {
 
 
 def cut_simulation(clock: ManualClock, **driver: object) -> Simulation:
-    """Return a run of the scenario on a clock that stands at its start, on such a driver."""
+    """Return a run of the scenario on this kind of driver, with its clock at the start."""
     (node,) = CUT["nodes"]
     content = {**CUT, "nodes": [{**node, "driver": driver}]}
     return Simulation(parse_scenario(content), epoch_ns=EPOCH_NS, clock=clock)

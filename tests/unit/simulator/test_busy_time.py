@@ -10,7 +10,7 @@ from gpuledger_simulator.device import BusyTime
 
 Spans = list[tuple[int, int]]
 
-# Gaps and lengths; a gap of 0 makes an interval that follows on the one before.
+# Gaps and lengths; an interval after a gap of 0 directly follows the previous one.
 PAIRS = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 50)), min_size=1, max_size=60)
 
 
@@ -39,7 +39,7 @@ def test_the_busy_time_before_an_instant_is_the_clipped_sum_of_the_intervals(
 
 
 @given(PAIRS)
-def test_joining_old_intervals_loses_no_busy_time_and_never_takes_any_back(pairs: Spans) -> None:
+def test_joining_old_intervals_loses_no_busy_time_and_sums_never_fall(pairs: Spans) -> None:
     spans = laid_out(pairs)
     busy = recorded(spans, max_intervals=8)
     end = spans[-1][1]
@@ -55,7 +55,5 @@ def test_memory_stays_bounded_however_long_it_runs() -> None:
 
 
 @pytest.mark.parametrize(("instant", "expected"), [(0, 0), (9, 0), (15, 5), (20, 10), (99, 10)])
-def test_an_interval_counts_up_to_the_instant_that_is_asked_for(
-    instant: int, expected: int
-) -> None:
+def test_an_interval_counts_up_to_the_requested_instant(instant: int, expected: int) -> None:
     assert recorded([(10, 20)]).until(instant) == expected

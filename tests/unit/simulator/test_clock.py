@@ -8,7 +8,7 @@ from gpuledger_simulator.simulation import Simulation
 SECOND = 1_000_000_000
 
 
-def test_scaled_time_agrees_however_late_a_process_starts() -> None:
+def test_scaled_time_does_not_depend_on_when_a_process_starts() -> None:
     machine = ManualClock(start_ns=1000 * SECOND)
     early = ScaledClock(epoch_ns=990 * SECOND, speed=60, machine=machine)
     machine.advance(5)
@@ -24,7 +24,7 @@ def test_intervals_of_a_scaled_clock_are_scenario_seconds() -> None:
     assert clock.monotonic_ns() - before[0] == clock.boottime_ns() - before[1] == 20 * SECOND
 
 
-async def test_a_hand_moved_clock_sleeps_by_moving_on() -> None:
+async def test_sleeping_advances_a_manual_clock() -> None:
     clock = ManualClock(start_ns=5)
     await clock.sleep(1.5)
     assert clock.time_ns() == 5 + 1_500_000_000

@@ -1,4 +1,4 @@
-"""What played boards draw, whose that is, and in which forms their drivers tell of it."""
+"""The draw of played GPUs, its owners, and the forms in which drivers report it."""
 
 import pynvml
 import pytest
@@ -15,7 +15,7 @@ BOARD = {"model": "NVIDIA A100-SXM4-80GB", "idle_watts": 80, "max_watts": 400}
 
 
 def simulate(clock: ManualClock, **group: object) -> Simulation:
-    """Return pods `light` and `sleeper`, and from second 4 to 8 a process of the host."""
+    """Return a run with pods `light` and `sleeper`, and a host process from second 4 to 8."""
 
     def pod(name: str, load: dict[str, float], **times: float) -> dict[str, object]:
         process = {"command": name, "gpus": [0], "memory_bytes": 1 << 30, "load": load, **times}
@@ -27,7 +27,7 @@ def simulate(clock: ManualClock, **group: object) -> Simulation:
         "nodes": [{"name": "n", "gpus": {**BOARD, **group}}],
         "pods": [
             pod("light", {"busy_ratio": 0.5, "draw_ratio": 0.25}, start_seconds=1),
-            # Its first kernel is far off.
+            # Its first kernel is far in the future.
             pod("sleeper", {"busy_ratio": 0.001, "kernel_seconds": 0.0005}, start_seconds=2),
         ],
         "host_processes": [
@@ -45,7 +45,7 @@ def simulate(clock: ManualClock, **group: object) -> Simulation:
 
 
 def opened(node: SimulatedNode) -> dict[str, int | None]:
-    """Return the counter and the draw that a node's driver tells; `None` where it has none."""
+    """Return the energy counter and the power that a node's driver reports; `None` if absent."""
     node.nvml.nvmlInit()
     handle = node.nvml.nvmlDeviceGetHandleByIndex(0)
     found: dict[str, int | None] = {}
@@ -59,7 +59,7 @@ def opened(node: SimulatedNode) -> dict[str, int | None]:
 
 @pytest.mark.parametrize("context_watts", [0, 40])
 @pytest.mark.parametrize("span", [(0, 1), (0, 12), (3, 9), (4.5, 5.25)])
-def test_idle_contexts_and_kernels_sum_to_what_the_board_drew(
+def test_idle_contexts_and_kernels_sum_to_the_draw_of_the_gpu(
     clock: ManualClock, context_watts: float, span: tuple[float, float]
 ) -> None:
     simulation = simulate(clock, context_watts=context_watts)
@@ -72,7 +72,9 @@ def test_idle_contexts_and_kernels_sum_to_what_the_board_drew(
     assert idle + parts == pytest.approx(simulation.nodes["n"].gpus[0].joules(start, end))
 
 
-def test_kernels_draw_what_their_load_says_of_the_maximum_beyond_idle(clock: ManualClock) -> None:
+def test_kernels_draw_the_ratio_of_their_load_of_the_maximum_beyond_idle(
+    clock: ManualClock,
+) -> None:
     simulation = simulate(clock, context_watts=40)
     light, sleeper = simulation.truth(EPOCH_NS, EPOCH_NS + 12 * SECOND)
     host = simulation.host_truth(EPOCH_NS, EPOCH_NS + 12 * SECOND)
@@ -81,13 +83,13 @@ def test_kernels_draw_what_their_load_says_of_the_maximum_beyond_idle(clock: Man
     assert sleeper.joules == pytest.approx(sleeper.busy_seconds * (400 - 80 - 40))
 
 
-def test_a_contexts_draw_is_in_equal_parts_that_of_the_processes_that_are_there(
+def test_the_draw_of_contexts_is_divided_equally_among_the_current_processes(
     clock: ManualClock,
 ) -> None:
     simulation = simulate(clock, context_watts=60)
     light, sleeper = simulation.truth(EPOCH_NS, EPOCH_NS + 10 * SECOND)
     host = simulation.host_truth(EPOCH_NS, EPOCH_NS + 10 * SECOND)
-    # Alone for a second; two of them from 2 to 4 and from 8 to 10; three from 4 to 8.
+    # Only process for a second; two from 2 to 4 and from 8 to 10; three from 4 to 8.
     assert light.context_joules == pytest.approx(60 * (1 + 4 / 2 + 4 / 3))
     assert sleeper.context_joules == pytest.approx(60 * (4 / 2 + 4 / 3))
     assert host.context_joules == pytest.approx(60 * 4 / 3)
@@ -103,20 +105,20 @@ def test_a_context_draws_before_any_kernel_runs(clock: ManualClock) -> None:
     assert gpu.joules(3 * SECOND, 6 * SECOND) == 3 * 80
 
 
-def test_no_board_draws_more_than_its_maximum(clock: ManualClock) -> None:
+def test_a_gpu_cannot_draw_more_than_its_maximum(clock: ManualClock) -> None:
     with pytest.raises(UserError, match="context_watts"):
         simulate(clock, context_watts=321)
 
 
-def test_the_products_draw_is_nobodys_where_the_scenario_says_another(clock: ManualClock) -> None:
-    # Half as much again as the product's table has.
+def test_the_idle_draw_of_the_scenario_overrides_that_of_the_product(clock: ManualClock) -> None:
+    # Half as much again as in the product's table.
     simulation = simulate(clock, idle_watts=82.5)
     gpu = simulation.nodes["n"].gpus[0]
     assert gpu.joules(0, SECOND) == 82.5
     assert opened(simulation.nodes["n"])[POWER] == 82_500
 
 
-def test_a_counter_counts_stands_still_or_is_not_there(clock: ManualClock) -> None:
+def test_a_counter_counts_stands_still_or_is_absent(clock: ManualClock) -> None:
     def reported(counter: str) -> tuple[int | None, int | None]:
         here = ManualClock(start_ns=EPOCH_NS)
         node = simulate(here, energy_counter=counter).nodes["n"]
@@ -132,7 +134,7 @@ def test_a_counter_counts_stands_still_or_is_not_there(clock: ManualClock) -> No
     assert reported("absent") == (None, None)
 
 
-def test_a_draw_may_be_the_mean_of_25_ms_of_each_100(clock: ManualClock) -> None:
+def test_power_may_be_the_mean_of_25_ms_of_each_100(clock: ManualClock) -> None:
     node = simulate(clock, power_mean="quarter").nodes["n"]
     clock.advance(5.2)
     shown = []
@@ -143,5 +145,5 @@ def test_a_draw_may_be_the_mean_of_25_ms_of_each_100(clock: ManualClock) -> None
         joules = node.gpus[0].joules(end_ns - 25_000_000, end_ns)
         shown.append((opened(node)[POWER], round(joules * 1000 / 0.025)))
     assert [reported for reported, _ in shown] == [true for _, true in shown]
-    # It is not the mean of the time between.
+    # It is not the mean over the time in between.
     assert len({reported for reported, _ in shown}) > 5

@@ -1,4 +1,4 @@
-"""What the scenario says of a failing driver is what its callers meet, and no more than that."""
+"""Callers of a failing driver get the scenario's faults, and nothing else."""
 # ruff: noqa: ANN401  # faults and structs of ctypes have many forms
 
 import threading
@@ -29,7 +29,7 @@ def content(**fault: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def play(clock: ManualClock, epoch_ns: int) -> Play:
-    """Return an opened library with one fault."""
+    """Return a function that opens a library with one fault."""
 
     def make(**fault: Any) -> SimulatedNvml:
         scenario = parse_scenario(content(**fault))
@@ -41,7 +41,7 @@ def play(clock: ManualClock, epoch_ns: int) -> Play:
 
 
 def code_of(call: Callable[[], object]) -> int:
-    """Return the code of NVML with which a call ends, 0 where it ends well."""
+    """Return the NVML code with which a call ends; 0 if it succeeds."""
     try:
         call()
     except pynvml.NVMLError as error:
@@ -61,7 +61,7 @@ def restart(library: SimulatedNvml) -> int:
 @pytest.mark.parametrize(
     ("kind", "code"), [("lost", LOST), ("reset_required", pynvml.NVML_ERROR_RESET_REQUIRED)]
 )
-def test_a_lost_gpu_is_lost_until_its_end_and_a_new_start(
+def test_a_lost_gpu_stays_lost_until_its_end_and_a_restart(
     play: Play, clock: ManualClock, kind: Kind, code: int
 ) -> None:
     library = play(kind=kind, gpus=[1], start_seconds=1, end_seconds=3)
@@ -71,29 +71,29 @@ def test_a_lost_gpu_is_lost_until_its_end_and_a_new_start(
     assert (power_code(library, good), power_code(library, sick)) == (0, code)
     assert code_of(lambda: library.nvmlDeviceGetHandleByIndex(1)) == code
     clock.advance(2)
-    assert power_code(library, sick) == code, "an old handle stays bad"
+    assert power_code(library, sick) == code, "an old handle stays invalid"
     assert restart(library) == 0
     assert power_code(library, library.nvmlDeviceGetHandleByIndex(1)) == 0
 
 
-def test_a_call_that_hangs_returns_when_the_fault_is_over(play: Play, clock: ManualClock) -> None:
+def test_a_hanging_call_returns_when_the_fault_is_over(play: Play, clock: ManualClock) -> None:
     library = play(kind="hang", gpus=[0], calls=["nvmlDeviceGetPowerUsage"], end_seconds=5)
     sick, good = (library.nvmlDeviceGetHandleByIndex(index) for index in (0, 1))
     assert library.nvmlDeviceGetName(sick)
     assert power_code(library, good) == 0
     returned = threading.Event()
 
-    def ask() -> None:
+    def query() -> None:
         library.nvmlDeviceGetPowerUsage(sick)
         returned.set()
 
-    threading.Thread(target=ask, daemon=True).start()
+    threading.Thread(target=query, daemon=True).start()
     assert not returned.wait(0.1)
     clock.advance(5)
     assert returned.wait(HANG_SECONDS)
 
 
-def test_garbage_is_of_the_same_form_and_cannot_be_true(play: Play, clock: ManualClock) -> None:
+def test_garbage_has_the_usual_form_and_implausible_values(play: Play, clock: ManualClock) -> None:
     library = play(kind="garbage", start_seconds=1, end_seconds=2)
     handle = library.nvmlDeviceGetHandleByIndex(0)
     clock.advance(1)
@@ -108,7 +108,9 @@ def test_garbage_is_of_the_same_form_and_cannot_be_true(play: Play, clock: Manua
     assert library.nvmlDeviceGetUtilizationRates(handle).gpu <= 100
 
 
-def test_a_call_that_is_not_supported_any_more_says_so(play: Play, clock: ManualClock) -> None:
+def test_a_call_that_is_no_longer_supported_returns_that_error(
+    play: Play, clock: ManualClock
+) -> None:
     library = play(kind="not_supported", calls=["nvmlDeviceGetPowerUsage"], start_seconds=1)
     handle = library.nvmlDeviceGetHandleByIndex(0)
     assert power_code(library, handle) == 0
@@ -116,7 +118,7 @@ def test_a_call_that_is_not_supported_any_more_says_so(play: Play, clock: Manual
     assert power_code(library, handle) == pynvml.NVML_ERROR_NOT_SUPPORTED
 
 
-def test_a_list_that_grows_fails_as_often_as_it_says_and_then_succeeds(play: Play) -> None:
+def test_a_growing_list_fails_the_given_number_of_times_and_then_succeeds(play: Play) -> None:
     call = "nvmlDeviceGetComputeRunningProcesses_v3"
     library = play(kind="growing_list", calls=[call], failures=2)
     handle = library.nvmlDeviceGetHandleByIndex(0)
@@ -125,7 +127,9 @@ def test_a_list_that_grows_fails_as_often_as_it_says_and_then_succeeds(play: Pla
     assert codes == [grown, grown, 0, grown, grown, 0]
 
 
-def test_a_reloaded_driver_knows_no_handle_and_counts_anew(play: Play, clock: ManualClock) -> None:
+def test_a_reloaded_driver_forgets_handles_and_restarts_its_counters(
+    play: Play, clock: ManualClock
+) -> None:
     library = play(kind="driver_reload", start_seconds=10, end_seconds=20)
     handle = library.nvmlDeviceGetHandleByIndex(0)
     before = library.nvmlDeviceGetTotalEnergyConsumption(handle)
@@ -161,7 +165,7 @@ def listen(library: SimulatedNvml) -> Any:
     return held
 
 
-def test_an_unbinding_is_told_and_waits_for_the_library_to_be_closed(
+def test_an_unbinding_is_reported_and_waits_until_the_library_is_closed(
     play: Play, clock: ManualClock
 ) -> None:
     library = play(kind="unbind", start_seconds=10, end_seconds=20)
@@ -170,7 +174,7 @@ def test_an_unbinding_is_told_and_waits_for_the_library_to_be_closed(
     clock.advance(11)
     assert wait_for_events(library, held) == [UNBIND]
     assert wait_for_events(library, held) == []
-    assert power_code(library, handle) == 0, "whoever holds it blocks the unbinding"
+    assert power_code(library, handle) == 0, "an open library blocks the unbinding"
     assert restart(library) == pynvml.NVML_ERROR_DRIVER_NOT_LOADED
     clock.advance(10)
     library.nvmlInit()
@@ -178,7 +182,7 @@ def test_an_unbinding_is_told_and_waits_for_the_library_to_be_closed(
     assert library.nvmlDeviceGetTotalEnergyConsumption(again) < 1_000_000
 
 
-def test_a_driver_that_was_not_let_go_tells_that_it_is_bound(
+def test_a_driver_that_was_not_released_reports_that_it_is_bound(
     play: Play, clock: ManualClock
 ) -> None:
     library = play(kind="unbind", start_seconds=10, end_seconds=20)
@@ -201,18 +205,20 @@ def test_a_driver_that_was_not_let_go_tells_that_it_is_bound(
         ({"kind": "gone"}, r"faults\[0\]\.kind"),
     ],
 )
-def test_a_fault_that_cannot_be_is_named(fault: dict[str, Any], message: str) -> None:
+def test_an_impossible_fault_is_reported_with_its_field(
+    fault: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         parse_scenario(content(**fault))
 
 
-def test_without_faults_nothing_stands_between_the_library_and_its_user(
+def test_without_faults_the_library_is_not_wrapped(
     simulation: Simulation,
 ) -> None:
     assert type(simulation.node("node-a").nvml) is SimulatedNvml
 
 
-def test_a_frozen_call_answers_what_it_answered_first(play: Play, clock: ManualClock) -> None:
+def test_a_frozen_call_repeats_its_first_result(play: Play, clock: ManualClock) -> None:
     call = "nvmlDeviceGetTotalEnergyConsumption"
     library = play(kind="frozen", gpus=[1], calls=[call], start_seconds=1, end_seconds=4)
     handles = [library.nvmlDeviceGetHandleByIndex(index) for index in (0, 1)]
@@ -223,4 +229,4 @@ def test_a_frozen_call_answers_what_it_answered_first(play: Play, clock: ManualC
     well, frozen = (list(column) for column in zip(*answers, strict=True))
     assert len(set(well)) == 6
     assert len(set(frozen[:3])) == 1
-    assert frozen[3:] == sorted(set(frozen[2:]))[1:], "what was drawn meanwhile is counted"
+    assert frozen[3:] == sorted(set(frozen[2:]))[1:], "the energy in between is counted"

@@ -10,7 +10,7 @@ SECOND = 1_000_000_000
 GIB = 1 << 30
 
 
-def test_a_pods_usage_is_what_its_busy_intervals_sum_to(
+def test_the_usage_of_a_pod_is_the_sum_of_its_busy_intervals(
     simulation: Simulation, epoch_ns: int
 ) -> None:
     chat = next(p for p in simulation.processes if p.spec.command == "serve")
@@ -26,7 +26,7 @@ def test_a_pods_usage_is_what_its_busy_intervals_sum_to(
     assert usage.joules == pytest.approx(busy_ns / 1e9 * (700 - 70))
 
 
-def test_pods_and_host_together_used_no_more_than_the_devices_ran(
+def test_pods_and_host_together_used_at_most_the_time_of_the_devices(
     simulation: Simulation, epoch_ns: int
 ) -> None:
     start, end = 0, 12 * SECOND
@@ -51,7 +51,7 @@ def test_adjacent_intervals_sum_to_the_whole(simulation: Simulation, epoch_ns: i
         assert summed == pytest.approx(whole.busy_seconds)
 
 
-def test_a_process_on_two_gpus_holds_its_memory_on_both(
+def test_a_process_on_two_gpus_uses_its_memory_on_both(
     simulation: Simulation, epoch_ns: int
 ) -> None:
     (train,) = [u for u in simulation.truth(epoch_ns, epoch_ns + SECOND) if u.owner_name == "train"]
@@ -59,15 +59,15 @@ def test_a_process_on_two_gpus_holds_its_memory_on_both(
     assert train.busy_seconds > 1.5
 
 
-def test_a_node_tells_of_its_own_pods_alone(simulation: Simulation, epoch_ns: int) -> None:
+def test_the_truth_of_a_node_has_only_its_own_pods(simulation: Simulation, epoch_ns: int) -> None:
     usage = simulation.truth(epoch_ns, epoch_ns + SECOND, node="node-b")
     assert [pod.pod for pod in usage] == ["render-1-xyz"]
 
 
-def test_two_processes_with_the_same_scenario_and_epoch_hold_the_same_simulation(
+def test_two_processes_with_the_same_scenario_and_epoch_have_the_same_simulation(
     simulation: Simulation, same_simulation: Simulation, epoch_ns: int
 ) -> None:
-    for second in range(1, 12):  # the one is asked often, the other once
+    for second in range(1, 12):  # one is queried often, the other once
         simulation.truth(epoch_ns, epoch_ns + second * SECOND)
     whole = epoch_ns, epoch_ns + 12 * SECOND
     assert simulation.truth(*whole) == same_simulation.truth(*whole)
@@ -97,13 +97,13 @@ def test_whole_percents_stay_within_one_percent_of_the_truth_in_the_end_to_end_s
         busy_ns = sum(
             gpu.busy_ns(process, 0, 30 * SECOND) for gpu in gpus if process in gpu.processes
         )
-        # The window in which it ended or is still open is not in the samples.
+        # The window in which it ended or that is still open is missing from the samples.
         missing_seconds = 1 / 6 * len(process.spec.gpus)
         assert sampled[process.pid] == pytest.approx(busy_ns / 1e9, rel=0.005, abs=missing_seconds)
 
 
 def _sample_for_thirty_seconds(simulation: Simulation, clock: ManualClock) -> dict[int, float]:
-    """Add up the process samples as a reader does that keeps its place on each device."""
+    """Add up the process samples like a reader that continues after its last one per device."""
     seconds: dict[int, float] = {}
     last_seen: dict[str, int] = {}
     for node in simulation.nodes.values():

@@ -1,4 +1,4 @@
-"""What goes wrong in a scenario, and who tells of it."""
+"""Failures in a scenario, and their sources."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ def fails_with(code: int, library: SimulatedNvml, events: EventSet, timeout_ms: 
     return bool(raised.value.value == code)
 
 
-def test_an_event_is_told_once_and_not_before_its_time(clock: ManualClock) -> None:
+def test_an_event_is_reported_once_and_not_before_its_time(clock: ManualClock) -> None:
     library = node_of(clock, {"xid": 79}).nvml
     events = registered(library)
     assert fails_with(pynvml.NVML_ERROR_TIMEOUT, library, events)
@@ -59,13 +59,13 @@ def test_an_event_is_told_once_and_not_before_its_time(clock: ManualClock) -> No
     assert fails_with(pynvml.NVML_ERROR_TIMEOUT, library, events)
 
 
-def test_what_happened_before_a_set_was_made_is_not_told_to_it(clock: ManualClock) -> None:
+def test_a_new_event_set_does_not_report_earlier_events(clock: ManualClock) -> None:
     library = node_of(clock, {"xid": 79}).nvml
     clock.advance(2)
     assert fails_with(pynvml.NVML_ERROR_TIMEOUT, library, registered(library))
 
 
-def test_only_what_is_registered_is_told(clock: ManualClock) -> None:
+def test_only_registered_events_are_reported(clock: ManualClock) -> None:
     library = node_of(clock, {"xid": 79}, {"event": "memory_retirement"}).nvml
     events = registered(library, RETIREMENT)
     clock.advance(2)
@@ -73,7 +73,7 @@ def test_only_what_is_registered_is_told(clock: ManualClock) -> None:
     assert fails_with(pynvml.NVML_ERROR_TIMEOUT, library, events)
 
 
-def test_a_burst_is_as_many_events_a_millisecond_apart(clock: ManualClock) -> None:
+def test_a_burst_is_a_number_of_events_a_millisecond_apart(clock: ManualClock) -> None:
     library = node_of(clock, {"xid": 31, "times": 3}).nvml
     events = registered(library)
     clock.advance(2)
@@ -85,7 +85,7 @@ def test_a_burst_is_as_many_events_a_millisecond_apart(clock: ManualClock) -> No
     assert stamps == [1_000_000, 1_001_000, 1_002_000]
 
 
-def test_a_wait_lasts_as_long_as_it_says_and_sees_what_happens_meanwhile(
+def test_a_wait_lasts_for_its_timeout_and_sees_new_events(
     clock: ManualClock,
 ) -> None:
     library = node_of(clock, {"xid": 79}).nvml
@@ -94,7 +94,7 @@ def test_a_wait_lasts_as_long_as_it_says_and_sees_what_happens_meanwhile(
     assert library.nvmlEventSetWait_v2(events, 60_000).eventData == 79
 
 
-def test_a_library_that_is_closed_ends_the_wait(clock: ManualClock) -> None:
+def test_closing_the_library_ends_the_wait(clock: ManualClock) -> None:
     library = node_of(clock).nvml
     events = registered(library)
     library.events.pause = lambda _seconds: library.nvmlShutdown()
@@ -116,14 +116,14 @@ def test_an_event_that_a_gpu_does_not_support_cannot_be_registered(clock: Manual
     assert raised.value.value == pynvml.NVML_ERROR_NOT_SUPPORTED
 
 
-def test_a_new_cut_into_instances_is_an_event(clock: ManualClock) -> None:
+def test_a_repartitioning_is_an_event(clock: ManualClock) -> None:
     library = cut_simulation(clock).node("node-a").nvml
     events = registered(library, 0x100)
     clock.advance(30)
     assert library.nvmlEventSetWait_v2(events, 0).eventType == pynvml.nvmlEventMigConfigChange
 
 
-def test_the_kernels_log_stamps_by_the_time_since_boot(clock: ManualClock) -> None:
+def test_the_kernel_log_uses_stamps_since_boot(clock: ManualClock) -> None:
     node = node_of(clock, {"xid": 13, "pid": 7, "text": "Graphics"}, uptime_seconds=100)
     log = node.open_kmsg()
     with pytest.raises(BlockingIOError):
@@ -143,7 +143,7 @@ def test_the_kernels_log_stamps_by_the_time_since_boot(clock: ManualClock) -> No
         ({"event": "unavailable"}, "got xid 79 and event 'unavailable'"),
     ],
 )
-def test_a_mistake_is_told_with_its_place(change: dict[str, Any], words: str) -> None:
+def test_an_error_is_reported_with_its_place(change: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError) as raised:
         parse_scenario(content({"xid": 79, **change}))
     assert words in str(raised.value)

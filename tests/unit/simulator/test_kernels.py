@@ -1,4 +1,4 @@
-"""The time-slicing device: what runs when."""
+"""The time-slicing device: which kernel runs when."""
 
 from itertools import pairwise
 
@@ -38,7 +38,7 @@ def test_busy_intervals_of_a_device_never_overlap() -> None:
     assert all(sooner[1] <= later[0] for sooner, later in pairwise(spans))
 
 
-def test_in_how_many_steps_it_is_run_changes_nothing() -> None:
+def test_the_number_of_steps_does_not_change_the_result() -> None:
     at_once, in_steps = ([stream(name="a"), stream(name="b")] for _ in range(2))
     device(*at_once).run_until(5 * SECOND)
     stepped = device(*in_steps)
@@ -48,7 +48,7 @@ def test_in_how_many_steps_it_is_run_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("busy_ratio", [0.05, 0.4, 0.9, 1.0])
-def test_alone_on_the_device_a_process_is_as_busy_as_its_load_says(busy_ratio: float) -> None:
+def test_the_only_process_on_a_device_is_as_busy_as_its_load(busy_ratio: float) -> None:
     alone = stream(busy_ratio=busy_ratio)
     device(alone).run_until(120 * SECOND)
     assert alone.busy.until(120 * SECOND) / (120 * SECOND) == pytest.approx(busy_ratio, rel=0.03)
@@ -90,6 +90,6 @@ def test_kernels_run_only_in_the_visits_of_their_process() -> None:
         ]
         assert all(found)
         assert sum(map(len, found)) == len(list(one.busy.intervals()))
-        # Whoever waits for its turn waits no longer than it is there.
+        # A kernel waits for its turn at most as long as its process is on the GPU.
         there_ns = sum(end - start for start, end in visits)
         assert one.busy.until(60 * SECOND) <= one.pending_until(60 * SECOND) <= there_ns

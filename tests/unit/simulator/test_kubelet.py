@@ -1,4 +1,4 @@
-"""The played kubelet: what it says leads the agent to the GPUs that the scenario means."""
+"""The played kubelet: its responses lead the agent to the GPUs of the scenario."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def simulate(scenario: dict[str, Any], *, at_seconds: float = 1) -> SimulatedNod
 
 
 def facts(node: SimulatedNode) -> list[GpuFacts]:
-    """Report of the node's GPUs what an inventory tells."""
+    """Return the facts of the node's GPUs as in an inventory."""
     found = []
     for gpu in node.gpus:
         cut = gpu.cut(0)
@@ -112,7 +112,7 @@ def process(*gpus: int, instance: int | None = None) -> dict[str, Any]:
         ({"gpu": 1, "instance": 2, "claim": "one-part"}, 1, 3, None),
     ],
 )
-async def test_a_device_in_every_form_leads_to_its_gpu(
+async def test_a_device_id_in_every_form_leads_to_its_gpu(
     device: dict[str, Any], gpu: int, gpu_instance: int | None, replica: str | None
 ) -> None:
     node = simulate(container(devices=[device]))
@@ -127,9 +127,7 @@ async def test_a_device_in_every_form_leads_to_its_gpu(
     assert (one.namespace, one.pod, one.container) == ("team-a", "train", "main")
 
 
-async def test_a_container_has_the_gpus_of_its_processes_unless_the_scenario_says_otherwise() -> (
-    None
-):
+async def test_by_default_a_container_has_the_gpus_of_its_processes() -> None:
     on_both = container(processes=[process(0), process(0), process(1, instance=1)])
     idle = container(devices=[{"gpu": 0}])
     borrowed = container(processes=[process(0)], devices=[])
@@ -151,7 +149,7 @@ async def test_containers_on_one_gpu_have_a_share_each() -> None:
     assert len({one.device_id for one in shared}) == len(shared)
 
 
-async def test_containers_that_follow_one_another_on_a_gpu_have_all_of_it() -> None:
+async def test_containers_that_follow_each_other_on_a_gpu_have_all_of_it() -> None:
     scenario = container(processes=[process(0)])
     first = scenario["pods"][0]
     scenario["pods"] = [first | {"end_seconds": 20}, first | {"name": "next", "start_seconds": 100}]
@@ -168,7 +166,7 @@ async def test_a_pod_is_listed_from_its_start_until_some_time_after_its_end() ->
     assert listed == [False, True, True, False]
 
 
-def test_the_names_of_logs_name_the_containers(tmp_path: Path) -> None:
+def test_the_names_of_log_files_identify_the_containers(tmp_path: Path) -> None:
     clock = ManualClock(start_ns=EPOCH_NS)
     simulation = Simulation(load_scenario(QUICKSTART), epoch_ns=EPOCH_NS, clock=clock)
     link_logs(simulation.node("gpu-node-1").kubelet, tmp_path)
@@ -180,7 +178,7 @@ def test_the_names_of_logs_name_the_containers(tmp_path: Path) -> None:
     )
 
 
-def test_the_agents_view_of_proc_is_the_scenarios_choice() -> None:
+def test_the_scenario_decides_whether_the_agent_sees_the_hosts_proc() -> None:
     hidden = container()
     hidden["nodes"][0]["host_pid"] = False
 
@@ -196,7 +194,7 @@ def test_the_agents_view_of_proc_is_the_scenarios_choice() -> None:
         ({"gpu": 1, "instance": 3}, "GPU 1 has no instance 3"),
     ],
 )
-def test_a_device_that_is_not_there_is_the_scenarios_mistake(
+def test_a_missing_device_is_reported_as_an_error_of_the_scenario(
     device: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(UserError, match=problem):

@@ -1,4 +1,4 @@
-"""`python -m gpuledger_simulator`: its commands and the lines in which it tells a mistake."""
+"""`python -m gpuledger_simulator`: its commands, and the lines in which it reports errors."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ from tests.errors import has_words
 from tests.hanging import HANG_SECONDS
 
 
-def test_truth_prints_one_object_a_pod(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_truth_prints_one_object_per_pod(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     arguments = ["--scenario", "scenarios/quickstart.yaml", "--end-seconds", "20"]
     assert main(["truth", *arguments, "--epoch-ns", "1"]) == 0
     lines = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
@@ -24,7 +24,9 @@ def test_truth_prints_one_object_a_pod(capfdbinary: pytest.CaptureFixture[bytes]
     assert lines[0]["busy_seconds"] == pytest.approx(36, abs=1)
 
 
-def test_a_wrong_scenario_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_scenario_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["truth", "--scenario", "nowhere.yaml", "--end-seconds", "1"]) == 2
     message = capsys.readouterr().err
     assert message.startswith("simulator: nowhere.yaml: No such file")
@@ -32,7 +34,7 @@ def test_a_wrong_scenario_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("command", ["kube-api", "drive", "truth"])
-def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
     assert ended.value.code == 0
@@ -48,7 +50,7 @@ def test_processes_that_share_a_file_agree_on_the_epoch(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["epoch"]
 
 
-def test_a_file_without_an_epoch_is_a_users_mistake(tmp_path: Path) -> None:
+def test_a_file_without_an_epoch_is_a_user_error(tmp_path: Path) -> None:
     file = tmp_path / "epoch"
     file.write_text("soon")
     with pytest.raises(UserError, check=has_words(str(file))):
@@ -57,7 +59,7 @@ def test_a_file_without_an_epoch_is_a_users_mistake(tmp_path: Path) -> None:
         choose_epoch_ns(0, file=tmp_path / "none" / "epoch")
 
 
-def test_uids_of_another_epoch_count_as_none_and_new_ones_are_seen(tmp_path: Path) -> None:
+def test_uids_of_another_epoch_are_ignored_and_new_ones_are_seen(tmp_path: Path) -> None:
     file = tmp_path / "uids.json"
     write_uids(file, epoch_ns=1, uids={"a/p": "u1"})
     uids = FileUids(file, epoch_ns=2)
@@ -66,7 +68,7 @@ def test_uids_of_another_epoch_count_as_none_and_new_ones_are_seen(tmp_path: Pat
     assert uids.uid("a/p") == "u2"
 
 
-def test_a_file_that_holds_no_uids_is_a_users_mistake(tmp_path: Path) -> None:
+def test_a_file_without_uids_is_a_user_error(tmp_path: Path) -> None:
     file = tmp_path / "uids.json"
     file.write_text("[]")
     with pytest.raises(UserError, check=has_words(str(file))):
@@ -74,7 +76,7 @@ def test_a_file_that_holds_no_uids_is_a_users_mistake(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("listen", ["nowhere", "127.0.0.1:99999", "203.0.113.1:8001"])
-def test_an_address_that_cannot_be_listened_on_is_one_line_and_exit_code_2(listen: str) -> None:
+def test_an_unusable_listen_address_is_one_line_and_exit_code_2(listen: str) -> None:
     command = [sys.executable, "-m", "gpuledger_simulator", "kube-api", "--listen", listen]
     command += ["--scenario", "scenarios/quickstart.yaml"]
     ended = subprocess.run(
@@ -85,7 +87,7 @@ def test_an_address_that_cannot_be_listened_on_is_one_line_and_exit_code_2(liste
     assert "Traceback" not in ended.stderr
 
 
-def test_a_served_api_says_where_it_is_and_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
+def test_a_served_api_prints_its_url_and_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
     kubeconfig = tmp_path / "kubeconfig"
     command = [sys.executable, "-m", "gpuledger_simulator", "kube-api", "--listen", "127.0.0.1:0"]
     command += ["--scenario", "scenarios/quickstart.yaml", "--kubeconfig", str(kubeconfig)]

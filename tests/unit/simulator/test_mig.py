@@ -1,4 +1,4 @@
-"""GPUs cut into instances: who is where, what NVML tells of it, and that shares sum to the GPU."""
+"""GPUs with MIG: the processes of each instance, NVML's view, and shares that sum to the GPU."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -74,7 +74,7 @@ def test_memory_and_processes_are_those_of_the_instance(
         nvml.nvmlDeviceGetMemoryInfo(one, pynvml.nvmlMemory_v2).used // GIB
         for one in instances(nvml, gpu).values()
     ]
-    # Both compute instances of the third GPU instance see the memory that they share.
+    # Both compute instances of the third GPU instance see their shared memory.
     assert used == [5, 30, 6, 6]
     listed = [
         len(nvml.nvmlDeviceGetComputeRunningProcesses_v3(one))
@@ -96,7 +96,7 @@ def test_memory_and_processes_are_those_of_the_instance(
         ),
     ],
 )
-def test_what_nvml_does_not_give_under_mig_is_not_supported(
+def test_calls_that_nvml_lacks_under_mig_are_not_supported(
     nvml: SimulatedNvml, gpu: Handle, call: Callable[..., object]
 ) -> None:
     with pytest.raises(pynvml.NVMLError) as raised:
@@ -113,7 +113,7 @@ def test_what_nvml_does_not_give_under_mig_is_not_supported(
         lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu),
     ],
 )
-def test_who_may_not_monitor_mig_is_refused_instances_and_their_sums(
+def test_without_permission_to_monitor_mig_instances_and_their_sums_are_refused(
     clock: ManualClock, call: Callable[..., object]
 ) -> None:
     node = cut_simulation(clock, mig_monitor=False).node("node-a")
@@ -121,14 +121,14 @@ def test_who_may_not_monitor_mig_is_refused_instances_and_their_sums(
     handle = node.nvml.nvmlDeviceGetHandleByIndex(0)
     with pytest.raises(pynvml.NVMLError_NoPermission):
         call(node.nvml, handle)
-    # What is the board's own is told, and all of it while it is whole.
+    # The GPU's own values are returned, and all values while it has no instances.
     assert node.nvml.nvmlDeviceGetPowerUsage(handle)
     node.gpus[0].facts.cuts.clear()
     assert node.nvml.nvmlDeviceGetMemoryInfo(handle).used
     assert node.nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
 
 
-def test_a_new_cut_makes_old_handles_invalid(
+def test_a_repartitioning_makes_old_handles_invalid(
     nvml: SimulatedNvml, gpu: Handle, clock: ManualClock
 ) -> None:
     old = instances(nvml, gpu)[1]
@@ -176,7 +176,7 @@ def test_a_process_must_fit_its_instance(where: str, value: object, words: str) 
         parse_scenario(content)
 
 
-def test_what_ran_in_the_instances_is_what_the_pods_ran(cut: Simulation) -> None:
+def test_the_truth_of_the_instances_is_that_of_their_pods(cut: Simulation) -> None:
     start_ns, end_ns = EPOCH_NS, EPOCH_NS + 30_000_000_000
     instances = cut.instance_truth(start_ns, end_ns, "node-a")
     assert [one.profile for one in instances] == [
@@ -191,8 +191,8 @@ def test_what_ran_in_the_instances_is_what_the_pods_ran(cut: Simulation) -> None
     assert len(early) == 4
 
 
-# As NVIDIA's "Multi-Instance GPU User Guide" has them under "Supported MIG Profiles": by product
-# and MiB of memory the profiles, each with the number of instances that are available.
+# From "Supported MIG Profiles" in NVIDIA's "Multi-Instance GPU User Guide": profiles by product and
+# MiB of memory, each with the number of available instances.
 GUIDE: dict[tuple[str, int], dict[str, int]] = {
     ("NVIDIA A30", 24_576): {"1g.6gb": 4, "2g.12gb": 2, "4g.24gb": 1},
     ("NVIDIA A100-SXM4-40GB", 40_960): {
@@ -230,7 +230,7 @@ def cut_into(model: str, mebibytes: int, *instances: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("model", "mebibytes", "profile"), PROFILES)
-def test_a_board_has_as_many_instances_of_a_profile_as_its_maker_says(
+def test_a_gpu_has_as_many_instances_of_a_profile_as_nvidia_documents(
     model: str, mebibytes: int, profile: str, clock: ManualClock
 ) -> None:
     count = GUIDE[model, mebibytes][profile]
@@ -242,7 +242,7 @@ def test_a_board_has_as_many_instances_of_a_profile_as_its_maker_says(
     gpu = library.nvmlDeviceGetHandleByIndex(0)
     found = list(instances(library, gpu).values())
     assert len(found) == count
-    # The driver keeps some of the memory, and the name rounds up what is left.
+    # The driver reserves some of the memory, and the name rounds up the rest.
     compute, _, memory = profile.removesuffix("gb").partition("g.")
     for one in found:
         attributes = library.nvmlDeviceGetAttributes_v2(one)
@@ -251,7 +251,7 @@ def test_a_board_has_as_many_instances_of_a_profile_as_its_maker_says(
 
 
 @pytest.mark.parametrize(("model", "mebibytes"), GUIDE)
-def test_a_board_has_the_slices_that_its_largest_profile_has(
+def test_a_gpu_has_the_slices_of_its_largest_profile(
     model: str, mebibytes: int, clock: ManualClock
 ) -> None:
     smallest = min(GUIDE[model, mebibytes])
@@ -265,7 +265,7 @@ def test_a_board_has_the_slices_that_its_largest_profile_has(
     node.nvml.nvmlInit()
     gpu = node.nvml.nvmlDeviceGetHandleByIndex(0)
     assert node.nvml.nvmlDeviceGetMaxMigDeviceCount(gpu) == slices[0]
-    # So it reads to the agent, which knows the board by its profiles alone.
+    # The agent, which knows the GPU only by its profiles, finds the same.
     answer = (
         NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns)
         .open()[0]
@@ -282,7 +282,7 @@ def test_a_board_has_the_slices_that_its_largest_profile_has(
         ("NVIDIA L4", "1g.6gb", "does not support MIG"),
     ],
 )
-def test_a_cut_that_no_such_board_has_is_a_mistake_of_the_scenarios(
+def test_a_profile_that_the_gpu_lacks_is_an_error_of_the_scenario(
     model: str, profile: str, words: str
 ) -> None:
     with pytest.raises(UserError, match=words):

@@ -1,4 +1,4 @@
-"""What the played NVML says, against the truth and against the real binding."""
+"""The played NVML, compared with the truth and with the real binding."""
 
 import inspect
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def nvml(simulation: Simulation) -> SimulatedNvml:
 
 @pytest.fixture
 def shared(nvml: SimulatedNvml) -> Handle:
-    """GPU 1 of node-a, which two pods share from second 2 to 8.25."""
+    """Return GPU 1 of node-a, which two pods share from second 2 to 8.25."""
     handle: Handle = nvml.nvmlDeviceGetHandleByIndex(1)
     return handle
 
@@ -42,7 +42,7 @@ def fields_of(struct: type[Any]) -> set[str]:
     return {name for name, _ in struct._fields_}
 
 
-def test_each_subject_of_the_library_is_played() -> None:
+def test_every_subject_of_the_library_is_played() -> None:
     assert {subject for name in PLAYED for subject in SUBJECTS if subject in name} == set(SUBJECTS)
 
 
@@ -52,7 +52,7 @@ def test_a_played_function_has_the_parameters_of_the_real_one(
 ) -> None:
     real = inspect.signature(inspect.unwrap(getattr(pynvml, name)))
     played = inspect.signature(getattr(nvml, name))
-    # nvidia-ml-py wraps those that give text without keeping their signature.
+    # nvidia-ml-py wraps functions that return text, and their signature is lost.
     if list(real.parameters) != ["args", "kwargs"]:
         assert [(p.name, p.default) for p in played.parameters.values()] == [
             (p.name, p.default) for p in real.parameters.values()
@@ -74,7 +74,7 @@ def test_a_running_process_looks_like_the_bindings_own(nvml: SimulatedNvml, shar
         ),
     ],
 )
-def test_without_a_new_sample_the_answer_is_not_found(
+def test_without_a_new_sample_the_error_is_not_found(
     nvml: SimulatedNvml,
     shared: Handle,
     clock: ManualClock,
@@ -87,7 +87,7 @@ def test_without_a_new_sample_the_answer_is_not_found(
     assert raised.value.value == pynvml.NVML_ERROR_NOT_FOUND
 
 
-def test_nothing_is_answered_before_the_library_is_opened_nor_through_an_old_handle(
+def test_a_closed_library_and_an_old_handle_return_errors(
     simulation: Simulation,
 ) -> None:
     library = simulation.node("node-a").nvml
@@ -103,7 +103,7 @@ def test_nothing_is_answered_before_the_library_is_opened_nor_through_an_old_han
     assert stale.value.value == pynvml.NVML_ERROR_INVALID_ARGUMENT
 
 
-def test_a_windows_percent_is_the_truth_rounded(
+def test_the_percent_of_a_window_is_the_rounded_truth(
     simulation: Simulation, nvml: SimulatedNvml, shared: Handle, clock: ManualClock, epoch_ns: int
 ) -> None:
     clock.advance(10)
@@ -112,7 +112,7 @@ def test_a_windows_percent_is_the_truth_rounded(
         shared, pynvml.NVML_GPU_UTILIZATION_SAMPLES, epoch_ns // 1000
     )
     assert kind == pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
-    assert len(samples) == 60 - 1  # the grid's period is a nanosecond's part over a sixth
+    assert len(samples) == 60 - 1  # the period is slightly longer than a sixth of a second
     for number, sample in enumerate(samples, start=1):
         window = (number - 1) * PERIOD_NS, number * PERIOD_NS
         assert sample.timeStamp == (epoch_ns + window[1]) // 1000
@@ -120,7 +120,7 @@ def test_a_windows_percent_is_the_truth_rounded(
         assert abs(sample.sampleValue.uiVal - busy_percent) <= 0.5
 
 
-def test_the_ring_buffer_forgets_but_a_reader_that_keeps_up_sees_each_window_once(
+def test_a_reader_that_keeps_up_with_the_ring_buffer_sees_each_window_once(
     nvml: SimulatedNvml, shared: Handle, clock: ManualClock, epoch_ns: int
 ) -> None:
     kind, last, seen = pynvml.NVML_GPU_UTILIZATION_SAMPLES, epoch_ns // 1000, list[int]()
@@ -133,7 +133,7 @@ def test_the_ring_buffer_forgets_but_a_reader_that_keeps_up_sees_each_window_onc
     assert len(nvml.nvmlDeviceGetSamples(shared, kind, 0)[1]) == 100
 
 
-def test_the_driver_has_sampled_idle_gpus_since_before_the_scenario(
+def test_idle_gpus_have_samples_from_before_the_scenario(
     nvml: SimulatedNvml, shared: Handle
 ) -> None:
     _, samples = nvml.nvmlDeviceGetSamples(shared, pynvml.NVML_GPU_UTILIZATION_SAMPLES, 0)
@@ -172,7 +172,7 @@ def test_before_the_first_window_utilization_is_zero(nvml: SimulatedNvml, shared
 
 
 @pytest.mark.parametrize(("seconds", "held"), [(1, 40), (2, 50), (8.2, 50), (8.25, 40)])
-def test_memory_is_that_of_the_processes_alive_at_this_instant(
+def test_memory_is_that_of_the_currently_running_processes(
     nvml: SimulatedNvml, shared: Handle, clock: ManualClock, seconds: float, held: int
 ) -> None:
     clock.advance(seconds)
@@ -207,7 +207,7 @@ def test_power_is_the_mean_of_the_last_second(
     assert nvml.nvmlDeviceGetPowerUsage(shared) == pytest.approx(after - before, abs=2)
 
 
-def test_memory_that_the_driver_does_not_tell_is_none(
+def test_memory_that_the_driver_does_not_report_is_none(
     nvml: SimulatedNvml, clock: ManualClock
 ) -> None:
     clock.advance(3)
@@ -217,7 +217,7 @@ def test_memory_that_the_driver_does_not_tell_is_none(
     assert nvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2).used == 41 * GIB
 
 
-def test_each_kind_of_process_stands_in_its_own_list(simulation: Simulation) -> None:
+def test_each_kind_of_process_is_on_its_own_list(simulation: Simulation) -> None:
     library = simulation.node("node-b").nvml
     library.nvmlInit()
     handle = library.nvmlDeviceGetHandleByIndex(0)
@@ -226,7 +226,7 @@ def test_each_kind_of_process_stands_in_its_own_list(simulation: Simulation) -> 
     assert len(library.nvmlDeviceGetGraphicsRunningProcesses_v3(handle)) == 1
 
 
-def test_the_driver_refuses_what_it_does_not_know(nvml: SimulatedNvml, shared: Handle) -> None:
+def test_the_driver_rejects_unknown_arguments(nvml: SimulatedNvml, shared: Handle) -> None:
     refused: list[Callable[[], object]] = [
         lambda: nvml.nvmlDeviceGetHandleByIndex(2),
         lambda: nvml.nvmlDeviceGetSamples(shared, pynvml.NVML_ENC_UTILIZATION_SAMPLES, 0),
@@ -238,7 +238,7 @@ def test_the_driver_refuses_what_it_does_not_know(nvml: SimulatedNvml, shared: H
             call()
 
 
-def test_a_gpu_warms_up_at_work(nvml: SimulatedNvml, shared: Handle, clock: ManualClock) -> None:
+def test_a_gpu_warms_up_under_load(nvml: SimulatedNvml, shared: Handle, clock: ManualClock) -> None:
     cold = nvml.nvmlDeviceGetTemperature(shared, pynvml.NVML_TEMPERATURE_GPU)
     clock.advance(20)
     warm = nvml.nvmlDeviceGetTemperature(shared, pynvml.NVML_TEMPERATURE_GPU)
@@ -264,7 +264,7 @@ def test_an_energy_counter_stands_still_between_its_steps(
 
 
 def played_lists(clock: ManualClock, **driver: object) -> tuple[list[int], list[int]]:
-    """Return the pids of three processes, and as nvidia-ml-py reads them of such a driver."""
+    """Return three processes' pids, and the pids that nvidia-ml-py reads from such a driver."""
     content = {
         "name": "lists",
         "nodes": [{"name": "n", "gpus": {"model": "NVIDIA L4"}, "driver": driver}],
@@ -284,10 +284,10 @@ def test_nvidia_ml_py_misreads_rows_of_32_bytes_from_the_second_on(clock: Manual
     pids, read = played_lists(clock)
     assert read == pids
     pids, read = played_lists(clock, version="535.54.03", process_row_bytes=32)
-    # What is protected of the first one's memory, and the second one's number of no GPU instance.
+    # The protected memory of the first process, and the second's "no GPU instance" id.
     assert read == [pids[0], 0, 0xFFFFFFFF]
 
 
-def test_nvidia_ml_py_sees_no_process_where_the_size_call_succeeds(clock: ManualClock) -> None:
+def test_nvidia_ml_py_sees_no_process_if_the_size_call_succeeds(clock: ManualClock) -> None:
     _, read = played_lists(clock, process_size_answer="success")
     assert read == []

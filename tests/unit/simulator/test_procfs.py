@@ -1,4 +1,4 @@
-"""What the played /proc shows of the processes that run now."""
+"""The played /proc shows the processes that run now."""
 
 import re
 
@@ -27,7 +27,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("command", SHAPES)
-def test_a_cgroup_path_has_the_shape_of_its_node_and_its_pods_class(
+def test_a_cgroup_path_has_the_form_of_its_node_and_its_pods_class(
     simulation: Simulation, clock: ManualClock, command: str
 ) -> None:
     clock.advance(3)
@@ -36,7 +36,7 @@ def test_a_cgroup_path_has_the_shape_of_its_node_and_its_pods_class(
     assert re.fullmatch(SHAPES[command], content.decode())
 
 
-def test_the_path_names_the_pods_uid_and_the_containers_id(simulation: Simulation) -> None:
+def test_the_path_has_the_pods_uid_and_the_containers_id(simulation: Simulation) -> None:
     pod = simulation.pods[0]
     pid = pid_of(simulation, "/opt/bin/train")
     content = simulation.node("node-a").procfs.read(f"/proc/{pid}/cgroup").decode()
@@ -44,7 +44,7 @@ def test_the_path_names_the_pods_uid_and_the_containers_id(simulation: Simulatio
     assert pod.container_ids["main"] in content
 
 
-def test_stat_gives_the_start_in_ticks_since_boot_behind_a_name_with_parentheses(
+def test_stat_has_the_start_in_ticks_since_boot_after_a_name_with_parentheses(
     simulation: Simulation,
 ) -> None:
     pid = pid_of(simulation, "render")
@@ -57,7 +57,7 @@ def test_stat_gives_the_start_in_ticks_since_boot_behind_a_name_with_parentheses
     assert int(fields[22 - 3]) == 18_000 * 100
 
 
-def test_the_start_of_a_process_fits_the_nodes_clock(
+def test_the_start_of_a_process_matches_the_nodes_clock(
     simulation: Simulation, clock: ManualClock
 ) -> None:
     clock.advance(5)
@@ -77,11 +77,11 @@ def test_a_process_has_no_files_before_its_start_and_after_its_end(
 
 
 @pytest.mark.parametrize("path", ["/proc/1/cgroup", "/proc/x/stat", "/proc/2", "/etc/passwd"])
-def test_other_files_are_not_there(simulation: Simulation, path: str) -> None:
+def test_other_files_do_not_exist(simulation: Simulation, path: str) -> None:
     with pytest.raises(FileNotFoundError):
         simulation.node("node-a").procfs.read(path)
 
 
-def test_the_kernels_name_is_the_programs_cut_to_fifteen_bytes(simulation: Simulation) -> None:
+def test_the_kernels_name_is_the_programs_name_cut_to_fifteen_bytes(simulation: Simulation) -> None:
     pid = pid_of(simulation, "/opt/bin/train")
     assert simulation.node("node-a").procfs.read(f"/proc/{pid}/comm") == b"train\n"

@@ -1,4 +1,4 @@
-"""What the played boards read, against the truth: the chip's own counters, fields and health."""
+"""Readings of the played GPUs, compared with the truth: chip counters, fields and health."""
 # ruff: noqa: ANN401  # the binding's structs have no types
 
 from contextlib import suppress
@@ -75,7 +75,7 @@ def test_the_chips_counters_are_the_truth_between_the_two_samples(clock: ManualC
     assert found[100] is None
 
 
-def test_samples_too_near_to_one_another_or_not_taken_are_refused(clock: ManualClock) -> None:
+def test_samples_too_close_together_or_not_taken_are_rejected(clock: ManualClock) -> None:
     nvml, gpu = opened(run(clock))
     older = nvml.nvmlGpmSampleGet(gpu, nvml.nvmlGpmSampleAlloc())
     clock.advance(0.09)
@@ -89,14 +89,14 @@ def test_samples_too_near_to_one_another_or_not_taken_are_refused(clock: ManualC
 
 
 @pytest.mark.parametrize("model", ["NVIDIA L4", "NVIDIA A100-SXM4-80GB", "Tesla T4"])
-def test_only_hopper_and_newer_have_counters_to_read(clock: ManualClock, model: str) -> None:
+def test_only_hopper_and_newer_have_chip_counters(clock: ManualClock, model: str) -> None:
     nvml, gpu = opened(run(clock, model=model))
     assert not nvml.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice
     with pytest.raises(pynvml.NVMLError_NotSupported):
         nvml.nvmlGpmSampleGet(gpu, nvml.nvmlGpmSampleAlloc())
 
 
-def test_an_instances_counters_are_of_its_own_processes(clock: ManualClock) -> None:
+def test_the_counters_of_an_instance_are_those_of_its_processes(clock: ManualClock) -> None:
     simulation = cut_simulation(clock)
     nvml, gpu = opened(simulation)
     instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 2)
@@ -116,7 +116,7 @@ def test_an_instances_counters_are_of_its_own_processes(clock: ManualClock) -> N
         nvml.nvmlGpmMigSampleGet(gpu, 99, buffers[0])
 
 
-def test_a_field_that_a_gpu_lacks_says_so_beside_the_others(clock: ManualClock) -> None:
+def test_a_field_that_a_gpu_lacks_has_its_own_error_code(clock: ManualClock) -> None:
     nvml, gpu = opened(run(clock, model="NVIDIA L4"))
     values = nvml.nvmlDeviceGetFieldValues(gpu, [74, 82, 9999, (138, 0)])
     assert [value.nvmlReturn for value in values] == [
@@ -137,7 +137,7 @@ def test_the_byte_counters_rise_with_the_kernels(clock: ManualClock) -> None:
 
 
 @pytest.mark.parametrize(("model", "links"), [(H100, 18), ("NVIDIA A100-SXM4-80GB", 12)])
-def test_the_links_carry_together_what_all_of_them_carry(
+def test_the_bytes_of_the_links_add_up_to_their_total(
     clock: ManualClock, model: str, links: int
 ) -> None:
     nvml, gpu = opened(run(clock, model=model))
@@ -154,13 +154,13 @@ def test_the_links_carry_together_what_all_of_them_carry(
         field(nvml, gpu, 138, links)
 
 
-def test_a_board_without_links_has_no_number_of_them(clock: ManualClock) -> None:
+def test_a_gpu_without_links_has_no_number_of_links(clock: ManualClock) -> None:
     nvml, gpu = opened(run(clock, model="NVIDIA L4"))
     with pytest.raises(pynvml.NVMLError_NotSupported):
         field(nvml, gpu, 91)
 
 
-def test_an_ailment_holds_the_clocks_down_while_it_lasts(clock: ManualClock) -> None:
+def test_an_ailment_slows_the_clocks_while_it_lasts(clock: ManualClock) -> None:
     ailment = {"throttle": "hardware_thermal", "start_seconds": 2, "end_seconds": 5}
     nvml, gpu = opened(run(clock, ailment))
     seen = []
@@ -181,7 +181,7 @@ def test_an_ailments_counts_stay_and_its_states_end(clock: ManualClock) -> None:
     }  # fmt: skip
     nvml, gpu = opened(run(clock, ailment))
 
-    def look() -> tuple[Any, ...]:
+    def read_health() -> tuple[Any, ...]:
         sram = pynvml.c_nvmlEccSramErrorStatus_v1_t()
         nvml.nvmlDeviceGetSramEccErrorStatus(gpu, byref(sram))
         banks = nvml.nvmlDeviceGetRowRemapperHistogram(gpu)
@@ -194,11 +194,11 @@ def test_an_ailments_counts_stay_and_its_states_end(clock: ManualClock) -> None:
             nvml.nvmlDeviceGetPcieReplayCounter(gpu),
         )
 
-    assert look() == (0, 0, (0, 0), (0, 0, 0, 0), (640, 0), 0)
+    assert read_health() == (0, 0, (0, 0), (0, 0, 0, 0), (640, 0), 0)
     clock.advance(3)
-    assert look() == (1, 2, (4, 1), (0, 3, 1, 0), (637, 3), 7)
+    assert read_health() == (1, 2, (4, 1), (0, 3, 1, 0), (637, 3), 7)
     clock.advance(3)
-    assert look() == (0, 2, (4, 1), (0, 3, 0, 0), (637, 3), 7)
+    assert read_health() == (0, 2, (4, 1), (0, 3, 0, 0), (637, 3), 7)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_an_ailments_counts_stay_and_its_states_end(clock: ManualClock) -> None:
         (H100, lambda nvml, gpu: field(nvml, gpu, 29)),
     ],
 )
-def test_what_an_architecture_lacks_is_not_supported(
+def test_values_that_an_architecture_lacks_are_not_supported(
     clock: ManualClock, model: str, call: Any
 ) -> None:
     nvml, gpu = opened(run(clock, model=model))
@@ -229,7 +229,7 @@ def test_what_an_architecture_lacks_is_not_supported(
         ("NVIDIA L4", set()),
     ],
 )
-def test_each_generation_of_links_refuses_the_others_fields(
+def test_each_generation_of_links_rejects_the_fields_of_the_others(
     clock: ManualClock, model: str, has: set[int]
 ) -> None:
     nvml, gpu = opened(run(clock, model=model))
@@ -241,7 +241,7 @@ def test_each_generation_of_links_refuses_the_others_fields(
     assert answered == has
 
 
-def test_a_link_is_slow_while_nobody_uses_the_gpu_and_below_what_it_can_do_in_a_fault(
+def test_a_pcie_link_is_slow_on_an_idle_gpu_and_below_its_capability_in_a_fault(
     clock: ManualClock,
 ) -> None:
     fault = {"start_seconds": 2, "end_seconds": 4, "pcie_width": 4, "pcie_generation": 3}
@@ -267,7 +267,7 @@ def test_a_link_is_slow_while_nobody_uses_the_gpu_and_below_what_it_can_do_in_a_
     assert maximum == (5, 16)
 
 
-def test_the_limits_are_the_products(clock: ManualClock) -> None:
+def test_the_limits_are_those_of_the_product(clock: ManualClock) -> None:
     nvml, gpu = opened(run(clock))
     assert nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) == 700_000
     assert nvml.nvmlDeviceGetPowerManagementLimitConstraints(gpu) == [200_000, 700_000]

@@ -1,4 +1,4 @@
-"""The forms in which a driver tells of its windows: which it keeps, and what a sample is of."""
+"""How drivers sample windows: which windows they keep, and what a process sample covers."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ def windows_of(node: SimulatedNode, **driver: object) -> SamplingWindows:
     )
 
 
-def test_a_ring_that_leaves_idle_windows_out_keeps_the_latest_of_use() -> None:
+def test_a_ring_without_idle_windows_keeps_the_latest_windows_of_use() -> None:
     node = played((1, 3), (100, 101))
     windows, gpu = windows_of(node, ring_idle="skipped", ring_samples=10), node.gpus[0]
     for seconds in (0.5, 2.0, 50.0, 100.5, 200.0):
@@ -69,7 +69,7 @@ def test_a_ring_that_leaves_idle_windows_out_keeps_the_latest_of_use() -> None:
 @pytest.mark.parametrize("ring_idle", ["kept", "skipped", "dry"])
 def test_hours_of_an_idle_gpu_take_no_memory(ring_idle: str) -> None:
     windows = windows_of(played((1, 3)), ring_idle=ring_idle, ring_samples=10)
-    # The simulation keeps intervals of the kernels that ran, and there are no more of them.
+    # The simulation keeps the intervals of kernels that ran, and no more are added.
     assert is_bounded(
         windows, lambda minute: windows.newer_than(0, now_ns=minute * 60 * SECOND_NS), times=30
     )
@@ -78,7 +78,7 @@ def test_hours_of_an_idle_gpu_take_no_memory(ring_idle: str) -> None:
 @pytest.mark.parametrize(
     ("form", "is_of_the_last_window"), [("mean", True), ("mean_of_used", False), ("newest", False)]
 )
-def test_a_mean_since_the_question_is_of_the_time_up_to_now_whoever_rested(
+def test_a_mean_since_the_last_query_covers_the_time_until_now_even_if_a_process_rests(
     form: str, *, is_of_the_last_window: bool
 ) -> None:
     node = played((1, 60), busy_ratio=0.2, kernel_seconds=1.0)

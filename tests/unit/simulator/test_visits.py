@@ -1,4 +1,4 @@
-"""A process that is on its GPU for parts of its life: what NVML and `/proc` show of it."""
+"""A process that uses its GPU only for parts of its life, in NVML and in `/proc`."""
 
 import pynvml
 import pytest
@@ -18,7 +18,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def node(clock: ManualClock) -> SimulatedNode:
-    """One process from second 1 to 8, on the GPU in 3 to 3.5, 5 to 5.5 and 7 to 7.5."""
+    """Return a node with a process from 1 s to 8 s, on the GPU in 3-3.5 s, 5-5.5 s and 7-7.5 s."""
     content = {
         "name": "visits",
         "nodes": [{"name": "n", "gpus": {"model": "NVIDIA L4", "accounting": "v2"}}],
@@ -42,7 +42,7 @@ def node(clock: ManualClock) -> SimulatedNode:
     return node
 
 
-def test_it_is_listed_and_holds_memory_in_its_visits_alone_and_runs_on(
+def test_a_process_is_listed_and_uses_memory_only_in_its_visits_and_runs_on(
     node: SimulatedNode, clock: ManualClock
 ) -> None:
     nvml, handle = node.nvml, node.nvml.nvmlDeviceGetHandleByIndex(0)
@@ -65,7 +65,7 @@ def test_it_is_listed_and_holds_memory_in_its_visits_alone_and_runs_on(
     assert runs == pytest.approx([1 + tenth / 10 for tenth in range(70)])
 
 
-def test_each_visit_has_an_account_and_the_latest_is_told(
+def test_each_visit_has_an_account_and_the_latest_is_returned(
     node: SimulatedNode, clock: ManualClock
 ) -> None:
     nvml, handle = node.nvml, node.nvml.nvmlDeviceGetHandleByIndex(0)
@@ -86,7 +86,7 @@ def test_each_visit_has_an_account_and_the_latest_is_told(
     assert reported == [(3.0, 0, 1), (3.0, 500, 0), (5.0, 500, 0), (7.0, 500, 0)]
 
 
-def test_the_truth_knows_its_memory_by_its_visits(node: SimulatedNode, clock: ManualClock) -> None:
+def test_the_truth_counts_memory_by_visits(node: SimulatedNode, clock: ManualClock) -> None:
     clock.advance(9)
     (process,) = node.gpus[0].processes
     assert process.on_gpu_ns(0, 9 * SECOND_NS) == 1.5 * SECOND_NS

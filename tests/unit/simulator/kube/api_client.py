@@ -10,7 +10,7 @@ PODS = "/api/v1/pods"
 
 
 class Client:
-    """Plain requests, and the lines of a watch as they come."""
+    """Plain requests, and a watch's events as they arrive."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self.session = session

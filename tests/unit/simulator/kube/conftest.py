@@ -1,4 +1,4 @@
-"""A served API and a client for it."""
+"""A served API and its client."""
 
 from collections.abc import AsyncIterator
 
@@ -17,7 +17,7 @@ def api(simulation: Simulation) -> KubeApi:
 
 @pytest.fixture
 async def client(api: KubeApi) -> AsyncIterator[Client]:
-    """A client of the API with the scenario's pods of second 0; later steps are taken by hand."""
+    """Return a client for an API with the scenario's pods of second 0; tests play later steps."""
     await api.pod_driver.play_due()
     async with serve_kube_api(api, play=False) as url, aiohttp.ClientSession() as session:
         yield Client(session, url)

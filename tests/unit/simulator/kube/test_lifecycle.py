@@ -28,7 +28,7 @@ def steps(*pods: dict[str, Any]) -> list[tuple[float, str, str]]:
         ({"kind": "StatefulSet", "name": "s"}, [(8, PodStep.TERMINATING), (8.5, PodStep.DELETED)]),
     ],
 )
-def test_a_job_finishes_and_stays_a_while_and_a_service_is_terminated(
+def test_a_finished_job_stays_for_a_while_and_a_service_is_terminated(
     owner: dict[str, str], expected: list[tuple[float, PodStep]]
 ) -> None:
     taken = steps(pod(owner=owner, start_seconds=5, end_seconds=8))
@@ -43,7 +43,7 @@ def test_a_pod_without_an_end_stays() -> None:
     assert [step for _, _, step in steps(pod())] == ["created", "running"]
 
 
-def test_a_name_that_comes_again_is_free_before_it_is_taken() -> None:
+def test_a_reused_name_is_free_before_it_is_taken() -> None:
     taken = steps(pod(end_seconds=8), pod(start_seconds=8.4))
     assert taken[-3:] == [
         (8.4, "a/p", "deleted"),
@@ -52,5 +52,5 @@ def test_a_name_that_comes_again_is_free_before_it_is_taken() -> None:
     ]
 
 
-def test_a_pod_that_the_api_server_does_not_know_has_no_steps() -> None:
+def test_a_pod_hidden_from_the_api_server_has_no_steps() -> None:
     assert steps(pod(in_api=False)) == []

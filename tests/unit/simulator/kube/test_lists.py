@@ -14,7 +14,7 @@ def names(answer: dict[str, Any]) -> list[str]:
     return [item["metadata"]["name"] for item in answer["items"]]
 
 
-async def test_a_list_holds_the_pods_that_are_there_with_their_containers(
+async def test_a_list_has_the_current_pods_with_their_containers(
     client: Client, simulation: Simulation
 ) -> None:
     _, answer = await client.get()
@@ -28,7 +28,7 @@ async def test_a_list_holds_the_pods_that_are_there_with_their_containers(
     assert train["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "2"
 
 
-async def test_pages_show_one_version_even_when_pods_change_in_between(
+async def test_pages_show_one_version_even_if_pods_change_in_between(
     client: Client, api: KubeApi
 ) -> None:
     _, first = await client.get(limit="1")
@@ -52,7 +52,7 @@ async def test_pages_show_one_version_even_when_pods_change_in_between(
         ({"labelSelector": "job-name=render-1"}, ["render-1-xyz"]),
     ],
 )
-async def test_a_selector_chooses(
+async def test_a_selector_filters_pods(
     client: Client, selector: dict[str, str], expected: list[str]
 ) -> None:
     _, answer = await client.get(**selector)
@@ -69,7 +69,7 @@ async def test_a_selector_chooses(
         ({"fieldSelector": "spec.color=red"}, 400, "BadRequest"),
     ],
 )
-async def test_what_cannot_be_listed_is_answered_with_a_status(
+async def test_an_invalid_list_request_returns_a_status(
     client: Client, api: KubeApi, query: dict[str, str], code: int, reason: str
 ) -> None:
     api.compact()
@@ -77,16 +77,16 @@ async def test_what_cannot_be_listed_is_answered_with_a_status(
     assert (status, answer["kind"], answer["reason"]) == (code, "Status", reason)
 
 
-async def test_a_page_that_was_begun_before_a_compaction_has_expired(
-    client: Client, api: KubeApi
-) -> None:
+async def test_a_page_from_before_a_compaction_has_expired(client: Client, api: KubeApi) -> None:
     _, first = await client.get(limit="1")
     api.compact()
     status, answer = await client.get(limit="1", **{"continue": first["metadata"]["continue"]})
     assert (status, answer["reason"]) == (410, "Expired")
 
 
-async def test_one_object_is_given_by_name_or_not_found(client: Client, clock: ManualClock) -> None:
+async def test_one_object_is_returned_by_name_or_not_found(
+    client: Client, clock: ManualClock
+) -> None:
     _, train = await client.get("/api/v1/namespaces/team-a/pods/train-0")
     assert (train["kind"], train["apiVersion"]) == ("Pod", "v1")
     status, answer = await client.get("/api/v1/namespaces/team-a/pods/none")
@@ -95,14 +95,14 @@ async def test_one_object_is_given_by_name_or_not_found(client: Client, clock: M
     assert (status, answer["kind"]) == (404, "Status")
 
 
-async def test_a_replica_set_leads_to_its_deployment(client: Client) -> None:
+async def test_a_replica_set_is_owned_by_its_deployment(client: Client) -> None:
     path = "/apis/apps/v1/namespaces/team-b/replicasets/chat-5d8f7c9b4d"
     _, answer = await client.get(path)
     (owner,) = answer["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["name"], owner["controller"]) == ("Deployment", "chat", True)
 
 
-async def test_the_server_tells_its_version_and_its_nodes(client: Client) -> None:
+async def test_the_server_returns_its_version_and_its_nodes(client: Client) -> None:
     _, version = await client.get("/version")
     assert version["major"] == "1"
     _, nodes = await client.get("/api/v1/nodes")

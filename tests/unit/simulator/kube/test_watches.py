@@ -30,7 +30,7 @@ def reported(events: list[Event]) -> list[tuple[str, str, str | None]]:
     ]
 
 
-async def test_a_watch_tells_each_step_of_a_pods_life(
+async def test_a_watch_has_an_event_for_each_step_of_a_pods_life(
     client: Client, api: KubeApi, clock: ManualClock
 ) -> None:
     events = client.watch(
@@ -47,7 +47,7 @@ async def test_a_watch_tells_each_step_of_a_pods_life(
     ]
 
 
-async def test_a_pod_that_leaves_the_selector_is_told_as_deleted(
+async def test_a_pod_that_leaves_the_selector_is_reported_as_deleted(
     client: Client, api: KubeApi, clock: ManualClock
 ) -> None:
     selector = "status.phase!=Succeeded,metadata.name=render-1-xyz"
@@ -72,14 +72,14 @@ async def test_versions_rise_from_event_to_event(
 
 
 @pytest.mark.parametrize("query", [{}, {"resourceVersion": "0"}])
-async def test_without_a_version_a_watch_begins_with_what_is_there(
+async def test_without_a_version_a_watch_begins_with_the_existing_pods(
     client: Client, query: dict[str, str]
 ) -> None:
     events = await take(client.watch(**query), 2)
     assert [event["type"] for event in events] == ["ADDED", "ADDED"]
 
 
-async def test_bookmarks_carry_the_newest_version_and_no_pod(client: Client) -> None:
+async def test_bookmarks_have_the_newest_version_and_no_pod(client: Client) -> None:
     start = await version(client)
     (event,) = await take(client.watch(resourceVersion=start, allowWatchBookmarks="true"), 1)
     assert event["type"] == "BOOKMARK"
@@ -87,7 +87,7 @@ async def test_bookmarks_carry_the_newest_version_and_no_pod(client: Client) -> 
     assert event["object"]["spec"]["containers"] is None
 
 
-async def test_initial_events_on_demand_end_with_a_marked_bookmark(client: Client) -> None:
+async def test_requested_initial_events_end_with_a_marked_bookmark(client: Client) -> None:
     query = {
         "sendInitialEvents": "true",
         "resourceVersionMatch": "NotOlderThan",
@@ -99,7 +99,7 @@ async def test_initial_events_on_demand_end_with_a_marked_bookmark(client: Clien
     assert annotations == {"k8s.io/initial-events-end": "true"}
 
 
-async def test_initial_events_without_their_match_are_refused(client: Client) -> None:
+async def test_initial_events_without_a_version_match_are_rejected(client: Client) -> None:
     status, answer = await client.get(watch="true", sendInitialEvents="true")
     assert (status, answer["reason"]) == (422, "Invalid")
 
@@ -116,7 +116,7 @@ async def test_a_version_from_before_a_compaction_is_an_error_event_with_410(
     assert events[0]["object"]["reason"] == "Expired"
 
 
-async def test_a_watch_at_the_newest_version_outlives_a_compaction(
+async def test_a_watch_at_the_newest_version_survives_a_compaction(
     client: Client, api: KubeApi
 ) -> None:
     events = client.watch(resourceVersion=await version(client), allowWatchBookmarks="true")
@@ -127,14 +127,12 @@ async def test_a_watch_at_the_newest_version_outlives_a_compaction(
     assert "DELETED" in [event["type"] for event in seen]
 
 
-async def test_a_watch_ends_by_itself_when_its_time_is_over(client: Client) -> None:
+async def test_a_watch_ends_after_its_timeout(client: Client) -> None:
     query = {"resourceVersion": await version(client), "timeoutSeconds": "0.01"}
     assert [event async for event in client.watch(**query)] == []
 
 
-async def test_a_cut_connection_breaks_the_watch_in_the_middle(
-    client: Client, api: KubeApi
-) -> None:
+async def test_a_cut_connection_breaks_a_running_watch(client: Client, api: KubeApi) -> None:
     events = client.watch(resourceVersion=await version(client), allowWatchBookmarks="true")
     await take(events, 1)
     api.cut_connections()

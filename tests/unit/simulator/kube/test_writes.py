@@ -1,4 +1,4 @@
-"""Writes to the played API server, as a driver or a test sends them."""
+"""Writes to the played API server, like those of a driver or a test."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ async def test_the_server_gives_a_pod_its_uid_and_keeps_its_spec(client: Client)
     assert (again, answer["reason"]) == (409, "AlreadyExists")
 
 
-async def test_a_status_patch_merges_into_the_status_alone(client: Client) -> None:
+async def test_a_status_patch_changes_only_the_status(client: Client) -> None:
     await client.send("POST", PODS, POD)
     patch = {"status": {"phase": "Running"}, "spec": {"nodeName": "elsewhere"}}
     _, patched = await client.send("PATCH", f"{PODS}/p/status", patch)
@@ -50,11 +50,11 @@ async def test_a_grace_period_marks_a_pod_and_no_grace_removes_it(client: Client
 @pytest.mark.parametrize(
     ("body", "code"), [([], 400), ({"metadata": {}}, 422), ({"spec": {}}, 422)]
 )
-async def test_what_is_no_object_is_refused(client: Client, body: object, code: int) -> None:
+async def test_an_invalid_object_is_rejected(client: Client, body: object, code: int) -> None:
     assert (await client.send("POST", PODS, body))[0] == code
 
 
-async def test_a_driven_server_tells_the_simulated_nodes_its_uids(
+async def test_simulated_nodes_use_the_uids_of_a_driven_server(
     simulation: Simulation, tmp_path: Path, epoch_ns: int
 ) -> None:
     empty = parse_scenario({"name": "empty", "nodes": [{"name": "n", "gpus": {"model": "x"}}]})
@@ -62,7 +62,7 @@ async def test_a_driven_server_tells_the_simulated_nodes_its_uids(
     uids = tmp_path / "uids.json"
     async with serve_kube_api(target, play=False) as url:
         write_kubeconfig(tmp_path / "kubeconfig", url)
-        # The clock moves on by itself as the driver waits, so this takes no time.
+        # The clock advances while the driver sleeps, so this takes no time.
         await drive(simulation, kubeconfig=tmp_path / "kubeconfig", uids=uids)
         pods = target.collections["pods"].items()
         read = FileUids(uids, epoch_ns=epoch_ns)
@@ -87,7 +87,7 @@ async def test_a_pod_of_an_earlier_run_is_replaced(simulation: Simulation, tmp_p
     assert pod["metadata"]["uid"] != simulation.uid(simulation.pods[0])
 
 
-async def test_before_the_api_server_made_a_pod_its_process_has_no_cgroup(
+async def test_before_the_api_server_creates_a_pod_its_process_has_no_cgroup(
     simulation: Simulation, tmp_path: Path, epoch_ns: int
 ) -> None:
     uids = FileUids(tmp_path / "none.json", epoch_ns=epoch_ns)
@@ -98,7 +98,7 @@ async def test_before_the_api_server_made_a_pod_its_process_has_no_cgroup(
         early.node("node-a").procfs.read(f"/proc/{early.processes[0].pid}/cgroup")
 
 
-async def test_a_pod_that_the_api_server_never_knows_has_a_uid_all_the_same(
+async def test_a_pod_hidden_from_the_api_server_still_has_a_uid(
     simulation: Simulation, tmp_path: Path, epoch_ns: int
 ) -> None:
     first, *others = simulation.scenario.pods
@@ -111,7 +111,7 @@ async def test_a_pod_that_the_api_server_never_knows_has_a_uid_all_the_same(
     assert played.uid(played.pods[0]).replace("-", "_") in cgroup
 
 
-async def test_a_driver_says_in_one_line_what_hinders_it(
+async def test_a_driver_reports_an_unreadable_kubeconfig_and_an_unreachable_server(
     simulation: Simulation, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError):

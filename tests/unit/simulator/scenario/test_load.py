@@ -1,4 +1,4 @@
-"""Scenario files: what is read, and in which words a mistake is told."""
+"""Scenario files: how they are read, and the messages for their errors."""
 
 import copy
 from collections.abc import Callable
@@ -115,9 +115,11 @@ MISTAKES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("spoil", "output"), MISTAKES, ids=[output for _, output in MISTAKES])
-def test_a_mistake_is_told_with_its_place_and_its_remedy(
-    spoil: Callable[[dict[str, Any]], object], output: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("spoil", "message_part"), MISTAKES, ids=[message_part for _, message_part in MISTAKES]
+)
+def test_an_error_is_reported_with_its_place_and_its_remedy(
+    spoil: Callable[[dict[str, Any]], object], message_part: str, tmp_path: Path
 ) -> None:
     content = copy.deepcopy(GOOD)
     spoil(content)
@@ -127,42 +129,42 @@ def test_a_mistake_is_told_with_its_place_and_its_remedy(
         load_scenario(file)
     message = str(raised.value)
     assert message.startswith(f"{file}: ")
-    assert output in message
+    assert message_part in message
     assert "\n" not in message
 
 
 @pytest.mark.parametrize(
-    ("content", "output"),
+    ("content", "message_part"),
     [("{", "invalid YAML"), ("", "expected `object`, got `null`"), (None, "No such file")],
 )
-def test_a_file_that_is_no_scenario_is_told_in_one_line(
-    content: str | None, output: str, tmp_path: Path
+def test_a_file_that_is_not_a_scenario_is_reported_in_one_line(
+    content: str | None, message_part: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "s.yaml"
     if content is not None:
         file.write_text(content)
     with pytest.raises(UserError) as raised:
         load_scenario(file)
-    assert output in str(raised.value)
+    assert message_part in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_what_the_mistakes_spoil_is_good() -> None:
+def test_the_scenario_without_errors_is_valid() -> None:
     assert parse_scenario(GOOD).pods[0].containers[0].processes[0].load.busy_ratio == 0.5
 
 
-def test_a_name_may_come_again_once_its_pod_has_ended() -> None:
+def test_a_name_may_be_reused_after_its_pod_has_ended() -> None:
     content = copy.deepcopy(GOOD)
     again(content, start_seconds=11, end_seconds=20)
     assert len(parse_scenario(content).pods) == 2
 
 
 @pytest.mark.parametrize("file", sorted(Path("scenarios").glob("*.yaml")), ids=str)
-def test_every_scenario_that_is_delivered_is_good(file: Path) -> None:
+def test_every_shipped_scenario_is_valid(file: Path) -> None:
     assert load_scenario(file).name == file.stem
 
 
-def test_the_quickstart_shows_what_it_promises() -> None:
+def test_the_quickstart_shows_sharing_and_turnover() -> None:
     scenario = load_scenario("scenarios/quickstart.yaml")
     on_gpu = [
         (pod.node, index, pod.start_seconds, pod.end_seconds)
