@@ -1,4 +1,4 @@
-"""The current value of a metric, as a scrape would read it."""
+"""The current value of a metric in a scrape."""
 
 from prometheus_client import Counter, Gauge
 

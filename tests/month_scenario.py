@@ -3,7 +3,7 @@
 The truth comes only from the scenario: who had which GPU, for how long, and whose kernels ran. It
 uses neither NVML nor the books.
 
-The cluster is difficult on purpose: a kubelet lists pods for hours after their end, a pod name is
+The cluster is difficult on purpose. A kubelet lists pods for hours after their end, a pod name is
 used again every day, one node's clock is set forward and back, each driver reports in another form,
 a GPU is repartitioned in the middle of the month, and another is lost and stays lost.
 """
@@ -228,7 +228,7 @@ close: {{min_data_coverage_ratio: 0.8}}
 
 
 def owed(namespace: str, truth: TenantTruth) -> float:
-    """Return what a namespace owes for its true usage by the policy above."""
+    """Return the amount that a namespace owes for its true usage by the policy above."""
     amount = 0.0
     for model, price in PRICES.items():
         allocated, used = truth.allocated.get(model, 0.0), truth.used.get(model, 0.0)

@@ -59,7 +59,7 @@ class Cluster(ABC):
 
     @abstractmethod
     async def restart(self) -> None:
-        """Break all connections, as a restart does."""
+        """Break all connections, like a restart."""
 
     async def prepare(self) -> None:
         """Create the namespace."""

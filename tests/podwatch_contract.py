@@ -44,8 +44,7 @@ class PodwatchContract:
         end = found.steps.index(Phase.LISTED)
         listed = [step.record for step in found.steps[:end] if isinstance(step, Upserted)]
         assert ({pod.uid for pod in listed}, len(listed)) == (uids, 5)
-        # Objects missing from a list are deleted as of its version, which must exceed their
-        # records'.
+        # Objects missing from a list are deleted at its version, which must exceed their records'.
         assert found.listed_version >= max(int(pod.resource_version) for pod in listed)
         # A watch that lists is one request; pages of two and the watch after them are several.
         assert (len(found.requests) == 1) == (watch_list == "auto")

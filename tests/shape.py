@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("gpuledger", "agent", "enricher", "sinks", "reports", "simulator", "cli")
 TINY_LINES = 6
-"""Most lines, its `def` included, of a helper that is too small to be an idea of its own."""
+"""Maximum number of lines of a tiny helper, including its `def`."""
 DIRECTIVES = ("noqa", "type: ignore", "pragma")
 """Comments for tools do not describe the code."""
 

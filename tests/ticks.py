@@ -78,7 +78,7 @@ def play(node: SimulatedNode, clock: ManualClock, lengths: Sequence[float]) -> l
 
 
 def event_of(sample: NodeSample) -> GpuEvent:
-    """Return the booked event of a tick, as the join makes it before it has read any pod."""
+    """Return the booked event of a tick, like the join's before it has read any pod."""
     return GpuEvent(
         cluster="default",
         node=sample.node,

@@ -1,4 +1,4 @@
-"""Runs of one GPU under each form of driver: each pod's booked use, beside its true use.
+"""Runs of one GPU under each form of driver: each pod's booked use, compared with its true use.
 
 A class of runs defines what happens on the GPU, a driver how it is reported, and a tick how often
 an agent reports. A figure is the worst of a cell of these three over all windows of 60 seconds.
@@ -100,7 +100,7 @@ CLASSES: Final[Mapping[str, Callable[[Random], Lives]]] = {
 
 
 class Use(NamedTuple):
-    """What happens on a GPU, in the fields of a scenario."""
+    """The use of a GPU, in the fields of a scenario."""
 
     pods: Sequence[Mapping[str, Any]]
     """For each pod: start, end, and processes."""
@@ -206,7 +206,7 @@ class Amounts(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """What an agent reported of a run, and the truth."""
+    """An agent's ticks of a run, and the truth."""
 
     samples: Sequence[NodeSample]
     simulation: Simulation

@@ -22,7 +22,7 @@ def keeping(gaps: list[Gap]) -> GapCallback:
 
 
 class GapLaws:
-    """Each test opens what it needs and leaves nothing open."""
+    """Each test opens and closes its own clients."""
 
     async def test_a_new_group_reports_no_gap_for_records_removed_before_it(
         self, harness: Harness

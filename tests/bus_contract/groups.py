@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class GroupLaws:
-    """Each test opens what it needs and leaves nothing open."""
+    """Each test opens and closes its own clients."""
 
     async def test_members_share_partitions_and_each_gets_the_same_numbers_of_all_topics(
         self, harness: Harness

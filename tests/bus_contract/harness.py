@@ -1,4 +1,4 @@
-"""The harness of the laws that every bus keeps; the laws are in the modules beside this one.
+"""The harness of the laws that every bus keeps; the laws are in the other modules of this package.
 
 The test module of each bus inherits the classes of laws and defines a `harness` fixture: the bus,
 with topics and a group that only this test uses.

@@ -22,7 +22,7 @@ async def read_span(reader: HistoryReader, partition: TopicPartition, span: Span
 
 
 class HistoryLaws:
-    """Each test opens what it needs and leaves nothing open."""
+    """Each test opens and closes its own clients."""
 
     async def test_a_topic_that_does_not_exist_has_no_span(self, harness: Harness) -> None:
         async with harness.bus.reader() as reader:

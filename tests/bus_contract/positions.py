@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class PositionLaws:
-    """Each test opens what it needs and leaves nothing open."""
+    """Each test opens and closes its own clients."""
 
     async def test_each_group_reads_everything(self, harness: Harness) -> None:
         async with AsyncExitStack() as opened:

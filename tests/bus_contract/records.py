@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class RecordLaws:
-    """Each test opens what it needs and leaves nothing open."""
+    """Each test opens and closes its own clients."""
 
     async def test_a_partition_is_read_in_the_order_of_publishing(self, harness: Harness) -> None:
         numbered = [str(number) for number in range(50)]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class TransactionLaws:
-    """Each test opens what it needs and leaves nothing open."""
+    """Each test opens and closes its own clients."""
 
     async def test_a_transaction_over_several_topics_is_read_in_order(
         self, harness: Harness

@@ -38,7 +38,7 @@ def pod_list(*pods: Json) -> Json:
 
 
 class FakeKubeletApi:
-    """What the port answers next, and the requests that it received."""
+    """The port's next response, and the requests that it received."""
 
     def __init__(self, answer: Json | None = None) -> None:
         self.answer: Json = pod_list() if answer is None else answer

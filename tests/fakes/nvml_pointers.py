@@ -55,7 +55,7 @@ class FieldsFunction:
     def __init__(self, known: Mapping[int | tuple[int, int], Any], *, strict: bool = False) -> None:
         self.known = dict(known)
         self.strict = strict
-        """Whether one unknown field makes the whole call fail, as it might on old drivers."""
+        """Whether one unknown field makes the whole call fail, like on some old drivers."""
         self.requests: list[list[int]] = []
         self.scopes: list[list[int]] = []
 

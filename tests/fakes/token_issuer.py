@@ -64,7 +64,7 @@ class TokenKeys:
 
 
 class TokenIssuer:
-    """What the endpoint answers next, and the requests that it received."""
+    """The endpoint's next response, and the requests that it received."""
 
     def __init__(self, keys: TokenKeys, *, for_seconds: float = 600.0) -> None:
         self.keys, self.for_seconds = keys, for_seconds

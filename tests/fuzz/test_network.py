@@ -32,7 +32,7 @@ GOOD = b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 OWNED = pod(metadata={"ownerReferences": [owned_by("Job", "j")], "labels": {"app": "a"}})
 
 
-def asking(limits: Object) -> Object:
+def gpu_pod(limits: Object) -> Object:
     """Return a pod that requests GPUs in every way."""
     mps = {"name": "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "value": "12.5"}
     resources = {"limits": limits, "claims": [{"name": "gpus"}]}
@@ -46,7 +46,7 @@ OF_A_NODE = {"uid": "n1", "name": "node-1", "labels": LABELS, "annotations": {"a
 OBJECTS = [
     encoded(pod()),
     encoded(OWNED),
-    encoded(asking({"nvidia.com/gpu": "1"})),
+    encoded(gpu_pod({"nvidia.com/gpu": "1"})),
     encoded({"metadata": OF_A_NODE}),
 ]
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -57,7 +57,7 @@ LINES = [orjson.dumps({"type": kind, "object": OWNED}) for kind in ("ADDED", "DE
 ]
 
 
-async def ask(host: str, port: int, data: bytes) -> bytes:
+async def exchange(host: str, port: int, data: bytes) -> bytes:
     """Send bytes, then end of file; return the response up to the end of the connection."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
@@ -75,10 +75,10 @@ def test_the_http_endpoint_answers_after_any_request(data: list[bytes]) -> None:
     async def run() -> None:
         async with serve(HealthPages(Readiness()), host="127.0.0.1", port=0) as (host, port):
             for one in data:
-                found = await ask(host, port, one)
+                found = await exchange(host, port, one)
                 assert found == b"" or found.startswith(b"HTTP/1.1 ")
                 assert not found.startswith(b"HTTP/1.1 500 ")
-            assert (await ask(host, port, GOOD)).startswith(b"HTTP/1.1 200 ")
+            assert (await exchange(host, port, GOOD)).startswith(b"HTTP/1.1 200 ")
 
     with capture_logs() as lines:
         asyncio.run(run())
@@ -118,7 +118,7 @@ def test_a_watch_line_is_read_or_skipped_or_is_an_error_of_the_server(
 
 @each_kind
 @example(item=encoded(pod(status={"containerStatuses": [{"name": "m", "restartCount": 2**63}]})))
-@example(item=encoded(asking({"nvidia.com/gpu": str(2**70)})))
+@example(item=encoded(gpu_pod({"nvidia.com/gpu": str(2**70)})))
 @given(item=changed_bytes(OBJECTS) | changed_json(OBJECTS))
 def test_an_item_of_a_list_is_read_or_skipped(kind: ObjectKind[Any], item: bytes) -> None:
     found = reader(kind).item(Raw(item))

@@ -1,15 +1,15 @@
 #!/bin/sh
-# Records a GPU machine that has neither this project's packages nor a network.
+# Records a GPU machine that has no network and none of this project's packages.
 #
-#   here:   tests/gpu/record.sh pack [PYTHON-VERSION]   puts the packages into .gpu-packages.tar.xz
-#   there:  tests/gpu/record.sh [FOLDER]                records under load, runs tests/gpu and the demo
+#   here:   tests/gpu/record.sh pack [PYTHON-VERSION]   packs the packages into .gpu-packages.tar.xz
+#   there:  tests/gpu/record.sh [DIRECTORY]             records under load, runs tests/gpu and the demo
 #
-# Both from the repository's root, .gpu-packages.tar.xz carried along. PYTHON-VERSION is that of the GPU
-# machine's python3 (default 3.12). FOLDER (default .) gets nvml-recording.jsonl.gz, findings.txt,
-# tests.txt, demo.txt, demo.json and agent.txt. It takes about five minutes.
+# Run both from the repository's root, and copy .gpu-packages.tar.xz to the GPU machine. PYTHON-VERSION
+# is the version of its python3 (default 3.12). DIRECTORY (default .) receives nvml-recording.jsonl.gz,
+# findings.txt, tests.txt, demo.txt, demo.json and agent.txt. It takes about five minutes.
 #
-# The load is this script's own: one process computes from the 8th second on, and a second one beside it
-# from the 18th, so that a recording has a GPU that is idle, one process's, and shared.
+# The script makes its own load: one process computes from second 8, and another one from second 18, so
+# that a recording contains an idle GPU, a GPU with one process, and a shared one.
 set -eu
 
 packed=.gpu-packages.tar.xz
@@ -23,9 +23,9 @@ pack() {
 	.venv/bin/uv --quiet pip install --target "$made" --python-version "$1" \
 		--python-platform x86_64-unknown-linux-gnu --only-binary :all: \
 		--constraints requirements/dev.lock pytest pytest-asyncio pytest-xdist hypothesis
-	# The project asks for its own version.
+	# The project reads its own version from this metadata.
 	cp -r .venv/lib/python3*/site-packages/gpuledger-*.dist-info "$made/"
-	# Only what running needs has to travel.
+	# Remove everything that is not needed at run time.
 	find "$made" \( -name __pycache__ -o -name '*.pyi' -o -name obstore -o -name tests \) -prune -exec rm -rf {} +
 	find "$made" -name '*.so' -exec strip --strip-unneeded {} +
 	XZ_OPT='-9 -T1' tar -C "$made" -cJf "$packed" .
@@ -33,7 +33,7 @@ pack() {
 	du -sh "$packed"
 }
 
-# Keep the GPU busy in two processes that want it at once, until they are ended.
+# Keep the GPU busy with two processes at the same time, until unload.
 load() {
 	(sleep 8; exec "$python" -m tests.gpu.load --busy 0.5 --from 0.0 --hold-bytes 1073741824 --seconds 130) &
 	first=$!
@@ -64,7 +64,7 @@ demo() {
 	unload
 }
 
-# What the agent alone shows, and what it costs a minute after its start.
+# The agent's page and its CPU and memory use, about a minute after its start.
 agent() {
 	load
 	NODE_NAME=gpu-machine "$python" -m gpuledger_agent --no-kafka --listen 127.0.0.1:9400 >"$1/agent.log" 2>&1 &

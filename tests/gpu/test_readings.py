@@ -52,7 +52,7 @@ class Watched:
         assert found
         return found
 
-    def ask(self) -> None:
+    def query(self) -> None:
         now_ns = time.monotonic_ns()
         interval_ns, self._requested_ns = now_ns - (self._requested_ns or now_ns - 10**9), now_ns
         seen = self._sampler.request_tick(is_set_back=False)
@@ -76,7 +76,7 @@ def watched() -> Iterator[list[Watched]]:
         pytest.skip(f"no usable GPU: {error}")
     for _ in range(TICKS):
         for one in found:
-            one.ask()
+            one.query()
         time.sleep(1)
     yield found
     nvml.close()

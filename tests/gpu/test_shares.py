@@ -1,4 +1,4 @@
-"""What the agent reports about two processes with known loads, in two containers' cgroups.
+"""The agent's readings of two processes with known loads, in two containers' cgroups.
 
 The loads never overlap, so each is exact. Tests that need the driver's pids in this namespace, or a
 cgroup, are skipped without them; the tests of shares are not.

@@ -1,4 +1,4 @@
-"""A step of the wall clock: what the agent reports about time, and about users of the GPUs."""
+"""Steps of the wall clock: their effect on reported times, and on who used the GPUs."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -13,7 +13,7 @@ from gpuledger_agent.dcgm_exporter import FLAGS, Flag, read_swap
 from gpuledger_agent.settings import AgentSettings
 from tests.errors import has_words
 
-# What dcgm-exporter's chart passes to its container with its default values.
+# The arguments and environment of dcgm-exporter's chart with its default values.
 CHART_ARGS = ["-f", "/etc/dcgm-exporter/dcp-metrics-included.csv"]
 CHART_ENV = {
     "DCGM_EXPORTER_KUBERNETES": "true",

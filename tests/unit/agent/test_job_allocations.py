@@ -1,4 +1,4 @@
-"""The agent with and without a kubelet, and with a `/proc` that is not the machine's."""
+"""The agent with and without a kubelet, and with a `/proc` that is not the host's."""
 
 import asyncio
 from collections.abc import Sequence

@@ -112,15 +112,15 @@ def test_energy_from_a_late_fast_poll_is_in_the_tick_that_covers_it() -> None:
     assert errors_of(run, sampling_interval_seconds=1.0).largest.millijoules <= 0.005
 
 
-def watch_behind(node: SimulatedNode, clock: ManualClock, *, hears: bool) -> list[NodeSample]:
+def watch_behind(node: SimulatedNode, clock: ManualClock, *, uses_late: bool) -> list[NodeSample]:
     """Return the ticks of an agent whose every second fast poll returns after the next tick.
 
-    With `hears` off, their results are discarded.
+    With `uses_late` off, their results are discarded.
     """
     sampler = Sampler(node=NodeId("default", node.name), procfs=node.procfs)
     gpus = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
 
-    def look() -> list[FastPoll]:
+    def poll_all() -> list[FastPoll]:
         at = ClockReading.read(node.clock)
         cursors = sampler.fast_poll_cursors(OthersScope.ALL, now_ns=at.monotonic_ns)
         return [gpu.fast_poll(cursors[gpu.uuid], at=at) for gpu in gpus if gpu.uuid in cursors]
@@ -130,11 +130,11 @@ def watch_behind(node: SimulatedNode, clock: ManualClock, *, hears: bool) -> lis
     for _ in range(round(RUN_SECONDS)):
         if tick := tick_of(sampler, gpus, node.clock):
             made.append(tick.sample)
-        sampler.take_fast_polls(late if hears else ())
+        sampler.take_fast_polls(late if uses_late else ())
         clock.advance(0.4)
-        sampler.take_fast_polls(look())
+        sampler.take_fast_polls(poll_all())
         clock.advance(0.5)
-        late = look()
+        late = poll_all()
         clock.advance(0.1)
     return made
 
@@ -149,10 +149,10 @@ def test_a_fast_poll_that_returns_after_its_tick_is_not_counted_twice(processes:
                 {"processes": processes, "window_seconds": 0.3},
                 sampling_interval_seconds=1.0,
                 random=Random(6),  # noqa: S311  # a scenario, not a secret
-                watched_by=partial(watch_behind, hears=hears),
+                watched_by=partial(watch_behind, uses_late=uses_late),
             ).booked()
         ]
-        for hears in (True, False)
+        for uses_late in (True, False)
     ]
     assert busy[0] == busy[1]
 

@@ -71,7 +71,7 @@ class SleepersClock(ManualClock):
 
 @asynccontextmanager
 async def running(simulation: Simulation, bus: MemoryBus) -> AsyncIterator[Readiness]:
-    """Run the agents of all nodes in this process, as the demo does."""
+    """Run the agents of all nodes in this process, like the demo."""
     readiness = Readiness()
     agents = [
         asyncio.create_task(

@@ -58,7 +58,7 @@ class Run:
         return busy
 
 
-def test_pods_in_instances_are_billed_for_what_they_ran() -> None:
+def test_the_booked_time_of_pods_in_instances_is_what_they_ran() -> None:
     run = Run("mig-node", 60)
     busy = run.busy_by_pod()
     truth = run.simulation.truth(run.start_ns, run.end_ns, "mig-node")

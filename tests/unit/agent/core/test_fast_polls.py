@@ -32,7 +32,7 @@ START_US = 1_000_000_000
 def times(
     *, seconds: float = 1.0, lag: float = 0.0, pause: float = 0.1, is_close: bool = False
 ) -> list[tuple[float, str]]:
-    """Return the times of a tick's fast polls in seconds, and what each polls."""
+    """Return a tick's fast polls as (time in seconds, scope)."""
     plan = FastPollPlan(
         begin_ns=0,
         end_ns=round(seconds * SECOND_NS),

@@ -38,7 +38,7 @@ IN_DETAILS = frozenset(one.name for one in fields(GpuDetails))
 
 
 class Row(NamedTuple):
-    """A device's values in a tick, and the details beside the tick."""
+    """A device's values in a tick, and its detailed readings."""
 
     reading: GpuReading
     details: GpuDetails

@@ -494,7 +494,7 @@ NVLINKS = "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL"
 
 
 def traffic(megabytes: float) -> GpuTraffic:
-    """Return counters with this total, a quarter of it sent."""
+    """Return counters with this total; a quarter was sent."""
     total = round(megabytes * MEGABYTE_OF_DCGMS)
     return GpuTraffic(
         nvlink_sent_bytes_total=total // 4, nvlink_received_bytes_total=total - total // 4

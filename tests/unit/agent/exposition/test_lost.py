@@ -1,4 +1,4 @@
-"""What happened to a GPU stays on the page while it is lost: XIDs, counts and health."""
+"""A lost GPU's XIDs, counts and health stay on the page."""
 
 from pathlib import Path
 

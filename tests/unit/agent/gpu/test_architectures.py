@@ -1,4 +1,4 @@
-"""What the agent reads on each architecture: all that it supports, and nothing else."""
+"""Readings on each architecture: all that it supports, and no others."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""The memory of a GPU, also on drivers that do not report their own part of it."""
+"""The memory of a GPU, also on drivers that do not report their own part separately."""
 # ruff: noqa: ANN401  # ctypes' structs have no types
 
 from collections import Counter

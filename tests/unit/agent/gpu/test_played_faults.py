@@ -1,4 +1,4 @@
-"""The driver against a played node: what a scenario's faults affect, and what they do not."""
+"""The driver against a played node: the effects of a scenario's faults."""
 # ruff: noqa: ANN401, N802  # faults have many forms; NVML's own names
 
 import asyncio

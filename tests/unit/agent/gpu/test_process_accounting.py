@@ -73,7 +73,7 @@ def on(buffer: Buffer) -> AccountingReader:
     return AccountingReader(client=DeviceClient(library=buffer, handle="gpu"))
 
 
-def ask(accounting: AccountingReader, *listed: int) -> tuple[ProcessAccounting, ...] | None:
+def query(accounting: AccountingReader, *listed: int) -> tuple[ProcessAccounting, ...] | None:
     return accounting.query(
         [ListedProcess(pid=pid, kind=ProcessKind.COMPUTE, memory_bytes=1) for pid in listed]
     )
@@ -87,7 +87,7 @@ def pids(answer: tuple[ProcessAccounting, ...] | None) -> list[int]:
 def test_processes_that_ended_before_the_first_query_are_not_reported() -> None:
     buffer = Buffer()
     buffer.add(1)
-    assert ask(on(buffer)) == ()
+    assert query(on(buffer)) == ()
     assert buffer.requests == []
 
 
@@ -95,32 +95,32 @@ def test_a_process_is_queried_only_after_it_has_ended() -> None:
     buffer = Buffer()
     buffer.add(1, running=True)
     accounting = on(buffer)
-    assert [pids(ask(accounting, 1)) for _ in range(3)] == [[], [], []]
+    assert [pids(query(accounting, 1)) for _ in range(3)] == [[], [], []]
     assert buffer.requests == []
     buffer.add(1)
-    assert pids(ask(accounting)) == [1]
+    assert pids(query(accounting)) == [1]
     assert buffer.requests == [1]
 
 
 def test_a_process_that_no_list_ever_showed_is_queried() -> None:
     buffer = Buffer()
     accounting = on(buffer)
-    ask(accounting)
+    query(accounting)
     buffer.add(7)
-    assert pids(ask(accounting)) == [7]
+    assert pids(query(accounting)) == [7]
 
 
 def test_a_process_that_returns_between_two_queries_is_reported_each_time() -> None:
     buffer = Buffer()
     accounting = on(buffer)
-    ask(accounting)
+    query(accounting)
     published: list[tuple[int, int]] = []
     for second in range(1, 12):
         # Meanwhile other processes come and go, once each.
         buffer.add(100 + second, startTime=second)
         if second % 3 == 0:
             buffer.add(7, startTime=second)
-        new = {(one.pid, one.started_us or 0) for one in ask(accounting) or ()}
+        new = {(one.pid, one.started_us or 0) for one in query(accounting) or ()}
         published += sorted(new - set(published))
     assert [started for pid, started in published if pid == 7] == [3, 6, 9]
     assert len(published) == 3 + 11
@@ -129,12 +129,12 @@ def test_a_process_that_returns_between_two_queries_is_reported_each_time() -> N
 def test_only_a_few_accounts_are_queried_again() -> None:
     buffer = Buffer()
     accounting = on(buffer)
-    ask(accounting)
+    query(accounting)
     for pid in range(1, 50):
         buffer.add(pid)
-    ask(accounting)
+    query(accounting)
     buffer.requests.clear()
-    ask(accounting)
+    query(accounting)
     assert len(buffer.requests) == 8
 
 
@@ -142,27 +142,27 @@ def test_a_process_that_still_runs_is_queried_until_it_ends() -> None:
     """Its context was created after the lists were read, or is not torn down yet."""
     buffer = Buffer()
     accounting = on(buffer)
-    ask(accounting)
+    query(accounting)
     buffer.add(7, running=True)
-    assert pids(ask(accounting)) == []
+    assert pids(query(accounting)) == []
     buffer.add(7)
-    assert pids(ask(accounting)) == [7]
+    assert pids(query(accounting)) == [7]
 
 
 def test_an_account_is_in_several_answers_because_one_of_them_may_come_too_late() -> None:
     buffer = Buffer()
     accounting = on(buffer)
-    ask(accounting)
+    query(accounting)
     buffer.add(7)
-    assert [pids(ask(accounting)) for _ in range(5)] == [[7], [7], [7], [], []]
+    assert [pids(query(accounting)) for _ in range(5)] == [[7], [7], [7], [], []]
 
 
 def test_the_sums_of_the_newer_call_are_exact() -> None:
     buffer = Buffer()
     accounting = on(buffer)
-    ask(accounting)
+    query(accounting)
     buffer.add(7)
-    assert ask(accounting) == (
+    assert query(accounting) == (
         ProcessAccounting(
             pid=7,
             started_us=1_000_000,
@@ -178,18 +178,18 @@ def test_the_sums_of_the_newer_call_are_exact() -> None:
 def test_without_sums_the_whole_percents_are_used(changes: dict[str, Any]) -> None:
     buffer = Buffer(has_v2=bool(changes))
     accounting = on(buffer)
-    ask(accounting)
+    query(accounting)
     buffer.add(7, **changes)
-    (account,) = ask(accounting) or ()
+    (account,) = query(accounting) or ()
     assert (account.gpu_percent, account.memory_percent) == (40, 20)
 
 
 def test_values_that_the_driver_does_not_report_are_unknown() -> None:
     buffer = Buffer(has_v2=False)
     accounting = on(buffer)
-    ask(accounting)
+    query(accounting)
     buffer.add(7, gpuUtilization=2**32 - 1, memoryUtilization=2**32 - 1, maxMemoryUsage=2**64 - 1)
-    (account,) = ask(accounting) or ()
+    (account,) = query(accounting) or ()
     assert account.gpu_percent is account.memory_percent is account.max_memory_bytes is None
 
 
@@ -204,7 +204,7 @@ def test_values_that_the_driver_does_not_report_are_unknown() -> None:
 def test_a_driver_without_accounting_returns_none(errors: dict[str, int]) -> None:
     buffer = Buffer()
     buffer.errors = errors
-    assert ask(on(buffer)) is None
+    assert query(on(buffer)) is None
 
 
 def test_accounting_that_is_enabled_later_starts_then() -> None:
@@ -212,18 +212,18 @@ def test_accounting_that_is_enabled_later_starts_then() -> None:
     buffer.mode = pynvml.NVML_FEATURE_DISABLED
     accounting = on(buffer)
     buffer.add(1)
-    assert ask(accounting) is None
+    assert query(accounting) is None
     buffer.mode = pynvml.NVML_FEATURE_ENABLED
-    assert ask(accounting) == ()
+    assert query(accounting) == ()
     buffer.add(2)
-    assert pids(ask(accounting)) == [2]
+    assert pids(query(accounting)) == [2]
 
 
 def test_a_list_that_failed_ends_no_process() -> None:
     buffer = Buffer()
     buffer.add(1, running=True)
     accounting = on(buffer)
-    ask(accounting, 1)
+    query(accounting, 1)
     assert accounting.query(None) == ()
     assert buffer.requests == []
 
@@ -231,12 +231,12 @@ def test_a_list_that_failed_ends_no_process() -> None:
 def test_a_burst_is_queried_in_parts() -> None:
     buffer = Buffer()
     accounting = on(buffer)
-    ask(accounting)
+    query(accounting)
     for pid in range(1, 101):
         buffer.add(pid)
-    reported = set(pids(ask(accounting)))
+    reported = set(pids(query(accounting)))
     assert len(reported) == len(buffer.requests) == 64
-    reported |= set(pids(ask(accounting)))
+    reported |= set(pids(query(accounting)))
     assert reported == set(range(1, 101))
     assert len(buffer.requests) <= 100 + 8
 
@@ -245,9 +245,9 @@ def test_an_account_that_the_ring_buffer_has_lost_is_not_queried() -> None:
     buffer = Buffer()
     buffer.add(1, running=True)
     accounting = on(buffer)
-    ask(accounting, 1)
+    query(accounting, 1)
     del buffer.accounts[1]
-    assert ask(accounting) == ()
+    assert query(accounting) == ()
     assert buffer.requests == []
 
 
@@ -287,6 +287,6 @@ def test_the_real_wrapper_fails_without_a_reported_memory_and_we_do_not(
     }
 
     accounting = AccountingReader(client=play(monkeypatch, functions))
-    assert ask(accounting) == ()
+    assert query(accounting) == ()
     remembered += [7, 8]
-    assert pids(ask(accounting)) == [8]
+    assert pids(query(accounting)) == [8]

@@ -85,7 +85,7 @@ class Bench:
         self.clock.advance(1)
         return None if poll is None else {sample.uuid: sample for sample in poll.samples}
 
-    async def ask(self) -> list[str] | None:
+    async def query(self) -> list[str] | None:
         answers = await self.answers()
         return None if answers is None else sorted(uuid[-1] for uuid in answers)
 
@@ -96,7 +96,7 @@ class Bench:
     async def query_until(self, expected: list[str] | None, *, most: int = 400) -> int:
         """Query until the result is as expected; return how often it was not."""
         for requested in range(most):
-            if await self.ask() == expected:
+            if await self.query() == expected:
                 return requested
         raise AssertionError(f"never {expected}")
 
@@ -116,16 +116,16 @@ async def test_all_groups_are_queried_at_first_and_health_only_at_its_times(benc
     merged = {field for group in ANSWERS.values() for field in group}
     assert all(getattr(answers["GPU-0"], field) for field in merged)
     for _ in range(30):
-        await bench.ask()
+        await bench.query()
     assert [gpu.requests[HEALTH] for gpu in bench.gpus] == [4, 4, 4]
     assert [gpu.requests[SENSORS] for gpu in bench.gpus] == [31, 31, 31]
 
 
 async def test_the_health_of_each_gpu_is_queried_at_another_time(bench: Bench) -> None:
-    await bench.ask()
+    await bench.query()
     queried_at: dict[str, int] = {}
     for second in range(10):
-        await bench.ask()
+        await bench.query()
         for gpu in bench.gpus:
             if gpu.requests[HEALTH] == 2:
                 queried_at.setdefault(gpu.uuid, second)
@@ -158,7 +158,7 @@ def test_a_pace_as_long_as_a_tick_includes_every_tick_even_an_early_one(early_ns
 
 @pytest.mark.parametrize("group", [READINGS, PROFILING])
 async def test_a_later_group_that_hangs_costs_only_itself(bench: Bench, group: CallGroup) -> None:
-    await bench.ask()
+    await bench.query()
     bench.hang(group)
     # Long enough for a probe to be due many times.
     for _ in range(60):
@@ -175,10 +175,10 @@ async def test_a_later_group_that_hangs_costs_only_itself(bench: Bench, group: C
 
 
 async def test_a_group_that_hung_is_queried_again_after_its_call_has_returned(bench: Bench) -> None:
-    await bench.ask()
+    await bench.query()
     released = bench.hang(READINGS)
-    await bench.ask()
-    await bench.ask()
+    await bench.query()
+    await bench.query()
     bench.release(released)
     bench.be_patient()
     # On a busy machine other groups may also have been late while deadlines were short.
@@ -204,14 +204,14 @@ async def test_an_error_of_a_later_group_costs_only_itself(bench: Bench, error: 
 async def test_a_gpu_whose_books_hang_is_waited_for_once_and_reported_lost_once(
     bench: Bench,
 ) -> None:
-    await bench.ask()
+    await bench.query()
     bench.hang(BOOKS)
     loop = asyncio.get_running_loop()
-    assert await bench.ask() == ["1", "2"]
+    assert await bench.query() == ["1", "2"]
     bench.be_patient()
     began = loop.time()
     for _ in range(4):
-        assert await bench.ask() == ["1", "2"]
+        assert await bench.query() == ["1", "2"]
     assert loop.time() - began < PATIENT_SECONDS
     assert bench.sick.requests[BOOKS] == 2
     assert bench.reported == [("gpu_lost", "GPU-0")]
@@ -219,10 +219,10 @@ async def test_a_gpu_whose_books_hang_is_waited_for_once_and_reported_lost_once(
 
 
 async def test_a_gpu_that_hung_is_recovered_by_a_probe_that_delays_no_tick(bench: Bench) -> None:
-    await bench.ask()
+    await bench.query()
     released = bench.hang(BOOKS)
     for _ in range(4):
-        await bench.ask()
+        await bench.query()
     bench.release(released)
     bench.be_patient()
     await bench.query_until(["0", "1", "2"])
@@ -231,12 +231,12 @@ async def test_a_gpu_that_hung_is_recovered_by_a_probe_that_delays_no_tick(bench
 
 
 async def test_however_long_a_gpu_hangs_few_threads_are_leaked(bench: Bench) -> None:
-    await bench.ask()
+    await bench.query()
     bench.hang(BOOKS)
-    await bench.ask()
+    await bench.query()
     bench.be_patient()
     for _ in range(5_000):
-        assert await bench.ask() == ["1", "2"]
+        assert await bench.query() == ["1", "2"]
     assert len(bench.sick.threads) == MAX_LEAKED + 1
     assert len(bench.gpus[1].threads) == 1
 
@@ -244,11 +244,11 @@ async def test_however_long_a_gpu_hangs_few_threads_are_leaked(bench: Bench) -> 
 async def test_a_lost_gpu_costs_the_others_no_tick_while_the_library_restarts(
     bench: Bench,
 ) -> None:
-    await bench.ask()
+    await bench.query()
     bench.sick.errors[BOOKS] = LOST
     bench.nvml.gone = {"GPU-0"}
     for _ in range(100):
-        assert await bench.ask() == ["1", "2"]
+        assert await bench.query() == ["1", "2"]
     assert 3 <= bench.nvml.tried <= 6, "retried at growing intervals"
     bench.nvml.gone.clear()
     bench.sick.errors.clear()
@@ -260,11 +260,11 @@ async def test_restarts_for_a_lost_gpu_are_logged_only_if_the_gpus_have_changed(
     bench: Bench,
 ) -> None:
     with capture_logs() as logs:
-        await bench.ask()
+        await bench.query()
         bench.sick.errors[BOOKS] = LOST
         bench.nvml.gone = {"GPU-0"}
         for _ in range(100):
-            await bench.ask()
+            await bench.query()
         bench.nvml.gone.clear()
         bench.sick.errors.clear()
         await bench.query_until(["0", "1", "2"])
@@ -277,12 +277,12 @@ async def test_restarts_for_a_lost_gpu_are_logged_only_if_the_gpus_have_changed(
 async def test_the_library_is_not_restarted_for_a_lost_gpu_while_another_one_hangs(
     bench: Bench,
 ) -> None:
-    await bench.ask()
+    await bench.query()
     released = bench.hang(READINGS)
-    await bench.ask()
+    await bench.query()
     bench.gpus[1].errors[BOOKS] = LOST
     for _ in range(50):
-        assert await bench.ask() == ["0", "2"]
+        assert await bench.query() == ["0", "2"]
     assert bench.nvml.tried == 1
     bench.gpus[1].errors.clear()
     bench.release(released)
@@ -294,33 +294,33 @@ async def test_the_library_is_not_restarted_for_a_gpu_that_hangs_in_the_start_it
     bench: Bench,
 ) -> None:
     bench.nvml.gone, bench.nvml.is_stuck = {"GPU-1"}, True
-    await bench.ask()
+    await bench.query()
     for _ in range(200):
-        assert await bench.ask() == ["0", "2"]
+        assert await bench.query() == ["0", "2"]
     assert bench.nvml.tried == 1
     bench.nvml.gone, bench.nvml.is_stuck = set(), False
     await bench.query_until(["0", "1", "2"])
 
 
 async def test_a_gpu_that_is_missing_after_a_restart_is_lost(bench: Bench) -> None:
-    await bench.ask()
+    await bench.query()
     bench.nvml.gone = {"GPU-0"}
     bench.gpus[1].errors[BOOKS] = LibraryLostError("nvmlDeviceGetSamples: Uninitialized")
-    await bench.ask()
+    await bench.query()
     bench.gpus[1].errors.clear()
     await bench.query_until(["1", "2"])
     assert ("gpu_lost", "GPU-0") in bench.reported
 
 
 async def test_a_reloaded_driver_is_reported_once_per_gpu(bench: Bench) -> None:
-    await bench.ask()
+    await bench.query()
     bench.clock.advance(60)
     for gpu in bench.gpus:
         gpu.errors[BOOKS] = UNLOADED
     bench.nvml.error = UNLOADED
-    assert await bench.ask() == []
+    assert await bench.query() == []
     for _ in range(10):
-        assert await bench.ask() is None
+        assert await bench.query() is None
     bench.nvml.error = None
     for gpu in bench.gpus:
         gpu.errors.clear()
@@ -329,7 +329,7 @@ async def test_a_reloaded_driver_is_reported_once_per_gpu(bench: Bench) -> None:
 
 
 async def test_if_no_gpu_answers_the_library_is_restarted(bench: Bench) -> None:
-    await bench.ask()
+    await bench.query()
     bench.clock.advance(60)
     bench.be_patient(IMPATIENT_SECONDS)
     released = threading.Event()
@@ -337,7 +337,7 @@ async def test_if_no_gpu_answers_the_library_is_restarted(bench: Bench) -> None:
     for gpu in bench.gpus:
         gpu.hangs[BOOKS] = released
     for _ in range(4):
-        await bench.ask()
+        await bench.query()
     assert bench.nvml.tried == 2
 
 
@@ -345,28 +345,28 @@ async def test_a_gpu_that_is_lost_at_the_start_is_reported_and_so_is_its_recover
     bench: Bench,
 ) -> None:
     bench.nvml.gone = {"GPU-0"}
-    await bench.ask()
+    await bench.query()
     assert bench.gpus_check.detail == "1 GPUs do not answer: INDEX:0"
     for _ in range(3):
         bench.clock.advance(100)
-        await bench.ask()
+        await bench.query()
     assert bench.reported == [("gpu_lost", "INDEX:0")]
     bench.nvml.gone = set()
     for _ in range(3):
         bench.clock.advance(100)
-        await bench.ask()
+        await bench.query()
     assert bench.reported == [("gpu_lost", "INDEX:0"), ("gpu_recovered", "INDEX:0")]
     assert bench.gpus_check.is_ok
     assert "INDEX:0" not in bench.driver.known
 
 
 async def test_a_gpu_that_answered_once_is_lost_only_under_its_uuid(bench: Bench) -> None:
-    await bench.ask()
+    await bench.query()
     bench.sick.errors[BOOKS] = LOST
     bench.nvml.gone = {"GPU-0"}
     for _ in range(3):
         bench.clock.advance(100)
-        await bench.ask()
+        await bench.query()
     assert bench.reported == [("gpu_lost", "GPU-0")]
 
 
@@ -374,19 +374,19 @@ async def test_a_breaker_is_logged_once_open_and_once_closed_across_restarts(
     bench: Bench,
 ) -> None:
     with capture_logs() as logs:
-        await bench.ask()
+        await bench.query()
         bench.clock.advance(60)
         for gpu in bench.gpus:
             gpu.errors[BOOKS] = FailedError("nvmlDeviceGetMemoryInfo: Timeout")
         for _ in range(20):
             bench.clock.advance(1)
-            await bench.ask()
+            await bench.query()
         assert bench.nvml.tried > 1
         for gpu in bench.gpus:
             gpu.errors = {}
         for _ in range(20):
             bench.clock.advance(100)
-            await bench.ask()
+            await bench.query()
     reported = sorted((line["event"], line["gpu"]) for line in logs if "breaker" in line["event"])
     names = ["GPU-0", "GPU-1", "GPU-2"]
     assert reported == [
@@ -400,19 +400,19 @@ async def test_no_tick_waits_for_a_hanging_start_longer_than_its_deadline(
     bench.driver.deadline_seconds = 0.01
     bench.nvml.opens = threading.Event()
     for _ in range(5):
-        assert await bench.ask() is None
+        assert await bench.query() is None
     assert bench.nvml.tried == 1
     assert bench.check.detail == "opening the library takes too long"
     bench.nvml.opens.set()
     bench.driver.deadline_seconds = PATIENT_SECONDS
-    assert await bench.ask() == ["0", "1", "2"]
+    assert await bench.query() == ["0", "1", "2"]
 
 
 async def test_a_node_without_gpus_is_not_idle(bench: Bench) -> None:
     bench.nvml.gpus.clear()
     for _ in range(2):
         began_seconds = time.monotonic()
-        assert await bench.ask() == []
+        assert await bench.query() == []
         assert bench.driver.idle_seconds <= time.monotonic() - began_seconds
 
 
@@ -456,20 +456,20 @@ async def test_the_inventory_is_returned_when_it_has_changed(bench: Bench) -> No
     for gpu in bench.gpus:
         gpu.facts = GpuFacts(uuid=gpu.uuid, index=gpu.index, instances=[], capabilities=[])
     assert bench.driver.inventory() is None
-    await bench.ask()
+    await bench.query()
     first = bench.driver.inventory()
     assert first
     assert [gpu.uuid for gpu in first.gpus] == ["GPU-0", "GPU-1", "GPU-2"]
     assert first.versions == {"driver_version": "1.0"}
     assert not first.gpus[0].capabilities[-1].supported, "unbind events are not supported here"
     for _ in range(20):
-        await bench.ask()
+        await bench.query()
         assert bench.driver.inventory() is None
     assert bench.sick.facts
     bench.sick.facts = replace(bench.sick.facts, ecc_enabled=True)
     news = []
     for _ in range(20):
-        await bench.ask()
+        await bench.query()
         news.append(bench.driver.inventory())
     (second,) = filter(None, news)
     assert [gpu.ecc_enabled for gpu in second.gpus] == [True, None, None]
@@ -496,7 +496,7 @@ async def test_losses_and_recoveries_alternate_and_the_gpus_come_back_whatever_h
             bench.sick.errors = {BOOKS: error} if error else {}
             bench.nvml.gone, bench.nvml.error = gone, unloaded
             for _ in range(ticks):
-                await bench.ask()
+                await bench.query()
         bench.sick.errors = {}
         bench.nvml.gone, bench.nvml.error = set(), None
         await bench.query_until(["0", "1", "2"])

@@ -147,25 +147,25 @@ async def test_the_library_is_closed_on_unbinding_and_reopened_when_the_driver_i
         report=lambda kind, uuid, _: reported.append((kind, uuid)),
     )
 
-    async def ask() -> bool:
+    async def query() -> bool:
         poll = await driver.poll({})
         # Polls for events run in the library's thread, between two ticks.
         await_driver_thread(driver)
         clock.advance(1)
         return bool(poll and poll.samples)
 
-    assert await ask()
+    assert await query()
     library.waiting = [UNBIND]
-    assert [await ask() for _ in range(3)] == [True, False, False]
+    assert [await query() for _ in range(3)] == [True, False, False]
     assert not nvml.is_open
     assert library.sets == 0
     nvml.error = DriverNotLoadedError("nvmlInit: Driver Not Loaded")
     for _ in range(30):
-        assert not await ask()
+        assert not await query()
     assert driver.idle_seconds < 30
     assert check.detail == "the driver was unbound: nvmlInit: Driver Not Loaded"
     nvml.error = None
-    while not await ask():
+    while not await query():
         pass
     assert reported == [("driver_unbound", "GPU-0"), ("driver_reloaded", "GPU-0")]
     assert library.sets == 1

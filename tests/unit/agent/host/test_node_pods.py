@@ -29,7 +29,7 @@ STATIC = "0a1b2c3d4e5f60718293a4b5c6d7e8f9"
 
 
 class Pods:
-    """A node's pod directories and cgroups, as a test sets them."""
+    """A node's pod directories and cgroups, which a test sets."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(start_ns=0)

@@ -124,7 +124,7 @@ def fill(spool: Spool, *numbers: int, size_bytes: int = 0) -> None:
 
 
 def drain(spool: Spool) -> list[int]:
-    """Read and acknowledge everything, as a publisher does."""
+    """Read and acknowledge everything, like a publisher."""
     found: list[int] = []
     while reading := spool.read(max_bundles=60):
         bundles, position = reading
@@ -166,7 +166,7 @@ class FickleBus:
         self.published: list[tuple[str, bytes]] = []
 
     async def partitions(self, topic: str) -> int:
-        self._refuse_where(self.is_away)
+        self._raise_if(self.is_away)
         return 12
 
     @asynccontextmanager
@@ -177,9 +177,9 @@ class FickleBus:
         raise NotImplementedError
 
     async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
-        self._refuse_where(self.is_away)
+        self._raise_if(self.is_away)
         self.published += [(topic, message.value or b"") for message in messages]
-        self._refuse_where(self.is_deaf)
+        self._raise_if(self.is_deaf)
 
     def numbers(self, topic: str = SAMPLES.name) -> list[int]:
         """Return the numbers on a topic, each at its first occurrence."""
@@ -187,6 +187,6 @@ class FickleBus:
             dict.fromkeys(int(value.split()[0]) for one, value in self.published if one == topic)
         )
 
-    def _refuse_where(self, it_is_so: bool) -> None:  # noqa: FBT001  # a condition
-        if it_is_so:
+    def _raise_if(self, condition: bool) -> None:  # noqa: FBT001  # a condition
+        if condition:
             raise BusUnavailableError("no broker answers")

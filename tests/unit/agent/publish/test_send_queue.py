@@ -39,7 +39,7 @@ from tests.unit.agent.publish.builders import (
 T = TypeVar("T")
 
 
-class Hands:
+class SettableClock:
     """A clock that a test sets."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ def send_queue_of(
     spool: Spool | None,
     *,
     disk: IoThread | None = None,
-    clock: Hands | None = None,
+    clock: SettableClock | None = None,
     check: Check | None = None,
     max_ticks: int = 100,
     wait_seconds: float = 1,
@@ -79,7 +79,7 @@ def send_queue_of(
         backoff=lambda **_: Backoff(
             first_seconds=wait_seconds, max_seconds=wait_seconds, jitter=lambda: 1.0
         ),
-        now_seconds=clock or Hands(),
+        now_seconds=clock or SettableClock(),
     )
 
 
@@ -89,7 +89,7 @@ def usable_in(folder: Path) -> float | None:
     return REGISTRY.get_sample_value("gpuledger_agent_spool_usable", labels)
 
 
-async def put(send_queue: SendQueue, clock: Hands, *numbers: int) -> None:
+async def put(send_queue: SendQueue, clock: SettableClock, *numbers: int) -> None:
     """Put a bundle every second."""
     for number in numbers:
         clock.seconds += 1
@@ -107,7 +107,7 @@ async def take_all(send_queue: SendQueue, count: int) -> list[int]:
 
 
 async def test_while_everything_is_sent_the_disk_is_not_used(tmp_path: Path) -> None:
-    clock = Hands()
+    clock = SettableClock()
     send_queue = send_queue_of(spool_in(tmp_path), clock=clock)
     spilling = asyncio.create_task(send_queue.run())
     for number in range(20):
@@ -120,7 +120,7 @@ async def test_while_everything_is_sent_the_disk_is_not_used(tmp_path: Path) -> 
 async def test_bundles_that_wait_too_long_go_to_the_disk_those_in_flight_first(
     tmp_path: Path,
 ) -> None:
-    clock = Hands()
+    clock = SettableClock()
     send_queue = send_queue_of(spool_in(tmp_path), clock=clock)
     spilling = asyncio.create_task(send_queue.run())
     await put(send_queue, clock, 0)
@@ -139,7 +139,7 @@ async def test_bundles_that_wait_too_long_go_to_the_disk_those_in_flight_first(
 async def test_older_bundles_found_on_the_disk_survive_an_acknowledgement_of_newer_ones(
     tmp_path: Path,
 ) -> None:
-    spool, clock = spool_in(tmp_path), Hands()
+    spool, clock = spool_in(tmp_path), SettableClock()
     send_queue = send_queue_of(spool, clock=clock)
     spilling = asyncio.create_task(send_queue.run())
     await put(send_queue, clock, 1)
@@ -159,7 +159,7 @@ async def test_bundles_of_an_earlier_agent_are_sent_before_new_ones(tmp_path: Pa
     before = spool_in(tmp_path)
     before.append([bundle_of(1), bundle_of(2)])
     before.close()
-    send_queue, clock = send_queue_of(spool_in(tmp_path)), Hands()
+    send_queue, clock = send_queue_of(spool_in(tmp_path)), SettableClock()
     await put(send_queue, clock, 3)
     assert await take_all(send_queue, 3) == [1, 2, 3]
 
@@ -167,7 +167,7 @@ async def test_bundles_of_an_earlier_agent_are_sent_before_new_ones(tmp_path: Pa
 async def test_a_disk_error_is_counted_and_reported_and_memory_is_used(
     tmp_path: Path,
 ) -> None:
-    clock, disk, check = Hands(), FailingDisk(), Check()
+    clock, disk, check = SettableClock(), FailingDisk(), Check()
     failures, dropped = SPOOL_FAILURES.labels(error="ENOSPC"), value_of(TICKS_DROPPED)
     before = value_of(failures)
     send_queue = send_queue_of(
@@ -192,7 +192,7 @@ async def test_a_disk_error_is_counted_and_reported_and_memory_is_used(
 async def test_a_disabled_spool_has_no_series_that_an_alert_could_take_for_a_broken_one() -> None:
     SPOOL_USABLE.clear()
     check = Check()
-    send_queue, clock = send_queue_of(None, check=check), Hands()
+    send_queue, clock = send_queue_of(None, check=check), SettableClock()
     await put(send_queue, clock, *range(20))
     assert (check.is_ok, check.detail) == (True, "off")
     assert [one.samples for one in SPOOL_USABLE.collect()] == [[]]
@@ -201,7 +201,7 @@ async def test_a_disabled_spool_has_no_series_that_an_alert_could_take_for_a_bro
 async def test_bundles_on_the_disk_are_sent_first_even_if_the_disk_takes_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spool, clock = spool_in(tmp_path), Hands()
+    spool, clock = spool_in(tmp_path), SettableClock()
     send_queue = send_queue_of(spool, clock=clock)
     spilling = asyncio.create_task(send_queue.run())
     await put(send_queue, clock, *range(6))
@@ -219,7 +219,7 @@ async def test_bundles_on_the_disk_are_sent_first_even_if_the_disk_takes_no_more
 async def test_nothing_overtakes_bundles_on_a_disk_that_temporarily_cannot_be_read(
     tmp_path: Path,
 ) -> None:
-    disk, clock, check = FlakyDisk(), Hands(), Check()
+    disk, clock, check = FlakyDisk(), SettableClock(), Check()
     spool = spool_in(tmp_path, disk=disk)
     send_queue = send_queue_of(spool, clock=clock, check=check, wait_seconds=4)
     spilling = asyncio.create_task(send_queue.run())
@@ -241,7 +241,7 @@ async def test_nothing_overtakes_bundles_on_a_disk_that_temporarily_cannot_be_re
 
 
 async def test_a_failed_disk_is_tried_again_even_if_nothing_waits(tmp_path: Path) -> None:
-    clock, disk, check = Hands(), FailingDisk(), Check()
+    clock, disk, check = SettableClock(), FailingDisk(), Check()
     send_queue = send_queue_of(spool_in(tmp_path), disk=disk, clock=clock, check=check)
     spilling = asyncio.create_task(send_queue.run())
     await asyncio.sleep(0)
@@ -257,7 +257,7 @@ async def test_a_failed_disk_is_tried_again_even_if_nothing_waits(tmp_path: Path
 
 
 async def test_an_unusable_directory_is_reported_and_memory_is_used(tmp_path: Path) -> None:
-    check, clock = Check(), Hands()
+    check, clock = Check(), SettableClock()
     send_queue = send_queue_of(spool_in(tmp_path / "absent"), check=check, clock=clock)
     await put(send_queue, clock, 0)
     assert await take_all(send_queue, 1) == [0]
@@ -270,7 +270,7 @@ async def test_nothing_overtakes_bundles_that_may_be_in_a_directory_that_cannot_
     tmp_path: Path, error: int
 ) -> None:
     left_behind(tmp_path, 0, 1)
-    clock, check, up, disk = Hands(), Check(), Uptime(1000), FlakyDisk()
+    clock, check, up, disk = SettableClock(), Check(), Uptime(1000), FlakyDisk()
     send_queue = send_queue_of(
         spool_in(tmp_path, up_seconds=up, disk=disk), clock=clock, check=check, max_ticks=5
     )
@@ -293,7 +293,7 @@ async def test_after_a_minute_a_directory_that_cannot_be_opened_is_ignored_and_l
     tmp_path: Path,
 ) -> None:
     left_behind(tmp_path, 0, 1)
-    clock, check, up, disk = Hands(), Check(), Uptime(1000), FlakyDisk()
+    clock, check, up, disk = SettableClock(), Check(), Uptime(1000), FlakyDisk()
     spool = spool_in(tmp_path, up_seconds=up, disk=disk)
     send_queue = send_queue_of(spool, clock=clock, check=check)
     late = SPOOL_DROPPED.labels(reason="late")
@@ -324,14 +324,14 @@ def left_behind(folder: Path, *numbers: int) -> None:
 
 async def test_without_a_spool_only_memory_is_used() -> None:
     check = Check()
-    send_queue, clock = send_queue_of(None, check=check), Hands()
+    send_queue, clock = send_queue_of(None, check=check), SettableClock()
     await put(send_queue, clock, *range(10))
     await send_queue.spill_all()
     assert (check.is_ok, check.detail, send_queue.bundles_in_memory) == (True, "off", 10)
 
 
 async def test_at_shutdown_unsent_bundles_are_written_to_the_disk_in_order(tmp_path: Path) -> None:
-    send_queue, clock = send_queue_of(spool_in(tmp_path)), Hands()
+    send_queue, clock = send_queue_of(spool_in(tmp_path)), SettableClock()
     await put(send_queue, clock, 0, 1, 2)
     assert len(await send_queue.take(max_bundles=2)) == 2
     await send_queue.spill_all()
@@ -342,7 +342,7 @@ async def test_at_shutdown_unsent_bundles_are_written_to_the_disk_in_order(tmp_p
 async def test_a_hanging_disk_is_abandoned_and_the_bundles_on_it_are_counted(
     tmp_path: Path,
 ) -> None:
-    spool, clock, check = spool_in(tmp_path), Hands(), Check()
+    spool, clock, check = spool_in(tmp_path), SettableClock(), Check()
     spool.append([bundle_of(0)])
     hung = SPOOL_DROPPED.labels(reason="hung")
     before = value_of(hung)
@@ -439,7 +439,7 @@ async def test_a_burst_goes_to_the_disk_before_memory_is_full(tmp_path: Path) ->
 async def test_at_shutdown_a_failed_disk_is_tried_once_more_without_a_wait(
     tmp_path: Path, fails_at: str
 ) -> None:
-    disk, clock = FailingDisk(), Hands()
+    disk, clock = FailingDisk(), SettableClock()
     send_queue = send_queue_of(spool_in(tmp_path), disk=disk, clock=clock, wait_seconds=1000)
     if fails_at == "opening":
         disk.error = OSError(errno.EIO, "no disk")

@@ -1,4 +1,4 @@
-"""What a GPU's readings show to have begun or ended without an event."""
+"""Changes of a GPU's health that its readings show without an event."""
 
 from typing import Any
 

@@ -220,7 +220,7 @@ def test_time_that_no_tick_covers_adds_no_energy(read: list[Read]) -> None:
 # The draw of a GPU without processes.
 
 
-class Board:
+class IdleGpu:
     """A GPU that is observed tick by tick."""
 
     def __init__(self) -> None:
@@ -249,25 +249,25 @@ class Board:
 
 
 @pytest.fixture
-def board() -> Board:
+def gpu() -> IdleGpu:
     """Return a GPU whose last tick ended without a process."""
-    made = Board()
+    made = IdleGpu()
     made.watch(90)
     return made
 
 
-def test_the_idle_draw_is_the_mean_of_a_long_enough_time_without_a_process(board: Board) -> None:
-    assert board.watch(60, ticks=5) is None
-    assert board.watch(80, ticks=4) is None
-    assert board.watch(80) == 70_000
+def test_the_idle_draw_is_the_mean_of_a_long_enough_time_without_a_process(gpu: IdleGpu) -> None:
+    assert gpu.watch(60, ticks=5) is None
+    assert gpu.watch(80, ticks=4) is None
+    assert gpu.watch(80) == 70_000
 
 
-def test_one_long_tick_is_enough(board: Board) -> None:
-    assert board.watch(70, seconds=MIN_FREE_NS / SECOND_NS) == 70_000
+def test_one_long_tick_is_enough(gpu: IdleGpu) -> None:
+    assert gpu.watch(70, seconds=MIN_FREE_NS / SECOND_NS) == 70_000
 
 
-def test_the_lowest_mean_is_kept(board: Board) -> None:
-    assert [board.watch(watts, ticks=10) for watts in (70, 65, 71)] == [70_000, 65_000, 65_000]
+def test_the_lowest_mean_is_kept(gpu: IdleGpu) -> None:
+    assert [gpu.watch(watts, ticks=10) for watts in (70, 65, 71)] == [70_000, 65_000, 65_000]
 
 
 @pytest.mark.parametrize(
@@ -280,27 +280,27 @@ def test_the_lowest_mean_is_kept(board: Board) -> None:
         {"watts": 0},
     ],
 )
-def test_the_whole_time_must_be_without_work(board: Board, spoilt: dict[str, float | None]) -> None:
-    board.watch(50, ticks=9)
-    board.watch(**{"watts": 50, **spoilt})  # type: ignore[arg-type]  # a table of arguments
-    assert board.watch(50, ticks=9) is None
+def test_the_whole_time_must_be_without_work(gpu: IdleGpu, spoilt: dict[str, float | None]) -> None:
+    gpu.watch(50, ticks=9)
+    gpu.watch(**{"watts": 50, **spoilt})  # type: ignore[arg-type]  # a table of arguments
+    assert gpu.watch(50, ticks=9) is None
 
 
-def test_the_tick_in_which_a_process_ended_does_not_count(board: Board) -> None:
-    board.watch(400, is_free=False)
-    board.watch(300)
-    assert board.watch(70, ticks=10) == 70_000
+def test_the_tick_in_which_a_process_ended_does_not_count(gpu: IdleGpu) -> None:
+    gpu.watch(400, is_free=False)
+    gpu.watch(300)
+    assert gpu.watch(70, ticks=10) == 70_000
 
 
-def test_the_time_does_not_start_while_ticks_are_ahead_of_the_counter(board: Board) -> None:
+def test_the_time_does_not_start_while_ticks_are_ahead_of_the_counter(gpu: IdleGpu) -> None:
     """The counter then shows less than the energy drawn."""
-    board.watch(1, is_settled=False)
-    assert board.watch(70, ticks=10) == 70_000
+    gpu.watch(1, is_settled=False)
+    assert gpu.watch(70, ticks=10) == 70_000
 
 
-def test_a_gpu_that_did_not_answer_starts_over_and_keeps_its_lowest_mean(board: Board) -> None:
-    board.watch(70, ticks=19)
-    board.idle = board.idle.interrupt()
+def test_a_gpu_that_did_not_answer_starts_over_and_keeps_its_lowest_mean(gpu: IdleGpu) -> None:
+    gpu.watch(70, ticks=19)
+    gpu.idle = gpu.idle.interrupt()
     # The processes at the beginning of the first tick are not known.
-    assert board.watch(60, ticks=10) == 70_000
-    assert board.watch(60) == 60_000
+    assert gpu.watch(60, ticks=10) == 70_000
+    assert gpu.watch(60) == 60_000

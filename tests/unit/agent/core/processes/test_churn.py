@@ -190,7 +190,9 @@ def cgroup_of(process: Process) -> str:
     )
 
 
-def ask(machine: Machine, meanwhile: list[Step]) -> tuple[list[RawGpuSample], set[tuple[int, int]]]:
+def query_driver(
+    machine: Machine, meanwhile: list[Step]
+) -> tuple[list[RawGpuSample], set[tuple[int, int]]]:
     """Query the driver, which lists one device after another while steps happen."""
     seen: set[tuple[int, int]] = set()
     lists: dict[str, tuple[ListedProcess, ...]] = {}
@@ -238,7 +240,7 @@ def test_no_process_is_ever_shown_where_it_never_was(
         for step in before:
             machine.do(step)
         requested = machine.moment()
-        answers, listed = ask(machine, list(within))
+        answers, listed = query_driver(machine, list(within))
         machine.before_reads = list(between)
         tick = sampler.sample(answers, at=requested)
         machine.before_reads = []

@@ -1,4 +1,4 @@
-"""What ticks reported about processes, and a GPU's unattributed busy time."""
+"""The sampled time of processes in ticks, and a GPU's unattributed busy time."""
 
 from collections.abc import Sequence
 

@@ -97,7 +97,7 @@ class Bench:
         await self.allocations.wait_answer(0)
         await settle()
 
-    async def pass_by(self, seconds: float, *, sampling_interval_seconds: float = 1.0) -> None:
+    async def advance(self, seconds: float, *, sampling_interval_seconds: float = 1.0) -> None:
         for _ in range(round(seconds / sampling_interval_seconds)):
             self.clock.advance(sampling_interval_seconds)
             await self.tick()
@@ -122,7 +122,7 @@ async def test_the_kubelet_is_queried_in_the_first_tick_and_every_ten_seconds(
     assert bench.allocated() == []
     async with bench.running():
         assert (bench.kubelet.requests, bench.allocated()) == (1, [GPU])
-        await bench.pass_by(100, sampling_interval_seconds=sampling_interval_seconds)
+        await bench.advance(100, sampling_interval_seconds=sampling_interval_seconds)
     assert bench.kubelet.requests in (10, 11)
 
 
@@ -132,28 +132,28 @@ async def test_new_pods_have_their_allocations_in_the_tick_that_notices_them(
 ) -> None:
     bench = Bench(answer(GPU))
     async with bench.running():
-        await bench.pass_by(3, sampling_interval_seconds=sampling_interval_seconds)
+        await bench.advance(3, sampling_interval_seconds=sampling_interval_seconds)
         for allocated in ([GPU, OTHER], [OTHER], [], [GPU]):
             bench.kubelet.given, bench.has_changed = answer(*allocated), True
             requested = bench.kubelet.requests
-            await bench.pass_by(
+            await bench.advance(
                 sampling_interval_seconds, sampling_interval_seconds=sampling_interval_seconds
             )
             assert (bench.allocated(), bench.kubelet.requests) == (allocated, requested + 1)
         bench.has_changed = False
         requested = bench.kubelet.requests
-        await bench.pass_by(5)
+        await bench.advance(5)
         assert bench.kubelet.requests == requested
 
 
 async def test_changes_of_processes_update_allocations_in_the_next_tick() -> None:
     bench = Bench(answer(GPU))
     async with bench.running():
-        await bench.pass_by(3)
+        await bench.advance(3)
         bench.kubelet.given = answer(GPU, OTHER)
         bench.allocations.refresh_soon()
         assert bench.allocated() == [GPU]
-        await bench.pass_by(1)
+        await bench.advance(1)
         assert bench.allocated() == [GPU, OTHER]
 
 
@@ -161,7 +161,7 @@ async def test_the_kubelet_is_queried_at_most_twice_a_second() -> None:
     bench = Bench(answer(GPU))
     bench.has_changed = True
     async with bench.running():
-        await bench.pass_by(10, sampling_interval_seconds=0.25)
+        await bench.advance(10, sampling_interval_seconds=0.25)
     assert bench.kubelet.requests == 21
 
 
@@ -169,17 +169,17 @@ async def test_one_request_runs_at_a_time_and_changes_meanwhile_cause_another_on
     bench = Bench(answer(GPU))
     async with bench.running():
         bench.kubelet.may_answer.clear()
-        await bench.pass_by(15)
+        await bench.advance(15)
         assert (bench.kubelet.requests, bench.allocated()) == (2, [GPU])
         bench.has_changed = True
-        await bench.pass_by(1)
+        await bench.advance(1)
         bench.has_changed = False
-        await bench.pass_by(1)
+        await bench.advance(1)
         assert bench.kubelet.requests == 2
         bench.kubelet.given = answer(OTHER)
         bench.kubelet.may_answer.set()
         await settle()
-        await bench.pass_by(1)
+        await bench.advance(1)
         assert (bench.kubelet.requests, bench.allocated()) == (3, [OTHER])
 
 
@@ -188,7 +188,7 @@ async def test_changes_do_not_speed_up_retries_of_a_failing_kubelet() -> None:
     async with bench.running():
         for _ in range(400):
             bench.allocations.refresh_soon()
-            await bench.pass_by(0.25, sampling_interval_seconds=0.25)
+            await bench.advance(0.25, sampling_interval_seconds=0.25)
     assert bench.kubelet.requests < 12
 
 
@@ -196,7 +196,7 @@ async def test_changes_do_not_speed_up_retries_of_a_failing_kubelet() -> None:
 async def test_a_node_without_a_kubelet_is_ready_and_its_check_explains_why(reason: str) -> None:
     bench = Bench(reason)
     async with bench.running():
-        await bench.pass_by(200)
+        await bench.advance(200)
         assert bench.check.is_ok
         assert "samples have no allocations" in bench.check.detail
         assert bench.allocated() == []
@@ -212,15 +212,15 @@ async def test_the_last_response_is_used_for_a_limited_time() -> None:
     bench = Bench(answer(GPU))
     async with bench.running():
         bench.kubelet.given = "refused"
-        await bench.pass_by(50)
+        await bench.advance(50)
         assert bench.allocated() == [GPU]
         assert bench.is_ready()
         assert "the last response is still used" in bench.check.detail
-        await bench.pass_by(60)
+        await bench.advance(60)
         assert bench.allocated() == []
         assert not bench.is_ready()
         bench.kubelet.given = answer(OTHER)
-        await bench.pass_by(31)
+        await bench.advance(31)
         assert bench.allocated() == [OTHER]
         assert bench.is_ready()
 
@@ -229,7 +229,7 @@ async def test_an_invalid_response_is_a_failure_and_the_last_one_is_used() -> No
     bench = Bench(answer(GPU))
     async with bench.running():
         bench.kubelet.given = b"\x0a\x05ab"
-        await bench.pass_by(15)
+        await bench.advance(15)
         assert bench.allocated() == [GPU]
         assert "not a pod list" in bench.check.detail
 
@@ -246,12 +246,12 @@ async def test_allocations_are_recomputed_only_after_a_change() -> None:
     bench = Bench(answer(GPU))
     async with bench.running():
         before = bench.allocations.current(BOTH)
-        await bench.pass_by(30)
+        await bench.advance(30)
         assert bench.allocations.current(DeviceIndex.of([facts(GPU), facts(OTHER)])) is before
 
 
 def allocatable(*device_ids: str) -> bytes:
-    """Return a response with one entry per device, as the kubelet encodes it."""
+    """Return a response in the kubelet's form, with one entry per device."""
     devices = [
         {"resource_name": "nvidia.com/gpu", "device_ids": [device_id]} for device_id in device_ids
     ]
@@ -282,9 +282,9 @@ async def test_allocatable_devices_are_queried_once_a_minute_and_kept_during_fai
     bench = Bench(answer(f"{GPU}::0"))
     bench.kubelet.allocatable = allocatable(f"{GPU}::0", f"{GPU}::1")
     async with bench.running():
-        await bench.pass_by(50)
+        await bench.advance(50)
         assert bench.kubelet.allocatable_requests == 1
         bench.kubelet.allocatable = "deadline"
-        await bench.pass_by(20)
+        await bench.advance(20)
         assert bench.kubelet.allocatable_requests == 2
         assert [one.device_replicas for one in bench.allocations.current(BOTH)] == [2]

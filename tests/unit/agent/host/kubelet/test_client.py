@@ -36,10 +36,10 @@ async def reason_of(socket: Path) -> str:
 
 
 @asynccontextmanager
-async def saying(socket: Path, words: bytes) -> AsyncIterator[None]:
+async def sending(socket: Path, words: bytes) -> AsyncIterator[None]:
     """Listen, and send the same bytes on each connection."""
 
-    class Speaker(asyncio.Protocol):
+    class Sender(asyncio.Protocol):
         @override
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             assert isinstance(transport, asyncio.Transport)
@@ -47,7 +47,7 @@ async def saying(socket: Path, words: bytes) -> AsyncIterator[None]:
             transport.write(words)
 
     transports: list[asyncio.Transport] = []
-    async with await asyncio.get_running_loop().create_unix_server(Speaker, socket):
+    async with await asyncio.get_running_loop().create_unix_server(Sender, socket):
         yield
         for transport in transports:
             transport.abort()
@@ -67,15 +67,15 @@ async def test_a_missing_socket_and_one_without_a_listener_have_different_reason
     socket: Path,
 ) -> None:
     assert await reason_of(socket) == "missing"
-    async with saying(socket, b""):
+    async with sending(socket, b""):
         pass
     assert await reason_of(socket) == "refused"
 
 
 async def test_a_peer_that_does_not_speak_grpc_is_an_error(socket: Path) -> None:
-    async with saying(socket, b"HTTP/1.1 200 OK\r\n\r\n" * 100):
+    async with sending(socket, b"HTTP/1.1 200 OK\r\n\r\n" * 100):
         assert await reason_of(socket) in ("broken", "deadline")
-    async with saying(socket, b""):
+    async with sending(socket, b""):
         assert await reason_of(socket) == "deadline"
 
 
