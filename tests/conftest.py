@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--extended",
         action="store_true",
-        help="run the tests marked extended, and the laws with all their examples, nothing else",
+        help="run only the tests marked extended, and the laws with all their examples",
     )
 
 
