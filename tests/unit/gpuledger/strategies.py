@@ -1,4 +1,4 @@
-"""Any record of a type, for laws that hold for all of them."""
+"""Records of any type, for laws that hold for all of them."""
 
 from enum import Enum
 from types import UnionType
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def records(record: type[T]) -> st.SearchStrategy[T]:
-    """Return records whose every field takes any value of its type, absent ones included."""
+    """Return a strategy for records whose fields take any value of their type or are absent."""
     hints = get_type_hints(record, include_extras=True)
     return st.builds(record, **{name: _values(hint) for name, hint in hints.items()})
 

@@ -1,4 +1,4 @@
-"""Addresses are shown without what may be a secret."""
+"""Addresses are shown without anything that may be a secret."""
 
 import pytest
 
@@ -20,7 +20,7 @@ from gpuledger.settings.secret import MASK, shown_url
         ("prometheus", "prometheus"),
         ("prometheus:9090/w", "prometheus:9090/w"),
         ("", ""),
-        # What does not parse is not shown.
+        # Addresses that cannot be parsed are not shown.
         ("http://mimir/w?mail=a@b", MASK),
         ("http://usr/secret@host:9090/w", MASK),
         ("http//usr:secret@host:9090/w", MASK),
@@ -47,6 +47,6 @@ def test_an_address_is_shown_without_user_password_and_query(url: str, shown: st
 
 @pytest.mark.parametrize("sign", ["#", "?", "/", "@", ":", "[", "]"])
 @pytest.mark.parametrize("form", ["usr:hunter2{}hunter3@host:9090/w", "usr:2{}hunter2@host/w"])
-def test_a_sign_in_a_password_that_is_not_encoded_shows_no_part_of_it(form: str, sign: str) -> None:
+def test_an_unencoded_character_in_a_password_reveals_no_part_of_it(form: str, sign: str) -> None:
     for address in (form.format(sign), f"http://{form.format(sign)}"):
         assert "hunter" not in shown_url(address)

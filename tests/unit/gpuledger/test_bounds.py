@@ -1,4 +1,4 @@
-"""No reading beyond what hardware does is decoded, and the error names its field."""
+"""A reading that no hardware can give is not decoded, and the error names its field."""
 
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -26,7 +26,7 @@ REPORTED_BY_NODES = (NodeSample, NodeReadings, ProcessRecord)
 
 
 def numbers_in(record: type[BaseRecord]) -> Iterator[tuple[str, Any]]:
-    """Yield each field of a record, or of a part of it, that is a number, with its type."""
+    """Yield each numeric field of a record and of its parts, with its type."""
     hints = get_type_hints(record, include_extras=True)
     for name in record.__struct_fields__:
         for part in _parts(hints[name]):
@@ -40,7 +40,7 @@ def _parts(hint: Any) -> Iterator[Any]:  # noqa: ANN401 - any type annotation
     origin = get_origin(hint)
     if origin is None or (origin is Annotated and get_origin(get_args(hint)[0]) is None):
         yield hint
-    elif origin is Annotated:  # a list, with its length
+    elif origin is Annotated:  # a list with its length
         yield from _parts(get_args(hint)[0])
     else:
         for part in get_args(hint):
@@ -48,8 +48,10 @@ def _parts(hint: Any) -> Iterator[Any]:  # noqa: ANN401 - any type annotation
 
 
 @pytest.mark.parametrize("record", REPORTED_BY_NODES)
-def test_every_number_that_a_node_says_is_bounded_on_both_sides(record: type[BaseRecord]) -> None:
-    """A float without bounds would take anything."""
+def test_every_number_that_a_node_reports_is_bounded_on_both_sides(
+    record: type[BaseRecord],
+) -> None:
+    """A float without bounds would accept anything."""
     for name, hint in numbers_in(record):
         kind, limits = get_args(hint) or (hint, msgspec.Meta())
         if kind in {int, float}:
@@ -78,8 +80,8 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("field", "value"), WRONG)
-def test_a_reading_that_no_hardware_gives_is_refused_by_its_name(field: str, value: float) -> None:
-    """Whoever wrote it; the same value cannot be encoded, so that no agent sends it."""
+def test_an_impossible_reading_is_refused_and_named(field: str, value: float) -> None:
+    """The same value cannot be encoded, so it does not come from an agent of ours."""
     right, wrong = (sample(gpus=[reading(**{field: one})]) for one in (0, value))
     refuse(_forge(right, wrong), field)
 
@@ -104,7 +106,7 @@ SIZES = st.integers(-(2**63), 2**63 - 1)
 
 @pytest.mark.parametrize(("field", "made", "most"), OF_A_TICK)
 @given(data=st.data())
-def test_a_tick_is_taken_up_to_its_bounds_and_refused_beyond_by_the_name_of_the_field(
+def test_a_tick_is_accepted_up_to_its_bounds_and_beyond_them_refused_with_the_fields_name(
     field: str, made: Callable[[int], NodeSample], most: int, data: st.DataObject
 ) -> None:
     value = data.draw(st.one_of(SIZES, st.integers(0, most), st.sampled_from([0, most, most + 1])))
@@ -116,14 +118,14 @@ def test_a_tick_is_taken_up_to_its_bounds_and_refused_beyond_by_the_name_of_the_
 
 
 @pytest.mark.parametrize("record", [GpuEvent, NodeReadings])
-def test_what_is_made_of_a_tick_has_the_bounds_of_its_interval(record: type) -> None:
+def test_records_derived_from_a_tick_have_the_bounds_of_its_interval(record: type) -> None:
     hints = dict(numbers_in(record))
     (limits,) = get_args(hints[f"{record.__name__}.interval_ns"])[1:]
     assert (limits.ge, limits.le) == (0, MAX_INTERVAL_NS)
 
 
-def test_no_agent_can_be_told_to_make_a_tick_that_is_longer_than_the_bound() -> None:
-    """Without an answer of any GPU it goes on for so long, and one tick covers all of that."""
+def test_no_agent_can_be_configured_to_make_a_tick_longer_than_the_bound() -> None:
+    """If no GPU answers, the agent waits that long, and one tick covers all of it."""
     longest_seconds = sum(
         _maximum(AgentSettings, name) for name in ("watchdog_seconds", "sampling_interval_seconds")
     )
@@ -131,19 +133,19 @@ def test_no_agent_can_be_told_to_make_a_tick_that_is_longer_than_the_bound() -> 
 
 
 UNBOUNDED = {
-    # Positions, held to their tables when the tick is booked.
+    # Positions, checked against their tables when the tick is booked.
     "GpuProcess.gpu",
     "GpuProcess.container",
     "ProcessExit.gpu",
     "ProcessExit.container",
-    # What a wall clock shows, which anybody may set.
+    # Wall-clock times, because anyone can set a clock.
     "NodeSample.time_ns",
     "ProcessExit.from_time_ns",
     "ProcessExit.until_time_ns",
 }
 
 
-def test_what_of_a_tick_may_be_any_number_is_known() -> None:
+def test_the_fields_of_a_tick_that_may_be_any_number_are_known() -> None:
     wide = {name for name, hint in numbers_in(NodeSample) if _limit(hint) == 2**63 - 1}
     assert wide == UNBOUNDED
 
@@ -159,16 +161,16 @@ def _maximum(settings: type, name: str) -> float:
 
 
 @pytest.mark.parametrize("written", [b"1e999", b"-1e999", b"NaN", b"Infinity"])
-def test_what_is_no_finite_number_is_refused(written: bytes) -> None:
-    """Also where it is spelt as a number that no float holds."""
+def test_a_number_that_is_not_finite_is_refused(written: bytes) -> None:
+    """Also if it is written as a number too large for a float."""
     right = encode(sample(gpus=[reading(tensor_active_ratio=0.725)]))
     assert right.count(b"0.725") == 1
     with pytest.raises(UndecodableError):
         Decoder(topic=SAMPLES.name, record=NodeSample).decode(right.replace(b"0.725", written))
 
 
-def test_what_processes_are_said_to_have_used_is_bounded_too() -> None:
-    """In a tick and at an end."""
+def test_what_a_process_is_reported_to_have_used_is_bounded_too() -> None:
+    """In a tick and at the end of the process."""
     right = sample(processes=[process(sm_utilization_ratio=0.0)])
     refuse(_forge(right, sample(processes=[process(sm_utilization_ratio=-3.0)])), "sm_utilization")
     right = sample(ended_processes=[process_end(busy_ns=0)])
@@ -176,13 +178,13 @@ def test_what_processes_are_said_to_have_used_is_bounded_too() -> None:
 
 
 def refuse(value: bytes, field: str) -> None:
-    """Have it decoded, and see that the error names the field."""
+    """Decode the record and check that the error names the field."""
     with pytest.raises(UndecodableError, match=field):
         Decoder(topic=SAMPLES.name, record=NodeSample).decode(value)
 
 
 def _forge(right: NodeSample, wrong: NodeSample) -> bytes:
-    """Return what no writer of ours lets through; the right one it does let through."""
+    """Return a record that our encoder rejects; the valid one passes."""
     validate(right)
     with pytest.raises(msgspec.ValidationError):
         validate(wrong)

@@ -1,4 +1,4 @@
-"""A mistake in a certificate's or a key's file is one line that names the right setting."""
+"""An error in a certificate's or key's file is one line that names the right setting."""
 
 import datetime as dt
 import ssl
@@ -18,7 +18,7 @@ PASSWORD = b"right"
 
 
 class Files:
-    """An own certificate with its key, which is read with the password that is given."""
+    """A certificate of our own with its key, which is opened with the given password."""
 
     def __init__(self, folder: Path) -> None:
         self.authority = Authority(folder=folder)
@@ -52,17 +52,20 @@ def files(tmp_path: Path) -> Files:
     return Files(tmp_path)
 
 
-def make_folder(file: Path) -> None:
+def make_directory(file: Path) -> None:
     file.unlink()
     file.mkdir()
 
 
 MISTAKES: dict[str, tuple[Callable[[Files], object], str]] = {
     "key gone": (lambda f: f.key.unlink(), "ssl_key_file: cannot read K: No such file"),
-    "key unreadable": (lambda f: make_folder(f.key), "ssl_key_file: cannot read K: Is a directory"),
+    "key unreadable": (
+        lambda f: make_directory(f.key),
+        "ssl_key_file: cannot read K: Is a directory",
+    ),
     "certificate gone": (lambda f: f.certificate.unlink(), "ssl_cert_file: cannot read C: No such"),
-    "key no PEM": (lambda f: f.key.write_text("replace me"), "ssl_key_file: K is not a PEM file"),
-    "certificate no PEM": (
+    "key not PEM": (lambda f: f.key.write_text("replace me"), "ssl_key_file: K is not a PEM file"),
+    "certificate not PEM": (
         lambda f: f.certificate.write_text("x"),
         "ssl_cert_file: C is not a PEM",
     ),
@@ -95,7 +98,7 @@ MISTAKES: dict[str, tuple[Callable[[Files], object], str]] = {
         lambda f: f.encrypt(given="wrong"),
         "ssl_key_password: the key in K has a password, and the given one does not open it",
     ),
-    "a password longer than any": (
+    "an overlong password": (
         lambda f: f.encrypt(given="x" * 5000),
         "ssl_key_password: the key in K has a password, and the given one does not open it",
     ),
@@ -107,7 +110,7 @@ MISTAKES: dict[str, tuple[Callable[[Files], object], str]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_names_the_setting_that_has_it_and_the_file(files: Files, mistake: str) -> None:
+def test_an_error_names_the_setting_and_the_file(files: Files, mistake: str) -> None:
     make, expected = MISTAKES[mistake]
     make(files)
     with pytest.raises(SettingsError) as raised:
@@ -117,7 +120,7 @@ def test_a_mistake_names_the_setting_that_has_it_and_the_file(files: Files, mist
     assert "wrong" not in message
 
 
-def test_a_file_with_a_name_of_any_length_is_said_in_a_line_that_fits_on_a_screen(
+def test_an_error_for_a_very_long_file_name_fits_on_a_screen(
     files: Files,
 ) -> None:
     files.key = Path("x" * 30_000)
@@ -144,7 +147,7 @@ def test_a_key_is_opened_with_its_password(files: Files) -> None:
         (GARBAGE.format("CERTIFICATE"), "F cannot be used: a certificate in it is damaged"),
     ],
 )
-def test_a_mistake_in_authorities_names_setting_and_file(
+def test_an_error_in_ca_certificates_names_the_setting_and_the_file(
     tmp_path: Path, content: str | None, expected: str
 ) -> None:
     file = tmp_path / "ca.crt"
@@ -155,8 +158,8 @@ def test_a_mistake_in_authorities_names_setting_and_file(
     assert str(raised.value).replace(str(file), "F").startswith(f"alerts.ca_file: {expected}")
 
 
-def test_of_several_authorities_the_one_that_ends_last_counts(tmp_path: Path) -> None:
-    """Both are there while one is exchanged for the other."""
+def test_of_several_ca_certificates_the_one_that_expires_last_counts(tmp_path: Path) -> None:
+    """During an exchange the file contains both."""
     old, new = (Authority(folder=tmp_path / name) for name in ("old", "new"))
     expired = old.issue("expired", lifetime=dt.timedelta(minutes=-5)).certificate
     file = tmp_path / "both.pem"
@@ -166,13 +169,13 @@ def test_of_several_authorities_the_one_that_ends_last_counts(tmp_path: Path) ->
     assert validity.subject == "gpuledger tests"
 
 
-def test_a_certificate_that_is_trusted_itself_has_an_end_too(tmp_path: Path) -> None:
+def test_a_certificate_that_is_trusted_directly_expires_too(tmp_path: Path) -> None:
     file = Authority(folder=tmp_path).issue("server").certificate
     (validity,) = authorities_of(trusting(setting="s", file=file), setting="s", file=file)
     assert validity.subject == "server"
 
 
-def test_each_certificate_of_an_own_chain_is_told_of(tmp_path: Path) -> None:
+def test_each_certificate_of_our_own_chain_is_reported(tmp_path: Path) -> None:
     authority = Authority(folder=tmp_path)
     pair = authority.issue("server")
     pair.certificate.write_bytes(pair.certificate.read_bytes() + authority.certificate.read_bytes())

@@ -1,4 +1,4 @@
-"""What does not decode is named: topic, field, value. What decodes can be encoded again."""
+"""An invalid value is named by topic and field; a decoded record can be encoded again."""
 
 import math
 from collections.abc import Callable
@@ -50,7 +50,7 @@ POD: dict[str, object] = {
 }
 TOO_DEEP = b"[" * 100_000 + b"]" * 100_000
 
-# What is put in the place of a field of the sample, and what the error says of it.
+# Changes of the sample, and the error for each.
 BAD_SAMPLES: list[tuple[dict[str, object], str]] = [
     ({"seq": "x"}, "field seq: Expected `int`, got `str`; value 'x'"),
     ({"seq": 1.5}, "field seq: Expected `int`, got `float`; value 1.5"),
@@ -62,7 +62,7 @@ BAD_SAMPLES: list[tuple[dict[str, object], str]] = [
         "field gpus[1].index: Expected `int`, got `str`; value 'x'",
     ),
     (
-        # The store keeps it in 32 bits: one that decodes must never stop a sink.
+        # The store keeps it in 32 bits, and a record that decodes must never stop a sink.
         {"gpus": [["u", 2**31]]},
         "field gpus[0].index: Expected `int` <= 2147483647; value 2147483648",
     ),
@@ -108,7 +108,7 @@ def test_the_field_and_its_value_are_named_in_a_tick(
 
 
 @pytest.mark.parametrize(("change", "output"), BAD_PODS)
-def test_of_a_mapping_the_whole_is_shown(change: dict[str, object], output: str) -> None:
+def test_a_mapping_is_shown_as_a_whole(change: dict[str, object], output: str) -> None:
     decoder = Decoder(topic="a.topic", record=PodRecord)
 
     with pytest.raises(UndecodableError) as raised:
@@ -118,7 +118,7 @@ def test_of_a_mapping_the_whole_is_shown(change: dict[str, object], output: str)
 
 
 @pytest.mark.parametrize(("value", "output"), BAD_BYTES, ids=lambda given: repr(given)[:40])
-def test_bytes_that_are_no_record_are_explained(value: bytes | None, output: str) -> None:
+def test_bytes_that_are_not_a_record_are_explained(value: bytes | None, output: str) -> None:
     decoder = Decoder(topic="a.topic", record=NodeSample)
 
     with pytest.raises(UndecodableError) as raised:
@@ -143,14 +143,14 @@ def test_a_long_value_is_shown_in_part() -> None:
     assert str(raised.value).endswith("…")
 
 
-def test_what_is_absent_gets_no_key_and_reads_as_none() -> None:
+def test_an_absent_field_gets_no_key_and_is_read_as_none() -> None:
     details = GpuDetails(uuid="u", power_instant_milliwatts=None, memory_temperature_celsius=0)
 
     assert encode(details) == b'{"uuid":"u","memory_temperature_celsius":0}'
     assert details.power_instant_milliwatts is None
 
 
-def test_what_is_absent_from_a_record_that_is_an_array_keeps_its_place() -> None:
+def test_an_absent_field_of_an_array_record_keeps_its_position() -> None:
     container = ContainerRef(pod_uid="u")
 
     assert encode(container) == b'[null,"u",null]'
@@ -171,12 +171,14 @@ def test_what_is_absent_from_a_record_that_is_an_array_keeps_its_place() -> None
         (GpuDetails(uuid=cast("str", object())), "object"),
     ],
 )
-def test_validation_refuses_what_nobody_could_read(record: object, output: str) -> None:
+def test_validation_refuses_records_that_no_reader_could_decode(
+    record: object, output: str
+) -> None:
     with pytest.raises(msgspec.ValidationError, match=output):
         validate(record)
 
 
-def test_validation_names_the_place_of_what_is_wrong() -> None:
+def test_validation_names_the_place_of_the_error() -> None:
     sample = NodeSample(
         cluster="default",
         node="n",
@@ -193,19 +195,19 @@ def test_validation_names_the_place_of_what_is_wrong() -> None:
         validate(sample)
 
 
-def test_a_null_of_another_writer_reads_as_absent() -> None:
+def test_a_null_of_another_writer_is_read_as_absent() -> None:
     decoder = Decoder(topic="a.topic", record=GpuDetails)
 
     assert decoder.decode(b'{"uuid":"u","limits":null}') == GpuDetails(uuid="u")
 
 
-def test_there_is_one_decoder_for_a_topic_and_its_record() -> None:
+def test_a_topic_and_its_record_share_one_decoder() -> None:
     assert decoder_of("a.topic", GpuReading) is decoder_of("a.topic", GpuReading)
     assert decoder_of("a.topic", GpuReading) is not decoder_of("b.topic", GpuReading)
 
 
 def records_with(field: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return a golden message of each topic whose record has a field at its top."""
+    """Return a golden message of each topic whose record has this field at the top level."""
     found = []
     for topic in TOPICS:
         messages = sorted((MESSAGES / topic.name).glob("*.json"))
@@ -220,7 +222,7 @@ GOOD_NAMES = ["n", "0", "gpu-node-1", "10.0.0.1", "ip-10-0-0-1.ec2.internal", "n
 
 
 @pytest.mark.parametrize(("topic", "message"), records_with("node"))
-def test_a_nodes_name_is_kubernetes_own_in_every_record(
+def test_a_nodes_name_follows_kubernetes_rules_in_every_record(
     topic: str, message: dict[str, object]
 ) -> None:
     decode: Callable[[bytes], Any] = Decoder(topic=topic, record=BY_NAME[topic].record).decode
@@ -243,7 +245,7 @@ def test_a_seq_that_no_kernel_can_reach_is_refused_in_every_record(
 
 
 @pytest.mark.parametrize(("topic", "message"), records_with("boot_id"))
-def test_the_id_of_a_boot_is_neither_empty_nor_long(topic: str, message: dict[str, object]) -> None:
+def test_a_boot_id_is_neither_empty_nor_long(topic: str, message: dict[str, object]) -> None:
     decode: Callable[[bytes], Any] = Decoder(topic=topic, record=BY_NAME[topic].record).decode
     for boot_id in ("", "b" * 65):
         with pytest.raises(UndecodableError, check=has_words(topic, "field boot_id:")):
@@ -251,8 +253,8 @@ def test_the_id_of_a_boot_is_neither_empty_nor_long(topic: str, message: dict[st
 
 
 @pytest.mark.parametrize("quoted", ["x" * 250_000, "\x7f" * 250_000, "\U0001f600" * 250_000])
-def test_an_error_never_quotes_all_of_a_value(quoted: str) -> None:
-    """The decoder's own words quote an enumeration's value, and all of it."""
+def test_an_error_never_quotes_a_whole_value(quoted: str) -> None:
+    """The decoder's own message quotes all of an enumeration's value."""
     value = orjson.dumps(
         {"cluster": "default", "node": "n", "boot_id": "b", "gpu_uuid": "g", "severity": quoted}
     )

@@ -1,4 +1,4 @@
-"""What is generated is written into the directory that is named, or a line says why not."""
+"""Generated files are written into the given directory, or one line explains why not."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ from gpuledger.errors import UserError
 
 
 @pytest.mark.parametrize(("argv", "directory"), [([], "docs"), (["elsewhere"], "elsewhere")])
-def test_it_writes_into_the_directory_that_is_named(
+def test_it_writes_into_the_given_directory(
     argv: list[str], directory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["command", *argv])
@@ -20,7 +20,7 @@ def test_it_writes_into_the_directory_that_is_named(
     assert written == [Path(directory)]
 
 
-def test_a_users_mistake_is_one_line_and_exit_code_2(
+def test_a_users_error_is_one_line_and_exit_code_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""What stays is not searched for garbage again and again, and no garbage stays with it."""
+"""The collector does not rescan long-lived objects, and no garbage is frozen with them."""
 
 import gc
 import weakref
@@ -10,14 +10,12 @@ from gpuledger.programs import freeze_collector
 
 
 class Cycle:
-    """Holds itself."""
-
     def __init__(self) -> None:
         self.me = self
 
 
 @pytest.fixture(autouse=True)
-def _settled_for_one_test() -> Iterator[None]:
+def _frozen_for_one_test() -> Iterator[None]:
     thresholds = gc.get_threshold()
     gc.disable()
     yield
@@ -26,7 +24,7 @@ def _settled_for_one_test() -> Iterator[None]:
     gc.enable()
 
 
-def test_garbage_goes_before_the_rest_is_left_alone() -> None:
+def test_garbage_is_collected_before_the_rest_is_frozen() -> None:
     garbage = weakref.ref(Cycle())
     freeze_collector(20_000)
 
@@ -35,7 +33,7 @@ def test_garbage_goes_before_the_rest_is_left_alone() -> None:
     assert gc.get_threshold()[0] == 20_000
 
 
-def test_what_becomes_garbage_later_is_still_found() -> None:
+def test_later_garbage_is_still_found() -> None:
     freeze_collector(10_000, 20, 20)
     garbage = weakref.ref(Cycle())
     gc.collect()

@@ -1,4 +1,4 @@
-"""What a reader may call complete, in whatever order watermarks and records come."""
+"""The time through which a reader is complete, whatever the order of watermarks and records."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,20 +32,20 @@ def reader() -> Completeness:
     ),
     seen=st.lists(st.booleans(), min_size=200, max_size=200),
 )
-def test_nothing_that_is_read_later_is_of_a_time_that_was_called_complete(
+def test_nothing_that_is_read_later_belongs_to_a_time_that_was_called_complete(
     written: list[int | tuple[int, int]], seen: list[bool]
 ) -> None:
-    """Whoever reads the events slower or faster than the watermarks; what comes late excepted."""
+    """The reader may read events slower or faster than watermarks; late events are exempt."""
     events: list[int] = []
     marks: list[tuple[int, int]] = []
     for one in written:
         if isinstance(one, int):
             events.append(one)
         else:
-            # As a component writes it: of what is there, or of less where it is not the newest.
+            # A component writes the current end, or an earlier offset with an older watermark.
             until, behind = one
             marks.append((until, max(0, len(events) - behind)))
-    # What the law excepts: events that came behind a watermark of a later time.
+    # The law exempts events that came after a watermark of a later time.
     late = {
         place
         for place, time in enumerate(events)
@@ -64,7 +64,7 @@ def test_nothing_that_is_read_later_is_of_a_time_that_was_called_complete(
             taken += 1
 
 
-def test_a_watermark_counts_once_the_reader_is_past_what_it_speaks_of() -> None:
+def test_a_watermark_counts_once_the_reader_has_passed_its_offset() -> None:
     reported = reader()
     reported.take(watermark(100, offset=5))
     assert reported.complete_until_ns([3]) is None
@@ -74,7 +74,7 @@ def test_a_watermark_counts_once_the_reader_is_past_what_it_speaks_of() -> None:
     assert reported.complete_until_ns([3]) == 100
 
 
-def test_partitions_are_complete_up_to_the_hindmost_and_not_before_each_has_spoken() -> None:
+def test_partitions_are_complete_through_the_slowest_and_only_once_each_has_a_watermark() -> None:
     reported = reader()
     for partition, until in ((0, 100), (1, 70)):
         reported.read_to(partition, 9)
@@ -83,7 +83,7 @@ def test_partitions_are_complete_up_to_the_hindmost_and_not_before_each_has_spok
     assert reported.complete_until_ns([0, 1, 2]) is None
 
 
-def test_a_partition_is_complete_up_to_the_hindmost_of_its_clusters() -> None:
+def test_a_partition_is_complete_through_the_slowest_of_its_clusters() -> None:
     reported = reader()
     reported.read_to(3, 9)
     for cluster, until in (("east", 100), ("west", 70)):
@@ -91,7 +91,7 @@ def test_a_partition_is_complete_up_to_the_hindmost_of_its_clusters() -> None:
     assert reported.complete_until_ns([3]) == 70
 
 
-def test_what_was_complete_stays_so_though_a_later_watermark_says_less() -> None:
+def test_what_was_complete_stays_complete_after_an_earlier_watermark() -> None:
     reported = reader()
     reported.read_to(3, 9)
     reported.take(watermark(100, offset=1))
@@ -99,7 +99,7 @@ def test_what_was_complete_stays_so_though_a_later_watermark_says_less() -> None
     assert reported.complete_until_ns([3]) == 100
 
 
-def test_other_stages_and_topics_do_not_count() -> None:
+def test_other_components_and_topics_do_not_count() -> None:
     reported = reader()
     reported.read_to(3, 9)
     reported.take(watermark(100, offset=1, component="podwatch"))
@@ -107,8 +107,8 @@ def test_other_stages_and_topics_do_not_count() -> None:
     assert reported.complete_until_ns([3]) is None
 
 
-def test_a_reader_that_is_far_behind_goes_from_one_watermark_to_the_next() -> None:
-    """Of very many that wait the newest is kept, and those from where the reader is."""
+def test_a_reader_that_is_far_behind_advances_from_one_watermark_to_the_next() -> None:
+    """If very many wait, the newest is kept, and those from the reader's position on."""
     reported = reader()
     for number in range(10 * MAX_WAITING):
         reported.take(watermark(number, offset=number))
@@ -118,7 +118,7 @@ def test_a_reader_that_is_far_behind_goes_from_one_watermark_to_the_next() -> No
     assert reported.complete_until_ns([3]) == 10 * MAX_WAITING - 1
 
 
-def test_a_partition_that_was_given_up_is_forgotten() -> None:
+def test_a_revoked_partition_is_forgotten() -> None:
     reported = reader()
     reported.read_to(3, 9)
     reported.take(watermark(100, offset=1))
@@ -128,11 +128,11 @@ def test_a_partition_that_was_given_up_is_forgotten() -> None:
     assert reported.complete_until_ns([3]) is None
 
 
-def test_a_key_names_stage_cluster_and_partition() -> None:
+def test_a_key_names_component_cluster_and_partition() -> None:
     assert key_of(watermark(1, offset=1)) == b"join/default/3"
 
 
-def test_what_was_said_of_a_topic_before_it_was_made_anew_holds_up_nothing() -> None:
+def test_watermarks_from_before_a_topic_was_recreated_block_nothing() -> None:
     reported = reader()
     reported.read_to(3, 2)
     reported.take(watermark(5, offset=1000))
@@ -141,7 +141,7 @@ def test_what_was_said_of_a_topic_before_it_was_made_anew_holds_up_nothing() -> 
     assert reported.complete_until_ns([3]) == 9
 
 
-def test_what_is_taken_back_is_waited_for_no_more_and_counts_again_once_it_is_said_anew() -> None:
+def test_a_deleted_watermark_is_not_waited_for_and_counts_again_once_republished() -> None:
     reported = reader()
     reported.read_to(3, 10)
     gone, stays = watermark(5, offset=1, cluster="gone"), watermark(9, offset=1)
@@ -158,7 +158,7 @@ def test_what_is_taken_back_is_waited_for_no_more_and_counts_again_once_it_is_sa
     assert reported.complete_until_ns([3]) == 7
 
 
-def test_what_would_be_complete_at_an_offset_is_what_is_once_it_is_read() -> None:
+def test_the_completeness_predicted_for_an_offset_is_reached_when_it_is_read() -> None:
     events = reader()
     events.take(watermark(10, offset=5))
     events.take(watermark(20, offset=9))

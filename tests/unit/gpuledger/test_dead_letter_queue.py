@@ -1,4 +1,4 @@
-"""A record that cannot be used is put aside with its bytes and its reason, and nothing is lost."""
+"""A record that cannot be used becomes a dead letter with its bytes and reason; nothing is lost."""
 
 import asyncio
 import base64
@@ -55,7 +55,7 @@ def counted(reason: str) -> float:
     return REGISTRY.get_sample_value("gpuledger_dead_letters_total", labels) or 0.0
 
 
-def test_what_decodes_comes_through_in_order_and_the_rest_is_left_out() -> None:
+def test_records_that_decode_are_returned_in_order_and_the_others_are_left_out() -> None:
     records = [record(GOOD), record(b"{", offset=1), record(GOOD, offset=2)]
     dead_letters = dead_letter_queue(KeepingProducer())
 
@@ -66,7 +66,7 @@ def test_what_decodes_comes_through_in_order_and_the_rest_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("value", [b"{", b"\xff\x00\xfe", b"", b"x" * 100_000, b'{"uuid":1}'])
-async def test_a_letter_holds_the_place_the_reason_and_the_very_bytes(value: bytes) -> None:
+async def test_a_dead_letter_has_the_position_the_reason_and_the_exact_bytes(value: bytes) -> None:
     producer = KeepingProducer()
     dead_letters = dead_letter_queue(producer)
     list(dead_letters.decode(DECODER, [record(value, offset=41)]))
@@ -88,7 +88,7 @@ async def test_a_letter_holds_the_place_the_reason_and_the_very_bytes(value: byt
     assert base64.b64decode(dead_letter.key_base64 or "", validate=True) == b"a-key"
 
 
-async def test_what_was_absent_stays_absent() -> None:
+async def test_absent_bytes_stay_absent() -> None:
     producer = KeepingProducer()
     dead_letters = dead_letter_queue(producer)
     dead_letters.reject(Record("a.topic", 0, 0, 1, None, None), reason="invalid", detail="why")
@@ -100,7 +100,7 @@ async def test_what_was_absent_stays_absent() -> None:
     assert (dead_letter.reason, dead_letter.detail) == ("invalid", "why")
 
 
-async def test_letters_lie_by_the_partition_they_speak_of_under_their_topic_and_in_order() -> None:
+async def test_dead_letters_are_placed_by_their_records_partition_and_keyed_by_topic() -> None:
     producer = KeepingProducer()
     dead_letters = dead_letter_queue(producer, partitions=2)
     for partition, offset in [(0, 5), (1, 6), (2, 7), (0, 8)]:
@@ -119,7 +119,7 @@ async def test_letters_lie_by_the_partition_they_speak_of_under_their_topic_and_
     assert {message.timestamp_ms for message in producer.messages()} == {1_700_000_000_123}
 
 
-async def test_a_record_too_large_for_a_letter_is_told_without_its_bytes() -> None:
+async def test_a_record_too_large_for_a_dead_letter_is_reported_without_its_bytes() -> None:
     producer = KeepingProducer()
     dead_letters = dead_letter_queue(producer)
 
@@ -134,7 +134,7 @@ async def test_a_record_too_large_for_a_letter_is_told_without_its_bytes() -> No
     )
 
 
-async def test_a_key_that_does_not_fit_either_is_named_by_its_begin() -> None:
+async def test_a_key_that_does_not_fit_either_is_quoted_by_its_beginning() -> None:
     producer = KeepingProducer()
     dead_letters = dead_letter_queue(producer)
 
@@ -149,7 +149,7 @@ async def test_a_key_that_does_not_fit_either_is_named_by_its_begin() -> None:
     assert len(dead_letter.detail) < 250
 
 
-async def test_without_letters_nothing_is_published() -> None:
+async def test_without_dead_letters_nothing_is_published() -> None:
     producer = KeepingProducer()
 
     await dead_letter_queue(producer).flush()
@@ -157,7 +157,7 @@ async def test_without_letters_nothing_is_published() -> None:
     assert producer.batches == []
 
 
-async def test_letters_that_could_not_be_published_stay_for_the_next_flush() -> None:
+async def test_dead_letters_that_could_not_be_published_wait_for_the_next_flush() -> None:
     producer = KeepingProducer(refusals=1)
     dead_letters = dead_letter_queue(producer)
     dead_letters.reject(record(b"", offset=1), reason="invalid", detail="")
@@ -172,7 +172,7 @@ async def test_letters_that_could_not_be_published_stay_for_the_next_flush() -> 
 
 
 class FullProducer(KeepingProducer):
-    """A second partition takes nothing."""
+    """Rejects messages for a second partition."""
 
     is_full = True
 
@@ -184,7 +184,7 @@ class FullProducer(KeepingProducer):
 
 
 class BusyProducer(KeepingProducer):
-    """A letter comes while the batch before it is on its way."""
+    """A dead letter arrives while the batch before it is being published."""
 
     @override
     async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
@@ -196,10 +196,10 @@ class BusyProducer(KeepingProducer):
         raise NotImplementedError
 
 
-async def test_a_letter_that_comes_during_a_flush_is_for_the_next_one() -> None:
+async def test_a_dead_letter_that_arrives_during_a_flush_belongs_to_the_next_one() -> None:
     producer = BusyProducer()
     dead_letters = dead_letter_queue(producer)
-    producer.meanwhile = lambda: dead_letters.reject(  # type: ignore[method-assign]  # closes the circle between the two
+    producer.meanwhile = lambda: dead_letters.reject(  # type: ignore[method-assign]  # each refers to the other
         record(b"", offset=2), reason="invalid", detail=""
     )
     dead_letters.reject(record(b"", offset=1), reason="invalid", detail="")
@@ -210,7 +210,7 @@ async def test_a_letter_that_comes_during_a_flush_is_for_the_next_one() -> None:
     assert [dead_letter.offset for dead_letter in found_dead_letters(producer)] == [1, 2]
 
 
-async def test_each_letter_is_counted_by_topic_and_reason_once_the_topic_has_it() -> None:
+async def test_each_dead_letter_is_counted_by_topic_and_reason_once_it_is_published() -> None:
     before = counted("undecodable"), counted("invalid")
     dead_letters = dead_letter_queue(KeepingProducer(refusals=1))
     list(dead_letters.decode(DECODER, [record(b"{"), record(b"["), record(GOOD)]))
@@ -225,7 +225,7 @@ async def test_each_letter_is_counted_by_topic_and_reason_once_the_topic_has_it(
     assert (counted("undecodable"), counted("invalid")) == (before[0] + 2, before[1] + 1)
 
 
-def test_letters_that_were_taken_out_are_counted_once_it_is_said_that_the_topic_has_them() -> None:
+def test_drained_dead_letters_are_counted_once_they_are_acknowledged() -> None:
     before, reported = counted("invalid"), list[tuple[str, int]]()
     dead_letters = DeadLetterQueue(
         consumer="a-group",
@@ -235,7 +235,7 @@ def test_letters_that_were_taken_out_are_counted_once_it_is_said_that_the_topic_
         topic=DEAD_LETTERS,
     )
     dead_letters.reject(record(b""), reason="invalid", detail="why")
-    dead_letters.drain(3)  # of a transaction that was undone: the record is read again
+    dead_letters.drain(3)  # by a transaction that was aborted: the record is read again
     dead_letters.reject(record(b""), reason="invalid", detail="why")
     drained = dead_letters.drain(3)
     assert (counted("invalid"), reported) == (before, [])
@@ -245,7 +245,7 @@ def test_letters_that_were_taken_out_are_counted_once_it_is_said_that_the_topic_
     assert (counted("invalid"), reported) == (before + 1, [("invalid", 1)])
 
 
-async def test_of_two_places_the_letters_of_one_that_has_them_are_not_published_again() -> None:
+async def test_dead_letters_of_a_partition_that_has_them_are_not_published_again() -> None:
     producer = FullProducer()
     dead_letters = dead_letter_queue(producer)
     for partition in (0, 1, 3):
@@ -259,7 +259,7 @@ async def test_of_two_places_the_letters_of_one_that_has_them_are_not_published_
     assert [dead_letter.partition for dead_letter in found_dead_letters(producer)] == [0, 1, 3]
 
 
-def test_the_error_of_a_transaction_says_how_many_letters_wait_with_it() -> None:
+def test_the_error_of_a_transaction_tells_how_many_dead_letters_wait_with_it() -> None:
     dead_letters = dead_letter_queue(KeepingProducer())
     dead_letters.reject(record(b""), reason="invalid", detail="")
     error = TopicsError("there is no topic")
@@ -271,7 +271,7 @@ def test_the_error_of_a_transaction_says_how_many_letters_wait_with_it() -> None
     assert dead_letters.drain(3).explain(error) is error
 
 
-def test_letters_can_be_taken_out_partition_by_partition_to_be_published_elsewhere() -> None:
+def test_dead_letters_can_be_drained_by_partition_to_be_published_elsewhere() -> None:
     dead_letters = dead_letter_queue(KeepingProducer())
     for offset, partition in enumerate((3, 4, 3)):
         dead_letters.reject(
@@ -286,7 +286,7 @@ def test_letters_can_be_taken_out_partition_by_partition_to_be_published_elsewhe
     assert dead_letters.waiting() == {4}
 
 
-async def test_letters_of_records_that_will_be_read_again_can_be_dropped() -> None:
+async def test_dead_letters_of_records_that_will_be_read_again_can_be_dropped() -> None:
     producer = KeepingProducer()
     dead_letters = dead_letter_queue(producer)
     for partition in (3, 4):
@@ -298,7 +298,7 @@ async def test_letters_of_records_that_will_be_read_again_can_be_dropped() -> No
     assert [dead_letter.partition for dead_letter in found_dead_letters(producer)] == [4]
 
 
-async def test_letters_are_dropped_of_the_topic_that_is_named_and_of_no_other() -> None:
+async def test_dead_letters_are_dropped_for_the_given_topic_only() -> None:
     producer = KeepingProducer()
     dead_letters = dead_letter_queue(producer)
     dead_letters.reject(record(b"x"), reason="r", detail="d")
@@ -310,7 +310,7 @@ async def test_letters_are_dropped_of_the_topic_that_is_named_and_of_no_other() 
     assert [dead_letter.topic for dead_letter in found_dead_letters(producer)] == ["b.topic"]
 
 
-async def test_a_letter_that_is_dropped_while_it_is_refused_is_not_published_later() -> None:
+async def test_a_dead_letter_that_is_dropped_while_its_flush_fails_is_not_published_later() -> None:
     class DroppingProducer(KeepingProducer):
         @override
         async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
@@ -330,7 +330,7 @@ async def test_a_letter_that_is_dropped_while_it_is_refused_is_not_published_lat
 
 
 class GatedProducer(KeepingProducer):
-    """Does something before each publish, and publishes nothing before its gate is open."""
+    """Runs a function before the first publish, and publishes nothing until its gate is open."""
 
     def __init__(self, *, refusals: int = 0, first: Callable[[], None] = lambda: None) -> None:
         super().__init__(refusals=refusals)
@@ -346,7 +346,7 @@ class GatedProducer(KeepingProducer):
         await super().publish(topic, partition, messages)
 
 
-async def test_who_flushes_while_another_does_waits_until_the_letters_are_on_the_topic() -> None:
+async def test_a_concurrent_flush_waits_until_the_dead_letters_are_on_the_topic() -> None:
     producer = GatedProducer()
     dead_letters = dead_letter_queue(producer)
     dead_letters.reject(record(b"x"), reason="r", detail="d")
@@ -354,7 +354,7 @@ async def test_who_flushes_while_another_does_waits_until_the_letters_are_on_the
     first = asyncio.create_task(dead_letters.flush())
     await producer.requests.wait()
     second = asyncio.create_task(dead_letters.flush())
-    # Without waiting it would be done by now, and its caller would commit.
+    # Without the wait the flush would be done by now, and its caller would commit.
     await asyncio.wait({second}, timeout=0)
     for _ in range(5):
         await asyncio.sleep(0)
@@ -365,7 +365,7 @@ async def test_who_flushes_while_another_does_waits_until_the_letters_are_on_the
     assert len(found_dead_letters(producer)) == 1
 
 
-async def test_after_a_flush_that_failed_older_letters_come_before_younger_ones() -> None:
+async def test_after_a_failed_flush_older_dead_letters_come_before_newer_ones() -> None:
     producer = GatedProducer(refusals=1)
     dead_letters = dead_letter_queue(producer)
     dead_letters.reject(record(b"x", offset=1), reason="r", detail="d")
@@ -381,7 +381,7 @@ async def test_after_a_flush_that_failed_older_letters_come_before_younger_ones(
     assert [dead_letter.offset for dead_letter in found_dead_letters(producer)] == [1, 2]
 
 
-async def test_a_place_all_of_whose_letters_were_dropped_meanwhile_is_sent_nothing() -> None:
+async def test_a_partition_whose_dead_letters_were_all_dropped_gets_no_message() -> None:
     producer = GatedProducer(first=lambda: dead_letters.drop(4))
     producer.gate.set()
     dead_letters = dead_letter_queue(producer)
@@ -393,7 +393,7 @@ async def test_a_place_all_of_whose_letters_were_dropped_meanwhile_is_sent_nothi
     assert [partition for _, partition, _ in producer.batches] == [1]
 
 
-async def test_what_is_refused_for_ever_is_a_line_a_minute_for_each_topic_and_reason() -> None:
+async def test_repeated_rejections_are_logged_once_a_minute_for_each_topic_and_reason() -> None:
     now_seconds = 0.0
     dead_letters = DeadLetterQueue(
         consumer="a-group",
@@ -421,12 +421,12 @@ async def test_what_is_refused_for_ever_is_a_line_a_minute_for_each_topic_and_re
 
 
 LONGEST = "\x7f" * 250_000
-"""Of this a quotation has five times as many bytes as it has itself."""
+"""Quoted, this text has five times as many bytes as unquoted."""
 
 
 @pytest.mark.parametrize("value_bytes", [0, 500_000, 736_000, 750_000, 8_000_000])
 @pytest.mark.parametrize("detail", ["why", LONGEST, repr(LONGEST), "\U0001f600" * 250_000])
-async def test_a_letter_fits_in_a_message_whatever_it_is_about(
+async def test_a_dead_letter_fits_in_a_message_whatever_its_record_is(
     value_bytes: int, detail: str
 ) -> None:
     producer = KeepingProducer()
@@ -442,7 +442,7 @@ async def test_a_letter_fits_in_a_message_whatever_it_is_about(
     assert (dead_letter.value_base64 is None) == (dead_letter.key_base64 is None)
 
 
-async def test_a_record_larger_than_a_message_is_put_aside_undecoded_and_the_next_is_read() -> None:
+async def test_a_record_larger_than_a_message_is_rejected_undecoded_and_the_next_is_read() -> None:
     producer = KeepingProducer()
     dead_letters = dead_letter_queue(producer)
     huge = GOOD[:-1] + b" " * MAX_MESSAGE_BYTES + b"]"
@@ -463,7 +463,7 @@ async def test_a_record_larger_than_a_message_is_put_aside_undecoded_and_the_nex
     )
 
 
-async def test_a_batch_that_cannot_be_unpacked_is_one_letter_of_its_offsets() -> None:
+async def test_a_batch_that_cannot_be_decompressed_is_one_dead_letter_with_its_offsets() -> None:
     producer = KeepingProducer()
     dead_letters = dead_letter_queue(producer)
     unreadable = gzipped(range(40, 50))
@@ -486,11 +486,11 @@ async def test_a_batch_that_cannot_be_unpacked_is_one_letter_of_its_offsets() ->
     )
 
 
-async def test_what_a_batch_hides_is_counted_once_the_topic_has_its_letter() -> None:
+async def test_offsets_of_an_unreadable_batch_are_counted_with_its_dead_letter() -> None:
     before = unreadable_offsets("codec")
     dead_letters = dead_letter_queue(KeepingProducer())
     list(dead_letters.decode(DECODER, [gzipped(range(40, 50))]))
-    dead_letters.drain(3)  # of a transaction that was undone: the batch is read again
+    dead_letters.drain(3)  # by a transaction that was aborted: the batch is read again
     list(dead_letters.decode(DECODER, [gzipped(range(40, 50))]))
     drained = dead_letters.drain(3)
     list(dead_letters.decode(DECODER, [gzipped(range(50, 53))]))

@@ -1,4 +1,4 @@
-"""What stands under a field is found, also when the class inherits it."""
+"""The docstring under a field is found, even if the class inherits the field."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ class Base:
 @dataclasses.dataclass
 class Derived(Base):
     second: int = 0
-    """The second, told anew."""
+    """The second, overridden."""
 
 
 def test_each_field_has_the_docstring_under_it_as_one_line() -> None:
@@ -30,10 +30,10 @@ def test_each_field_has_the_docstring_under_it_as_one_line() -> None:
     }
 
 
-def test_a_derived_class_keeps_what_the_base_says_unless_it_says_it_anew() -> None:
+def test_a_derived_class_keeps_the_docstrings_of_its_base_unless_it_overrides_them() -> None:
     assert field_docstrings(Derived) == {
         "first": "The first of two lines.",
-        "second": "The second, told anew.",
+        "second": "The second, overridden.",
     }
 
 
@@ -41,5 +41,5 @@ def test_a_class_without_source_has_no_field_docstrings() -> None:
     assert field_docstrings(type("Made", (), {})) == {}
 
 
-def test_a_class_docstring_is_one_line_and_empty_where_there_is_none() -> None:
+def test_a_class_docstring_is_one_line_and_empty_if_there_is_none() -> None:
     assert (class_docstring(Base), class_docstring(type("Made", (), {}))) == ("A base.", "")

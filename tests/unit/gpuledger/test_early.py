@@ -1,4 +1,4 @@
-"""Signals are heeded from a program's first instruction on: asked of real processes."""
+"""Signals are handled from a program's first instruction on, tested with real processes."""
 
 import re
 import signal
@@ -14,7 +14,7 @@ from gpuledger.programs import COMPONENTS
 SUBCOMMANDS = {package: name for name, (package, _) in COMPONENTS.items()}
 DEPLOYABLES = tuple(SUBCOMMANDS)
 INTERRUPTED = 130
-# Raises the signal in the process itself, just as the first of what takes long is imported.
+# Raises the signal in the process itself, just when the first slow module is imported.
 SIGNALLED = """
 import os, runpy, signal, sys
 
@@ -34,7 +34,7 @@ STARTS = {
 
 
 def run_by(module: str) -> str:
-    """Return the module that a deployable's `__main__` imports once it handles signals."""
+    """Return the module that a component's `__main__` imports once it handles signals."""
     spec = find_spec(f"{module}.__main__")
     assert spec
     assert spec.origin
@@ -46,7 +46,7 @@ def run_by(module: str) -> str:
 def signalled(
     number: signal.Signals, *, module: str, start: str, at: str, argv: tuple[str, ...] = ()
 ) -> tuple[int, bytes]:
-    """Return exit code and standard error of a program that is signalled as it imports `at`."""
+    """Return exit code and standard error of a program that is signalled while it imports `at`."""
     given = [SUBCOMMANDS[module]] if module in SUBCOMMANDS else []
     begun = STARTS[start].format(module=module, given=given)
     code = SIGNALLED.format(first=at, number=int(number), start=begun)
@@ -59,7 +59,7 @@ def signalled(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("module", DEPLOYABLES)
-def test_a_signal_before_the_work_ends_a_deployable_with_zero(
+def test_a_signal_before_the_work_ends_a_component_with_zero(
     module: str, start: str, number: signal.Signals
 ) -> None:
     assert signalled(number, module=module, start=start, at=run_by(module)) == (0, b"")
@@ -67,8 +67,8 @@ def test_a_signal_before_the_work_ends_a_deployable_with_zero(
 
 @pytest.mark.parametrize("begin", ["end_on_signals()", "end_on_interrupt(130)"])
 @pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
-def test_a_standard_stream_that_is_closed_leads_nowhere(closed: str, begin: str) -> None:
-    """And is not the next file that is opened."""
+def test_a_closed_standard_stream_is_replaced_by_the_null_device(closed: str, begin: str) -> None:
+    """Otherwise the next file to be opened would become that stream."""
     code = (
         "import os, sys\n"
         "from gpuledger.programs import *\n"
@@ -82,8 +82,8 @@ def test_a_standard_stream_that_is_closed_leads_nowhere(closed: str, begin: str)
 
 
 @pytest.mark.parametrize("module", DEPLOYABLES)
-def test_a_deployable_ends_with_its_exit_code_whatever_its_threads_are_doing(module: str) -> None:
-    """The end of the interpreter, told by `atexit`, would take it from under their calls."""
+def test_a_component_ends_with_its_exit_code_whatever_its_threads_are_doing(module: str) -> None:
+    """Interpreter shutdown, shown by `atexit`, would change that code."""
     code = (
         f"import atexit, {module}.__main__, {run_by(module)} as command\n"
         "atexit.register(print, 'the interpreter ended')\n"
@@ -107,7 +107,7 @@ def test_ctrl_c_before_the_work_ends_the_command_quietly_with_130(at: str, start
 
 
 @pytest.mark.parametrize("module", [*DEPLOYABLES, "gpuledger_cli"])
-def test_nothing_but_our_own_empty_packages_is_imported_before_signals_are_heeded(
+def test_only_our_own_empty_packages_are_imported_before_signals_are_handled(
     module: str,
 ) -> None:
     code = (

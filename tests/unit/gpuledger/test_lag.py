@@ -1,4 +1,4 @@
-"""How far behind a consumer is: it grows during an outage and is nothing where nothing waits."""
+"""How far behind a consumer is: lag grows during an outage and is zero if nothing waits."""
 
 from gpuledger.bus.protocol import Record, TopicPartition
 from gpuledger.lag import Lag
@@ -12,7 +12,7 @@ def record(offset: int, *, age_seconds: float, at: TopicPartition = AT) -> Recor
     return Record(*at, offset, START_MS - round(age_seconds * 1000), None, b"")
 
 
-def test_what_waits_for_the_receiver_grows_older_with_the_clock() -> None:
+def test_what_waits_for_the_receiver_ages_with_the_clock() -> None:
     clock = ManualClock()
     lag = Lag(clock=clock)
     lag.polled({AT: [record(0, age_seconds=2), record(1, age_seconds=1)]})
@@ -21,7 +21,7 @@ def test_what_waits_for_the_receiver_grows_older_with_the_clock() -> None:
     assert lag.seconds() == 302
 
 
-def test_nothing_to_do_is_no_lag_however_long_ago_the_last_event_was() -> None:
+def test_without_work_there_is_no_lag_however_long_ago_the_last_event_was() -> None:
     clock = ManualClock()
     lag = Lag(clock=clock)
     assert lag.seconds() == 0
@@ -33,14 +33,14 @@ def test_nothing_to_do_is_no_lag_however_long_ago_the_last_event_was() -> None:
     assert lag.newest_seconds() == START_NS / 1e9 - 1
 
 
-def test_between_the_polls_of_a_backlog_the_lag_is_that_of_what_was_done_last() -> None:
+def test_between_polls_of_a_backlog_the_lag_is_that_of_the_last_processed_record() -> None:
     lag = Lag(clock=ManualClock())
     lag.polled({AT: [record(0, age_seconds=500)]})
     lag.done(AT, 1, time_ms=START_MS - 500_000)
     assert lag.seconds() == 500
 
 
-def test_a_part_that_is_done_leaves_the_rest_waiting() -> None:
+def test_processing_one_partition_leaves_the_others_waiting() -> None:
     lag = Lag(clock=ManualClock())
     lag.polled({AT: [record(0, age_seconds=9)], OTHER: [record(5, age_seconds=3, at=OTHER)]})
     lag.done(AT, 1)
@@ -50,7 +50,7 @@ def test_a_part_that_is_done_leaves_the_rest_waiting() -> None:
     assert lag.seconds() == 0
 
 
-def test_what_is_read_again_is_not_waited_for_twice() -> None:
+def test_records_that_are_read_again_are_not_waited_for_twice() -> None:
     lag = Lag(clock=ManualClock())
     lag.polled({AT: [record(7, age_seconds=9)]})
     lag.polled({AT: [record(3, age_seconds=5)]})
@@ -59,14 +59,14 @@ def test_what_is_read_again_is_not_waited_for_twice() -> None:
     assert lag.seconds() == 0
 
 
-def test_a_clock_behind_the_events_is_no_negative_lag() -> None:
+def test_a_clock_behind_the_events_gives_no_negative_lag() -> None:
     lag = Lag(clock=ManualClock())
     lag.polled({AT: [record(0, age_seconds=-30)]})
     assert lag.seconds() == 0
 
 
-def test_records_that_the_bus_withholds_are_lag_though_none_was_polled() -> None:
-    """An open transaction before them is no reason to say that there is nothing to do."""
+def test_records_that_the_bus_withholds_are_lag_although_none_was_polled() -> None:
+    """If an open transaction withholds records, there is still work to do."""
     lag = Lag(clock=ManualClock())
     lag.follow(lambda: 40.0)
     lag.polled({})
@@ -75,7 +75,7 @@ def test_records_that_the_bus_withholds_are_lag_though_none_was_polled() -> None
     assert lag.seconds() == 90.0
 
 
-def test_what_comes_while_nothing_is_polled_is_lag_from_when_it_was_seen() -> None:
+def test_records_that_arrive_while_nothing_is_polled_are_lag_from_when_they_were_seen() -> None:
     clock = ManualClock()
     lag = Lag(clock=clock)
     lag.polled({})
@@ -93,7 +93,7 @@ def test_what_comes_while_nothing_is_polled_is_lag_from_when_it_was_seen() -> No
     assert lag.seconds() == 0
 
 
-def test_what_is_polled_again_is_not_waited_for_meanwhile() -> None:
+def test_records_that_will_be_polled_again_are_not_waited_for_meanwhile() -> None:
     lag = Lag(clock=ManualClock())
     lag.polled({AT: [record(7, age_seconds=9)], OTHER: [record(5, age_seconds=3, at=OTHER)]})
     lag.forget([AT])

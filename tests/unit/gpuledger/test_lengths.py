@@ -1,4 +1,4 @@
-"""No text, list or mapping of a record is longer than its bound, and the error names its field."""
+"""Every text, list and mapping of a record has a maximum length, and the error names its field."""
 
 from collections.abc import Iterator
 from types import UnionType
@@ -31,7 +31,7 @@ each_record = for_each("record", RECORDS)
 
 
 class Bounded(NamedTuple):
-    """A field, and how to make a value of it that is so long."""
+    """A field, and how to make a value of a given length for it."""
 
     record: type[BaseRecord]
     field: str
@@ -62,7 +62,7 @@ def any_of(hint: Any) -> Any:  # noqa: ANN401 - any type annotation
 
 
 def least(record: type[BaseRecord], **given: object) -> dict[str, Any] | list[Any]:
-    """Return the JSON of a record with what must be there, and what is given."""
+    """Return the JSON of a record with its required fields and the given ones."""
     hints = get_type_hints(record, include_extras=True)
     names = record.__struct_fields__
     every: list[Any] = [given.get(name, any_of(hints[name])) for name in names]
@@ -72,7 +72,7 @@ def least(record: type[BaseRecord], **given: object) -> dict[str, Any] | list[An
 
 
 def lengths_in(record: type) -> Iterator[tuple[str, Any, msgspec.Meta | None]]:
-    """Yield each text, list and mapping of a record's fields with its limits."""
+    """Yield each text, list and mapping among a record's fields, with its limits."""
     for name, hint in get_type_hints(record, include_extras=True).items():
         for kind, limits in _lengths(hint):
             yield name, kind, limits
@@ -117,7 +117,7 @@ def test_every_text_list_and_mapping_of_every_record_has_a_bound(record: type) -
 
 
 @each_field
-def test_a_value_at_its_bound_is_decoded_and_one_beyond_is_refused_by_name(
+def test_a_value_at_its_bound_is_decoded_and_one_beyond_it_is_refused_by_name(
     bounded: Bounded,
 ) -> None:
     decoder: Decoder[Any] = Decoder(topic="t", record=bounded.record)
@@ -137,7 +137,7 @@ def test_a_value_at_its_bound_is_decoded_and_one_beyond_is_refused_by_name(
 
 
 @pytest.mark.parametrize("labels", [{"k" * 318: "v"}, {"k": "v" * 64}])
-def test_a_key_or_a_value_beyond_its_bound_is_refused_by_the_mapping_it_is_in(
+def test_a_key_or_a_value_beyond_its_bound_is_refused_by_the_name_of_its_mapping(
     labels: dict[str, str],
 ) -> None:
     decoder = Decoder(topic="t", record=PodRecord)
@@ -147,10 +147,10 @@ def test_a_key_or_a_value_beyond_its_bound_is_refused_by_the_mapping_it_is_in(
 
 
 @each_field
-def test_a_record_that_was_fitted_is_encoded_and_says_what_was_cut(bounded: Bounded) -> None:
+def test_a_record_that_was_cut_to_fit_is_encoded_and_reports_the_cuts(bounded: Bounded) -> None:
     max_length = bounded.limits.max_length
     assert max_length is not None
-    # Processes are cut off as well where the device that they point to is not in the tick.
+    # Processes whose device is not in the tick are removed as well.
     devices = {"gpus": [least(GpuReading)]} if bounded.record is NodeSample else {}
     made: Any = msgspec.convert(least(bounded.record, **devices), bounded.record)
     long = _values_of(bounded, max_length + 3)
@@ -165,12 +165,12 @@ def test_a_record_that_was_fitted_is_encoded_and_says_what_was_cut(bounded: Boun
 
 
 def _values_of(bounded: Bounded, length: int) -> Any:  # noqa: ANN401 - any type annotation
-    """Return a value of so many, which a decoder would not take."""
+    """Return a value of this length, which a decoder would reject."""
     hint = get_type_hints(bounded.record, include_extras=True)[bounded.field]
     return msgspec.convert(bounded.value(length), next(_lengths(hint))[0])
 
 
-def test_a_record_that_fits_is_left_as_it_is() -> None:
+def test_a_record_that_fits_is_left_unchanged() -> None:
     tick = sample(processes=[process()], ended_processes=[process_end()])
 
     fitted, cut = fit(tick)
@@ -180,7 +180,7 @@ def test_a_record_that_fits_is_left_as_it_is() -> None:
     assert fit(pod())[0] == pod()
 
 
-def test_processes_go_with_the_device_or_the_container_that_was_cut() -> None:
+def test_processes_are_removed_with_their_device_or_container() -> None:
     containers = [ContainerRef(container_id=f"{number}") for number in range(MAX_CONTAINERS + 2)]
     gpus = [reading(uuid=f"GPU-{number}") for number in range(MAX_GPUS + 1)]
     tick = sample(
@@ -207,7 +207,7 @@ def test_processes_go_with_the_device_or_the_container_that_was_cut() -> None:
     Decoder(topic="t", record=NodeSample).decode(encode(fitted))
 
 
-def test_what_is_deep_in_a_record_is_cut_too() -> None:
+def test_a_value_deep_in_a_record_is_cut_too() -> None:
     fitted, cut = fit(sample(gpus=[reading(model="H" * 1_000_000)]))
 
     assert fitted.gpus[0].model == "H" * MAX_WORD_LENGTH

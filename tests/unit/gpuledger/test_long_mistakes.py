@@ -1,4 +1,4 @@
-"""What is wrong with a file that people write fits on a screen, whatever stands in it."""
+"""An error in a file that people write fits on a screen, whatever the file contains."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -57,9 +57,7 @@ MISTAKES: list[tuple[Read, str]] = [
 @pytest.mark.parametrize(
     ("read", "text"), MISTAKES, ids=lambda one: one.__name__ if callable(one) else one[:30]
 )
-def test_a_mistake_is_said_in_one_line_that_fits_on_a_screen(
-    tmp_path: Path, read: Read, text: str
-) -> None:
+def test_an_error_is_one_line_that_fits_on_a_screen(tmp_path: Path, read: Read, text: str) -> None:
     file = tmp_path / "file"
     file.write_text(text)
     with pytest.raises(UserError) as caught:

@@ -1,4 +1,4 @@
-"""The golden messages: what was once written decodes for ever, and reads the same everywhere.
+"""Golden messages: old records stay decodable and mean the same to every reader.
 
 A golden message is never changed. A new optional field gets a message with the next number.
 """
@@ -43,7 +43,7 @@ def decoder(topic: Topic) -> Decoder[Any]:
 
 
 def objects_in(value: object) -> Iterator[dict[str, object]]:
-    """Yield the JSON objects of which a value is made."""
+    """Yield the JSON objects within a value."""
     if isinstance(value, dict):
         yield value
     children = value.values() if isinstance(value, dict) else value
@@ -53,7 +53,7 @@ def objects_in(value: object) -> Iterator[dict[str, object]]:
 
 
 def records_in(value: object) -> Iterator[Any]:
-    """Yield the records of which a record is made, itself included."""
+    """Yield the records within a record, including itself."""
     if isinstance(value, BaseRecord):
         yield value
         for child in present_in(value).values():
@@ -64,7 +64,7 @@ def records_in(value: object) -> Iterator[Any]:
 
 
 def classes_in(hint: Any) -> Iterator[type[BaseRecord]]:  # noqa: ANN401 - any type annotation
-    """Yield the classes of the records of which a type is made, itself included."""
+    """Yield the classes of the records within a type, including itself."""
     if isinstance(hint, type) and issubclass(hint, BaseRecord):
         yield hint
         hints: Any = get_type_hints(hint).values()
@@ -79,7 +79,7 @@ def without_absence(hint: Any) -> Any:  # noqa: ANN401 - any type annotation
 
 
 def with_spare_fields(hint: Any, value: Any) -> Any:  # noqa: ANN401 - any type annotation and JSON value
-    """Put an unknown field into each record: under a name of its own, or behind the last place."""
+    """Add an unknown field to each record: a new key, or a position after the last one."""
     present = without_absence(hint)
     if value is None or not list(classes_in(present)):
         return value
@@ -95,7 +95,7 @@ def with_spare_fields(hint: Any, value: Any) -> Any:  # noqa: ANN401 - any type 
 
 
 def with_places_of_today(hint: Any, value: Any) -> Any:  # noqa: ANN401 - as above
-    """Put null in the places that records which are arrays have had added since."""
+    """Put null in positions that were added to array records since."""
     present = without_absence(hint)
     if value is None or not list(classes_in(present)):
         return value
@@ -117,8 +117,8 @@ def test_every_topic_has_a_full_and_a_minimal_message(topic: Topic) -> None:
 
 
 @each_topic
-def test_the_messages_of_a_topic_have_every_field_of_its_record_between_them(topic: Topic) -> None:
-    """Of each record inside it too: else no message would hold it. A new field has a new one.
+def test_the_messages_of_a_topic_together_have_every_field_of_its_record(topic: Topic) -> None:
+    """Also every field of each nested record, because no other message has it.
 
     A record that has a topic of its own has its messages there.
     """
@@ -167,7 +167,7 @@ def test_a_golden_message_is_valid_by_its_json_schema(message: Path) -> None:
 
 
 @each_message
-def test_unknown_fields_are_ignored_wherever_they_stand(message: Path) -> None:
+def test_unknown_fields_are_ignored_at_any_depth(message: Path) -> None:
     topic, written = read(message)
     grown = json.dumps(with_spare_fields(topic.record, written)).encode()
 
@@ -176,7 +176,7 @@ def test_unknown_fields_are_ignored_wherever_they_stand(message: Path) -> None:
 
 
 @each_message
-def test_each_field_that_is_missing_or_of_a_wrong_type_is_named(message: Path) -> None:
+def test_each_missing_field_and_each_field_of_a_wrong_type_is_named(message: Path) -> None:
     topic, written = read(message)
     required = {field.name for field in structs.fields(topic.record) if field.required}
     for name, value in written.items():
@@ -192,7 +192,7 @@ def test_each_field_that_is_missing_or_of_a_wrong_type_is_named(message: Path) -
 @each_topic
 @examples(10)
 @given(data=st.data())
-def test_any_record_reads_the_same_for_its_decoder_and_the_json_schema(
+def test_any_record_is_valid_for_both_its_decoder_and_the_json_schema(
     topic: Topic, data: st.DataObject
 ) -> None:
     record = data.draw(records(topic.record))

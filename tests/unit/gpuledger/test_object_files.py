@@ -1,4 +1,4 @@
-"""Options of an object store: from files, and told apart into the store's and the requests'."""
+"""Object store options may come from files, and are split from request options."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from gpuledger.errors import SettingsError
 from gpuledger.store.object_files import open_object_files, resolve_options, split_options
 
 
-def test_an_option_s_value_may_stand_in_a_file(tmp_path: Path) -> None:
+def test_the_value_of_an_option_can_come_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text("hunter2\n")
     given = {
@@ -20,13 +20,13 @@ def test_an_option_s_value_may_stand_in_a_file(tmp_path: Path) -> None:
     assert resolve_options(given) == {
         "aws_region": "eu-central-1",
         "AWS_SECRET_ACCESS_KEY": "hunter2",
-        # deltalake reads this one itself, again and again.
+        # deltalake reads this file itself, repeatedly.
         "aws_web_identity_token_file": "/run/token",
     }
 
 
 @pytest.mark.parametrize("content", [None, "", "hunter2\nhunter3\n"])
-def test_a_file_without_a_value_is_refused_by_the_option_s_name(
+def test_an_empty_file_is_refused_with_the_name_of_the_option(
     tmp_path: Path, content: str | None
 ) -> None:
     file = tmp_path / "secret"
@@ -37,7 +37,7 @@ def test_a_file_without_a_value_is_refused_by_the_option_s_name(
     assert "hunter" not in str(refused.value)
 
 
-def test_options_of_requests_are_told_from_those_of_the_store() -> None:
+def test_request_options_are_separated_from_store_options() -> None:
     options = {
         "AWS_ALLOW_HTTP": "true",
         "timeout": "30s",
@@ -54,14 +54,16 @@ def test_options_of_requests_are_told_from_those_of_the_store() -> None:
     ("uri", "options"),
     [
         ("s3://ledger/gpuledger", {"aws_access_key_id": "a", "aws_secret_access_key": "b"}),
-        # For commits alone: a reader knows no such option.
+        # Only commits use this option; a reader does not know it.
         ("s3://ledger/gpuledger", {"aws_s3_allow_unsafe_rename": "true"}),
         ("gs://ledger/gpuledger", {}),
         ("az://ledger/gpuledger", {"azure_storage_account_name": "ledger"}),
         ("/var/lib/gpuledger/store", {}),
     ],
 )
-def test_duckdb_knows_the_files_of_every_kind_of_store(uri: str, options: dict[str, str]) -> None:
+def test_duckdb_can_read_the_files_of_every_kind_of_store(
+    uri: str, options: dict[str, str]
+) -> None:
     with duckdb.connect() as connection:
         open_object_files(connection, uri, options)
         protocol = uri.partition("://")[0]

@@ -1,4 +1,4 @@
-"""docs/events.md names the places of records that are arrays, in their order."""
+"""docs/events.md names the positions of array records, in their order."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ ARRAYS = {
 }
 
 
-def test_the_page_names_the_places_of_arrays_in_their_order() -> None:
+def test_the_page_names_the_positions_of_arrays_in_their_order() -> None:
     between = PAGE.partition("<!-- places:begin -->\n")[2].partition("<!-- places:end -->")[0]
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in between.splitlines()]
 

@@ -1,4 +1,4 @@
-"""`gpuledger`: which program the first argument starts, and what it says without its extra."""
+"""`gpuledger`: which program the first argument starts, and the error if its extra is missing."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ from gpuledger.programs import COMPONENTS
 
 
 def gpuledger(*argv: str, without: str = "") -> subprocess.CompletedProcess[str]:
-    """Run the console script, as if one module were not installed."""
+    """Run the console script as if a module were not installed."""
     code = (
         f"import sys; sys.modules[{without!r}] = None; sys.argv[0] = 'gpuledger'\n"
         "from gpuledger.programs import main; sys.exit(main())"
@@ -71,7 +71,7 @@ def test_a_program_whose_extra_is_not_installed_names_it_in_one_line(
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{message}\n")
 
 
-def test_a_module_of_ours_that_is_missing_is_a_mistake_of_ours() -> None:
+def test_a_missing_module_of_ours_is_an_internal_error() -> None:
     done = gpuledger("--version", without="gpuledger_cli.command")
 
     assert done.returncode == 1
@@ -79,7 +79,9 @@ def test_a_module_of_ours_that_is_missing_is_a_mistake_of_ours() -> None:
 
 
 @pytest.mark.parametrize("component", COMPONENTS)
-def test_a_component_needs_no_library_of_the_commands_for_people(component: str) -> None:
+def test_a_component_does_not_need_the_libraries_of_the_interactive_commands(
+    component: str,
+) -> None:
     done = gpuledger(component, "--version", without="cyclopts")
 
     assert done.returncode == 0, done.stderr
@@ -87,7 +89,9 @@ def test_a_component_needs_no_library_of_the_commands_for_people(component: str)
 
 
 @pytest.mark.parametrize("component", COMPONENTS)
-def test_the_help_of_a_component_is_short_and_names_what_explains_the_rest(component: str) -> None:
+def test_the_help_of_a_component_is_short_and_names_the_command_that_explains_the_rest(
+    component: str,
+) -> None:
     done = gpuledger("help", component, without="cyclopts")
     usage, *_, last = done.stdout.splitlines()
 
@@ -99,12 +103,12 @@ def test_the_help_of_a_component_is_short_and_names_what_explains_the_rest(compo
     assert last.endswith(f"gpuledger config explain {component}")
 
 
-def test_the_help_of_a_group_of_commands_is_that_of_its_option() -> None:
+def test_help_for_a_group_of_commands_prints_its_help_option() -> None:
     assert gpuledger("help", "topics").stdout == gpuledger("topics", "--help").stdout
     assert gpuledger("help").stdout == gpuledger("--help").stdout
 
 
-def test_settings_that_are_explained_to_a_reader_who_ends_early_leave_no_traceback() -> None:
+def test_explaining_settings_to_a_reader_that_closes_the_pipe_leaves_no_traceback() -> None:
     code = "import sys; from gpuledger.programs import main; sys.exit(main())"
     piped = f'"$0" -c "{code}" config explain agent | head -n 1; exit ${{PIPESTATUS[0]}}'
     done = subprocess.run(

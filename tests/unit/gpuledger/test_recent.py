@@ -1,4 +1,4 @@
-"""What is remembered stays within its budget, and what is used on stays in it."""
+"""A cache stays within its budget, and entries that are in use stay in it."""
 
 from gpuledger.recent import FORGOTTEN_AFTER_NS, Budget, Recent
 
@@ -6,11 +6,11 @@ KEEP = 100
 
 
 def sized(budget: Budget) -> Recent[str, list[int]]:
-    """Return a mapping whose values count as many bytes as they say first."""
+    """Return a mapping of values whose first item is their size in bytes."""
     return Recent(budget=budget, size_bytes=lambda value: value[0])
 
 
-def test_values_that_come_once_go_where_the_budget_is_spent_and_what_is_used_on_stays() -> None:
+def test_values_that_come_once_are_evicted_and_those_in_use_stay() -> None:
     budget = Budget(max_bytes=1_000)
     recent = sized(budget)
     recent["node"] = [10]
@@ -24,7 +24,7 @@ def test_values_that_come_once_go_where_the_budget_is_spent_and_what_is_used_on_
     assert recent.forgotten > KEEP
 
 
-def test_mappings_share_a_budget_and_give_it_back() -> None:
+def test_mappings_share_a_budget_and_release_it() -> None:
     budget = Budget(max_bytes=1_000)
     one, other = sized(budget), sized(budget)
     one["a"], other["b"] = [400], [400]
@@ -36,7 +36,7 @@ def test_mappings_share_a_budget_and_give_it_back() -> None:
     assert budget.held_bytes == 0
 
 
-def test_a_value_that_grows_counts_with_what_it_has_grown_by() -> None:
+def test_a_value_that_grows_is_charged_for_its_growth() -> None:
     budget = Budget(max_bytes=1_000)
     recent = sized(budget)
     value = [100]
@@ -51,7 +51,7 @@ def test_a_value_that_grows_counts_with_what_it_has_grown_by() -> None:
     assert budget.held_bytes == 900
 
 
-def test_a_value_of_the_day_before_shrinks_where_it_is_counted() -> None:
+def test_the_shrinking_of_an_old_value_is_counted() -> None:
     budget = Budget(max_bytes=1_000)
     recent, value = sized(budget), [400]
     recent["old"] = value

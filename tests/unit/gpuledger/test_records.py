@@ -1,4 +1,4 @@
-"""A record is a frozen value; what it does not know is not in it."""
+"""A record is a frozen value, and an unknown field is absent from it."""
 
 import copy
 import inspect
@@ -19,7 +19,7 @@ each_record = for_each("record", RECORDS)
 
 
 @each_record
-def test_a_record_and_each_of_its_fields_say_what_they_are(record: type[BaseRecord]) -> None:
+def test_a_record_and_each_of_its_fields_are_documented(record: type[BaseRecord]) -> None:
     names = list(record.__struct_fields__)
 
     assert class_docstring(record)
@@ -27,7 +27,7 @@ def test_a_record_and_each_of_its_fields_say_what_they_are(record: type[BaseReco
 
 
 @each_record
-def test_a_record_is_frozen_and_takes_keywords_only(record: type[BaseRecord]) -> None:
+def test_a_record_is_frozen_and_accepts_keywords_only(record: type[BaseRecord]) -> None:
     parameters = inspect.signature(record).parameters.values()
 
     assert {parameter.kind for parameter in parameters} <= {
@@ -43,7 +43,7 @@ def test_a_record_cannot_be_changed() -> None:
 
 
 @each_record
-def test_an_optional_field_is_absent_by_default_and_by_nothing_else(
+def test_an_optional_field_is_absent_by_default(
     record: type[BaseRecord],
 ) -> None:
     fields = structs.fields(record)
@@ -60,7 +60,7 @@ def test_absent_and_none_are_the_same_value() -> None:
     assert present_in(given) == {"pod_uid": "u"}
 
 
-def test_copies_keep_what_is_absent_absent() -> None:
+def test_a_copy_keeps_absent_fields_absent() -> None:
     reading = GpuReading(uuid="u", index=0, power_milliwatts=1)
 
     for made in (copy.copy(reading), copy.deepcopy(reading), structs.replace(reading)):

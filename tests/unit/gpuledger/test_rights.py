@@ -1,4 +1,4 @@
-"""The table of rights names what there is, and what is made of it says the same."""
+"""The table of permissions names only existing things, and the generated ACLs match it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.default_topics import EVENTS, TOPICS
 OPERATIONS = {"Read", "Write", "Create", "Describe", "DescribeConfigs"}
 
 
-def test_each_topic_has_a_row_and_each_row_names_deployables_that_there_are() -> None:
+def test_each_topic_has_a_row_and_each_row_names_existing_components() -> None:
     assert [getattr(Topics(), use.topic).name for use in USES] == [one.name for one in TOPICS]
     names = {who.name for who in DEPLOYABLES}
     for use in USES:
@@ -32,14 +32,14 @@ def test_a_sink_has_its_own_group_and_reads_its_own_topics(kind: SinkKind) -> No
     found = list(grants(who, Topics()))
     reads = {each.name for each in found if each.resource == "topic" and "Read" in each.operations}
     assert who.group == kind.group
-    beside = {Topics().watermarks.name} if kind.relays_watermarks else set()
+    further = {Topics().watermarks.name} if kind.relays_watermarks else set()
     of_kind = {
         "store": {dimension.topic_of(Topics()).name for dimension in DIMENSIONS},
         "remote_write": {Topics().counters.name},
     }
-    beside |= of_kind.get(kind.name, set())
-    beside |= {Topics().replay.name} if kind.takes_replays else set()
-    assert reads == {topic.name for topic in kind.topics(Topics())} | beside
+    further |= of_kind.get(kind.name, set())
+    further |= {Topics().replay.name} if kind.takes_replays else set()
+    assert reads == {topic.name for topic in kind.topics(Topics())} | further
 
 
 def test_the_join_has_its_own_group() -> None:

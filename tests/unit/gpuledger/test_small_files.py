@@ -38,9 +38,9 @@ ODD: dict[str, tuple[Callable[[Path], object], str]] = {
         read_web_config,
         lambda file: trusting(setting="ca_file", file=file),
     ],
-    ids=["a secret", "the web configuration", "authorities"],
+    ids=["a secret", "the web configuration", "CA certificates"],
 )
-def test_what_is_no_small_file_is_a_mistake_that_is_named(
+def test_a_missing_or_oversized_file_is_named_in_the_error(
     read: Callable[[Path], object], what: str, tmp_path: Path
 ) -> None:
     make, message = ODD[what]
@@ -51,7 +51,7 @@ def test_what_is_no_small_file_is_a_mistake_that_is_named(
 
 
 @pytest.mark.parametrize("bytes_", [0, MAX_BYTES])
-def test_a_file_up_to_the_bound_is_read(bytes_: int, tmp_path: Path) -> None:
+def test_a_file_up_to_the_size_limit_is_read(bytes_: int, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"x" * bytes_)
     assert read_small_file(file) == b"x" * bytes_

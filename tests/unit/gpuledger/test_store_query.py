@@ -1,4 +1,4 @@
-"""The store is read, or its user is told in one line what to do."""
+"""The store is read, or one line tells the user what to do."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ from gpuledger.store.schema import ENTRIES, table_uri
 
 
 def make_nothing(store: Path) -> None:
-    """Leave the place as it is: nothing is there."""
+    """Leave the directory empty."""
 
 
 def make_a_table_without_rows(store: Path) -> None:
@@ -36,7 +36,7 @@ def test_a_store_without_rows_is_named_with_the_remedy(
     assert count_rows(str(store)) == 0
 
 
-def test_a_login_in_the_stores_address_is_not_told(tmp_path: Path) -> None:
+def test_credentials_in_the_stores_address_are_not_shown(tmp_path: Path) -> None:
     with pytest.raises(UserError) as raised:
         entries_sql(f"file://{tmp_path}/store?token=hunter2")
     assert "hunter2" not in str(raised.value)

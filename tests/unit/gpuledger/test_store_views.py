@@ -1,4 +1,4 @@
-"""The views of a store: whole numbers, readable units beside them, and names that came late."""
+"""The views of a store: integers, readable units next to them, and names that came late."""
 
 from decimal import Decimal
 from pathlib import Path
@@ -44,7 +44,7 @@ from tests.unit.sinks.store.test_dimensions import tell as tell_of
 from tests.unit.sinks.store.test_pod_names import record, tell
 
 UNKNOWN = PodDescription(uid="uid-train", state=PodState.PENDING)
-HELD = PodDescription(state=PodState.NAMED, namespace="research", name="train-0")
+ALLOCATEE = PodDescription(state=PodState.NAMED, namespace="research", name="train-0")
 
 
 def ask(path: Path, sql: str) -> list[tuple[Any, ...]]:
@@ -54,7 +54,7 @@ def ask(path: Path, sql: str) -> list[tuple[Any, ...]]:
 
 
 async def stored(on: MemoryBus, path: Path, *, events: int, **rows: int) -> None:
-    """Run a sink until all events and so many rows of other tables are there, then sum up."""
+    """Run a sink until the store has all events and these rows of other tables, then aggregate."""
     clock = ManualClock()
     async with running(store(path, on, clock=clock, entries=0)):
         await eventually(lambda: clock.advance(1) and is_committed(on, events)())
@@ -71,12 +71,12 @@ def two_users() -> GpuEvent:
     allocated = entry(Category.IDLE, allocation=0, allocated_ns=10**9)
     holders = [EventAllocation(pod=1, container="trainer", resources=["nvidia.com/gpu"])]
     return event(
-        entries=[entry(), allocated], pods=[UNKNOWN], allocated_to=[HELD], allocations=holders
+        entries=[entry(), allocated], pods=[UNKNOWN], allocated_to=[ALLOCATEE], allocations=holders
     )
 
 
 @pytest.mark.parametrize("table", ["usage", "usage_hourly", "usage_daily"])
-async def test_rows_have_the_names_that_came_after_them(table: str, tmp_path: Path) -> None:
+async def test_rows_get_names_that_came_after_them(table: str, tmp_path: Path) -> None:
     on = bus()
     await publish(on, two_users())
     await tell(on, record(), seconds=-100)
@@ -94,7 +94,7 @@ async def test_rows_have_the_names_that_came_after_them(table: str, tmp_path: Pa
     ]
 
 
-async def test_a_known_pod_s_owner_is_looked_up_as_well_and_another_node_s_is_not(
+async def test_the_owner_of_a_known_pod_is_looked_up_but_not_that_of_a_foreign_one(
     tmp_path: Path,
 ) -> None:
     on = bus()
@@ -114,7 +114,7 @@ async def test_a_known_pod_s_owner_is_looked_up_as_well_and_another_node_s_is_no
     ]
 
 
-async def test_numbers_stay_whole_and_units_beside_them_are_exact(tmp_path: Path) -> None:
+async def test_numbers_stay_integers_and_the_units_next_to_them_are_exact(tmp_path: Path) -> None:
     on = bus()
     await publish(on, event(entries=[entry(busy_ns=1, memory_bytes=3, energy_millijoules=5)]))
     await stored(on, tmp_path, events=1)
@@ -135,7 +135,7 @@ async def test_each_view_of_usage_has_every_column_of_its_table_and_the_readable
         assert columns >= {column.name for column in schema.columns} | READABLE.keys()
 
 
-async def test_a_version_has_the_time_at_which_another_replaced_it(tmp_path: Path) -> None:
+async def test_a_version_has_the_time_at_which_the_next_one_replaced_it(tmp_path: Path) -> None:
     on = bus()
     await publish(on, event())
     await tell_of(on, NODES, node(), node(resource_version="8", pool="l4"))
@@ -144,8 +144,10 @@ async def test_a_version_has_the_time_at_which_another_replaced_it(tmp_path: Pat
     assert ask(tmp_path, sql) == [("h100", False), ("l4", True)]
 
 
-def test_all_gpus_of_an_inventory_end_when_the_nodes_next_one_is_in_force(tmp_path: Path) -> None:
-    """The last version that is in force counts, whichever was written first, as for bills."""
+def test_all_gpus_of_an_inventory_end_when_the_nodes_next_inventory_takes_effect(
+    tmp_path: Path,
+) -> None:
+    """The last version in force counts, whichever was written first; bills do the same."""
     store = write_store(
         tmp_path / "store",
         usage_hourly=[],
@@ -171,16 +173,17 @@ HOUR_BEGIN_NS = START_NS // HOUR_NS * HOUR_NS
 @pytest.mark.parametrize(
     ("reported", "pool"),
     [
-        # A version of long ago, and what it was changed to within the hour: as of its beginning.
+        # An old version that is changed within the hour: the hour has the version of its
+        # beginning.
         ([(-2 * HOUR_NS, {}), (10**9, {"pool": "l4"})], "h100"),
-        # The first that is known of the node came late.
+        # The first version known of the node came late.
         ([(10**9, {"pool": "l4"})], "l4"),
-        # Deleted in the hour before, and made anew of another kind within the hour.
+        # Deleted in the hour before, and recreated as another kind within the hour.
         (
             [(-1, {"deleted_time_ns": HOUR_BEGIN_NS - 1}), (10**9, {"pool": "l4", "uid": "new"})],
             "l4",
         ),
-        # Deleted within the hour: the one that was there.
+        # Deleted within the hour: the hour has the deleted one.
         (
             [
                 (-2 * HOUR_NS, {}),
@@ -190,9 +193,9 @@ HOUR_BEGIN_NS = START_NS // HOUR_NS * HOUR_NS
             "h100",
         ),
     ],
-    ids=["changed", "late", "made anew", "deleted"],
+    ids=["changed", "late", "recreated", "deleted"],
 )
-async def test_an_hour_has_the_node_that_was_there_at_its_beginning_or_else_came_within_it(
+async def test_an_hour_has_the_node_of_its_beginning_or_else_the_first_within_it(
     tmp_path: Path, reported: list[tuple[int, dict[str, Any]]], pool: str
 ) -> None:
     on = bus()
@@ -205,7 +208,7 @@ async def test_an_hour_has_the_node_that_was_there_at_its_beginning_or_else_came
     assert ask(tmp_path, "SELECT DISTINCT node_pool FROM usage_hourly") == [(pool,)]
 
 
-def test_a_version_of_a_pod_ends_with_the_next_one_whatever_containers_it_has(
+def test_a_version_of_a_pod_ends_with_the_next_one_whatever_its_containers(
     tmp_path: Path,
 ) -> None:
     hours = (0, 1, 1, 2)
@@ -227,14 +230,12 @@ def test_a_version_of_a_pod_ends_with_the_next_one_whatever_containers_it_has(
     [
         ({"hour": 0, "kafka_offset": 2000, "node_pool": "new"}, "new"),
         ({"hour": 0, "kafka_offset": 1, "node_pool": "new"}, "old"),
-        # A deletion that does not say what it was that is gone.
+        # A deletion that does not describe the deleted node.
         ({"hour": 1, "deleted_time": BEGIN_US + HOUR_US}, "old"),
     ],
     ids=["newer", "older", "deleted"],
 )
-def test_a_node_is_what_was_said_last_of_it(
-    tmp_path: Path, later: dict[str, Any], pool: str
-) -> None:
+def test_a_node_has_its_latest_version(tmp_path: Path, later: dict[str, Any], pool: str) -> None:
     first = node_row(hour=0, node_pool="old")
     nodes = [node_row(hour=-9, node_pool="before"), first, node_row(**later)]
     store = write_store(tmp_path, usage_hourly=[allocated(2, "a")], nodes=nodes)
@@ -271,12 +272,12 @@ def test_a_table_without_rows_is_a_view_of_the_same_columns_and_types(
     assert ask(tmp_path / "without", f"SELECT * FROM {table.name}") == []  # noqa: S608  # our own names
 
 
-def test_where_there_is_no_store_it_is_said_so(tmp_path: Path) -> None:
+def test_a_missing_store_is_reported(tmp_path: Path) -> None:
     with duckdb.connect() as connection, pytest.raises(UserError, match="no store with rows"):
         create_views(connection, str(tmp_path))
 
 
-def test_of_a_table_that_is_not_there_nobody_knows_up_to_when_it_is_complete(
+def test_a_missing_table_has_no_time_through_which_it_is_complete(
     tmp_path: Path,
 ) -> None:
     assert valid_through(str(tmp_path), "usage") is None

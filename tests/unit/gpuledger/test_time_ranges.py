@@ -1,4 +1,4 @@
-"""Times, durations and ranges: what each text means, and which are refused."""
+"""Times, durations and ranges: what each text means, and which texts are invalid."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -19,7 +19,7 @@ NOW_MS = 1_795_000_000_000
 
 
 def ms(text: str) -> int:
-    """Return a time of October 2026, such as `07 13:45`, or with its month before it."""
+    """Return a time in October 2026, such as `07 13:45`, or in the month given before it."""
     whole = f"2026-10-{text}" if text[2:3] != "-" else f"2026-{text}"
     form = "%Y-%m-%d %H:%M" if ":" in whole else "%Y-%m-%d"
     return int(datetime.strptime(whole, form).replace(tzinfo=UTC).timestamp()) * 1000
@@ -139,7 +139,7 @@ def _duration(text: str) -> object:
         *((_duration, text, "1h30m") for text in ("", "5", "-5m", "5 m", "5y")),
     ],
 )
-def test_other_texts_are_refused_by_the_name_of_the_option(
+def test_an_invalid_text_is_refused_with_the_name_of_the_option(
     parse: Callable[[str], object], text: str, message: str
 ) -> None:
     with pytest.raises(ArgumentError, check=has_words("--at: ", message)):

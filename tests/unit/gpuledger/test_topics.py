@@ -1,4 +1,4 @@
-"""The topic table fits together, and records lie where Kafka's own clients would look for them."""
+"""The topic table is consistent, and records go where Kafka's own clients would look for them."""
 
 import re
 from dataclasses import replace
@@ -39,12 +39,12 @@ def test_murmur2_gives_the_values_of_kafkas_own_tests(data: bytes, hashed: int) 
 
 @given(st.binary(max_size=300))
 @example(b"")
-def test_murmur2_is_that_of_aiokafka(data: bytes) -> None:
+def test_murmur2_agrees_with_aiokafka(data: bytes) -> None:
     assert murmur2(data) == murmur2_of_aiokafka(data) & 0xFFFFFFFF
 
 
 @given(node=st.text(), partitions=st.integers(1, 500))
-def test_a_node_lies_where_the_default_partitioner_puts_its_name(
+def test_a_nodes_records_go_where_the_default_partitioner_puts_its_name(
     node: str, partitions: int
 ) -> None:
     everywhere = list(range(partitions))
@@ -60,14 +60,14 @@ def test_topics_placed_by_node_have_the_same_number_of_partitions() -> None:
     assert len(counts) == 1
 
 
-def test_watermarks_have_as_many_partitions_as_the_topics_of_which_they_speak() -> None:
+def test_watermarks_have_as_many_partitions_as_the_topics_that_they_describe() -> None:
     chosen = {topic.name: topic.partitions for topic in with_partitions(TOPICS, 48)}
 
     assert chosen[TOPICS.watermarks.name] == chosen[TOPICS.pods.name] == 48
     assert chosen[TOPICS.events.name] == 48
 
 
-def test_names_are_unique_and_versioned_and_looked_up() -> None:
+def test_names_are_unique_and_versioned_and_can_be_looked_up() -> None:
     assert list(BY_NAME) == [topic.name for topic in TOPICS]
     assert len({topic.record for topic in TOPICS}) == len(BY_NAME)
     for name, topic in BY_NAME.items():
@@ -77,7 +77,9 @@ def test_names_are_unique_and_versioned_and_looked_up() -> None:
 
 
 @each_topic
-def test_the_key_is_made_of_required_fields_of_the_record_the_first_a_text(topic: Topic) -> None:
+def test_a_key_consists_of_required_fields_of_the_record_beginning_with_a_text(
+    topic: Topic,
+) -> None:
     parts = topic.key.split("/")
     for part in parts:
         record = topic.record
@@ -103,7 +105,7 @@ def test_a_topic_placed_by_node_has_a_node_in_its_record(topic: Topic) -> None:
 
 
 @each_topic
-def test_what_is_not_compacted_is_kept_for_a_stated_time(topic: Topic) -> None:
+def test_a_topic_that_is_not_compacted_has_an_explicit_retention_time(topic: Topic) -> None:
     config = topic.config(replication_factor=3)
 
     assert ("retention.ms" in config) == (config["cleanup.policy"] == "delete")
@@ -112,7 +114,7 @@ def test_what_is_not_compacted_is_kept_for_a_stated_time(topic: Topic) -> None:
 
 
 @pytest.mark.parametrize(("replicas", "in_sync"), [(1, "1"), (2, "1"), (3, "2"), (5, "2")])
-def test_a_cluster_can_lose_a_replica_and_still_take_records(replicas: int, in_sync: str) -> None:
+def test_a_cluster_can_lose_a_replica_and_still_accept_records(replicas: int, in_sync: str) -> None:
     """With one replica there is none to lose."""
     config = SAMPLES.config(replication_factor=replicas)
 
@@ -127,19 +129,19 @@ def test_every_version_of_a_pod_outlives_the_samples_that_it_describes() -> None
     assert int(config["min.compaction.lag.ms"]) >= SAMPLES.retention_ms
 
 
-def test_dead_letters_are_kept_longer_than_what_they_stand_for() -> None:
+def test_dead_letters_are_kept_at_least_as_long_as_the_records_of_any_topic() -> None:
     kept = [topic.retention_ms for topic in TOPICS if topic.retention_ms is not None]
 
     assert DEAD_LETTERS.retention_ms == max(kept)
 
 
-def test_refused_records_take_bounded_room_however_many_there_are() -> None:
+def test_dead_letters_take_bounded_space_however_many_there_are() -> None:
     config = DEAD_LETTERS.config(replication_factor=3)
 
     assert int(config["segment.bytes"]) * 4 <= int(config["retention.bytes"]) <= 2**30
 
 
-# Prefixes: what may begin the names of an installation.
+# Prefixes that the names of an installation may have.
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 prefixes = st.from_regex(r"[a-zA-Z0-9]([a-zA-Z0-9._-]{0,98}[a-zA-Z0-9])?", fullmatch=True)
@@ -164,18 +166,18 @@ def test_every_name_of_an_installation_begins_with_its_prefix_and_is_legal_for_k
     "prefix",
     ["", "a b", "ü", ".a", "a.", "-a", "..", "a/b", "a\n", "a" * 101],
 )
-def test_a_prefix_that_cannot_begin_names_is_refused_in_one_line(prefix: str) -> None:
+def test_an_invalid_prefix_is_refused_in_one_line(prefix: str) -> None:
     with pytest.raises(ValueError, match=r"^topic_prefix: .*; use ") as refused:
         KafkaSettings(topic_prefix=prefix)
     assert "\n" not in str(refused.value)
 
 
-def test_a_group_of_another_name_is_somebodys_own_choice() -> None:
+def test_a_consumer_group_with_a_custom_name_is_left_unchanged() -> None:
     assert Topics("blue").group("my-join") == "my-join"
     assert Topics("blue").group("gpuledgers") == "gpuledgers"
 
 
-def test_the_settings_topic_of_rows_is_the_installations_own_unless_another_is_named() -> None:
+def test_the_rows_topic_in_the_settings_is_the_installations_own_unless_another_is_named() -> None:
     assert RowsSettings().in_installation(Topics("blue")).topic == "blue.rows.v1"
     assert RowsSettings().in_installation(Topics()) == RowsSettings()
     assert RowsSettings(topic="mine").in_installation(Topics("blue")).topic == "mine"

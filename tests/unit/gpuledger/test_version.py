@@ -1,4 +1,4 @@
-"""The version that programs tell is the one that is built."""
+"""The version that programs print is the one that is built."""
 
 import tomllib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The catalogue of XIDs, held to a second copy of NVIDIA's facts."""
+"""The catalogue of XIDs agrees with a second copy of NVIDIA's facts."""
 
 import csv
 from pathlib import Path
@@ -31,7 +31,7 @@ CATEGORIES = {
     "trend / warning": ("trend", {"warning"}),
     "vm / critical": ("vm", {"critical"}),
 }
-# Those that NVIDIA's own device plugin ignores as the application's business.
+# NVIDIA's own device plugin ignores these as errors of the application.
 APPLICATION_ERRORS = {13, 31, 43, 45, 68}
 
 
@@ -40,13 +40,13 @@ def facts() -> list[dict[str, str]]:
         return list(csv.DictReader(file, delimiter="\t"))
 
 
-def test_the_catalogue_has_exactly_the_codes_that_are_known() -> None:
+def test_the_catalogue_has_exactly_the_known_codes() -> None:
     assert [xid.code for xid in all_xids()] == [int(fact["xid"]) for fact in facts()]
     assert len(facts()) == 61
 
 
 @for_each("fact", facts())
-def test_a_code_says_what_nvidia_says_and_its_class_is_ours(fact: dict[str, str]) -> None:
+def test_a_code_has_nvidias_description_and_our_severity(fact: dict[str, str]) -> None:
     xid = find_xid(int(fact["xid"]))
 
     assert xid.mnemonic == fact["mnemonic"]
@@ -59,7 +59,7 @@ def test_a_code_says_what_nvidia_says_and_its_class_is_ours(fact: dict[str, str]
 
 
 @pytest.mark.parametrize("code", sorted(APPLICATION_ERRORS))
-def test_what_an_application_does_wrong_is_no_more_than_information(code: int) -> None:
+def test_an_error_of_an_application_is_never_more_than_information(code: int) -> None:
     assert find_xid(code).severity is Severity.INFO
 
 
@@ -81,9 +81,9 @@ def test_a_code_that_is_not_in_the_catalogue_is_an_unknown_warning(code: int) ->
         (42, "RECOVERY_ACTION_42"),
     ],
 )  # fmt: skip
-def test_a_recovery_action_has_one_name_whoever_tells_it(named: int | str, action: str) -> None:
+def test_a_recovery_action_has_one_name_whatever_reports_it(named: int | str, action: str) -> None:
     assert recovery_action(named) == action
 
 
-def test_the_code_of_a_changed_recovery_action_is_the_catalogues() -> None:
+def test_the_code_of_a_changed_recovery_action_is_in_the_catalogue() -> None:
     assert find_xid(RECOVERY_ACTION_CHANGED).mnemonic == "GPU_RECOVERY_ACTION_CHANGED"

@@ -1,4 +1,4 @@
-"""The topics found on a broker are compared with the topic table."""
+"""Topics on a broker are compared with the topic table."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ GOOD = FoundTopic(partitions=12, replication_factor=3, config=SAMPLES.config(rep
             "retention.ms=1000",
         ),
         (replace(GOOD, config={}), "config differs", "retention.ms=(unset)"),
-        # On one broker nothing can be kept in sync with a second one.
+        # A single broker cannot keep a second replica in sync.
         (replace(GOOD, replication_factor=1), "config differs", "min.insync.replicas=2"),
     ],
 )
-def test_a_topic_is_as_wanted_or_it_is_said_what_is_not(
+def test_a_topic_matches_the_table_or_the_difference_is_reported(
     found: FoundTopic | None, status: str, message: str
 ) -> None:
     line = compare(SAMPLES, found)
@@ -44,7 +44,7 @@ def test_a_topic_is_as_wanted_or_it_is_said_what_is_not(
     assert message in line.found
 
 
-def test_another_number_of_partitions_is_refused_with_the_remedy() -> None:
+def test_a_different_number_of_partitions_is_refused_with_a_remedy() -> None:
     lines = [compare(topic, GOOD) for topic in TOPICS]
     assert (
         TopicLine(

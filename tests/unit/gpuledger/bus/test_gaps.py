@@ -1,4 +1,4 @@
-"""What is said of a gap: one line, two counters, and a check that stays."""
+"""A gap is reported as one log line, two counters and a check that stays failed."""
 
 import pytest
 from prometheus_client import REGISTRY
@@ -29,7 +29,7 @@ def counted(name: str, **labels: str) -> float | None:
     return REGISTRY.get_sample_value(name, {"topic": AT.topic, "consumer": GROUP, **labels})
 
 
-def test_a_gap_is_one_line_with_all_that_is_known_and_is_counted_from_zero() -> None:
+def test_a_gap_is_logged_once_with_all_details_and_counted_from_zero() -> None:
     count_from_zero([AT.topic], group=GROUP)
     assert counted("gpuledger_records_missed_total") == 0
     assert counted("gpuledger_gaps_total", reason="retention") == 0
@@ -56,7 +56,7 @@ def test_a_gap_is_one_line_with_all_that_is_known_and_is_counted_from_zero() -> 
     assert counted("gpuledger_gaps_total", reason="retention") == 1
 
 
-def test_of_a_topic_made_anew_no_number_is_made_up() -> None:
+def test_no_number_of_missed_records_is_reported_for_a_recreated_topic() -> None:
     with capture_logs() as logged:
         report_gap(gap(51, 0, reason=GapReason.TOPIC_RECREATED), group="another")
 
@@ -64,7 +64,7 @@ def test_of_a_topic_made_anew_no_number_is_made_up() -> None:
     assert gap(51, 0, reason=GapReason.TOPIC_RECREATED).missed is None
 
 
-def test_the_check_holds_until_the_first_gap_and_never_after() -> None:
+def test_the_check_passes_until_the_first_gap_and_fails_from_then_on() -> None:
     check = Check()
     gaps = GapCheck(check)
     assert check.detail == "no record was missed"
@@ -79,7 +79,7 @@ def test_the_check_holds_until_the_first_gap_and_never_after() -> None:
     )
 
 
-def test_a_gap_is_reported_once_and_then_what_it_grew_by() -> None:
+def test_a_gap_is_reported_once_and_later_only_its_growth() -> None:
     reported = ReportedGaps()
     assert reported.rest_of(gap(51, 801)) == gap(51, 801)
     assert reported.rest_of(gap(51, 801)) is None
@@ -89,7 +89,7 @@ def test_a_gap_is_reported_once_and_then_what_it_grew_by() -> None:
     assert reported.rest_of(gap(2000, 2001)) == gap(2000, 2001)
 
 
-def test_gaps_of_a_topic_made_anew_have_nothing_to_do_with_those_of_the_old_one() -> None:
+def test_gaps_of_a_recreated_topic_are_independent_of_those_of_the_old_topic() -> None:
     reported, restarted = ReportedGaps(), gap(900, 0, reason=GapReason.TOPIC_RECREATED)
     reported.rest_of(gap(51, 801))
     assert reported.rest_of(restarted) == restarted
@@ -97,13 +97,15 @@ def test_gaps_of_a_topic_made_anew_have_nothing_to_do_with_those_of_the_old_one(
 
 
 @pytest.mark.parametrize("timestamp_ms", [-1, -(2**62), 2**62, 2**63 - 1])
-def test_a_timestamp_that_no_clock_says_is_no_time_of_a_gap(timestamp_ms: int) -> None:
-    """A broker takes whatever is not in the future; as a date it would end who writes it down."""
+def test_a_timestamp_that_no_clock_can_show_is_not_reported_as_the_time_of_a_gap(
+    timestamp_ms: int,
+) -> None:
+    """A broker accepts any timestamp that is not in the future; some do not fit in a date."""
     assert known_time_ms(timestamp_ms) is None
 
 
 @pytest.mark.parametrize("timestamp_ms", [0, 1_795_000_000_000, (2**63 - 1) // 10**6])
-def test_any_other_can_be_written_as_a_date_and_in_nanoseconds(timestamp_ms: int) -> None:
+def test_any_other_timestamp_can_be_written_as_a_date_and_in_nanoseconds(timestamp_ms: int) -> None:
     assert known_time_ms(timestamp_ms) == timestamp_ms
     assert iso_time(timestamp_ms)
     assert timestamp_ms * 10**6 < 2**63

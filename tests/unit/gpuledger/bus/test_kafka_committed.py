@@ -1,5 +1,5 @@
-"""What is committed is asked for so that the answer is final, and a refusal is no answer."""
-# ruff: noqa: SLF001  # aiokafka's own names, which are what is replaced
+"""Committed offsets are requested such that the answer is final, and an error is not an answer."""
+# ruff: noqa: SLF001  # aiokafka's own names, which are replaced
 
 from collections.abc import Sequence
 from io import BytesIO
@@ -28,11 +28,11 @@ KEY: Final = OffsetFetchResponse_v3.API_KEY
 SINCE_2_5: Final = {KEY: (1, 9)}
 BEFORE_2_5: Final = {KEY: (0, 6)}
 Partitions = Sequence[tuple[int, int, str | None, int]]
-"""Each with its number, offset, metadata and error code."""
+"""Partition number, offset, metadata and error code of each."""
 
 
 class Coordinator:
-    """A group's coordinator as a client reaches it: it reads bytes, and answers with bytes."""
+    """A group's coordinator behind a client: it reads requests as bytes and returns bytes."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ PARTITIONS: Final = [TopicPartition("events", 0), TopicPartition("events", 1)]
 LOOKUPS: Final[Sequence[Any]] = [committed_offsets, stable_offsets]
 
 
-async def test_stable_offsets_are_asked_for_and_come_back_as_aiokafka_reads_them() -> None:
+async def test_stable_offsets_are_requested_and_returned_as_aiokafka_reads_them() -> None:
     coordinator = Coordinator([(0, 17, "topic_id=a", 0), (1, -1, None, 0)])
     found: Any = await stable_offsets(client_of(coordinator), PARTITIONS)
     (requested,) = coordinator.requests
@@ -97,7 +97,7 @@ async def test_stable_offsets_are_asked_for_and_come_back_as_aiokafka_reads_them
 @pytest.mark.parametrize(
     ("look_up", "versions"), [(committed_offsets, SINCE_2_5), (stable_offsets, BEFORE_2_5)]
 )
-async def test_offsets_of_now_are_asked_for_as_ever_and_so_are_brokers_that_know_no_others(
+async def test_latest_offsets_and_brokers_without_stable_offsets_get_the_request_of_aiokafka(
     look_up: Any,  # noqa: ANN401  # one of the two
     versions: dict[int, tuple[int, int]],
 ) -> None:
@@ -118,21 +118,21 @@ async def test_offsets_of_now_are_asked_for_as_ever_and_so_are_brokers_that_know
         (GroupAuthorizationFailedError, False),
     ],
 )
-async def test_a_refusal_is_raised_and_a_coordinator_that_left_is_looked_for_anew(
+async def test_an_error_is_raised_and_a_coordinator_that_left_is_looked_up_again(
     look_up: Any,  # noqa: ANN401  # one of the two
     error: type[KafkaError],
     *,
     is_left: bool,
 ) -> None:
-    """As it names no partitions, it would be taken for "nothing is committed"."""
+    """An error response names no partitions, so it could be mistaken for "nothing is committed"."""
     coordinator = Coordinator(error_code=error.errno)
     with pytest.raises(error):
         await look_up(client_of(coordinator), PARTITIONS)
     assert coordinator.is_left is is_left
 
 
-async def test_an_offset_that_a_transaction_is_about_to_move_is_asked_for_again() -> None:
-    """The error is one after which aiokafka asks again."""
+async def test_an_offset_that_a_transaction_is_about_to_change_is_requested_again() -> None:
+    """aiokafka retries after this error."""
     coordinator = Coordinator([(0, 17, "", 0), (1, -1, "", UNSTABLE_OFFSET_COMMIT)])
     with pytest.raises(KafkaError) as raised:
         await stable_offsets(client_of(coordinator), PARTITIONS)
@@ -140,7 +140,7 @@ async def test_an_offset_that_a_transaction_is_about_to_move_is_asked_for_again(
     assert not coordinator.is_left
 
 
-async def test_what_is_asked_for_after_stable_offsets_is_of_now_again() -> None:
+async def test_latest_offsets_can_be_requested_after_stable_offsets() -> None:
     coordinator = Coordinator([(0, 17, "", 0)])
     client = client_of(coordinator)
     await stable_offsets(client, PARTITIONS)
@@ -148,7 +148,7 @@ async def test_what_is_asked_for_after_stable_offsets_is_of_now_again() -> None:
     assert [requested.API_VERSION for requested in coordinator.requests] == [7, 3]
 
 
-async def test_other_requests_are_sent_as_they_are() -> None:
+async def test_other_requests_are_sent_unchanged() -> None:
     sent: list[object] = []
 
     async def send(request: object) -> str:

@@ -1,5 +1,5 @@
-"""Certificates and passwords of the brokers: the ones that their files have when one connects."""
-# ruff: noqa: SLF001  # aiokafka's own names, which are what is replaced
+"""A new connection uses the certificates and passwords that the files contain at that time."""
+# ruff: noqa: SLF001  # aiokafka's own names, which are replaced
 
 import datetime as dt
 import ssl
@@ -23,7 +23,7 @@ from tests.real.services.certificates import Authority
 
 
 class Files:
-    """The files of a login, and what reads them."""
+    """The credential files, and the object that reads them."""
 
     def __init__(self, folder: Path) -> None:
         self.authority = Authority(folder=folder)
@@ -48,7 +48,7 @@ class Files:
         )
 
     def later(self) -> None:
-        """Let the time pass after which the files are looked at."""
+        """Advance the clock past the interval at which the files are checked."""
         self.clock.advance(10)
 
 
@@ -61,16 +61,14 @@ def authorities(context: ssl.SSLContext) -> list[bytes]:
     return context.get_ca_certs(binary_form=True)
 
 
-def test_a_changed_password_counts_for_the_next_login(files: Files) -> None:
+def test_a_changed_password_is_used_for_the_next_login(files: Files) -> None:
     files.password.write_text("second, longer\n")
     assert files.credentials.password() == "first"
     files.later()
     assert files.credentials.password() == "second, longer"
 
 
-def test_changed_authorities_are_trusted_in_place_of_the_old_ones(
-    files: Files, tmp_path: Path
-) -> None:
+def test_changed_ca_certificates_replace_the_old_ones(files: Files, tmp_path: Path) -> None:
     before = authorities(files.credentials.context())
     other = Authority(folder=tmp_path / "other").certificate
     other.replace(files.authority.certificate)
@@ -82,7 +80,7 @@ def test_changed_authorities_are_trusted_in_place_of_the_old_ones(
 
 @pytest.mark.parametrize("name", ["certificate", "key", "password"])
 @pytest.mark.parametrize("damage", ["", "damaged, and longer than it was before", None])
-def test_damaged_files_leave_the_old_ones_in_force_and_are_told_once(
+def test_damaged_files_are_logged_once_and_the_old_ones_stay_in_force(
     files: Files, name: str, damage: str | None
 ) -> None:
     before = files.credentials.context()
@@ -103,7 +101,7 @@ def test_damaged_files_leave_the_old_ones_in_force_and_are_told_once(
     assert "stays in force" in lines[0]["detail"]
 
 
-def test_damaged_files_that_are_mended_count_again(files: Files) -> None:
+def test_repaired_files_are_used_again(files: Files) -> None:
     key = files.key.read_bytes()
     files.key.write_text("no key")
     files.later()
@@ -114,13 +112,15 @@ def test_damaged_files_that_are_mended_count_again(files: Files) -> None:
     assert files.credentials.password() == "second"
 
 
-def test_what_cannot_be_used_at_the_start_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_used_at_startup_is_named_in_the_error(tmp_path: Path) -> None:
     settings = KafkaSettings(security_protocol="SSL", ssl_ca_file=tmp_path / "ca.pem")
     with pytest.raises(SettingsError, check=has_words("kafka.ssl_ca_file", "ca.pem")):
         KafkaCredentials(settings, check=Check())
 
 
-def test_a_mistake_is_told_though_nothing_connects_and_so_is_its_end(files: Files) -> None:
+def test_an_invalid_file_and_its_repair_are_reported_even_without_a_connection(
+    files: Files,
+) -> None:
     assert files.check.is_ok
     password = files.password.read_bytes()
     files.password.write_bytes(b"")
@@ -135,7 +135,9 @@ def test_a_mistake_is_told_though_nothing_connects_and_so_is_its_end(files: File
     assert [line["event"] for line in lines] == ["check_recovered", "kafka_credentials_read"]
 
 
-def test_a_certificate_that_expires_in_use_is_said_by_setting_name_and_date(files: Files) -> None:
+def test_a_certificate_that_expires_in_use_is_reported_with_setting_name_and_date(
+    files: Files,
+) -> None:
     files.days_later = 3
     with capture_logs() as lines:
         for _ in range(3):
@@ -147,8 +149,8 @@ def test_a_certificate_that_expires_in_use_is_said_by_setting_name_and_date(file
     assert " expired on 20" in line["detail"]
 
 
-def test_a_certificate_that_has_expired_is_used_all_the_same(files: Files) -> None:
-    """The other side decides, by its own clock; and the former would be older still."""
+def test_an_expired_certificate_is_still_used(files: Files) -> None:
+    """The other side decides by its own clock, and the previous certificate would be even older."""
     before = files.credentials.context()
     pair = files.authority.issue("old", lifetime=dt.timedelta(minutes=-5))
     pair.certificate.replace(files.certificate)
@@ -160,7 +162,7 @@ def test_a_certificate_that_has_expired_is_used_all_the_same(files: Files) -> No
 
 
 @pytest.mark.parametrize("days", [-3, 3])
-def test_the_end_of_a_certificate_is_a_metric_whatever_the_clock_says(
+def test_the_expiry_time_of_a_certificate_is_a_metric_whatever_the_clock_shows(
     files: Files, days: int
 ) -> None:
     files.days_later = days
@@ -174,7 +176,7 @@ def test_the_end_of_a_certificate_is_a_metric_whatever_the_clock_says(
     assert ("is not valid before" in files.check.detail) == (days < 0)
 
 
-def test_a_connection_begins_with_the_context_in_force() -> None:
+def test_a_new_connection_uses_the_current_context() -> None:
     first, second = (ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) for _ in range(2))
     current = [first]
     context = CurrentContext(lambda: current[0])
@@ -184,7 +186,7 @@ def test_a_connection_begins_with_the_context_in_force() -> None:
         assert made.context is expected
 
 
-async def test_plain_and_scram_log_in_with_the_password_in_force_and_it_is_never_shown() -> None:
+async def test_plain_and_scram_use_the_current_password_and_never_show_it() -> None:
     encode_password_at_login()
     password = CurrentPassword(lambda: "secret")
     connection = SimpleNamespace(

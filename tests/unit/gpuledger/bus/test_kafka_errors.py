@@ -1,4 +1,4 @@
-"""What aiokafka raises and logs becomes something that a person can act on."""
+"""aiokafka's exceptions and log lines become messages that a person can act on."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ BROKEN = 'Unable connect to "%s:%s": %s'
         (AssertionError("Invalid state transition ABORTING -> COMMITTING"), BusUnavailableError),
     ],
 )
-def test_each_failure_says_what_was_done_and_where(
+def test_each_failure_names_the_operation_and_where_it_happened(
     raised: Exception, expected: type[Exception]
 ) -> None:
     assert isinstance(raised, FAILURES)
@@ -76,14 +76,14 @@ def line(message: str, *args: object, level: int = logging.WARNING) -> logging.L
         "Got error produce response on topic-partition %s, retrying. Error: %s",
     ],
 )
-def test_what_the_client_tries_again_is_a_debug_line(message: str) -> None:
+def test_what_the_client_retries_is_logged_at_debug_level(message: str) -> None:
     output = line(message, "x", level=logging.ERROR)
 
     assert Demotion()(output)
     assert (output.levelno, output.levelname) == (logging.DEBUG, "DEBUG")
 
 
-def test_what_nobody_else_says_stays_and_is_said_once_an_hour() -> None:
+def test_messages_that_have_no_other_source_are_kept_and_logged_once_an_hour() -> None:
     now_seconds = 0.0
     passes = Demotion(seconds=lambda: now_seconds)
     levels = []
@@ -97,8 +97,8 @@ def test_what_nobody_else_says_stays_and_is_said_once_an_hour() -> None:
 
 
 @pytest.mark.parametrize("template", LOGGED)
-def test_what_stays_is_what_the_client_says(template: str) -> None:
-    """A new version may say it otherwise, and then it would be demoted unseen."""
+def test_the_kept_messages_are_those_of_the_client(template: str) -> None:
+    """If a new version changed the wording, the message would silently be demoted."""
     assert template in _constants()
 
 
@@ -113,7 +113,7 @@ def _constants() -> frozenset[object]:
     )
 
 
-def test_a_refused_connection_is_told_by_the_error_and_not_by_the_log() -> None:
+def test_a_refused_connection_is_reported_by_the_error_and_not_by_the_log() -> None:
     passes = Demotion()
     refusals = RefusedConnections()
     with remembering(refusals):
@@ -124,11 +124,11 @@ def test_a_refused_connection_is_told_by_the_error_and_not_by_the_log() -> None:
 
 
 @pytest.mark.parametrize("template", REFUSED)
-def test_what_is_remembered_of_a_refusal_is_what_the_client_says(template: str) -> None:
+def test_the_remembered_refusals_are_messages_of_the_client(template: str) -> None:
     assert template in _constants()
 
 
-def test_a_lost_connection_is_remembered_with_what_is_behind_it() -> None:
+def test_a_lost_connection_is_remembered_with_its_cause() -> None:
     lost = vendor.KafkaConnectionError("Connection at kafka-0:9092 closed")
     lost.__cause__ = OSError("tlsv13 alert certificate expired")
     refusals = RefusedConnections()
@@ -140,7 +140,7 @@ def test_a_lost_connection_is_remembered_with_what_is_behind_it() -> None:
     assert output.endswith("tlsv13 alert certificate expired")
 
 
-def test_a_task_that_goes_on_connecting_is_remembered_after_the_call_that_began_it() -> None:
+def test_a_task_that_keeps_connecting_is_remembered_after_the_call_that_started_it() -> None:
     refusals = RefusedConnections()
     with remembering(refusals):
         begun = contextvars.copy_context()
@@ -149,7 +149,7 @@ def test_a_task_that_goes_on_connecting_is_remembered_after_the_call_that_began_
     assert refusals.of_last(60) == ["kafka-0:9092: SaslAuthenticationFailed"]
 
 
-def test_only_the_last_refusal_of_a_broker_counts_and_only_for_so_long() -> None:
+def test_only_the_last_refusal_of_a_broker_counts_and_only_for_a_limited_time() -> None:
     now_seconds = 0.0
     refusals = RefusedConnections(seconds=lambda: now_seconds)
     refusals.note("a", "first")
@@ -161,7 +161,7 @@ def test_only_the_last_refusal_of_a_broker_counts_and_only_for_so_long() -> None
     assert refusals.of_last(10) == ["b: third"]
 
 
-def test_refusals_of_brokers_without_end_take_no_memory_without_end() -> None:
+def test_memory_for_refusals_is_bounded_however_many_brokers_refuse() -> None:
     refusals = RefusedConnections()
     for number in range(1000):
         refusals.note(f"broker-{number}", "refused")
@@ -170,14 +170,14 @@ def test_refusals_of_brokers_without_end_take_no_memory_without_end() -> None:
 
 
 @pytest.mark.parametrize("raised", [vendor.NodeNotReadyError(), vendor.KafkaConnectionError("")])
-def test_a_failure_names_why_connections_failed_meanwhile(raised: Exception) -> None:
+def test_a_failure_includes_why_connections_failed_in_the_meantime(raised: Exception) -> None:
     refusals = ["kafka-0:9092: SaslAuthenticationFailed"]
     error = translate(raised, doing="publishing", servers="kafka-0:9092", refusals=refusals)
 
     assert "kafka-0:9092: SaslAuthenticationFailed; check kafka.sasl_username" in str(error)
 
 
-def test_an_error_of_the_only_broker_has_its_address_once() -> None:
+def test_an_error_of_the_only_broker_contains_its_address_once() -> None:
     refusals = ["kafka-0:9092: [Errno 111] Connect call failed ('10.0.0.1', 9092)"]
     raised = vendor.KafkaConnectionError("")
     error = translate(raised, doing="publishing", servers="kafka-0:9092", refusals=refusals)

@@ -1,4 +1,4 @@
-"""What aiokafka leaves open is closed."""
+"""Resources that aiokafka leaves open are closed."""
 
 import asyncio
 import gc
@@ -16,14 +16,14 @@ from gpuledger.settings import KafkaSettings
 
 
 class Leaderless:
-    """A cluster in which no partition has a leader, as while a topic is made anew."""
+    """A cluster whose partitions have no leader, as while a topic is being recreated."""
 
     def leader_for_partition(self, _: TopicPartition) -> None:
         """Return no leader."""
 
 
 class QueueingClient:
-    """The queue of a client whose batches are out of date at once, and nothing else of it."""
+    """The queue of a client whose batches expire at once."""
 
     def __init__(self) -> None:
         self._message_accumulator = MessageAccumulator(Leaderless(), 1000, 0, batch_ttl=-1)
@@ -41,8 +41,8 @@ class QueueingClient:
         return made
 
 
-async def test_a_batch_that_fails_when_nobody_waits_for_it_any_more_logs_nothing() -> None:
-    """Its sender was cancelled by its own deadline, and has told of that."""
+async def test_a_batch_that_fails_after_its_sender_was_cancelled_logs_nothing() -> None:
+    """The sender was cancelled at its own deadline and has already reported that."""
     unseen: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, message: unseen.append(message))
     client = QueueingClient()
@@ -59,7 +59,7 @@ async def test_a_batch_that_fails_when_nobody_waits_for_it_any_more_logs_nothing
 
 
 class SlowBroker:
-    """Accepts connections, names its versions, and is too slow for anything else."""
+    """Accepts connections and returns its API versions, but is too slow for any other request."""
 
     def __init__(self) -> None:
         self.left = asyncio.Event()
@@ -75,7 +75,7 @@ class SlowBroker:
         self.left.set()
 
 
-async def test_a_connection_to_a_broker_that_is_too_slow_is_closed_and_logs_nothing() -> None:
+async def test_a_connection_to_a_broker_that_is_too_slow_is_closed_without_a_log_line() -> None:
     unseen: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, message: unseen.append(message))
     broker = SlowBroker()

@@ -1,4 +1,4 @@
-"""How batches are packed on their way to the brokers, and unpacked again."""
+"""Batches are compressed on the way to the brokers and decompressed on the way back."""
 
 import sys
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from gpuledger.bus.limits import MAX_BATCH_RECORDS
 from gpuledger.bus.protocol import Message
 
 _ZSTD = 4
-# Levels differ on what repeats itself here and there, as ticks do.
+# Compression levels differ for data that repeats itself at varying distances, as ticks do.
 VALUES = [b",".join(b"%d" % (number * n % 977) for n in range(900)) for number in range(1, 40)]
 
 
@@ -40,7 +40,7 @@ def packed() -> bytes:
 
 @pytest.fixture
 def _without_zstandard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Stand on a node, where only aiokafka's own library is."""
+    """Simulate a node, which has only aiokafka's own compression library."""
     monkeypatch.setitem(sys.modules, "zstandard", None)
     packing.packer.cache_clear()
     yield
@@ -48,7 +48,7 @@ def _without_zstandard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_without_zstandard")
-def test_agents_pack_batches_at_the_level_that_costs_least() -> None:
+def test_agents_compress_batches_at_the_cheapest_level() -> None:
     pack_at_least_cost()
     body = body_of(packed())
     records = bytes(cramjam.zstd.decompress(body))
@@ -58,7 +58,7 @@ def test_agents_pack_batches_at_the_level_that_costs_least() -> None:
     assert body == at_levels[1]
 
 
-def test_what_is_packed_in_a_kept_context_is_hardly_larger() -> None:
+def test_a_reused_compression_context_hardly_increases_the_size() -> None:
     pack_at_least_cost()
     once, again = body_of(packed()), body_of(packed())
     records = bytes(cramjam.zstd.decompress(once))
@@ -69,20 +69,20 @@ def test_what_is_packed_in_a_kept_context_is_hardly_larger() -> None:
 
 
 def body_of(batch: bytes) -> bytes:
-    return batch[61:]  # behind the head of a batch, whose length the protocol fixes
+    return batch[61:]  # after the batch header, whose length the protocol fixes
 
 
 def values_in(batch: bytes) -> list[bytes]:
     return [each.value for each in DefaultRecordBatch(bytearray(batch))]
 
 
-def test_batches_are_unpacked_as_they_were_packed() -> None:
+def test_batches_are_decompressed_to_what_was_compressed() -> None:
     install_unpacking()
 
     assert values_in(packed()) == VALUES
 
 
-def test_a_batch_that_ends_too_early_is_not_taken_for_a_short_one() -> None:
+def test_a_truncated_batch_is_not_mistaken_for_a_short_one() -> None:
     install_unpacking()
 
     with pytest.raises(CorruptRecordException):
@@ -96,8 +96,8 @@ class Client:
         return BatchBuilder(1_000_000, _ZSTD)
 
 
-def test_no_batch_has_more_records_than_its_readers_take() -> None:
-    """However small they are: tombstones of nodes have five bytes."""
+def test_no_batch_has_more_records_than_its_readers_accept() -> None:
+    """However small the records are: a node's tombstone has five bytes."""
     tombstones = [Message(b"a", None, 0)] * (2 * MAX_BATCH_RECORDS + 5)
     batches = list(pack(cast("AIOKafkaProducer", Client()), tombstones))
 

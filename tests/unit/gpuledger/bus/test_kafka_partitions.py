@@ -1,4 +1,4 @@
-"""The numbers of partitions, as the brokers give them."""
+"""The numbers of partitions, as the brokers return them."""
 
 from types import SimpleNamespace
 
@@ -6,7 +6,7 @@ from gpuledger.bus.kafka_connection import count_partitions
 
 
 class StartingCluster:
-    """A client of a cluster whose first broker names itself at the second question."""
+    """A client of a cluster whose first broker appears only in the second metadata response."""
 
     def __init__(self) -> None:
         self.cluster = self

@@ -1,4 +1,4 @@
-"""A producer that is closed opens no client again, which nobody would close."""
+"""A closed producer never opens a client again, because no one would close it."""
 
 import pytest
 

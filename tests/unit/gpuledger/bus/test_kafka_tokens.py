@@ -1,4 +1,4 @@
-"""Tokens of OAUTHBEARER: when they are fetched, how long they count, who logs in with them."""
+"""OAUTHBEARER tokens: when they are fetched, how long they are valid and which logins use them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def jwt(claims: object) -> str:
     return ".".join(in_base64(json.dumps(part).encode()) for part in ({"alg": "none"}, claims, ""))
 
 
-async def test_a_file_is_due_when_it_has_another_token_or_this_one_has_ended() -> None:
+async def test_a_token_file_is_due_if_it_has_another_token_or_the_current_one_has_expired() -> None:
     content = [jwt({"exp": 130})]
     file = TokenFile(lambda: content[0], time_seconds=lambda: 100.0)
     token = await file.fetch()
@@ -48,7 +48,7 @@ async def test_a_file_is_due_when_it_has_another_token_or_this_one_has_ended() -
         ("old", 60.0, 49.0, True),
     ],
 )
-def test_a_connection_logs_in_again_with_another_token_or_before_its_session_ends(
+def test_a_connection_logs_in_again_with_a_new_token_or_before_its_session_ends(
     text: str, session_seconds: float, passed_seconds: float, *, is_due: bool
 ) -> None:
     old, token = (BearerToken(text=each, begin_seconds=0.0) for each in ("old", text))
@@ -57,7 +57,7 @@ def test_a_connection_logs_in_again_with_another_token_or_before_its_session_end
 
 
 class Source:
-    """Gives what the test has put there, and counts."""
+    """Returns the token that the test has set, and counts the fetches."""
 
     def __init__(self, clock: Seconds) -> None:
         self._clock = clock
@@ -70,7 +70,7 @@ class Source:
         self.fetched += 1
         await asyncio.sleep(0)
         if self.text is None:
-            raise UnavailableError("the endpoint is away")
+            raise UnavailableError("the endpoint is unavailable")
         now = self._clock()
         return BearerToken.parse(self.text, now_seconds=now, for_seconds=self.for_seconds)
 
@@ -95,7 +95,7 @@ class Parts:
         )
 
 
-async def test_all_who_come_at_once_get_the_answer_to_one_request() -> None:
+async def test_concurrent_callers_share_the_answer_to_one_request() -> None:
     parts = Parts()
     assert await asyncio.gather(*(parts.provider.token() for _ in range(5))) == ["first"] * 5
     assert await parts.provider.token() == "first"
@@ -104,7 +104,7 @@ async def test_all_who_come_at_once_get_the_answer_to_one_request() -> None:
     assert parts.check.is_ok
 
 
-async def test_an_old_token_counts_to_its_end_and_the_source_is_asked_in_growing_pauses() -> None:
+async def test_an_old_token_is_used_until_it_expires_while_failed_fetches_back_off() -> None:
     parts = Parts()
     await parts.provider.token()
     parts.source.text, parts.source.due = None, True
@@ -113,7 +113,7 @@ async def test_an_old_token_counts_to_its_end_and_the_source_is_asked_in_growing
         parts.clock.advance(1.0)
         before = parts.source.fetched
         assert await parts.provider.token() == "first"
-        assert "the endpoint is away; a token until 1970" in parts.check.detail
+        assert "the endpoint is unavailable; a token until 1970" in parts.check.detail
         if parts.source.fetched > before:
             requested.append(second)
     assert requested == [1, 2, 4, 8, 16, 32, 64]
@@ -147,7 +147,7 @@ class Connection:
         return self.is_open
 
 
-async def test_a_token_that_a_broker_refuses_is_fetched_anew_and_never_without_a_pause() -> None:
+async def test_a_token_that_a_broker_rejects_is_fetched_again_and_never_without_a_pause() -> None:
     parts = Parts()
     connection: Any = Connection({"first"})
     for _ in range(50):

@@ -1,4 +1,4 @@
-"""The identities of topics, as brokers of any age give them."""
+"""Topic IDs, as brokers of any version return them."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,7 @@ UNKNOWN_TOPIC, NO_ERROR = 3, 0
 
 
 class Broker:
-    """A client that knows one broker, and what that answers."""
+    """A client that knows one broker and its response."""
 
     def __init__(self, answer: Any, *, node: int | None = 1) -> None:  # noqa: ANN401  # aiokafka is untyped
         self._answer, self._node = answer, node
@@ -27,7 +27,7 @@ class Broker:
         return SimpleNamespace(topics=topics)
 
 
-async def test_a_topic_has_its_identity_as_kafkas_tools_show_it() -> None:
+async def test_a_topic_id_has_the_form_that_kafkas_tools_print() -> None:
     broker = Broker(
         [
             (NO_ERROR, "events", bytes(range(16))),
@@ -41,11 +41,11 @@ async def test_a_topic_has_its_identity_as_kafkas_tools_show_it() -> None:
     }
 
 
-async def test_brokers_that_cannot_be_asked_give_no_identity() -> None:
+async def test_brokers_that_do_not_support_topic_ids_return_none() -> None:
     old = Broker(NotImplementedError("Support for _TopicIds v5 has not yet been added"))
     assert await fetch_topic_ids(old, ["events"]) is None
 
 
-async def test_without_a_broker_it_is_an_error() -> None:
+async def test_a_missing_broker_is_an_error() -> None:
     with pytest.raises(KafkaConnectionError):
         await fetch_topic_ids(Broker([], node=None), ["events"])

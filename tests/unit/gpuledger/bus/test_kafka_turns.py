@@ -1,6 +1,6 @@
-"""Who finds the turn of the event loop used up gets what is here in one of the next turns.
+"""A poll that finds the event loop's current turn used up gets its records in a later turn.
 
-Over aiokafka's own fetcher, as a client of its own has it too; what brokers answer is made here.
+The tests use aiokafka's own fetcher; the test provides the brokers' responses.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 PARTITIONS = [named(TopicPartition("a.topic", partition)) for partition in range(2)]
 BATCHES = 6
 LONG_SECONDS = 3600.0
-"""For which a poll would wait that takes what is here for nothing."""
+"""How long a poll would wait if it mistook available records for none."""
 
 
 def log() -> bytes:
-    """Return a partition of batches of which two fill a turn."""
+    """Return a partition's batches, two of which fill a turn."""
     half = raw_batches.pack(raw_batches.body([Raw(b"k", bytes(MAX_TURN_BYTES // 2 + 1))]), ZSTD)
     return b"".join(
         raw_batches.batch(half, count=1, codec=ZSTD, time_ms=1, base_offset=at)
@@ -43,7 +43,7 @@ def log() -> bytes:
 
 
 class Broker:
-    """Answers the first request for each partition with all it has, and later ones never."""
+    """Answers the first request for each partition with all its data, and later ones never."""
 
     API_VERSION = 4
 
@@ -83,13 +83,13 @@ async def consuming(data: bytes) -> AsyncIterator[Fetcher]:
 
 
 async def read_all(fetcher: Fetcher, *, max_records: int = 500) -> set[tuple[int, int]]:
-    """Poll until there is a record of each batch."""
+    """Poll until each batch has returned a record."""
     seen: set[tuple[int, int]] = set()
     while len(seen) < BATCHES * len(PARTITIONS):
         found = await fetcher.fetched_records(
             PARTITIONS, timeout=LONG_SECONDS, max_records=max_records
         )
-        assert found, "a poll ended with nothing, though records were here"
+        assert found, "a poll returned nothing although records were available"
         seen |= {
             (record.partition, record.offset) for records in found.values() for record in records
         }
@@ -99,7 +99,7 @@ async def read_all(fetcher: Fetcher, *, max_records: int = 500) -> set[tuple[int
 ALL = {(partition, offset) for partition in range(2) for offset in range(BATCHES)}
 
 
-async def test_a_poll_that_finds_the_turn_used_up_gets_what_is_here_in_the_next_turn() -> None:
+async def test_a_poll_that_finds_the_turn_used_up_gets_its_records_in_the_next_turn() -> None:
     async with asyncio.timeout(HANG_SECONDS), consuming(log()) as fetcher:
         assert await read_all(fetcher) == ALL
 
@@ -110,7 +110,7 @@ async def test_so_does_each_of_several_consumers_of_a_process() -> None:
         assert await asyncio.gather(*map(read_all, fetchers)) == [ALL] * 4
 
 
-async def test_who_has_a_backlog_and_polls_in_every_turn_keeps_no_other_waiting() -> None:
+async def test_a_consumer_with_a_backlog_that_polls_in_every_turn_does_not_starve_another() -> None:
     order: list[str] = []
 
     async def follow(name: str, fetcher: Fetcher) -> None:
@@ -131,7 +131,7 @@ async def test_who_has_a_backlog_and_polls_in_every_turn_keeps_no_other_waiting(
     assert "2" * 5 not in both
 
 
-async def test_a_poll_that_waits_for_nothing_returns_where_nothing_is_here() -> None:
+async def test_a_poll_without_a_timeout_returns_if_nothing_is_available() -> None:
     async with asyncio.timeout(HANG_SECONDS), consuming(log()) as fetcher:
         await read_all(fetcher)
 
@@ -139,7 +139,7 @@ async def test_a_poll_that_waits_for_nothing_returns_where_nothing_is_here() -> 
         assert await fetcher.fetched_records(PARTITIONS, timeout=0.001) == {}
 
 
-async def test_a_consumer_that_is_given_up_while_it_waits_for_its_turn_keeps_none_waiting() -> None:
+async def test_a_consumer_that_is_abandoned_while_it_waits_for_its_turn_blocks_no_other() -> None:
     async with (
         asyncio.timeout(HANG_SECONDS),
         consuming(log()) as one,
@@ -154,7 +154,7 @@ async def test_a_consumer_that_is_given_up_while_it_waits_for_its_turn_keeps_non
         assert await tasks[2] == ALL
 
 
-async def test_each_time_the_loop_goes_round_the_first_of_those_who_wait_is_let_in() -> None:
+async def test_each_iteration_of_the_loop_admits_the_first_waiting_task() -> None:
     own, admitted = Turn(), list[str]()
 
     async def take(name: str) -> None:
@@ -176,7 +176,7 @@ async def test_each_time_the_loop_goes_round_the_first_of_those_who_wait_is_let_
     assert let_in == [0, 1, 1, 2, 2, 2]
 
 
-def test_a_loop_that_ended_in_the_middle_of_a_turn_leaves_nothing_to_the_next() -> None:
+def test_a_loop_that_ended_in_the_middle_of_a_turn_does_not_affect_the_next() -> None:
     def use_up_and_leave() -> None:
         turn.begin()
         turn.used_bytes = MAX_TURN_BYTES + 1

@@ -1,4 +1,4 @@
-"""No batch ends or blocks who reads it: what cannot be unpacked is skipped, exactly, and told."""
+"""No batch can crash or block its reader: an unreadable batch is skipped exactly and reported."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def batch(records: list[Raw], *, at: int, codec: int = ZSTD) -> bytes:
 
 
 def claiming(*deltas: int, codec: int = NONE) -> bytes:
-    """Return a batch at 3 whose three records claim these offsets from its first."""
+    """Return a batch at 3 whose three records claim these offset deltas."""
     return of(
         raw_batches.pack(raw_batches.body(values(3), deltas=deltas), codec), at=3, codec=codec
     )
@@ -76,7 +76,7 @@ def answer(data: bytes, *, position: int = 0) -> PartitionBatches:
 
 
 def fetched(parts: list[tuple[int, bytes]]) -> list[Record]:
-    """Return all records, fetching again as long as there are some; for each batch its offset."""
+    """Return all records, fetching until none is left; each batch is given with its offset."""
     records: list[Record] = []
     position = 0
     while left := b"".join(data for at, data in parts if at >= position):
@@ -87,7 +87,7 @@ def fetched(parts: list[tuple[int, bytes]]) -> list[Record]:
 
 
 def shown(records: list[Record]) -> list[object]:
-    """Return values, and of what cannot be read its offsets and the reason."""
+    """Return the values; for an unreadable batch, its offsets and the reason."""
     return [
         int(each.value or b"")
         if each.unreadable is None
@@ -101,36 +101,41 @@ PACKED = raw_batches.pack(BODY, ZSTD)
 NOT_UTF_8 = raw_batches.body([*values(3, 1), Raw(b"k", b"4", [(b"\xff\xfe", b"")]), *values(5, 1)])
 HOSTILE = {
     "a header's name that is not UTF-8": (of(NOT_UTF_8, at=3, codec=NONE), [3], 4, DAMAGED),
-    "the same, packed": (of(raw_batches.pack(NOT_UTF_8, ZSTD), at=3), [3], 4, DAMAGED),
+    "the same, compressed": (of(raw_batches.pack(NOT_UTF_8, ZSTD), at=3), [3], 4, DAMAGED),
     "no zstd": (of(b"no frame of zstd", at=3), [], 3, DAMAGED),
     "nothing": (of(b"", at=3), [], 3, DAMAGED),
-    "a frame that ends too early": (of(PACKED[:-4], at=3), [3, 4], 5, DAMAGED),
-    "a second frame that is none": (of(PACKED + b"junk", at=3), [], 3, DAMAGED),
-    "a skipped frame alone": (of(raw_batches.skipped_frame(b"x" * 99), at=3), [], 3, DAMAGED),
-    "records cut short": (of(BODY[:-4], at=3, codec=NONE), [3, 4], 5, DAMAGED),
-    "bytes behind the records": (of(BODY + b"junk", at=3, codec=NONE), [3, 4], 5, DAMAGED),
-    "a record right behind its batch": (claiming(0, 1, 3), [3, 4], 5, DAMAGED),
-    "a record far behind its batch": (claiming(0, 10**6, 2), [3], 4, DAMAGED),
-    "only records behind their batch": (claiming(3, 4, 5), [], 3, DAMAGED),
-    "a record behind its batch, packed": (claiming(0, 1, 7, codec=ZSTD), [3, 4], 5, DAMAGED),
+    "a truncated frame": (of(PACKED[:-4], at=3), [3, 4], 5, DAMAGED),
+    "an invalid second frame": (of(PACKED + b"junk", at=3), [], 3, DAMAGED),
+    "only a skippable frame": (of(raw_batches.skipped_frame(b"x" * 99), at=3), [], 3, DAMAGED),
+    "truncated records": (of(BODY[:-4], at=3, codec=NONE), [3, 4], 5, DAMAGED),
+    "bytes after the records": (of(BODY + b"junk", at=3, codec=NONE), [3, 4], 5, DAMAGED),
+    "a record right after its batch": (claiming(0, 1, 3), [3, 4], 5, DAMAGED),
+    "a record far after its batch": (claiming(0, 10**6, 2), [3], 4, DAMAGED),
+    "only records after their batch": (claiming(3, 4, 5), [], 3, DAMAGED),
+    "a record after its batch, compressed": (claiming(0, 1, 7, codec=ZSTD), [3, 4], 5, DAMAGED),
     "a record before its batch": (claiming(0, -1, 2), [3], 4, DAMAGED),
     "a record far before its batch": (claiming(-(2**40), 1, 2), [], 3, DAMAGED),
-    "two records of one offset": (claiming(0, 0, 2), [3], 4, DAMAGED),
+    "two records with one offset": (claiming(0, 0, 2), [3], 4, DAMAGED),
     "records in another order": (claiming(0, 2, 1), [3], 4, DAMAGED),
-    "two records of the last offset": (claiming(0, 2, 2), [3], 4, DAMAGED),
+    "two records with the last offset": (claiming(0, 2, 2), [3], 4, DAMAGED),
     "gzip": (batch(values(3), at=3, codec=GZIP), [], 3, CODEC),
-    "gzip that is none": (of(b"\x1f\x8b", at=3, codec=GZIP), [], 3, CODEC),
+    "invalid gzip": (of(b"\x1f\x8b", at=3, codec=GZIP), [], 3, CODEC),
     "snappy": (batch(values(3), at=3, codec=SNAPPY), [], 3, CODEC),
     "lz4": (batch(values(3), at=3, codec=LZ4), [], 3, CODEC),
-    "a codec of the future": (of(BODY, at=3, codec=6), [], 3, CODEC),
-    "a bomb that says so": (of(raw_batches.bomb(MAX_UNPACKED_BYTES), at=3), [], 3, TOO_LARGE),
+    "an unknown codec": (of(BODY, at=3, codec=6), [], 3, CODEC),
+    "a bomb that declares its size": (
+        of(raw_batches.bomb(MAX_UNPACKED_BYTES), at=3),
+        [],
+        3,
+        TOO_LARGE,
+    ),
     "a bomb": (
         of(raw_batches.bomb(MAX_UNPACKED_BYTES, declares_size=False), at=3),
         [],
         3,
         TOO_LARGE,
     ),
-    "a bomb behind a frame": (
+    "a bomb after a frame": (
         of(PACKED + raw_batches.bomb(MAX_UNPACKED_BYTES), at=3),
         [],
         3,
@@ -140,7 +145,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize(("between", "before", "first", "reason"), HOSTILE.values(), ids=HOSTILE)
-def test_a_batch_that_cannot_be_unpacked_is_one_record_of_its_offsets_and_no_other_is_touched(
+def test_an_unreadable_batch_is_one_record_of_its_offsets_and_leaves_others_intact(
     between: bytes, before: list[int], first: int, reason: UnreadableReason
 ) -> None:
     parts = [(0, batch(values(0), at=0)), (3, between), (6, batch(values(6), at=6))]
@@ -149,7 +154,7 @@ def test_a_batch_that_cannot_be_unpacked_is_one_record_of_its_offsets_and_no_oth
 
 
 @pytest.mark.parametrize(("between", "before", "first", "reason"), HOSTILE.values(), ids=HOSTILE)
-def test_the_position_is_exact_behind_each_record(
+def test_the_position_after_each_record_is_exact(
     between: bytes, before: list[int], first: int, reason: UnreadableReason
 ) -> None:
     del before, first, reason
@@ -159,7 +164,7 @@ def test_the_position_is_exact_behind_each_record(
         assert found.next_fetch_offset == record.offset + 1
 
 
-def test_a_batch_of_more_records_than_any_of_ours_is_one_record_of_all_of_them() -> None:
+def test_a_batch_with_more_records_than_ours_ever_have_is_one_record_of_all_of_them() -> None:
     """Each of them would be a dead letter, and a batch of 727 kB holds 900,000."""
     count = MAX_BATCH_RECORDS + 1
     parts = [(0, batch([Raw(None, None)] * count, at=0)), (count, batch(values(0), at=count))]
@@ -169,27 +174,27 @@ def test_a_batch_of_more_records_than_any_of_ours_is_one_record_of_all_of_them()
     assert [record.offset for record in after] == [count, count + 1, count + 2]
 
 
-def test_a_batch_of_as_many_records_as_one_may_have_is_read() -> None:
+def test_a_batch_with_the_maximum_number_of_records_is_read() -> None:
     found = fetched([(0, batch([Raw(b"k", b"")] * MAX_BATCH_RECORDS, at=0))])
 
     assert len(found) == MAX_BATCH_RECORDS
     assert not any(record.unreadable for record in found)
 
 
-def test_what_stands_for_a_batch_has_no_key_and_no_value_and_the_time_of_the_batch() -> None:
+def test_the_placeholder_of_a_batch_has_no_key_and_no_value_but_the_time_of_the_batch() -> None:
     (record,) = list(answer(of(b"no frame", at=0)))
 
     assert (record.topic, record.partition, record.key, record.value) == (*AT, None, None)
     assert record.timestamp_ms == TIME_MS
 
 
-def test_who_goes_on_in_the_middle_of_a_batch_is_told_of_what_is_left_of_it() -> None:
+def test_a_reader_that_starts_within_an_unreadable_batch_gets_only_its_remaining_offsets() -> None:
     (record,) = list(answer(of(NOT_UTF_8, at=3, codec=NONE), position=5))
 
     assert shown([record]) == [(5, 5, DAMAGED)]
 
 
-def test_a_batch_is_told_from_its_first_offset_on_where_nothing_lies_before_it() -> None:
+def test_an_unreadable_batch_after_the_position_is_reported_from_its_first_offset() -> None:
     (record,) = list(answer(of(b"no frame", at=90), position=7))
 
     assert shown([record]) == [(90, 92, DAMAGED)]
@@ -204,11 +209,11 @@ def test_a_batch_is_told_from_its_first_offset_on_where_nothing_lies_before_it()
         raw_batches.skipped_frame(b"") + PACKED,
     ],
 )
-def test_frames_of_one_batch_are_unpacked_as_one(packed: bytes) -> None:
+def test_several_frames_of_one_batch_are_decompressed_as_one(packed: bytes) -> None:
     assert shown(list(answer(of(packed, at=3)))) == [3, 4, 5]
 
 
-def test_a_batch_of_the_most_bytes_is_read() -> None:
+def test_a_batch_of_the_maximum_size_is_read() -> None:
     size = MAX_UNPACKED_BYTES - 100
     for declares_size in (True, False):
         packed = raw_batches.bomb(size, declares_size=declares_size)
@@ -222,7 +227,7 @@ BIG = Raw(None, bytes(MAX_TURN_BYTES // 2 + 1))
 def drained(
     *answers: PartitionBatches,
 ) -> tuple[Callable[[int], list[list[int]]], Callable[[], list[int]]]:
-    """Return what polls the answers as aiokafka's fetcher does, and what tells positions."""
+    """Return a function that polls the answers as aiokafka's fetcher does, and one of positions."""
     partitions = [named(TopicPartition("a.topic", number)) for number in range(len(answers))]
     assignment = Assignment(partitions)
     results = []
@@ -244,8 +249,8 @@ def drained(
     return poll, positions
 
 
-async def test_a_turn_of_the_loop_takes_up_so_many_bytes_of_all_partitions_and_one_batch() -> None:
-    """Whatever waits on the loop gets its turn; what is left stays where it is."""
+async def test_a_turn_of_the_loop_takes_a_bounded_number_of_bytes_plus_one_batch() -> None:
+    """Other tasks on the loop get their turn; the remaining records stay queued."""
     data = b"".join(batch([BIG], at=at) for at in range(3))
     poll, positions = drained(answer(data), answer(data))
 
@@ -258,7 +263,7 @@ async def test_a_turn_of_the_loop_takes_up_so_many_bytes_of_all_partitions_and_o
     assert positions() == [3, 3]
 
 
-async def test_what_is_not_packed_counts_as_much() -> None:
+async def test_uncompressed_batches_count_towards_the_same_limit() -> None:
     data = batch([BIG, BIG], at=0, codec=NONE)
     poll, _ = drained(answer(data), answer(data))
 
@@ -269,28 +274,28 @@ async def test_what_is_not_packed_counts_as_much() -> None:
     assert poll(500) == [[], [0, 1]]
 
 
-async def test_headers_count_as_much_though_nobody_gets_them() -> None:
+async def test_headers_count_towards_the_limit_although_they_are_not_returned() -> None:
     headed = [Raw(None, b"", [(b"", bytes(1 << 20))] * 7)]
     poll, _ = drained(answer(b"".join(batch(headed, at=at) for at in range(3))))
 
     assert poll(500) == [[0]]
 
 
-async def test_a_bomb_that_has_to_be_unpacked_to_be_known_counts_as_much() -> None:
+async def test_a_bomb_that_must_be_decompressed_to_be_recognized_counts_towards_the_limit() -> None:
     bomb = raw_batches.bomb(MAX_UNPACKED_BYTES, declares_size=False)
     poll, _ = drained(answer(b"".join(of(bomb, at=at, count=1) for at in range(3))))
 
     assert poll(500) == [[0]]
 
 
-async def test_a_bomb_that_says_what_it_is_costs_nothing() -> None:
+async def test_a_bomb_that_declares_its_size_costs_nothing() -> None:
     bomb = raw_batches.bomb(MAX_UNPACKED_BYTES)
     poll, _ = drained(answer(b"".join(of(bomb, at=at, count=1) for at in range(4))))
 
     assert poll(500) == [[0, 1, 2, 3]]
 
 
-async def test_polls_in_one_turn_get_all_of_a_batch_that_was_taken_up() -> None:
+async def test_polls_in_one_turn_return_all_records_of_a_batch_that_was_started() -> None:
     poll, positions = drained(answer(batch([BIG, BIG, BIG], at=0) + batch(values(3), at=3)))
 
     assert [poll(1) for _ in range(4)] == [[[0]], [[1]], [[2]], [[]]]
@@ -298,12 +303,12 @@ async def test_polls_in_one_turn_get_all_of_a_batch_that_was_taken_up() -> None:
 
 
 def headed(*counts: int, codec: int = ZSTD) -> bytes:
-    """Return a batch of records with so many headers, nothing in them."""
+    """Return a batch of records with these numbers of empty headers."""
     return batch([Raw(b"k", b"0", [(b"", b"")] * count) for count in counts], at=0, codec=codec)
 
 
 @pytest.mark.parametrize("codec", [NONE, ZSTD])
-def test_a_record_of_more_headers_than_one_may_have_is_skipped_with_the_rest_of_its_batch(
+def test_a_record_with_too_many_headers_is_skipped_with_the_rest_of_its_batch(
     codec: int,
 ) -> None:
 
@@ -316,8 +321,8 @@ def test_a_record_of_more_headers_than_one_may_have_is_skipped_with_the_rest_of_
     assert found == [0, (1, 2, TOO_MANY)]
 
 
-def test_of_a_packed_batch_with_room_for_many_no_headers_are_read() -> None:
-    """A batch of 342 bytes with 4,000,000 of them kept the loop for a second."""
+def test_headers_of_a_compressed_batch_are_not_read_if_it_has_room_for_too_many() -> None:
+    """A batch of 342 bytes with 4,000,000 headers blocked the loop for a second."""
     records = raw_batches.body(values(0, 1)) + raw_batches.empty_headers(MAX_BATCH_BYTES // 2, at=1)
     data = of(raw_batches.pack(records, ZSTD), at=0, count=2)
     (record,) = list(answer(data + batch(values(2, 0), at=2)))
@@ -325,7 +330,7 @@ def test_of_a_packed_batch_with_room_for_many_no_headers_are_read() -> None:
     assert shown([record]) == [(0, 1, TOO_MANY)]
 
 
-def test_polls_that_take_a_few_records_each_get_all_of_them() -> None:
+def test_polls_that_take_a_few_records_each_return_all_of_them() -> None:
     found = answer(batch(values(0), at=0) + batch(values(3), at=3))
 
     assert [taken(found, 2) for _ in range(4)] == [[0, 1], [2, 3], [4, 5], []]
@@ -341,7 +346,7 @@ def taken(found: PartitionBatches, most: int) -> list[object]:
     return shown(records)
 
 
-def test_a_batch_whose_checksum_does_not_fit_is_fetched_again_before_it_is_given_up() -> None:
+def test_a_batch_with_a_wrong_checksum_is_fetched_again_before_it_is_given_up() -> None:
     good, spoiled = batch(values(0), at=0), spoil(batch(values(3), at=3))
     data = bytes(good + spoiled + batch(values(6), at=6))
 
@@ -355,7 +360,7 @@ def test_a_batch_whose_checksum_does_not_fit_is_fetched_again_before_it_is_given
     assert seen == [[0, 1, 2], [], [(3, 5, DAMAGED), 6, 7, 8]]
 
 
-def test_a_checksum_that_fits_again_begins_the_count_anew() -> None:
+def test_a_correct_checksum_restarts_the_count() -> None:
     whole = batch(values(90), at=90)
     fetches = [spoil(whole), spoil(whole), whole] * 2 + [spoil(whole)] * 3
 
@@ -365,11 +370,11 @@ def test_a_checksum_that_fits_again_begins_the_count_anew() -> None:
 
 
 def spoil(data: bytes) -> bytes:
-    """Return a batch that was changed on its way."""
+    """Return a batch that was damaged on its way."""
     return data[:-1] + bytes([data[-1] ^ 1])
 
 
-def test_a_frame_whose_window_is_larger_than_a_batch_may_be_is_refused() -> None:
+def test_a_frame_with_a_window_larger_than_a_batch_may_be_is_refused() -> None:
     wide = zstandard.ZstdCompressionParameters(window_log=27, write_content_size=False)
     packed = zstandard.ZstdCompressor(compression_params=wide).compressobj()
     data = packed.compress(BODY) + packed.flush()

@@ -1,4 +1,4 @@
-"""What the bus in memory keeps, and what it lets go."""
+"""The in-memory bus keeps the newest records of a partition and discards older ones."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_the_bound_counts_bytes_too() -> None:
     assert 7 <= len(kept) <= 8
 
 
-async def test_a_consumer_that_fell_behind_goes_on_with_the_first_kept_and_it_is_said() -> None:
+async def test_a_consumer_that_fell_behind_skips_to_the_first_kept_record_and_logs_it() -> None:
     bus = MemoryBus([READINGS], max_partition_records=80)
     requested = Subscription(group="g", topics=["readings"])
     async with bus.producer() as producer, bus.consumer(requested) as consumer:
@@ -84,7 +84,7 @@ async def test_a_consumer_that_fell_behind_goes_on_with_the_first_kept_and_it_is
         assert await consumer.position(PARTITION) == first
 
 
-async def test_a_consumer_beyond_the_end_begins_again_with_the_first_kept() -> None:
+async def test_a_consumer_beyond_the_end_restarts_at_the_first_kept_record() -> None:
     bus = MemoryBus([READINGS])
     requested = Subscription(group="g", topics=["readings"])
     async with bus.producer() as producer, bus.consumer(requested) as consumer:
@@ -95,7 +95,7 @@ async def test_a_consumer_beyond_the_end_begins_again_with_the_first_kept() -> N
         assert [record.offset for record in await read_all(consumer)] == [0, 1, 2]
 
 
-async def test_a_compacted_topic_compacts_itself_as_it_grows_and_drops_no_state() -> None:
+async def test_a_compacted_topic_is_compacted_as_it_grows_and_loses_no_state() -> None:
     bus = MemoryBus([STATES], max_partition_records=10)
     requested = Subscription(group="g", topics=["states"])
     async with bus.producer() as producer, bus.consumer(requested) as consumer:
@@ -108,7 +108,7 @@ async def test_a_compacted_topic_compacts_itself_as_it_grows_and_drops_no_state(
     assert kept[-1].offset == 20 * FEWEST_TO_COMPACT - 1
 
 
-async def test_a_tombstone_outlives_one_compaction_and_not_the_next() -> None:
+async def test_a_tombstone_survives_one_compaction_but_not_the_next() -> None:
     bus = MemoryBus([STATES])
     async with bus.producer() as producer:
         await producer.publish("states", 0, numbered([1], key="pod-a"))
@@ -130,7 +130,7 @@ async def test_a_compacted_topic_refuses_a_message_without_a_key() -> None:
             await producer.publish("states", 0, numbered([1, 2], key=None))
 
 
-async def test_the_partitions_of_a_named_member_wait_for_it_and_then_go_to_others() -> None:
+async def test_the_partitions_of_a_static_member_wait_for_it_and_then_go_to_others() -> None:
     bus = MemoryBus([READINGS], session_timeout_seconds=0.5)
     lost = asyncio.Event()
 
@@ -165,7 +165,7 @@ async def test_a_second_consumer_of_the_same_name_takes_over_from_the_first() ->
             await read_all(first)
 
 
-async def test_a_busy_partition_starves_no_other() -> None:
+async def test_a_busy_partition_does_not_starve_the_others() -> None:
     topic = Topic(name="readings", record=PodRecord, key="uid", partitions=3)
     bus = MemoryBus([topic])
     requested = Subscription(group="g", topics=["readings"])

@@ -1,4 +1,4 @@
-"""The bus in memory keeps the laws of every bus."""
+"""The in-memory bus keeps the laws of every bus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Headers are counted without being read, and as many as the library would read."""
+"""Headers are counted without reading them, as many as the library would read."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ records = st.lists(
 
 
 @for_any(written=records)
-def test_the_max_headers_of_a_record_are_told(written: list[Raw]) -> None:
+def test_the_largest_number_of_headers_of_a_record_is_returned(written: list[Raw]) -> None:
     expected = max((len(record.headers) for record in written), default=0)
 
     assert max_headers(raw_batches.body(written), max_records=8) == expected
 
 
-def test_no_more_records_are_looked_through_than_the_library_would_read() -> None:
+def test_no_more_records_are_scanned_than_the_library_would_read() -> None:
     written = raw_batches.body([Raw(b"k", b"v")] * 3) + raw_batches.empty_headers(9)
 
     assert max_headers(written, max_records=3) == 0
@@ -36,10 +36,10 @@ def test_no_more_records_are_looked_through_than_the_library_would_read() -> Non
 
 @example(data=raw_batches.encoded(11) + b"\x80\0\x80\0\x80\0\1\1\2\0\0", padded=0)
 @for_any(data=st.binary(max_size=60), padded=st.integers(0, 12))
-def test_whatever_the_library_reads_of_damaged_records_is_counted_too(
+def test_every_header_that_the_library_reads_from_damaged_records_is_counted(
     data: bytes, padded: int
 ) -> None:
-    """Numbers that are padded, lengths that do not fit: it never finds more than were counted."""
+    """Padded numbers, wrong lengths: the library never finds more headers than were counted."""
     written = b"\x80" * padded + data
     count = 1 + len(written)
     batch = MemoryRecords(raw_batches.batch(written, count=count, time_ms=0)).next_batch()
@@ -53,7 +53,7 @@ def test_whatever_the_library_reads_of_damaged_records_is_counted_too(
     assert found <= max_headers(written, max_records=count)
 
 
-def test_records_that_end_too_early_are_counted_up_to_there() -> None:
+def test_truncated_records_are_counted_up_to_the_end() -> None:
     whole = raw_batches.empty_headers(5) + raw_batches.empty_headers(9)
 
     assert max_headers(whole[:-1], max_records=2) == 9

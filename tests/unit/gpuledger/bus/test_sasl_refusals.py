@@ -1,4 +1,4 @@
-"""A broker that refuses a login may quote it: it is shown nowhere."""
+"""A broker that refuses a login may quote the password, which must not be shown anywhere."""
 
 import asyncio
 import base64
@@ -19,12 +19,12 @@ from tests.errors import has_words
 PASSWORD = "Kafka&<Pw>-4711"
 _REFUSED = 58
 _VERSIONS = [(18, 0, 0), (17, 0, 1), (36, 0, 1), (3, 0, 5), (0, 0, 7), (1, 0, 11)]
-"""What the broker says that it speaks: keys of requests with their versions."""
+"""API keys that the broker supports, with their versions."""
 
 
 @asynccontextmanager
 async def refusing_broker(message: str) -> AsyncIterator[str]:
-    """Serve a broker that refuses each login with these words; yield its address."""
+    """Serve a broker that refuses each login with this message; yield its address."""
 
     serving: set[asyncio.Task[None] | None] = set()
 
@@ -46,10 +46,10 @@ async def refusing_broker(message: str) -> AsyncIterator[str]:
 
 def _answer(key: int, message: bytes) -> bytes:
     match key:
-        case 18:  # which versions it speaks
+        case 18:  # supported versions
             versions = b"".join(struct.pack(">hhh", *each) for each in _VERSIONS)
             return struct.pack(">hi", 0, len(_VERSIONS)) + versions
-        case 17:  # how one may log in
+        case 17:  # SASL mechanisms
             return struct.pack(">hi", 0, 1) + struct.pack(">h", 5) + b"PLAIN"
         case _:  # the login
             return struct.pack(">hh", _REFUSED, len(message)) + message + struct.pack(">iq", 0, 0)
@@ -64,7 +64,7 @@ QUOTED: dict[str, Callable[[str], str]] = {
 
 
 @pytest.mark.parametrize("quoted", QUOTED)
-async def test_the_password_is_in_no_error_and_in_no_line_of_the_log(
+async def test_the_password_is_in_no_error_and_no_log_line(
     quoted: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)

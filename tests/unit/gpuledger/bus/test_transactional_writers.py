@@ -1,4 +1,4 @@
-"""Who holds partitions' writers, on a bus that tells what is opened, committed and closed when."""
+"""Ownership of partitions' writers, on a bus that records their opening, commits and closing."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -19,7 +19,7 @@ GROUP = "gpuledger-test"
 
 
 class WatchedBus(MemoryBus):
-    """Tells of its transactions; commits wait until they may, some ids are taken while opened."""
+    """Records its transactions; commits and opens can be held back, and some ids are taken."""
 
     def __init__(self, *, taken: Sequence[str] = (), of: MemoryBus | None = None) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class WatchedBus(MemoryBus):
         opened = super().transactions if self._of is None else self._of.transactions
         async with opened(transactional_id) as inner:
             watched = WatchedTransactions(inner, bus=self, name=transactional_id)
-            await turn()  # so that who is refused is refused before
+            await turn()  # so that a fenced producer is fenced first
             self.story.append(f"opened {transactional_id}")
             try:
                 yield watched
@@ -50,7 +50,7 @@ class WatchedBus(MemoryBus):
 
 
 class WatchedTransactions:
-    """Refuses what comes after it was closed, as Kafka's do."""
+    """Rejects calls after it was closed, as Kafka's transactions do."""
 
     def __init__(self, inner: Transactions, *, bus: WatchedBus, name: str) -> None:
         self._inner, self._bus, self._name = inner, bus, name
@@ -76,7 +76,7 @@ def writers_of(bus: MemoryBus, *, finish_seconds: float = 30.0) -> Transactional
 
 
 async def commit(writers: TransactionalWriters, number: int, *, next_offset: int = 1) -> None:
-    """Publish a row of a partition, with how far its events are read."""
+    """Publish a row of a partition together with its next offset."""
     await writers.commit(
         number,
         {TopicPartition(ROWS.name, number): [Message(None, b"row", 0)]},
@@ -90,7 +90,7 @@ async def committed(bus: MemoryBus, number: int) -> int | None:
 
 
 async def turn() -> None:
-    """Let whatever can go on go on."""
+    """Give other tasks a chance to run."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -106,7 +106,7 @@ async def test_messages_and_the_groups_offsets_are_committed_under_the_partition
     assert bus.story == [f"{what} {GROUP}-3" for what in ("opened", "began", "committed", "closed")]
 
 
-async def test_of_two_owners_of_a_partition_the_last_to_open_it_alone_can_commit() -> None:
+async def test_only_the_last_owner_to_open_a_partition_can_commit() -> None:
     bus = WatchedBus()
     async with writers_of(bus) as first, writers_of(bus) as second:
         await first.open([1, 2])
@@ -123,7 +123,7 @@ async def test_of_two_owners_of_a_partition_the_last_to_open_it_alone_can_commit
         assert await committed(bus, 1) == 9
 
 
-async def test_a_partition_that_two_open_at_once_is_to_be_opened_later() -> None:
+async def test_a_partition_that_another_producer_is_opening_can_be_opened_later() -> None:
     bus = WatchedBus(taken=[f"{GROUP}-1"])
     async with writers_of(bus) as writers:
         with pytest.raises(BusUnavailableError, check=has_words(f"{GROUP}-1")):
@@ -131,7 +131,7 @@ async def test_a_partition_that_two_open_at_once_is_to_be_opened_later() -> None
         assert [number in writers for number in (0, 1, 2)] == [True, False, True]
 
 
-async def test_what_is_open_is_closed_before_it_is_opened_anew() -> None:
+async def test_an_open_writer_is_closed_before_it_is_opened_again() -> None:
     bus = WatchedBus()
     async with writers_of(bus) as writers:
         await writers.open([1])
@@ -141,7 +141,7 @@ async def test_what_is_open_is_closed_before_it_is_opened_anew() -> None:
         assert bus.story[:3] == [opened, closed, opened]
 
 
-async def test_partitions_are_committed_at_the_same_time() -> None:
+async def test_partitions_are_committed_concurrently() -> None:
     bus = WatchedBus()
     async with writers_of(bus) as writers:
         await writers.open([1, 2])
@@ -153,7 +153,7 @@ async def test_partitions_are_committed_at_the_same_time() -> None:
         await commits
 
 
-async def test_only_what_is_given_up_is_closed_and_the_rest_at_the_end() -> None:
+async def test_only_revoked_partitions_are_closed_at_once_and_the_others_at_the_end() -> None:
     bus = WatchedBus()
     async with writers_of(bus) as writers:
         await writers.open([1, 2])
@@ -163,7 +163,7 @@ async def test_only_what_is_given_up_is_closed_and_the_rest_at_the_end() -> None
     assert bus.story[2:] == [f"closed {GROUP}-1", f"closed {GROUP}-2"]
 
 
-async def test_a_commit_under_way_ends_before_its_writer_is_closed() -> None:
+async def test_a_commit_in_progress_ends_before_its_writer_is_closed() -> None:
     bus = WatchedBus()
     async with writers_of(bus) as writers:
         await writers.open([1])
@@ -180,7 +180,7 @@ async def test_a_commit_under_way_ends_before_its_writer_is_closed() -> None:
 
 
 @pytest.mark.parametrize("finish_seconds", [0.0, 0.01])
-async def test_a_commit_that_does_not_end_in_time_keeps_no_writer_open(
+async def test_a_commit_that_does_not_end_in_time_does_not_keep_its_writer_open(
     finish_seconds: float,
 ) -> None:
     bus = WatchedBus()
@@ -197,7 +197,7 @@ async def test_a_commit_that_does_not_end_in_time_keeps_no_writer_open(
         await committing
 
 
-async def test_commits_of_a_partition_go_one_after_the_other_and_all_before_it_is_closed() -> None:
+async def test_commits_of_a_partition_are_sequential_and_end_before_it_is_closed() -> None:
     bus = WatchedBus()
     async with writers_of(bus) as writers:
         await writers.open([1])
@@ -214,7 +214,7 @@ async def test_commits_of_a_partition_go_one_after_the_other_and_all_before_it_i
     assert bus.story[1:] == [*reported, *reported, f"closed {GROUP}-1"]
 
 
-async def test_what_is_given_up_while_it_is_opened_takes_no_id_from_its_next_owner() -> None:
+async def test_a_partition_revoked_while_it_opens_takes_no_id_from_its_next_owner() -> None:
     both = MemoryBus()
     bus, slow = WatchedBus(of=both), WatchedBus(of=both)
     slow.may_open.clear()
@@ -230,7 +230,7 @@ async def test_what_is_given_up_while_it_is_opened_takes_no_id_from_its_next_own
     assert f"opened {GROUP}-1" not in slow.story
 
 
-async def test_what_is_opened_once_more_while_it_is_opened_has_one_writer() -> None:
+async def test_a_partition_that_is_opened_twice_at_once_has_one_writer() -> None:
     bus = WatchedBus()
     bus.may_open.clear()
     async with writers_of(bus) as writers:
@@ -242,7 +242,7 @@ async def test_what_is_opened_once_more_while_it_is_opened_has_one_writer() -> N
     assert [line for line in bus.story if "opened" in line] == [f"opened {GROUP}-1"]
 
 
-async def test_an_end_while_partitions_are_opened_leaves_none_of_them_open() -> None:
+async def test_an_exit_while_partitions_are_being_opened_leaves_none_open() -> None:
     bus = WatchedBus()
     bus.may_open.clear()
     async with writers_of(bus) as writers:
@@ -266,7 +266,7 @@ FENCED, AWAY = FencedError("another has it"), BusUnavailableError("no broker ans
         ([FENCED], 20.0, 20.0),
     ],
 )
-def test_who_was_shut_out_waits_until_the_group_can_have_said_who_has_the_partition(
+def test_a_fenced_writer_waits_until_the_group_can_have_announced_the_partitions_owner(
     undone: list[Exception], backoff_seconds: float, expected: float
 ) -> None:
     assert expected == pause_seconds_after(

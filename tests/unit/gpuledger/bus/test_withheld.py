@@ -1,4 +1,4 @@
-"""For how long an open transaction keeps a consumer from what is there."""
+"""How long an open transaction withholds available records from a consumer."""
 
 from prometheus_client import REGISTRY
 
@@ -26,7 +26,7 @@ def shown(topic: str) -> float | None:
     return REGISTRY.get_sample_value("gpuledger_open_transaction_seconds", labels)
 
 
-def test_it_is_counted_from_when_it_was_seen_first_also_while_nobody_polls() -> None:
+def test_the_time_counts_from_when_it_was_first_seen_even_without_polls() -> None:
     seconds = Seconds()
     withheld = of(seconds)
     for seconds.now in (10.0, 20.0):
@@ -43,7 +43,7 @@ NOT_WITHHELD = {
 }
 
 
-def test_nothing_is_withheld_at_the_end_or_while_there_is_something_to_read() -> None:
+def test_nothing_is_withheld_at_the_end_or_while_there_are_records_to_read() -> None:
     for offsets in NOT_WITHHELD.values():
         seconds = Seconds()
         withheld = of(seconds)
@@ -52,8 +52,8 @@ def test_nothing_is_withheld_at_the_end_or_while_there_is_something_to_read() ->
         assert withheld.seconds() == 0.0
 
 
-def test_one_transaction_after_another_is_none_that_stays_open() -> None:
-    """Each one that ends moves the offset up to which can be read."""
+def test_a_sequence_of_transactions_is_not_one_that_stays_open() -> None:
+    """Each transaction that ends moves the last stable offset."""
     seconds = Seconds()
     withheld = of(seconds)
     for number in range(100):
@@ -63,7 +63,7 @@ def test_one_transaction_after_another_is_none_that_stays_open() -> None:
     assert withheld.seconds() == 0.0
 
 
-def test_a_partition_that_was_given_up_is_withheld_from_nobody_here() -> None:
+def test_a_revoked_partition_is_no_longer_withheld_here() -> None:
     seconds = Seconds()
     withheld = of(seconds)
     withheld.observe({HERE: (5, 5, 9)})

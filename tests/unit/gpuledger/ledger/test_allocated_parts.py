@@ -1,4 +1,4 @@
-"""Who has all of a device, and whose its idle part is: one rule says which device is meant."""
+"""One rule finds the device of an allocation, both for exclusive use and for idle parts."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ from gpuledger.ledger.allocated_parts import (
 from gpuledger.records import DeviceAllocation, GpuReading, JobAllocation, NodeSample
 
 MIG = [f"MIG-00000000-0000-4000-8000-00000000000{digit}" for digit in range(3)]
-BOARD = GpuReading(uuid="GPU-a", index=0)
+PHYSICAL_GPU = GpuReading(uuid="GPU-a", index=0)
 INSTANCES = [
     GpuReading(uuid=uuid, index=0, parent_uuid="GPU-a", gpu_instance=number, compute_instance=0)
     for uuid, number in zip(MIG, (1, 2, 2), strict=True)
 ]
-ROWS = [BOARD, *INSTANCES]
+ROWS = [PHYSICAL_GPU, *INSTANCES]
 
 
 def allocated(device: str = "GPU-a", pod: str = "p", **changes: Any) -> DeviceAllocation:  # noqa: ANN401  # any field
@@ -49,11 +49,11 @@ def tick(allocations: list[DeviceAllocation]) -> NodeSample:
 
 
 MEANT: list[tuple[str, DeviceAllocation, list[int]]] = [
-    ("another GPU is none of these", allocated("GPU-b", gpu_uuid="GPU-b"), []),
+    ("another GPU matches none of these", allocated("GPU-b", gpu_uuid="GPU-b"), []),
     ("an instance by its UUID", allocated(MIG[0], gpu_instance=1), [1]),
-    ("of compute instances the one with that UUID", allocated(MIG[2], gpu_instance=2), [3]),
+    ("among compute instances, the one with that UUID", allocated(MIG[2], gpu_instance=2), [3]),
     (
-        "an instance by its number: all of that GPU instance",
+        "an instance by its number: all rows of that GPU instance",
         allocated("GPU-a/2/0", gpu_instance=2),
         [2, 3],
     ),
@@ -62,7 +62,7 @@ MEANT: list[tuple[str, DeviceAllocation, list[int]]] = [
 
 
 @pytest.mark.parametrize(("case", "allocation", "rows"), MEANT, ids=[row[0] for row in MEANT])
-def test_page_and_books_take_an_allocation_for_the_same_device(
+def test_page_and_books_match_an_allocation_to_the_same_device(
     case: str, allocation: DeviceAllocation, rows: list[int]
 ) -> None:
     found = find_allocated_parts(tick([allocation]))
@@ -82,10 +82,10 @@ def test_page_and_books_take_an_allocation_for_the_same_device(
     ],
     ids=["to one", "and an instance to another", "to two"],
 )
-def test_a_cut_gpu_as_a_whole_is_its_instances_and_what_none_of_them_has_is_nobodys(
+def test_a_partitioned_gpu_is_allocated_as_all_its_instances_without_another_allocatee(
     given: list[DeviceAllocation], expected: list[list[str]]
 ) -> None:
-    """Nothing runs outside of them; one that is given by itself is of whom it was given to."""
+    """Nothing runs outside the instances; a separately allocated instance has its own allocatee."""
     found = [
         [place for place, _ in row.parts if isinstance(place, int)]
         for row in find_allocated_parts(tick(given))
@@ -110,16 +110,16 @@ def test_a_cut_gpu_as_a_whole_is_its_instances_and_what_none_of_them_has_is_nobo
         ([allocated()], [("7", None)], [{None: 1}, {0: 1}, {0: 1}, {0: 1}]),
     ],
     ids=[
-        "a cut GPU to one",
+        "a partitioned GPU to one",
         "to two",
         "an instance",
-        "an instance, and the rest to another",
-        "an instance that is not there",
+        "an instance to one, the rest to another",
+        "a missing instance",
         "an instance to a pod and to a job",
-        "a cut GPU to a pod and to a job",
+        "a partitioned GPU to a pod and to a job",
     ],
 )
-def test_jobs_hold_devices_as_a_whole_beside_containers(
+def test_a_job_can_have_whole_devices_along_with_containers(
     allocations: list[DeviceAllocation],
     jobs: list[tuple[str, int | None]],
     expected: list[dict[int | str | None, int]],
@@ -133,27 +133,29 @@ def test_jobs_hold_devices_as_a_whole_beside_containers(
     assert all(row.whole == sum(part for _, part in row.parts) for row in found)
 
 
-def test_a_device_of_a_pod_and_of_two_jobs_is_half_the_pods() -> None:
+def test_a_device_of_a_pod_and_two_jobs_belongs_to_the_pod_by_half() -> None:
     jobs = [JobAllocation(gpu_uuid="GPU-a", job_id=job) for job in ("7", "8")]
-    (row,) = find_allocated_parts(replace(tick([allocated()]), gpus=[BOARD], job_allocations=jobs))
+    (row,) = find_allocated_parts(
+        replace(tick([allocated()]), gpus=[PHYSICAL_GPU], job_allocations=jobs)
+    )
 
     assert (list(row.parts), row.whole) == ([(0, 2), ("7", 1), ("8", 1)], 4)
 
 
-def test_jobs_without_end_are_refused_rather_than_booked() -> None:
-    """Anybody may write a tick: each row of a cut GPU would have all of its jobs."""
+def test_too_many_jobs_are_refused_and_not_booked() -> None:
+    """Anyone may write a tick, and each row of a partitioned GPU would have all its jobs."""
     jobs = [JobAllocation(gpu_uuid="GPU-a", job_id=str(number)) for number in range(4096)]
     rows = [replace(INSTANCES[0], uuid=f"MIG-{number}") for number in range(17)]
 
     with pytest.raises(TooManyEntriesError, match="jobs"):
-        find_allocated_parts(replace(tick([]), gpus=[BOARD, *rows], job_allocations=jobs))
+        find_allocated_parts(replace(tick([]), gpus=[PHYSICAL_GPU, *rows], job_allocations=jobs))
 
 
-def test_a_gpu_that_is_not_cut_is_whose_it_is_as_a_whole() -> None:
-    (row,) = find_allocated_parts(replace(tick([allocated()]), gpus=[BOARD]))
+def test_a_gpu_that_is_not_partitioned_belongs_to_its_allocatee_as_a_whole() -> None:
+    (row,) = find_allocated_parts(replace(tick([allocated()]), gpus=[PHYSICAL_GPU]))
 
     assert list(row.parts) == [(0, 1)]
-    assert exclusive_container(BOARD, [allocated()]) == ("research", "p", "main")
+    assert exclusive_container(PHYSICAL_GPU, [allocated()]) == ("research", "p", "main")
 
 
 @pytest.mark.parametrize(
@@ -173,11 +175,11 @@ def test_a_gpu_that_is_not_cut_is_whose_it_is_as_a_whole() -> None:
         "one container twice",
         "two containers",
         "a replica",
-        "one container beside admin access",
+        "one container and admin access",
         "admin access",
     ],
 )
-def test_a_device_that_is_shared_is_nobodys_alone(
+def test_a_shared_device_has_no_exclusive_container(
     allocations: list[DeviceAllocation], expected: tuple[str, str, str] | None
 ) -> None:
-    assert exclusive_container(BOARD, allocations) == expected
+    assert exclusive_container(PHYSICAL_GPU, allocations) == expected

@@ -1,4 +1,4 @@
-"""The health of GPUs as series: what was said last of each, told every so often."""
+"""The health of GPUs as series: the latest readings of each GPU, at a regular interval."""
 
 import csv
 from typing import Any
@@ -59,14 +59,14 @@ def readings(second: float, *gpus: GpuDetails) -> NodeReadings:
     )
 
 
-class Told:
-    """What is told of a node as its readings come."""
+class Reports:
+    """The values reported for a node as its readings arrive."""
 
     def __init__(self) -> None:
         self.known = NodeHealth()
 
     def at(self, second: float, *gpus: GpuDetails) -> dict[tuple[str, ...], float | None] | None:
-        """Return the values by metric and labels behind the name; `None` where it is not time."""
+        """Return the values by metric and the labels after the name; `None` if none are due."""
         values = health_values(readings(second, *gpus), self.known, every_ns=EVERY_NS)
         if values is None:
             return None
@@ -76,8 +76,8 @@ class Told:
         }
 
 
-def test_the_table_is_that_of_the_nodes_page_under_names_of_the_ledger() -> None:
-    """One reading has one help, one kind and the same labels, wherever it is shown."""
+def test_the_table_has_the_readings_of_the_nodes_page_under_the_ledgers_names() -> None:
+    """A reading has the same help, type and labels wherever it is shown."""
     page = {family.name: family for family in native_families()}
     for family in HEALTH_FAMILIES[:-2]:
         (metric,) = family.metrics
@@ -98,8 +98,8 @@ def on_the_page(name: str) -> str:
     return name.replace("gpuledger_gpu_", "gpuledger_node_gpu_")
 
 
-def test_all_gpus_are_told_at_once_though_each_was_asked_at_another_time() -> None:
-    reported = Told()
+def test_all_gpus_are_reported_at_once_although_they_are_read_at_different_times() -> None:
+    reported = Reports()
 
     assert reported.at(0, healthy(1)) is None
     assert reported.at(4, healthy(2, "GPU-b")) is None
@@ -110,8 +110,8 @@ def test_all_gpus_are_told_at_once_though_each_was_asked_at_another_time() -> No
     assert reported.at(11, healthy(4)) is None
 
 
-def test_a_reason_that_came_and_went_between_two_samples_is_told() -> None:
-    reported = Told()
+def test_a_throttle_reason_that_came_and_went_between_two_samples_is_reported() -> None:
+    reported = Reports()
     for second, reasons in enumerate((0, 0x40, 0, 0, 0, 0, 0, 0, 0, 0)):
         assert reported.at(second, throttled(reasons)) is None
     values = reported.at(10, throttled(0x4))
@@ -127,8 +127,8 @@ def test_a_reason_that_came_and_went_between_two_samples_is_told() -> None:
 
 
 @pytest.mark.parametrize("pace", [5, 12, 30])
-def test_what_is_asked_more_rarely_than_it_is_told_is_told_without_a_gap(pace: int) -> None:
-    reported = Told()
+def test_a_reading_that_is_rarer_than_its_reports_is_reported_without_a_gap(pace: int) -> None:
+    reported = Reports()
     for second in range(121):
         requested = throttled(0x40) if second % pace == 0 else None
         traffic = GpuTraffic(pcie_sent_bytes_total=second) if requested else None
@@ -138,11 +138,11 @@ def test_what_is_asked_more_rarely_than_it_is_told_is_told_without_a_gap(pace: i
             reason = ("gpuledger_gpu_throttle_reason", GPU, "hw_thermal")
             assert values[reason] == 1.0
             sent = values[*SENT]
-            assert sent == second - second % pace, "the last, and no other"
+            assert sent == second - second % pace, "only the last reading"
 
 
-def test_what_is_read_of_each_link_is_told_of_all_together() -> None:
-    reported = Told()
+def test_readings_of_single_links_are_combined() -> None:
+    reported = Reports()
     health = GpuHealth(
         nvlink_link_symbol_errors_totals={"0": 2, "5": 40},
         nvlink_link_symbol_bit_error_ratios={"0": 1e-15, "5": 3e-12},
@@ -155,16 +155,16 @@ def test_what_is_read_of_each_link_is_told_of_all_together() -> None:
     }
 
 
-def test_reasons_that_nobody_here_knows_are_told_as_one() -> None:
-    reported = Told()
+def test_unknown_throttle_reasons_are_reported_as_one() -> None:
+    reported = Reports()
     reported.at(0, throttled(0x200 | 0x2000))
     values = reported.at(10, throttled(0))
     assert values is not None
     assert {key[-1] for key, value in values.items() if value} == {"other"}
 
 
-def test_margins_and_highest_clocks_are_told_as_long_as_they_are_read() -> None:
-    reported = Told()
+def test_margins_and_maximum_clocks_are_reported_as_long_as_they_are_read() -> None:
+    reported = Reports()
     limits = GpuLimits(temperature_margin_slowdown_celsius=-2, sm_clock_max_hertz=1_980_000_000)
     reported.at(0, details(limits=limits))
     values = reported.at(
@@ -176,7 +176,7 @@ def test_margins_and_highest_clocks_are_told_as_long_as_they_are_read() -> None:
         ("gpuledger_gpu_temperature_margin_celsius", GPU): -1,
         ("gpuledger_gpu_jpeg_utilization_ratio", GPU): 0.5,
     }
-    # Not all is asked as often as it is told; what is asked no more is told for a minute.
+    # Some readings are rarer than their reports; those that stop are reported for one more minute.
     assert reported.at(20, details(traffic=GpuTraffic())) == values
     for second in range(30, 90, 10):
         values = reported.at(second, details(traffic=GpuTraffic()))
@@ -186,22 +186,22 @@ def test_margins_and_highest_clocks_are_told_as_long_as_they_are_read() -> None:
     }  # fmt: skip
 
 
-def test_what_was_not_read_has_no_series() -> None:
-    reported = Told()
+def test_a_missing_reading_has_no_series() -> None:
+    reported = Reports()
     reported.at(0, details(health=GpuHealth(remapped_rows_pending=True)))
 
     assert reported.at(10) == {("gpuledger_gpu_remapped_rows_pending", GPU): 1.0}
 
 
-def test_what_the_driver_asks_for_is_told_by_its_word() -> None:
-    reported = Told()
+def test_the_recovery_action_of_the_driver_is_reported_by_name() -> None:
+    reported = Reports()
     reported.at(0, details(health=GpuHealth(recovery_action="drain_and_reset")))
 
     assert reported.at(10) == {("gpuledger_gpu_recovery_action_info", GPU, "drain_and_reset"): 1.0}
 
 
-def test_times_are_told_in_seconds() -> None:
-    reported = Told()
+def test_times_are_reported_in_seconds() -> None:
+    reported = Reports()
     reported.at(0)
 
     assert reported.at(10, details(throttling=GpuThrottling(power_ns_total=2_500_000_000))) == {
@@ -209,8 +209,8 @@ def test_times_are_told_in_seconds() -> None:
     }
 
 
-def test_a_gpu_of_which_nothing_comes_is_told_of_no_more() -> None:
-    reported, lost = Told(), KEPT_NS // SECOND_NS + 1
+def test_a_gpu_without_readings_is_no_longer_reported() -> None:
+    reported, lost = Reports(), KEPT_NS // SECOND_NS + 1
     reported.at(0, healthy(), healthy(uuid="GPU-b"))
     reported.at(10, healthy(), healthy(uuid="GPU-b"))
 
@@ -220,8 +220,8 @@ def test_a_gpu_of_which_nothing_comes_is_told_of_no_more() -> None:
     assert {key[1] for key in values} == {GPU}
 
 
-def test_health_that_is_asked_no_more_is_told_of_for_an_hour_while_its_gpu_is_there() -> None:
-    reported, over = Told(), MAX_AGE_NS // SECOND_NS
+def test_health_that_is_no_longer_read_is_reported_for_an_hour_while_its_gpu_is_there() -> None:
+    reported, over = Reports(), MAX_AGE_NS // SECOND_NS
     reported.at(0, healthy())
     reported.at(over, throttled(0))
     there, gone = reported.at(over, throttled(0)), reported.at(over + 20, throttled(0))
@@ -231,16 +231,16 @@ def test_health_that_is_asked_no_more_is_told_of_for_an_hour_while_its_gpu_is_th
     assert {key[0] for key in gone} == {REASON}
 
 
-def test_a_clock_that_is_set_back_waits_no_longer_than_one_interval() -> None:
-    reported = Told()
+def test_after_a_clock_is_set_back_reports_wait_at_most_one_interval() -> None:
+    reported = Reports()
     reported.at(1000, healthy())
 
     assert reported.at(0, healthy()) is None
     assert reported.at(10, healthy()) is not None
 
 
-def test_a_node_that_tells_of_ever_other_gpus_takes_bounded_memory() -> None:
-    reported = Told()
+def test_a_node_that_reports_ever_new_gpus_takes_bounded_memory() -> None:
+    reported = Reports()
     for number in range(MAX_GPUS + 50):
         reported.at(0, healthy(uuid=f"GPU-{number}"))
 
@@ -248,15 +248,15 @@ def test_a_node_that_tells_of_ever_other_gpus_takes_bounded_memory() -> None:
     assert reported.known.size_bytes > 0
 
 
-def test_readings_of_more_gpus_than_a_node_has_are_refused() -> None:
+def test_readings_of_more_gpus_than_a_node_can_have_are_refused() -> None:
     many = [healthy(uuid=f"GPU-{number}") for number in range(MAX_GPUS + 1)]
 
     with pytest.raises(ValueError, check=has_words("gpus", str(MAX_GPUS))):
-        Told().at(0, *many)
+        Reports().at(0, *many)
 
 
 def test_bytes_of_links_are_exact_counters_by_link_and_direction() -> None:
-    reported = Told()
+    reported = Reports()
     counted = details(
         traffic=GpuTraffic(
             pcie_sent_bytes_total=2**53 - 1,
@@ -275,8 +275,8 @@ def test_bytes_of_links_are_exact_counters_by_link_and_direction() -> None:
     }
 
 
-def test_traffic_that_was_not_read_for_a_minute_is_told_no_more() -> None:
-    reported = Told()
+def test_traffic_that_was_not_read_for_a_minute_is_no_longer_reported() -> None:
+    reported = Reports()
     reported.at(0, details(traffic=GpuTraffic(pcie_sent_bytes_total=30)))
     assert SENT in (reported.at(10, healthy()) or {})
 
@@ -285,7 +285,7 @@ def test_traffic_that_was_not_read_for_a_minute_is_told_no_more() -> None:
     assert SENT not in (reported.at(70, healthy()) or {})
 
 
-def test_no_reading_has_the_name_of_another_series_greatest_value() -> None:
+def test_no_reading_has_the_name_of_the_maximum_of_another_series() -> None:
     maxima = {metric.name for family in FAMILIES for metric in maxima_of(family).metrics}
     read = {metric.name for family in HEALTH_FAMILIES for metric in family.metrics}
     assert maxima

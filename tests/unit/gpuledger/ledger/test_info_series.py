@@ -1,4 +1,4 @@
-"""What describes is on series of its own: methods, pods, namespaces, the node, requests."""
+"""Descriptions have series of their own: methods, pods, namespaces, the node and requests."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -60,7 +60,7 @@ Values = dict[SeriesGroup, SeriesValues]
 
 
 def of(family: Family, values: Values) -> list[tuple[dict[str, str], SeriesValues]]:
-    """Return labels that have a value, and values, of the groups of a family."""
+    """Return the labels that have a value, and the values, of a family's groups."""
     name = family.metrics[0].name
     return [
         (
@@ -85,8 +85,8 @@ def by_method(method: BusyMethod, tick: int) -> GpuEvent:
     return event(tick, gpus=[found])
 
 
-def test_a_method_that_alternates_changes_no_series_of_a_value() -> None:
-    """As a label of the value, it would make a steady 0.5 be summed as 1.0 over a minute."""
+def test_an_alternating_method_changes_no_value_series() -> None:
+    """As a label of the value, it would make a steady 0.5 sum to 1.0 over a minute."""
     methods = (BusyMethod.EXCLUSIVE, BusyMethod.MEMORY_SHARE, BusyMethod.EXCLUSIVE)
     series, known = EventSeries(), NodeGroups()
     ticks = [
@@ -101,7 +101,7 @@ def test_a_method_that_alternates_changes_no_series_of_a_value() -> None:
     ] == [["exclusive"], ["memory_share"], ["exclusive"]]
 
 
-def test_each_quantity_says_by_which_method_its_parts_were_found() -> None:
+def test_each_quantity_names_the_method_that_attributed_it() -> None:
     found = books(
         reading(energy_millijoules=5, energy_method=EnergyMethod.POWER),
         entry(),
@@ -118,13 +118,13 @@ def test_each_quantity_says_by_which_method_its_parts_were_found() -> None:
     ]
 
 
-def test_what_was_not_found_has_no_method() -> None:
+def test_a_quantity_that_is_unknown_has_no_method() -> None:
     unknown: dict[str, Any] = {"busy_method": None, "memory_method": None, "energy_method": None}
 
     assert of(METHOD, values_of(event(gpus=[books(reading(), **unknown)]))) == []
 
 
-def test_a_pod_says_once_whose_it_is_and_has_the_labels_that_are_asked_for() -> None:
+def test_a_pod_has_one_info_series_with_its_owner_and_the_configured_labels() -> None:
     made = EventSeries(SentLabels(pods=("app", "example.com/cost-center")))
     labels = {"app": "train", "team": "vision", "example.com/cost-center": "42"}
     two_gpus = [books(reading(uuid=f"GPU-{number}"), entry()) for number in range(2)]
@@ -147,7 +147,7 @@ def test_a_pod_says_once_whose_it_is_and_has_the_labels_that_are_asked_for() -> 
     ]
 
 
-def test_no_label_of_a_pod_is_sent_unless_it_is_asked_for() -> None:
+def test_no_pod_label_is_sent_unless_it_is_configured() -> None:
     (labels,) = labels_of(POD_INFO, values_of(event()))
 
     assert not [name for name in labels if name.startswith("label_")]
@@ -162,7 +162,7 @@ def test_no_label_of_a_pod_is_sent_unless_it_is_asked_for() -> None:
         ("größe", "label_gr__e"),
     ],
 )
-def test_a_label_is_called_as_kube_state_metrics_calls_it(name: str, label: str) -> None:
+def test_a_label_has_the_name_that_kube_state_metrics_gives_it(name: str, label: str) -> None:
     assert label_of(name) == label
 
 
@@ -174,20 +174,20 @@ STRANGERS = [
 
 
 @pytest.mark.parametrize(("described", "reported"), STRANGERS)
-def test_a_pod_is_told_of_where_a_query_finds_it_by_its_uid_and_by_its_own_node(
+def test_only_a_pod_that_its_own_node_reports_with_its_uid_is_described(
     described: PodDescription, reported: list[dict[str, str]]
 ) -> None:
     """Two series of one UID would make a query that joins them fail."""
     assert labels_of(POD_INFO, values_of(event(entries=[], pods=[described]))) == reported
 
 
-def test_a_uid_that_comes_twice_is_told_of_once() -> None:
+def test_a_uid_that_occurs_twice_is_described_once() -> None:
     twice = [pod(), pod(name="train-1")]
 
     assert [one["pod"] for one in labels_of(POD_INFO, values_of(event(pods=twice)))] == ["train-0"]
 
 
-def test_a_namespace_is_told_of_where_labels_of_namespaces_are_asked_for() -> None:
+def test_a_namespace_is_described_if_namespace_labels_are_configured() -> None:
     message = event(namespaces=[NamespaceDescription(name="research", labels={"team": "vision"})])
     made = EventSeries(SentLabels(namespaces=("team", "tier")))
 
@@ -197,7 +197,7 @@ def test_a_namespace_is_told_of_where_labels_of_namespaces_are_asked_for() -> No
     ]
 
 
-def test_a_node_is_told_of_where_something_is_known_of_it() -> None:
+def test_a_node_is_described_if_anything_is_known_about_it() -> None:
     message = NodeDescription(pool="a100", region="eu-west-1", labels={"rack": "r7"})
     made = EventSeries(SentLabels(nodes=("rack",)))
 
@@ -207,7 +207,7 @@ def test_a_node_is_told_of_where_something_is_known_of_it() -> None:
     ]
 
 
-def test_what_a_container_asks_for_has_a_series_for_each_resource() -> None:
+def test_a_containers_requests_have_one_series_for_each_resource() -> None:
     query = ContainerRequest(resources={"nvidia.com/gpu": 2, "nvidia.com/gpumem": 4096})
     who = {
         "namespace": "research",
@@ -224,7 +224,7 @@ def test_what_a_container_asks_for_has_a_series_for_each_resource() -> None:
     ]
 
 
-def test_a_device_says_what_it_is_also_while_it_does_not_answer() -> None:
+def test_a_device_is_described_even_while_it_does_not_answer() -> None:
     unresponsive = reading(
         uuid="MIG-1",
         parent_uuid=GPU,
@@ -248,7 +248,7 @@ def test_a_device_says_what_it_is_also_while_it_does_not_answer() -> None:
 
 
 def named(family: Family, values: Values) -> dict[str, float | None]:
-    """Return the values of the one group of a family by the names of its metrics."""
+    """Return the values of a family's only group by metric name."""
     ((_, found),) = of(family, values)
     return dict(zip((metric.name for metric in family.metrics), found, strict=True))
 
@@ -260,7 +260,7 @@ def test_a_gpu_that_does_not_answer_is_down(*, unresponsive: bool | None, up: fl
     assert named(DEVICE, values)["gpuledger_gpu_up"] == up
 
 
-def test_each_tick_of_a_node_says_its_time() -> None:
+def test_each_tick_of_a_node_reports_its_time() -> None:
     assert named(NODE, values_of(event(3, gpus=[], gap_ns=2 * SECOND_NS))) == {
         "gpuledger_node_last_sample_timestamp_seconds": START_NS / SECOND_NS + 3,
         "gpuledger_node_gap_seconds": 2,
@@ -268,7 +268,7 @@ def test_each_tick_of_a_node_says_its_time() -> None:
 
 
 def test_each_reading_of_a_gpu_is_the_value_of_its_own_metric() -> None:
-    """Values stand by their positions: two that change places would go by each other's name."""
+    """Values go by position: two that change places would have each other's name."""
     found = books(
         reading(
             utilization_ratio=0.1,
@@ -323,8 +323,8 @@ def test_each_reading_of_an_instance_is_the_value_of_its_own_metric() -> None:
     }
 
 
-def test_the_index_of_a_device_may_change_under_what_is_booked_on_it() -> None:
-    """It is another GPU's once the driver was loaded again."""
+def test_the_index_of_a_device_can_change_without_changing_the_series_booked_on_it() -> None:
+    """After the driver was reloaded, another GPU has that index."""
     before, after = (
         values_of(event(gpus=[books(reading(index=index), entry(), entry(Category.IDLE))]))
         for index in (0, 5)
@@ -334,7 +334,7 @@ def test_the_index_of_a_device_may_change_under_what_is_booked_on_it() -> None:
         assert labels_of(family, before) == labels_of(family, after) != []
 
 
-def test_the_holder_of_what_is_idle_is_found_by_its_uid_where_its_record_has_come() -> None:
+def test_the_allocatee_of_idle_time_is_identified_by_its_uid_once_its_record_has_come() -> None:
     allocated = event(
         entries=[entry(Category.IDLE, allocation=0)], pods=[], allocated_to=[holder()]
     )
@@ -346,7 +346,7 @@ def test_the_holder_of_what_is_idle_is_found_by_its_uid_where_its_record_has_com
 
 @examples(60)
 @given(st.lists(events(), min_size=1, max_size=4), st.lists(st.integers(0, 3), max_size=8))
-def test_what_is_known_of_the_event_before_changes_no_value(
+def test_what_is_known_from_the_previous_event_changes_no_value(
     drawn: list[GpuEvent], order: list[int]
 ) -> None:
     series, known = EventSeries(), NodeGroups()
@@ -355,7 +355,7 @@ def test_what_is_known_of_the_event_before_changes_no_value(
         assert series.values_of(one, known) == values_of(one)
 
 
-def test_while_containers_and_gpus_are_the_same_the_groups_are_the_same_objects() -> None:
+def test_the_groups_stay_the_same_objects_while_containers_and_gpus_stay_the_same() -> None:
     series, known = EventSeries(), NodeGroups()
 
     def groups(tick: int, busy_ns: int) -> Iterable[int]:

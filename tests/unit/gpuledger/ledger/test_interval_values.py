@@ -1,4 +1,4 @@
-"""Values over an interval: the law that means and maxima keep, held against sums in fractions."""
+"""Means and maxima over an interval agree with sums in exact fractions."""
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -58,7 +58,7 @@ def over_interval(of: Sequence[_Tick]) -> dict[SeriesGroup, SeriesValues]:
 
 
 def _had(of: Sequence[_Tick], group: SeriesGroup, metric: int) -> list[tuple[int, float]]:
-    """Return each tick's length and value where it has one."""
+    """Return each tick's length and value, for ticks that have a value."""
     found = []
     for interval_ns, values in of:
         value = values.get(group, ())[metric : metric + 1]
@@ -67,7 +67,7 @@ def _had(of: Sequence[_Tick], group: SeriesGroup, metric: int) -> list[tuple[int
 
 
 def _covered_ns(of: Sequence[_Tick], group: SeriesGroup, metric: int) -> int:
-    """Return the length of the ticks in which anybody who shares the device has a value."""
+    """Return the length of the ticks in which at least one sharer of the device has a value."""
     if (shares := group.family.shares) is None:
         return sum(interval_ns for interval_ns, _ in _had(of, group, metric))
     sharing = [one for one in _GROUPS if one.family.shares is shares]
@@ -79,7 +79,7 @@ def _covered_ns(of: Sequence[_Tick], group: SeriesGroup, metric: int) -> int:
 
 
 def _groups_in(of: Sequence[_Tick]) -> set[SeriesGroup]:
-    """Return the groups of which an interval has values: none of them only describes."""
+    """Return an interval's groups that have values; groups that only describe are left out."""
     return {group for _, values in of for group in values}
 
 
@@ -88,7 +88,7 @@ def _metrics(family: Family, how: OverInterval) -> list[int]:
 
 
 @given(st.lists(ticks(), min_size=1, max_size=6))
-def test_a_mean_counts_each_tick_by_its_length(of: list[_Tick]) -> None:
+def test_a_mean_weights_each_tick_by_its_length(of: list[_Tick]) -> None:
     found = over_interval(of)
 
     for group in _groups_in(of):
@@ -102,7 +102,7 @@ def test_a_mean_counts_each_tick_by_its_length(of: list[_Tick]) -> None:
 
 
 @given(st.lists(ticks(), min_size=1, max_size=6))
-def test_a_maximum_is_that_of_the_ticks_that_have_a_value(of: list[_Tick]) -> None:
+def test_a_maximum_is_taken_over_the_ticks_that_have_a_value(of: list[_Tick]) -> None:
     found = over_interval(of)
 
     for group in _groups_in(of):
@@ -117,7 +117,7 @@ def test_a_maximum_is_that_of_the_ticks_that_have_a_value(of: list[_Tick]) -> No
 
 
 @given(st.lists(ticks(), min_size=1, max_size=6))
-def test_what_is_last_is_that_of_the_last_tick_that_has_it_and_a_sum_is_of_all(
+def test_a_last_value_is_that_of_the_last_tick_that_has_one_and_a_sum_covers_all_ticks(
     of: list[_Tick],
 ) -> None:
     found = over_interval(of)
@@ -132,7 +132,7 @@ def test_what_is_last_is_that_of_the_last_tick_that_has_it_and_a_sum_is_of_all(
 
 
 @pytest.mark.parametrize("shares", SharedOfDevice)
-def test_families_that_share_the_same_have_the_same_quantities_in_one_order(
+def test_families_that_share_the_same_have_the_same_quantities_in_the_same_order(
     shares: SharedOfDevice,
 ) -> None:
     sharing = [family for family in FAMILIES if family.shares is shares]
@@ -151,11 +151,11 @@ _PARTS: Final = st.lists(
     max_size=3,
     unique_by=lambda part: part[0],
 )
-"""Of a tick, on whom how many parts of the device are booked."""
+"""For a tick: the parts of the device and the category on which each is booked."""
 
 
 @given(st.lists(_PARTS, min_size=1, max_size=6))
-def test_the_means_of_all_that_is_booked_on_a_device_sum_to_the_device(
+def test_the_means_of_all_entries_of_a_device_sum_to_the_device(
     of: list[list[tuple[Category, int]]],
 ) -> None:
     interval = IntervalValues()
@@ -211,7 +211,7 @@ def _requested(name: str, uid: str) -> SeriesGroup:
         ),
     ],
 )
-def test_what_was_there_in_an_interval_is_described_once_as_it_was_last(
+def test_what_existed_in_an_interval_is_described_once_in_its_last_form(
     of: list[list[SeriesGroup]], described: list[SeriesGroup]
 ) -> None:
     ticks_of = [(SECOND_NS, dict.fromkeys(groups, (1.0,))) for groups in of]
@@ -220,7 +220,7 @@ def test_what_was_there_in_an_interval_is_described_once_as_it_was_last(
 
 
 @given(ticks(), st.integers(1, 4), st.lists(ticks(), max_size=2), st.floats(0.5, 2))
-def test_ticks_that_are_alike_sum_up_to_the_numbers_that_others_do(
+def test_the_fast_path_for_similar_ticks_gives_the_same_numbers(
     first: _Tick, times: int, then: list[_Tick], factor: float
 ) -> None:
     interval_ns, values = first
@@ -228,7 +228,7 @@ def test_ticks_that_are_alike_sum_up_to_the_numbers_that_others_do(
         (interval_ns, {group: _times(of_group, factor**tick) for group, of_group in values.items()})
         for tick in range(times)
     ]
-    # After a tick without anything, which no other one is like.
+    # The first tick has no values, so none of the others is similar to it.
     apart = [(0, {}), *alike, *then]
 
     assert over_interval([*alike, *then]) == over_interval(apart)
@@ -239,7 +239,7 @@ def _times(values: SeriesValues, factor: float) -> SeriesValues:
 
 
 @given(ticks())
-def test_a_tick_without_a_length_says_what_its_metrics_were(tick: _Tick) -> None:
+def test_a_tick_of_length_zero_reports_its_own_values(tick: _Tick) -> None:
     _, values = tick
 
     found = over_interval([(0, values)])

@@ -1,4 +1,4 @@
-"""The flat row: one table, from which topic, store and series have their columns."""
+"""The flat row: one table from which the topic, the store and the series take their columns."""
 
 from typing import get_type_hints
 
@@ -16,26 +16,26 @@ def names(columns: object) -> list[str]:
     return [column.name for column in columns]  # type: ignore[attr-defined]  # of any table here
 
 
-def test_the_record_of_the_topic_has_the_columns_of_the_table_in_their_order() -> None:
+def test_the_topics_record_has_the_columns_of_the_table_in_their_order() -> None:
     assert list(get_type_hints(EntryRow)) == names(TOPIC_COLUMNS)
 
 
-def test_the_table_of_the_store_has_all_columns_but_the_topics_own() -> None:
+def test_the_stores_table_has_all_columns_except_those_of_the_topic_alone() -> None:
     assert set(names(ENTRIES.columns)) == set(names(COLUMNS)) - {"row"}
 
 
 @for_each("column", COLUMNS)
-def test_a_column_is_read_from_what_an_event_says_of_an_entry(column: Column) -> None:
+def test_a_column_is_read_from_an_entry_of_an_event(column: Column) -> None:
     assert column.source.partition(".")[0] in BookedEntry._fields
 
 
 @for_each("column", TOPIC_COLUMNS)
-def test_a_column_of_the_topic_says_what_it_means(column: Column) -> None:
+def test_a_column_of_the_topic_is_documented(column: Column) -> None:
     assert column.meaning.endswith(".")
 
 
 @pytest.mark.parametrize("quantity", QUANTITIES, ids=lambda quantity: quantity.name)
-def test_a_quantity_of_the_books_is_a_column_and_a_series_of_pods_and_accounts(
+def test_a_quantity_of_the_books_is_a_column_and_a_series_of_pods_and_categories(
     quantity: Quantity,
 ) -> None:
     assert quantity.name in names(TOPIC_COLUMNS)

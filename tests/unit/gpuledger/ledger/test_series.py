@@ -1,4 +1,4 @@
-"""One name, one meaning: what is summed over a name is summed once."""
+"""Each series name has one meaning, and a sum over a name counts everything once."""
 
 import re
 from collections import Counter, defaultdict
@@ -32,7 +32,7 @@ from tests.unit.simulator.mig_builders import EPOCH_NS
 ROOT = Path(__file__).parents[4]
 SCENARIOS = ("quickstart", "sharing")
 SECONDS = 20
-"""No GPU of a scenario is cut anew in them."""
+"""No GPU of a scenario is repartitioned in this time."""
 OF_DEVICES = {"gpu_uuid", "gpu_index", "model"}
 OF_INSTANCES = {*OF_DEVICES, "parent_uuid", "gpu_instance", "compute_instance", "mig_profile"}
 OF_ACCOUNTS = {"category", "pod", "namespace", "container", "allocated_pod"}
@@ -45,8 +45,10 @@ def names_of(family: Family) -> set[str]:
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.metrics[0].name)
-def test_a_family_is_of_nodes_of_devices_of_instances_or_of_accounts(family: Family) -> None:
-    """On what is booked stands nothing that may change while it is booked: no index, no method."""
+def test_the_labels_of_a_family_are_those_of_nodes_devices_instances_or_categories(
+    family: Family,
+) -> None:
+    """An entry's labels contain nothing that may change while it is booked: no index, no method."""
     labels = set(family.labels)
 
     if not labels & OF_ACCOUNTS:
@@ -56,7 +58,7 @@ def test_a_family_is_of_nodes_of_devices_of_instances_or_of_accounts(family: Fam
     assert not labels & {"owner_kind", "owner_name"} or (is_described and family in INFO)
 
 
-def test_no_name_is_in_two_families() -> None:
+def test_no_name_occurs_in_two_families() -> None:
     names = Counter(
         chain.from_iterable(map(names_of, (*FAMILIES, *HEALTH_FAMILIES, *INCIDENT_FAMILIES)))
     )
@@ -64,7 +66,7 @@ def test_no_name_is_in_two_families() -> None:
     assert {name for name, count in names.items() if count > 1} == set()
 
 
-def test_no_name_is_on_a_page_that_prometheus_scrapes() -> None:
+def test_no_name_occurs_on_a_page_that_prometheus_scrapes() -> None:
     page = (ROOT / "docs" / "node-metrics.md").read_text()
     scraped = set(re.findall(r"^\| `(gpuledger_\w+)`", page, flags=re.MULTILINE))
     for module in DEPLOYABLES.values():
@@ -85,11 +87,11 @@ class Run:
 
     gpus: list[SimulatedGpu]
     joules: float
-    """What they drew while the ticks ran, summed."""
+    """The GPUs' total energy while the ticks ran."""
     seconds: float
-    """Length of a node's ticks."""
+    """The total length of a node's ticks."""
     sums: Mapping[str, float]
-    """Of each name the sum over its series, integrated over the ticks."""
+    """By name, the sum over its series, integrated over the ticks."""
 
     def mean(self, *names: str) -> float:
         return sum(self.sums[name] for name in names) / self.seconds
@@ -97,13 +99,13 @@ class Run:
 
 @cache
 def run_of(scenario: str) -> Run:
-    """Play each node of a scenario on a clock of its own, and sum what the sink would send."""
+    """Play each node of a scenario on its own clock, and sum what the sink would send."""
     read = load_scenario(ROOT / "scenarios" / f"{scenario}.yaml")
     gpus, sums, joules, seconds = list[SimulatedGpu](), defaultdict[str, float](float), 0.0, 0.0
     for name in (node.name for node in read.nodes):
         clock = ManualClock(start_ns=EPOCH_NS)
         node = Simulation(read, epoch_ns=EPOCH_NS, clock=clock).node(name)
-        # The first tick reaches back to before the scenario began, where nothing is true.
+        # The first tick begins before the scenario, so the truth does not cover it.
         samples = [tick.sample for tick in play(node, clock, [1.0] * SECONDS)][1:]
         start_ns = samples[0].time_ns - samples[0].interval_ns - EPOCH_NS
         end_ns = samples[-1].time_ns - EPOCH_NS
@@ -127,7 +129,7 @@ def parts(quantity: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_the_devices_memory_is_the_sum_of_its_parts_and_the_truth(scenario: str) -> None:
+def test_a_devices_memory_is_the_sum_of_its_parts_and_matches_the_truth(scenario: str) -> None:
     run = run_of(scenario)
 
     true_bytes = sum(gpu.facts.memory_bytes for gpu in run.gpus)
@@ -136,7 +138,7 @@ def test_the_devices_memory_is_the_sum_of_its_parts_and_the_truth(scenario: str)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_the_devices_power_is_the_sum_of_its_parts_and_the_truth(scenario: str) -> None:
+def test_a_devices_power_is_the_sum_of_its_parts_and_matches_the_truth(scenario: str) -> None:
     run = run_of(scenario)
 
     true_watts = run.joules / run.seconds
@@ -145,8 +147,8 @@ def test_the_devices_power_is_the_sum_of_its_parts_and_the_truth(scenario: str) 
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_busy_time_and_idle_time_sum_to_the_devices_that_tell_of_it(scenario: str) -> None:
-    """A GPU that is cut tells of none: its instances do."""
+def test_busy_and_idle_time_sum_to_the_devices_that_report_it(scenario: str) -> None:
+    """A partitioned GPU reports none; its instances do."""
     run = run_of(scenario)
 
     instances = [len(gpu.facts.cuts[0].instances) for gpu in run.gpus if gpu.facts.cuts]
@@ -155,10 +157,10 @@ def test_busy_time_and_idle_time_sum_to_the_devices_that_tell_of_it(scenario: st
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_what_is_held_sums_to_the_devices_and_as_parts_of_boards_to_the_boards(
+def test_allocated_time_sums_to_the_devices_and_by_device_fraction_to_the_physical_gpus(
     scenario: str,
 ) -> None:
-    """A lone instance is no whole board, and what no instance has is held by nobody."""
+    """A single instance is not a whole GPU, and the rest of the GPU is unallocated."""
     run = run_of(scenario)
 
     rows = [1 + len(gpu.facts.cuts[0].instances if gpu.facts.cuts else ()) for gpu in run.gpus]
@@ -168,7 +170,7 @@ def test_what_is_held_sums_to_the_devices_and_as_parts_of_boards_to_the_boards(
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_the_memory_of_instances_is_within_that_of_their_gpus(scenario: str) -> None:
-    """Compute instances of one GPU instance tell of one memory: it is sent once."""
+    """Compute instances of one GPU instance report the same memory, which is sent once."""
     run = run_of(scenario)
 
     cut_bytes = sum(gpu.facts.memory_bytes for gpu in run.gpus if gpu.facts.cuts)

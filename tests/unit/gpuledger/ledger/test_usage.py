@@ -1,4 +1,4 @@
-"""What a tick adds to the counters: the same, whatever is remembered of the node's last tick."""
+"""A tick adds the same to the counters, whatever is remembered from the node's last tick."""
 
 from collections import defaultdict
 from typing import Any, Final
@@ -17,7 +17,7 @@ _PODS: Final = [
     pod(labels={"team": "other"}),
     PodDescription(uid="uid-train", state=PodState.PENDING),
 ]
-"""What may be said of the one pod that uses GPUs, from tick to tick."""
+"""How ticks may describe the only pod that uses GPUs."""
 _ENTRIES: Final = [
     entry(busy_ns=3, memory_bytes=5, energy_millijoules=7, allocated_ns=11, allocation=0),
     entry(busy_ns=13, container_id="d" * 64, allocated_ns=17),
@@ -44,11 +44,11 @@ def events(draw: st.DrawFn) -> GpuEvent:
 def added(
     to: GpuEvent, known: KnownUsers | None = None
 ) -> list[tuple[CountedLabels, Unnamed | None, list[int | None]]]:
-    """Return what a tick adds, with whose it is by value."""
+    """Return what a tick adds, with the user by value."""
     return [(user.labels, user.unnamed, amounts) for user, amounts in used_in(to, known)]
 
 
-def test_what_a_job_used_and_what_it_held_are_counted_under_its_id() -> None:
+def test_what_a_job_used_and_was_allocated_is_counted_under_its_id() -> None:
     job = entry(Category.JOB, busy_ns=3, memory_bytes=None, energy_millijoules=None, job_id="7")
     idle = entry(
         Category.IDLE,
@@ -68,7 +68,7 @@ def test_what_a_job_used_and_what_it_held_are_counted_under_its_id() -> None:
 
 
 @given(st.lists(events(), max_size=5))
-def test_what_is_known_of_the_last_tick_changes_nothing(ticks: list[GpuEvent]) -> None:
+def test_remembering_the_last_tick_changes_no_result(ticks: list[GpuEvent]) -> None:
     known = KnownUsers()
 
     for tick in ticks:
@@ -101,7 +101,7 @@ def test_the_amounts_of_a_device_sum_to_its_entries(tick: GpuEvent) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"container": 9999}, {"allocation": 9999}])
-def test_an_entry_of_what_is_not_listed_is_refused_also_where_the_last_tick_is_known(
+def test_an_entry_that_refers_to_nothing_is_refused_even_if_the_last_tick_is_known(
     wrong: dict[str, Any],
 ) -> None:
     known = KnownUsers()

@@ -1,4 +1,4 @@
-"""A process that works until it is signalled, and ends in the way that its argument names."""
+"""A process that works until it is signalled, and ends in the way named by its argument."""
 
 import asyncio
 import os
@@ -22,14 +22,14 @@ FOR_EVER = 3600.0
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The least that a service needs."""
+    """The minimum that a service needs."""
 
     http: HttpSettings = HttpSettings(listen="127.0.0.1:0")
     log: LogSettings = LogSettings()
 
 
-def say(text: str) -> None:
-    """Tell the test."""
+def report(text: str) -> None:
+    """Print a line for the test."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
@@ -37,16 +37,16 @@ def say(text: str) -> None:
 async def slow() -> None:
     """Clean up for a moment."""
     try:
-        say("working")
+        report("working")
         await asyncio.sleep(FOR_EVER)
     finally:
         await asyncio.sleep(0.2)
-        say("cleaned up")
+        report("cleaned up")
 
 
 async def hanging() -> None:
     """Never end."""
-    say("working")
+    report("working")
     while True:
         try:
             await asyncio.sleep(FOR_EVER)
@@ -57,68 +57,68 @@ async def hanging() -> None:
 async def blocking() -> None:
     """Hold the event loop in the clean-up."""
     try:
-        say("working")
+        report("working")
         await asyncio.sleep(FOR_EVER)
     finally:
         time.sleep(FOR_EVER)  # noqa: ASYNC251 - the mistake that is tested
 
 
 async def reading_a_fifo() -> None:
-    """Hold the event loop in a call of the system's that nobody ends."""
+    """Block the event loop in a system call that never returns."""
     fifo = Path(tempfile.mkdtemp()) / "fifo"
     os.mkfifo(fifo)
-    say("working")
+    report("working")
     fifo.read_bytes()
 
 
-async def logging_to_nobody() -> None:
-    """Have standard error be a pipe that is full and that nobody reads."""
+async def logging_without_reader() -> None:
+    """Make standard error a full pipe that nobody reads."""
     os.set_blocking(sys.stderr.fileno(), False)
     with suppress(BlockingIOError):
         while True:
             os.write(sys.stderr.fileno(), b"x")
     os.set_blocking(sys.stderr.fileno(), True)
-    say("working")
+    report("working")
     await asyncio.sleep(FOR_EVER)
 
 
-async def logging_to_nobody_at_once() -> None:
-    """Write a line of the log, which takes for ever, before the signal comes."""
+async def logging_without_reader_at_once() -> None:
+    """Write a log line, which blocks forever, before the signal comes."""
     asyncio.get_running_loop().call_soon(structlog.get_logger().error, "stuck")
-    await logging_to_nobody()
+    await logging_without_reader()
 
 
 async def left_task() -> None:
-    """End, but leave a task that does not."""
+    """End, but leave a task that does not end."""
     task = asyncio.create_task(hanging())
     await asyncio.sleep(FOR_EVER)
     await task
 
 
 async def left_thread() -> None:
-    """End, but leave a thread for which Python waits."""
+    """End, but leave a thread that Python waits for."""
     threading.Thread(target=time.sleep, args=(FOR_EVER,)).start()
-    say("working")
+    report("working")
     await asyncio.sleep(FOR_EVER)
 
 
 async def failing_cleanup() -> None:
-    """Fail while ending."""
+    """Fail during shutdown."""
     try:
-        say("working")
+        report("working")
         await asyncio.sleep(FOR_EVER)
     finally:
         raise RuntimeError("could not clean up")
 
 
 async def serve(settings: Settings, readiness: Readiness) -> None:
-    """Work as a deployable does."""
+    """Work as a component does."""
     readiness.check("test").ok(settings.http.listen)
     await slow()
 
 
 async def serve_in_outage(_: Settings, readiness: Readiness) -> None:
-    """Give up at the end what could not be delivered, so that nothing is left that fails."""
+    """Give up undelivered messages at the end, so that no check is left failing."""
     check = readiness.check("delivery")
     check.failed("no broker")
     try:
@@ -128,32 +128,32 @@ async def serve_in_outage(_: Settings, readiness: Readiness) -> None:
 
 
 class LateSignal:
-    """Signals this process when the interpreter, shutting down, clears the module that has it."""
+    """Signals this process when the interpreter, at shutdown, clears the module that has it."""
 
     def __del__(
         self,
         kill: Callable[[int, int], None] = os.kill,
         number: int = signal.SIGTERM,
-        process_id: int = os.getpid(),  # at the end there is nothing left to ask
+        process_id: int = os.getpid(),  # at that time os cannot be used any more
     ) -> None:
-        """Send it."""
+        """Send the signal."""
         kill(process_id, number)
 
 
 async def signalled_late() -> None:
-    """Clean up, and have another signal come at the very end."""
+    """Clean up, and let another signal come at the very end."""
     globals()["last"] = LateSignal()
     await slow()
 
 
 async def signalled_twice_at_once() -> None:
-    """Have both signals come at the same instant, once it works."""
+    """Let both signals come at the same instant, after work has started."""
     asyncio.get_running_loop().call_soon(signal_twice_at_once)
     await slow()
 
 
 def signal_twice_at_once() -> None:
-    """Send both signals, and let them through together."""
+    """Send both signals, and unblock them together."""
     both = (signal.SIGTERM, signal.SIGINT)
     signal.pthread_sigmask(signal.SIG_BLOCK, both)
     for number in both:
@@ -162,7 +162,7 @@ def signal_twice_at_once() -> None:
 
 
 async def signalled_within_the_handler() -> None:
-    """Have the second signal come while the first one is being handled."""
+    """Let the second signal come while the first is being handled."""
 
     def interrupt(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and frame.f_code.co_name == "begin":
@@ -179,8 +179,8 @@ CASES: dict[str, Callable[[], Awaitable[None]]] = {
     "hanging": hanging,
     "blocking": blocking,
     "reading-a-fifo": reading_a_fifo,
-    "logging-to-nobody": logging_to_nobody,
-    "logging-to-nobody-at-once": logging_to_nobody_at_once,
+    "logging-to-nobody": logging_without_reader,
+    "logging-to-nobody-at-once": logging_without_reader_at_once,
     "left-task": left_task,
     "left-thread": left_thread,
     "failing-cleanup": failing_cleanup,

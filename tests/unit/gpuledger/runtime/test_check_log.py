@@ -1,4 +1,4 @@
-"""A failure is two lines, its begin and its end; a check that flaps does not write without end."""
+"""A failure is logged at its start and at its end, and a flapping check does not fill the log."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from gpuledger.runtime.readiness import CALM_SECONDS, MAX_REASONS, CheckLog
 
 
 class Later:
-    """A clock that is set by hand, and the calls that wait for it."""
+    """A clock that the test sets, and the calls that wait for it."""
 
     def __init__(self) -> None:
         self.now_seconds = 1000.0
@@ -50,7 +50,7 @@ def logging() -> Iterator[tuple[CheckLog, Later, list[EventDict]]]:
         yield log, clock, lines
 
 
-def test_the_end_of_a_failure_says_how_long_it_lasted() -> None:
+def test_the_end_of_a_failure_is_logged_with_its_duration() -> None:
     with logging() as (log, clock, lines):
         log.failed("no broker")
         clock.wait(42.5)
@@ -63,7 +63,7 @@ def test_the_end_of_a_failure_says_how_long_it_lasted() -> None:
     ]
 
 
-def test_a_check_that_fails_every_second_writes_three_lines_and_one_when_it_has_held() -> None:
+def test_a_check_that_fails_every_second_writes_three_lines_and_one_more_once_stable() -> None:
     with logging() as (log, clock, lines):
         for _ in range(3600):
             log.failed("no broker")
@@ -78,7 +78,7 @@ def test_a_check_that_fails_every_second_writes_three_lines_and_one_when_it_has_
     assert (lines[-1]["count"], lines[-1]["failed_seconds"]) == (3599, 3598.5)
 
 
-def test_the_last_line_of_a_check_that_fails_says_that_it_does() -> None:
+def test_the_last_line_of_a_failing_check_reports_the_failure() -> None:
     with logging() as (log, clock, lines):
         for _ in range(9):
             log.failed("no broker")
@@ -91,7 +91,7 @@ def test_the_last_line_of_a_check_that_fails_says_that_it_does() -> None:
     assert lines[-1]["event"] == "check_failed"
 
 
-def test_failures_with_a_calm_minute_between_them_are_told_one_by_one() -> None:
+def test_failures_with_a_calm_minute_between_them_are_logged_one_by_one() -> None:
     with logging() as (log, clock, lines):
         for _ in range(3):
             log.failed("no broker")
@@ -102,7 +102,7 @@ def test_failures_with_a_calm_minute_between_them_are_told_one_by_one() -> None:
     assert [line["event"] for line in lines] == ["check_failed", "check_recovered"] * 3
 
 
-def test_without_an_event_loop_the_end_is_told_at_once() -> None:
+def test_without_an_event_loop_the_end_is_logged_at_once() -> None:
     log = CheckLog(check="kafka", severity="warning")
     with capture_logs() as lines:
         for _ in range(2):
@@ -112,15 +112,15 @@ def test_without_an_event_loop_the_end_is_told_at_once() -> None:
     assert [line["event"] for line in lines] == ["check_failed", "check_recovered"] * 2
 
 
-def test_nothing_is_said_of_a_check_that_never_failed() -> None:
+def test_nothing_is_logged_for_a_check_that_never_failed() -> None:
     with logging() as (log, _, lines):
         log.recovered()
 
     assert lines == []
 
 
-def test_a_check_that_waits_between_two_ends_has_one_end_of_its_first() -> None:
-    """As at a rebalance: what only waits did not fail, and its end is not told anew."""
+def test_a_check_that_waits_after_a_failure_logs_one_recovery() -> None:
+    """For example at a rebalance: waiting is not a failure, and its end is not logged again."""
     with logging() as (log, clock, lines):
         _flap(log, clock)
         clock.wait(11)
@@ -131,7 +131,7 @@ def test_a_check_that_waits_between_two_ends_has_one_end_of_its_first() -> None:
     assert (lines[-1]["failed_seconds"], lines[-1]["count"]) == (1, 1)
 
 
-def test_no_end_is_told_while_a_check_fails_however_often_it_was_ok_before() -> None:
+def test_no_recovery_is_logged_while_a_check_fails_however_often_it_was_ok_before() -> None:
     with logging() as (log, clock, lines):
         _flap(log, clock)
         clock.wait(11)
@@ -143,8 +143,8 @@ def test_no_end_is_told_while_a_check_fails_however_often_it_was_ok_before() -> 
     assert [line["event"] for line in lines] == ["check_failed", "check_recovered", "check_failed"]
 
 
-def test_each_further_reason_of_a_failure_is_told_once_and_a_minute_apart_at_least() -> None:
-    """As where a broker that was restarted does not take the login any more."""
+def test_each_new_reason_of_a_failure_is_logged_once_and_at_most_once_a_minute() -> None:
+    """For example if a restarted broker no longer accepts the login."""
     reasons = ["no answer within 30 s", "SaslAuthenticationFailed", "no coordinator for 10 s"]
     with logging() as (log, clock, lines):
         log.failed(reasons[0])
@@ -160,7 +160,7 @@ def test_each_further_reason_of_a_failure_is_told_once_and_a_minute_apart_at_lea
     }
 
 
-def test_reasons_without_end_are_not_told_without_end() -> None:
+def test_the_number_of_logged_reasons_is_bounded() -> None:
     with logging() as (log, clock, lines):
         log.failed("reason")
         for hour in range(1000):
@@ -170,7 +170,7 @@ def test_reasons_without_end_are_not_told_without_end() -> None:
     assert len(lines) == MAX_REASONS
 
 
-def test_a_failure_after_a_calm_minute_tells_its_reasons_anew() -> None:
+def test_a_failure_after_a_calm_minute_logs_its_reasons_again() -> None:
     with logging() as (log, clock, lines):
         for _ in range(2):
             log.failed("no answer")
@@ -187,7 +187,7 @@ def test_a_failure_after_a_calm_minute_tells_its_reasons_anew() -> None:
 
 
 def _flap(log: CheckLog, clock: Later) -> None:
-    """Fail and recover twice, so that the second end is told only when it has held."""
+    """Fail and recover twice, so that the second recovery is logged only once it is stable."""
     for _ in range(2):
         log.failed("no broker")
         clock.wait(1)

@@ -1,4 +1,4 @@
-"""A change of a file is seen at the next look, once, whatever kind of change it is."""
+"""Any change of a file is found once, at the next poll."""
 
 import os
 from collections.abc import Callable
@@ -22,28 +22,28 @@ def clock() -> Seconds:
     return Seconds()
 
 
-def looked(watch: FileWatch, clock: Seconds) -> bool:
-    """Return what the next look finds."""
+def finds_change(watch: FileWatch, clock: Seconds) -> bool:
+    """Return whether the next poll finds a change."""
     clock.advance(POLL_INTERVAL_SECONDS)
     return watch.has_changed()
 
 
 def rewrite(file: Path) -> None:
-    """Write another text of the same length, and say that it was written when the first one was."""
+    """Write another text of the same length and restore the old modification time."""
     before = file.stat()
     until_later(file, lambda: file.write_text("other"))
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def until_later(file: Path, change: Callable[[], object]) -> None:
-    """Make a change, again where the file system's clock has not moved since the last one."""
+    """Make a change; repeat it until the file system's clock has moved."""
     before = file.stat()
     while file.stat().st_ctime_ns == before.st_ctime_ns:
         change()
 
 
 def exchange(file: Path) -> None:
-    """Put another file into its place, with all that can be told of the old one but its inode."""
+    """Replace the file by one that differs only in content and inode."""
     before, new = file.stat(), file.with_suffix(".new")
     new.write_text("other")
     os.utime(new, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -63,21 +63,21 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("kind", CHANGES)
 def test_a_change_of_any_kind_is_found_once(file: Path, clock: Seconds, kind: str) -> None:
     watch = FileWatch([file], monotonic=clock)
-    assert not looked(watch, clock)
+    assert not finds_change(watch, clock)
     CHANGES[kind](file)
-    assert looked(watch, clock)
-    assert not looked(watch, clock)
+    assert finds_change(watch, clock)
+    assert not finds_change(watch, clock)
 
 
-def test_a_file_that_is_missing_is_found_when_it_is_there(file: Path, clock: Seconds) -> None:
+def test_a_missing_file_is_found_once_it_exists(file: Path, clock: Seconds) -> None:
     missing = file.with_name("missing")
     watch = FileWatch([missing], monotonic=clock)
-    assert not looked(watch, clock)
+    assert not finds_change(watch, clock)
     missing.write_text("now")
-    assert looked(watch, clock)
+    assert finds_change(watch, clock)
 
 
-def test_a_link_is_the_file_that_it_leads_to_as_in_a_mounted_secret(
+def test_a_link_is_followed_to_its_file_as_in_a_mounted_secret(
     tmp_path: Path, clock: Seconds
 ) -> None:
     for version in ("..1", "..2"):
@@ -89,10 +89,10 @@ def test_a_link_is_the_file_that_it_leads_to_as_in_a_mounted_secret(
     watch = FileWatch([token], monotonic=clock)
     (tmp_path / "..new").symlink_to("..2")
     (tmp_path / "..new").replace(data)
-    assert looked(watch, clock)
+    assert finds_change(watch, clock)
 
 
-def test_files_are_looked_at_no_more_often_than_was_said(file: Path, clock: Seconds) -> None:
+def test_files_are_polled_no_more_often_than_configured(file: Path, clock: Seconds) -> None:
     watch = FileWatch([file], poll_interval_seconds=5, monotonic=clock)
     file.write_text("longer than before")
     clock.advance(4.5)
@@ -104,20 +104,20 @@ def test_files_are_looked_at_no_more_often_than_was_said(file: Path, clock: Seco
     assert not watch.has_changed()
 
 
-def test_a_change_between_the_stamp_and_a_later_look_is_not_lost(
+def test_a_change_between_the_stamp_and_a_later_poll_is_not_lost(
     file: Path, clock: Seconds
 ) -> None:
-    """Whoever reads a file after its stamp was taken reads it once too often, never too rarely."""
+    """A caller that reads a file after its stamp may read it once too often, never too rarely."""
     watch = FileWatch([], monotonic=clock)
     watch.follow([file])
     file.write_text("longer than before")
     watch.follow([file, file.with_name("another")])
-    assert looked(watch, clock)
+    assert finds_change(watch, clock)
 
 
-def test_what_is_no_longer_followed_is_not_looked_at(file: Path, clock: Seconds) -> None:
+def test_a_file_that_is_no_longer_followed_is_not_polled(file: Path, clock: Seconds) -> None:
     watch = FileWatch([file, file], monotonic=clock)
     assert watch.files == (file,)
     watch.follow([])
     file.unlink()
-    assert not looked(watch, clock)
+    assert not finds_change(watch, clock)

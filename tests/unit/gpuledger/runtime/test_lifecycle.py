@@ -1,4 +1,4 @@
-"""How a deployable ends: asked of real processes, as signals and exit codes are theirs."""
+"""How a component ends, tested with real processes because they own signals and exit codes."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ CHILD = Path(__file__).with_name("lifecycle_child.py")
 
 @contextmanager
 def running(case: str) -> Iterator[subprocess.Popen[str]]:
-    """Start the child and wait until it says that it works."""
+    """Start the child and wait until it reports that it works."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith("GPULEDGER_")}
     with subprocess.Popen(
         [sys.executable, str(CHILD), case],
@@ -46,7 +46,7 @@ def logged(stderr: str) -> list[str]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("case", ["slow", "service"])
-def test_a_signal_cancels_the_work_and_its_cleanup_is_waited_for(
+def test_a_signal_cancels_the_work_and_waits_for_its_cleanup(
     case: str, number: signal.Signals
 ) -> None:
     with running(case) as child:
@@ -57,7 +57,7 @@ def test_a_signal_cancels_the_work_and_its_cleanup_is_waited_for(
     assert "signal_received" in logged(stderr)
 
 
-def test_the_first_line_says_what_runs_and_where() -> None:
+def test_the_first_line_names_the_program_and_where_it_runs() -> None:
     with running("service") as child:
         child.send_signal(signal.SIGTERM)
         _, stderr = child.communicate(timeout=HANG_SECONDS)
@@ -68,7 +68,7 @@ def test_the_first_line_says_what_runs_and_where() -> None:
     assert lines[-1]["event"] == "service_ended"
 
 
-def test_a_signal_in_an_outage_does_not_say_that_the_outage_is_over() -> None:
+def test_a_signal_during_an_outage_does_not_log_a_recovery() -> None:
     with running("service-in-outage") as child:
         child.send_signal(signal.SIGTERM)
         _, stderr = child.communicate(timeout=HANG_SECONDS)
@@ -80,7 +80,9 @@ def test_a_signal_in_an_outage_does_not_say_that_the_outage_is_over() -> None:
 @pytest.mark.parametrize(
     "case", ["hanging", "blocking", "reading-a-fifo", "left-task", "left-thread"]
 )
-def test_what_does_not_end_in_time_is_ended_with_a_log_line_and_exit_code_one(case: str) -> None:
+def test_work_that_does_not_end_in_time_is_ended_with_a_log_line_and_exit_code_one(
+    case: str,
+) -> None:
     with running(case) as child:
         before = time.monotonic()
         child.send_signal(signal.SIGTERM)
@@ -93,7 +95,7 @@ def test_what_does_not_end_in_time_is_ended_with_a_log_line_and_exit_code_one(ca
 
 @pytest.mark.parametrize("case", ["logging-to-nobody", "logging-to-nobody-at-once"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_log_that_nobody_reads_does_not_keep_a_process_from_its_end(
+def test_a_log_that_nobody_reads_does_not_keep_a_process_from_ending(
     case: str, number: signal.Signals
 ) -> None:
     with running(case) as child:
@@ -101,7 +103,7 @@ def test_a_log_that_nobody_reads_does_not_keep_a_process_from_its_end(
         assert child.wait(timeout=HANG_SECONDS) == 1
 
 
-def test_a_second_signal_does_not_cut_the_cleanup_short() -> None:
+def test_a_second_signal_does_not_interrupt_the_cleanup() -> None:
     with running("slow") as child:
         child.send_signal(signal.SIGTERM)
         child.send_signal(signal.SIGINT)
@@ -111,7 +113,7 @@ def test_a_second_signal_does_not_cut_the_cleanup_short() -> None:
 
 
 @pytest.mark.parametrize("case", ["signalled-twice-at-once", "signalled-within-the-handler"])
-def test_two_signals_at_the_same_instant_are_one(case: str) -> None:
+def test_two_signals_at_the_same_instant_count_as_one(case: str) -> None:
     with running(case) as child:
         stdout, stderr = child.communicate(timeout=HANG_SECONDS)
 
@@ -119,7 +121,7 @@ def test_two_signals_at_the_same_instant_are_one(case: str) -> None:
     assert logged(stderr) == ["signal_received"]
 
 
-def test_a_second_signal_while_the_interpreter_shuts_down_is_not_the_exit_code() -> None:
+def test_a_second_signal_at_interpreter_shutdown_does_not_become_the_exit_code() -> None:
     with running("signalled-late") as child:
         child.send_signal(signal.SIGTERM)
         stdout, _ = child.communicate(timeout=HANG_SECONDS)
@@ -127,7 +129,7 @@ def test_a_second_signal_while_the_interpreter_shuts_down_is_not_the_exit_code()
     assert (child.returncode, stdout) == (0, "cleaned up\n")
 
 
-def test_a_failure_in_the_cleanup_is_told_and_gives_one() -> None:
+def test_a_failure_in_the_cleanup_is_logged_and_gives_exit_code_one() -> None:
     with running("failing-cleanup") as child:
         child.send_signal(signal.SIGTERM)
         _, stderr = child.communicate(timeout=HANG_SECONDS)
@@ -182,13 +184,13 @@ async def cancel_itself() -> None:
         (err_in_a_group, 2),
     ],
 )
-def test_the_exit_code_says_how_the_work_ended(work: object, code: int) -> None:
+def test_the_exit_code_shows_how_the_work_ended(work: object, code: int) -> None:
     assert run_until_signalled(work) == code  # type: ignore[arg-type]  # a row of the table above
 
 
 @pytest.mark.parametrize("work", [err, err_in_a_group])
 @pytest.mark.parametrize("started", ["gpuledger agent", "/x/gpuledger agent/__main__.py"])
-def test_a_users_mistake_is_one_line_with_the_programs_name(
+def test_a_users_error_is_one_line_with_the_programs_name(
     work: object,
     started: str,
     capsys: pytest.CaptureFixture[str],
@@ -201,7 +203,7 @@ def test_a_users_mistake_is_one_line_with_the_programs_name(
 
 
 @pytest.mark.parametrize("work", [request_restart, request_restart_in_a_group])
-def test_the_want_of_a_fresh_start_is_one_log_line_without_a_traceback(work: object) -> None:
+def test_a_requested_restart_is_one_log_line_without_a_traceback(work: object) -> None:
     with structlog.testing.capture_logs() as logged:
         assert run_until_signalled(work) == 1  # type: ignore[arg-type]  # a row of the table above
     message = {"log_level": "critical", "error": "the driver is stuck"}
@@ -209,15 +211,15 @@ def test_the_want_of_a_fresh_start_is_one_log_line_without_a_traceback(work: obj
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_at_its_end_a_signal_is_who_had_it_before(number: signal.Signals) -> None:
-    """Not the system's: a SIGTERM while the interpreter shuts down would be the exit code."""
+def test_at_the_end_a_signal_gets_its_previous_handler_back(number: signal.Signals) -> None:
+    """Not the default: a SIGTERM at interpreter shutdown would then be the exit code."""
     before = signal.getsignal(number)
     run_until_signalled(succeed)
 
     assert signal.getsignal(number) is before
 
 
-def test_a_main_that_meets_a_users_mistake_gives_two_and_one_line(
+def test_a_users_error_in_main_gives_exit_code_two_and_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     @explain_user_errors
@@ -228,7 +230,7 @@ def test_a_main_that_meets_a_users_mistake_gives_two_and_one_line(
     assert capsys.readouterr().err.endswith(": do it otherwise\n")
 
 
-def test_a_users_mistake_does_not_tell_the_password_of_an_address(
+def test_a_users_error_does_not_show_the_password_of_an_address(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     @explain_user_errors
@@ -239,5 +241,5 @@ def test_a_users_mistake_does_not_tell_the_password_of_an_address(
     assert capsys.readouterr().err.endswith(": urls: 'ftp://receiver' must begin with http://\n")
 
 
-def test_a_main_without_mistakes_gives_its_own_code() -> None:
+def test_a_main_without_an_error_returns_its_own_exit_code() -> None:
     assert explain_user_errors(lambda: 7)() == 7

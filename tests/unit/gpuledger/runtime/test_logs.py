@@ -1,4 +1,4 @@
-"""Logs are one JSON object a line on standard error, libraries' warnings included."""
+"""Logs are one JSON object per line on standard error, including warnings of libraries."""
 
 import json
 import logging
@@ -40,7 +40,7 @@ def test_an_event_is_one_line_with_logger_level_and_time(
 
 
 @pytest.mark.parametrize("get_logger", [structlog.get_logger, logging.getLogger])
-def test_a_line_begins_with_the_keys_that_every_line_has_in_the_order_of_the_page(
+def test_a_line_begins_with_the_common_keys_in_the_documented_order(
     capsys: pytest.CaptureFixture[str], get_logger: Callable[[str], Any]
 ) -> None:
     documented = json.loads(re.findall(r"```json\n(.*?)\n", PAGE)[0])
@@ -54,7 +54,7 @@ def test_a_line_begins_with_the_keys_that_every_line_has_in_the_order_of_the_pag
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", str(time))
 
 
-def test_a_traceback_is_a_part_of_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_traceback_is_part_of_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logs(LogSettings())
     structlog.get_logger("x").error("failed", exc_info=ValueError("broken"))
 
@@ -70,7 +70,7 @@ def test_a_secret_is_written_as_its_mask(capsys: pytest.CaptureFixture[str]) -> 
     assert (line["password"], line["all"]) == ("********", ["********"])
 
 
-def test_what_asyncio_says_of_a_connection_that_is_gone_is_no_line(
+def test_asyncios_message_about_a_lost_connection_is_not_logged(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     configure_logs(LogSettings())
@@ -80,7 +80,7 @@ def test_what_asyncio_says_of_a_connection_that_is_gone_is_no_line(
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
-def test_the_password_of_an_address_is_masked_wherever_it_stands(
+def test_the_password_of_an_address_is_masked_wherever_it_occurs(
     capsys: pytest.CaptureFixture[str], form: Literal["json", "text"]
 ) -> None:
     configure_logs(LogSettings(format=form))
@@ -102,7 +102,7 @@ def test_the_password_of_an_address_is_masked_wherever_it_stands(
         ("error", [], []),
     ],
 )
-def test_a_level_decides_what_is_written_and_libraries_speak_from_warning_up(
+def test_the_level_decides_what_is_written_and_libraries_log_from_warning_up(
     capsys: pytest.CaptureFixture[str], level: str, ours: list[str], theirs: list[str]
 ) -> None:
     configure_logs(LogSettings(level=level))  # type: ignore[arg-type]  # a row of the table above
@@ -116,7 +116,7 @@ def test_a_level_decides_what_is_written_and_libraries_speak_from_warning_up(
     assert {line["event"] for line in written} <= {"said", "said 1"}
 
 
-def test_a_second_set_up_replaces_the_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_setup_replaces_the_first(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logs(LogSettings())
     configure_logs(LogSettings())
     structlog.get_logger("x").info("once")
@@ -124,7 +124,7 @@ def test_a_second_set_up_replaces_the_first(capsys: pytest.CaptureFixture[str]) 
     assert len(lines(capsys)) == 1
 
 
-def test_text_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_format_is_readable(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logs(LogSettings(format="text"))
     structlog.get_logger("x").info("sampled", ticks=3)
 

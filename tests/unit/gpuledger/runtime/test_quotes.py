@@ -1,4 +1,4 @@
-"""A secret is masked in each of the forms in which another program usually quotes it."""
+"""A secret is masked in every form in which another program usually quotes it."""
 
 import base64
 import html
@@ -15,7 +15,7 @@ from gpuledger.runtime.http.credentials import BasicCredentials
 from gpuledger.settings.secret import MASK
 
 FORMS: dict[str, Callable[[str], str]] = {
-    "as it is": str,
+    "unquoted": str,
     "in an address": lambda text: quote(text, safe=""),
     "in a path": quote,
     "in a form": quote_plus,
@@ -41,7 +41,7 @@ def masked(text: str, *secrets: str) -> str:
 @example(secret="S3cr&t<Pw>+x'9")
 @example(secret='tok "hünt/er+2')
 def test_a_secret_is_masked_in_every_form(form: str, secret: str) -> None:
-    # Signs of the words around it, or of a mask, may be a secret too.
+    # Characters of the surrounding words, or of a mask, may be a secret too.
     assume(secret.strip("*= ") and secret not in "NO: [] IS WRONG")
     assert masked(f"NO: [{FORMS[form](secret)}] IS WRONG", secret).replace("=", "") == (
         f"NO: [{MASK}] IS WRONG"
@@ -56,7 +56,7 @@ def test_no_form_of_any_of_several_secrets_is_left(secrets: list[str], data: st.
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_text_that_breaks_off_within_a_secret_shows_no_more_than_its_begin(form: str) -> None:
+def test_a_text_that_is_cut_off_within_a_secret_shows_only_its_first_characters(form: str) -> None:
     secret = "S3cr&t<Pw>+x'9/z&&&&"
     written = FORMS[form](secret).rstrip("=")
     for length in range(len(written) + 1):
@@ -64,21 +64,21 @@ def test_a_text_that_breaks_off_within_a_secret_shows_no_more_than_its_begin(for
         assert masked(f"no: {written[:length]}", secret) == f"no: {shown}"
 
 
-def test_what_is_no_secret_stays() -> None:
+def test_a_text_that_is_not_a_secret_is_kept() -> None:
     message = r"no \u0026 &amp; %20 + user bob, tenant 1 of db=1; S3c \\ &"
     assert masked(message, "S3cr&t") == message
     assert masked(message) == message
     assert masked("", "S3cr&t") == ""
 
 
-def test_a_short_secret_is_masked_as_it_is_alone() -> None:
+def test_a_short_secret_is_masked_only_in_its_plain_form() -> None:
     assert masked("no: a%b &#97;", "a%b") == f"no: {MASK} &#97;"
     assert masked("no: ä, &auml;", "ä") == f"no: {MASK}, &auml;"
 
 
 @pytest.mark.parametrize("again", ["%", "&", "a", "aA+"])
-def test_whatever_is_said_costs_little(again: str) -> None:
-    """Of a page of 16 KiB and a token of 2,000 characters, in seconds of this process."""
+def test_masking_takes_little_time_whatever_the_text_is(again: str) -> None:
+    """For a page of 16 KiB and a token of 2,000 characters, measured in CPU time."""
     begin_seconds = time.process_time()
     masked((again * 16_384)[:16_384], "aA+" * 700)
     assert time.process_time() - begin_seconds < 1.0

@@ -1,4 +1,4 @@
-"""Ready means: there are checks, and no critical one fails. A failure is said twice: begin, end."""
+"""Ready means that checks exist and no critical one fails; a failure is logged at start and end."""
 
 import asyncio
 
@@ -12,11 +12,11 @@ from gpuledger.runtime.tasks import end_tasks
 from tests.hanging import HANG_SECONDS
 
 
-def test_nothing_is_ready_before_anything_was_checked() -> None:
+def test_nothing_is_ready_before_a_first_check() -> None:
     assert not Readiness().is_ready()
 
 
-def test_a_new_check_has_failed_until_it_is_said_to_be_ok() -> None:
+def test_a_new_check_fails_until_it_is_set_to_ok() -> None:
     readiness = Readiness()
     check = readiness.check("kafka")
     assert not readiness.is_ready()
@@ -38,7 +38,7 @@ def test_one_failed_check_is_enough_not_to_be_ready() -> None:
     }
 
 
-def test_a_failed_warning_is_shown_and_leaves_ready() -> None:
+def test_a_failed_warning_is_shown_and_does_not_affect_readiness() -> None:
     readiness = Readiness()
     readiness.check("nvml").ok("7 GPUs")
     readiness.check("gpus", severity=CheckSeverity.WARNING).failed("1 of 8 GPUs is lost")
@@ -51,8 +51,8 @@ def test_a_failed_warning_is_shown_and_leaves_ready() -> None:
 
 
 @pytest.mark.parametrize("is_ok", [True, False])
-def test_nobody_is_ready_before_its_own_work_was_checked(*, is_ok: bool) -> None:
-    """The web configuration and credentials are read before that."""
+def test_a_component_is_not_ready_before_its_own_work_was_checked(*, is_ok: bool) -> None:
+    """The web configuration and credentials are read earlier."""
     readiness = Readiness()
     check = readiness.check("web_config", severity=CheckSeverity.WARNING)
     check.ok() if is_ok else check.failed("expired")
@@ -62,9 +62,7 @@ def test_nobody_is_ready_before_its_own_work_was_checked(*, is_ok: bool) -> None
 
 
 @pytest.mark.parametrize("is_broken", [True, False])
-async def test_what_changes_unasked_is_looked_at_whatever_becomes_of_the_others(
-    *, is_broken: bool
-) -> None:
+async def test_a_periodic_check_runs_even_if_another_one_raises(*, is_broken: bool) -> None:
     readiness, looked = Readiness(), asyncio.Event()
 
     def look() -> None:
@@ -82,7 +80,7 @@ async def test_what_changes_unasked_is_looked_at_whatever_becomes_of_the_others(
     assert message == ([("file_watch_failed", "web_config")] if is_broken else [])
 
 
-def test_another_reason_of_a_failure_is_told_through_the_check() -> None:
+def test_a_new_reason_of_a_failure_is_logged_through_the_check() -> None:
     now_seconds = 0.0
     log = CheckLog(check="kafka", severity="warning", seconds=lambda: now_seconds)
     check = Check(
@@ -103,7 +101,7 @@ def test_another_reason_of_a_failure_is_told_through_the_check() -> None:
     ]
 
 
-def test_a_check_is_made_once_for_each_name() -> None:
+def test_a_check_is_created_once_for_each_name() -> None:
     readiness = Readiness()
     readiness.check("kafka").ok()
     readiness.check("kafka").failed("gone")
@@ -111,7 +109,7 @@ def test_a_check_is_made_once_for_each_name() -> None:
     assert readiness.check("kafka").detail == "gone"
 
 
-def test_a_detail_that_is_a_function_is_of_the_moment_it_is_shown() -> None:
+def test_a_detail_that_is_a_function_is_evaluated_when_it_is_shown() -> None:
     pods: list[str] = []
     check = Check()
     check.ok(lambda: f"{len(pods)} pods")
@@ -120,7 +118,7 @@ def test_a_detail_that_is_a_function_is_of_the_moment_it_is_shown() -> None:
     assert check.detail == "1 pods"
 
 
-def test_a_check_that_waits_has_not_failed_and_a_failure_after_it_is_one_more() -> None:
+def test_a_waiting_check_has_not_failed_and_a_failure_after_it_is_a_new_one() -> None:
     reported: list[tuple[bool, bool]] = []
     check = Check(on_change=lambda each: reported.append((each.is_ok, each.has_failed)))
     check.failed("gone")
@@ -141,7 +139,7 @@ def test_the_password_of_an_address_is_not_shown() -> None:
     assert check.detail == "https://receiver:9093: refused"
 
 
-def test_an_outage_is_two_log_lines_however_often_it_is_said() -> None:
+def test_an_outage_is_two_log_lines_however_often_it_is_reported() -> None:
     readiness = Readiness()
     check = readiness.check("test_outage")
     with capture_logs() as logs:
@@ -158,7 +156,7 @@ def test_an_outage_is_two_log_lines_however_often_it_is_said() -> None:
     assert logs[0]["detail"] == "no broker, attempt 0"
 
 
-def test_to_wait_is_no_failure() -> None:
+def test_waiting_is_not_a_failure() -> None:
     readiness = Readiness()
     check = readiness.check("test_waits")
     with capture_logs() as logs:
@@ -169,7 +167,7 @@ def test_to_wait_is_no_failure() -> None:
     assert (logs, check.is_ok) == ([], False)
 
 
-def test_a_failure_that_turns_into_a_wait_ends_with_it_once_all_is_well() -> None:
+def test_a_failure_that_turns_into_a_wait_recovers_once_the_check_is_ok() -> None:
     readiness = Readiness()
     check = readiness.check("test_fails_then_waits")
     with capture_logs() as logs:
@@ -180,8 +178,8 @@ def test_a_failure_that_turns_into_a_wait_ends_with_it_once_all_is_well() -> Non
     assert [line["event"] for line in logs] == ["check_failed", "check_recovered"]
 
 
-def test_what_fails_when_the_work_ends_is_not_said_to_have_recovered() -> None:
-    """At its end a deployable gives up what it could not deliver: nothing is left that fails."""
+def test_a_check_that_fails_when_the_work_ends_is_not_logged_as_recovered() -> None:
+    """At its end a component gives up undelivered messages, so that no check is left failing."""
     readiness = Readiness()
     fails, holds = readiness.check("test_fails_at_end"), readiness.check("test_holds_at_end")
     holds.ok()
@@ -212,7 +210,7 @@ def test_a_check_is_a_metric() -> None:
     assert [*values, shown()] == [0, 1, 0]
 
 
-def test_a_check_of_several_fails_while_one_does_and_says_each_reason_once() -> None:
+def test_a_combined_check_fails_while_one_part_does_and_shows_each_reason_once() -> None:
     check, is_ok = Check(), []
     parts = CheckParts(check)
     parts.ok("pods")

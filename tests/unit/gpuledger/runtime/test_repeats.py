@@ -1,4 +1,4 @@
-"""What repeats is written once a minute for each key, with its number."""
+"""A repeated event is logged once a minute for each key, with its count."""
 
 from gpuledger.runtime.logs import Repeats
 
@@ -10,7 +10,7 @@ class Seconds:
         return self.now
 
 
-def test_the_first_is_written_and_the_next_line_counts_what_was_left_out() -> None:
+def test_the_first_is_logged_and_the_next_line_counts_the_omitted_ones() -> None:
     seconds = Seconds()
     repeats = Repeats(quiet_seconds=60, seconds=seconds)
     counts = []
@@ -20,14 +20,14 @@ def test_the_first_is_written_and_the_next_line_counts_what_was_left_out() -> No
     assert counts == [1, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 6]
 
 
-def test_keys_are_counted_apart() -> None:
+def test_keys_are_counted_separately() -> None:
     repeats = Repeats(seconds=Seconds())
 
     assert [repeats.count(key) for key in ("a", "b", "a")] == [1, 1, 0]
 
 
-def test_keys_beyond_the_bound_share_one_line_a_minute() -> None:
-    """Whoever makes keys up gets no line for each, however often he goes round."""
+def test_keys_beyond_the_limit_share_one_line_a_minute() -> None:
+    """Made-up keys do not get a line each, however often they come."""
     seconds = Seconds()
     repeats = Repeats(quiet_seconds=60, seconds=seconds)
     lines = []
@@ -35,12 +35,13 @@ def test_keys_beyond_the_bound_share_one_line_a_minute() -> None:
         counts = [repeats.count(key) for key in range(1200)]
         lines.append((sum(map(bool, counts)), sum(counts)))
 
-    # Each of 1,000 and one for 200; quiet; then all that was left out is told of; quiet again.
+    # One line for each of 1,000 keys and one for the other 200; quiet; then all omitted ones;
+    # quiet.
     assert lines == [(1001, 1001), (0, 0), (1001, 2400), (0, 0)]
 
 
-def test_a_key_gives_its_line_up_once_it_has_been_quiet() -> None:
-    """What was left out of it is told with the others."""
+def test_a_quiet_key_frees_its_place() -> None:
+    """Its omitted events are counted with those of the other keys."""
     seconds = Seconds()
     repeats = Repeats(quiet_seconds=60, seconds=seconds)
     for key in [*range(1000), 0, 0]:

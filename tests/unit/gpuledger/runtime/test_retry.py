@@ -1,4 +1,4 @@
-"""A call is made until it does not fail as was foreseen, with growing pauses in between."""
+"""A call is repeated with growing pauses until it no longer raises the expected error."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -11,7 +11,7 @@ from gpuledger.runtime import Backoff, Check, RetryingCaller
 
 
 class Waits:
-    """A clock that waits for nothing and remembers for how long it should have."""
+    """A clock that does not wait, and remembers how long it should have."""
 
     def __init__(self) -> None:
         self.slept: list[float] = []
@@ -21,7 +21,7 @@ class Waits:
 
 
 def failing(*failures: Exception) -> Callable[[], Awaitable[str]]:
-    """Return a call that fails by a plan, and is done then."""
+    """Return a call that raises these errors in turn and then succeeds."""
     plan = list(failures)
 
     async def call() -> str:
@@ -36,8 +36,8 @@ def backoff() -> Backoff:
     return Backoff(first_seconds=1, max_seconds=4, jitter=lambda: 1.0)
 
 
-class Told:
-    """A check that records what it was told, and how long was waited by then."""
+class RecordingCheck:
+    """A check that records its details, and how long had been waited by then."""
 
     def __init__(self, clock: Waits) -> None:
         self.all: list[str] = []
@@ -48,9 +48,9 @@ class Told:
         self.all.append(f"{check.detail} at {sum(self._clock.slept):g}")
 
 
-async def test_each_failure_fails_the_check_and_is_then_waited_out_with_growing_pauses() -> None:
+async def test_each_failure_fails_the_check_and_is_followed_by_a_growing_pause() -> None:
     clock = Waits()
-    reported = Told(clock)
+    reported = RecordingCheck(clock)
     retry = RetryingCaller(
         on=BusUnavailableError, check=reported.check, receiver="bus", clock=clock, backoff=backoff
     )
@@ -72,7 +72,7 @@ async def test_each_call_begins_with_the_first_wait() -> None:
     assert clock.slept == [1, 2, 1, 2]
 
 
-async def test_a_receiver_that_wants_to_be_left_alone_for_longer_is() -> None:
+async def test_a_receiver_that_asks_for_a_longer_wait_gets_it() -> None:
     clock = Waits()
     retry = RetryingCaller(
         on=BusUnavailableError,
@@ -87,7 +87,7 @@ async def test_a_receiver_that_wants_to_be_left_alone_for_longer_is() -> None:
     assert clock.slept == [9, 2]
 
 
-async def test_an_error_that_was_not_foreseen_ends_it() -> None:
+async def test_an_unexpected_error_is_raised() -> None:
     clock, check = Waits(), Check()
     retry = RetryingCaller(on=BusUnavailableError, check=check, clock=clock, backoff=backoff)
 
@@ -99,7 +99,7 @@ async def test_an_error_that_was_not_foreseen_ends_it() -> None:
     assert retry.attempts == 2
 
 
-async def test_failures_are_counted_and_a_success_is_not() -> None:
+async def test_failures_are_counted_and_successes_are_not() -> None:
     counter = Counter("attempts_failed", "Failures.", registry=(registry := CollectorRegistry()))
     retry = RetryingCaller(
         on=BusUnavailableError,
@@ -114,7 +114,7 @@ async def test_failures_are_counted_and_a_success_is_not() -> None:
     assert registry.get_sample_value("attempts_failed_total") == 2
 
 
-async def test_where_more_must_succeed_the_check_is_left_as_it_is() -> None:
+async def test_the_check_does_not_pass_if_other_calls_must_succeed_first() -> None:
     check = Check()
     retry = RetryingCaller(
         on=BusUnavailableError,
@@ -130,9 +130,9 @@ async def test_where_more_must_succeed_the_check_is_left_as_it_is() -> None:
     assert check.detail == "reading: a"
 
 
-async def test_at_its_deadline_a_caller_raises_the_last_error_and_has_waited_no_longer() -> None:
+async def test_at_its_deadline_a_caller_raises_the_last_error_and_has_not_waited_longer() -> None:
     clock = Waits()
-    reported = Told(clock)
+    reported = RecordingCheck(clock)
     retry = RetryingCaller(
         on=BusUnavailableError, check=reported.check, clock=clock, backoff=backoff
     )

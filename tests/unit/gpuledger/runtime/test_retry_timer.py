@@ -1,17 +1,16 @@
-"""When something may be tried again: longer and longer waits, and what ends them."""
+"""The time at which an operation may be tried again: growing waits, and how they end."""
 
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.runtime import Backoff, RetryTimer
 
 
 def timer(*, calm_seconds: float = 0.0) -> RetryTimer:
-    """Return a timer that waits 1, 2, 4, 8 and 8 seconds."""
     backoff = Backoff(first_seconds=1, max_seconds=8, jitter=lambda: 1.0)
     return RetryTimer(backoff, calm_seconds=calm_seconds)
 
 
 def attempts_of(retry: RetryTimer, *, seconds: int) -> list[int]:
-    """Return at which seconds something that never succeeds is tried by who asks every second."""
+    """Return when a caller that polls each second tries an operation that always fails."""
     attempts = []
     for second in range(seconds):
         if retry.is_due(second * NS_PER_SECOND):
@@ -20,16 +19,16 @@ def attempts_of(retry: RetryTimer, *, seconds: int) -> list[int]:
     return attempts
 
 
-def test_what_was_never_tried_is_due_at_once() -> None:
+def test_an_operation_that_was_never_tried_is_due_at_once() -> None:
     assert timer().is_due(0)
     assert not timer().is_running
 
 
-def test_what_fails_is_tried_ever_more_rarely() -> None:
+def test_a_failing_operation_is_tried_ever_more_rarely() -> None:
     assert attempts_of(timer(), seconds=40) == [0, 1, 3, 7, 15, 23, 31, 39]
 
 
-def test_a_success_lets_the_waits_begin_anew() -> None:
+def test_a_success_resets_the_waits() -> None:
     retry = timer()
     attempts_of(retry, seconds=10)
     retry.record_success(10 * NS_PER_SECOND)
@@ -38,7 +37,7 @@ def test_a_success_lets_the_waits_begin_anew() -> None:
     assert attempts_of(retry, seconds=4) == [0, 1, 3]
 
 
-def test_a_success_that_comes_too_soon_after_an_attempt_ends_no_wait() -> None:
+def test_a_success_too_soon_after_an_attempt_ends_no_wait() -> None:
     retry = timer(calm_seconds=60)
     retry.record_attempt(0)
     retry.record_attempt(0)
@@ -55,7 +54,7 @@ def test_a_wait_of_a_given_length_is_followed_by_the_first_one() -> None:
     assert attempts_of(retry, seconds=9) == [5, 6, 8]
 
 
-def test_a_wait_that_is_skipped_is_over_and_the_next_one_no_shorter() -> None:
+def test_a_skipped_wait_is_over_and_does_not_shorten_the_next_one() -> None:
     retry = timer()
     retry.record_attempt(0)
     retry.skip_wait()

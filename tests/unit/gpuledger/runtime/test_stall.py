@@ -1,4 +1,4 @@
-"""A process whose work stands still ends, so that it is started afresh."""
+"""A process whose work stalls exits, so that it is restarted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Sleeper:
-    """Counts what was slept, and ends the wait after so much of it."""
+    """Counts the time slept, and ends the wait after a given amount."""
 
     def __init__(self, *, max_seconds: float = 1e6) -> None:
         self.slept_seconds = 0.0
@@ -34,20 +34,20 @@ async def watch(attempts: Iterable[int], sleep: Sleeper) -> None:
     await end_where_stalled(lambda: next(counted), what="it", stall_seconds=600.0, sleep=sleep)
 
 
-async def test_work_that_stands_still_for_its_whole_time_ends_the_process() -> None:
+async def test_work_that_stalls_for_the_whole_timeout_ends_the_process() -> None:
     sleep = Sleeper()
     with pytest.raises(FreshStartError, check=has_words("600 s")):
         await watch(repeat(7), sleep)
     assert sleep.slept_seconds == pytest.approx(600)
 
 
-async def test_the_time_begins_anew_with_each_round() -> None:
+async def test_the_timeout_restarts_with_each_iteration() -> None:
     sleep = Sleeper()
     with pytest.raises(FreshStartError):
         await watch(chain(repeat(1, 50), repeat(2)), sleep)
     assert sleep.slept_seconds == pytest.approx(600 + 500, abs=10)
 
 
-async def test_work_that_goes_round_goes_on() -> None:
+async def test_work_that_progresses_continues() -> None:
     with pytest.raises(asyncio.CancelledError):
         await watch(range(10**6), Sleeper(max_seconds=100_000))

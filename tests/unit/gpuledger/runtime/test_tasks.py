@@ -1,4 +1,4 @@
-"""Tasks are ended, however they end, and nothing of them is left for asyncio to complain of."""
+"""Tasks are ended, however they end, and asyncio has nothing left to complain about."""
 
 import asyncio
 import gc
@@ -49,7 +49,7 @@ async def test_tasks_are_ended_and_no_failure_is_left_for_asyncio_to_log() -> No
     assert reported == []
 
 
-async def test_a_task_that_does_not_end_is_left_after_its_time() -> None:
+async def test_a_task_that_does_not_end_is_abandoned_after_its_timeout() -> None:
     let_go = asyncio.Event()
     task = asyncio.create_task(hang(let_go))
     await asyncio.sleep(0)
@@ -61,7 +61,7 @@ async def test_a_task_that_does_not_end_is_left_after_its_time() -> None:
     await task
 
 
-async def test_within_its_grace_a_task_may_end_by_itself() -> None:
+async def test_a_task_may_end_on_its_own_during_its_grace_period() -> None:
     gate = asyncio.Event()
     gated, endless = asyncio.create_task(gate.wait()), asyncio.create_task(work())
     asyncio.get_running_loop().call_soon(gate.set)
@@ -72,7 +72,7 @@ async def test_within_its_grace_a_task_may_end_by_itself() -> None:
     assert endless.cancelled()
 
 
-async def test_who_is_cancelled_in_the_grace_of_a_task_cancels_the_task() -> None:
+async def test_cancelling_the_wait_during_a_grace_period_cancels_the_task() -> None:
     endless = asyncio.create_task(work())
     ending = asyncio.create_task(end_tasks(endless, grace_seconds=FOR_EVER_SECONDS))
     await asyncio.sleep(0)
@@ -84,14 +84,12 @@ async def test_who_is_cancelled_in_the_grace_of_a_task_cancels_the_task() -> Non
 
 
 @pytest.mark.parametrize("tasks", [(), (None,)])
-async def test_nothing_is_to_be_waited_for_where_there_is_no_task(tasks: tuple[None, ...]) -> None:
-    with pytest.raises(StopIteration):  # it has ended without giving the event loop a turn
+async def test_without_tasks_there_is_nothing_to_wait_for(tasks: tuple[None, ...]) -> None:
+    with pytest.raises(StopIteration):  # it has ended without yielding to the event loop
         end_tasks(*tasks, grace_seconds=FOR_EVER_SECONDS).send(None)
 
 
-async def test_what_runs_beside_ends_with_its_context_and_what_it_failed_with_is_the_contexts() -> (
-    None
-):
+async def test_a_background_task_ends_with_its_context_and_keeps_its_exception() -> None:
     async with run_tasks(work(), fail()) as tasks:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         assert [task.done() for task in tasks] == [False, True]
@@ -100,7 +98,7 @@ async def test_what_runs_beside_ends_with_its_context_and_what_it_failed_with_is
     assert isinstance(tasks[1].exception(), ValueError)
 
 
-async def test_what_runs_beside_and_does_not_end_is_left_after_its_time() -> None:
+async def test_a_background_task_that_does_not_end_is_abandoned_after_its_timeout() -> None:
     let_go = asyncio.Event()
 
     async with run_tasks(hang(let_go), end_seconds=0.01) as (task,):
@@ -111,7 +109,7 @@ async def test_what_runs_beside_and_does_not_end_is_left_after_its_time() -> Non
     await task
 
 
-async def test_an_event_is_waited_for_until_it_is_set_or_the_time_is_over() -> None:
+async def test_an_event_is_waited_for_until_it_is_set_or_the_timeout_expires() -> None:
     event = asyncio.Event()
     assert await wait_event(event, 0.0) is False
     assert await wait_event(event, 0.001) is False

@@ -1,4 +1,4 @@
-"""Tokens that end: when they do, and which one is in force."""
+"""Tokens that expire: when they do, and which one is in use."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def jwt(claims: object) -> str:
         ("a.%%%.c", math.inf, math.inf),
     ],
 )
-def test_a_token_ends_when_it_says_itself_or_when_the_endpoint_says(
+def test_a_token_expires_at_its_own_time_or_at_the_endpoints_whichever_is_earlier(
     text: str, for_seconds: float, end: float
 ) -> None:
     token = BearerToken.parse(text, now_seconds=100.0, for_seconds=for_seconds)
@@ -42,20 +42,22 @@ def test_a_token_ends_when_it_says_itself_or_when_the_endpoint_says(
 
 
 @pytest.mark.parametrize("text", ["", "two words", "a\x01auth=b", "naïve", jwt({"exp": 99})])
-def test_what_is_no_token_of_now_is_refused_and_not_shown(text: str) -> None:
+def test_an_invalid_or_expired_token_is_refused_and_not_shown(text: str) -> None:
     with pytest.raises(ValueError, match=r"expired on 1970|other invalid characters") as caught:
         BearerToken.parse(text, now_seconds=100.0)
     assert not text or text not in str(caught.value)
 
 
 @pytest.mark.parametrize(("chance", "at"), [(0.0, 175.0), (0.5, 180.0), (1.0, 185.0)])
-def test_the_next_token_is_asked_for_before_this_one_ends(chance: float, at: float) -> None:
+def test_the_next_token_is_requested_before_the_current_one_expires(
+    chance: float, at: float
+) -> None:
     token = BearerToken(text="t", begin_seconds=100.0, end_seconds=200.0)
     assert spread_renewal(token, chance=lambda: chance) == pytest.approx(at)
 
 
 class Source:
-    """Gives another token each time, or the same, and counts."""
+    """Returns another token each time, or the same, and counts."""
 
     def __init__(self, clock: Seconds) -> None:
         self._clock = clock
@@ -84,7 +86,7 @@ class Parts:
         )
 
 
-async def test_a_token_that_was_taken_and_is_refused_is_replaced_at_once() -> None:
+async def test_a_token_that_was_accepted_and_is_then_rejected_is_replaced_at_once() -> None:
     parts = Parts()
     first = await parts.tokens.current()
     parts.tokens.confirm(first)
@@ -92,12 +94,12 @@ async def test_a_token_that_was_taken_and_is_refused_is_replaced_at_once() -> No
     assert "the receiver refuses the token; a token until" in parts.check.detail
     second = await parts.tokens.current()
     assert second.text != first.text
-    assert not parts.check.is_ok, "nobody has taken the second one"
+    assert not parts.check.is_ok, "the second one was not accepted yet"
     parts.tokens.confirm(second)
     assert parts.check.is_ok
 
 
-async def test_a_refusal_of_a_former_token_costs_none() -> None:
+async def test_a_rejection_of_an_older_token_does_not_cost_the_current_one() -> None:
     parts = Parts()
     first = await parts.tokens.current()
     parts.tokens.confirm(first)
@@ -109,7 +111,7 @@ async def test_a_refusal_of_a_former_token_costs_none() -> None:
 
 @pytest.mark.parametrize("gives_others", [True, False])
 @pytest.mark.parametrize("was_taken", [True, False])
-async def test_tokens_that_are_all_refused_are_asked_for_in_growing_pauses(
+async def test_tokens_that_are_all_rejected_are_requested_with_growing_pauses(
     *, gives_others: bool, was_taken: bool
 ) -> None:
     parts = Parts()
@@ -123,7 +125,7 @@ async def test_tokens_that_are_all_refused_are_asked_for_in_growing_pauses(
     assert 4 <= parts.source.fetched <= 9
 
 
-async def test_tokens_that_are_taken_and_refused_in_turn_are_not_replaced_each_time() -> None:
+async def test_tokens_that_are_accepted_and_rejected_in_turn_are_not_replaced_each_time() -> None:
     parts = Parts()
     for _ in range(1000):
         token = await parts.tokens.current()
@@ -133,7 +135,7 @@ async def test_tokens_that_are_taken_and_refused_in_turn_are_not_replaced_each_t
     assert parts.source.fetched <= 13
 
 
-async def test_nobody_is_given_a_token_that_has_ended() -> None:
+async def test_an_expired_token_is_never_returned() -> None:
     parts = Parts()
     await parts.tokens.current()
     parts.clock.advance(1e6)

@@ -1,4 +1,4 @@
-"""An address to listen on is host and port, or refused."""
+"""A listen address is a host and a port; anything else is refused."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from tests.errors import has_words
         ("[::1]:9820", ("::1", 9820)),
     ],
 )
-def test_host_and_port_are_taken_apart(listen: str, expected: tuple[str, int]) -> None:
+def test_host_and_port_are_parsed(listen: str, expected: tuple[str, int]) -> None:
     assert parse_listen(listen) == expected
 
 

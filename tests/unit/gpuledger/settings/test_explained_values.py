@@ -1,6 +1,7 @@
-"""A value that is not what is wanted is answered in one line: the field, the value, what to write.
+"""An invalid value gets a one-line message with the field, the value and the remedy.
 
-In full here, by settings of each kind: what is said is ours, and no library's.
+The messages are compared in full for settings of each kind, because they are ours and not those of
+a library.
 """
 
 import re
@@ -102,7 +103,7 @@ def test_a_value_in_a_variable_is_named_by_the_variable_and_by_its_path(
 
 
 @pytest.mark.parametrize("text", [text for text, _ in IN_FILES])
-def test_what_is_said_is_one_line_without_the_words_of_a_library(text: str, tmp_path: Path) -> None:
+def test_the_message_is_one_line_without_the_words_of_a_library(text: str, tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text(f"sink:\n  {text}\n")
 
@@ -132,7 +133,7 @@ def test_no_key_of_a_mapping_breaks_the_line(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_value_of_any_size_is_told_in_one_line_and_shows_no_secret(
+def test_a_value_of_any_size_is_explained_in_one_line_and_shows_no_secret(
     tmp_path: Path, value: str
 ) -> None:
     file = tmp_path / "settings.yaml"

@@ -1,4 +1,4 @@
-"""`gpuledger config explain` prints all of a component's settings, or those that a prefix names."""
+"""`gpuledger config explain` prints all settings of a component, or those with a prefix."""
 
 import re
 import subprocess
@@ -23,7 +23,7 @@ def test_every_component_explains_its_settings_with_default_variable_and_meaning
 
 
 @pytest.mark.parametrize("component", COMPONENTS)
-def test_to_explain_a_component_imports_nothing_heavy(component: str) -> None:
+def test_explaining_a_component_imports_nothing_heavy(component: str) -> None:
     heavy = {"aiohttp", "aiokafka", "cyclopts", "deltalake", "duckdb", "pynvml"}
     code = (
         "import sys; from gpuledger.settings.explain_command import settings_text;"
@@ -35,7 +35,7 @@ def test_to_explain_a_component_imports_nothing_heavy(component: str) -> None:
     assert heavy.isdisjoint(ended.stdout.split())
 
 
-def test_a_prefix_names_a_group_of_settings_or_one_of_them() -> None:
+def test_a_prefix_selects_a_group_of_settings_or_one_of_them() -> None:
     everything = NAME.findall(settings_text("sink"))
     stores = NAME.findall(settings_text("sink", "store"))
 
@@ -54,7 +54,7 @@ def test_a_prefix_names_a_group_of_settings_or_one_of_them() -> None:
         (["print"], "explain"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(
+def test_an_invalid_call_is_one_line_and_exit_code_2(
     argv: list[str],
     named: str,
     monkeypatch: pytest.MonkeyPatch,

@@ -1,4 +1,4 @@
-"""How to reach the brokers: what is refused, by every program alike, and what follows from it."""
+"""Kafka settings: which values every program refuses, and which follow from others."""
 
 from importlib import import_module
 
@@ -37,7 +37,7 @@ def test_brokers_are_hosts_with_their_ports(servers: str) -> None:
 
 @pytest.mark.parametrize(("servers", "message"), MISNAMED)
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_brokers_that_are_misnamed_end_every_program_with_one_line_and_exit_code_2(
+def test_invalid_brokers_end_every_program_with_one_line_and_exit_code_2(
     program: str,
     servers: str,
     message: str,
@@ -59,7 +59,7 @@ def test_brokers_that_are_misnamed_end_every_program_with_one_line_and_exit_code
 
 
 @pytest.mark.parametrize(("session_seconds", "heartbeat_seconds"), [(6, 2), (9, 3), (30, 3)])
-def test_two_heartbeats_of_a_session_may_be_lost_and_none_is_rare(
+def test_heartbeats_are_frequent_enough_that_a_session_survives_two_lost_ones(
     session_seconds: float, heartbeat_seconds: float
 ) -> None:
     settings = KafkaSettings(session_timeout_seconds=session_seconds)

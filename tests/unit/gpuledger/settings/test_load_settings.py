@@ -1,4 +1,4 @@
-"""Settings come in a fixed order, and a mistake is named with its place, value and remedy."""
+"""Settings are loaded in a fixed order, and an error names the place, value and remedy."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -79,17 +79,17 @@ def load_file(file: Path, text: str, *argv: str, **variables: str) -> Settings:
     return load(*argv, "--config", str(file), **variables)
 
 
-def test_without_anything_given_the_defaults_of_the_deployable_hold() -> None:
+def test_without_any_input_the_defaults_of_the_component_apply() -> None:
     assert load() == Settings()
 
 
-def test_a_group_given_in_part_keeps_the_other_defaults_of_the_deployable() -> None:
+def test_a_group_given_in_part_keeps_the_components_other_defaults() -> None:
     loaded = load(KAFKA__REQUEST_TIMEOUT_SECONDS="5")
 
     assert loaded.kafka == KafkaSettings(client_id="watcher", request_timeout_seconds=5.0)
 
 
-def test_a_variable_wins_over_the_file_and_an_option_over_both(tmp_path: Path) -> None:
+def test_a_variable_overrides_the_file_and_an_option_overrides_both(tmp_path: Path) -> None:
     file, text = tmp_path / "s.yaml", "sampling_interval_seconds: 2\nkind: two\nticks: 7\n"
 
     assert load_file(file, text).sampling_interval_seconds == 2.0
@@ -98,7 +98,7 @@ def test_a_variable_wins_over_the_file_and_an_option_over_both(tmp_path: Path) -
     assert (both.sampling_interval_seconds, both.kind, both.ticks) == (4.0, "one", 7)
 
 
-def test_texts_of_the_environment_become_numbers_lists_and_mappings() -> None:
+def test_variables_are_parsed_as_numbers_lists_and_mappings() -> None:
     loaded = load(
         TICKS="12",
         KAFKA__SSL_CHECK_HOSTNAME="false",
@@ -121,7 +121,7 @@ def test_texts_of_the_environment_become_numbers_lists_and_mappings() -> None:
 
 
 @pytest.mark.parametrize("text", ["null", "007", "true", ""])
-def test_a_text_of_the_environment_stays_as_it_is_where_a_text_is_wanted(text: str) -> None:
+def test_a_variable_for_a_text_setting_is_kept_as_it_is(text: str) -> None:
     assert load(KAFKA__SASL_USERNAME=text).kafka.sasl_username == text
 
 
@@ -132,7 +132,7 @@ def test_an_empty_group_in_the_file_means_its_defaults(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("none", ["null", "''"])
 @pytest.mark.parametrize("name", ["group_instance_id", "sasl_username", "ssl_ca_file"])
-def test_what_is_none_by_default_is_none_as_null_and_as_an_empty_text(
+def test_null_and_an_empty_text_mean_none_for_a_setting_that_is_none_by_default(
     tmp_path: Path, name: str, none: str
 ) -> None:
     assert load_file(tmp_path / "s.yaml", f"kafka: {{{name}: {none}}}") == Settings()
@@ -178,7 +178,7 @@ MISTAKES_IN_VARIABLES = [
 
 
 @pytest.mark.parametrize(("variables", "message"), MISTAKES_IN_VARIABLES)
-def test_a_mistake_in_the_environment_is_named(variables: dict[str, str], message: str) -> None:
+def test_an_error_in_the_environment_is_named(variables: dict[str, str], message: str) -> None:
     with pytest.raises(SettingsError) as raised:
         load(**variables)
 
@@ -213,7 +213,7 @@ MISTAKES_IN_FILES = [
 
 
 @pytest.mark.parametrize(("text", "message"), MISTAKES_IN_FILES)
-def test_a_mistake_in_the_file_is_named_with_the_file(
+def test_an_error_in_the_file_is_named_with_the_file(
     tmp_path: Path, text: str, message: str
 ) -> None:
     file = tmp_path / "settings.yaml"
@@ -224,30 +224,30 @@ def test_a_mistake_in_the_file_is_named_with_the_file(
     assert message.replace("{file}", str(file)) in str(raised.value)
 
 
-def test_a_settings_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_settings_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, check=has_words("none.yaml")):
         load("--config", str(tmp_path / "none.yaml"))
 
 
 @pytest.mark.parametrize("argv", [["--tik", "1"], ["one", "two"], ["--config"]])
-def test_a_wrong_option_is_a_settings_error_and_points_to_help(argv: list[str]) -> None:
+def test_an_unknown_option_is_a_settings_error_that_points_to_help(argv: list[str]) -> None:
     with pytest.raises(SettingsError, check=has_words("--help")):
         load(*argv)
 
 
-def test_a_wrong_value_of_an_option_is_named_as_the_option() -> None:
+def test_an_invalid_value_of_an_option_is_named_by_the_option() -> None:
     with pytest.raises(SettingsError, check=has_words("--tick", "'soon'")):
         load("--tick", "soon")
     with pytest.raises(SettingsError, check=has_words("kind", "one, two", "'three'")):
         load("three")
 
 
-def test_a_setting_without_default_that_is_not_given_is_named_with_both_ways_to_give_it() -> None:
+def test_a_missing_required_setting_is_named_with_both_ways_to_set_it() -> None:
     with pytest.raises(SettingsError, check=has_words("node_name", "GPULEDGER_NODE_NAME")):
         load_settings(Strict, prog="p", description="d", argv=[], environ={})
 
 
-def test_variables_that_kubernetes_sets_for_a_service_are_no_mistakes() -> None:
+def test_variables_that_kubernetes_sets_for_a_service_are_not_errors() -> None:
     links = {
         "JOIN_SERVICE_HOST": "10.0.0.1",
         "JOIN_SERVICE_PORT": "9822",
@@ -262,7 +262,7 @@ def test_variables_that_kubernetes_sets_for_a_service_are_no_mistakes() -> None:
         load(HTTP_PORT="9820")
 
 
-def test_variables_without_the_prefix_are_nobodys_business() -> None:
+def test_variables_without_the_prefix_are_ignored() -> None:
     environ = {"GPULEDGER": "x", "KAFKA__CLIENT_ID": "x"}
 
     assert (
@@ -292,7 +292,7 @@ def test_help_lists_common_settings_with_default_variable_and_meaning(
     assert "kafka.topic_prefix" not in shown
 
 
-def test_help_says_which_settings_are_required(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_which_settings_are_required(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         load_settings(
             Strict, prog="p", description="d", common=["node_name"], argv=["--help"], environ={}
@@ -334,7 +334,7 @@ def test_the_printed_settings_show_a_mask_for_each_secret(
 def test_the_printed_settings_mask_passwords_in_addresses_and_the_values_of_headers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Neither has a type that says so, and both are where people put passwords."""
+    """Neither has a secret type, but people put passwords in both."""
     with pytest.raises(SystemExit):
         load(
             "--print-config",

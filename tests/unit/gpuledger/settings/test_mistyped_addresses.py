@@ -1,4 +1,4 @@
-"""No output holds the secret of an address, however the address was mistyped."""
+"""No output shows the secret of an address, however the address was mistyped."""
 
 import json
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def load(*argv: str, **variables: str) -> str:
-    """Return all that is shown of the settings, or of the mistake in them."""
+    """Return everything that is shown of the settings, or of the error in them."""
     environ = {f"GPULEDGER_{name}": value for name, value in variables.items()}
     shown = StringIO()
     with redirect_stdout(shown), suppress(SystemExit):
@@ -51,7 +51,7 @@ def load(*argv: str, **variables: str) -> str:
 
 
 def load_key(address: str) -> str:
-    """Return what is said where the address stands as a key of the settings file."""
+    """Return the error message if the address is a key of the settings file."""
     with TemporaryDirectory() as folder:
         file = Path(folder) / "s.yaml"
         file.write_text(yaml.safe_dump({"kafka": {address: 1}}))
@@ -77,7 +77,7 @@ OUTPUTS: list[Callable[[str], str]] = [
 
 
 def refused(option: Callable[[str], object]) -> Callable[[str], str]:
-    """Return what a demo says where an option's value is none; nothing where it is taken."""
+    """Return the error message that a demo prints for an option's value; empty if it is valid."""
 
     def message(address: str) -> str:
         try:
@@ -119,7 +119,7 @@ MANGLED = [
 
 
 @for_each("address", MANGLED)
-def test_no_setting_and_no_option_says_the_secret_of_an_address_that_is_mangled(
+def test_no_setting_and_no_option_shows_the_secret_of_a_mangled_address(
     address: str,
 ) -> None:
     store = refused(lambda given: find_store(Path(given)))
@@ -129,7 +129,7 @@ def test_no_setting_and_no_option_says_the_secret_of_an_address_that_is_mangled(
 
 @pytest.mark.parametrize("address", [*MANGLED, "\\", "a@b"])
 @pytest.mark.parametrize("around", ["{}", 'at "{}": refused', "\\{}\\", "\n{}\n"])
-def test_a_log_line_that_is_masked_is_json_still(address: str, around: str) -> None:
+def test_a_masked_log_line_is_still_json(address: str, around: str) -> None:
     line = json.dumps({"event": around.format(address), "n": 1})
 
     assert json.loads(mask_addresses(line))["n"] == 1
@@ -152,5 +152,5 @@ def test_a_log_line_that_is_masked_is_json_still(address: str, around: str) -> N
         "in a user or password write / as %2F, @ as %40, and in a list , as %2C",
     ],
 )
-def test_a_text_without_an_address_that_may_hold_a_secret_is_shown_as_it_is(text: str) -> None:
+def test_a_text_without_an_address_that_may_contain_a_secret_is_shown_unchanged(text: str) -> None:
     assert mask_addresses(text) == text

@@ -1,4 +1,4 @@
-"""The settings of OAUTHBEARER: what cannot work is named with its remedy."""
+"""OAUTHBEARER settings: invalid combinations are named with a remedy."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ URL = {"OAUTH__TOKEN_URL": "https://issuer.test/token"}
         ({"OAUTH__TOKEN_FILE": "/nowhere"}, "OAUTH__TOKEN_FILE: cannot read"),
     ],
 )
-def test_what_cannot_work_is_named_with_its_remedy_and_shows_no_secret(
+def test_settings_that_cannot_work_are_named_with_a_remedy_and_show_no_secret(
     tmp_path: Path, given: dict[str, str], message: str
 ) -> None:
     with pytest.raises(SettingsError, match=message) as caught:

@@ -43,7 +43,7 @@ def secret_file(tmp_path: Path) -> Path:
     return file
 
 
-def test_several_secrets_come_from_files_without_their_last_newline(
+def test_secrets_are_read_from_files_without_their_last_newline(
     tmp_path: Path, secret_file: Path
 ) -> None:
     other = tmp_path / "other"
@@ -55,7 +55,7 @@ def test_several_secrets_come_from_files_without_their_last_newline(
     assert loaded.token == Secret(" a b ")
 
 
-def test_a_settings_file_names_secret_files_too(tmp_path: Path, secret_file: Path) -> None:
+def test_a_settings_file_can_name_secret_files_too(tmp_path: Path, secret_file: Path) -> None:
     config = tmp_path / "s.yaml"
     config.write_text(f"kafka: {{sasl_password_file: {secret_file}}}\ntoken: plain\n")
 
@@ -65,7 +65,7 @@ def test_a_settings_file_names_secret_files_too(tmp_path: Path, secret_file: Pat
     assert loaded.token == Secret("plain")
 
 
-def test_a_variable_wins_over_the_secret_file_of_the_settings_file(
+def test_a_variable_overrides_the_secret_file_of_the_settings_file(
     tmp_path: Path, secret_file: Path
 ) -> None:
     config = tmp_path / "s.yaml"
@@ -95,13 +95,13 @@ def written(file: Path, data: bytes) -> Path:
     return file
 
 
-def test_a_name_that_no_file_can_have_is_a_mistake_of_the_setting(tmp_path: Path) -> None:
+def test_an_invalid_file_name_is_an_error_of_the_setting(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, check=has_words("GPULEDGER_TOKEN_FILE")):
         load(TOKEN_FILE=str(tmp_path / "nul-in-name\0"))
 
 
 @pytest.mark.parametrize(("make", "message"), BROKEN_FILES)
-def test_a_secret_file_that_cannot_be_used_is_named(
+def test_a_secret_file_that_cannot_be_read_is_named(
     tmp_path: Path, make: Callable[[Path], Path], message: str
 ) -> None:
     file = make(tmp_path)
@@ -118,7 +118,7 @@ def test_a_secret_file_that_cannot_be_used_is_named(
 @pytest.mark.parametrize(
     "given", ["my-real-password", "/hunter2/+a=", "hun\0ter2", "hunter2" * 50, "hunter2/x"]
 )
-def test_a_secret_that_is_given_as_its_file_is_not_shown(tmp_path: Path, given: str) -> None:
+def test_a_secret_given_in_place_of_its_file_name_is_not_shown(tmp_path: Path, given: str) -> None:
     config = tmp_path / "s.yaml"
     config.write_text(yaml.safe_dump({"kafka": {"sasl_password_file": given}}))
     with pytest.raises(SettingsError, check=has_words("GPULEDGER_TOKEN_FILE")) as of_variable:
@@ -128,7 +128,7 @@ def test_a_secret_that_is_given_as_its_file_is_not_shown(tmp_path: Path, given: 
     assert given[:6] not in f"{of_variable.value} {of_key.value}"
 
 
-def test_an_unknown_secret_file_variable_gets_the_nearest_name() -> None:
+def test_an_unknown_secret_file_variable_gets_the_closest_name_suggested() -> None:
     with pytest.raises(SettingsError, check=has_words("GPULEDGER_KAFKA__SASL_PASSWORD_FILE")):
         load(KAFKA_SASL_PASSWORD_FILE="/x")
 
@@ -145,7 +145,9 @@ def test_a_secret_of_a_wrong_type_is_not_shown_in_the_error(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("show", [str, repr, "{}".format, "{!r}".format, lambda s: f"{[s]}"])
-def test_a_secret_shows_a_mask_and_reveals_only_when_asked(show: Callable[[Secret], str]) -> None:
+def test_a_secret_shows_a_mask_and_reveals_its_text_only_on_request(
+    show: Callable[[Secret], str],
+) -> None:
     secret = Secret("hunter2")
 
     assert "hunter2" not in show(secret)
@@ -176,7 +178,7 @@ def test_secrets_are_compared_by_their_text() -> None:
         ({"RECEIVER__PORTS": "usr:hunter2@host"}, "got '********'"),
     ],
 )
-def test_an_error_names_the_setting_and_shows_its_value_masked(
+def test_an_error_names_the_setting_and_masks_its_value(
     variables: dict[str, str], message: str
 ) -> None:
     with pytest.raises(SettingsError) as raised:
@@ -199,7 +201,7 @@ def test_an_error_names_the_setting_and_shows_its_value_masked(
         ("receiver: {url: [hunter2]}\nkafka: {sasl_password: [hunter2]}", "kafka.sasl_password in"),
     ],
 )
-def test_no_piece_of_a_settings_file_that_is_wrong_is_shown(
+def test_no_part_of_an_invalid_settings_file_is_shown(
     tmp_path: Path, text: str, message: str
 ) -> None:
     config = tmp_path / "s.yaml"
@@ -212,14 +214,14 @@ def test_no_piece_of_a_settings_file_that_is_wrong_is_shown(
     assert message in str(raised.value)
 
 
-def test_an_option_that_there_is_not_is_named_without_its_password() -> None:
+def test_an_unknown_option_is_named_without_its_password() -> None:
     with pytest.raises(SettingsError) as raised:
         load("--url", "http://usr:hunter2@host")
 
     assert "hunter2" not in str(raised.value)
 
 
-def test_the_printed_settings_mask_what_is_secret_in_an_address(
+def test_the_printed_settings_mask_secrets_in_an_address(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     urls = "http://a/w?token=hunter2,http://usr:hunter2#@b,http://c/@x"
@@ -259,7 +261,7 @@ def test_an_address_is_masked_in_a_value_and_in_a_text(
     assert mask_addresses(around.format(address)) == around.format(masked)
 
 
-def test_no_piece_of_a_secret_that_a_comma_or_a_colon_has_parted_is_shown() -> None:
+def test_no_part_of_a_secret_that_a_comma_or_a_colon_has_split_is_shown() -> None:
     for variable, given in (
         ("RECEIVER__PORTS", "usr:hun,ter2@host"),
         ("RECEIVER__PORTS", "[usr:hun,ter2@host]"),

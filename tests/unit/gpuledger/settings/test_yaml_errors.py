@@ -1,4 +1,4 @@
-"""What is said of YAML that cannot be read names the place and the remedy, and no value."""
+"""The error for unreadable YAML names the place and the remedy, and shows no value."""
 
 import pytest
 import yaml
@@ -16,7 +16,7 @@ def message_of(text: str) -> str:
 
 
 @pytest.mark.parametrize("password", PASSWORDS)
-def test_a_text_that_begins_with_a_sign_of_yaml_is_to_be_quoted(password: str) -> None:
+def test_a_text_that_begins_with_a_yaml_indicator_must_be_quoted(password: str) -> None:
     message = message_of(f"kafka:\n  sasl_password: {password}\n  client_id: x\n")
     assert "line " in message
     assert "quote a text that begins with one of @ ` % * & ! |" in message
@@ -24,5 +24,5 @@ def test_a_text_that_begins_with_a_sign_of_yaml_is_to_be_quoted(password: str) -
 
 
 @pytest.mark.parametrize("text", ["a:\n\tb: 1\n", "\0"])
-def test_quotes_are_no_remedy_for_other_mistakes(text: str) -> None:
+def test_quotes_are_not_suggested_for_other_errors(text: str) -> None:
     assert "quote" not in message_of(text)

@@ -1,4 +1,4 @@
-"""TLS and users in front of the health pages, over real sockets on the loopback address."""
+"""TLS and users protect the health pages, tested over real sockets on the loopback address."""
 
 import asyncio
 import base64
@@ -96,7 +96,7 @@ async def get(
         ("/readyz", None, 503),
     ],
 )
-async def test_metrics_are_for_users_and_probes_for_everybody(
+async def test_metrics_require_a_user_and_probes_do_not(
     tmp_path: Path, page: str, auth: str | None, status: int
 ) -> None:
     async with serving(tmp_path, USERS) as url:
@@ -123,7 +123,7 @@ ODD_LOGINS = [
 
 
 @pytest.mark.parametrize("login", ODD_LOGINS)
-async def test_an_odd_login_is_a_wrong_one(tmp_path: Path, login: str) -> None:
+async def test_a_malformed_login_is_refused_like_a_wrong_one(tmp_path: Path, login: str) -> None:
     lines = f"GET /metrics HTTP/1.1\r\nHost: a\r\nAuthorization: {login}\r\n\r\n"
     async with serving(tmp_path, USERS) as url:
         host, _, port = url.removeprefix("http://").partition(":")
@@ -143,7 +143,7 @@ async def test_an_odd_login_is_a_wrong_one(tmp_path: Path, login: str) -> None:
         (", max_version: TLS12", ssl.TLSVersion.TLSv1_3, False),
     ],
 )
-async def test_the_versions_of_tls_are_those_allowed(
+async def test_only_the_configured_tls_versions_are_accepted(
     tmp_path: Path,
     authority: Authority,
     offered: str,
@@ -160,7 +160,7 @@ async def test_the_versions_of_tls_are_those_allowed(
                 await requested
 
 
-async def test_a_client_shows_its_certificate_for_all_but_probes(
+async def test_a_client_must_show_its_certificate_except_for_probes(
     tmp_path: Path, authority: Authority
 ) -> None:
     client = authority.issue("prometheus")
@@ -170,7 +170,7 @@ async def test_a_client_shows_its_certificate_for_all_but_probes(
         assert (await get(url + "/livez", tls=trusting(authority)))[0] == 200
 
 
-async def test_an_expired_or_a_strangers_certificate_is_refused(
+async def test_an_expired_or_unknown_certificate_is_refused(
     tmp_path: Path, authority: Authority
 ) -> None:
     expired = authority.issue("expired", lifetime=dt.timedelta(minutes=-5))
@@ -181,7 +181,9 @@ async def test_an_expired_or_a_strangers_certificate_is_refused(
                 await get(url + "/metrics", tls=trusting(authority, shown=shown))
 
 
-async def test_a_client_has_one_of_the_allowed_names(tmp_path: Path, authority: Authority) -> None:
+async def test_a_client_must_have_one_of_the_allowed_names(
+    tmp_path: Path, authority: Authority
+) -> None:
     shown = trusting(authority, shown=authority.issue("prometheus"))
     for names, status in (("[localhost]", 200), ("[elsewhere]", 403)):
         text = TLS % f"{CLIENTS}, client_allowed_sans: {names}"
@@ -189,7 +191,7 @@ async def test_a_client_has_one_of_the_allowed_names(tmp_path: Path, authority: 
             assert (await get(url + "/metrics", tls=shown))[0] == status
 
 
-async def test_a_new_certificate_and_new_authorities_count_without_a_restart(
+async def test_new_certificates_and_ca_certificates_are_used_without_a_restart(
     tmp_path: Path, authority: Authority
 ) -> None:
     old_client = authority.issue("old")
@@ -206,7 +208,7 @@ async def test_a_new_certificate_and_new_authorities_count_without_a_restart(
 
 
 @pytest.mark.parametrize("first", ["", ", min_version: TLS12"])
-async def test_another_least_version_counts_without_a_restart(
+async def test_a_new_minimum_tls_version_is_used_without_a_restart(
     tmp_path: Path, authority: Authority, first: str
 ) -> None:
     old = trusting(authority, version=ssl.TLSVersion.TLSv1_2)
@@ -218,7 +220,7 @@ async def test_another_least_version_counts_without_a_restart(
         assert (await get(url + "/metrics", tls=trusting(authority)))[0] == 200
 
 
-async def test_whether_clients_are_asked_for_a_certificate_counts_without_a_restart(
+async def test_a_change_of_client_authentication_is_used_without_a_restart(
     tmp_path: Path, authority: Authority
 ) -> None:
     shown = trusting(authority, shown=authority.issue("prometheus"))
@@ -231,7 +233,7 @@ async def test_whether_clients_are_asked_for_a_certificate_counts_without_a_rest
         assert (await get(url + "/metrics", tls=trusting(authority)))[0] == 403
 
 
-async def test_a_connection_from_before_a_change_is_ended_where_it_lacks_a_certificate(
+async def test_a_connection_from_before_a_change_is_closed_if_it_lacks_a_certificate(
     tmp_path: Path, authority: Authority
 ) -> None:
     shown = trusting(authority, shown=authority.issue("prometheus"))
@@ -246,7 +248,7 @@ async def test_a_connection_from_before_a_change_is_ended_where_it_lacks_a_certi
 
 
 @pytest.mark.parametrize("kind", ["VerifyClientCertIfGiven", "RequireAndVerifyClientCert"])
-async def test_a_name_that_is_not_allowed_is_refused_wherever_a_certificate_is_shown(
+async def test_a_name_that_is_not_allowed_is_refused_whenever_a_certificate_is_shown(
     tmp_path: Path, authority: Authority, kind: str
 ) -> None:
     shown = trusting(authority, shown=authority.issue("prometheus"))
@@ -260,7 +262,7 @@ async def test_a_name_that_is_not_allowed_is_refused_wherever_a_certificate_is_s
             assert (await get(url + "/livez", tls=shown))[0] == 200
 
 
-async def test_half_a_change_leaves_the_old_certificate_in_force(
+async def test_an_incomplete_change_leaves_the_old_certificate_in_force(
     tmp_path: Path, authority: Authority
 ) -> None:
     async with serving(tmp_path, TLS % "") as url:
@@ -268,7 +270,7 @@ async def test_half_a_change_leaves_the_old_certificate_in_force(
         assert (await get(url + "/livez", tls=trusting(authority)))[0] == 200
 
 
-async def test_new_users_count_without_a_restart(tmp_path: Path) -> None:
+async def test_new_users_are_accepted_without_a_restart(tmp_path: Path) -> None:
     async with serving(tmp_path, USERS) as url:
         assert (await get(url + "/metrics"))[0] == 401
         (tmp_path / "web.yml").write_text(USERS.replace("alice", "bob"))
@@ -293,7 +295,7 @@ def test_a_file_that_cannot_be_used_is_named_by_its_field(
         WebGuard(tmp_path / "web.yml", check=Check())
 
 
-def test_a_mistake_is_told_though_nobody_asks_and_so_is_its_end(tmp_path: Path) -> None:
+def test_an_invalid_file_and_its_repair_are_reported_even_without_requests(tmp_path: Path) -> None:
     file, clock = tmp_path / "web.yml", Seconds()
     file.write_text(USERS)
     check = Readiness().check("web_config", severity=CheckSeverity.WARNING)
@@ -310,7 +312,7 @@ def test_a_mistake_is_told_though_nobody_asks_and_so_is_its_end(tmp_path: Path) 
     assert check.is_ok
 
 
-def test_the_pages_own_certificate_that_has_expired_is_said_by_name_and_date(
+def test_an_expired_server_certificate_is_reported_with_name_and_date(
     tmp_path: Path, authority: Authority
 ) -> None:
     authority.issue("server", lifetime=dt.timedelta(minutes=-5))
@@ -324,7 +326,7 @@ def test_the_pages_own_certificate_that_has_expired_is_said_by_name_and_date(
     assert REGISTRY.get_sample_value(name, labels)
 
 
-async def test_a_file_that_a_refused_configuration_names_counts_once_it_is_there(
+async def test_a_file_named_by_a_rejected_configuration_is_used_once_it_exists(
     tmp_path: Path, authority: Authority
 ) -> None:
     new = Authority(folder=tmp_path / "new")

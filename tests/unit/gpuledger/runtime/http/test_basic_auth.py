@@ -1,4 +1,4 @@
-"""Names and passwords: each is tried once, and no client holds up the others."""
+"""User names and passwords: each is checked once, and no client delays the others."""
 
 import asyncio
 import base64
@@ -36,7 +36,7 @@ def header(name: str, password: str) -> str:
         ("", False),
     ],
 )
-async def test_a_user_is_a_name_with_its_own_password(given: str, *, is_user: bool) -> None:
+async def test_each_user_has_their_own_password(given: str, *, is_user: bool) -> None:
     users = BasicAuth(USERS)
     for _ in range(2):
         assert (await users.status_for(given) == 200) is is_user
@@ -44,7 +44,7 @@ async def test_a_user_is_a_name_with_its_own_password(given: str, *, is_user: bo
 
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """Return the passwords that were tried with bcrypt."""
+    """Return the passwords that were checked with bcrypt."""
     seen: list[bytes] = []
     check = bcrypt.checkpw
 
@@ -56,21 +56,23 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return seen
 
 
-async def test_a_password_is_tried_once_however_many_ask_at_once(tried: list[bytes]) -> None:
+async def test_a_password_is_checked_once_however_many_requests_come_at_once(
+    tried: list[bytes],
+) -> None:
     users = BasicAuth(USERS)
     requested = [users.status_for(header("alice", "right")) for _ in range(5)]
     assert await asyncio.gather(*requested) == [200] * 5
     assert tried == [b"right"]
 
 
-async def test_an_unknown_name_costs_what_a_known_one_costs(tried: list[bytes]) -> None:
+async def test_an_unknown_user_takes_as_long_as_a_known_one(tried: list[bytes]) -> None:
     users = BasicAuth(USERS)
     assert await users.status_for(header("alice", "right")) == 200
     assert await users.status_for(header("carol", "right")) == 401
     assert tried == [b"right", b"right"]
 
 
-async def test_a_flood_of_wrong_passwords_is_bounded_and_holds_up_no_known_user(
+async def test_a_flood_of_wrong_passwords_is_bounded_and_does_not_delay_a_known_user(
     tried: list[bytes],
 ) -> None:
     users = BasicAuth(USERS)

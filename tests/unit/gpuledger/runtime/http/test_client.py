@@ -1,4 +1,4 @@
-"""Whatever a server answers is read in bounds, and its status is what counts."""
+"""Any response is read within bounds, and its status decides the outcome."""
 
 import asyncio
 import base64
@@ -38,7 +38,7 @@ async def ask(answer: Raw, *, timeout_seconds: float = 20.0) -> HttpAnswer:
 
 
 @pytest.mark.parametrize("what", ODD_PAGES)
-async def test_the_status_counts_whatever_else_is_wrong(what: str) -> None:
+async def test_the_status_is_returned_whatever_else_is_wrong(what: str) -> None:
     answer = await ask(ODD_PAGES[what])
 
     assert answer.status == 503
@@ -48,7 +48,7 @@ async def test_the_status_counts_whatever_else_is_wrong(what: str) -> None:
 
 
 @pytest.mark.parametrize("what", HUGE_PAGES)
-async def test_of_a_huge_page_no_more_is_read_than_is_shown(what: str) -> None:
+async def test_no_more_of_a_huge_page_is_read_than_is_shown(what: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     answer = await ask(HUGE_PAGES[what])
     growth_bytes = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
@@ -59,7 +59,7 @@ async def test_of_a_huge_page_no_more_is_read_than_is_shown(what: str) -> None:
 
 
 @pytest.mark.parametrize("what", NO_HTTP)
-async def test_what_is_no_http_is_no_answer(what: str) -> None:
+async def test_a_reply_that_is_not_http_counts_as_no_answer(what: str) -> None:
     with pytest.raises(NoAnswerError, match=r"^http://127\.0\.0\.1:\d+: .") as caught:
         await ask(NO_HTTP[what])
 
@@ -77,13 +77,13 @@ async def test_what_is_no_http_is_no_answer(what: str) -> None:
         (b"br", b"too old"),
     ],
 )
-async def test_what_is_packed_unasked_is_unpacked_where_that_can_be_done(
+async def test_an_unrequested_content_encoding_is_decoded_if_possible(
     encoding: bytes, body: bytes
 ) -> None:
     assert (await ask(page(body, b"Content-Encoding: " + encoding))).text == "too old"
 
 
-async def test_a_success_is_one_whatever_its_body_is() -> None:
+async def test_a_success_stays_a_success_whatever_its_body_is() -> None:
     ok = b"HTTP/1.1 200 OK\r\n"
     for answer in (
         page(b"junk", b"Content-Encoding: gzip", status=ok),
@@ -94,11 +94,11 @@ async def test_a_success_is_one_whatever_its_body_is() -> None:
         assert (found.is_success, found.text) == (True, "")
 
 
-async def test_no_cookie_is_kept_as_each_answer_could_set_another() -> None:
+async def test_no_cookie_is_kept_because_each_response_could_set_another() -> None:
     first, second = (
         page(b"", b"Connection: close", b"Set-Cookie: %s=x" % name) for name in (b"a", b"b")
     )
-    # Cookies are kept for names of hosts, and not for addresses.
+    # Cookies are kept for host names, not for addresses.
     async with (
         answering([first, second]) as server,
         open_http(headers={}, timeout_seconds=20) as http,
@@ -109,7 +109,7 @@ async def test_no_cookie_is_kept_as_each_answer_could_set_another() -> None:
     assert [b"cookie" in head for head in server.heads] == [False, False]
 
 
-async def test_a_body_that_never_ends_is_left_with_what_came_of_it() -> None:
+async def test_a_body_that_never_ends_is_cut_off_and_returned_in_part() -> None:
     class Dripping:
         def __init__(self) -> None:
             self.content, self._left = self, [b"too ", b"old"]
@@ -141,23 +141,23 @@ BASIC = base64.b64encode(f"bob:{PLAIN}".encode()).decode()
 SENT: dict[str, tuple[dict[str, str], str]] = {
     "a bearer token": ({"Authorization": f"Bearer {PLAIN}"}, ""),
     "a login": ({"Authorization": f"Basic {BASIC}"}, ""),
-    "a login in the address": ({}, f"bob:{PLAIN}"),
-    "a header of the user's": ({"X-Api-Key": PLAIN}, ""),
+    "credentials in the address": ({}, f"bob:{PLAIN}"),
+    "a header that the user set": ({"X-Api-Key": PLAIN}, ""),
 }
-"""Headers of a request, and the user of its address."""
+"""Request headers, and the user of the address."""
 QUOTED: dict[str, bytes] = {
     "as it was sent": PLAIN.encode(),
     "in base64": base64.b64encode(PLAIN.encode()),
     "as a header": BASIC.encode(),
     "broken off": b"broken off: tok-hunte",
 }
-"""How a server may quote it."""
+"""How a server may quote the credentials."""
 
 
 @pytest.mark.parametrize("quoted", QUOTED)
 @pytest.mark.parametrize("sent", SENT)
 @pytest.mark.parametrize("status", [401, 500])
-async def test_an_answer_does_not_show_the_login_that_was_sent(
+async def test_a_response_does_not_show_the_credentials_that_were_sent(
     sent: str, quoted: str, status: int
 ) -> None:
     headers, user = SENT[sent]
@@ -176,7 +176,7 @@ async def test_an_answer_does_not_show_the_login_that_was_sent(
     assert base64.b64encode(PLAIN.encode()).decode().lower() not in shown
 
 
-async def test_what_is_no_http_does_not_show_the_login_either() -> None:
+async def test_neither_does_the_error_for_a_reply_that_is_not_http() -> None:
     odd = Raw(begin=f"HTTP/1.1 401 No\r\nX\0: {PLAIN}\r\n{PLAIN}\r\n\r\n".encode())
     async with (
         answering([odd]) as server,
@@ -209,8 +209,8 @@ def test_a_credential_is_masked_in_every_form(write: Callable[[str], str]) -> No
         assert len(masked) < 40
 
 
-def test_what_a_server_puts_around_or_between_hides_no_credential() -> None:
-    """Letters that grow when they are written small, a mask, one credential within another."""
+def test_text_around_or_between_credentials_does_not_reveal_them() -> None:
+    """Letters that grow in lower case, a mask, and one credential within another."""
     sent = BasicCredentials.sent(
         f"http://bob:{quote(SECRET, safe='')}@a/?b={PLAIN}&c={PLAIN[:6]}", {}
     )
@@ -220,7 +220,7 @@ def test_what_a_server_puts_around_or_between_hides_no_credential() -> None:
     assert "x x x " in masked
 
 
-def test_what_is_no_credential_stays() -> None:
+def test_a_text_that_is_not_a_credential_is_kept() -> None:
     headers = {"Content-Type": "application/json", "X-Scope-OrgID": "tenant", "Authorization": ""}
     sent = BasicCredentials.sent("http://bob:hunter2@a/write?db=1", headers)
     message = "application/json of tenant 1 in db=1 is refused: bob, Bearer"
@@ -228,7 +228,7 @@ def test_what_is_no_credential_stays() -> None:
     assert BasicCredentials.sent("http://[", {}).mask(message) == message
 
 
-async def test_a_server_that_says_nothing_is_left_in_time() -> None:
+async def test_a_server_that_never_finishes_its_response_times_out() -> None:
     drip = Raw(begin=b"HTTP/1.1 100 Continue\r\n\r\n", again=b"HTTP/1.1 100 Continue\r\n\r\n" * 99)
     with pytest.raises(NoAnswerError):
         await ask(Raw(begin=drip.begin, again=drip.again, times=10**9), timeout_seconds=0.2)
@@ -246,5 +246,5 @@ async def test_a_server_that_says_nothing_is_left_in_time() -> None:
         ("\U0001f600" * MAX_BODY_BYTES, "\U0001f600" * MAX_CHARACTERS),
     ],
 )
-def test_what_is_shown_can_be_written_anywhere(text: bytes | str, shown: str) -> None:
+def test_shown_text_can_be_written_anywhere(text: bytes | str, shown: str) -> None:
     assert readable(text) == shown

@@ -1,4 +1,4 @@
-"""The health pages tell what they are asked, over real HTTP on the loopback address."""
+"""The health pages, over real HTTP on the loopback address."""
 
 import gzip
 import socket
@@ -26,7 +26,7 @@ async def get(address: str, page: str, **headers: str) -> tuple[int, str, str]:
         return response.status, response.content_type, await response.text()
 
 
-async def test_livez_says_ok_whatever_the_checks_say() -> None:
+async def test_livez_returns_ok_whatever_the_checks_report() -> None:
     readiness = Readiness()
     readiness.check("kafka").failed("gone")
 
@@ -46,7 +46,7 @@ async def test_readyz_follows_the_checks() -> None:
             assert orjson.loads(body) == readiness.report()
 
 
-async def test_a_page_of_the_deployables_own_gets_path_and_query_as_they_were_sent() -> None:
+async def test_a_components_own_page_gets_path_and_query_as_they_were_sent() -> None:
     async def show(scope: Scope, _: Receive, send: Send) -> None:
         await respond(send, scope["path"].encode() + b" " + scope["query_string"])
 
@@ -60,7 +60,7 @@ async def test_a_page_of_the_deployables_own_gets_path_and_query_as_they_were_se
     ("accept", "kind"),
     [("*/*", "text/plain"), ("application/openmetrics-text", "application/openmetrics-text")],
 )
-async def test_metrics_are_those_of_the_process_in_the_form_asked_for(
+async def test_metrics_are_those_of_the_process_in_the_requested_format(
     accept: str, kind: str
 ) -> None:
     COUNTER.inc()
@@ -82,14 +82,14 @@ async def test_metrics_are_those_of_the_process_in_the_form_asked_for(
         "",
     ],
 )
-async def test_an_odd_wish_for_a_form_is_answered_in_one_of_ours(accept: str) -> None:
+async def test_an_invalid_accept_header_is_answered_in_one_of_our_formats(accept: str) -> None:
     async with serve_health(listen="127.0.0.1:0", readiness=Readiness()) as address:
         status, kind, _ = await get(address, "/metrics", Accept=accept)
 
     assert (status, kind) in [(200, "text/plain"), (200, "application/openmetrics-text")]
 
 
-async def test_health_is_what_the_probes_of_dcgm_exporters_chart_ask() -> None:
+async def test_health_serves_the_probes_of_dcgm_exporters_chart() -> None:
     readiness = Readiness()
     readiness.check("kafka").failed("gone")
 
@@ -98,7 +98,7 @@ async def test_health_is_what_the_probes_of_dcgm_exporters_chart_ask() -> None:
 
 
 @pytest.mark.parametrize("accept", ["*/*", "application/openmetrics-text"])
-async def test_no_metric_says_when_its_counting_began(accept: str) -> None:
+async def test_no_metric_has_a_creation_time(accept: str) -> None:
     COUNTER.inc()
     HISTOGRAM.observe(1)
 
@@ -110,7 +110,7 @@ async def test_no_metric_says_when_its_counting_began(accept: str) -> None:
 
 
 async def fetch(address: str, accept_encoding: str) -> tuple[str | None, bytes]:
-    """Return how the metrics are encoded, and their bytes as they went over the wire."""
+    """Return how the metrics are encoded, and their bytes as sent over the wire."""
     async with (
         aiohttp.ClientSession(auto_decompress=False) as session,
         session.get(
@@ -136,7 +136,7 @@ async def fetch(address: str, accept_encoding: str) -> tuple[str | None, bytes]:
         ("", False),
     ],
 )
-async def test_metrics_are_compressed_where_the_client_takes_gzip(
+async def test_metrics_are_compressed_if_the_client_accepts_gzip(
     accept_encoding: str, *, is_compressed: bool
 ) -> None:
     async with serve_health(
@@ -158,7 +158,7 @@ async def test_leaving_the_context_closes_the_port() -> None:
         await get(address, "/livez")
 
 
-async def test_an_address_in_use_is_the_users_to_change() -> None:
+async def test_an_address_in_use_is_a_users_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(UserError, check=has_words("http.listen", listen)):

@@ -1,4 +1,4 @@
-"""What is reached without the proxy, as Go's programs have it."""
+"""Which hosts are reached without the proxy, by the rules of Go programs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ YES, NO = True, False
         ("other", "http://localhost.example.com", NO),
     ],
 )
-def test_an_entry_means_what_it_means_in_no_proxy(entry: str, url: str, *, is_direct: bool) -> None:
+def test_an_entry_has_its_meaning_in_no_proxy(entry: str, url: str, *, is_direct: bool) -> None:
     entries = [NoProxyEntry.parse("elsewhere.test"), NoProxyEntry.parse(f" {entry} ")]
     assert is_reached_directly(url, entries) == is_direct
 
@@ -67,6 +67,6 @@ def test_an_entry_means_what_it_means_in_no_proxy(entry: str, url: str, *, is_di
         "::g",
     ],
 )
-def test_what_is_no_entry_is_refused(text: str) -> None:
+def test_an_invalid_entry_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected for example"):
         NoProxyEntry.parse(text)

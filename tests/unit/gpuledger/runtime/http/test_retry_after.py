@@ -1,4 +1,4 @@
-"""However a server says how long to wait, the wait is a number of seconds within bounds."""
+"""However a server writes Retry-After, the wait is a bounded number of seconds."""
 
 from datetime import UTC, datetime
 
@@ -30,7 +30,7 @@ DATE = "Sat, 21 Nov 2026 12:00:30 GMT"
         ("\udcff", 0.0),
         (DATE, 30.0),
         ("Sat, 21 Nov 2026 11:00:00 GMT", 0.0),
-        ("Sat, 21 Nov 2026 12:00:30", 0.0),  # a date without a zone is no instant
+        ("Sat, 21 Nov 2026 12:00:30", 0.0),  # a date without a time zone is ambiguous
         ("Fri, 31 Dec 9999 23:59:59 GMT", MAX_SECONDS),
         ("Sat, 21 Nov 99999 12:00:30 GMT", 0.0),
         ("Sat, 21 Nov 99999999999999999999 12:00:30 GMT", 0.0),
@@ -44,11 +44,11 @@ def test_a_wait_is_read_in_both_forms_and_bounded(header: str, seconds: float) -
 
 
 @given(st.text() | st.text(alphabet=f"{DATE},+-:9e.\udcff"))
-def test_no_header_is_an_error(header: str) -> None:
+def test_no_header_raises_an_error(header: str) -> None:
     assert 0 <= retry_after_seconds(header, now=NOW) <= MAX_SECONDS
 
 
 @given(st.integers(0, len(DATE)), st.integers(0, len(DATE)), st.text(max_size=9))
-def test_no_damaged_date_is_an_error(begin: int, end: int, instead: str) -> None:
+def test_no_damaged_date_raises_an_error(begin: int, end: int, instead: str) -> None:
     header = DATE[:begin] + instead + DATE[end:]
     assert 0 <= retry_after_seconds(header, now=NOW) <= MAX_SECONDS

@@ -1,4 +1,4 @@
-"""Scrapers and probes are answered, whatever other clients do and however many they are."""
+"""Scrapers and probes are answered, however many other clients there are and whatever they do."""
 
 import asyncio
 import gc
@@ -32,7 +32,7 @@ async def pages(scope: Scope, _: Receive, send: Send) -> None:
 async def serving(
     others: AsgiApp = pages,
 ) -> AsyncIterator[Callable[..., Awaitable[Connection]]]:
-    """Serve pages; gives what connects to them, from any address of the loopback."""
+    """Serve pages; yield a function that connects to them from any loopback address."""
     app = HealthPages(Readiness(), others=others)
     async with (
         server.serve(app, host="127.0.0.1", port=0) as (host, port),
@@ -53,7 +53,7 @@ def get(path: str, *lines: str, method: str = "GET") -> str:
 
 
 async def ask(connection: Connection, request: str) -> tuple[int, str]:
-    """Send a request; gives status and body, which HEAD has none of."""
+    """Send a request; return status and body, which a HEAD response does not have."""
     reader, writer = connection
     writer.write(request.encode())
     async with asyncio.timeout(HANG_SECONDS):
@@ -63,7 +63,7 @@ async def ask(connection: Connection, request: str) -> tuple[int, str]:
     return int(head.split()[1]), body.decode()
 
 
-async def test_one_connection_serves_one_request_after_the_other() -> None:
+async def test_one_connection_serves_several_requests_in_turn() -> None:
     async with serving() as connect:
         connection = await connect()
         for method, path, answer in (
@@ -74,7 +74,7 @@ async def test_one_connection_serves_one_request_after_the_other() -> None:
             assert await ask(connection, get(path, method=method)) == answer
 
 
-async def test_a_page_that_fails_costs_its_own_answer_only() -> None:
+async def test_a_page_that_fails_affects_only_its_own_response() -> None:
     async with serving() as connect:
         assert (await ask(await connect(), get("/bad")))[0] == 500
         assert (await ask(await connect(), get("/livez")))[0] == 200
@@ -91,7 +91,7 @@ async def test_a_page_that_fails_costs_its_own_answer_only() -> None:
         ("no HTTP\r\n\r\n", 400),
     ],
 )
-async def test_a_body_a_long_head_and_other_methods_end_the_connection(
+async def test_a_body_a_long_head_or_another_method_closes_the_connection(
     request_: str, status: int
 ) -> None:
     async with serving() as connect:
@@ -104,11 +104,11 @@ async def test_a_body_a_long_head_and_other_methods_end_the_connection(
 HELD: dict[str, str] = {
     "nothing": "",
     "half a request": "GET /metrics HTT",
-    "an answer that is not read": get("/large"),
-    "many answers that are not read": get("/large") * 10,
+    "a response that is not read": get("/large"),
+    "many responses that are not read": get("/large") * 10,
     "a page that takes long": get("/stuck"),
 }
-"""What keeps a connection open, by what was sent over it."""
+"""Requests that keep a connection open."""
 
 
 @pytest.mark.parametrize("sends", HELD.values(), ids=HELD)
@@ -119,7 +119,7 @@ async def test_a_probe_is_answered_however_many_connections_are_open(sends: str)
         assert await ask(await connect(), get("/livez")) == (200, "ok\n")
 
 
-async def test_the_connection_that_waits_longest_for_its_client_gives_way() -> None:
+async def test_the_connection_that_waits_longest_for_its_client_is_closed_first() -> None:
     async with serving() as connect:
         first, second = await connect(), await connect()
         for connection in (first, second, first):
@@ -131,7 +131,7 @@ async def test_the_connection_that_waits_longest_for_its_client_gives_way() -> N
         assert (await ask(first, get("/livez")))[0] == 200
 
 
-async def test_a_flood_does_not_end_a_page_that_is_being_made() -> None:
+async def test_a_flood_of_connections_does_not_end_a_page_that_is_being_made() -> None:
     requested, gate = asyncio.Event(), asyncio.Event()
 
     async def slow(scope: Scope, receive: Receive, send: Send) -> None:
@@ -150,7 +150,7 @@ async def test_a_flood_does_not_end_a_page_that_is_being_made() -> None:
             assert (await scraper[0].readline()).startswith(b"HTTP/1.1 200")
 
 
-async def test_requests_that_come_together_keep_nobody_else_waiting() -> None:
+async def test_pipelined_requests_do_not_delay_other_clients() -> None:
     async with serving() as connect:
         many, _ = await connect(sends=get("/page") * 300)
         assert await ask(await connect(), get("/livez")) == (200, "ok\n")
@@ -159,7 +159,7 @@ async def test_requests_that_come_together_keep_nobody_else_waiting() -> None:
 
 
 @pytest.mark.parametrize("sends", ["", "GET /metrics HTT", get("/livez")])
-async def test_a_client_that_sends_no_whole_request_is_given_up(
+async def test_a_client_that_does_not_finish_its_request_is_disconnected(
     sends: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "HEAD_SECONDS", 0.05)
@@ -178,7 +178,7 @@ async def test_a_client_that_sends_no_whole_request_is_given_up(
 
 
 @pytest.mark.parametrize("sends", HELD.values(), ids=HELD)
-async def test_an_open_connection_does_not_hold_up_the_end(sends: str) -> None:
+async def test_an_open_connection_does_not_delay_shutdown(sends: str) -> None:
     complaints: list[object] = []
     asyncio.get_running_loop().set_exception_handler(
         lambda _, reported: complaints.append(reported)
@@ -193,7 +193,7 @@ async def test_an_open_connection_does_not_hold_up_the_end(sends: str) -> None:
     assert complaints == []
 
 
-def test_the_agents_pages_need_no_web_framework_and_no_command_line() -> None:
+def test_the_agents_pages_need_no_web_framework_and_no_command_line_library() -> None:
     heavy = "{'aiohttp', 'starlette', 'click', 'multiprocessing'}"
     check = f"import sys, gpuledger_agent.command; sys.exit(bool({heavy} & {{*sys.modules}}))"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

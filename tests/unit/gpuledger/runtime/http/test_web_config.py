@@ -1,4 +1,4 @@
-"""A web configuration in exporter-toolkit's format is read, and its mistakes are named."""
+"""A web configuration in exporter-toolkit's format is read, and errors in it are named."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def written(folder: Path, text: str) -> Path:
     return file
 
 
-def test_all_that_is_offered_is_read_and_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+def test_all_supported_options_are_read_and_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     config = read_web_config(written(tmp_path, WHOLE))
     tls = config.tls_server_config
     assert tls is not None
@@ -54,7 +54,7 @@ def test_all_that_is_offered_is_read_and_paths_are_relative_to_the_file(tmp_path
         "tls_server_config:\n",
     ],
 )
-def test_a_file_that_protects_nothing_is_a_mistake(tmp_path: Path, text: str) -> None:
+def test_a_file_that_protects_nothing_is_an_error(tmp_path: Path, text: str) -> None:
     with pytest.raises(UserError, check=has_words("http.web_config_file", "web.yml")):
         read_web_config(written(tmp_path, text))
 
@@ -97,7 +97,7 @@ def test_a_file_that_is_emptied_leaves_the_old_users_in_force(tmp_path: Path) ->
         ("a: [", "invalid YAML"),
     ],
 )
-def test_a_mistake_is_named_by_file_and_field(tmp_path: Path, text: str, reason: str) -> None:
+def test_an_error_names_the_file_and_the_field(tmp_path: Path, text: str, reason: str) -> None:
     file = written(tmp_path, text)
     with pytest.raises(UserError) as caught:
         read_web_config(file)
@@ -105,12 +105,12 @@ def test_a_mistake_is_named_by_file_and_field(tmp_path: Path, text: str, reason:
     assert reason in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, check=has_words("http.web_config_file", "web.yml")):
         read_web_config(tmp_path / "web.yml")
 
 
-def test_a_hash_is_not_told_in_the_error(tmp_path: Path) -> None:
+def test_a_password_hash_is_not_shown_in_the_error(tmp_path: Path) -> None:
     file = written(tmp_path, "basic_auth_users: {bob: plain-password}")
     with pytest.raises(UserError) as caught:
         read_web_config(file)
