@@ -1,4 +1,4 @@
-"""Two clusters with equal names: nothing of the one is taken for the other's."""
+"""Two clusters with equal names are never mixed up."""
 
 from typing import Final
 
@@ -23,11 +23,10 @@ NOW_NS: Final = 1_790_000_000 * SECOND_NS
 
 @pytest.fixture
 def given() -> Given:
-    """Return a stage that has read nothing."""
     return Given()
 
 
-def test_a_key_names_the_cluster_and_what_is_called_so_in_it() -> None:
+def test_a_key_consists_of_the_cluster_and_a_name_in_it() -> None:
     tick = sample(cluster=BLUE, node="node-a")
     assert node_key(tick) == key_in(BLUE, "node-a") == "blue/node-a"
     assert split_key("blue/node-a.example") == (BLUE, "node-a.example")
@@ -36,8 +35,8 @@ def test_a_key_names_the_cluster_and_what_is_called_so_in_it() -> None:
     assert show_node(BLUE, "node-a") == "blue/node-a"
 
 
-def test_ticks_of_both_are_booked_each_with_its_own_pods(given: Given) -> None:
-    """Of equal identities but for the cluster, and of equal UIDs."""
+def test_ticks_of_both_clusters_are_booked_each_with_its_own_pods(given: Given) -> None:
+    """Although only the clusters differ, and even the UIDs are equal."""
     for cluster in CLUSTERS:
         given.read_pod(pod(cluster=cluster, labels={"team": cluster}))
     for cluster in CLUSTERS:
@@ -47,7 +46,7 @@ def test_ticks_of_both_are_booked_each_with_its_own_pods(given: Given) -> None:
     assert [given.offer(cluster=cluster, seq=1000) for cluster in CLUSTERS] == [[], []]
 
 
-def test_a_tombstone_of_one_takes_nothing_from_the_other(given: Given) -> None:
+def test_a_tombstone_of_one_cluster_removes_nothing_of_the_other(given: Given) -> None:
     for cluster in CLUSTERS:
         given.read_pod(pod(cluster=cluster))
     gone = record(None, topic=PODS.name, key=key_in(GREEN, UIDS[0]))
@@ -58,7 +57,7 @@ def test_a_tombstone_of_one_takes_nothing_from_the_other(given: Given) -> None:
 
 
 def test_a_pod_of_the_other_cluster_is_neither_foreign_nor_known(given: Given) -> None:
-    """A pod that only the other one has is waited for, and its record resolves nothing here."""
+    """A pod that only the other cluster has is waited for, and its record resolves nothing here."""
     given.read_pod(pod(cluster=GREEN, node="node-b"))
     assert given.take(cluster=BLUE).pods[0].state is PodState.PENDING
     given.read_pod(pod(cluster=BLUE))
@@ -74,8 +73,8 @@ def test_progress_names_its_cluster(given: Given) -> None:
                for cluster in CLUSTERS)  # fmt: skip
 
 
-def test_a_worker_says_of_each_cluster_by_itself_how_far_it_is() -> None:
-    """One that is an hour behind holds up no other, and is not called complete for it."""
+def test_a_worker_publishes_a_watermark_of_its_own_for_each_cluster() -> None:
+    """A cluster that is an hour behind delays no other, and its own watermark stays behind."""
     nodes = NodeWatermarks()
     behind_ns = NOW_NS - 3600 * SECOND_NS
     for cluster, time_ns in ((BLUE, NOW_NS), (GREEN, behind_ns)):
@@ -89,7 +88,9 @@ def test_a_worker_says_of_each_cluster_by_itself_how_far_it_is() -> None:
     assert [each.node_count for each in found.values()] == [1, 1]
 
 
-def test_a_cluster_without_a_node_in_a_partition_is_as_far_as_that_is(given: Given) -> None:
+def test_a_cluster_without_a_node_in_a_partition_is_as_complete_as_the_partition(
+    given: Given,
+) -> None:
     """It is known by its podwatch's watermark."""
     for cluster in CLUSTERS:
         given.stage.take_watermarks([podwatch_watermark(cluster, time_ns=1, offset=0)])
@@ -110,8 +111,8 @@ def podwatch_watermark(cluster: str, *, time_ns: int, offset: int) -> Record:
     return Record(WATERMARKS.name, 3, offset, 0, key_of(output), encode(output))
 
 
-def test_a_join_that_starts_waits_for_the_podwatch_of_each_cluster_that_is_at_work() -> None:
-    """Of one that has said nothing for a minute before, for nobody: it may be gone for good."""
+def test_a_starting_join_waits_for_the_podwatch_of_each_active_cluster() -> None:
+    """It does not wait for one that was silent for a minute, which may be gone for good."""
     given = Given(watermarks_from={3: 10})
     stage, now_ns = given.stage, given.now_ns
     stage.take_watermarks(
@@ -130,8 +131,8 @@ def test_a_join_that_starts_waits_for_the_podwatch_of_each_cluster_that_is_at_wo
 
 
 @pytest.mark.parametrize("component", [PODWATCH, JOIN])
-async def test_a_watermark_of_a_time_to_come_is_put_aside(component: str) -> None:
-    """It would hold for ever, and be said on by every stage behind the join."""
+async def test_a_watermark_from_the_future_is_rejected(component: str) -> None:
+    """It would stay in force forever, and every component after the join would repeat it."""
     given = Given()
     output = Watermark(
         component=component, cluster=BLUE, partition=3,
@@ -143,7 +144,7 @@ async def test_a_watermark_of_a_time_to_come_is_put_aside(component: str) -> Non
     assert [dead_letter.reason for dead_letter in await given.rejected_records()] == ["invalid"]
 
 
-def test_progress_that_is_read_back_is_each_clusters_own() -> None:
+def test_restored_progress_belongs_to_its_own_cluster() -> None:
     nodes = NodeWatermarks()
     for number, cluster in enumerate(CLUSTERS, 1):
         nodes.take(
@@ -156,8 +157,8 @@ def test_progress_that_is_read_back_is_each_clusters_own() -> None:
     assert [each.seq for each in found if each] == [1, 2]
 
 
-def test_a_podwatch_reads_back_its_own_clusters_records_alone() -> None:
-    """What another one's podwatch has published is neither known, nor deleted, nor a mistake."""
+def test_a_podwatch_reads_back_only_its_own_clusters_records() -> None:
+    """Another podwatch's records are neither known, nor deleted, nor invalid."""
     known = KnownRecords(kind=POD, topics=TOPICS, cluster=BLUE)
     records = [record(pod(cluster=cluster), topic=PODS.name) for cluster in CLUSTERS]
     gone = record(None, topic=PODS.name, key=key_in(GREEN, UIDS[0]))
@@ -166,9 +167,7 @@ def test_a_podwatch_reads_back_its_own_clusters_records_alone() -> None:
     assert (known.undecodable, known.overtaken) == (0, set())
 
 
-def test_a_node_that_is_made_anew_under_its_name_is_not_ended_by_the_former_ones_tombstone() -> (
-    None
-):
+def test_a_recreated_node_is_not_ended_by_the_tombstone_of_its_predecessor() -> None:
     table = ObjectTable(
         tombstone_after_seconds=1, max_tombstones=9, node_of=NODE.node_of,
         identity_of=NODE.identity_of,

@@ -1,4 +1,4 @@
-"""What pods say alike is kept once."""
+"""Equal parts of pods are kept in memory once."""
 
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import ContainerRequest, PodContainer, PodRecord
@@ -14,13 +14,13 @@ def decoded(record: PodRecord) -> PodRecord:
     return DECODER.decode(encode(record))
 
 
-def test_a_shared_record_says_what_the_record_said() -> None:
-    """Each field is the same, those that are absent too."""
+def test_a_shared_record_equals_the_original() -> None:
+    """Each field is the same, including absent ones."""
     for record in (pod(), pod(owner_kind=None, owner_name=None, qos_class="Burstable", priority=3)):
         assert PodSharing().share(decoded(record)) == decoded(record)
 
 
-def test_two_pods_of_a_workload_share_what_they_say_alike() -> None:
+def test_two_pods_of_a_workload_share_equal_parts() -> None:
     """Their names, labels and requests are the same objects."""
     sharing = PodSharing()
     one, other = (sharing.share(decoded(pod(number))) for number in (0, 1))
@@ -32,7 +32,7 @@ def test_two_pods_of_a_workload_share_what_they_say_alike() -> None:
     assert one.containers[0].name is other.containers[0].name
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_the_memory_for_shared_parts_is_bounded() -> None:
     """Labels can be different in each pod; the records stay right."""
     sharing = PodSharing(max_shared=5)
     for number in range(50):

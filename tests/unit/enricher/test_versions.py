@@ -1,7 +1,7 @@
-"""Which version of a pod counts, whatever order its records stand in.
+"""Which version of a pod counts, whatever the order of its records.
 
-A leader of podwatch that was stopped in the middle of a batch may send the rest of it when another
-one leads, and so put an older version behind a newer one.
+A podwatch leader that was stopped in the middle of a batch may send the rest of it while another
+one leads, and so write an older version after a newer one.
 """
 
 from collections.abc import Sequence
@@ -22,14 +22,14 @@ from tests.unit.enricher.join.ticks import pod
 
 UID = pod().uid
 TOMBSTONE = None
-Told = PodRecord | None
+Read = PodRecord | None
 
 
 def at(version: str, **changes: object) -> PodRecord:
     return pod(0, **{"resource_version": version, "labels": {"version": version}, **changes})
 
 
-def cached(reported: Sequence[Told]) -> PodCache:
+def cached(reported: Sequence[Read]) -> PodCache:
     """Return a join's pods after these records of one pod."""
     cache = PodCache()
     for number, one in enumerate(reported):
@@ -43,13 +43,13 @@ def cached(reported: Sequence[Told]) -> PodCache:
 KEY = f"default/{UID}".encode()
 
 
-def newest(reported: Sequence[Told]) -> PodRecord | None:
+def newest(reported: Sequence[Read]) -> PodRecord | None:
     found = cached(reported).find(UID, None, node="node-a")
     return found.record if found else None
 
 
-def read_back(reported: Sequence[Told]) -> KnownRecords:
-    """Return what a podwatch reads of these records when it starts."""
+def read_back(reported: Sequence[Read]) -> KnownRecords:
+    """Return what a starting podwatch reads from these records."""
     known = KnownRecords(cluster="default", kind=POD, topics=TOPICS)
     known.ingest(
         Record(
@@ -77,30 +77,34 @@ VERSIONS = [
 
 
 @pytest.mark.parametrize(("version", "than", "older"), VERSIONS)
-def test_versions_are_compared_where_they_are_decimal_integers(
+def test_versions_are_compared_if_they_are_decimal_integers(
     version: str, than: str, older: object
 ) -> None:
     assert is_older(at(version), than=at(than)) is older
 
 
 GONE = at("8", deleted_time_ns=77)
-OF_ONE_POD: list[tuple[str, list[Told], PodRecord | None]] = [
-    ("the older version comes behind", [at("5"), at("7"), at("6")], at("7")),
-    ("behind its deletion comes a version from before", [at("5"), GONE, at("6")], GONE),
-    ("what has another form is taken as it comes", [at("b"), at("a")], at("a")),
-    ("the same version again, as where two deletions are told", [at("8"), GONE], GONE),
-    # A UID never lives twice, and one is only buried when its deletion is hours old: whoever sends
-    # a tombstone, and however late, is right. It knows no version, and compaction obeys it.
-    ("a stale tombstone buries whom the next leader buries too", [at("5"), GONE, TOMBSTONE], None),
-    # Of what was before nobody knows any more, as after a compaction. Until podwatch is started
-    # again and lists, the pod is there: it costs its memory and describes what names it.
-    ("a record behind its tombstone is taken", [GONE, TOMBSTONE, at("6")], at("6")),
+OF_ONE_POD: list[tuple[str, list[Read], PodRecord | None]] = [
+    ("the older version comes later", [at("5"), at("7"), at("6")], at("7")),
+    ("a version from before its deletion comes later", [at("5"), GONE, at("6")], GONE),
+    ("versions of another form count in the order they come", [at("b"), at("a")], at("a")),
+    ("the same version again, as if two deletions are reported", [at("8"), GONE], GONE),
+    # A UID is never reused, and its tombstone comes hours after its deletion: whoever sends a
+    # tombstone, however late, is right. It has no version, and compaction obeys it.
+    (
+        "a stale tombstone deletes a pod that the next leader deletes too",
+        [at("5"), GONE, TOMBSTONE],
+        None,
+    ),
+    # After a compaction, the records before it are unknown. Until podwatch restarts and lists, the
+    # pod seems to exist: it uses memory and describes whatever names it.
+    ("a record after its tombstone counts", [GONE, TOMBSTONE, at("6")], at("6")),
 ]
 
 
 @pytest.mark.parametrize(("case", "reported", "expected"), OF_ONE_POD)
-def test_of_a_pod_its_newest_version_counts(
-    case: str, reported: list[Told], expected: PodRecord | None
+def test_the_newest_version_of_a_pod_counts(
+    case: str, reported: list[Read], expected: PodRecord | None
 ) -> None:
     assert newest(reported) == expected, case
 
@@ -119,10 +123,10 @@ reports_of_a_pod = st.lists(
 
 
 @given(reports_of_a_pod)
-def test_the_join_and_the_next_podwatch_take_the_same_record_for_the_newest(
-    reported: list[Told],
+def test_the_join_and_the_next_podwatch_agree_on_the_newest_record(
+    reported: list[Read],
 ) -> None:
-    """And podwatch says it once more where something older stands behind it."""
+    """Podwatch publishes it again if an older one follows it."""
     known = read_back(reported)
     found, read = newest(reported), known.by_identity.get(UID)
     assert (read and encode(read)) == (found and encode(found))
@@ -133,13 +137,13 @@ def test_the_join_and_the_next_podwatch_take_the_same_record_for_the_newest(
 def test_the_order_of_records_does_not_matter(
     reported: list[PodRecord], data: st.DataObject
 ) -> None:
-    """Nor that some of them come again."""
+    """Neither do repetitions."""
     again = data.draw(st.lists(st.sampled_from(reported), max_size=3))
     assert newest([*reported, *again]) == at("11", deleted_time_ns=5)
 
 
 def test_a_container_that_only_an_older_version_names_is_found() -> None:
-    """It is an identity: whatever came before or after it, it was this pod's."""
+    """It is an identity: whatever came before or after, it belonged to this pod."""
     named = [
         at(version, containers=[PodContainer(name="main", container_id=name, restarts=0)])
         for version, name in (("5", "first"), ("9", "third"), ("7", "second"))
@@ -152,8 +156,8 @@ def test_a_container_that_only_an_older_version_names_is_found() -> None:
         assert found.container_name(name) == "main"
 
 
-def test_a_version_that_is_behind_is_never_in_force() -> None:
-    """When it was, nobody has seen: the versions before and after it were."""
+def test_an_outdated_version_is_never_in_force() -> None:
+    """When it was in force is unknown: the versions before and after it cover that time."""
     found = cached([at("5"), at("9"), at("7")]).find(UID, None, node="node-a")
     assert found is not None
     assert [found.at(time).labels["version"] for time in (0, 1, 2)] == ["5", "9", "9"]

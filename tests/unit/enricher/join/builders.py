@@ -1,4 +1,4 @@
-"""A stage whose clock the test turns, and its records as they are read from the topics."""
+"""A stage whose clock the test sets, and records as they are read from the topics."""
 
 from collections.abc import Mapping, Sequence
 
@@ -20,7 +20,7 @@ _DEAD_LETTER = Decoder(topic=DEAD_LETTERS.name, record=DeadLetter)
 
 
 class Given:
-    """A stage, how far its topic is written, and the letters that it put aside."""
+    """A stage, the watermarks of its topic, and the dead letters that it wrote."""
 
     def __init__(
         self,
@@ -30,10 +30,10 @@ class Given:
     ) -> None:
         self.now_ns = T_NS
         self.homes: dict[str, int] = {}
-        """The nodes whose records may lie in one partition alone."""
-        self._letters = KeepingProducer()
+        """Nodes whose records are valid in one partition only."""
+        self._producer = KeepingProducer()
         self.dead_letters = DeadLetterQueue(
-            consumer="test", producer=self._letters, partitions=1, topic=DEAD_LETTERS
+            consumer="test", producer=self._producer, partitions=1, topic=DEAD_LETTERS
         )
         self.stage = JoinStage(
             dead_letters=self.dead_letters,
@@ -46,36 +46,36 @@ class Given:
         self._offset = 0
 
     def wait(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         self.now_ns += round(seconds * SECOND_NS)
 
     def offer(self, **changes: object) -> list[GpuEvent]:
-        """Have a tick taken up, and return its event, if it has one."""
+        """Offer a tick to the stage, and return its event if there is one."""
         self._offset += 1
         values = {"seq": 1000 * self._offset} | changes
         messages = self.stage.take_samples([record(sample(**values), offset=self._offset)])
         return [_EVENT.decode(message.value) for message in messages]
 
     def take(self, **changes: object) -> GpuEvent:
-        """Have a tick taken up, and return its event."""
+        """Offer a tick to the stage, and return its event."""
         (event,) = self.offer(**changes)
         return event
 
     def read_pod(
         self, pod: PodRecord, *, seen_time_ns: int | None = None, partition: int = 3
     ) -> None:
-        """Have a pod's record read that the pod watch saw at that time, or now."""
+        """Let the stage read a pod's record that podwatch saw at that time, or now."""
         seen_ms = (self.now_ns if seen_time_ns is None else seen_time_ns) // 10**6
         read = record(pod, topic=PODS.name)
         self.stage.take_pods([read._replace(timestamp_ms=seen_ms, partition=partition)])
 
     def read_tombstone(self, uid: str, *, partition: int = 3) -> None:
-        """Have it read that a pod is gone for good."""
+        """Let the stage read a pod's tombstone."""
         read = record(None, topic=PODS.name, key=key_in("default", uid))
         self.stage.take_pods([read._replace(partition=partition)])
 
     def read_watermarks(self, watermarks: Sequence[Message]) -> None:
-        """Have watermarks read as the next worker reads them."""
+        """Let the stage read watermarks as the next worker does."""
         self.stage.restore_progress(
             [
                 Record(PROGRESS.name, 3, partition, one.timestamp_ms, one.key, one.value)
@@ -84,11 +84,11 @@ class Given:
         )
 
     async def rejected_records(self) -> list[DeadLetter]:
-        """Return what was put aside."""
+        """Return the dead letters."""
         await self.dead_letters.flush()
-        return [_DEAD_LETTER.decode(message.value) for message in self._letters.messages()]
+        return [_DEAD_LETTER.decode(message.value) for message in self._producer.messages()]
 
 
 def value_of(name: str, **labels: str) -> float:
-    """Return what a metric says now."""
+    """Return the current value of a metric."""
     return REGISTRY.get_sample_value(name, labels) or 0.0

@@ -7,7 +7,7 @@ from tests.unit.enricher.join.ticks import CONTAINER_IDS, SECOND_NS, UIDS, recor
 
 
 def at(seconds: int) -> int:
-    """Return the time so many seconds after the pods of the tests were made."""
+    """Return the time this many seconds after the tests' pods were created."""
     return (1_789_999_000 + seconds) * SECOND_NS
 
 

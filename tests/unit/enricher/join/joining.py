@@ -1,4 +1,4 @@
-"""The join run on a bus in memory, and what it has written."""
+"""Runs the join on the in-memory bus and reads what it writes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -45,7 +45,7 @@ async def joining(bus: MemoryBus, *, settings: JoinSettings = SETTINGS) -> Async
 async def publish(
     bus: MemoryBus, topic: Topic, *values: object, key: str = "default/node-a"
 ) -> None:
-    """Publish values, or bytes as they are, where the node's records go."""
+    """Publish values, or raw bytes, to the partition of the node."""
     data = [value if isinstance(value, bytes) else encode(value) for value in values]
     async with bus.producer() as producer:
         messages = [Message(key.encode(), value, 1_790_000_000_000) for value in data]
@@ -53,7 +53,7 @@ async def publish(
 
 
 async def read(bus: MemoryBus, topic: Topic, count: int) -> Sequence[bytes]:
-    """Read `count` records of a topic from its beginning, in time."""
+    """Read `count` records of a topic from its beginning, within a timeout."""
     found: list[bytes] = []
     subscription = Subscription(group="reader", topics=[topic.name])
     async with asyncio.timeout(HANG_SECONDS), bus.consumer(subscription) as consumer:
@@ -70,14 +70,14 @@ async def read_events(bus: MemoryBus, count: int) -> list[GpuEvent]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what the join brings about."""
+    """Wait until the join has fulfilled a condition."""
     async with asyncio.timeout(HANG_SECONDS):
         while not condition():  # noqa: ASYNC110  # checks send no event
             await asyncio.sleep(0.01)
 
 
 def tick(seq: int) -> object:
-    """Return a tick on which the first pod was busy."""
+    """Return a tick in which the first pod was busy."""
     return sample(seq=seq, processes=[process(container=0, sm_utilization_ratio=0.5)])
 
 

@@ -1,4 +1,4 @@
-"""What is gathered until it is delivered: how much, for how long, and up to which tick."""
+"""A commit batch until it is delivered: how much it collects, how long, and up to which tick."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def records(topic: str, number: int, *, count: int, time_ms: int = 0) -> list[Re
 
 
 def gathered(*sizes: tuple[int, int, float]) -> CommitBatches:
-    """Return slices of so many records, by partition number and when they came."""
+    """Return batches of that many records by partition number and time of arrival."""
     slices = CommitBatches(max_records=MAX_RECORDS, max_seconds=MAX_SECONDS, topics=TOPICS)
     for number, count, now in sizes:
         partition = TopicPartition(SAMPLES.name, number)
@@ -30,14 +30,14 @@ def gathered(*sizes: tuple[int, int, float]) -> CommitBatches:
         ([(0, 1, 0.0), (1, 1, 0.5)], [], 1.0),
         ([(0, 9, 0.0), (1, 1, 0.0)], [], 0.0),
         ([(0, 1, -5.0)], [], 0.0),
-        # What is dropped counts neither by its records nor by its age.
+        # Dropped records count neither by their number nor by their age.
         ([(0, 9, 0.0), (1, 1, 0.0)], [0], 1.0),
         ([(0, 1, 0.0), (1, 1, 0.5)], [0], 1.5),
         ([(0, 10, 0.0)], [0], None),
         ([(0, 10, 0.0)], [7], 0.0),
     ],
 )
-def test_more_is_gathered_until_it_is_much_or_the_first_of_it_is_old(
+def test_a_batch_is_due_when_it_is_large_or_its_first_record_is_old(
     sizes: list[tuple[int, int, float]], dropped: list[int], expected: float | None
 ) -> None:
     slices = gathered(*sizes)
@@ -46,7 +46,7 @@ def test_more_is_gathered_until_it_is_much_or_the_first_of_it_is_old(
     assert slices.seconds_left(now=1.0) == expected
 
 
-def test_what_is_taken_is_gone_and_gathering_begins_anew() -> None:
+def test_taken_batches_are_gone_and_new_ones_begin() -> None:
     slices = gathered((0, 9, 0.0), (1, 9, 0.0))
 
     assert [made.partition for made in slices.take()] == [0, 1]
@@ -55,7 +55,7 @@ def test_what_is_taken_is_gone_and_gathering_begins_anew() -> None:
     assert slices.seconds_left(now=5.0) == 1.0
 
 
-def test_how_far_the_ticks_are_done_is_told_by_ticks_alone() -> None:
+def test_only_ticks_determine_the_time_of_the_last_tick() -> None:
     made = CommitBatch(partition=0, begun_seconds=0.0, topics=TOPICS)
     for topic, time_ms in ((PROCESSES, 5_000), (SAMPLES, 1_000), (INCIDENTS, 9_000)):
         partition = TopicPartition(topic.name, 0)

@@ -50,7 +50,7 @@ EVENTS_PARTITION = TopicPartition(EVENTS.name, PARTITION)
 
 
 class BrittleBus(MemoryBus):
-    """A bus whose transactions fail as often as it is told."""
+    """A bus whose transactions fail a given number of times."""
 
     def __init__(self, *, before: int = 0, after: int = 0) -> None:
         super().__init__()
@@ -63,21 +63,19 @@ class BrittleBus(MemoryBus):
             yield BrittleTransactions(transactions, self)
 
     def fail_before(self) -> None:
-        """Fail with nothing done."""
+        """Fail before anything is done."""
         if self.before:
             self.before -= 1
             raise BusUnavailableError("no broker answers")
 
     def fail_after(self) -> None:
-        """Fail with everything done: the answer was lost."""
+        """Fail after everything is done, as if the response were lost."""
         if self.after:
             self.after -= 1
             raise BusUnavailableError("the broker's answer was lost")
 
 
 class BrittleTransactions:
-    """Fails where something is committed."""
-
     def __init__(self, transactions: Transactions, bus: BrittleBus) -> None:
         self._transactions, self._bus = transactions, bus
 
@@ -95,9 +93,9 @@ class BrittleTransactions:
 
 
 async def events_there(bus: MemoryBus) -> list[int]:
-    """Return the numbers of all events that are there now."""
+    """Return the `seq` of every event on the topic."""
     found: list[bytes] = []
-    requested = Subscription(group=f"look-{next(_looks)}", topics=[EVENTS.name])
+    requested = Subscription(group=f"reader-{next(_readers)}", topics=[EVENTS.name])
     async with bus.consumer(requested) as consumer:
         ends = await consumer.end_offsets([EVENTS_PARTITION])
         while len(found) < ends[EVENTS_PARTITION]:
@@ -106,11 +104,11 @@ async def events_there(bus: MemoryBus) -> list[int]:
     return [msgspec.json.decode(value)["seq"] for value in found]
 
 
-_looks = count()
+_readers = count()
 
 
 def watermark(seq: int, *, offset: int = 0) -> NodeProgress:
-    """Return the watermark that says that the node was booked up to this tick."""
+    """Return the progress of a node booked through this tick."""
     boot_id = sample().boot_id
     return NodeProgress(
         cluster="default", node="node-a", boot_id=boot_id, seq=seq, time_ns=SECOND_NS, offset=offset
@@ -118,13 +116,13 @@ def watermark(seq: int, *, offset: int = 0) -> NodeProgress:
 
 
 async def read_watermarks(bus: MemoryBus, number: int) -> list[NodeProgress]:
-    """Read so many watermarks."""
+    """Read `count` progress records."""
     decoder = Decoder(topic=PROGRESS.name, record=NodeProgress)
     return [decoder.decode(value) for value in await read(bus, PROGRESS, number)]
 
 
-async def test_a_node_is_marked_where_its_last_event_stands() -> None:
-    """With the tick's number and its place, at the node's partition."""
+async def test_the_progress_of_a_node_names_its_last_published_event() -> None:
+    """With the tick's number and offset, in the node's partition."""
     bus = MemoryBus()
     await publish(bus, SAMPLES, tick(1), tick(2))
     async with joining(bus, settings=SETTINGS):
@@ -132,8 +130,8 @@ async def test_a_node_is_marked_where_its_last_event_stands() -> None:
     assert (marked.node, marked.seq, marked.offset) == ("node-a", 2, 1)
 
 
-async def test_what_an_earlier_life_published_and_marked_is_not_published_again() -> None:
-    """Even where it could not commit that."""
+async def test_what_a_previous_worker_published_is_not_published_again() -> None:
+    """Even if it could not commit its offsets."""
     bus = MemoryBus()
     await publish(bus, SAMPLES, tick(1), tick(2), tick(3))
     await publish(bus, PROGRESS, watermark(2, offset=1))
@@ -142,8 +140,8 @@ async def test_what_an_earlier_life_published_and_marked_is_not_published_again(
     assert await events_there(bus) == [3]
 
 
-async def test_ticks_that_come_again_are_dropped_after_a_restart() -> None:
-    """As from an agent that does not know that its last ones were taken."""
+async def test_repeated_ticks_are_dropped_after_a_restart() -> None:
+    """For example from an agent that does not know that its last ticks were accepted."""
     bus = MemoryBus()
     await publish(bus, SAMPLES, tick(1), tick(2))
     async with joining(bus, settings=SETTINGS):
@@ -155,8 +153,8 @@ async def test_ticks_that_come_again_are_dropped_after_a_restart() -> None:
 
 
 @pytest.mark.parametrize("failures", [1, 3])
-async def test_a_publication_that_fails_with_nothing_done_is_made_once(failures: int) -> None:
-    """It is repeated until it is done."""
+async def test_a_publication_that_fails_before_anything_is_done_is_made_once(failures: int) -> None:
+    """It is retried until it succeeds."""
     bus = BrittleBus(before=failures)
     await publish(bus, SAMPLES, tick(1), tick(2))
     async with joining(bus, settings=SETTINGS):
@@ -164,8 +162,8 @@ async def test_a_publication_that_fails_with_nothing_done_is_made_once(failures:
     assert await events_there(bus) == [1, 2]
 
 
-async def test_the_join_repeats_nothing_that_was_done_without_an_answer() -> None:
-    """Whether it was done shows in the offsets."""
+async def test_the_join_does_not_repeat_a_transaction_that_succeeded_without_a_response() -> None:
+    """The committed offsets show that it succeeded."""
     bus = BrittleBus(after=2)
     await publish(bus, SAMPLES, tick(1), b"no json")
     async with joining(bus, settings=SETTINGS):
@@ -176,8 +174,8 @@ async def test_the_join_repeats_nothing_that_was_done_without_an_answer() -> Non
     assert len(await read(bus, DEAD_LETTERS, 1)) == 1
 
 
-async def test_the_join_gives_way_to_who_takes_its_partition_and_goes_on_after() -> None:
-    """The work that it had in hand is refused; nothing is lost and nothing doubled."""
+async def test_the_join_yields_to_another_owner_of_its_partition_and_then_continues() -> None:
+    """The work in progress is rejected; nothing is lost and nothing is duplicated."""
     bus = MemoryBus()
     await publish(bus, SAMPLES, tick(1))
     async with joining(bus, settings=SETTINGS):
@@ -196,8 +194,8 @@ async def test_the_join_gives_way_to_who_takes_its_partition_and_goes_on_after()
     assert await events_there(bus) == [1, 2, 3]
 
 
-async def test_the_join_commits_offsets_with_their_events_and_never_alone() -> None:
-    """Whatever is committed has its events there."""
+async def test_the_join_commits_offsets_only_together_with_their_events() -> None:
+    """The events of every committed offset are on the topic."""
     bus = MemoryBus()
     partition = TopicPartition(SAMPLES.name, PARTITION)
     async with joining(bus, settings=SETTINGS):
@@ -210,8 +208,8 @@ async def test_the_join_commits_offsets_with_their_events_and_never_alone() -> N
         await committed(bus, 29)
 
 
-async def test_a_second_worker_that_comes_and_goes_costs_and_doubles_nothing() -> None:
-    """Work that was gathered for a partition that is revoked is the next owner's."""
+async def test_a_second_worker_that_comes_and_goes_loses_and_duplicates_nothing() -> None:
+    """Work collected for a revoked partition belongs to the next owner."""
     bus = MemoryBus()
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(joining(bus, settings=SETTINGS))
@@ -236,7 +234,7 @@ def _watermark(seq: int) -> Message:
     return Message(b"default/node-a", encode(watermark(seq, offset=1)), 0)
 
 
-async def test_the_join_passes_its_check_once_what_it_could_not_deliver_is_given_up() -> None:
+async def test_the_check_passes_once_an_undelivered_partition_is_revoked() -> None:
     bus, check = BrittleBus(before=1), Check()
     async with (
         TransactionalWriters(bus=bus, group=GROUP, finish_seconds=0) as writers,
@@ -260,7 +258,7 @@ async def test_the_join_passes_its_check_once_what_it_could_not_deliver_is_given
         assert check.is_ok
 
 
-async def test_the_join_passes_its_check_once_what_it_could_not_deliver_is_delivered() -> None:
+async def test_the_check_passes_once_an_undelivered_batch_is_delivered() -> None:
     bus, check = BrittleBus(before=1), Check()
     async with (
         TransactionalWriters(bus=bus, group=GROUP, finish_seconds=0) as writers,

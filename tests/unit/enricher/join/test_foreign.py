@@ -1,4 +1,4 @@
-"""A node gets names only for pods that the API server has placed on it; its books stand anyway."""
+"""A node gets names only for pods that the API server placed on it; its books are unaffected."""
 
 from collections.abc import Sequence
 
@@ -42,7 +42,6 @@ _ATTRIBUTED = Decoder(topic=ATTRIBUTED_INCIDENTS.name, record=AttributedIncident
 
 @pytest.fixture
 def given() -> Given:
-    """Return a stage that has read nothing."""
     return Given()
 
 
@@ -50,7 +49,7 @@ def given() -> Given:
 async def test_a_tick_that_names_another_nodes_pod_is_booked_and_the_pod_gets_no_name(
     given: Given, container: ContainerRef
 ) -> None:
-    """However the tick names it: the event says what the node said, and that it is foreign."""
+    """However the tick names it: the event keeps the node's report and marks the pod as foreign."""
     given.read_pod(pod(node="node-b"))
     before = refused()
     event = given.take(containers=[container], processes=[process(container=0)])
@@ -65,7 +64,7 @@ async def test_a_tick_that_names_another_nodes_pod_is_booked_and_the_pod_gets_no
 
 
 def test_the_other_pods_of_the_tick_keep_their_names(given: Given) -> None:
-    """One foreign pod costs nobody else anything."""
+    """One foreign pod does not affect the others."""
     given.read_pod(pod(0))
     given.read_pod(pod(1, node="node-b"))
     event = given.take(processes=[process(container=0), process(container=1)])
@@ -78,7 +77,7 @@ def test_the_other_pods_of_the_tick_keep_their_names(given: Given) -> None:
 def test_a_foreign_pod_is_logged_once_a_minute_for_each_node(
     given: Given, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With who spoke for whom."""
+    """The log line names the reporting node and the pod's own node."""
     given.read_pod(pod(node="node-b"))
     for _ in range(3):
         given.take(containers=NAMED[:1])
@@ -89,17 +88,17 @@ def test_a_foreign_pod_is_logged_once_a_minute_for_each_node(
 
 
 async def test_the_same_pods_on_their_own_node_are_named(given: Given) -> None:
-    """A static pod among them, which the node itself has placed."""
+    """Including a static pod, which the node itself has placed."""
     given.read_pod(pod(0, node="node-b"))
     given.read_pod(pod(1, node="node-b", config_hash=HASH))
     event = given.take(node="node-b", containers=[*NAMED[:1], ContainerRef(pod_uid=HASH)])
     assert [each.state for each in event.pods] == [PodState.KNOWN] * 2
 
 
-def test_a_pod_whose_record_has_not_come_is_pending_until_it_says_where_it_is(
+def test_a_pod_whose_record_has_not_come_is_pending_until_the_record_names_its_node(
     given: Given,
 ) -> None:
-    """Known or foreign: either way from the next tick on."""
+    """Then it is known or foreign, in both cases from the next tick on."""
     for number, node, state in ((0, "node-b", PodState.FOREIGN), (1, "node-a", PodState.KNOWN)):
         containers = [ContainerRef(pod_uid=UIDS[number], container_id=CONTAINER_IDS[number])]
         assert [one.state for one in given.take(containers=containers).pods] == [PodState.PENDING]
@@ -107,8 +106,8 @@ def test_a_pod_whose_record_has_not_come_is_pending_until_it_says_where_it_is(
         assert [one.state for one in given.take(containers=containers).pods] == [state]
 
 
-def test_a_pod_that_is_gone_is_still_its_nodes(given: Given) -> None:
-    """Its deletion gives it to nobody else; its last trace does, for nobody can tell any more."""
+def test_a_deleted_pod_still_belongs_to_its_node(given: Given) -> None:
+    """Until its tombstone: after that nobody can tell where it was."""
     given.read_pod(pod(node="node-b", deleted_time_ns=SECOND_NS))
     assert given.take(containers=NAMED[:1]).pods[0].state is PodState.FOREIGN
     given.read_tombstone(UIDS[0])
@@ -116,7 +115,7 @@ def test_a_pod_that_is_gone_is_still_its_nodes(given: Given) -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_a_status_that_names_another_nodes_container_takes_nobodys_name(
+def test_a_status_that_names_another_nodes_container_does_not_take_its_name(
     given: Given, order: Sequence[int]
 ) -> None:
     """A node writes the status of its pods, and so could name any container there."""
@@ -149,7 +148,7 @@ CRAFTED = [
 def test_no_status_of_another_node_puts_its_pods_name_on_a_static_pods_use(
     given: Given, container_id: str, order: Sequence[int], *, is_former: bool
 ) -> None:
-    """Its kubelet may write any text for an id; the static pod's record may come late, or never."""
+    """Its kubelet may write any text as an id; the static pod's record may come late, or never."""
     theirs = PodContainer(
         name="theirs",
         restarts=0,
@@ -177,8 +176,8 @@ def test_no_status_of_another_node_puts_its_pods_name_on_a_static_pods_use(
         assert described.name == expected
 
 
-async def test_an_incident_of_another_nodes_pod_is_told_without_names(given: Given) -> None:
-    """Its processes stand in it; that pod's owner is not alerted."""
+async def test_an_incident_of_another_nodes_pod_is_reported_without_names(given: Given) -> None:
+    """It lists the processes, but that pod's owner is not alerted."""
     before = refused()
     given.read_pod(pod(node="node-b"))
     (message,) = given.stage.take_incidents([incident_record(incident())])
@@ -245,9 +244,9 @@ def test_the_same_ticks_give_the_same_books_whatever_pods_are_cached(
     containers: list[list[ContainerRef]],
     allocated: list[DeviceAllocation],
 ) -> None:
-    """Byte for byte; and a name stands only beside a pod whose record names the node.
+    """Byte for byte; a pod has a name only if its record names the node.
 
-    Or beside one that has no record, by the node's own word, and never if a record says otherwise.
+    Or if it has no record and the node reported the name, and never if a record contradicts it.
     """
     with_none, with_some = Given(), Given()
     for each in cached:
@@ -283,7 +282,7 @@ DESCRIPTION = {"pods", "containers", "allocations"}
 
 
 def books_of(event: bytes | None) -> dict[str, msgspec.Raw]:
-    """Return the encoded fields of an event but who the pods and the holders are."""
+    """Return an event's encoded fields except the descriptions of pods and allocatees."""
     fields = msgspec.json.decode(event or b"", type=dict[str, msgspec.Raw])
     return {name: value for name, value in fields.items() if name not in DESCRIPTION}
 

@@ -1,4 +1,4 @@
-"""What the join makes of the largest ticks: what sinks take, or a dead letter."""
+"""From the largest ticks the join makes events that sinks accept, or a dead letter."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -108,12 +108,12 @@ def largest() -> dict[str, NodeSample]:
         "gpus": sample(
             containers=[], gpus=[reading(uuid=f"GPU-{number}") for number in range(MAX_GPUS)]
         ),
-        "instances that are each another's": sample(
+        "instances that are each other's parents": sample(
             containers=[],
             gpus=instances(MAX_GPUS - 1),
             allocations=[allocated(number, gpu_instance=number) for number in range(MAX_GPUS)],
         ),
-        "more held of each instance than a message has": sample(
+        "more allocations of each instance than a message can hold": sample(
             containers=[],
             gpus=instances(MAX_GPUS - 1, gpu_instance=1),
             allocations=[allocated(number, gpu_instance=1) for number in range(MAX_ALLOCATIONS)],
@@ -133,7 +133,7 @@ def largest() -> dict[str, NodeSample]:
 
 
 def taken(value: object, take: Callable[[JoinStage], Sequence[Message]]) -> Sequence[Message]:
-    """Return what was made of a record; nothing of it where one letter says so."""
+    """Return the messages made of a record, or nothing if it became one dead letter."""
     producer = KeepingProducer()
     dead_letters = DeadLetterQueue(
         consumer="test", producer=producer, partitions=1, topic=DEAD_LETTERS
@@ -150,13 +150,13 @@ def events_of(tick: NodeSample) -> list[GpuEvent]:
 
 
 @pytest.mark.parametrize("name", largest())
-def test_the_event_of_a_tick_at_its_bounds_is_one_that_sinks_decode(name: str) -> None:
+def test_the_event_of_a_tick_at_its_bounds_can_be_decoded_by_sinks(name: str) -> None:
     tick = largest()[name]
     assert len(encode(tick)) <= MAX_MESSAGE_BYTES
 
     events = events_of(tick)
 
-    assert len(events) == (name != "more held of each instance than a message has")
+    assert len(events) == (name != "more allocations of each instance than a message can hold")
     for event in events:
         assert len(values_of(event)) > 0
         assert sum(1 for _ in booked_entries(event)) >= len(event.gpus)
@@ -167,13 +167,13 @@ refs = st.builds(ContainerRef, container_id=ids, pod_uid=ids)
 
 
 def named_by(container: ContainerRef) -> tuple[str, str]:
-    """Return what is known of a container; no tick has two of which the same is known."""
+    """Return the identity of a container; no tick has the same one twice."""
     return container.pod_uid or "", container.container_id or ""
 
 
 @given(found=st.lists(refs, max_size=20, unique_by=named_by), data=st.data())
 @examples(50)
-def test_the_event_of_any_tick_that_is_decoded_is_decoded(
+def test_the_event_of_any_valid_tick_is_valid(
     found: list[ContainerRef], data: st.DataObject
 ) -> None:
     places = st.none() | st.integers(0, len(found) - 1) if found else st.none()
@@ -201,7 +201,7 @@ def test_the_event_of_any_tick_that_is_decoded_is_decoded(
 
 @pytest.mark.parametrize("processes", [1_000, MAX_INCIDENT_PROCESSES])
 @pytest.mark.parametrize("allocations", [0, 1_000])
-def test_what_an_incident_comes_to_is_one_that_sinks_decode(
+def test_the_attributed_incident_of_an_incident_at_its_bounds_can_be_decoded_by_sinks(
     processes: int, allocations: int
 ) -> None:
     reported = incident(
@@ -215,7 +215,7 @@ def test_what_an_incident_comes_to_is_one_that_sinks_decode(
     assert len(ATTRIBUTED.decode(made.value).pods) == processes + allocations
 
 
-def test_an_incident_whose_processes_are_all_in_one_pod_is_one_that_sinks_decode() -> None:
+def test_an_incident_whose_processes_are_all_in_one_pod_can_be_decoded_by_sinks() -> None:
     reported = incident(
         processes=[
             IncidentProcess(pid=one, pod_uid="u", container_id=f"{one}")
@@ -230,8 +230,8 @@ def test_an_incident_whose_processes_are_all_in_one_pod_is_one_that_sinks_decode
     assert found.process_pods == [0] * MAX_INCIDENT_PROCESSES
 
 
-def test_a_kind_that_is_not_known_is_counted_as_other() -> None:
-    """A label for each word that somebody writes would be a series for each."""
+def test_an_unknown_kind_of_incident_is_counted_as_other() -> None:
+    """A label value for each word in a record would make a series for each."""
     before = value_of("gpuledger_join_incidents_total", kind="other")
     reported = [incident_record(incident(kind=f"kind-{number}")) for number in range(3)]
     dead_letters = DeadLetterQueue(
@@ -250,8 +250,8 @@ def test_a_kind_that_is_not_known_is_counted_as_other() -> None:
     ]
 
 
-def test_a_record_larger_than_a_message_is_put_aside_undecoded() -> None:
-    """As one of 8 MB in a batch that was made by hand."""
+def test_a_record_larger_than_a_message_is_rejected_undecoded() -> None:
+    """For example one of 8 MB in a handmade batch."""
     producer = KeepingProducer()
     dead_letters = DeadLetterQueue(
         consumer="test", producer=producer, partitions=1, topic=DEAD_LETTERS

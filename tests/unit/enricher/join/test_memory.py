@@ -1,4 +1,4 @@
-"""What a worker keeps is bounded by its partitions' nodes and pods, however many came and went."""
+"""A worker's memory is bounded by its partitions' nodes and pods, however many came and went."""
 
 import gc
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -18,7 +18,7 @@ _CODE = (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
 
 
 def count_reachable(stage: JoinStage) -> int:
-    """Return how many objects the stage's own state holds on to."""
+    """Return how many objects are reachable from the stage's own state."""
     own = {
         name: value
         for name, value in vars(stage).items()
@@ -35,7 +35,7 @@ def count_reachable(stage: JoinStage) -> int:
 
 
 def _parts(one: object) -> list[object]:
-    """Return what an object holds; the collector does not look into the structs of a cache."""
+    """Return the objects that an object refers to; the collector ignores a cache's structs."""
     if isinstance(one, msgspec.Struct):
         return [getattr(one, name) for name in one.__struct_fields__]
     return gc.get_referents(one)
@@ -43,12 +43,11 @@ def _parts(one: object) -> list[object]:
 
 @pytest.fixture
 def given() -> Given:
-    """Return a stage that has read nothing."""
     return Given()
 
 
 def live_a_round(given: Given, number: int, *, partition: int) -> list[str]:
-    """Have new nodes tick with new pods, every other one of which is not known; return the pods."""
+    """Let new nodes tick with new pods, every second one without a record; return the pods."""
     uids = []
     for place in range(number * PER_ROUND, (number + 1) * PER_ROUND):
         uid, container_id = f"uid-{place}", f"{place:064}"
@@ -68,8 +67,8 @@ def live_a_round(given: Given, number: int, *, partition: int) -> list[str]:
     return uids
 
 
-def test_what_a_partition_needed_goes_with_it(given: Given) -> None:
-    """Partitions come and go; the one that stays needs what it needed."""
+def test_the_memory_of_a_partition_is_freed_with_it(given: Given) -> None:
+    """Partitions come and go, and the one that stays needs as much as before."""
     live_a_round(given, 0, partition=0)
     during = before = count_reachable(given.stage)
     for number in range(1, 11):
@@ -82,8 +81,8 @@ def test_what_a_partition_needed_goes_with_it(given: Given) -> None:
     assert after <= before
 
 
-def test_nodes_and_pods_that_are_gone_from_a_partition_need_nothing(given: Given) -> None:
-    """As where nodes are hired by the day, each under a name of its own."""
+def test_deleted_nodes_and_pods_of_a_partition_need_no_memory(given: Given) -> None:
+    """For example if nodes are rented by the day, each under a new name."""
     sizes = []
     for number in range(8):
         uids = live_a_round(given, number, partition=3)

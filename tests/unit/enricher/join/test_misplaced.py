@@ -1,4 +1,4 @@
-"""A record lies in its node's partition under its own key; what does not is put aside."""
+"""A record belongs in its node's partition under its own key; a misplaced one is rejected."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ NAMED = [ContainerRef(pod_uid=UIDS[0], container_id=CONTAINER_IDS[0])]
 
 @pytest.fixture
 def given() -> Given:
-    """Return a stage that has read nothing; the home of node-a is known."""
+    """Return a stage that has read nothing but knows the partition of node-a."""
     given = Given()
     given.homes["default/node-a"] = HOME
     return given
@@ -62,17 +62,17 @@ ELSEWHERE: dict[str, dict[str, Any]] = {
     "under another node's name": {"key": b"default/node-b"},
     "under another UID": {"key": key_in("default", UIDS[1]).encode()},
     "under the empty key": {"key": b""},
-    "under no key": {"key": None},
+    "without a key": {"key": None},
     "in another partition": {"partition": HOME + 1},
 }
 
 
 @pytest.mark.parametrize("where", ELSEWHERE)
 @pytest.mark.parametrize("what", OF_NODE_A)
-async def test_what_lies_elsewhere_is_put_aside_and_changes_nothing(
+async def test_a_misplaced_record_is_rejected_and_changes_nothing(
     given: Given, what: str, where: str
 ) -> None:
-    """The letter says whose it is and where it lies."""
+    """The dead letter names the node and the partition."""
     taken, read = OF_NODE_A[what]
     given.take(seq=1000, containers=[])
     assert not getattr(given.stage, taken)([read._replace(**ELSEWHERE[where])])
@@ -86,15 +86,15 @@ async def test_what_lies_elsewhere_is_put_aside_and_changes_nothing(
 
 
 @pytest.mark.parametrize("what", OF_NODE_A)
-async def test_what_lies_at_home_is_used(given: Given, what: str) -> None:
+async def test_a_record_in_the_right_place_is_used(given: Given, what: str) -> None:
     """The same records, each where its writer puts it."""
     taken, read = OF_NODE_A[what]
     getattr(given.stage, taken)([read])
     assert await given.rejected_records() == []
 
 
-def test_a_tombstone_takes_nothing_from_another_partition(given: Given) -> None:
-    """Neither a pod nor a watermark; in its own it does."""
+def test_a_tombstone_removes_nothing_of_another_partition(given: Given) -> None:
+    """Neither a pod nor a watermark; in its own partition it does."""
     given.read_pod(pod())
     given.take(seq=1000)
     given.read_tombstone(UIDS[0], partition=HOME + 1)
@@ -107,8 +107,10 @@ def test_a_tombstone_takes_nothing_from_another_partition(given: Given) -> None:
 
 
 @pytest.mark.parametrize("partitions", [1, 12, 50])
-def test_a_nodes_home_is_where_every_writer_puts_its_records(partitions: int) -> None:
-    """In one partition of all there are."""
+def test_a_nodes_partition_is_the_one_in_which_every_writer_puts_its_records(
+    partitions: int,
+) -> None:
+    """Exactly one of all partitions."""
     is_placed = placement_rule(partitions=partitions)
     for number in range(100):
         node = f"default/gpu-node-{number}"

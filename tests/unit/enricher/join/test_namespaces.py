@@ -1,4 +1,4 @@
-"""Each worker reads all namespaces before its first tick, beside its group, and follows them."""
+"""Each worker reads all namespaces before its first tick, outside its group, and follows them."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,23 +26,25 @@ from tests.unit.enricher.join.pods.test_places import KNOWN_NODE, namespace, nod
 from tests.unit.enricher.join.ticks import UIDS, anywhere, pod
 
 KEY = "default/research"
-LETTER = Decoder(topic=DEAD_LETTERS.name, record=DeadLetter)
+DEAD_LETTER = Decoder(topic=DEAD_LETTERS.name, record=DeadLetter)
 
 
-async def tell(bus: MemoryBus, value: NamespaceRecord | bytes | None, *, key: str = KEY) -> None:
-    """Publish a namespace, or what is none."""
+async def publish_namespace(
+    bus: MemoryBus, value: NamespaceRecord | bytes | None, *, key: str = KEY
+) -> None:
+    """Publish a namespace, or an invalid one."""
     data = encode(value) if isinstance(value, NamespaceRecord) else value
     async with bus.producer() as producer:
         await producer.publish(NAMESPACES.name, 0, [Message(key.encode(), data, T_NS // 10**6)])
 
 
-async def test_namespaces_and_nodes_that_were_there_before_are_in_the_first_event() -> None:
-    """The ticks' partition is another one than the namespaces'."""
+async def test_existing_namespaces_and_nodes_are_in_the_first_event() -> None:
+    """The namespaces are in another partition than the ticks."""
     bus = MemoryBus()
     await publish(bus, SAMPLES, tick(1))
     await publish(bus, PODS, pod(), key=key_in("default", UIDS[0]))
     await publish(bus, NODES, node(), key="default/node-a")
-    await tell(bus, namespace())
+    await publish_namespace(bus, namespace())
     async with joining(bus) as readiness:
         (event,) = await read_events(bus, 1)
         await until(readiness.is_ready)
@@ -51,7 +53,7 @@ async def test_namespaces_and_nodes_that_were_there_before_are_in_the_first_even
 
 
 class FailingBus(MemoryBus):
-    """A bus whose readers cannot be opened as often as it is told."""
+    """A bus that fails to open readers a given number of times."""
 
     failures = 0
 
@@ -66,7 +68,7 @@ class FailingBus(MemoryBus):
 
 
 class Followed:
-    """A stage, and who follows the namespaces for it."""
+    """A stage, and the follower of namespaces for it."""
 
     def __init__(self, bus: MemoryBus) -> None:
         self.producer, self.check = KeepingProducer(), Check()
@@ -89,7 +91,7 @@ class Followed:
         )
 
     def team(self) -> str | None:
-        """Return whose the namespace is."""
+        """Return the namespace's team."""
         found = self.stage.cluster_objects.namespaces.at(KEY, T_NS)
         return (found.labels or {}).get("team") if found else None
 
@@ -106,9 +108,9 @@ class Followed:
 
 
 @pytest.mark.parametrize("failures", [0, 3])
-async def test_what_changes_is_read_and_an_outage_is_waited_for(failures: int) -> None:
+async def test_changes_are_read_and_an_outage_is_waited_out(failures: int) -> None:
     bus = FailingBus()
-    await tell(bus, namespace())
+    await publish_namespace(bus, namespace())
     bus.failures = failures
     followed = Followed(bus)
     await followed.follower.read_up()
@@ -116,43 +118,43 @@ async def test_what_changes_is_read_and_an_outage_is_waited_for(failures: int) -
     assert followed.check.is_ok
     bus.failures = failures
     async with followed.following():
-        await tell(bus, namespace("8", labels={"team": "speech"}))
+        await publish_namespace(bus, namespace("8", labels={"team": "speech"}))
         await until(lambda: followed.team() == "speech")
         assert followed.check.is_ok
-        await tell(bus, None)
+        await publish_namespace(bus, None)
         await until(lambda: not len(followed.stage.cluster_objects.namespaces))
 
 
-async def test_what_was_read_is_not_read_again() -> None:
+async def test_records_are_not_read_twice() -> None:
     bus = MemoryBus()
-    await tell(bus, b"{")
+    await publish_namespace(bus, b"{")
     followed = Followed(bus)
     for _ in range(3):
         await followed.follower.read_up()
     assert len(followed.producer.messages()) == 1
 
 
-async def test_a_topic_that_was_made_anew_is_read_from_its_beginning() -> None:
+async def test_a_recreated_topic_is_read_from_its_beginning() -> None:
     bus = MemoryBus()
     for version in ("7", "8"):
-        await tell(bus, namespace(version))
+        await publish_namespace(bus, namespace(version))
     followed = Followed(bus)
     await followed.follower.read_up()
     bus.recreate(NAMESPACES.name)
-    await tell(bus, namespace("9", labels={"team": "speech"}))
+    await publish_namespace(bus, namespace("9", labels={"team": "speech"}))
     await followed.follower.read_up()
     assert followed.team() == "speech"
 
 
-async def test_the_letter_of_a_bad_namespace_is_small_and_says_where_it_lies() -> None:
+async def test_the_dead_letter_of_an_invalid_namespace_is_small_and_has_its_position() -> None:
     """Each worker publishes one, and labels and annotations may be long."""
     bus = MemoryBus()
-    await tell(bus, namespace())
-    await tell(bus, b"{" + b" " * 500_000)
-    await tell(bus, replace(namespace("9"), name="other", labels={}))
+    await publish_namespace(bus, namespace())
+    await publish_namespace(bus, b"{" + b" " * 500_000)
+    await publish_namespace(bus, replace(namespace("9"), name="other", labels={}))
     followed = Followed(bus)
     await followed.follower.read_up()
-    dead_letters = [LETTER.decode(message.value) for message in followed.producer.messages()]
+    dead_letters = [DEAD_LETTER.decode(message.value) for message in followed.producer.messages()]
     assert [(dead_letter.reason, dead_letter.offset) for dead_letter in dead_letters] == [
         ("undecodable", 1),
         ("misplaced", 2),

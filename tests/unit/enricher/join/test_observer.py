@@ -1,4 +1,4 @@
-"""What shows of the books in the metrics: that they are the devices'."""
+"""Metrics show whether the books agree with the devices."""
 
 import pytest
 from structlog.testing import capture_logs
@@ -17,15 +17,15 @@ HALF = sample(processes=[process(container=0, sm_utilization_ratio=0.5)])
 TWICE = sample(gpus=[reading()], interval_ns=2 * SECOND_NS, processes=HALF.processes)
 
 
-def test_whole_books_count_nothing() -> None:
-    """The counter is there before the first tick."""
+def test_balanced_books_count_nothing() -> None:
+    """The counter exists before the first tick."""
     before = value_of(UNBALANCED)
     Given().take(processes=HALF.processes)
     assert value_of(UNBALANCED) == before
 
 
 def audit(checks: JoinObserver, booked: NodeSample, read: NodeSample) -> float:
-    """Return by how much the counter grows where books are held against another tick's reading."""
+    """Return the increase of the counter if books are checked against another tick's readings."""
     before = value_of(UNBALANCED)
     message = DescriptionCache(ClusterPods()).describe(booked)
     event = make_event(booked, book_tick(booked), message)
@@ -33,8 +33,8 @@ def audit(checks: JoinObserver, booked: NodeSample, read: NodeSample) -> float:
     return value_of(UNBALANCED) - before
 
 
-def test_books_that_do_not_sum_to_the_device_are_counted_and_told() -> None:
-    """Half of the time is missing where a tick of two seconds was booked as one."""
+def test_books_that_do_not_sum_to_the_device_are_counted_and_logged() -> None:
+    """Half of the time is missing if a tick of two seconds was booked as one."""
     checks = JoinObserver(pending_pod_timeout_seconds=1)
     with capture_logs() as lines:
         assert audit(checks, HALF, TWICE) == 1
@@ -48,7 +48,7 @@ def test_books_that_do_not_sum_to_the_device_are_counted_and_told() -> None:
 
 
 def test_not_every_tick_is_checked() -> None:
-    """To check costs as much as to book."""
+    """A check costs as much as booking."""
     checks = JoinObserver(pending_pod_timeout_seconds=1)
     assert audit(checks, HALF, HALF) == 0
     counted = [audit(checks, HALF, TWICE) for _ in range(TICKS_PER_CHECK)]
@@ -57,9 +57,9 @@ def test_not_every_tick_is_checked() -> None:
 
 @pytest.mark.parametrize(
     ("case", "interval_seconds", "overlaps"),
-    [("they meet", 1, 0), ("a gap is between them", 0.5, 0), ("two agents are one node", 5, 1)],
+    [("they meet", 1, 0), ("a gap is between them", 0.5, 0), ("two agents claim one node", 5, 1)],
 )
-def test_time_that_two_ticks_of_a_boot_cover_is_counted(
+def test_overlapping_time_of_two_ticks_of_a_boot_is_counted(
     case: str, interval_seconds: float, overlaps: int
 ) -> None:
     given = Given()

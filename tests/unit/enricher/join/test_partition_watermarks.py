@@ -1,4 +1,4 @@
-"""What the join says of its partitions, and what it waits to hear of podwatch's."""
+"""The join's watermarks for its partitions, and how it waits for podwatch's."""
 
 import asyncio
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ TICK_NS = sample().time_ns
 
 
 def watermarks(bus: MemoryBus) -> list[Watermark]:
-    """Return what was said of the partition."""
+    """Return the watermarks published for the partition."""
     decoder = decoder_of(WATERMARKS.name, Watermark)
     found = [decoder.decode(each.value or b"") for each in bus.kept(WATERMARKS.name)]
     return [each for each in found if each.partition == PARTITION and each.component == JOIN]
@@ -53,8 +53,8 @@ def podwatch_watermark_of(**changes: object) -> Watermark:
     return Watermark(**(values | changes))  # type: ignore[arg-type]  # the names are a Watermark's
 
 
-async def say(bus: MemoryBus, **changes: object) -> None:
-    """Have podwatch say of each partition that it is complete; `changes` are for the node's."""
+async def publish_podwatch_watermarks(bus: MemoryBus, **changes: object) -> None:
+    """Let podwatch publish a watermark for each partition; `changes` apply to the node's."""
     async with bus.producer() as producer:
         for partition in range(WATERMARKS.partitions):
             own = changes if partition == PARTITION else {}
@@ -63,8 +63,8 @@ async def say(bus: MemoryBus, **changes: object) -> None:
             await producer.publish(WATERMARKS.name, partition, [message])
 
 
-async def test_a_partition_is_complete_up_to_the_last_tick_of_its_nodes() -> None:
-    """And it says so of the events up to that tick's, once they were acknowledged."""
+async def test_a_partition_is_complete_through_the_last_tick_of_its_nodes() -> None:
+    """The watermark covers the events up to that tick, once they were acknowledged."""
     bus = MemoryBus()
     await publish(bus, SAMPLES, tick(1), tick(2))
     async with joining(bus):
@@ -76,8 +76,8 @@ async def test_a_partition_is_complete_up_to_the_last_tick_of_its_nodes() -> Non
     assert output.publisher.startswith("gpuledger-join@")
 
 
-async def test_a_partition_without_nodes_is_called_complete_too() -> None:
-    """Else what is complete of all partitions would never be known."""
+async def test_a_partition_without_nodes_is_complete_too() -> None:
+    """Otherwise it would never be known what is complete in all partitions."""
     bus = MemoryBus()
     async with joining(bus):
         await until(lambda: bool(watermarks(bus)))
@@ -85,8 +85,8 @@ async def test_a_partition_without_nodes_is_called_complete_too() -> None:
     assert (output.node_count, output.next_offset) == (0, 0)
 
 
-def test_a_tick_of_a_time_that_was_called_complete_is_booked_and_counted() -> None:
-    """Also by the next worker of the partition, which reads back what was said."""
+def test_a_tick_behind_the_watermark_is_booked_and_counted() -> None:
+    """Also by the partition's next worker, which reads the watermarks back."""
     behind = "gpuledger_join_samples_behind_watermark_total"
     before = REGISTRY.get_sample_value(behind) or 0.0
     given = Given()
@@ -102,7 +102,7 @@ def read(output: Watermark, *, partition: int = 3) -> Sequence[Record]:
     return [Record(WATERMARKS.name, partition, 0, message.timestamp_ms, message.key, message.value)]
 
 
-async def test_a_watermark_that_lies_in_another_partition_is_put_aside() -> None:
+async def test_a_watermark_in_the_wrong_partition_is_rejected() -> None:
     given = Given()
     given.stage.take_watermarks(read(podwatch_watermark_of(partition=2)))
     (dead_letter,) = await given.rejected_records()
@@ -110,28 +110,28 @@ async def test_a_watermark_that_lies_in_another_partition_is_put_aside() -> None
     assert "a watermark of partition 2" in dead_letter.detail
 
 
-async def test_no_pod_stays_nameless_of_which_podwatch_tells_after_the_join_began() -> None:
-    """The ticks wait; what podwatch said before this start does not count."""
+async def test_pods_published_after_the_join_started_are_known_to_the_first_events() -> None:
+    """The ticks wait; podwatch's watermarks from before the start do not count."""
     bus = MemoryBus()
     await publish(bus, SAMPLES, tick(1), tick(2))
-    await say(bus)
+    await publish_podwatch_watermarks(bus)
     async with joining(bus, settings=WAITING) as readiness:
         check = readiness.check("pods")
         await until(lambda: "waiting for podwatch" in check.detail)
         assert not bus.kept(EVENTS.name)
         await publish(bus, PODS, pod(), key=f"default/{UIDS[0]}")
-        await say(bus, next_offset=1)
+        await publish_podwatch_watermarks(bus, next_offset=1)
         events = await read_events(bus, 2)
         assert check.is_ok
     assert [event.pods[0].state for event in events] == [PodState.KNOWN] * 2
 
 
-async def test_a_watermark_that_speaks_of_pods_still_to_be_read_is_waited_with() -> None:
+async def test_a_watermark_for_pods_that_are_still_to_be_read_counts_once_they_are_read() -> None:
     bus = MemoryBus()
     await publish(bus, SAMPLES, tick(1))
     async with joining(bus, settings=WAITING) as readiness:
         await until(lambda: "waiting for podwatch" in readiness.check("pods").detail)
-        await say(bus, next_offset=1)
+        await publish_podwatch_watermarks(bus, next_offset=1)
         for _ in range(20):
             await asyncio.sleep(0.01)
         assert not bus.kept(EVENTS.name)
@@ -140,7 +140,7 @@ async def test_a_watermark_that_speaks_of_pods_still_to_be_read_is_waited_with()
     assert event.pods[0].state is PodState.KNOWN
 
 
-async def test_without_podwatch_the_work_begins_after_a_time_which_is_told_and_counted() -> None:
+async def test_without_podwatch_the_work_begins_after_a_timeout_which_is_counted() -> None:
     counted = "gpuledger_join_podwatch_timeouts_total"
     before = REGISTRY.get_sample_value(counted) or 0.0
     tuning = msgspec.structs.replace(SETTINGS.join, podwatch_timeout_seconds=0.1)
@@ -156,7 +156,7 @@ async def test_without_podwatch_the_work_begins_after_a_time_which_is_told_and_c
 
 
 @pytest.mark.parametrize("value", [b"no json", b"{}"])
-async def test_what_is_no_watermark_is_put_aside(value: bytes) -> None:
+async def test_an_invalid_watermark_is_rejected(value: bytes) -> None:
     given, message = Given(), Message(b"join/default/3", value, 0)
     record = Record(WATERMARKS.name, 3, 0, 0, message.key, message.value)
     given.stage.take_watermarks([record])
@@ -164,8 +164,8 @@ async def test_what_is_no_watermark_is_put_aside(value: bytes) -> None:
     assert dead_letter.reason == "undecodable"
 
 
-def test_a_podwatch_whose_watermark_was_taken_back_is_not_waited_for() -> None:
-    """As of a cluster that was retired; a tombstone of another partition takes nothing back."""
+def test_a_podwatch_whose_watermark_was_deleted_is_not_waited_for() -> None:
+    """For example of a retired cluster; a tombstone in another partition deletes nothing."""
     given = Given()
     output = podwatch_watermark_of(partition=3), podwatch_watermark_of(partition=3, cluster="gone")
     for each in output:

@@ -1,4 +1,4 @@
-"""The join's shell while its group changes: nothing is lost, and nothing stands still."""
+"""The join's service while its group rebalances: nothing is lost, and nothing stalls."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -27,10 +27,10 @@ INPUTS = [SAMPLES.name, PROCESSES.name, INCIDENTS.name, PODS.name]
 
 
 class WatchedConsumer:
-    """A consumer that tells of each of its polls and commits."""
+    """A consumer that reports each of its polls and commits."""
 
-    def __init__(self, consumer: Consumer, tell: Callable[[str], Awaitable[None]]) -> None:
-        self._consumer, self._tell = consumer, tell
+    def __init__(self, consumer: Consumer, report: Callable[[str], Awaitable[None]]) -> None:
+        self._consumer, self._report = consumer, report
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # any other method of a consumer
         return getattr(self._consumer, name)
@@ -38,30 +38,30 @@ class WatchedConsumer:
     async def poll(
         self, *, timeout_seconds: float, max_records: int
     ) -> Mapping[TopicPartition, Sequence[Record]]:
-        """Poll; told of before and after."""
-        await self._tell("poll")
+        """Poll, and report before and after."""
+        await self._report("poll")
         try:
             return await self._consumer.poll(
                 timeout_seconds=timeout_seconds, max_records=max_records
             )
         finally:
-            await self._tell("polled")
+            await self._report("polled")
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Commit; told of before, so that it may be refused."""
-        await self._tell("commit")
+        """Report, so that the test may refuse, and commit."""
+        await self._report("commit")
         await self._consumer.commit(offsets)
 
 
 class WatchedBus(MemoryBus):
-    """A bus in memory that tells a test of what its join does."""
+    """An in-memory bus that reports the calls of its join to the test."""
 
     calls: Sequence[str] = ()
 
     async def follow(self, call: str) -> None:
-        """Do what the test wants to happen at this call."""
+        """Do what the test wants at this call."""
 
-    async def _tell(self, call: str) -> None:
+    async def _report(self, call: str) -> None:
         self.calls = (*self.calls, call)
         await self.follow(call)
 
@@ -69,12 +69,12 @@ class WatchedBus(MemoryBus):
     @asynccontextmanager
     async def consumer(self, subscription: Subscription) -> AsyncIterator[Consumer]:
         async with super().consumer(subscription) as consumer:
-            watched = cast("Consumer", WatchedConsumer(consumer, self._tell))
+            watched = cast("Consumer", WatchedConsumer(consumer, self._report))
             yield watched if subscription.group == GROUP else consumer
 
 
 class ForgetfulBus(WatchedBus):
-    """A bus whose group has given its member up: it must poll before it may commit again."""
+    """A bus whose group has expelled its member, which must poll before it may commit again."""
 
     @override
     async def follow(self, call: str) -> None:
@@ -107,8 +107,8 @@ class CrowdedBus(WatchedBus):
                 await producer.publish(SAMPLES.name, partition, [message])
 
 
-async def test_a_commit_that_is_refused_until_the_next_poll_does_not_stop_the_join() -> None:
-    """Kafka refuses a member that it gave up for dead until that member has joined again."""
+async def test_a_commit_that_is_rejected_until_the_next_poll_does_not_stop_the_join() -> None:
+    """Kafka rejects a member that it considers dead until that member has joined again."""
     bus = ForgetfulBus()
     await publish(bus, SAMPLES, tick(1))
     async with joining(bus):
@@ -118,7 +118,7 @@ async def test_a_commit_that_is_refused_until_the_next_poll_does_not_stop_the_jo
 
 
 async def test_ticks_that_come_with_a_rebalance_while_pods_are_read_are_booked() -> None:
-    """Partitions that come within a poll are not paused: what they bring must not be lost."""
+    """Partitions assigned within a poll are not paused, and their records must not be lost."""
     async with AsyncExitStack() as stack:
         bus = CrowdedBus(stack)
         async with joining(bus):
@@ -126,7 +126,7 @@ async def test_ticks_that_come_with_a_rebalance_while_pods_are_read_are_booked()
 
 
 class SlowGroupBus(WatchedBus):
-    """A bus whose group takes the join's partitions while it reads pods, and gives none at once."""
+    """A bus whose group revokes the join's partitions while it reads pods, and then pauses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class SlowGroupBus(WatchedBus):
             await publish(self, PODS, pod(), key=f"default/{UIDS[0]}")
         elif (call, polls) == ("poll", 2):
             subscription = Subscription(group=GROUP, stage="join", topics=INPUTS)
-            for _ in range(2):  # the first of them does not poll again: the group waits for it
+            for _ in range(2):  # the first member does not poll again, so the group waits for it
                 other = await self._others.enter_async_context(
                     MemoryBus.consumer(self, subscription)
                 )
@@ -148,8 +148,8 @@ class SlowGroupBus(WatchedBus):
             await self._others.aclose()
 
 
-async def test_a_worker_whose_partitions_are_taken_while_it_reads_goes_on_polling() -> None:
-    """It holds nothing then, and the next assignment comes with a poll alone."""
+async def test_a_worker_whose_partitions_are_revoked_while_it_reads_keeps_polling() -> None:
+    """It has no partitions then, and only a poll can bring the next assignment."""
     bus = SlowGroupBus()
     await publish(bus, SAMPLES, tick(1))
     async with joining(bus) as readiness:

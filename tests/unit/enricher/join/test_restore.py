@@ -1,4 +1,4 @@
-"""What a read-back says and leaves behind when a rebalance or an outage comes in between."""
+"""Reading back while a rebalance or an outage comes in between."""
 
 import asyncio
 import gc
@@ -26,7 +26,7 @@ ANNOUNCER = Announcer(topic=EVENTS.name, publisher="test")
 
 
 class FailingDelivery:
-    """Cannot take partitions over, and says so while the worker polls."""
+    """Cannot take partitions over, and fails while the worker polls."""
 
     def __init__(self) -> None:
         self.failed = asyncio.Event()
@@ -48,7 +48,6 @@ class RebalancingConsumer:
         self._delivery = delivery
 
     def assignment(self) -> frozenset[TopicPartition]:
-        """Hold nothing."""
         return frozenset()
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
@@ -57,7 +56,7 @@ class RebalancingConsumer:
     async def poll(
         self, *, timeout_seconds: float, max_records: int
     ) -> Mapping[TopicPartition, Sequence[Record]]:
-        """Give up the partition."""
+        """Revoke the partition."""
         self._delivery.polled.set()
         await self._delivery.failed.wait()
         await asyncio.sleep(0)
@@ -65,7 +64,9 @@ class RebalancingConsumer:
         return {}
 
 
-async def test_a_take_over_that_fails_just_before_a_rebalance_leaves_nothing_for_asyncio() -> None:
+async def test_a_take_over_that_fails_just_before_a_rebalance_logs_nothing_through_asyncio() -> (
+    None
+):
     reported: list[str] = []
     asyncio.get_running_loop().set_exception_handler(
         lambda _, context: reported.append(context["message"])
@@ -93,7 +94,7 @@ async def test_a_take_over_that_fails_just_before_a_rebalance_leaves_nothing_for
 
 
 class ReadyDelivery:
-    """Takes partitions over, after so many failures."""
+    """Takes partitions over, after a number of failures."""
 
     def __init__(self, *, failures: int = 0) -> None:
         self._failures = failures
@@ -116,7 +117,6 @@ class TwoPartitions:
         self._polls = 0
 
     def assignment(self) -> frozenset[TopicPartition]:
-        """Return what is left."""
         return frozenset(self._held)
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
@@ -134,7 +134,7 @@ class TwoPartitions:
     async def end_offsets(
         self, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, int]:
-        """Return that there are some records."""
+        """Return an end after some records."""
         return dict.fromkeys(partitions, 3)
 
     async def position(self, partition: TopicPartition) -> int:
@@ -144,7 +144,7 @@ class TwoPartitions:
     async def poll(
         self, *, timeout_seconds: float, max_records: int
     ) -> Mapping[TopicPartition, Sequence[Record]]:
-        """Go on by one record, which is left out; a rebalance may come with it."""
+        """Advance by one record, which is omitted; a rebalance may come with it."""
         self._polls += 1
         if self._loses is not None:
             self._held -= {TopicPartition(PODS.name, self._loses)}
@@ -172,7 +172,7 @@ def restorer(
     return made
 
 
-async def test_a_partition_that_is_given_up_while_it_is_read_back_was_not_read_back() -> None:
+async def test_a_partition_that_is_revoked_while_it_is_read_back_was_not_read_back() -> None:
     consumer, check = TwoPartitions(loses=0), Check()
 
     async with asyncio.timeout(HANG_SECONDS):
@@ -193,7 +193,7 @@ async def test_an_outage_while_partitions_are_read_back_is_one_failure_of_the_ch
     assert reported == [False, True]
 
 
-async def test_a_worker_that_was_ready_is_not_while_it_reads_new_partitions_back() -> None:
+async def test_a_ready_worker_is_not_ready_while_it_reads_new_partitions_back() -> None:
     reported: list[tuple[bool, bool]] = []
     check = Check(on_change=lambda each: reported.append((each.is_ok, each.has_failed)))
     check.ok("9 pods")
@@ -210,7 +210,7 @@ PODS_POLLED: Polled = {POD_PARTITION: [record(pod(), topic=PODS.name)]}
 
 
 class Clock:
-    """Moved by whoever polls."""
+    """A clock that polls advance."""
 
     seconds = 0.0
 
@@ -219,7 +219,7 @@ class Clock:
 
 
 class OnePartition(TwoPartitions):
-    """Holds one partition of each topic; each poll is a step of the test's, and takes a while."""
+    """Has one partition of each topic; each poll is a step of the test and takes some time."""
 
     def __init__(
         self,
@@ -264,7 +264,7 @@ class OnePartition(TwoPartitions):
         return self.on_poll()
 
     def on_poll(self) -> Polled:
-        """Return what comes."""
+        """Return the records of a poll."""
         return self._brings
 
 
@@ -287,7 +287,7 @@ class SlowDelivery(ReadyDelivery):
 
 
 class Reading:
-    """A read-back of one partition with its parts."""
+    """The reading back of one partition, with its parts."""
 
     def __init__(
         self, consumer: OnePartition, *, clock: Clock, delivery: ReadyDelivery | None = None
@@ -312,7 +312,7 @@ class Reading:
             return await self.restorer.run(cast("Consumer", self.consumer))
 
 
-async def test_what_is_not_known_to_be_read_is_not_taken_for_read() -> None:
+async def test_a_partition_whose_position_is_unknown_does_not_count_as_read() -> None:
     class MuteAtFirst(OnePartition):
         @override
         def on_poll(self) -> Polled:
@@ -326,7 +326,7 @@ async def test_what_is_not_known_to_be_read_is_not_taken_for_read() -> None:
     assert consumer.polls >= 3
 
 
-async def test_a_read_back_that_stands_still_for_a_minute_is_stalled() -> None:
+async def test_reading_back_without_progress_for_a_minute_is_a_stall() -> None:
     consumer = OnePartition(clock=(clock := Clock()), poll_seconds=25, per_poll=0)
     reading = Reading(consumer, clock=clock)
 
@@ -336,7 +336,7 @@ async def test_a_read_back_that_stands_still_for_a_minute_is_stalled() -> None:
     assert clock.seconds == 75
 
 
-async def test_a_read_back_that_moves_is_not_stalled_however_long_it_takes() -> None:
+async def test_slow_progress_in_reading_back_is_not_a_stall_however_long_it_takes() -> None:
     consumer = OnePartition(clock=(clock := Clock()), poll_seconds=50, per_poll=0.5)
 
     assert await Reading(consumer, clock=clock).run() == {3}
@@ -379,14 +379,14 @@ async def test_pods_that_come_with_the_loss_of_their_partition_are_left_to_its_n
     assert len(reading.given.stage.pods) == 0
 
 
-async def test_after_a_read_back_all_is_handed_out() -> None:
+async def test_after_reading_back_no_partition_stays_paused() -> None:
     consumer = OnePartition(clock=(clock := Clock()))
     await Reading(consumer, clock=clock).run()
 
     assert consumer.paused == set()
 
 
-async def test_while_it_is_read_back_no_tick_of_a_partition_is_handed_out() -> None:
+async def test_while_a_partition_is_read_back_none_of_its_ticks_are_delivered() -> None:
     paused: list[set[TopicPartition]] = []
 
     class Watched(OnePartition):
@@ -400,7 +400,7 @@ async def test_while_it_is_read_back_no_tick_of_a_partition_is_handed_out() -> N
     assert paused == [{TICK_PARTITION}] * 3
 
 
-async def test_a_partition_that_is_given_up_is_taken_over_no_further() -> None:
+async def test_the_take_over_of_a_partition_that_is_revoked_is_cancelled() -> None:
     delivery = SlowDelivery()
     reading = Reading(OnePartition(clock=(clock := Clock())), clock=clock, delivery=delivery)
     running = asyncio.create_task(reading.run())
@@ -411,7 +411,7 @@ async def test_a_partition_that_is_given_up_is_taken_over_no_further() -> None:
     assert await running == frozenset()
 
 
-async def test_between_two_attempts_polls_go_on_for_as_long_as_the_backoff() -> None:
+async def test_between_two_attempts_polling_continues_for_the_time_of_the_backoff() -> None:
     consumer = OnePartition(clock=(clock := Clock()))
     reading = Reading(consumer, clock=clock, delivery=ReadyDelivery(failures=2))
     await reading.run()

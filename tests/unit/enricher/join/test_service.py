@@ -1,4 +1,4 @@
-"""The join's shell on the bus in memory: order, rebuilding, commits, retries."""
+"""The join's service on the in-memory bus: order, rebuilding, commits, retries."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -46,7 +46,7 @@ from tests.unit.enricher.join.joining import (
 from tests.unit.enricher.join.ticks import UIDS, pod
 
 
-async def test_pods_that_were_there_before_are_known_to_the_first_event() -> None:
+async def test_existing_pods_are_known_to_the_first_event() -> None:
     """The pods of new partitions are read to their end before a tick is booked."""
     bus = MemoryBus()
     await publish(bus, SAMPLES, tick(1))
@@ -57,7 +57,7 @@ async def test_pods_that_were_there_before_are_known_to_the_first_event() -> Non
 
 
 class HeldBus(MemoryBus):
-    """A bus whose consumers are brought nothing while it is held."""
+    """A bus whose consumers get nothing while it is held."""
 
     is_held = False
 
@@ -91,7 +91,7 @@ async def test_a_pod_that_comes_in_one_poll_with_its_tick_is_known_to_its_event(
 
 
 async def test_an_event_goes_to_the_partition_of_its_tick() -> None:
-    """Per-node order is kept, and sinks are co-partitioned."""
+    """Order is kept for each node, and sinks are co-partitioned."""
     bus = MemoryBus()
     await publish(bus, SAMPLES, tick(1), tick(2), tick(3))
     async with joining(bus):
@@ -102,7 +102,7 @@ async def test_an_event_goes_to_the_partition_of_its_tick() -> None:
         assert (await consumer.end_offsets([partition]))[partition] == 3
 
 
-async def test_a_join_that_starts_again_goes_on_where_it_stopped() -> None:
+async def test_a_restarted_join_continues_where_it_stopped() -> None:
     """Committed ticks are not booked again."""
     bus = MemoryBus()
     await publish(bus, SAMPLES, tick(1))
@@ -116,8 +116,8 @@ async def test_a_join_that_starts_again_goes_on_where_it_stopped() -> None:
 
 
 @pytest.mark.parametrize("topic", [SAMPLES, PROCESSES, INCIDENTS, PODS], ids=lambda each: each.name)
-async def test_a_record_that_cannot_be_decoded_ends_as_a_dead_letter(topic: Topic) -> None:
-    """On each input topic; and the ticks go on."""
+async def test_a_record_that_cannot_be_decoded_becomes_a_dead_letter(topic: Topic) -> None:
+    """On each input topic; ticks are still processed."""
     bus = MemoryBus()
     await publish(bus, topic, b"no json")
     async with joining(bus):
@@ -134,10 +134,10 @@ async def test_a_record_that_cannot_be_decoded_ends_as_a_dead_letter(topic: Topi
 
 
 @pytest.mark.parametrize("topic", [PODS, NODES, WATERMARKS], ids=lambda each: each.name)
-async def test_a_record_of_a_compacted_topic_has_one_letter_however_often_it_is_read(
+async def test_a_record_of_a_compacted_topic_has_one_dead_letter_however_often_it_is_read(
     topic: Topic,
 ) -> None:
-    """Each start reads such a topic from its beginning; of what is new each bad one has its own."""
+    """Each start reads such a topic from its beginning; only new records get a dead letter."""
     bus = MemoryBus()
     for number in range(3):
         await publish(bus, topic, b"no json", b"nor this", encode(pod()) + b"}")
@@ -160,10 +160,8 @@ async def test_a_record_of_a_compacted_topic_has_one_letter_however_often_it_is_
         (None, "there is no topic 'gpuledger.events.v1'"),
     ],
 )
-async def test_topics_that_are_not_as_they_must_be_are_waited_for(
-    wrong: Topic | None, message: str
-) -> None:
-    """Output partition = input partition cannot hold otherwise."""
+async def test_missing_or_wrong_topics_are_waited_for(wrong: Topic | None, message: str) -> None:
+    """Otherwise the output partition could not equal the input partition."""
     bus = MemoryBus([topic for topic in [*TOPICS, wrong] if topic not in (EVENTS, None)])
     async with joining(bus) as readiness:
         await until(lambda: message in str(readiness.report()))
@@ -174,7 +172,7 @@ async def test_topics_that_are_not_as_they_must_be_are_waited_for(
         await until(readiness.is_ready)
 
 
-async def test_what_a_check_says_is_true_of_the_moment_it_is_read() -> None:
+async def test_the_detail_of_a_check_is_computed_when_it_is_read() -> None:
     bus = MemoryBus()
     async with joining(bus) as readiness:
         await until(readiness.is_ready)
@@ -192,8 +190,8 @@ async def test_it_is_ready_once_the_pods_are_read() -> None:
         assert readiness.is_ready()
 
 
-async def test_ticks_that_were_removed_unread_are_shown_and_the_rest_is_joined() -> None:
-    """The join stays ready: it does what can be done."""
+async def test_ticks_that_were_removed_unread_are_reported_and_the_others_are_joined() -> None:
+    """The join stays ready because it does what can be done."""
     bus = MemoryBus()
     await publish(bus, SAMPLES, tick(1))
     async with joining(bus):
@@ -210,8 +208,8 @@ async def test_ticks_that_were_removed_unread_are_shown_and_the_rest_is_joined()
     assert [event.seq for event in events] == [1, 4]
 
 
-async def test_ticks_that_were_removed_before_the_group_came_are_no_gap() -> None:
-    """Nor is what compaction or retention took of the state, which is read from its beginning."""
+async def test_ticks_that_were_removed_before_the_group_existed_are_not_a_gap() -> None:
+    """Neither is state removed by compaction or retention, which is read from its beginning."""
     bus = MemoryBus()
     await publish(bus, SAMPLES, tick(1), tick(2))
     await publish(bus, PODS, pod(), pod(), key=f"default/{UIDS[0]}")
@@ -223,8 +221,8 @@ async def test_ticks_that_were_removed_before_the_group_came_are_no_gap() -> Non
     assert events[0].pods[0].state is PodState.KNOWN
 
 
-async def test_ticks_of_a_topic_made_anew_are_joined_from_its_beginning() -> None:
-    """Also where it has grown beyond what was committed of the old one."""
+async def test_ticks_of_a_recreated_topic_are_joined_from_its_beginning() -> None:
+    """Even if it has grown beyond the offset committed for the old one."""
     bus = MemoryBus()
     await publish(bus, SAMPLES, tick(1), tick(2))
     async with joining(bus):
@@ -237,7 +235,7 @@ async def test_ticks_of_a_topic_made_anew_are_joined_from_its_beginning() -> Non
 
 
 class StuckTransactions:
-    """Transactions that Kafka does not answer, until it does."""
+    """Transactions that Kafka does not answer for a while."""
 
     def __init__(self, inner: Transactions, answers: asyncio.Event) -> None:
         self._inner, self._answers = inner, answers
@@ -254,7 +252,7 @@ class StuckTransactions:
 
 
 class StuckBus(MemoryBus):
-    """A bus that reads and does not write."""
+    """A bus that reads but cannot write."""
 
     answers: asyncio.Event
 
@@ -269,8 +267,8 @@ def lag_seconds() -> float:
     return REGISTRY.get_sample_value("gpuledger_join_lag_seconds") or 0.0
 
 
-async def test_the_lag_is_that_of_the_tick_that_waits_and_nothing_where_none_does() -> None:
-    """As of the scrape: it does not stand still while nothing moves."""
+async def test_the_lag_is_the_age_of_the_waiting_tick_and_zero_if_none_waits() -> None:
+    """At the time of the scrape: it grows while nothing moves."""
     bus = StuckBus()
     bus.answers = asyncio.Event()
     async with joining(bus), asyncio.timeout(HANG_SECONDS):

@@ -1,4 +1,4 @@
-"""What the stage makes of records: events, attributed incidents, dead letters."""
+"""From records the stage makes events, attributed incidents and dead letters."""
 
 import base64
 from typing import Any
@@ -53,7 +53,6 @@ USED = sample(processes=[process(container=0, sm_utilization_ratio=0.5)])
 
 @pytest.fixture
 def dead_letters() -> DeadLetterQueue:
-    """Return dead letters that can be counted."""
     return DeadLetterQueue(
         consumer="test", producer=KeepingProducer(), partitions=1, topic=DEAD_LETTERS
     )
@@ -61,7 +60,6 @@ def dead_letters() -> DeadLetterQueue:
 
 @pytest.fixture
 def stage(dead_letters: DeadLetterQueue) -> JoinStage:
-    """Return a stage that knows no pod."""
     return JoinStage(dead_letters=dead_letters, is_placed=anywhere, topics=TOPICS)
 
 
@@ -71,7 +69,7 @@ def pod_record(number: int = 0, **changes: object) -> Record:
 
 
 def event_of(messages: list[Message]) -> GpuEvent:
-    """Return the one event of the messages."""
+    """Return the only event among the messages."""
     assert len(messages) == 1
     return EVENT.decode(messages[0].value)
 
@@ -88,8 +86,8 @@ def test_an_event_names_the_pods_of_its_entries(stage: JoinStage) -> None:
     assert described.labels == {"team": "vision"}
 
 
-def test_an_event_bears_the_timestamp_that_the_broker_took_for_its_tick(stage: JoinStage) -> None:
-    """A tick that claims to be of another century must not make an event that no broker takes."""
+def test_an_event_has_the_timestamp_that_the_broker_accepted_for_its_tick(stage: JoinStage) -> None:
+    """A tick that claims to be of another century must not make an event that no broker accepts."""
     tick = record(sample(time_ns=2**63 - 1))
     (event,) = stage.take_samples([tick])
     assert event.timestamp_ms == tick.timestamp_ms
@@ -98,7 +96,7 @@ def test_an_event_bears_the_timestamp_that_the_broker_took_for_its_tick(stage: J
 def test_an_unknown_pod_is_emitted_at_once_and_named_when_its_record_comes(
     stage: JoinStage,
 ) -> None:
-    """The books are the same before and after; only the description turns from pending to known."""
+    """The books stay the same; only the description changes from pending to known."""
     before = event_of(stage.take_samples([record(USED)]))
     stage.take_pods([pod_record()])
     later = sample(seq=2000, processes=USED.processes)
@@ -109,14 +107,14 @@ def test_an_unknown_pod_is_emitted_at_once_and_named_when_its_record_comes(
 
 
 FOUND_BY = [
-    ("its container id, where the path shows no pod", None, CONTAINER_IDS[0], {}),
-    ("its UID, where the container is not in its status yet", UIDS[0], "f" * 64, {}),
+    ("its container id, if the path shows no pod", None, CONTAINER_IDS[0], {}),
+    ("its UID, if the container is not in its status yet", UIDS[0], "f" * 64, {}),
     ("the hash of a static pod", "a" * 32, None, {"config_hash": "a" * 32}),
 ]
 
 
 @pytest.mark.parametrize(("case", "uid", "container_id", "changes"), FOUND_BY)
-def test_a_pod_is_found_by_what_the_cgroup_shows(
+def test_a_pod_is_found_by_its_cgroup(
     stage: JoinStage, case: str, uid: str | None, container_id: str | None, changes: dict[str, Any]
 ) -> None:
     """Each way in which a path can name a pod leads to its record."""
@@ -126,51 +124,51 @@ def test_a_pod_is_found_by_what_the_cgroup_shows(
     assert found.record.uid == UIDS[0]
 
 
-def test_a_tombstone_takes_a_pod_out(stage: JoinStage) -> None:
+def test_a_tombstone_removes_a_pod(stage: JoinStage) -> None:
     """After it the pod is pending again."""
     stage.take_pods([pod_record(), record(None, topic=PODS.name, key=f"default/{UIDS[0]}")])
     assert len(stage.pods) == 0
 
 
-def test_a_tombstone_of_another_partition_takes_no_pod_out(stage: JoinStage) -> None:
-    """Whoever may write to the topic writes to any partition of it; the key alone says nothing."""
+def test_a_tombstone_of_another_partition_removes_no_pod(stage: JoinStage) -> None:
+    """Writers of the topic can write to any partition, so the key by itself proves nothing."""
     elsewhere = record(None, topic=PODS.name, key=f"default/{UIDS[0]}")
     stage.take_pods([pod_record(), elsewhere._replace(partition=elsewhere.partition + 1)])
     assert len(stage.pods) == 1
 
 
-def test_a_tick_that_comes_twice_is_booked_once(stage: JoinStage) -> None:
-    """The watermark is per node and boot; another boot begins again."""
+def test_a_repeated_tick_is_booked_once(stage: JoinStage) -> None:
+    """The watermark is kept by node and boot; another boot starts over."""
     assert len(stage.take_samples([record(USED), record(USED, offset=1)])) == 1
     rebooted = sample(boot_id="another", seq=1)
     assert len(stage.take_samples([record(rebooted, offset=2)])) == 1
 
 
-def test_a_process_that_ended_is_settled_in_the_event_of_the_tick_that_tells_it(
+def test_a_late_adjustment_of_an_ended_process_is_in_the_event_of_the_tick_that_reports_it(
     stage: JoinStage,
 ) -> None:
-    """Its pod is described there; and as it is a part of the event, it comes once and no more."""
+    """Its pod is described there; because it is part of the event, it comes exactly once."""
     stage.take_pods([pod_record(1)])
     before = value_of("gpuledger_join_late_adjustment_seconds_total")
     tick = record(sample(ended_processes=[process_end(container=1)]))
     event = event_of(stage.take_samples([tick]))
     assert event.late_adjustments is not None
-    (settlement,) = event.late_adjustments
-    assert sum(entry.busy_ns or 0 for entry in settlement.entries) == 0
-    debtor = event.containers[settlement.entries[0].container or 0]
-    assert debtor.pod is not None
-    assert event.pods[debtor.pod].name == "train-1"
+    (adjustment,) = event.late_adjustments
+    assert sum(entry.busy_ns or 0 for entry in adjustment.entries) == 0
+    user = event.containers[adjustment.entries[0].container or 0]
+    assert user.pod is not None
+    assert event.pods[user.pod].name == "train-1"
     assert value_of("gpuledger_join_late_adjustment_seconds_total") - before == 0.5
     assert stage.take_samples([tick]) == []
 
 
-def test_an_event_without_ends_has_no_settlements(stage: JoinStage) -> None:
+def test_an_event_without_ended_processes_has_no_late_adjustments(stage: JoinStage) -> None:
     (message,) = stage.take_samples([record(USED)])
     assert b"late_adjustments" not in (message.value or b"")
 
 
-def test_what_belongs_to_a_partition_is_forgotten_with_it(stage: JoinStage) -> None:
-    """Its pods and its watermarks: another worker has them now."""
+def test_the_state_of_a_partition_is_forgotten_with_it(stage: JoinStage) -> None:
+    """Its pods and watermarks: another worker has them now."""
     stage.take_pods([pod_record()])
     stage.take_samples([record(USED)])
     stage.forget(3)
@@ -200,7 +198,7 @@ REPEATED: list[tuple[str, dict[str, Any]]] = [
 
 
 def altered(**fields: object) -> bytes:
-    """Return a tick as bytes, with fields that no encoder of ours would write."""
+    """Return a tick as bytes, with fields that our encoder would not write."""
     return orjson.dumps(orjson.loads(encode(sample())) | fields)
 
 
@@ -227,10 +225,10 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("value", "reason"), BROKEN)
-async def test_a_tick_that_cannot_be_booked_is_put_aside_and_the_next_is_booked(
+async def test_a_tick_that_cannot_be_booked_is_rejected_and_the_next_is_booked(
     value: object, reason: str
 ) -> None:
-    """The letter says why and holds the original bytes."""
+    """The dead letter has the reason and the original bytes."""
     producer = KeepingProducer()
     dead_letters = DeadLetterQueue(
         consumer="test", producer=producer, partitions=1, topic=DEAD_LETTERS
@@ -246,7 +244,7 @@ async def test_a_tick_that_cannot_be_booked_is_put_aside_and_the_next_is_booked(
 
 
 @pytest.mark.parametrize(("output", "changes"), REPEATED)
-async def test_the_letter_of_a_tick_with_something_twice_says_where(
+async def test_the_dead_letter_of_a_tick_with_a_duplicate_names_its_place(
     output: str, changes: dict[str, Any]
 ) -> None:
     given = Given()
@@ -255,11 +253,11 @@ async def test_the_letter_of_a_tick_with_something_twice_says_where(
     assert output in dead_letter.detail
 
 
-def test_containers_that_differ_in_pod_or_id_are_several() -> None:
-    """A cgroup may show one of the two; and what shows neither is the host's, however often."""
-    nobody = ContainerRef()
+def test_containers_that_differ_in_pod_or_id_are_distinct() -> None:
+    """A cgroup may show only one of the two; containers with neither are the host's."""
+    anonymous = ContainerRef()
     given = Given()
-    given.take(containers=[NAMED, OF_A_POD, OF_NO_POD, nobody, nobody, OTHER])
+    given.take(containers=[NAMED, OF_A_POD, OF_NO_POD, anonymous, anonymous, OTHER])
 
 
 def test_an_incident_names_the_pods_that_were_on_the_gpu(stage: JoinStage) -> None:
@@ -293,7 +291,7 @@ UNREADABLE = Record(
 )
 
 
-async def test_what_cannot_be_unpacked_is_a_letter_on_every_topic_and_takes_nothing_away() -> None:
+async def test_an_unreadable_batch_of_any_topic_becomes_a_dead_letter_and_removes_nothing() -> None:
     producer = KeepingProducer()
     dead_letters = DeadLetterQueue(
         consumer="test", producer=producer, partitions=1, topic=DEAD_LETTERS
@@ -317,7 +315,7 @@ async def test_what_cannot_be_unpacked_is_a_letter_on_every_topic_and_takes_noth
     assert {each["reason"] for each in output} == {"unreadable"}
 
 
-async def test_an_incident_of_which_too_much_is_made_is_put_aside_and_the_next_is_told() -> None:
+async def test_an_incident_that_becomes_too_large_is_rejected_and_the_next_is_published() -> None:
     producer = KeepingProducer()
     dead_letters = DeadLetterQueue(
         consumer="test", producer=producer, partitions=1, topic=DEAD_LETTERS

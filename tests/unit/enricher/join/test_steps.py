@@ -1,4 +1,4 @@
-"""A poll ends in its time; what it brought is worked through in steps, between which others run."""
+"""A poll ends in time, and its records are processed in steps between which other tasks run."""
 
 import asyncio
 import math
@@ -26,12 +26,12 @@ def records(*sizes: int | None) -> list[Record]:
 
 STEPS = [
     ("nothing", [], []),
-    ("a poll of small ones", [2_000] * 100, [100]),
+    ("small records", [2_000] * 100, [100]),
     ("tombstones", [None] * 500, [500]),
-    ("as much as a step may have", [HALF, HALF], [2]),
-    ("a byte more", [HALF, HALF, 1], [2, 1]),
-    ("one that is larger than a step", [8_000_000], [1]),
-    ("large ones, each by itself", [1, 900_000, 900_000, 1, 1], [1, 1, 1, 2]),
+    ("exactly the limit of a step", [HALF, HALF], [2]),
+    ("one byte more", [HALF, HALF, 1], [2, 1]),
+    ("a record larger than a step", [8_000_000], [1]),
+    ("large records, each in its own step", [1, 900_000, 900_000, 1, 1], [1, 1, 1, 2]),
 ]
 
 
@@ -45,7 +45,7 @@ def test_a_step_is_one_record_or_a_bounded_number_of_bytes(
     assert list(chain.from_iterable(steps)) == given, case
 
 
-async def test_between_two_steps_everything_else_has_a_turn() -> None:
+async def test_between_two_steps_every_other_task_has_a_turn() -> None:
     turns: list[str] = []
 
     async def other() -> None:
@@ -61,7 +61,7 @@ async def test_between_two_steps_everything_else_has_a_turn() -> None:
 
 
 class Unreachable:
-    """A consumer that fails at first; how long each of its polls was asked to wait."""
+    """A consumer that fails at first, and records the timeouts of its polls."""
 
     def __init__(self, *, failures: int) -> None:
         self.waits: list[float] = []
@@ -75,7 +75,7 @@ class Unreachable:
 
 
 class Sleeps:
-    """A clock that waits for nothing and remembers for how long it should have."""
+    """A clock that does not wait, and remembers how long it should have."""
 
     def __init__(self) -> None:
         self.slept: list[float] = []
@@ -92,20 +92,20 @@ async def polled(consumer: Unreachable, clock: Sleeps, *, max_seconds: float) ->
     )
 
 
-async def test_a_poll_ends_in_its_time_with_nothing_where_the_bus_does_not_answer() -> None:
+async def test_a_poll_ends_in_time_without_records_if_the_bus_does_not_answer() -> None:
     consumer, clock = Unreachable(failures=5), Sleeps()
     assert await polled(consumer, clock, max_seconds=0.1) == {}
     assert 0 < sum(clock.slept) <= 0.1
 
 
-async def test_a_poll_without_a_max_seconds_asks_until_the_bus_answers() -> None:
+async def test_a_poll_without_max_seconds_is_repeated_until_the_bus_answers() -> None:
     consumer, clock = Unreachable(failures=5), Sleeps()
     assert await polled(consumer, clock, max_seconds=math.inf)
     assert len(clock.slept) == 5
 
 
 @pytest.mark.parametrize(("max_seconds", "longest"), [(0.1, 0.1), (9.0, 0.5), (math.inf, 0.5)])
-async def test_an_attempt_waits_no_longer_than_the_max_seconds_nor_than_the_settings_say(
+async def test_an_attempt_waits_no_longer_than_max_seconds_and_the_settings_allow(
     max_seconds: float, longest: float
 ) -> None:
     consumer = Unreachable(failures=0)

@@ -1,4 +1,4 @@
-"""What a worker forgets when a partition goes: all that came of its records comes again."""
+"""A worker that loses a partition forgets the results of its records, which come again."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ class Undelivered:
 
 
 class Member:
-    """A bus and its one consumer: what each poll brings, or which rebalance comes with it."""
+    """A bus with its only consumer: each step is a poll's records or a rebalance."""
 
     subscription: Subscription
 
@@ -52,7 +52,7 @@ class Member:
 
     @asynccontextmanager
     async def consumer(self, subscription: Subscription) -> AsyncIterator["Member"]:
-        """Open itself."""
+        """Return itself."""
         self.subscription = subscription
         yield self
 
@@ -74,7 +74,6 @@ class Member:
         return {}
 
     def assignment(self) -> frozenset[TopicPartition]:
-        """Return what is held."""
         return self._held
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
@@ -91,7 +90,7 @@ class Member:
     async def end_offsets(
         self, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, int]:
-        """Return that nothing is there."""
+        """Return that the partitions are empty."""
         return dict.fromkeys(partitions, 0)
 
     async def position(self, partition: TopicPartition) -> int:
@@ -100,7 +99,7 @@ class Member:
 
 
 async def dead_letters_after(*steps: str) -> int:
-    """Run a worker through the steps; return how many letters it has to publish."""
+    """Run a worker through the steps; return how many dead letters it has to publish."""
     given, member = Given(), Member(*steps)
     retry = RetryingCaller(on=BusError, check=Check())
     tuning = JoinTuning(
@@ -135,10 +134,10 @@ async def dead_letters_after(*steps: str) -> int:
     return len(await given.rejected_records())
 
 
-async def test_letters_of_a_partition_that_went_are_its_next_owners_to_publish() -> None:
+async def test_dead_letters_of_a_lost_partition_are_left_to_its_next_owner() -> None:
     assert await dead_letters_after("gains", "brings") == 1
     assert await dead_letters_after("gains", "brings", "loses") == 0
 
 
-async def test_letters_of_a_partition_that_came_back_are_published_once() -> None:
+async def test_dead_letters_of_a_partition_that_came_back_are_published_once() -> None:
     assert await dead_letters_after("gains", "brings", "loses", "gains", "brings") == 1

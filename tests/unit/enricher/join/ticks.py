@@ -50,7 +50,7 @@ def process(**changes: object) -> GpuProcess:
 
 
 def process_end(**changes: object) -> ProcessExit:
-    """Return the end of a process of which ticks said a part of what it used."""
+    """Return the end of a process whose usage ticks reported only in part."""
     values: dict[str, object] = {
         "gpu": 0,
         "pid": 7,
@@ -89,7 +89,7 @@ def sample(**changes: object) -> NodeSample:
 
 
 def pod(number: int = 0, **changes: object) -> PodRecord:
-    """Return the pod whose UID and container stand at `number` in the tick's containers."""
+    """Return the pod whose UID and container are at `number` in the tick's containers."""
     values: dict[str, object] = {
         "cluster": "default",
         "uid": UIDS[number],
@@ -115,12 +115,12 @@ def pod(number: int = 0, **changes: object) -> PodRecord:
 
 
 def anywhere(node: str, partition: int) -> bool:
-    """Return that a node's records may lie in any partition."""
+    """Allow a node's records in any partition."""
     return True
 
 
 def record(value: object, *, topic: str = SAMPLES.name, offset: int = 0, key: str = "") -> Record:
-    """Return a value as a consumer reads it, under its own key; bytes and None as they are."""
+    """Return a value as a consumer reads it, under its own key; bytes and None are kept."""
     name = str(getattr(value, "uid", None) or getattr(value, "node", "node-a"))
     key = key or key_in(getattr(value, "cluster", "default"), name)
     data = value if isinstance(value, bytes) or value is None else encode(value)

@@ -1,8 +1,8 @@
 """Runs of nodes with a random turnover of pods on their GPUs, each node watched by an agent.
 
-Pods share GPUs with one another and with processes of the host, or have an instance of one. An
-agent may be started again in the middle; what it says is in the topics as it says it, some of it
-twice, some late. Beside it stands the truth.
+Pods share GPUs with each other and with processes of the host, or have an instance of a GPU. An
+agent may be restarted in the middle. Its ticks are in the topics as it wrote them, some of them
+twice, some late. The truth is kept as well.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,19 +37,19 @@ WINDOW_SECONDS: Final = 60.0
 LATEST_SECONDS: Final = 30.0
 """How late a tick comes at most."""
 MAX_LANES_OF_PODS: Final = 2
-"""A third one on a GPU is the host's."""
-SHARED, CUT, BESIDE = "gpu-shared", "gpu-cut", "gpu-beside"
-NODES: Final = {SHARED: PARTITIONS[0], CUT: PARTITIONS[0], BESIDE: PARTITIONS[1]}
-"""The nodes, and where their records lie."""
+"""A third lane on a GPU belongs to the host."""
+SHARED, PARTITIONED, SINGLE = "gpu-shared", "gpu-cut", "gpu-beside"
+NODES: Final = {SHARED: PARTITIONS[0], PARTITIONED: PARTITIONS[0], SINGLE: PARTITIONS[1]}
+"""The nodes and their partitions."""
 _WHOLE: Final = {"model": "NVIDIA L4", "count": 2}
 _INSTANCES: Final = ["1g.10gb", "3g.40gb", "2g.20gb"]
 _IN_PARTS: Final = {"model": "NVIDIA H100 80GB HBM3", "mig": [{"instances": _INSTANCES}]}
 _APART_SECONDS: Final = 3.0
-"""After which a process that ended is no more in any tick."""
+"""After this time a process that ended is in no tick any more."""
 GPUS: Final[Mapping[str, Mapping[str, Any]]] = {
     SHARED: _WHOLE,
-    CUT: _IN_PARTS,
-    BESIDE: _WHOLE | {"count": 1},
+    PARTITIONED: _IN_PARTS,
+    SINGLE: _WHOLE | {"count": 1},
 }
 
 
@@ -62,28 +62,28 @@ class Life:
     end_seconds: float
     load: float
     instance: int | None = None
-    """Its instance's place, on a GPU that is cut."""
+    """The position of its instance on a partitioned GPU."""
     is_pod: bool = True
-    """Whether it is a pod's."""
+    """Whether it belongs to a pod."""
 
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """What an agent said of a node's run, and the truth behind it."""
+    """An agent's report of a node's run, and the truth."""
 
     stretches: list[list[NodeSample]]
-    """Its ticks, between its restarts."""
+    """Its ticks, by restart of the agent."""
     simulation: Simulation
     node: SimulatedNode
 
     @override
     def __repr__(self) -> str:
-        """Tell the run in short: hypothesis shows this, and refuses to show all."""
+        """Describe the run briefly: hypothesis shows this, and refuses to show everything."""
         ticks = [*map(len, self.stretches)]
         return f"Run({self.node.name}, ticks={ticks}, pods={len(self.simulation.pods)})"
 
     def covered_ns(self) -> list[tuple[int, int]]:
-        """Return from when to when ticks cover, for each stretch, since the epoch."""
+        """Return the beginning and end of each stretch that ticks cover, since the epoch."""
         return [
             (ticks[0].time_ns - ticks[0].interval_ns, ticks[-1].time_ns)
             for ticks in self.stretches
@@ -91,11 +91,11 @@ class Run:
         ]
 
     def covered_seconds(self) -> float:
-        """Return for how long ticks cover the node."""
+        """Return the total time that ticks cover."""
         return sum(end_ns - begin_ns for begin_ns, end_ns in self.covered_ns()) / SECOND_NS
 
     def true_seconds(self) -> dict[str, float]:
-        """Return for how long each pod's kernels ran while ticks covered it, by UID."""
+        """Return how long each pod's kernels ran while ticks covered it, by UID."""
         found: dict[str, float] = {}
         for begin_ns, end_ns in self.covered_ns():
             for used in self.simulation.truth(begin_ns, end_ns):
@@ -103,11 +103,11 @@ class Run:
         return found
 
     def host_seconds(self) -> float:
-        """Return for how long kernels of the host's processes ran while ticks covered it."""
+        """Return how long kernels of the host's processes ran while ticks covered it."""
         return sum(self.simulation.host_truth(*span).busy_seconds for span in self.covered_ns())
 
     def device_seconds(self) -> dict[str, float]:
-        """Return for how long each GPU's or instance's kernels ran while ticks covered it."""
+        """Return how long each GPU's or instance's kernels ran while ticks covered it."""
         found: dict[str, float] = {}
         for begin_ns, end_ns in self.covered_ns():
             begin, end = begin_ns - EPOCH_NS, end_ns - EPOCH_NS
@@ -121,13 +121,13 @@ class Run:
 
 
 def draw_lives(random: Random, node: str) -> list[Life]:
-    """Draw, for each GPU, one or two lanes of pods that follow one another, and the host's.
+    """Draw, for each GPU, one or two lanes of successive pods, and the host's.
 
-    In an instance there is one lane, and no two of its pods meet in a tick: the driver tells there
-    of the instance alone, and who used it would be a guess (docs/attribution.md says which).
+    In an instance there is one lane, and no two of its pods meet in a tick, because the driver
+    reports only the instance as a whole and the user would be a guess (see docs/attribution.md).
     """
     made = []
-    if node == CUT:
+    if node == PARTITIONED:
         for instance in range(len(_INSTANCES)):
             made += _draw_lane(random, 0, crowd=1, instance=instance)
         return made
@@ -152,7 +152,7 @@ def _draw_lane(random: Random, gpu: int, *, crowd: int, instance: int | None = N
 
 
 def draw_run(random: Random, name: str) -> Run:
-    """Draw a run of 60 covered seconds, less what a restart of the agent leaves uncovered."""
+    """Draw a run of 60 covered seconds, minus the gap that a restart of the agent leaves."""
     clock = ManualClock(start_ns=EPOCH_NS)
     scenario = parse_scenario(_scenario(name, draw_lives(random, name)))
     simulation = Simulation(scenario, epoch_ns=EPOCH_NS, clock=clock)
@@ -187,7 +187,7 @@ def draw_arrivals(random: Random, run: Run) -> list[Arrival]:
 
 
 def draw_runs(random: Random) -> tuple[list[Run], Topics]:
-    """Draw a run of each node, and how they lie in the topics: as they arrive there."""
+    """Draw a run of each node and its place in the topics, in order of arrival."""
     runs = [draw_run(random, node) for node in NODES]
     message = {run.node.name: draw_arrivals(random, run) for run in runs}
     samples: dict[int, list[Record]] = {}
@@ -207,7 +207,7 @@ def draw_runs(random: Random) -> tuple[list[Run], Topics]:
     return runs, Topics(samples, pods)
 
 
-# Drawn by a seed: what can be drawn of a run is more than what hypothesis likes to make smaller.
+# Drawn by a seed: a run has more random values than hypothesis can shrink.
 runs_in_topics: Final = st.randoms(use_true_random=True).map(draw_runs)
 
 
@@ -227,7 +227,7 @@ def _pod_record(partition: int, place: int, run: Run, planned: PlannedPod) -> Re
 def _watch(
     node: SimulatedNode, clock: ManualClock, seconds: float, jitters: Sequence[float]
 ) -> list[NodeSample]:
-    """Let an agent that has just been started watch for so long."""
+    """Let an agent that has just been started watch for this long."""
     sampler = Sampler(node=NodeId("default", node.name), procfs=node.procfs)
     gpus = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     made, lengths = [], _lengths(jitters)

@@ -1,7 +1,7 @@
-"""A stage in a process of its own, for who wants to know what other modules make of records.
+"""A stage in a process of its own, to compare the results of other builds of its modules.
 
-Reads topics from standard input, one after the other, and writes to standard output what a stage
-that knows nothing yet makes of each. Says first which modules it runs.
+Reads topics from standard input, one after the other, and writes to standard output what a new
+stage makes of each. First writes which modules it runs.
 """
 
 import pickle
@@ -27,11 +27,11 @@ from tests.unit.enricher.join.ticks import anywhere
 from tests.unit.enricher.laws.topics import BEGIN_NS, Topics
 
 Made = tuple[list[Message], list[Message], int, list[bytes]]
-"""Events, watermarks, how many records were put aside, and what remote-write sends of events."""
+"""Events, watermarks, number of rejected records, and what remote-write sends for the events."""
 
 
 def make(topics: Topics) -> Made:
-    """Return what comes of the topics, partition by partition, pods first."""
+    """Return what a stage makes of the topics, partition by partition, pods first."""
     dead_letters = DeadLetterQueue(
         consumer="test", producer=KeepingProducer(), partitions=1, topic=DEAD_LETTERS
     )
@@ -48,7 +48,7 @@ def make(topics: Topics) -> Made:
 
 
 def sent_of(events: Iterable[Message]) -> Iterator[bytes]:
-    """Yield requests of both versions with the samples of each tick, and what was counted."""
+    """Yield requests of both versions with the samples of each tick, and the counts."""
     decode = decoder_of(TOPICS.events.name, GpuEvent).decode
     series, nodes = ActiveSeries(), dict[str, NodeIntervals]()
     for offset, message in enumerate(events):
@@ -64,7 +64,7 @@ def sent_of(events: Iterable[Message]) -> Iterator[bytes]:
 
 
 def main() -> None:
-    """Answer until the input ends; what the stage logs must not come between the answers."""
+    """Answer until the input ends; the stage's log lines must not come between the answers."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     pickle.dump(describe_compiled(), sys.stdout.buffer)
     sys.stdout.flush()

@@ -1,8 +1,8 @@
-"""The same records in the topics give the same books, whoever reads them, and in whatever order.
+"""The same records give the same books, whoever reads them and in whatever order.
 
 However ticks are batched, however many workers share them, whenever one dies or gives a partition
-up, and whether pods come before their ticks or after: each tick has one event, and its books are
-the same to the byte as those of a replay that reads all pods first.
+up, and whether pods come before their ticks or after: each tick has one event, whose books are
+identical to those of a replay that reads all pods first.
 """
 
 import msgspec
@@ -17,9 +17,9 @@ from tests.default_topics import TOPICS
 from tests.examples import examples
 from tests.unit.enricher.join.ticks import anywhere
 from tests.unit.enricher.laws.topics import PARTITIONS, Topics, topics
-from tests.unit.enricher.laws.workers import WORKERS, Death, Move, Step, Tell, Work, Workers
+from tests.unit.enricher.laws.workers import WORKERS, Death, Move, PublishPods, Step, Work, Workers
 
-# Hypothesis warns before it shows a counterexample as large as these, and would show the warning.
+# Hypothesis warns before it shows such a large counterexample, and would show only the warning.
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 ALWAYS = TimeRange(0, 2**62)
 id_of = msgspec.json.Decoder(EventId).decode
@@ -29,7 +29,7 @@ steps = st.lists(
     st.one_of(
         st.builds(Work, partitions, st.integers(1, 5), st.sampled_from(Death)),
         st.builds(Work, partitions, st.integers(1, 5)),
-        st.builds(Tell, partitions, st.integers(1, 4)),
+        st.builds(PublishPods, partitions, st.integers(1, 4)),
         st.builds(Move, partitions, st.integers(0, WORKERS - 1)),
     ),
     max_size=12,
@@ -92,7 +92,7 @@ def test_without_a_death_each_tick_has_exactly_one_event(
 
 @examples(50)
 @given(topics(), steps)
-def test_a_replay_of_all_pods_knows_whom_the_first_run_knew(
+def test_a_replay_with_all_pods_knows_every_pod_that_the_first_run_knew(
     given_topics: Topics, given_steps: list[Step]
 ) -> None:
     """Labels are those of the tick's time, so a version that came late may change them."""

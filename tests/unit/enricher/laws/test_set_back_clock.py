@@ -1,4 +1,4 @@
-"""What a replay says of pods is what was said in time, though podwatch's clock was set back."""
+"""A replay describes pods as they were described live, even if podwatch's clock was set back."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +21,7 @@ STEPS = st.lists(
 
 
 class SetClock(PatientClock):
-    """A clock that can be set; how long it is since its start cannot."""
+    """A clock that can be set back; its monotonic time is unaffected."""
 
     off_ns = 0
 
@@ -31,8 +31,8 @@ class SetClock(PatientClock):
 
 
 @given(steps=STEPS)
-def test_each_tick_is_described_in_a_replay_as_it_was_in_time(steps: list[tuple[str, int]]) -> None:
-    """By up to an hour in all; ticks have clocks of their own, which run on."""
+def test_each_tick_is_described_in_a_replay_as_it_was_live(steps: list[tuple[str, int]]) -> None:
+    """By up to an hour in total; ticks have clocks of their own, which keep running."""
     clock = SetClock()
     stamps = Stamps(clock)
     live, written = PodCache(), []
@@ -60,7 +60,7 @@ def test_each_tick_is_described_in_a_replay_as_it_was_in_time(steps: list[tuple[
         assert known.at(tick_ns).labels == labels
 
 
-def test_stamps_go_on_behind_those_that_a_podwatch_before_has_written() -> None:
+def test_timestamps_continue_after_those_of_a_previous_podwatch() -> None:
     clock = SetClock()
     newest_ns = clock.time_ns() + 60 * 10**9
     stamps = Stamps(clock, newest_ns=newest_ns)
@@ -69,7 +69,7 @@ def test_stamps_go_on_behind_those_that_a_podwatch_before_has_written() -> None:
 
 
 def test_a_clock_that_is_set_back_by_more_than_an_hour_is_followed() -> None:
-    """It was wrong before: its stamps would be refused by brokers, or come true much later."""
+    """It was wrong before: brokers would reject its timestamps, or they would lie in the future."""
     clock = SetClock()
     stamps = Stamps(clock)
     first_ns = stamps.next_ns()

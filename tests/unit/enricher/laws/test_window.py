@@ -1,7 +1,7 @@
 """Over a minute of turnover and sharing, each pod is booked what its kernels used, to 1 %.
 
-On whole GPUs and in instances, beside processes of the host, on several nodes. Whatever is
-restarted meanwhile, repeated or late: agents, workers, ticks, pods.
+On whole GPUs and in instances, along with processes of the host, on several nodes. Whatever is
+restarted, repeated or late: agents, workers, ticks, pods.
 """
 
 from collections import defaultdict
@@ -20,17 +20,16 @@ from tests.default_topics import EVENTS
 from tests.examples import examples
 from tests.unit.enricher.laws.runs import SECOND_NS, Run, runs_in_topics
 from tests.unit.enricher.laws.topics import PARTITIONS, Topics
-from tests.unit.enricher.laws.workers import WORKERS, Death, Move, Step, Tell, Work, Workers
+from tests.unit.enricher.laws.workers import WORKERS, Death, Move, PublishPods, Step, Work, Workers
 from tests.unit.owners import pod_of
 
 ROUNDING_RATIO: Final = 0.005
-"""Half of a whole percent: how NVML rounds a device's utilization."""
+"""Half of a percent, because NVML rounds a device's utilization to whole percents."""
 COUNTED_RATIO: Final = 0.6e-6
-"""Half of the sixth digit, to which ratios of the chip's counters are rounded; and 0.1 in reserve
-for the nanosecond to which an entry is."""
+"""Half of the sixth digit of the chip's ratios, plus 0.1 for entries' rounding to nanoseconds."""
 WINDOW_SECONDS: Final = 1 / 6
-"""What NVML averages over: a stretch of ticks begins and ends within one."""
-# Hypothesis warns before it shows a counterexample as large as these, and would show the warning.
+"""NVML averages over this time, and a stretch of ticks begins and ends within a window."""
+# Hypothesis warns before it shows such a large counterexample, and would show only the warning.
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 _EVENTS: Final = Decoder(topic=EVENTS.name, record=GpuEvent)
 
@@ -38,7 +37,7 @@ partitions = st.sampled_from(PARTITIONS)
 steps = st.lists(
     st.one_of(
         st.builds(Work, partitions, st.integers(1, 30), st.sampled_from(Death)),
-        st.builds(Tell, partitions, st.integers(1, 3)),
+        st.builds(PublishPods, partitions, st.integers(1, 3)),
         st.builds(Move, partitions, st.integers(0, WORKERS - 1)),
     ),
     max_size=10,
@@ -46,7 +45,7 @@ steps = st.lists(
 
 
 def booked(messages: Sequence[Message]) -> list[GpuEvent]:
-    """Return each event once, as a reader that knows their identity counts them."""
+    """Return each event once, deduplicated by identity as by a reader."""
     events = [_EVENTS.decode(message.value) for message in messages]
     return list(
         {EventId(one.cluster, one.node, one.boot_id, one.seq): one for one in events}.values()
@@ -85,7 +84,7 @@ def test_each_pod_is_booked_what_it_used_to_one_percent_of_the_window(
 
 
 def used_in(events: Sequence[GpuEvent]) -> tuple[dict[str | None, float], dict[str, float]]:
-    """Return the busy seconds of each pod (of none: the host's), and of each device."""
+    """Return the busy seconds of each pod, of the host under `None`, and of each device."""
     seconds: defaultdict[str | None, float] = defaultdict(float)
     devices: defaultdict[str, float] = defaultdict(float)
     for event in events:

@@ -1,6 +1,6 @@
-"""What lies in the topics, drawn at random: ticks of nodes that boot, pause and repeat themselves.
+"""Random topics: ticks of nodes that boot, pause and repeat themselves.
 
-Per partition the order is fixed, as on Kafka; what comes before what across topics is not.
+The order within a partition is fixed, as on Kafka; the order across topics is not.
 """
 
 from collections.abc import Sequence
@@ -48,13 +48,11 @@ class Topics:
     """The records of each partition, in the order of their offsets."""
 
     samples: dict[int, list[Record]]
-    """Ticks."""
     pods: dict[int, list[Record]]
-    """Pods."""
 
     @override
     def __repr__(self) -> str:
-        """Name the ticks in short: hypothesis shows this, and refuses to show all."""
+        """Name the ticks briefly: hypothesis shows this, and refuses to show everything."""
         ticks = {place: [_named(one) for one in each] for place, each in self.samples.items()}
         pods = {place: len(each) for place, each in self.pods.items()}
         return f"Topics(ticks={ticks}, pods={pods})"
@@ -72,7 +70,7 @@ def container_of(node: str, number: int) -> str:
 
 @st.composite
 def ticks(draw: st.DrawFn, node: str, boot: str, *, seq: int, time_ns: int) -> NodeSample:
-    """Draw one tick: who is on the GPUs, and what they and the GPUs read."""
+    """Draw one tick: the processes on the GPUs, and the readings of both."""
     numbers = draw(st.lists(st.integers(0, PODS_A_NODE - 1), unique=True, max_size=PODS_A_NODE))
     shows = [draw(st.sampled_from(["both", "uid", "container"])) for _ in numbers]
     return sample(
@@ -120,7 +118,7 @@ def processes(draw: st.DrawFn, containers: int) -> GpuProcess:
 
 @st.composite
 def ends(draw: st.DrawFn, containers: int) -> ProcessExit:
-    """Draw a process that is done with a GPU, of a container or of the host."""
+    """Draw an ended process of a container or of the host."""
     return process_end(
         gpu=draw(st.integers(0, GPUS - 1)),
         pid=draw(st.integers(1, 99)),
@@ -134,7 +132,7 @@ def ends(draw: st.DrawFn, containers: int) -> ProcessExit:
 
 @st.composite
 def allocations(draw: st.DrawFn, node: str) -> DeviceAllocation:
-    """Draw what the kubelet gave to a pod of the node."""
+    """Draw the kubelet's allocations to a pod of the node."""
     gpu = f"GPU-{node}-{draw(st.integers(0, GPUS - 1))}"
     return DeviceAllocation(
         gpu_uuid=gpu,
@@ -148,7 +146,7 @@ def allocations(draw: st.DrawFn, node: str) -> DeviceAllocation:
 
 @st.composite
 def node_ticks(draw: st.DrawFn, node: str) -> list[NodeSample]:
-    """Draw a node's ticks in their order: a boot or two, gaps, and ticks that are sent again."""
+    """Draw a node's ticks in order: a boot or two, gaps, and repeated ticks."""
     made: list[NodeSample] = []
     time_ns = BEGIN_NS
     for boot in ("first-boot", "second-boot")[: draw(st.integers(1, 2))]:
@@ -169,7 +167,7 @@ def node_ticks(draw: st.DrawFn, node: str) -> list[NodeSample]:
 
 @st.composite
 def node_pods(draw: st.DrawFn, node: str) -> list[PodRecord | str]:
-    """Draw the records of a node's pods in their order; a UID alone is a tombstone."""
+    """Draw the records of a node's pods in order; a UID without a record is a tombstone."""
     reported: list[PodRecord | str] = []
     for number in range(PODS_A_NODE):
         first = pod(number, uid=uid_of(node, number), node=node)
@@ -187,7 +185,7 @@ def node_pods(draw: st.DrawFn, node: str) -> list[PodRecord | str]:
 
 @st.composite
 def topics(draw: st.DrawFn) -> Topics:
-    """Draw everything."""
+    """Draw all topics."""
     samples: dict[int, list[Record]] = {}
     pods: dict[int, list[Record]] = {}
     for partition in PARTITIONS:

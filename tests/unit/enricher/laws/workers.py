@@ -1,7 +1,7 @@
-"""A join of several workers without a bus: what the shell does around stages, step by step.
+"""A join of several workers without a bus, run step by step by a test.
 
-Here is done by hand what a group of workers does over Kafka, so that a test may stop one anywhere:
-between events and watermarks, between watermarks and commit.
+Does by hand what a group of workers does over Kafka, so that a test can stop a worker anywhere:
+between events and watermarks, or between watermarks and commit.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class Death(Enum):
 
 @dataclass(frozen=True)
 class Work:
-    """The holder of a partition takes up a batch of ticks, and may die over it."""
+    """The owner of a partition processes a batch of ticks, and may die meanwhile."""
 
     partition: int
     ticks: int
@@ -38,8 +38,8 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Tell:
-    """More pods of a partition become known, to its holder too."""
+class PublishPods:
+    """More pods of a partition are published; its owner reads them too."""
 
     partition: int
     pods: int
@@ -47,13 +47,13 @@ class Tell:
 
 @dataclass(frozen=True)
 class Move:
-    """A partition goes to another worker."""
+    """A partition moves to another worker."""
 
     partition: int
     worker: int
 
 
-Step = Work | Tell | Move
+Step = Work | PublishPods | Move
 
 
 class Workers:
@@ -64,12 +64,12 @@ class Workers:
         self._topics = topics
         self._stages = [_new_stage() for _ in range(WORKERS)]
         self._holder = dict.fromkeys(PARTITIONS, 0)
-        self._told = dict.fromkeys(PARTITIONS, 0)
+        self._published_pods = dict.fromkeys(PARTITIONS, 0)
         self._committed = dict.fromkeys(PARTITIONS, 0)
         self._watermarks: dict[int, list[Record]] = {partition: [] for partition in PARTITIONS}
 
     def follow(self, steps: Sequence[Step]) -> None:
-        """Go through the steps, and then to the end of the ticks; not all pods need be told."""
+        """Follow the steps, then process the remaining ticks; some pods may stay unpublished."""
         for step in steps:
             self._take(step)
         for partition in PARTITIONS:
@@ -79,10 +79,10 @@ class Workers:
         match step:
             case Work(partition, ticks, death):
                 self._work(partition, ticks, death)
-            case Tell(partition, pods):
-                begin = self._told[partition]
+            case PublishPods(partition, pods):
+                begin = self._published_pods[partition]
                 records = self._topics.pods[partition][begin : begin + pods]
-                self._told[partition] += len(records)
+                self._published_pods[partition] += len(records)
                 self._stages[self._holder[partition]].take_pods(records)
             case Move(partition, worker):
                 self._stages[self._holder[partition]].forget(partition)
@@ -91,7 +91,9 @@ class Workers:
     def _assign(self, partition: int, worker: int) -> None:
         """Read the pods and the watermarks to their end, before any tick."""
         self._holder[partition] = worker
-        self._stages[worker].take_pods(self._topics.pods[partition][: self._told[partition]])
+        self._stages[worker].take_pods(
+            self._topics.pods[partition][: self._published_pods[partition]]
+        )
         self._stages[worker].restore_progress(self._watermarks[partition])
 
     def _work(self, partition: int, ticks: int, death: Death) -> None:
@@ -115,7 +117,7 @@ class Workers:
         return None
 
     def _die(self, partition: int) -> None:
-        """Have a new process take the partitions of the dead one."""
+        """Let a new process take the partitions of the dead one."""
         dead = self._holder[partition]
         self._stages[dead] = _new_stage()
         for each, holder in self._holder.items():

@@ -48,7 +48,7 @@ def pod(uid: str = "u1", *, node: str | None = "node-a", version: str = "7", **m
 
 
 def hex_id(name: str) -> str:
-    """Return the id of a container, of the form that runtimes give them."""
+    """Return a container id of the form that runtimes give."""
     return sha256(name.encode()).hexdigest()
 
 
@@ -58,7 +58,7 @@ def reader_of(
     gpu_resource_prefixes: Iterable[str] = (),
     annotations: Iterable[str] = (),
 ) -> PodReader:
-    """Return a reader of pods, by default of none of their labels, requests and annotations."""
+    """Return a reader of pods, by default without any of their labels, requests and annotations."""
     return PodReader(
         cluster="default",
         labels=labels,
@@ -68,7 +68,7 @@ def reader_of(
 
 
 def pod_record(uid: str = "u1", **changes: Any) -> PodRecord:  # noqa: ANN401  # any field of a record
-    """Return the record of that pod, some of its fields replaced."""
+    """Return the record of that pod with some fields replaced."""
     read = reader_of().read(encoded(pod(uid)))
     assert read is not None
     return msgspec.structs.replace(read, **changes)
@@ -85,7 +85,7 @@ def encoded(item: object) -> bytes:
 
 
 class PatientClock:
-    """A clock that stands still but for its sleeps, which it keeps and which end at once."""
+    """A clock that moves only by its sleeps, which it records and which end at once."""
 
     def __init__(self, *, start_ns: int = CREATED_NS) -> None:
         self._start_ns = start_ns
@@ -111,9 +111,9 @@ class PatientClock:
 
 
 async def soon(condition: Callable[[], bool]) -> None:
-    """Let others run until the condition holds; TimeoutError where it does not come to that."""
+    """Let other tasks run until the condition holds; raise `TimeoutError` if it does not."""
     async with asyncio.timeout(HANG_SECONDS):
-        while not condition():  # noqa: ASYNC110  # what is waited for has no event to wait on
+        while not condition():  # noqa: ASYNC110  # a condition has no event to wait on
             await asyncio.sleep(0.001)
 
 

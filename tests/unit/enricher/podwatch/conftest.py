@@ -1,4 +1,4 @@
-"""What several tests of podwatch start."""
+"""Fixtures of several podwatch tests."""
 
 from collections.abc import AsyncIterator
 

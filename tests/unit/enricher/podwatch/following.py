@@ -18,14 +18,14 @@ from tests.unit.enricher.podwatch.misbehaving import MisbehavingServer
 def reflector_of(
     api: Api, settings: KubernetesSettings, clock: PatientClock, *, chance: float = 0.0
 ) -> Reflector:
-    """Return a reflector for which chance always decides the same."""
+    """Return a reflector with a fixed random value."""
     return Reflector(
         kind=POD, api=api, reader=reader_of(), settings=settings, clock=clock, chance=lambda: chance
     )
 
 
 async def steps_until(reflector: Reflector, enough: Callable[[list[Step]], bool]) -> list[Step]:
-    """Take steps until there are enough of them."""
+    """Take steps until the condition holds."""
     taken: list[Step] = []
     async with asyncio.timeout(HANG_SECONDS), aclosing(reflector.run()) as steps:
         async for step in steps:
@@ -43,14 +43,14 @@ async def follow(
     chance: float = 0.0,
     **settings: object,
 ) -> list[Step]:
-    """Take the steps of a reflector that has that server and those settings."""
+    """Take the steps of a reflector with that server and those settings."""
     chosen = KubernetesSettings(url=server.url, **settings)  # type: ignore[arg-type]  # any setting
     async with open_api(chosen) as api:
         return await steps_until(reflector_of(api, chosen, clock, chance=chance), enough)
 
 
 def last(word: str) -> Callable[[list[Step]], bool]:
-    """Return the condition that the last step is the one of that word."""
+    """Return the condition that the last step is this word."""
     return lambda taken: as_word(taken[-1]) == word
 
 
@@ -75,5 +75,5 @@ def as_word(step: Step) -> str:
 
 
 def nth(step: Step, count: int) -> Callable[[list[Step]], bool]:
-    """Return the condition that a step was taken so many times."""
+    """Return the condition that a step was taken this many times."""
     return lambda taken: taken.count(step) == count

@@ -1,4 +1,4 @@
-"""Leases as an API server keeps them: made once, changed only by who knows the newest version."""
+"""Leases as an API server keeps them: created once, changed only with the newest version."""
 
 import json
 from collections import deque
@@ -12,7 +12,7 @@ FOLDER = "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
 
 
 class LeaseShelf:
-    """Leases by path; a script of answers goes before."""
+    """Leases by path; scripted answers come first."""
 
     def __init__(self) -> None:
         self.kept: dict[str, Object] = {}
@@ -21,12 +21,11 @@ class LeaseShelf:
         self._version = 100
 
     def serve(self, app: web.Application) -> None:
-        """Answer below the path of leases."""
         app.router.add_route("*", FOLDER, self._answer)
         app.router.add_route("*", FOLDER + "/{name}", self._answer)
 
     def put(self, path: str, lease: Object) -> None:
-        """Keep a lease at its next version."""
+        """Keep a lease with the next version."""
         self._version += 1
         lease["metadata"]["resourceVersion"] = str(self._version)
         self.kept[path] = lease

@@ -1,8 +1,8 @@
-"""An API server over real HTTP that does what a test's script says, one answer a request.
+"""An API server over real HTTP that follows the test's script, one answer per request.
 
 Lists, watches and lists that come as a watch (initials) have a script each. When a script has
-ended, a list is empty, a watch silent, and a list that comes as a watch refused as if unheard
-of.
+ended, a list is empty, a watch is silent, and a list that comes as a watch is refused as if the
+server did not support it.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ Answering = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class MisbehavingServer:
-    """Plays its scripts and keeps what it was asked; nodes and namespaces are there as they should.
+    """Plays its scripts and records the requests; nodes and namespaces have no scripts.
 
-    Those have no scripts: a list of them is what `others` says, and a watch of them is
-    silent; `refused` answers in the place of both.
+    A list of them returns `others`, and a watch of them is silent; `refused` answers instead of
+    both.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class MisbehavingServer:
         self.refused: dict[str, Answering] = {}
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Play the next answer of the script that the request is for."""
+        """Play the next answer of the script for this kind of request."""
         if "sendInitialEvents" in request.query and not self.initials:
             return await status(422, reason="Invalid")(request)
         self.requests.append(dict(request.query))
@@ -68,7 +68,7 @@ class MisbehavingServer:
             app.router.add_get(f"/api/v1/{plural}", self.answer_others)
 
     def kinds(self) -> list[str]:
-        """Return what was asked for, as `list`, `watch` and `initial`, in order."""
+        """Return the requests as `list`, `watch` and `initial`, in order."""
         return [_kind(query) for query in self.requests]
 
 
@@ -80,7 +80,7 @@ def _kind(query: Mapping[str, str]) -> str:
 
 @asynccontextmanager
 async def misbehaving_server() -> AsyncIterator[MisbehavingServer]:
-    """Serve on a free port of the loopback."""
+    """Serve on a free port of the loopback address."""
     server = MisbehavingServer()
     app = web.Application()
     server.serve(app)
@@ -92,7 +92,7 @@ async def misbehaving_server() -> AsyncIterator[MisbehavingServer]:
 async def serving(
     app: web.Application, *, context: ssl.SSLContext | None = None
 ) -> AsyncIterator[str]:
-    """Serve an application on a free port of the loopback; yield its address."""
+    """Serve an application on a free port of the loopback address; yield its URL."""
     # Silent watches are cancelled with the server, not waited for.
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.01)
     await runner.setup()
@@ -127,7 +127,7 @@ def status(code: int, *, reason: str = "", retry_after: str = "", **more: object
 
 
 def text(code: int, body: str) -> Answering:
-    """Answer in plain text, as a proxy before the API server would."""
+    """Answer in plain text, as a proxy in front of the API server would."""
 
     async def answer(_: web.Request) -> web.StreamResponse:
         return web.Response(status=code, text=body)
@@ -136,7 +136,7 @@ def text(code: int, body: str) -> Answering:
 
 
 def events(*items: Object, tail: bytes = b"", cut: bool = False, keep: bool = False) -> Answering:
-    """Answer a watch with these lines and a tail; then close, or cut the connection, or keep it."""
+    """Answer a watch with these lines and a tail; then close, cut or keep the connection."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -152,7 +152,7 @@ def events(*items: Object, tail: bytes = b"", cut: bool = False, keep: bool = Fa
 
 
 def halves(first: Object, second: Object, *, go_on: asyncio.Event) -> Answering:
-    """Answer a watch with one line, and with another one when it is time; then keep it open."""
+    """Answer a watch with one line, and with another on request; then keep it open."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -167,12 +167,12 @@ def halves(first: Object, second: Object, *, go_on: asyncio.Event) -> Answering:
 
 
 def silence() -> Answering:
-    """Accept a watch and never say anything."""
+    """Accept a watch and never send anything."""
     return events(keep=True)
 
 
 def mute() -> Answering:
-    """Take a request and never answer, not even with a status."""
+    """Accept a request and never answer, not even with a status."""
 
     async def answer(_: web.Request) -> web.StreamResponse:
         await asyncio.Event().wait()
@@ -182,7 +182,7 @@ def mute() -> Answering:
 
 
 def trickle(drop: bytes) -> Answering:
-    """Answer with the same few bytes again and again, for ever."""
+    """Answer with the same few bytes again and again, forever."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -214,7 +214,7 @@ def bookmark(version: str, **metadata: object) -> Object:
 
 
 def end_mark(version: str) -> Object:
-    """Return the bookmark that ends a list which comes as a watch: every pod was told."""
+    """Return the bookmark that ends a list which comes as a watch."""
     return bookmark(version, annotations={"k8s.io/initial-events-end": "true"})
 
 

@@ -1,4 +1,4 @@
-"""Podwatch run as a whole, and what it has published."""
+"""Runs podwatch as a whole and reads what it published."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -34,7 +34,7 @@ class StillClock(PatientClock):
 async def running(
     *, bus: Bus, settings: PodwatchSettings, readiness: Readiness, clock: Clock
 ) -> AsyncGenerator[None]:
-    """Run podwatch while the context is open; a failure of it comes out of the context."""
+    """Run podwatch while the context is open; raise its failure from the context."""
     async with open_api(settings.kubernetes) as api:
         task = asyncio.create_task(
             run_podwatch(api=api, bus=bus, settings=settings, readiness=readiness, clock=clock)
@@ -53,7 +53,7 @@ def decoded(record: Record) -> PodRecord:
 
 
 async def topic(bus: MemoryBus) -> list[Record]:
-    """Return all that was published until now, each partition in order."""
+    """Return everything published so far, each partition in order."""
     async with bus.reader() as reader:
         spans = await reader.spans(PODS.name)
         return [
@@ -65,7 +65,7 @@ async def topic(bus: MemoryBus) -> list[Record]:
 
 
 def states(records: list[Record]) -> dict[str, list[str]]:
-    """Return what became of each pod."""
+    """Return the published states of each pod."""
     found: dict[str, list[str]] = {}
     for record in records:
         key = (record.key or b"").decode()

@@ -1,4 +1,4 @@
-"""Which annotations podwatch carries along."""
+"""Podwatch keeps only the configured annotations."""
 
 import pytest
 
@@ -32,7 +32,7 @@ NOTES = {"team.example/ticket": "T-1", "owner": "ada", "noise": "x" * 1000}
         (["kubernetes.io/config.hash"], {"kubernetes.io/config.hash": "h"}),
     ],
 )
-def test_only_the_annotations_asked_for_are_carried(
+def test_only_the_configured_annotations_are_kept(
     requested: list[str], expected: dict[str, str] | None
 ) -> None:
     item = pod(metadata={"annotations": NOTES | {"kubernetes.io/config.hash": "h"}})
@@ -40,10 +40,10 @@ def test_only_the_annotations_asked_for_are_carried(
     assert found.annotations == expected
 
 
-def test_pods_without_annotations_have_none_of_those_asked_for() -> None:
+def test_pods_without_annotations_have_none_of_the_configured_ones() -> None:
     assert read(pod(), annotations=["owner"]).annotations is None
 
 
-def test_no_setting_carries_all_annotations() -> None:
+def test_no_setting_keeps_all_annotations() -> None:
     with pytest.raises(ValueError, check=has_words("annotations", "*")):
         PodwatchSettings(annotations=["owner", "*"])

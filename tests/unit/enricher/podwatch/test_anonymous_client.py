@@ -1,4 +1,4 @@
-"""An API server without credentials, asked without the Kubernetes client library."""
+"""An API server without credentials is queried without the Kubernetes client library."""
 
 import asyncio
 import subprocess
@@ -26,7 +26,7 @@ WATCH = {"watch": "true"}
 
 @pytest.fixture
 async def api(server: MisbehavingServer) -> AsyncIterator[Api]:
-    # A setting of people's ends with a slash as often as not.
+    # People often end this setting with a slash.
     async with open_api(KubernetesSettings(url=f"{server.url}/")) as api:
         yield api
 
@@ -46,7 +46,7 @@ async def read(
         return b"".join([chunk async for chunk in answer.chunks()])
 
 
-async def test_bodies_come_as_they_are(server: MisbehavingServer, api: Api) -> None:
+async def test_bodies_are_returned_unchanged(server: MisbehavingServer, api: Api) -> None:
     line = event("ADDED", pod())
     server.watches += [events(line)]
     assert await read(api, WATCH) == encoded(line) + b"\n"
@@ -63,7 +63,7 @@ async def test_a_refusal_is_an_error_with_its_status(
     assert (caught.value.status, caught.value.reason) == (code, "Because")
 
 
-async def test_silence_is_an_error(server: MisbehavingServer, api: Api) -> None:
+async def test_a_timeout_is_an_error(server: MisbehavingServer, api: Api) -> None:
     server.watches += [silence()]
     with pytest.raises(SilentError):
         await read(api, WATCH, idle_timeout_seconds=0.02)
@@ -75,7 +75,7 @@ async def test_a_cut_connection_is_an_error(server: MisbehavingServer, api: Api)
         await read(api, WATCH)
 
 
-async def test_the_next_request_is_not_harmed(server: MisbehavingServer, api: Api) -> None:
+async def test_the_next_request_is_unaffected(server: MisbehavingServer, api: Api) -> None:
     server.lists += [status(500), page(pod())]
     with pytest.raises(KubernetesError):
         await read(api)

@@ -1,4 +1,4 @@
-"""Configuration and login of the API server as kubernetes_asyncio reads them."""
+"""The API server's configuration and credentials as kubernetes_asyncio reads them."""
 
 import asyncio
 import json
@@ -40,14 +40,12 @@ SOON_SECONDS = 0.01
 
 
 def opened(file: Path, *, check: Check | None = None) -> AbstractAsyncContextManager[Api]:
-    """Open the API server of a kubeconfig, which is read again all the time."""
+    """Open the API server of a kubeconfig that is reread all the time."""
     return open_client(_named(file), check or Check(), refresh_seconds=SOON_SECONDS)
 
 
 @pytest.mark.parametrize("content", [None, "", "[", "just text", NO_CURRENT_CONTEXT])
-async def test_a_kubeconfig_that_cannot_be_used_is_its_users_business(
-    tmp_path: Path, content: str | None
-) -> None:
+async def test_an_unusable_kubeconfig_is_a_users_error(tmp_path: Path, content: str | None) -> None:
     file = tmp_path / "kubeconfig"
     if content is not None:
         file.write_text(content)
@@ -57,7 +55,7 @@ async def test_a_kubeconfig_that_cannot_be_used_is_its_users_business(
 
 
 def plugin(file: Path, script: str) -> dict[str, object]:
-    """Return a user whose token comes from a script beside the kubeconfig."""
+    """Return a user whose token comes from a script next to the kubeconfig."""
     program = file.with_name("plugin")
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o700)
@@ -68,7 +66,7 @@ API_VERSION = "client.authentication.k8s.io/v1"
 CREDENTIAL = {"apiVersion": API_VERSION, "kind": "ExecCredential", "status": {"token": SECRET}}
 USERS: dict[str, Callable[[Path], object]] = {
     "a token": lambda _: {"token": f"{SECRET}\n"},
-    "a file of a token": lambda _: {"tokenFile": "token"},
+    "a token file": lambda _: {"tokenFile": "token"},
     "a plug-in": lambda file: plugin(file, f"echo '{json.dumps(CREDENTIAL)}'"),
 }
 
@@ -82,7 +80,7 @@ def write_user(file: Path, user: object, *, url: str) -> Path:
 
 
 @pytest.mark.parametrize("user", USERS.values(), ids=USERS)
-async def test_the_login_of_a_kubeconfig_is_sent(
+async def test_the_credentials_of_a_kubeconfig_are_sent(
     server: MisbehavingServer, tmp_path: Path, user: Callable[[Path], object]
 ) -> None:
     file = tmp_path / "kubeconfig"
@@ -96,7 +94,7 @@ def write_user_settings(file: Path, user: object, *, url: str) -> KubernetesSett
     return _named(write_user(file, user, url=url))
 
 
-async def test_a_changed_kubeconfig_counts_after_a_while(
+async def test_a_changed_kubeconfig_is_used_after_a_while(
     server: MisbehavingServer, tmp_path: Path
 ) -> None:
     file = write_kubeconfig(tmp_path / "kubeconfig", url=server.url, token="first")
@@ -111,7 +109,7 @@ async def test_a_changed_kubeconfig_counts_after_a_while(
 @pytest.mark.parametrize(
     "broken", ["[", f"current-context: {SECRET}", f"users: [{{name: u, user: {SECRET}}}]"]
 )
-async def test_a_kubeconfig_that_breaks_later_leaves_the_former_in_force_and_shows_no_secret(
+async def test_a_kubeconfig_that_breaks_later_leaves_the_previous_one_in_use_and_shows_no_secret(
     server: MisbehavingServer,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -131,7 +129,7 @@ async def test_a_kubeconfig_that_breaks_later_leaves_the_former_in_force_and_sho
     assert server.tokens == ["Bearer first", "Bearer second"]
 
 
-async def test_what_a_plugin_writes_to_standard_error_is_shown_nowhere(
+async def test_a_plugins_standard_error_is_not_shown(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "kubeconfig"
@@ -143,7 +141,7 @@ async def test_what_a_plugin_writes_to_standard_error_is_shown_nowhere(
     assert "hunter2" not in f"{caught.value} {caplog.text}"
 
 
-async def test_a_refused_token_is_read_again_at_once(
+async def test_a_rejected_token_is_reread_at_once(
     server: MisbehavingServer, tmp_path: Path
 ) -> None:
     """Not only after a minute."""
@@ -157,10 +155,10 @@ async def test_a_refused_token_is_read_again_at_once(
             await _list(api)
 
 
-async def test_the_authority_and_the_certificate_of_their_files_are_those_of_later_connections(
+async def test_new_connections_use_the_current_ca_and_client_certificates(
     tmp_path: Path,
 ) -> None:
-    """Nothing is refused by a 401 where the server's certificate is not trusted."""
+    """If the server's certificate is not trusted, there is no 401 that could trigger a reload."""
     mounted, file = tmp_path / "mounted", tmp_path / "kubeconfig"
     mounted.mkdir()
     async with asyncio.timeout(HANG_SECONDS), AsyncExitStack() as stack:
@@ -187,7 +185,7 @@ async def _answers(api: Api) -> bool:
 
 
 @pytest.mark.parametrize("damaged", ["ca.pem", "client.pem", "client-key.pem"])
-async def test_damaged_certificates_are_its_users_business(tmp_path: Path, damaged: str) -> None:
+async def test_damaged_certificates_are_a_users_error(tmp_path: Path, damaged: str) -> None:
     authority, mounted = Authority(folder=tmp_path / "ca"), tmp_path / "mounted"
     mounted.mkdir()
     _mount(authority, mounted)
@@ -198,7 +196,7 @@ async def test_damaged_certificates_are_its_users_business(tmp_path: Path, damag
             pass
 
 
-async def test_new_credentials_leave_a_watch_that_is_open_its_connection(
+async def test_new_credentials_do_not_close_an_open_watch(
     server: MisbehavingServer, tmp_path: Path
 ) -> None:
     file = write_kubeconfig(tmp_path / "kubeconfig", url=server.url, token="first")
@@ -225,7 +223,7 @@ def _named(file: Path) -> KubernetesSettings:
 
 
 def _mount(authority: Authority, folder: Path) -> None:
-    """Put an authority and a client's certificate of it where the kubeconfig has them."""
+    """Put a CA certificate and a client certificate signed by it where the kubeconfig has them."""
     pair = authority.issue("client")
     shutil.copy(authority.certificate, folder / "ca.pem")
     shutil.copy(pair.certificate, folder / "client.pem")

@@ -1,4 +1,4 @@
-"""What podwatch reads in the API server's pods."""
+"""Podwatch decodes the API server's pods."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +29,7 @@ def read(item: Object, **options: Any) -> PodRecord:  # noqa: ANN401  # options 
     return found
 
 
-def test_a_pod_becomes_a_record_that_every_reader_of_the_topic_decodes() -> None:
+def test_a_pod_becomes_a_record_that_every_reader_of_the_topic_can_decode() -> None:
     found = read(pod("u1", version="42"))
     expected = PodRecord(
         cluster="default",
@@ -87,14 +87,14 @@ def test_the_owner_is_the_workload_that_people_know(
         ([], {}),
     ],
 )
-def test_only_the_labels_asked_for_are_carried(
+def test_only_the_configured_labels_are_kept(
     requested: list[str], expected: dict[str, str]
 ) -> None:
     item = pod(metadata={"labels": {"app": "web", "team": "red", "noise": "1"}})
     assert read(item, labels=requested).labels == expected
 
 
-def test_containers_of_all_kinds_are_named_also_before_they_start() -> None:
+def test_containers_of_all_kinds_are_named_even_before_they_start() -> None:
     found = read(
         pod(
             spec={
@@ -140,8 +140,8 @@ HASH = "6bfe5d2a8f1b4a33bd0c5e71f2a9c0de"
         "a",
     ],
 )
-def test_a_container_id_of_another_form_than_runtimes_give_is_none(written: str) -> None:
-    """The status is its kubelet's, which may write any text there."""
+def test_a_container_id_that_does_not_have_the_form_of_runtimes_is_ignored(written: str) -> None:
+    """The kubelet writes the status, and could write any text there."""
     last = {"terminated": {"containerID": written, "exitCode": 0}}
     status = {"name": "main", "containerID": written, "restartCount": 1, "lastState": last}
     (found,) = read(pod(status={"containerStatuses": [status]})).containers
@@ -159,7 +159,7 @@ def mirror(
     owners: Sequence[Object] = (NODE,),
     account: str | None = None,
 ) -> Object:
-    """Return a static pod's mirror, as its kubelet makes it."""
+    """Return a static pod's mirror pod, as its kubelet creates it."""
     notes = {"kubernetes.io/config.hash": config_hash, "kubernetes.io/config.mirror": config_mirror}
     return pod(
         metadata={
@@ -170,29 +170,29 @@ def mirror(
     )
 
 
-def test_a_static_pod_is_known_by_its_hash() -> None:
+def test_a_static_pod_has_its_config_hash() -> None:
     assert read(mirror()).config_hash == HASH
 
 
 NO_MIRRORS: dict[str, Object] = {
-    "the hash alone": mirror(config_mirror=None),
-    "the mirror's annotation alone": mirror(config_hash=None),
-    "two that differ": mirror(config_mirror="f" * 32),
-    "nothing in both": mirror(config_hash="", config_mirror=""),
+    "only the hash": mirror(config_mirror=None),
+    "only the mirror annotation": mirror(config_hash=None),
+    "two different ones": mirror(config_mirror="f" * 32),
+    "both empty": mirror(config_hash="", config_mirror=""),
     "no owner": mirror(owners=[]),
     "another node as owner": mirror(owners=[NODE | {"name": "node-b"}]),
     "an owner of another kind": mirror(owners=[NODE | {"kind": "ReplicaSet"}]),
-    "a Node of somebody's own API": mirror(owners=[NODE | {"apiVersion": "example.com/v1"}]),
+    "a Node of another API group": mirror(owners=[NODE | {"apiVersion": "example.com/v1"}]),
     "a second owner": mirror(owners=[NODE, NODE | {"kind": "ReplicaSet"}]),
     "a service account, as any pod has": mirror(account="default"),
-    "a hash longer than any": mirror(config_hash="a" * 65, config_mirror="a" * 65),
+    "an overlong hash": mirror(config_hash="a" * 65, config_mirror="a" * 65),
     "other annotations": pod(metadata={"annotations": {"other": "x" * 1000}}),
 }
 
 
 @pytest.mark.parametrize("item", NO_MIRRORS.values(), ids=NO_MIRRORS.keys())
-def test_a_pod_that_no_kubelet_made_has_no_hash(item: Object) -> None:
-    """Whoever may make pods may write both annotations, and names an owner as he likes."""
+def test_a_pod_that_no_kubelet_created_has_no_hash(item: Object) -> None:
+    """Anyone who may create pods can write both annotations and name any owner."""
     assert read(item).config_hash is None
 
 
@@ -213,19 +213,21 @@ def test_a_pod_that_no_kubelet_made_has_no_hash(item: Object) -> None:
         ("0" * 40 + "7", 7),
     ],
 )
-def test_whole_quantities_are_read_and_others_are_none(quantity: str | int, expected: int) -> None:
+def test_whole_quantities_are_read_and_invalid_ones_are_zero(
+    quantity: str | int, expected: int
+) -> None:
     assert parse_quantity(quantity) == expected
 
 
 @pytest.mark.parametrize("section", ["spec", "status"])
-def test_sections_that_are_null_say_nothing(section: str) -> None:
+def test_null_sections_are_ignored(section: str) -> None:
     item = pod() | {section: None}
     reader = reader_of(labels=["app"], gpu_resource_prefixes=["nvidia.com/"])
     found = reader.read(encoded(item))
     assert (found is None) == (section == "spec")
 
 
-def test_fields_that_are_null_say_nothing() -> None:
+def test_null_fields_are_ignored() -> None:
     found = read(
         pod(
             metadata=dict.fromkeys(
@@ -241,7 +243,7 @@ def test_fields_that_are_null_say_nothing() -> None:
     "data",
     [b"", b"[]", b"{}", b'{"metadata":{}}', b'{"metadata":{"uid":5}}', b"\xff\xfe", b'{"metadata"'],
 )
-def test_what_is_no_pod_is_refused(data: bytes) -> None:
+def test_an_object_that_is_not_a_pod_is_refused(data: bytes) -> None:
     with pytest.raises(UndecodableError):
         reader_of().read(data)
 

@@ -1,4 +1,4 @@
-"""JSON that is cut below a depth: all above it stays, and what is no JSON becomes none."""
+"""JSON is cut below a depth: everything above stays, and invalid JSON stays invalid."""
 
 import json
 
@@ -27,12 +27,14 @@ def shallow(value: object, depth: int) -> object:
 
 
 @given(value=VALUES, depth=st.integers(1, 4))
-def test_what_lies_deeper_is_null_and_all_else_is_as_it_was(value: object, depth: int) -> None:
+def test_deeper_values_become_null_and_everything_else_is_unchanged(
+    value: object, depth: int
+) -> None:
     found = json.loads(cut(json.dumps(value).encode(), max_depth=depth))
     assert found == shallow(value, depth)
 
 
 @pytest.mark.parametrize("data", [b"[" * 200_000, b'"' * 200_001, b'{"a":' * 99 + b'"', b"]]]"])
-def test_what_is_no_json_is_none_afterwards(data: bytes) -> None:
+def test_invalid_json_stays_invalid(data: bytes) -> None:
     with pytest.raises(json.JSONDecodeError):
         json.loads(cut(data))

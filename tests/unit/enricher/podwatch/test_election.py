@@ -1,4 +1,4 @@
-"""Who holds the Lease, since when, and until when; against a server that keeps it."""
+"""Leader election by a Lease, against a server that keeps it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -47,7 +47,7 @@ async def api(shelf: LeaseShelf) -> AsyncIterator[Api]:
 
 
 class Candidate:
-    """An elector, with its own clock and readiness."""
+    """An elector with its own clock and readiness."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Candidate:
 
 
 class SteppedClock(PatientClock):
-    """A clock for one sleeper, whose sleep ends when the test says that the time has come."""
+    """A clock for one sleeper, whose sleep ends when the test lets it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,11 +98,11 @@ class SteppedClock(PatientClock):
         return self._until_ns is not None
 
     async def asleep(self) -> None:
-        """Wait until somebody sleeps."""
+        """Wait until a task sleeps."""
         await soon(lambda: self.is_asleep)
 
     async def step(self, seconds: float) -> None:
-        """Let time pass, once somebody sleeps."""
+        """Advance the clock once a task sleeps."""
         await self.asleep()
         self.advance(seconds)
         if self._until_ns is not None and self._until_ns <= self.monotonic_ns():
@@ -118,7 +118,7 @@ def spec(shelf: LeaseShelf) -> dict[str, Any]:
 def held_by(
     holder: str, *, seconds: int = 15, transitions: int = 3, **metadata: object
 ) -> dict[str, Any]:
-    """Return a Lease; its renewal time is nonsense, as clocks are not to be compared."""
+    """Return a Lease; its renewal time is nonsense because clocks must not be compared."""
     return {
         "metadata": {"name": "podwatch", **metadata},
         "spec": {
@@ -131,7 +131,7 @@ def held_by(
     }
 
 
-async def test_a_lease_that_is_missing_is_made(api: Api, shelf: LeaseShelf) -> None:
+async def test_a_missing_lease_is_created(api: Api, shelf: LeaseShelf) -> None:
     one = Candidate(api, "one")
     await one.elector.acquire()
     assert one.holds()
@@ -148,7 +148,7 @@ async def test_a_lease_that_is_missing_is_made(api: Api, shelf: LeaseShelf) -> N
     assert (one.check.is_ok, one.check.detail) == (True, "leading")
 
 
-async def test_a_lease_that_was_released_is_taken_at_once_and_keeps_what_others_wrote(
+async def test_a_released_lease_is_taken_at_once_and_keeps_what_others_wrote(
     api: Api, shelf: LeaseShelf
 ) -> None:
     shelf.put(PATH, held_by("", labels={"team": "infra"}))
@@ -159,7 +159,7 @@ async def test_a_lease_that_was_released_is_taken_at_once_and_keeps_what_others_
     assert shelf.kept[PATH]["metadata"]["labels"] == {"team": "infra"}
 
 
-async def test_a_silent_holder_is_replaced_when_its_time_by_our_own_clock_is_over(
+async def test_a_silent_holder_is_replaced_when_its_lease_expires_by_our_own_clock(
     api: Api, shelf: LeaseShelf
 ) -> None:
     shelf.put(PATH, held_by("dead"))
@@ -170,7 +170,7 @@ async def test_a_silent_holder_is_replaced_when_its_time_by_our_own_clock_is_ove
     assert spec(shelf)["holderIdentity"] == "one"
 
 
-async def test_a_holder_that_renews_stays_whatever_the_times_in_its_lease_say(
+async def test_a_holder_that_renews_stays_whatever_the_times_in_its_lease_are(
     api: Api, shelf: LeaseShelf
 ) -> None:
     shelf.put(PATH, held_by("alive"))
@@ -188,7 +188,7 @@ async def test_a_holder_that_renews_stays_whatever_the_times_in_its_lease_say(
     waiting.cancel()
 
 
-async def test_of_two_that_try_at_once_one_gets_it(api: Api, shelf: LeaseShelf) -> None:
+async def test_one_of_two_concurrent_candidates_gets_the_lease(api: Api, shelf: LeaseShelf) -> None:
     shelf.put(PATH, held_by(""))
     clocks = [SteppedClock() for _ in range(2)]
     both = [
@@ -207,7 +207,7 @@ async def test_of_two_that_try_at_once_one_gets_it(api: Api, shelf: LeaseShelf) 
 
 
 async def work_until(done: asyncio.Event, ended: list[str]) -> None:
-    """Work until told, and keep how it ended."""
+    """Work until the event, and record how it ended."""
     try:
         await done.wait()
         ended.append("done")
@@ -216,7 +216,7 @@ async def work_until(done: asyncio.Event, ended: list[str]) -> None:
         raise
 
 
-async def test_while_it_leads_the_lease_is_renewed_and_then_released(
+async def test_a_leader_renews_the_lease_and_releases_it_afterwards(
     api: Api, shelf: LeaseShelf
 ) -> None:
     clock, done, ended = SteppedClock(), asyncio.Event(), list[str]()
@@ -238,7 +238,9 @@ async def test_while_it_leads_the_lease_is_renewed_and_then_released(
     assert other.clock.slept == []
 
 
-async def test_a_signal_ends_the_work_and_then_releases(api: Api, shelf: LeaseShelf) -> None:
+async def test_a_signal_ends_the_work_before_the_lease_is_released(
+    api: Api, shelf: LeaseShelf
+) -> None:
     clock, ended = SteppedClock(), list[str]()
     one = Candidate(api, "one", clock=clock)
     await one.elector.acquire()
@@ -270,7 +272,7 @@ async def test_a_holder_that_cannot_renew_stops_before_others_may_begin(
     assert (one.holds(), ended, sum(clock.slept)) == (False, ["cancelled"], 10.0)
 
 
-async def test_the_time_counts_from_when_a_renewal_began(api: Api) -> None:
+async def test_the_lease_duration_counts_from_the_start_of_a_renewal(api: Api) -> None:
     clock = PatientClock()
     one = Candidate(api, "one", clock=clock)
     await one.elector.acquire()
@@ -280,7 +282,9 @@ async def test_the_time_counts_from_when_a_renewal_began(api: Api) -> None:
     assert not one.holds()
 
 
-async def test_a_lease_that_another_one_took_is_lost_at_once(api: Api, shelf: LeaseShelf) -> None:
+async def test_a_lease_that_another_candidate_took_is_lost_at_once(
+    api: Api, shelf: LeaseShelf
+) -> None:
     clock, ended = SteppedClock(), list[str]()
     one = Candidate(api, "one", clock=clock)
     await one.elector.acquire()
@@ -292,10 +296,10 @@ async def test_a_lease_that_another_one_took_is_lost_at_once(api: Api, shelf: Le
     assert spec(shelf)["holderIdentity"] == "thief"
 
 
-async def test_a_process_that_stood_still_knows_that_its_time_is_over(
+async def test_a_process_that_was_suspended_notices_that_its_lease_has_expired(
     api: Api, shelf: LeaseShelf
 ) -> None:
-    """After such a stop even a renewal that succeeds comes too late: the work must end."""
+    """Even a renewal that succeeds comes too late after such a pause, so the work must end."""
     clock, ended = SteppedClock(), list[str]()
     one = Candidate(api, "one", clock=clock)
     await one.elector.acquire()
@@ -308,7 +312,7 @@ async def test_a_process_that_stood_still_knows_that_its_time_is_over(
     assert spec(shelf)["holderIdentity"] == ""
 
 
-async def test_work_that_fails_releases_the_lease_and_its_failure_is_told(
+async def test_work_that_fails_releases_the_lease_and_its_exception_is_raised(
     api: Api, shelf: LeaseShelf
 ) -> None:
     async def fail() -> None:
@@ -321,7 +325,7 @@ async def test_work_that_fails_releases_the_lease_and_its_failure_is_told(
     assert spec(shelf)["holderIdentity"] == ""
 
 
-async def test_work_that_ends_because_the_lease_is_lost_is_no_failure(api: Api) -> None:
+async def test_work_that_ends_because_the_lease_is_lost_is_not_a_failure(api: Api) -> None:
     clock = SteppedClock()
     one = Candidate(api, "one", clock=clock)
 
@@ -337,7 +341,7 @@ async def test_work_that_ends_because_the_lease_is_lost_is_no_failure(api: Api) 
     await one.elector.lead(publish())
 
 
-async def test_a_role_that_is_missing_is_said_with_its_remedy(api: Api, shelf: LeaseShelf) -> None:
+async def test_a_missing_role_is_reported_with_a_remedy(api: Api, shelf: LeaseShelf) -> None:
     shelf.script += [status(403), status(403)]
     clock = SteppedClock()
     one = Candidate(api, "one", clock=clock)
@@ -355,7 +359,7 @@ async def test_a_role_that_is_missing_is_said_with_its_remedy(api: Api, shelf: L
 
 
 @pytest.mark.parametrize("answer", ["[]", "{", '{"metadata": {}, "spec": 7}'])
-async def test_what_is_no_lease_is_a_failed_attempt(
+async def test_an_invalid_lease_is_a_failed_attempt(
     api: Api, shelf: LeaseShelf, answer: str
 ) -> None:
     shelf.script += [text(200, answer)]
@@ -364,7 +368,7 @@ async def test_what_is_no_lease_is_a_failed_attempt(
     assert len(one.clock.slept) == 1
 
 
-async def test_a_release_that_is_not_answered_does_not_hold_up_the_end(
+async def test_a_release_that_is_not_answered_does_not_delay_the_end(
     api: Api, shelf: LeaseShelf
 ) -> None:
     one = Candidate(api, "one", clock=SteppedClock(), release_seconds=0.05)
@@ -377,7 +381,7 @@ async def test_a_release_that_is_not_answered_does_not_hold_up_the_end(
     assert spec(shelf)["holderIdentity"] == "one"
 
 
-def test_the_namespace_is_that_of_the_service_account_where_none_is_set(tmp_path: Path) -> None:
+def test_the_namespace_is_that_of_the_service_account_by_default(tmp_path: Path) -> None:
     own = tmp_path / "namespace"
     with pytest.raises(UserError, check=has_words("lease.namespace")):
         namespace_of(LeaseSettings(), own=own)
@@ -386,7 +390,7 @@ def test_the_namespace_is_that_of_the_service_account_where_none_is_set(tmp_path
     assert namespace_of(LeaseSettings(namespace="other"), own=own) == "other"
 
 
-def test_without_a_setting_each_process_has_an_identity_of_its_own() -> None:
+def test_by_default_each_process_has_its_own_identity() -> None:
     assert identity_of(LeaseSettings(identity="me")) == "me"
     assert identity_of(LeaseSettings()) != identity_of(LeaseSettings())
 
@@ -399,6 +403,6 @@ def test_without_a_setting_each_process_has_an_identity_of_its_own() -> None:
         {"duration_seconds": 0.9, "renew_deadline_seconds": 0.5, "retry_seconds": 0.1},
     ],
 )
-def test_times_with_which_two_could_lead_are_refused(wrong: dict[str, float]) -> None:
+def test_times_that_would_allow_two_leaders_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be"):
         LeaseSettings(**wrong)  # type: ignore[arg-type]  # all are seconds

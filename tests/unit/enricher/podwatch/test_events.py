@@ -1,4 +1,4 @@
-"""What the lines of a watch tell, however the server writes them."""
+"""The lines of a watch mean the same, however the server writes them."""
 
 import json
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def events() -> WatchReader:
         (event("NOVELTY", pod("a")), None),
     ],
 )
-def test_a_line_tells_the_same_in_every_way_to_write_it(
+def test_a_line_means_the_same_however_it_is_written(
     events: WatchReader,
     write: Callable[[Object], bytes],
     item: Object,
@@ -82,13 +82,13 @@ def test_only_its_annotation_makes_a_bookmark_the_end_of_a_list(
 
 
 def deep(item: Object, levels: int = 10_000) -> bytes:
-    """Return the JSON of an object with fields so deep that json itself could not write it."""
+    """Return the JSON of an object nested too deeply for json to write."""
     open_, close = b'{"f:]}":' * levels, b"}" * levels
     return encoded(item).replace(b'"spec":', b'"managed":' + open_ + b"{}" + close + b',"spec":')
 
 
 @pytest.mark.parametrize("kind", ["ADDED", "MODIFIED", "DELETED"])
-def test_a_pod_nested_deeper_than_any_decoder_goes_is_read_like_another(
+def test_a_pod_nested_too_deeply_for_any_decoder_is_read_like_another(
     events: WatchReader, kind: str
 ) -> None:
     item = event(kind, pod("a", version="5"))
@@ -100,7 +100,7 @@ def test_a_pod_nested_deeper_than_any_decoder_goes_is_read_like_another(
     "line",
     [
         pytest.param(
-            encoded(event("MODIFIED", pod("a"))).replace(b'"Running"', b'"\xff"'), id="no UTF-8"
+            encoded(event("MODIFIED", pod("a"))).replace(b'"Running"', b'"\xff"'), id="not UTF-8"
         ),
         pytest.param(
             encoded(event("MODIFIED", pod("a", metadata={"labels": 5}))), id="another type"

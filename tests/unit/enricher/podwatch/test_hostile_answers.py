@@ -1,4 +1,4 @@
-"""Whatever answers in the API server's place, podwatch has an error of its own to go on from."""
+"""Whatever answers in the API server's place, podwatch raises its own error and can continue."""
 
 from contextlib import aclosing
 from pathlib import Path
@@ -28,7 +28,7 @@ async def read(answer: Raw) -> bytes:
 @pytest.mark.parametrize(
     "answer", [*ODD_PAGES.values(), *NO_HTTP.values(), *HUGE_PAGES.values(), page(NESTED)]
 )
-async def test_what_is_no_answer_of_an_api_server_is_an_error_of_ours(answer: Raw) -> None:
+async def test_an_invalid_answer_is_an_error_of_ours(answer: Raw) -> None:
     with pytest.raises(KubernetesError) as caught:
         await read(answer)
 
@@ -37,9 +37,7 @@ async def test_what_is_no_answer_of_an_api_server_is_an_error_of_ours(answer: Ra
     assert str(caught.value).encode()
 
 
-async def test_of_an_answer_that_is_too_large_no_more_is_read_than_memory_is_set_aside_for() -> (
-    None
-):
+async def test_an_answer_that_is_too_large_is_read_only_up_to_the_limit() -> None:
     ok = b"HTTP/1.1 200 OK\r\n"
     endless = Raw(begin=ok + b"\r\n", again=b" " * MIB, times=10_000)
     with pytest.raises(AnswerTooLargeError):
@@ -47,7 +45,7 @@ async def test_of_an_answer_that_is_too_large_no_more_is_read_than_memory_is_set
 
 
 @pytest.mark.parametrize(("header", "seconds"), [(b"7", 7), (b"1e300", 600), (b"nan", 0)])
-async def test_how_long_to_wait_is_bounded(header: bytes, seconds: float) -> None:
+async def test_the_wait_that_a_server_asks_for_is_bounded(header: bytes, seconds: float) -> None:
     with pytest.raises(KubernetesError) as caught:
         await read(page(b"", b"Retry-After: " + header))
 
@@ -60,7 +58,7 @@ CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 def expired(token: str) -> bytes:
-    """Return a line of a watch, as one chunk, that says so."""
+    """Return a line of a watch that reports an expired token, as one chunk."""
     line = b'{"type":"ERROR","object":{"code":401,"message":"token %s expired"}}\n' % token.encode()
     return b"%x\r\n%s\r\n0\r\n\r\n" % (len(line), line)
 
@@ -82,7 +80,7 @@ QUOTES: dict[str, bytes] = {
     "a header": OK + f"bad header Bearer {TOKEN}\r\n\r\n".encode(),
     "the size of a chunk": CHUNKED + f"Bearer {TOKEN}\r\n".encode(),
     "a line of a watch": CHUNKED + expired(TOKEN),
-    "where it redirects to": f"HTTP/1.1 302 to {TOKEN}\r\nLocation: ftp://h/{TOKEN}\r\n"
+    "the target of a redirect": f"HTTP/1.1 302 to {TOKEN}\r\nLocation: ftp://h/{TOKEN}\r\n"
     "Content-Length: 0\r\n\r\n".encode(),
     "the reason": f"HTTP/1.1 403 no {TOKEN}\r\nContent-Length: 0\r\n\r\n".encode(),
 }
@@ -90,7 +88,7 @@ QUOTES: dict[str, bytes] = {
 
 @pytest.mark.parametrize("where", QUOTES)
 @pytest.mark.parametrize("login", ["a token", "a user in the address"])
-async def test_nothing_that_is_quoted_shows_the_login_that_was_sent(
+async def test_no_quoted_answer_shows_the_credentials_that_were_sent(
     where: str, login: str, tmp_path: Path
 ) -> None:
     async with answering([Raw(begin=QUOTES[where])]) as server:
@@ -106,14 +104,14 @@ async def test_nothing_that_is_quoted_shows_the_login_that_was_sent(
     assert str(caught.value)
 
 
-async def test_a_server_without_credentials_is_not_left_for_another_one() -> None:
+async def test_a_redirect_is_not_followed_without_credentials() -> None:
     moved = Raw(begin=b"HTTP/1.1 302 x\r\nLocation: /other\r\nContent-Length: 0\r\n\r\n")
     async with answering([moved]) as server:
         with refused(302):
             await follow(KubernetesSettings(url=server.url))
 
 
-async def test_a_redirect_carries_the_token_to_no_other_server(tmp_path: Path) -> None:
+async def test_a_redirect_takes_the_token_to_no_other_server(tmp_path: Path) -> None:
     async with answering([page(b"")]) as other:
         location = f"Location: {other.url}/\r\nContent-Length: 0\r\n\r\n".encode()
         async with answering([Raw(begin=b"HTTP/1.1 302 x\r\n" + location)]) as server:

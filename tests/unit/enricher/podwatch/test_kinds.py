@@ -1,4 +1,4 @@
-"""Podwatch as a whole with nodes and namespaces beside the pods, each kind by itself."""
+"""Podwatch as a whole with nodes and namespaces as well as pods, each kind independently."""
 
 import asyncio
 from typing import Any
@@ -38,7 +38,7 @@ def item(uid: str, *, version: str = "7", **metadata: object) -> Object:
 
 
 def reported(bus: MemoryBus, kind: ObjectKind[Any]) -> list[tuple[str, int, str]]:
-    """Return what a kind's topic has, as name, partition and state."""
+    """Return a kind's topic as name, partition and state."""
     found = []
     for record in bus.kept(kind.topic(bus.topics).name):
         key = (record.key or b"").decode()
@@ -55,7 +55,7 @@ def reported(bus: MemoryBus, kind: ObjectKind[Any]) -> list[tuple[str, int, str]
 async def run_until(
     bus: MemoryBus, settings: PodwatchSettings, clock: Clock, counts: dict[str, int]
 ) -> Readiness:
-    """Run podwatch until its topics have so many messages, and some time longer."""
+    """Run podwatch until its topics have this many messages, and a little longer."""
     readiness = Readiness()
     async with running(bus=bus, settings=settings, readiness=readiness, clock=clock):
         await soon(
@@ -68,7 +68,7 @@ async def run_until(
     return readiness
 
 
-async def test_nodes_lie_with_their_samples_and_namespaces_in_one_partition(
+async def test_nodes_are_placed_with_their_samples_and_namespaces_in_one_partition(
     server: MisbehavingServer, settings: PodwatchSettings
 ) -> None:
     server.others = {"nodes": [item("n1"), item("n2")], "namespaces": [item("s1"), item("s2")]}
@@ -87,13 +87,13 @@ async def test_nodes_lie_with_their_samples_and_namespaces_in_one_partition(
     }
 
 
-async def test_a_restart_repeats_nothing_and_finds_what_went_and_later_come_tombstones(
+async def test_a_restart_repeats_nothing_finds_deletions_and_later_writes_tombstones(
     server: MisbehavingServer, settings: PodwatchSettings
 ) -> None:
     bus = MemoryBus()
     server.others = {"nodes": [item("n1"), item("n2")], "namespaces": [item("s1"), item("s2")]}
     await run_until(bus, settings, StillClock(), {NODES.name: 2, NAMESPACES.name: 2})
-    # Another version, and nothing else; and one of each is gone.
+    # Only the version changes, and one of each kind is gone.
     server.others = {
         "nodes": [item("n1", version="8")],
         "namespaces": [item("s1", version="8")],
@@ -108,7 +108,7 @@ async def test_a_restart_repeats_nothing_and_finds_what_went_and_later_come_tomb
         assert len({place for place, _ in mine}) == 1
 
 
-async def test_without_the_right_to_nodes_pods_are_published_and_the_check_names_the_right(
+async def test_without_permission_for_nodes_pods_are_published_and_the_check_names_the_permission(
     server: MisbehavingServer, settings: PodwatchSettings
 ) -> None:
     server.refused = {"nodes": status(403, reason="Forbidden")}
@@ -124,10 +124,10 @@ async def test_without_the_right_to_nodes_pods_are_published_and_the_check_names
         await soon(readiness.is_ready)
 
 
-async def test_watermarks_are_said_of_pods_alone_and_only_once_pods_were_listed(
+async def test_watermarks_are_published_only_for_pods_and_only_once_pods_were_listed(
     server: MisbehavingServer, settings: PodwatchSettings
 ) -> None:
-    """Lists and acknowledged records of the other kinds move none."""
+    """Lists and acknowledged records of the other kinds do not move them."""
     listed = asyncio.Event()
 
     async def once_it_is_time(request: web.Request) -> web.StreamResponse:
@@ -149,7 +149,7 @@ async def test_watermarks_are_said_of_pods_alone_and_only_once_pods_were_listed(
     assert [each.next_offset for each in found if each.next_offset] == [1]
 
 
-def test_no_two_kinds_have_watermarks_of_one_stage() -> None:
+def test_no_two_kinds_have_watermarks_of_the_same_component() -> None:
     with_watermarks = {
         kind.name: kind.watermark_component for kind in KINDS if kind.watermark_component
     }
@@ -163,7 +163,7 @@ def cut(kind: str) -> float:
     return REGISTRY.get_sample_value(name, {"kind": kind}) or 0.0
 
 
-def test_what_a_node_or_a_namespace_has_too_much_of_is_cut_and_counted() -> None:
+def test_nodes_and_namespaces_with_too_much_are_cut_and_counted() -> None:
     times: dict[str, Any] = {"cluster": "default", "created_time_ns": 1, "resource_version": "7"}
     node = NodeRecord(uid="u", name="n", pool="p" * 500, labels={}, **times)
     notes = {f"a{number}": "x" * 250_000 for number in range(5)}

@@ -1,4 +1,4 @@
-"""Podwatch with a Lease: who leads publishes, who does not waits, and nobody publishes too late."""
+"""Podwatch with a Lease: the leader publishes, the other waits, and neither publishes too late."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -80,7 +80,7 @@ async def place() -> AsyncIterator[Place]:
         yield place
 
 
-async def test_one_of_two_leads_and_the_other_stands_by_ready(place: Place) -> None:
+async def test_one_of_two_leads_and_the_other_is_a_ready_standby(place: Place) -> None:
     place.server.lists += [page(pod("a"))] * 2
     first, second = Readiness(), Readiness()
     async with place.run("one", first):
@@ -96,7 +96,7 @@ async def test_one_of_two_leads_and_the_other_stands_by_ready(place: Place) -> N
     assert states(await topic(place.bus)) == {"a": ["Running"]}
 
 
-async def test_the_next_leader_says_what_changed_and_nothing_twice(place: Place) -> None:
+async def test_the_next_leader_publishes_changes_and_repeats_nothing(place: Place) -> None:
     place.server.lists += [
         page(pod("stays"), pod("goes")),
         page(pod("stays", version="50"), pod("comes"), version="51"),
@@ -121,8 +121,8 @@ def _allocated_to(holder: str, *, seconds: int) -> dict[str, dict[str, object]]:
     }
 
 
-async def test_nothing_is_published_once_another_one_may_lead() -> None:
-    """The fence is asked before each publish, not only when the lease is renewed."""
+async def test_nothing_is_published_once_another_process_may_lead() -> None:
+    """The fence is checked before each publish, not only when the lease is renewed."""
     bus, held = MemoryBus(), [True]
 
     def fence() -> None:

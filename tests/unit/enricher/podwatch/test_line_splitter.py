@@ -1,5 +1,3 @@
-"""Lines out of chunks."""
-
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -28,7 +26,7 @@ async def lines(chunks: list[bytes], *, max_bytes: int = 100) -> list[bytes]:
         ([bytes([byte]) for byte in b"one\ntwo\n"], [b"one", b"two"]),
     ],
 )
-async def test_lines_are_whole_however_they_were_cut(
+async def test_lines_are_whole_however_they_were_split(
     chunks: list[bytes], expected: list[bytes]
 ) -> None:
     assert await lines(chunks) == expected

@@ -1,4 +1,4 @@
-"""What podwatch reads of the lives of pods and their containers, and of their rank."""
+"""Podwatch decodes the lifetimes of pods and their containers, and their priority."""
 
 import itertools
 
@@ -86,25 +86,21 @@ EPOCH: Object = {"running": {"startedAt": "1970-01-01T00:00:00Z"}}
         pytest.param(
             container("c1", state=WAITING, lastState=ended("c1", 5, 9)),
             ("c1", after(5), after(9), None),
-            id="waiting to be started again, its id that of the last run",
+            id="waiting to restart, with the last id",
         ),
         pytest.param(
             container("", state=WAITING, lastState=ended("c1", 5, 9)),
             (None, None, None, "c1"),
-            id="waiting, and the id is gone already",
+            id="waiting, without an id",
         ),
-        pytest.param(
-            container("c1", state=NO_TIMES), ("c1", None, None, None), id="nobody knows when"
-        ),
-        pytest.param(
-            container("c1", state=EPOCH), ("c1", None, None, None), id="the runtime says zero"
-        ),
+        pytest.param(container("c1", state=NO_TIMES), ("c1", None, None, None), id="no times"),
+        pytest.param(container("c1", state=EPOCH), ("c1", None, None, None), id="time zero"),
         pytest.param(
             container("c1", state=None, lastState=None), ("c1", None, None, None), id="nulls"
         ),
     ],
 )
-def test_a_containers_life_is_that_of_its_newest_id(
+def test_a_containers_lifetime_is_that_of_its_newest_id(
     status: Object, expected: tuple[str | None, int | None, int | None, str | None]
 ) -> None:
     (found,) = read(pod(status={"containerStatuses": [status]})).containers
@@ -134,7 +130,7 @@ DELETED = at(30)
         ("Pending", DELETED, [], None),
     ],
 )
-def test_a_pod_has_ended_when_no_container_of_it_will_run_again(
+def test_a_pod_has_ended_when_none_of_its_containers_will_run_again(
     phase: str, deletion: str | None, states: list[Object], expected: int | None
 ) -> None:
     names = (f"c{number}" for number in itertools.count())
@@ -162,7 +158,7 @@ def test_a_pod_has_ended_when_no_container_of_it_will_run_again(
         ({"priority": 0, "priorityClassName": None}, {"qosClass": None}, (None, 0, None)),
     ],
 )
-def test_a_pods_rank_is_carried(
+def test_a_pods_priority_is_kept(
     spec: Object, status: Object, expected: tuple[str | None, int | None, str | None]
 ) -> None:
     found = read(pod(spec=spec, status=status))
@@ -170,19 +166,19 @@ def test_a_pods_rank_is_carried(
 
 
 @pytest.mark.parametrize("time", ["yesterday", "2026-11-21T08:00:00", "2026-11-21", 5])
-def test_a_time_that_is_none_makes_the_pod_unreadable(time: object) -> None:
+def test_an_invalid_time_makes_the_pod_unreadable(time: object) -> None:
     with pytest.raises(UndecodableError):
         read(pod(metadata={"deletionTimestamp": time}))
 
 
-def test_a_time_beyond_all_clocks_is_the_last_that_a_record_can_hold() -> None:
+def test_a_time_too_late_for_a_record_is_the_last_that_a_record_can_hold() -> None:
     found = read(pod(metadata={"deletionTimestamp": "2318-01-01T00:00:00Z"}))
     assert found.deletion_time_ns == 2**63 - 1
     decoder = Decoder(topic=PODS.name, record=PodRecord)
     assert decoder.decode(encode(found)).deletion_time_ns == 2**63 - 1
 
 
-def test_pods_of_one_second_share_its_time_in_memory() -> None:
+def test_times_of_pods_in_the_same_second_are_shared_in_memory() -> None:
     reader = reader_of()
     first, second = (reader.read(encoded(pod(uid))) for uid in ("a", "b"))
     assert first is not None

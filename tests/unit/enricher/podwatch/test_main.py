@@ -1,4 +1,4 @@
-"""`gpuledger podwatch` as its user meets it."""
+"""`gpuledger podwatch` as its user runs it."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 
 def podwatch(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end, without any setting of the shell that runs the tests."""
+    """Run the command to its end, without any setting of the tests' environment."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -25,7 +25,7 @@ def podwatch(*arguments: str, **environment: str) -> subprocess.CompletedProcess
     )
 
 
-def test_a_missing_kubeconfig_is_said_in_one_line(tmp_path: Path) -> None:
+def test_a_missing_kubeconfig_is_reported_in_one_line(tmp_path: Path) -> None:
     file = tmp_path / "kubeconfig"
     ended = podwatch(GPULEDGER_KUBERNETES__KUBECONFIG=str(file))
     message = [line for line in ended.stderr.splitlines() if not line.startswith("{")]
@@ -43,9 +43,7 @@ def test_a_missing_kubeconfig_is_said_in_one_line(tmp_path: Path) -> None:
         ("http://", "'********': missing host"),
     ],
 )
-def test_the_address_of_an_api_server_that_is_none_is_refused_in_one_line(
-    url: str, message: str
-) -> None:
+def test_an_invalid_api_server_address_is_refused_in_one_line(url: str, message: str) -> None:
     ended = podwatch(GPULEDGER_KUBERNETES__URL=url)
 
     assert ended.returncode == 2, ended.stderr

@@ -1,4 +1,4 @@
-"""What podwatch reads of nodes and namespaces."""
+"""Podwatch decodes nodes and namespaces."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ EKS = {
 
 
 def item(name: str = "gpu-node-1", **metadata: Any) -> Object:  # noqa: ANN401  # any of metadata
-    """Return an object as a server says it where metadata alone is asked for."""
+    """Return an object as a server returns it if only metadata is requested."""
     return {
         "metadata": {
             "uid": "u1",
@@ -43,7 +43,7 @@ def node(labels: dict[str, str], **settings: list[str]) -> NodeRecord:
     return found
 
 
-def test_a_node_becomes_a_record_that_every_reader_of_the_topic_decodes() -> None:
+def test_a_node_becomes_a_record_that_every_reader_of_the_topic_can_decode() -> None:
     found = node(EKS | {"team": "red", "noise": "1"}, node_labels=["team", "absent"])
     expected = NodeRecord(
         cluster="default",
@@ -77,7 +77,7 @@ def test_a_node_becomes_a_record_that_every_reader_of_the_topic_decodes() -> Non
         ({}, None),
     ],
 )
-def test_the_pool_is_what_the_provider_calls_it(labels: dict[str, str], pool: str | None) -> None:
+def test_the_pool_has_the_providers_name(labels: dict[str, str], pool: str | None) -> None:
     assert node(labels).pool == pool
 
 
@@ -108,13 +108,13 @@ def test_the_pool_is_what_the_provider_calls_it(labels: dict[str, str], pool: st
         ({}, None),
     ],
 )
-def test_the_capacity_type_is_one_word_whatever_the_provider_says(
+def test_the_capacity_type_is_one_word_whatever_the_provider_calls_it(
     labels: dict[str, str], expected: str | None
 ) -> None:
     assert node(labels).capacity_type == expected
 
 
-def test_labels_that_the_settings_name_go_before_those_of_providers() -> None:
+def test_configured_labels_take_precedence_over_those_of_providers() -> None:
     labels = EKS | {
         "example.com/pool": "blue",
         "example.com/machine": "DGX H100",
@@ -139,7 +139,7 @@ def test_labels_that_the_settings_name_go_before_those_of_providers() -> None:
     )
 
 
-def test_a_namespace_becomes_a_record_with_the_labels_and_annotations_asked_for() -> None:
+def test_a_namespace_becomes_a_record_with_the_configured_labels_and_annotations() -> None:
     settings = PodwatchSettings(
         namespace_labels=["team"], namespace_annotations=["example.com/cost-center"]
     )
@@ -163,7 +163,7 @@ def test_a_namespace_becomes_a_record_with_the_labels_and_annotations_asked_for(
     assert decoder.decode(encode(expected)) == expected
 
 
-def test_an_object_that_is_being_deleted_says_since_when() -> None:
+def test_an_object_that_is_being_deleted_has_the_time_of_its_deletion() -> None:
     data = encoded(item("research", deletionTimestamp=CREATED))
     for reader in (
         NamespaceReader(
@@ -189,7 +189,7 @@ def test_an_object_that_is_being_deleted_says_since_when() -> None:
         (encoded(item(labels=5)), "a namespace"),
     ],
 )
-def test_what_is_no_such_object_is_refused(data: bytes, what: str) -> None:
+def test_an_object_of_another_kind_is_refused(data: bytes, what: str) -> None:
     reader = (
         NodeReader(
             cluster="default",

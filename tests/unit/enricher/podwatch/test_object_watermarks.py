@@ -1,4 +1,4 @@
-"""What podwatch says to be complete is: whatever changes, fails or is stopped in between."""
+"""Podwatch's watermarks are true, whatever changes, fails or is interrupted."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,10 +31,10 @@ def table() -> ObjectTable[PodRecord]:
 
 
 @given(steps=STEPS)
-def test_all_that_was_seen_by_the_time_that_is_said_was_published(
+def test_everything_seen_by_the_time_of_a_watermark_was_published(
     steps: list[tuple[str, int]],
 ) -> None:
-    """In that state or a newer one; batches of three, of which a part may fail."""
+    """In that state or a newer one; in batches of three, and some fail."""
     pods, clock = table(), PatientClock()
     message = ObjectWatermarks(table=pods, clock=clock)
     message.follow(Phase.LISTED)
@@ -69,7 +69,7 @@ def test_all_that_was_seen_by_the_time_that_is_said_was_published(
             message.record_published()
 
 
-def test_nothing_is_said_before_the_first_whole_list_and_while_the_api_server_is_away() -> None:
+def test_there_is_no_watermark_before_the_first_list_or_while_the_api_server_is_away() -> None:
     clock = PatientClock()
     message = ObjectWatermarks(table=table(), clock=clock)
     for step in (Phase.LISTING, Interrupted(KubernetesError("away"))):
@@ -96,7 +96,7 @@ def test_it_is_renewed_every_few_seconds_and_no_more_often() -> None:
     assert len(times) == 5
 
 
-def test_a_watch_that_goes_on_is_given_time_to_bring_what_it_missed() -> None:
+def test_a_resumed_watch_gets_time_to_bring_what_it_missed() -> None:
     clock = PatientClock()
     message = ObjectWatermarks(table=table(), clock=clock)
     message.follow(Phase.LISTED)

@@ -1,4 +1,4 @@
-"""Which workload a pod belongs to, by what the pod itself tells."""
+"""Which workload a pod belongs to, as far as the pod itself shows it."""
 
 import pytest
 
@@ -50,7 +50,7 @@ def owner(
         "Pod",
     ],
 )
-def test_who_made_the_pod_is_its_workload_by_own_kind_and_name(kind: str) -> None:
+def test_the_creator_of_a_pod_is_its_workload_with_its_own_kind_and_name(kind: str) -> None:
     assert owner(kind, "mine", {"app": "mine"}) == (kind, "mine")
 
 
@@ -73,7 +73,7 @@ def test_who_made_the_pod_is_its_workload_by_own_kind_and_name(kind: str) -> Non
         (("Pod", "etl-driver"), SPARK, ("SparkApplication", "etl")),
     ],
 )
-def test_who_only_made_it_for_another_gives_way_to_that_one(
+def test_a_creator_that_belongs_to_another_workload_is_replaced_by_that_workload(
     maker: tuple[str, str], labels: dict[str, str], expected: tuple[str, str]
 ) -> None:
     assert owner(*maker, labels) == expected
@@ -94,7 +94,7 @@ def test_who_only_made_it_for_another_gives_way_to_that_one(
         (("Job", "x"), {"ray.io/originated-from-crd": "RayJob"}),
     ],
 )
-def test_a_mark_that_does_not_fit_the_maker_changes_nothing(
+def test_a_label_that_does_not_fit_the_creator_changes_nothing(
     maker: tuple[str, str], labels: dict[str, str]
 ) -> None:
     assert owner(*maker, labels) == maker
@@ -118,18 +118,18 @@ def test_a_mark_that_does_not_fit_the_maker_changes_nothing(
         ("nightly-x7k2p", None),
     ],
 )
-def test_a_job_that_is_named_by_the_minute_of_its_schedule_is_a_cron_jobs(
+def test_a_job_named_by_the_minute_of_its_schedule_belongs_to_a_cron_job(
     name: str, expected: tuple[str, str] | None
 ) -> None:
     assert owner("Job", name, {}) == (expected or ("Job", name))
 
 
-def test_a_schedule_is_held_against_the_pods_own_time() -> None:
+def test_the_minute_of_a_schedule_is_compared_with_the_pods_creation_time() -> None:
     assert owner("Job", f"nightly-{CREATED_MINUTE}", {}, created_time_ns=0)[0] == "Job"
 
 
 @pytest.mark.parametrize(
     "references", [None, [], [OwnerReference(kind="Backup", name="b", controller=False)]]
 )
-def test_a_pod_that_nobody_controls_has_no_owner(references: list[OwnerReference] | None) -> None:
+def test_a_pod_without_a_controller_has_no_owner(references: list[OwnerReference] | None) -> None:
     assert known_owner(references, LWS, created_time_ns=CREATED_NS) == (None, None)

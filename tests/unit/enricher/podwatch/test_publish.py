@@ -1,4 +1,4 @@
-"""What is published when the topic is not what it was, or its brokers are away."""
+"""Publishing to a topic that was recreated or whose brokers are unavailable."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -31,7 +31,7 @@ KNOWN = {"a": ["Running"], "b": ["Running"]}
 
 
 class DeadBus(MemoryBus):
-    """A bus whose brokers may be away."""
+    """A bus whose brokers may be unavailable."""
 
     is_away = False
 
@@ -46,7 +46,7 @@ class DeadBus(MemoryBus):
 async def publishing(
     bus: MemoryBus, table: ObjectTable, *, topic_id: str | None = None, is_listed: bool = False
 ) -> AsyncIterator[Check]:
-    """Publish from the table, with a look at the topic every few milliseconds."""
+    """Publish from the table, and check the topic every few milliseconds."""
     check = Readiness().check("pods.kafka")
     publisher = RecordPublisher(
         cluster="default",
@@ -71,7 +71,7 @@ async def publishing(
 
 
 def table_of(*uids: str) -> ObjectTable:
-    """Return a table that Kafka knows nothing of."""
+    """Return a table whose pods Kafka does not have."""
     table = ObjectTable(
         node_of=POD.node_of,
         identity_of=POD.identity_of,
@@ -84,13 +84,13 @@ def table_of(*uids: str) -> ObjectTable:
 
 
 async def has(bus: MemoryBus, expected: dict[str, list[str]]) -> None:
-    """Wait until the topic says that of each pod."""
+    """Wait until the topic has these states of each pod."""
     async with asyncio.timeout(HANG_SECONDS):
         while states(await topic(bus)) != expected:  # noqa: ASYNC110  # a topic has no event to wait on
             await asyncio.sleep(0.005)
 
 
-async def test_a_topic_that_is_made_anew_gets_all_pods_though_none_of_them_changed() -> None:
+async def test_a_recreated_topic_gets_all_pods_although_none_of_them_changed() -> None:
     bus = MemoryBus()
     async with publishing(bus, table_of("a", "b")):
         await has(bus, KNOWN)
@@ -98,7 +98,7 @@ async def test_a_topic_that_is_made_anew_gets_all_pods_though_none_of_them_chang
         await has(bus, KNOWN)
 
 
-async def test_a_topic_made_anew_after_it_was_read_gets_all_that_was_known() -> None:
+async def test_a_topic_recreated_after_it_was_read_gets_all_known_pods() -> None:
     bus = MemoryBus()
     table = table_of()
     table.restore([pod_record("a"), pod_record("b")])
@@ -106,7 +106,7 @@ async def test_a_topic_made_anew_after_it_was_read_gets_all_that_was_known() -> 
         await has(bus, KNOWN)
 
 
-async def test_a_topic_that_stays_gets_nothing_twice() -> None:
+async def test_an_unchanged_topic_gets_nothing_twice() -> None:
     bus = DeadBus()
     async with publishing(bus, table_of("a", "b")) as check:
         await has(bus, KNOWN)
@@ -117,7 +117,7 @@ async def test_a_topic_that_stays_gets_nothing_twice() -> None:
     assert len(await topic(bus)) == len(KNOWN)
 
 
-async def test_brokers_that_are_away_fail_the_check_while_no_pod_changes() -> None:
+async def test_unavailable_brokers_fail_the_check_even_while_no_pod_changes() -> None:
     bus = DeadBus()
     async with publishing(bus, table_of()) as check:
         await soon(lambda: check.is_ok)
@@ -128,7 +128,7 @@ async def test_brokers_that_are_away_fail_the_check_while_no_pod_changes() -> No
 
 
 class TurnTakingProducer:
-    """Publishes as the bus does, each time some turns of the loop later than the time before."""
+    """Publishes as the bus does, each time a few turns of the loop later than before."""
 
     def __init__(self, inner: Producer) -> None:
         self._inner = inner
@@ -136,7 +136,7 @@ class TurnTakingProducer:
         self.under_way = 0
 
     async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> int | None:
-        """Publish when it is this one's turn."""
+        """Publish when it is this message's turn."""
         self.under_way += 1
         self._turns += 1
         try:
@@ -148,7 +148,7 @@ class TurnTakingProducer:
 
 
 class CountingBus(MemoryBus):
-    """A bus that records of each producer what it still published when it was closed."""
+    """A bus that records how many publications of each producer were pending when it was closed."""
 
     def __init__(self, topics: Sequence[Topic]) -> None:
         super().__init__(topics)
@@ -165,8 +165,8 @@ class CountingBus(MemoryBus):
                 self.left.append(producer.under_way)
 
 
-async def test_a_producer_is_closed_when_nothing_is_published_with_it_any_more() -> None:
-    """Also where the watermarks' topic is gone, which each of its partitions tells by itself."""
+async def test_a_producer_is_closed_only_when_nothing_is_being_published_with_it() -> None:
+    """Also if the watermarks' topic is missing, which each of its partitions reports."""
     bus = CountingBus([each for each in TOPICS if each != WATERMARKS])
     async with publishing(bus, table_of("a"), is_listed=True) as check:
         await soon(lambda: len(bus.left) > 0)
@@ -174,8 +174,8 @@ async def test_a_producer_is_closed_when_nothing_is_published_with_it_any_more()
     assert set(bus.left) == {0}
 
 
-async def test_a_pod_too_large_for_a_message_is_published_without_what_makes_it_so() -> None:
-    """Who it is can be told all the same; the other pods of its batch are whole."""
+async def test_a_pod_too_large_for_a_message_is_published_without_its_large_parts() -> None:
+    """Its identity is still published; the other pods of its batch are complete."""
     bus, table = MemoryBus(), table_of("a", "b")
     annotations = {f"a{number}": "x" * 250_000 for number in range(5)}
     table.upsert(pod_record("large", annotations=annotations), time_ns=2)
@@ -193,8 +193,8 @@ async def test_a_pod_too_large_for_a_message_is_published_without_what_makes_it_
     ]
 
 
-async def test_a_pod_with_more_than_a_record_may_carry_is_published_with_that_cut() -> None:
-    """A status is written by the kubelet, and an owner's kind by anybody."""
+async def test_a_pod_with_more_than_a_record_may_hold_is_published_with_that_cut() -> None:
+    """The kubelet writes a status, and anyone can write an owner's kind."""
     bus, table = MemoryBus(), table_of("a")
     table.upsert(pod_record("odd", owner_kind="K" * 100_000, config_hash="h" * 250_000), time_ns=2)
     before = value_of("gpuledger_podwatch_records_cut_total")
@@ -213,5 +213,5 @@ async def published(bus: MemoryBus) -> list[PodRecord]:
 
 
 def value_of(name: str) -> float:
-    """Return what a metric says now."""
+    """Return the current value of a metric."""
     return REGISTRY.get_sample_value(name, {"kind": "pod"}) or 0.0

@@ -1,4 +1,4 @@
-"""What is known of the pods from the topic, whatever stands there."""
+"""The pods that are known from the topic, whatever it contains."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -48,7 +48,7 @@ def phases(known: KnownRecords) -> dict[str, str]:
     ],
     ids=["newest", "tombstone", "reborn", "undecodable", "undecodable-newest", "other-key"],
 )
-def test_of_each_pod_the_newest_record_counts(
+def test_the_newest_record_of_each_pod_counts(
     pairs: Sequence[tuple[str, bytes | None]], expected: dict[str, str], undecodable: int
 ) -> None:
     known = KnownRecords(cluster="default", kind=POD, topics=TOPICS)
@@ -56,13 +56,13 @@ def test_of_each_pod_the_newest_record_counts(
     assert (phases(known), known.undecodable) == (expected, undecodable)
 
 
-def test_a_record_without_a_key_is_no_pod() -> None:
+def test_a_record_without_a_key_is_not_a_pod() -> None:
     known = KnownRecords(cluster="default", kind=POD, topics=TOPICS)
     known.ingest([Record(PODS.name, 0, 0, 0, None, value("a"))])
     assert (known.by_identity, known.undecodable) == ({}, 1)
 
 
-def test_records_hold_what_is_equal_once() -> None:
+def test_records_share_equal_values() -> None:
     known = KnownRecords(cluster="default", kind=POD, topics=TOPICS)
     known.ingest(records(("a", value("a")), ("b", value("b"))))
     one, other = known.by_identity["a"], known.by_identity["b"]
@@ -72,7 +72,7 @@ def test_records_hold_what_is_equal_once() -> None:
 
 
 class FlakyBus(MemoryBus):
-    """A bus whose reader breaks off after its first records, as often as it is told."""
+    """A bus whose reader breaks off after its first records, a given number of times."""
 
     def __init__(self, *, failures: int) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ async def test_all_partitions_are_read_to_their_end() -> None:
     assert (check.is_ok, check.detail) == (True, "29 known pods, 1 of them deleted")
 
 
-async def test_a_bus_that_is_away_is_asked_again_after_a_pause() -> None:
+async def test_an_unavailable_bus_is_tried_again_after_a_pause() -> None:
     bus, readiness, clock = FlakyBus(failures=3), Readiness(), PatientClock()
     await publish(bus, (0, "a", value("a")))
     known = await read_known(
@@ -134,7 +134,7 @@ async def test_a_missing_topic_is_named_and_waited_for() -> None:
     assert (await reading).by_identity == {}
 
 
-def test_a_batch_that_cannot_be_unpacked_takes_no_pod_away_and_is_counted() -> None:
+def test_an_unreadable_batch_removes_no_pod_and_is_counted() -> None:
     known = KnownRecords(cluster="default", kind=POD, topics=TOPICS)
     why = Unreadable(1, UnreadableReason.DAMAGED, "no zstd")
     known.ingest([*records(("a", value("a"))), Record(PODS.name, 0, 3, 0, None, None, why)])

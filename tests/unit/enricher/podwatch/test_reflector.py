@@ -1,4 +1,4 @@
-"""The reflector against an API server that misbehaves in every way that was seen."""
+"""The reflector against an API server that misbehaves in every way seen so far."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -75,7 +75,7 @@ async def test_all_pages_of_a_list_come_before_the_watch(
     assert server.agents == {f"gpuledger-podwatch/{__version__}"}
 
 
-async def test_a_watch_goes_on_from_the_newest_event_or_bookmark(
+async def test_a_watch_continues_from_the_newest_event_or_bookmark(
     server: MisbehavingServer, reflector: Reflector
 ) -> None:
     server.lists += [page(version="1")]
@@ -119,7 +119,7 @@ async def test_an_expired_version_leads_to_a_new_list(
     assert server.requests[3]["resourceVersion"] == "50"
 
 
-async def test_a_page_that_is_too_large_is_asked_for_again_with_fewer_pods(
+async def test_a_page_that_is_too_large_is_requested_again_with_fewer_pods(
     server: MisbehavingServer, reflector: Reflector
 ) -> None:
     server.lists += [text(200, " " * (MAX_PAGE_BYTES + 1)), page(pod("a"))]
@@ -128,7 +128,7 @@ async def test_a_page_that_is_too_large_is_asked_for_again_with_fewer_pods(
     assert [query["limit"] for query in server.requests[:2]] == ["2", "1"]
 
 
-async def test_an_expired_page_begins_the_list_anew(
+async def test_an_expired_page_restarts_the_list(
     server: MisbehavingServer, reflector: Reflector
 ) -> None:
     server.lists += [
@@ -154,7 +154,7 @@ async def test_an_expired_page_begins_the_list_anew(
         (events(tail=b"no JSON at all\n"), "!None"),
     ],
 )
-async def test_a_failure_is_told_and_the_watch_goes_on_where_it_was(
+async def test_a_failure_is_reported_and_the_watch_continues_where_it_was(
     server: MisbehavingServer, reflector: Reflector, failing: Answering, word: str
 ) -> None:
     server.lists += [page(version="3")]
@@ -165,7 +165,7 @@ async def test_a_failure_is_told_and_the_watch_goes_on_where_it_was(
     assert [query["resourceVersion"] for query in server.requests[1:]] == ["3", "3"]
 
 
-async def test_a_watch_on_which_nothing_changes_is_begun_anew_where_it_was_and_is_no_failure(
+async def test_a_watch_without_changes_is_restarted_where_it_was_and_is_not_a_failure(
     server: MisbehavingServer, api: Api, settings: KubernetesSettings, clock: PatientClock
 ) -> None:
     impatient = KubernetesSettings(
@@ -182,7 +182,7 @@ async def test_a_watch_on_which_nothing_changes_is_begun_anew_where_it_was_and_i
     assert [query["resourceVersion"] for query in server.requests[1:]] == ["3", "4", "4"]
 
 
-async def test_a_server_that_is_gone_behind_a_silent_watch_is_told_when_it_is_asked_again(
+async def test_a_server_that_vanished_behind_a_silent_watch_is_reported_at_the_next_request(
     server: MisbehavingServer, api: Api, settings: KubernetesSettings, clock: PatientClock
 ) -> None:
     impatient = KubernetesSettings(
@@ -196,7 +196,7 @@ async def test_a_server_that_is_gone_behind_a_silent_watch_is_told_when_it_is_as
     assert "silent for too long" in str(interruption.error)
 
 
-async def test_a_server_that_closes_at_once_is_asked_ever_more_seldom(
+async def test_a_server_that_closes_at_once_is_queried_ever_more_rarely(
     server: MisbehavingServer, reflector: Reflector, clock: PatientClock
 ) -> None:
     server.watches += [events() for _ in range(7)]
@@ -235,7 +235,7 @@ async def test_a_failed_watch_that_lived_is_resumed_after_the_first_pause(
 @pytest.mark.parametrize(
     ("header", "pause_seconds"), [("7", 7.0), ("0", 0.8), ("soon", 0.8), ("86400", 300.0)]
 )
-async def test_a_server_that_asks_for_patience_gets_it_within_bounds(
+async def test_a_requested_retry_delay_is_kept_within_bounds(
     server: MisbehavingServer,
     reflector: Reflector,
     clock: PatientClock,
@@ -248,7 +248,7 @@ async def test_a_server_that_asks_for_patience_gets_it_within_bounds(
     assert clock.slept == [pause_seconds]
 
 
-async def test_an_object_of_three_megabytes_is_an_object_like_any_other(
+async def test_an_object_of_three_megabytes_is_handled_like_any_other(
     server: MisbehavingServer, reflector: Reflector
 ) -> None:
     large = pod("large", metadata={"annotations": {"blob": "x" * 3_000_000}})
@@ -257,7 +257,7 @@ async def test_an_object_of_three_megabytes_is_an_object_like_any_other(
     assert reported(steps)[-2:] == ["+large", "+small"]
 
 
-async def test_an_unknown_event_type_is_stepped_over(
+async def test_an_unknown_event_type_is_skipped(
     server: MisbehavingServer, reflector: Reflector
 ) -> None:
     server.watches += [
@@ -274,7 +274,7 @@ async def test_an_unknown_event_type_is_stepped_over(
     assert reported(steps) == ["LISTING", "LISTED", "WATCHING", "?", "+c"]
 
 
-async def test_a_pod_that_cannot_be_read_does_not_spoil_the_others(
+async def test_a_pod_that_cannot_be_read_does_not_affect_the_others(
     server: MisbehavingServer, reflector: Reflector
 ) -> None:
     odd = pod("odd", metadata={"labels": "none"})
@@ -284,7 +284,7 @@ async def test_a_pod_that_cannot_be_read_does_not_spoil_the_others(
     assert reported(steps) == ["LISTING", "?odd", "+a", "LISTED", "WATCHING", "?odd", "+b"]
 
 
-async def test_a_list_that_is_none_is_a_failure_and_no_empty_list(
+async def test_an_invalid_list_is_a_failure_and_not_an_empty_list(
     server: MisbehavingServer, reflector: Reflector
 ) -> None:
     server.lists += [text(200, "<html>Please log in</html>"), page(pod("a"))]
@@ -292,7 +292,7 @@ async def test_a_list_that_is_none_is_a_failure_and_no_empty_list(
     assert reported(steps) == ["LISTING", "!None", "LISTING", "+a", "LISTED", "WATCHING"]
 
 
-async def test_a_missing_role_is_said_with_its_remedy(
+async def test_a_missing_role_is_reported_with_a_remedy(
     server: MisbehavingServer, reflector: Reflector
 ) -> None:
     server.lists += [status(403, reason="Forbidden")]
@@ -305,7 +305,7 @@ async def test_a_missing_role_is_said_with_its_remedy(
     )
 
 
-async def test_credentials_are_read_again_after_a_refusal(
+async def test_credentials_are_reread_after_a_refusal(
     server: MisbehavingServer, reflector: Reflector, settings: KubernetesSettings
 ) -> None:
     server.lists += [status(401), page()]
@@ -318,7 +318,7 @@ async def test_credentials_are_read_again_after_a_refusal(
     assert server.tokens == ["Bearer secret", "Bearer renewed"]
 
 
-async def test_an_api_server_that_is_not_there_is_an_interruption(
+async def test_an_unreachable_api_server_is_an_interruption(
     api: Api, settings: KubernetesSettings, clock: PatientClock, tmp_path: Path
 ) -> None:
     nowhere = write_kubeconfig(tmp_path / "nowhere", url="http://127.0.0.1:9", token="secret")

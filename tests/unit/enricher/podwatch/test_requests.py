@@ -1,4 +1,4 @@
-"""What podwatch reads of what containers ask for of GPUs."""
+"""Podwatch decodes containers' requests for GPUs."""
 
 import pytest
 
@@ -9,10 +9,10 @@ from gpuledger_enricher.podwatch.pod_settings import PodwatchSettings
 from tests.default_topics import PODS
 from tests.unit.enricher.podwatch.builders import Object, encoded, pod, reader_of
 
-ASKED = PodwatchSettings().gpu_resource_prefixes
+PREFIXES = PodwatchSettings().gpu_resource_prefixes
 
 
-def read(item: Object, *, prefixes: list[str] = ASKED) -> PodRecord:
+def read(item: Object, *, prefixes: list[str] = PREFIXES) -> PodRecord:
     found = reader_of(gpu_resource_prefixes=prefixes).read(encoded(item))
     assert found is not None
     return found
@@ -27,7 +27,7 @@ def asking(amounts: Object, *, kind: str = "limits") -> Object:
 
 
 def requested(item: Object, **section: object) -> ContainerRequest | None:
-    """Return what a pod's only container asks for."""
+    """Return the requests of a pod's only container."""
     (found,) = read(pod(spec={"containers": [item], **section})).containers
     return found.requested
 
@@ -50,7 +50,7 @@ def requested(item: Object, **section: object) -> ContainerRequest | None:
             },
             id="Volcano",
         ),
-        pytest.param({"volcano.sh/gpu-memory": 1024}, id="Volcano, as it was"),
+        pytest.param({"volcano.sh/gpu-memory": 1024}, id="Volcano, formerly"),
     ],
 )
 @pytest.mark.parametrize("kind", ["limits", "requests"])
@@ -60,7 +60,7 @@ def test_amounts_are_those_of_the_spec_by_resource_name(amounts: dict[str, int],
 
 
 @pytest.mark.parametrize("amounts", [{}, {"amd.com/gpu": "1"}, {"nvidia.com/gpu": "0"}])
-def test_a_container_that_asks_for_no_gpu_has_no_request(amounts: Object) -> None:
+def test_a_container_without_a_gpu_has_no_request(amounts: Object) -> None:
     assert requested(asking(amounts)) is None
     assert requested(container()) is None
 
@@ -71,8 +71,8 @@ def test_which_resources_are_gpus_is_a_setting() -> None:
     assert found.requested == ContainerRequest(resources={"amd.com/gpu": 1})
 
 
-def test_each_container_says_what_it_asks_for_and_which_kind_it_is() -> None:
-    """So that who wants the sum of a pod can count as the scheduler does."""
+def test_each_container_has_its_requests_and_its_kind() -> None:
+    """So that a reader can sum them for a pod as the scheduler does."""
     gpu = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
     spec = {
         "initContainers": [
@@ -116,20 +116,20 @@ MPS = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
         (None, None),
     ],
 )
-def test_the_share_under_mps_is_the_variable_where_it_is_a_literal(
+def test_the_share_under_mps_is_read_from_the_variable_if_it_is_a_literal(
     variables: list[Object] | None, ratio: float | None
 ) -> None:
     found = requested(container(env=variables))
     assert (found and found.mps_active_thread_ratio) == ratio
 
 
-def test_variables_that_are_none_make_the_pod_unreadable() -> None:
+def test_invalid_variables_make_the_pod_unreadable() -> None:
     with pytest.raises(UndecodableError):
         read(pod(spec={"containers": [container(env=[{"name": 5, "value": MPS}])]}))
 
 
-def test_claims_are_named_as_the_claims_are_and_not_as_the_pod_calls_them() -> None:
-    """One of the spec by its own name, one of a template by that which the status tells."""
+def test_claims_have_their_own_names_and_not_the_pods_names_for_them() -> None:
+    """A claim in the spec has its own name, and one from a template the name in the status."""
     resources = {"claims": [{"name": name} for name in ("own", "made", "waits", "own")]}
     spec = {
         "containers": [container(resources=resources)],

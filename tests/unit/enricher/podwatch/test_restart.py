@@ -1,4 +1,4 @@
-"""Podwatch started again, or twice: what the topic knows already, it does not say again."""
+"""Podwatch restarted, or run twice, does not publish again what the topic already has."""
 
 from collections.abc import Callable
 
@@ -29,10 +29,10 @@ def settings(server: MisbehavingServer) -> PodwatchSettings:
 
 
 def completion(bus: MemoryBus) -> Callable[[], bool]:
-    """Return what says whether all of a list is published that began after this call.
+    """Return a condition that holds once a list begun after this call is completely published.
 
-    A watermark says so: before it everything went out that the list told, so nothing of that can
-    come any more.
+    A watermark shows it: everything in the list was published before the watermark, so nothing
+    more can come.
     """
     before = len(bus.kept(WATERMARKS.name))
     return lambda: len(bus.kept(WATERMARKS.name)) >= before + PODS.partitions
@@ -41,7 +41,7 @@ def completion(bus: MemoryBus) -> Callable[[], bool]:
 async def run_until(
     bus: MemoryBus, settings: PodwatchSettings, expected: dict[str, list[str]], clock: PatientClock
 ) -> Readiness:
-    """Run podwatch until the topic holds exactly this and podwatch has said that it is complete."""
+    """Run podwatch until the topic has exactly these states and is complete by its watermarks."""
     readiness, is_complete = Readiness(), completion(bus)
     async with running(bus=bus, settings=settings, readiness=readiness, clock=clock):
         try:
@@ -53,7 +53,7 @@ async def run_until(
                 )
             )
         except TimeoutError:
-            assert states(bus.kept(PODS.name)) == expected  # says what differs
+            assert states(bus.kept(PODS.name)) == expected  # shows the difference
             raise
     assert states(await topic(bus)) == expected
     return readiness
@@ -79,7 +79,7 @@ async def test_a_restart_repeats_nothing_and_misses_nothing(
     assert readiness.check("pods.known").detail == "3 known pods, 0 of them deleted"
 
 
-async def test_a_deleted_pod_gets_its_tombstone_also_from_the_next_podwatch(
+async def test_a_deleted_pod_gets_its_tombstone_even_from_the_next_podwatch(
     server: MisbehavingServer, settings: PodwatchSettings
 ) -> None:
     bus = MemoryBus()
@@ -110,10 +110,10 @@ async def test_a_record_that_cannot_be_read_is_published_again(
     assert [one.value for one in await topic(bus)] == [record.value, b"{", record.value]
 
 
-async def test_a_record_behind_which_an_older_one_stands_is_published_again(
+async def test_a_record_that_is_followed_by_an_older_one_is_published_again(
     server: MisbehavingServer, settings: PodwatchSettings
 ) -> None:
-    """As after a leader that was stopped in the middle of a batch: compaction keeps the last."""
+    """For example if a leader stopped in the middle of a batch: compaction keeps the last."""
     bus = MemoryBus()
     listed = page(pod("a", version="9"), version="20")
     server.lists += [page(pod("a", version="9"), pod("b", version="5")), listed, listed]
@@ -135,12 +135,12 @@ async def test_a_record_behind_which_an_older_one_stands_is_published_again(
     await run_until(bus, settings, healed, StillClock())
 
 
-async def test_two_at_once_say_the_same_and_a_reader_of_the_newest_sees_no_difference(
+async def test_two_podwatches_publish_the_same_and_a_reader_of_the_newest_sees_no_difference(
     server: MisbehavingServer, settings: PodwatchSettings
 ) -> None:
-    """Why two are harmless: a record is a function of its pod alone, under the pod's own key.
+    """Two are harmless because a record depends only on its pod and has the pod's key.
 
-    Only the time of a deletion is each one's own, and of two such records the last one counts.
+    Only the time of a deletion differs between them, and the last of two such records counts.
     """
     bus = MemoryBus()
     server.lists += [page(pod("a"), pod("b"))] * 2

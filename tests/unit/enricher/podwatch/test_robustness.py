@@ -1,4 +1,4 @@
-"""The reflector against servers that are mute, slow, never done, or full of patience demanded."""
+"""The reflector against servers that are mute, slow, endless, or ask for long waits."""
 
 from collections.abc import Mapping
 
@@ -22,7 +22,7 @@ from tests.unit.enricher.podwatch.misbehaving import (
     trickle,
 )
 
-SHORT_SECONDS = 0.5  # what answers at once must not miss it on a busy machine
+SHORT_SECONDS = 0.5  # an immediate answer must arrive within it even on a busy machine
 BLOB = {"annotations": {"blob": "x" * 3_000_000}}
 
 
@@ -49,7 +49,7 @@ def first_error(steps: list[Step]) -> str:
             [trickle(b"\n")],
             {"idle_timeout_seconds": SHORT_SECONDS, "watch_timeout_seconds": SHORT_SECONDS},
             "not done in time",
-            id="a watch that outstays its time",
+            id="a watch beyond its timeout",
         ),
     ],
 )
@@ -84,7 +84,7 @@ async def test_a_list_that_comes_as_a_watch_is_not_waited_for_without_end(
         (1.0, [1.6, 3.2, 6.4, 12.8, 25.6, 30.0, 30.0]),
     ],
 )
-async def test_pauses_grow_from_eight_tenths_of_a_second_to_thirty_by_chance(
+async def test_pauses_are_randomized_and_grow_from_eight_tenths_of_a_second_to_thirty(
     server: MisbehavingServer, clock: PatientClock, chance: float, expected: list[float]
 ) -> None:
     server.lists += [status(500) for _ in range(7)]
@@ -144,7 +144,7 @@ async def test_deletions_that_an_expired_watch_missed_come_with_the_new_list(
 
 
 @pytest.mark.parametrize("way", ["page", "initial", "watch"])
-async def test_objects_of_three_megabytes_come_through_each_way(
+async def test_objects_of_three_megabytes_are_read_in_every_way(
     server: MisbehavingServer, clock: PatientClock, way: str
 ) -> None:
     large, small = pod("large", metadata=BLOB), pod("small")
@@ -162,7 +162,7 @@ async def test_objects_of_three_megabytes_come_through_each_way(
 
 
 @pytest.mark.parametrize("way", ["page", "initial"])
-async def test_a_pod_that_was_known_and_cannot_be_read_any_more_is_not_taken_for_deleted(
+async def test_a_known_pod_that_becomes_unreadable_is_not_mistaken_for_deleted(
     server: MisbehavingServer, clock: PatientClock, way: str
 ) -> None:
     known, unreadable = pod("a"), pod("a", metadata={"labels": 5})
@@ -171,14 +171,14 @@ async def test_a_pod_that_was_known_and_cannot_be_read_any_more_is_not_taken_for
         server.lists += [page(known, pod("b")), page(unreadable, pod("c"))]
     else:
         for one, other in ((known, "b"), (unreadable, "c")):
-            told_ = [event("ADDED", one), event("ADDED", pod(other))]
-            server.initials += [events(*told_, end_mark("50"))]
+            listed = [event("ADDED", one), event("ADDED", pod(other))]
+            server.initials += [events(*listed, end_mark("50"))]
     server.watches += [events(gone)]
     steps = await follow(server, clock, nth(Phase.LISTED, 2))
     assert published(steps) == {"a": "alive", "b": "deleted", "c": "alive"}
 
 
-async def test_pages_that_are_too_large_are_asked_for_in_smaller_ones(
+async def test_pages_that_are_too_large_are_requested_in_smaller_ones(
     server: MisbehavingServer, clock: PatientClock
 ) -> None:
     large = [pod(name, metadata=BLOB) for name in "abcdefghijkl"]  # 36 MB
@@ -203,7 +203,7 @@ async def test_pages_that_are_too_large_are_asked_for_in_smaller_ones(
         b'{"type":"ADDED","object":null}\n',
     ],
 )
-async def test_an_object_that_cannot_be_read_is_stepped_over(
+async def test_an_object_that_cannot_be_read_is_skipped(
     server: MisbehavingServer, clock: PatientClock, line: bytes
 ) -> None:
     server.lists += [page(version="5")]

@@ -63,14 +63,16 @@ async def test_a_conflict_is_an_error_with_its_status(api: Api) -> None:
         assert caught.value.status == 409
 
 
-async def test_a_refusal_is_told_without_a_remedy_too(api: Api, shelf: LeaseShelf) -> None:
+async def test_a_refusal_without_a_known_remedy_is_reported_too(
+    api: Api, shelf: LeaseShelf
+) -> None:
     shelf.script += [status(403)]
     with pytest.raises(KubernetesError) as caught:
         await send(api, "PUT", f"{LEASES}/x")
     assert caught.value.detail == "the API server answered 403: says 403"
 
 
-async def test_a_server_that_does_not_answer_is_left(api: Api, shelf: LeaseShelf) -> None:
+async def test_a_server_that_does_not_answer_times_out(api: Api, shelf: LeaseShelf) -> None:
     shelf.script += [silence()]
     with pytest.raises(KubernetesError):
         await send(api, "PUT", f"{LEASES}/x", total_seconds=0.05)

@@ -1,4 +1,4 @@
-"""Podwatch as a whole, between an API server that misbehaves and a bus that may be away."""
+"""Podwatch as a whole, between an API server that misbehaves and a bus that may be unavailable."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -43,7 +43,7 @@ from tests.unit.enricher.podwatch.running import StillClock, decoded, running
 
 
 class ShakyBus(MemoryBus):
-    """A bus in memory whose producers refuse as often as it is told."""
+    """An in-memory bus whose producers fail a given number of times."""
 
     def __init__(self, *, refusals: int) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def settings(server: MisbehavingServer, tmp_path: Path) -> PodwatchSettings:
 
 
 async def published(bus: Bus, count: int) -> list[Record]:
-    """Read the topic of pods from its beginning until it has given `count` messages."""
+    """Read the topic of pods from its beginning until it has returned `count` messages."""
     found: list[Record] = []
     subscription = Subscription(group="test", topics=[PODS.name])
     async with asyncio.timeout(HANG_SECONDS), bus.consumer(subscription) as consumer:
@@ -88,7 +88,7 @@ async def published(bus: Bus, count: int) -> list[Record]:
 
 
 async def published_phase(bus: Bus, phase: str) -> None:
-    """Read the topic until a pod of this phase comes."""
+    """Read the topic until it has a pod in this phase."""
     async with (
         asyncio.timeout(HANG_SECONDS),
         bus.consumer(Subscription(group="phase", topics=[PODS.name])) as consumer,
@@ -141,7 +141,7 @@ async def test_a_pod_missing_from_a_new_list_is_published_as_deleted(
     assert (records[2].uid, records[2].deleted_time_ns is None) == ("a", False)
 
 
-async def test_readiness_tells_of_both_sides(
+async def test_readiness_covers_both_the_api_server_and_kafka(
     server: MisbehavingServer, settings: PodwatchSettings
 ) -> None:
     bus, readiness, clock = MemoryBus(), Readiness(), PatientClock()
@@ -153,7 +153,7 @@ async def test_readiness_tells_of_both_sides(
         assert readiness.check("pods.api").detail == "1 pods"
 
 
-async def test_an_api_server_on_which_no_pod_changes_is_ready_and_nothing_is_said(
+async def test_podwatch_is_ready_and_silent_while_no_pod_changes(
     server: MisbehavingServer, settings: PodwatchSettings
 ) -> None:
     readiness = Readiness()
@@ -169,7 +169,7 @@ async def test_an_api_server_on_which_no_pod_changes_is_ready_and_nothing_is_sai
     assert [line for line in lines if line["log_level"] != "info"] == []
 
 
-async def test_a_missing_role_makes_podwatch_unready_and_says_why(
+async def test_a_missing_role_makes_podwatch_unready_and_is_named(
     server: MisbehavingServer, settings: PodwatchSettings
 ) -> None:
     readiness = Readiness()
@@ -181,7 +181,7 @@ async def test_a_missing_role_makes_podwatch_unready_and_says_why(
         assert not readiness.is_ready()
 
 
-async def test_pods_wait_for_a_bus_that_is_away(
+async def test_pods_wait_for_an_unavailable_bus(
     server: MisbehavingServer, settings: PodwatchSettings
 ) -> None:
     bus, readiness, clock = ShakyBus(refusals=3), Readiness(), PatientClock()
@@ -193,7 +193,7 @@ async def test_pods_wait_for_a_bus_that_is_away(
     assert bus.refusals == 0
 
 
-async def test_a_bus_that_is_away_makes_podwatch_unready_and_is_not_asked_all_the_time(
+async def test_an_unavailable_bus_makes_podwatch_unready_and_is_not_queried_all_the_time(
     server: MisbehavingServer, settings: PodwatchSettings
 ) -> None:
     bus, readiness, clock = ShakyBus(refusals=10**9), Readiness(), StillClock()
@@ -214,14 +214,14 @@ async def test_a_missing_topic_is_named_and_waited_for(
         assert not readiness.is_ready()
         bus.create([PODS])
         await soon(lambda: readiness.check("pods.known").is_ok)
-        # Each kind by itself: pods are published while the others wait for their topics.
+        # Each kind is independent: pods are published while the others wait for their topics.
         await soon(lambda: len(bus.kept(PODS.name)) == 1)
         assert not readiness.is_ready()
         bus.create([NODES, NAMESPACES])
         await soon(readiness.is_ready)
 
 
-async def test_a_pod_that_cannot_be_read_is_named_until_it_can_or_is_gone(
+async def test_a_pod_that_cannot_be_read_is_named_until_it_can_be_or_is_gone(
     server: MisbehavingServer, settings: PodwatchSettings
 ) -> None:
     odd = pod("a", metadata={"labels": 5})

@@ -1,4 +1,4 @@
-"""Which pods the table has due, and for how long."""
+"""Which pods are due in the table, and for how long."""
 
 from gpuledger.records import PodRecord
 from gpuledger_enricher.podwatch.kinds import POD
@@ -26,7 +26,7 @@ def table(*, tombstone_after_seconds: float = 900.0, max_tombstones: int = 10) -
 
 
 def due(pods: ObjectTable) -> list[tuple[str, str]]:
-    """Return what is due, as UID and state."""
+    """Return the due pods by UID and state."""
     return [(one.identity, _state(one.record)) for one in pods.batch(MOST)]
 
 
@@ -37,7 +37,7 @@ def _state(found: PodRecord | None) -> str:
 
 
 def publish(pods: ObjectTable) -> list[tuple[str, str]]:
-    """Acknowledge what is due, and return what it was."""
+    """Acknowledge the due pods, and return them."""
     was = due(pods)
     pods.acknowledge(pods.batch(MOST))
     return was
@@ -52,7 +52,7 @@ def test_a_pod_is_due_until_it_is_acknowledged() -> None:
     assert (len(pods), pods.unpublished) == (1, 0)
 
 
-def test_a_pod_that_differs_in_its_version_alone_is_not_due_again() -> None:
+def test_a_pod_that_differs_only_in_its_version_is_not_due_again() -> None:
     pods = table()
     pods.upsert(record("a", version="1"), time_ns=1)
     publish(pods)
@@ -62,14 +62,14 @@ def test_a_pod_that_differs_in_its_version_alone_is_not_due_again() -> None:
     assert due(pods) == [("a", "Succeeded")]
 
 
-def test_a_newer_state_takes_the_place_of_one_that_waits() -> None:
+def test_a_newer_state_replaces_one_that_waits() -> None:
     pods = table()
     pods.upsert(record("a"), time_ns=1)
     pods.upsert(record("a", phase="Failed"), time_ns=2)
     assert due(pods) == [("a", "Failed")]
 
 
-def test_what_changes_while_it_is_published_stays_due() -> None:
+def test_a_pod_that_changes_while_it_is_published_stays_due() -> None:
     pods = table()
     pods.upsert(record("a"), time_ns=1)
     on_the_way = pods.batch(MOST)
@@ -78,7 +78,7 @@ def test_what_changes_while_it_is_published_stays_due() -> None:
     assert due(pods) == [("a", "Failed")]
 
 
-def test_a_batch_holds_no_more_than_asked_for_the_longest_known_first() -> None:
+def test_a_batch_is_limited_and_begins_with_the_longest_known_pods() -> None:
     pods = table()
     for number in range(5):
         pods.upsert(record(f"u{number}"), time_ns=number)
@@ -96,7 +96,7 @@ def test_a_deleted_pod_is_due_with_its_time_then_as_a_tombstone_then_never() -> 
     assert (pods.expire(time_ns=9999 * SECOND), due(pods), len(pods)) == (0, [], 0)
 
 
-def test_a_tombstone_waits_for_its_deletion_to_be_known() -> None:
+def test_a_tombstone_waits_until_its_deletion_is_published() -> None:
     pods = table(tombstone_after_seconds=1)
     pods.delete(record("a"), time_ns=0)
     pods.expire(time_ns=9 * SECOND)
@@ -105,7 +105,7 @@ def test_a_tombstone_waits_for_its_deletion_to_be_known() -> None:
     assert publish(pods) == [("a", "tombstone")]
 
 
-def test_a_list_deletes_what_it_did_not_have() -> None:
+def test_a_list_deletes_pods_that_it_does_not_contain() -> None:
     pods = table()
     for uid in ("a", "b", "c"):
         pods.upsert(record(uid), time_ns=1)
@@ -116,8 +116,8 @@ def test_a_list_deletes_what_it_did_not_have() -> None:
     assert sorted(due(pods)) == [("a", "deleted 3"), ("c", "deleted 3")]
 
 
-def test_what_a_list_did_not_have_is_deleted_as_of_the_lists_version() -> None:
-    """Which is above that of each record of it: none that comes late can make it live again."""
+def test_a_pod_missing_from_a_list_is_deleted_with_the_lists_version() -> None:
+    """That version is above those of the pod's records, so no late record can revive the pod."""
     pods = table()
     pods.restore([record("a", version="5")])
     pods.begin_list()
@@ -127,8 +127,8 @@ def test_what_a_list_did_not_have_is_deleted_as_of_the_lists_version() -> None:
     assert (gone.record.resource_version, gone.record.deleted_time_ns) == ("100", 3)
 
 
-def test_a_pod_that_lives_in_spite_of_a_list_does_so_from_that_lists_version_on() -> None:
-    """Or its record would be taken for one from before its deletion."""
+def test_a_pod_that_reappears_after_a_list_gets_at_least_that_lists_version() -> None:
+    """Otherwise its record would look older than its deletion."""
     pods = table()
     pods.upsert(record("a", version="5"), time_ns=1)
     pods.begin_list()
@@ -141,14 +141,14 @@ def test_a_pod_that_lives_in_spite_of_a_list_does_so_from_that_lists_version_on(
     assert [one.record and one.record.resource_version for one in pods.batch(MOST)] == ["101"]
 
 
-def test_what_is_to_be_repeated_is_due_as_it_was_restored() -> None:
+def test_a_pod_to_be_repeated_is_due_as_it_was_restored() -> None:
     pods = table()
     pods.restore([record("a"), deleted("b", 7), record("c")])
     pods.repeat(["a", "b"], time_ns=9)
     assert publish(pods) == [("a", "Running"), ("b", f"deleted {7 * SECOND}")]
 
 
-def test_a_list_that_broke_off_deletes_nothing_and_hides_nothing() -> None:
+def test_an_interrupted_list_deletes_nothing_and_hides_nothing() -> None:
     pods = table()
     pods.upsert(record("a"), time_ns=1)
     pods.upsert(record("b"), time_ns=1)
@@ -162,7 +162,7 @@ def test_a_list_that_broke_off_deletes_nothing_and_hides_nothing() -> None:
     assert due(pods) == [("a", "deleted 4")]
 
 
-def test_deleted_pods_beyond_the_bound_are_buried_early_and_counted() -> None:
+def test_deleted_pods_beyond_the_limit_expire_early_and_are_counted() -> None:
     pods = table(max_tombstones=2)
     for uid in ("a", "b", "c"):
         pods.delete(record(uid), time_ns=1)
@@ -180,7 +180,7 @@ def test_a_pod_seen_again_after_its_deletion_lives() -> None:
     assert (pods.expire(time_ns=99 * SECOND), due(pods)) == (0, [])
 
 
-def test_what_the_topic_knows_already_is_not_due_again() -> None:
+def test_a_pod_that_the_topic_already_has_is_not_due_again() -> None:
     pods = table()
     pods.restore([record("a", version="1"), record("b")])
     pods.upsert(record("a", version="2"), time_ns=1)
@@ -189,7 +189,7 @@ def test_what_the_topic_knows_already_is_not_due_again() -> None:
     assert len(pods) == 2
 
 
-def test_what_the_topic_knows_and_the_first_list_does_not_have_is_deleted() -> None:
+def test_a_pod_on_the_topic_that_the_first_list_does_not_contain_is_deleted() -> None:
     pods = table()
     pods.restore([record("a"), record("b")])
     pods.begin_list()
@@ -198,7 +198,7 @@ def test_what_the_topic_knows_and_the_first_list_does_not_have_is_deleted() -> N
     assert due(pods) == [("a", "deleted 3")]
 
 
-def test_deleted_pods_of_the_topic_get_their_tombstone_in_their_time() -> None:
+def test_deleted_pods_on_the_topic_get_their_tombstone_at_their_time() -> None:
     pods = table(tombstone_after_seconds=10)
     pods.restore([deleted("late", 7), deleted("early", 1)])
     assert (due(pods), len(pods)) == ([], 0)
@@ -208,7 +208,7 @@ def test_deleted_pods_of_the_topic_get_their_tombstone_in_their_time() -> None:
     assert publish(pods) == [("late", "tombstone")]
 
 
-def test_a_pod_that_the_topic_takes_for_deleted_lives_once_it_is_seen() -> None:
+def test_a_pod_that_is_deleted_on_the_topic_lives_once_it_is_seen() -> None:
     pods = table(tombstone_after_seconds=1)
     pods.restore([deleted("a", 1)])
     pods.upsert(record("a"), time_ns=2)
@@ -216,7 +216,7 @@ def test_a_pod_that_the_topic_takes_for_deleted_lives_once_it_is_seen() -> None:
     assert (pods.expire(time_ns=99 * SECOND), due(pods)) == (0, [])
 
 
-def test_of_equal_records_the_last_seen_is_kept_unless_the_other_is_on_its_way() -> None:
+def test_the_last_of_equal_records_is_kept_unless_the_other_is_being_published() -> None:
     pods = table()
     pods.restore([record("a")])
     first, second = record("a", version="2"), record("a", version="3")

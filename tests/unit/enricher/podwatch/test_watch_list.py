@@ -1,4 +1,4 @@
-"""Lists that come as a watch, where the server offers it, and what is done where it does not."""
+"""Lists that come as a watch if the server supports it, and the fallback if it does not."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def added(*uids: str) -> list[Object]:
     return [event("ADDED", pod(uid, version=f"9{number}")) for number, uid in enumerate(uids)]
 
 
-async def test_the_list_comes_as_a_watch_that_says_when_it_was_all_and_goes_on(
+async def test_the_list_comes_as_a_watch_whose_end_is_marked_and_which_then_continues(
     server: MisbehavingServer, clock: PatientClock
 ) -> None:
     server.initials += [
@@ -63,7 +63,7 @@ async def test_the_list_comes_as_a_watch_that_says_when_it_was_all_and_goes_on(
     assert "sendInitialEvents" not in second
 
 
-async def test_what_changes_while_it_is_listed_belongs_to_the_list(
+async def test_changes_during_the_list_belong_to_the_list(
     server: MisbehavingServer, clock: PatientClock
 ) -> None:
     gone = event("DELETED", pod("a", version="48"))
@@ -74,7 +74,7 @@ async def test_what_changes_while_it_is_listed_belongs_to_the_list(
 
 
 @pytest.mark.parametrize("code", [400, 405, 406, 422, 501])
-async def test_a_server_that_refuses_it_is_asked_for_pages_at_once_and_ever_after(
+async def test_a_server_that_refuses_it_is_queried_by_pages_at_once_and_from_then_on(
     server: MisbehavingServer, clock: PatientClock, code: int
 ) -> None:
     server.initials += [status(code, reason="Invalid")]
@@ -89,12 +89,12 @@ async def test_a_server_that_refuses_it_is_asked_for_pages_at_once_and_ever_afte
 @pytest.mark.parametrize(
     "half",
     [
-        pytest.param(events(*added("a")), id="ends without it"),
+        pytest.param(events(*added("a")), id="ends without the bookmark"),
         pytest.param(events(*added("a"), bookmark("50"), keep=True), id="another bookmark first"),
-        pytest.param(events(), id="says nothing"),
+        pytest.param(events(), id="sends nothing"),
     ],
 )
-async def test_a_server_that_never_says_that_it_was_all_is_asked_for_pages_ever_after(
+async def test_a_server_that_never_marks_the_end_of_the_list_is_queried_by_pages_from_then_on(
     server: MisbehavingServer, clock: PatientClock, half: Answering
 ) -> None:
     server.initials += [half]
@@ -133,12 +133,12 @@ async def test_without_the_permission_pages_are_tried_each_time(
         (events(*added("a"), tail=b'{"type"', cut=True), "!None"),
     ],
 )
-async def test_a_failure_before_it_was_all_begins_the_list_anew(
+async def test_a_failure_before_the_end_of_the_list_restarts_the_list(
     server: MisbehavingServer, clock: PatientClock, failing: Answering, message: str
 ) -> None:
     server.initials += [failing, events(*added("b"), end_mark("50"), keep=True)]
     steps = await words_until("WATCHING", server, clock)
-    # What the connection still held when it was cut may or may not have been read.
+    # Data in flight when the connection was cut may or may not have been read.
     assert [step for step in steps if step != "+a"][-5:] == [
         message,
         "LISTING",
@@ -150,7 +150,7 @@ async def test_a_failure_before_it_was_all_begins_the_list_anew(
     assert len(clock.slept) == 1
 
 
-async def test_a_list_that_breaks_twice_is_asked_for_in_pages(
+async def test_a_list_that_breaks_twice_is_requested_in_pages(
     server: MisbehavingServer, clock: PatientClock
 ) -> None:
     half = events(*added("a"), tail=b'{"type"')
@@ -173,7 +173,7 @@ async def test_an_expired_version_leads_to_a_new_list_that_comes_as_a_watch(
     assert steps == [*first, "WATCHING", "!410", *second, "WATCHING", "+c"]
 
 
-async def test_it_can_be_set_off(server: MisbehavingServer, clock: PatientClock) -> None:
+async def test_it_can_be_disabled(server: MisbehavingServer, clock: PatientClock) -> None:
     server.initials += [events(end_mark("50"), keep=True)]
     server.lists += [page(pod("paged"))]
     assert await words_until("WATCHING", server, clock, watch_list="off") == PAGES

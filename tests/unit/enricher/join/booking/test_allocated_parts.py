@@ -1,4 +1,4 @@
-"""Idle and its holders: what a container was given and did not use is told by its allocation."""
+"""Idle time and its allocatees: allocated but unused parts name the allocation."""
 
 import pytest
 from hypothesis import given
@@ -25,7 +25,7 @@ def allocation(device: str = "GPU-a", pod: str = "p", **changes: object) -> Devi
 
 
 def admin(pod: str) -> DeviceAllocation:
-    """Return the GPU as a claim for admin access gives it."""
+    """Return an allocation of the GPU by a claim with admin access."""
     return allocation(pod=pod, claim="monitoring/watch", admin_access=True)
 
 
@@ -57,11 +57,11 @@ def cores(number: int, pod: str, *, of: int | None = None) -> DeviceAllocation:
     )
 
 
-HELD = [
+PARTS = [
     ("by nobody", [], {None: (1, 1)}),
-    ("whole by one container", [allocation()], {0: (1, 1)}),
+    ("whole for one container", [allocation()], {0: (1, 1)}),
     (
-        "by a container that has another GPU too",
+        "for a container that has another GPU too",
         [allocation(gpu_uuid="GPU-b"), allocation()],
         {0: (1, 1)},
     ),
@@ -73,17 +73,17 @@ HELD = [
         {0: (2, 3), 1: (1, 3)},
     ),
     (
-        "replicas of those that the kubelet has to give: the rest is nobody's",
+        "replicas out of the kubelet's total: the rest is unallocated",
         [shared(0, "p", of=4), shared(1, "q", of=4)],
         {0: (1, 4), 1: (1, 4), None: (2, 4)},
     ),
     (
-        "more replicas than there are: of those given",
+        "more replicas than the total: in parts of those allocated",
         [shared(0, "p", of=2), shared(1, "q", of=2), shared(2, "q", of=2)],
         {0: (1, 3), 1: (2, 3)},
     ),
     (
-        "memory and cores: the greater part of the two",
+        "memory and cores: the greater of the two parts",
         [
             *(memory(number, "p") for number in range(8)),
             *(cores(number, "p") for number in range(25)),
@@ -91,7 +91,7 @@ HELD = [
         {0: (100, 400), None: (300, 400)},
     ),
     (
-        "a whole GPU and half of it: more than all of it, so each a part of the sum",
+        "a whole GPU and half of it: more than all, so each gets its part of the sum",
         [allocation(), shared(0, "q", of=2)],
         {0: (2, 3), 1: (1, 3)},
     ),
@@ -110,33 +110,33 @@ HELD = [
         {0: (1, 2), 1: (1, 2)},
     ),
     (
-        "admin access beside a whole GPU: it holds nothing",
+        "admin access and a whole GPU: admin access has nothing",
         [admin(pod="a"), allocation(pod="p")],
         {0: (1, 1)},
     ),
     (
-        "admin access beside replicas: their parts are what they were",
+        "admin access and replicas: the replicas' parts are unchanged",
         [admin(pod="a"), shared(0, "p", of=4), shared(1, "q", of=4)],
         {0: (1, 4), 1: (1, 4), None: (2, 4)},
     ),
     (
-        "a container with admin access that holds a GPU itself: that alone counts",
+        "a container with admin access and an allocation: only the allocation counts",
         [admin(pod="p"), replica(0, "p"), replica(1, "q")],
         {0: (1, 2), 1: (1, 2)},
     ),
-    ("admin access alone: the GPU is nobody's", [admin(pod="a")], {None: (1, 1)}),
+    ("only admin access: the GPU is unallocated", [admin(pod="a")], {None: (1, 1)}),
     (
-        "pieces of memory: by bytes, and the rest is nobody's",
+        "pieces of memory: by bytes, and the rest is unallocated",
         [*(memory(number, "p") for number in range(8)), memory(8, "q"), memory(9, "q")],
         {0: (8, 80), 1: (2, 80), None: (70, 80)},
     ),
     (
-        "pieces of memory of those that the kubelet has to give, as of a MiB each",
+        "pieces of memory out of the kubelet's total, for example of a MiB each",
         [memory(number, "p", of=81_920) for number in range(8)],
         {0: (8, 81_920), None: (81_912, 81_920)},
     ),
     (
-        "memory and cores where the kubelet's counts are known: the greater part of the two",
+        "memory and cores with the kubelet's totals: the greater of the two parts",
         [
             *(memory(number, "p", of=40) for number in range(8)),
             *(cores(number, "p", of=100) for number in range(25)),
@@ -147,7 +147,7 @@ HELD = [
     ),
     ("a single piece of memory", [memory(0, "p")], {0: (1, 80), None: (79, 80)}),
     (
-        "more pieces than there are (of MiB, or too many): never more than all",
+        "more pieces than the total (of MiB, or too many): never more than all",
         [memory(number, f"p{number % 2}") for number in range(160)],
         {0: (80, 160), 1: (80, 160)},
     ),
@@ -155,8 +155,8 @@ HELD = [
 ]
 
 
-@pytest.mark.parametrize(("case", "allocations", "parts"), HELD, ids=[row[0] for row in HELD])
-def test_a_device_is_held(
+@pytest.mark.parametrize(("case", "allocations", "parts"), PARTS, ids=[row[0] for row in PARTS])
+def test_a_device_is_allocated_in_these_parts(
     case: str, allocations: list[DeviceAllocation], parts: dict[int | None, tuple[int, int]]
 ) -> None:
     (found,) = find_allocated_parts(sample(allocations=allocations))
@@ -174,7 +174,7 @@ def instance(place: int, gpu_instance: int, compute_instance: int = 0) -> GpuRea
     )
 
 
-def test_an_instance_is_held_by_its_uuid_or_by_its_number() -> None:
+def test_an_instance_is_allocated_by_its_uuid_or_by_its_number() -> None:
     rows = [reading(mig_enabled=True), instance(0, 1, 0), instance(1, 1, 1), instance(2, 2)]
     given_out = [
         allocation(MIG_UUIDS[1], "by-uuid", gpu_instance=1),
@@ -182,7 +182,7 @@ def test_an_instance_is_held_by_its_uuid_or_by_its_number() -> None:
         allocation("GPU-a", "whole"),
     ]
     board, first, second, third = find_allocated_parts(sample(gpus=rows, allocations=given_out))
-    # Who has the whole GPU has the instances that nobody else has.
+    # The allocatee of the whole GPU has the instances that nobody else has.
     assert [row.parts for row in (board, first, second, third)] == [
         [(None, 1)],
         [(2, 1)],
@@ -195,13 +195,13 @@ def idle(entries: list[Entry]) -> list[Entry]:
     return [one for one in entries if one.category is Category.IDLE]
 
 
-def test_a_held_gpu_without_a_process_names_its_holder() -> None:
+def test_an_allocated_gpu_without_a_process_names_its_allocatee() -> None:
     tick = sample(gpus=[reading(utilization_ratio=0.0)], allocations=[allocation()])
     (entry,) = idle(book_tick(tick)[0].entries)
     assert (entry.allocation, entry.busy_ns, entry.energy_millijoules) == (0, SECOND_NS, 300_000)
 
 
-def test_a_gpu_that_does_not_answer_has_held_time_alone() -> None:
+def test_a_gpu_that_does_not_answer_has_only_allocated_time() -> None:
     tick = sample(
         gpus=[GpuReading(uuid="GPU-a", index=0, unresponsive=True)],
         allocations=[shared(0, "p", of=3), shared(1, "q", of=3)],
@@ -215,7 +215,7 @@ def test_a_gpu_that_does_not_answer_has_held_time_alone() -> None:
     ]
 
 
-def test_a_cut_boards_own_row_is_held_by_nobody() -> None:
+def test_the_own_row_of_a_partitioned_gpu_is_unallocated() -> None:
     rows = [reading(mig_enabled=True), instance(0, 1)]
     tick = sample(gpus=rows, allocations=[allocation(MIG_UUIDS[0], gpu_instance=1)])
     allocated = [
@@ -224,14 +224,14 @@ def test_a_cut_boards_own_row_is_held_by_nobody() -> None:
     assert allocated == [[(None, SECOND_NS)], [(0, SECOND_NS)]]
 
 
-def test_use_that_no_process_explains_is_nobodys_though_one_container_holds_the_gpu() -> None:
+def test_use_without_a_process_is_unattributed_even_if_one_container_has_the_gpu() -> None:
     """Nothing is booked on a pod without a process."""
     entries = book_tick(sample(allocations=[allocation()]))[0].entries
     used = {one.category: one.busy_ns for one in entries if one.category is not Category.IDLE}
     assert used == {Category.HOST: 0, Category.UNATTRIBUTED: SECOND_NS // 2}
 
 
-def test_idle_is_split_by_what_each_holds_and_the_rest_is_nobodys() -> None:
+def test_idle_is_split_by_allocation_and_the_rest_names_nobody() -> None:
     allocations = [memory(number, "p") for number in range(20)] + [memory(20, "q")]
     found = idle(book_tick(sample(allocations=allocations))[0].entries)
     assert [one.allocation for one in found] == [0, 1, None]
@@ -252,7 +252,7 @@ def test_idle_of_an_unknown_quantity_stays_unknown() -> None:
     assert [one.busy_ns for one in found] == [None, None]
 
 
-def test_a_pod_that_holds_nothing_is_booked_by_its_process_all_the_same() -> None:
+def test_a_pod_without_an_allocation_is_booked_by_its_process() -> None:
     tick = sample(
         processes=[process(container=0, sm_utilization_ratio=0.5)],
         allocations=[allocation(pod="another")],
@@ -274,7 +274,7 @@ allocations = st.lists(
 
 
 @given(allocations=allocations, total=st.none() | st.integers(0, 100 * GIB))
-def test_the_holders_of_a_row_and_nobody_hold_it_once(
+def test_the_parts_of_a_row_sum_to_the_row_and_name_each_allocatee_once(
     allocations: list[DeviceAllocation], total: int | None
 ) -> None:
     rows = [reading(memory_total_bytes=total), instance(0, 1), instance(1, 2)]

@@ -1,4 +1,4 @@
-"""docs/attribution.md: its example is what the join books, its methods are those there are."""
+"""docs/attribution.md: its example agrees with the join's books, and it lists every method."""
 
 from pathlib import Path
 from typing import Final
@@ -35,11 +35,10 @@ def table(name: str) -> list[list[str]]:
 
 
 NAMES: Final = [name for name, *_ in table("claims")]
-"""The page's containers, by their place in the tick."""
+"""The page's containers, by their position in the tick."""
 
 
 def device() -> GpuReading:
-    """Return the page's device."""
     ((model, utilization, active, total, used, reserved, joules),) = table("device")
     return GpuReading(
         uuid="GPU-a",
@@ -56,7 +55,6 @@ def device() -> GpuReading:
 
 
 def allocations() -> list[DeviceAllocation]:
-    """Return the page's allocations."""
     return [
         DeviceAllocation(
             gpu_uuid="GPU-a",
@@ -72,7 +70,7 @@ def allocations() -> list[DeviceAllocation]:
 
 
 def claims(*ended: str) -> list[Claim]:
-    """Return the page's claims; those named as ended hold no memory any more."""
+    """Return the page's claims; those named in `ended` no longer have memory."""
     found = []
     for name, ratio, held, has_ended in table("claims"):
         if has_ended == "yes":
@@ -99,7 +97,7 @@ def as_written(name: str) -> dict[tuple[str, str], tuple[float, ...]]:
 
 
 def as_booked(reading: GpuReading, found: list[Claim]) -> dict[tuple[str, str], tuple[float, ...]]:
-    """Return what the join books, as a table of entries says it, with the sum."""
+    """Return the join's entries in the form of the page's table, with the sum."""
     (holders,) = find_allocated_parts(sample(gpus=[reading], allocations=allocations()))
     energy = energy_of(reading, INTERVAL_NS)
     booked = book_gpu(reading, reading, found, INTERVAL_NS, energy, holders)
@@ -121,7 +119,7 @@ def as_booked(reading: GpuReading, found: list[Claim]) -> dict[tuple[str, str], 
     return rows | {("sum", ""): tuple(map(sum, zip(*rows.values(), strict=True)))}
 
 
-def test_the_example_is_what_the_join_books() -> None:
+def test_the_example_agrees_with_the_join() -> None:
     written, booked = as_written("entries"), as_booked(device(), claims())
 
     assert list(written) == list(booked)
@@ -129,7 +127,7 @@ def test_the_example_is_what_the_join_books() -> None:
         assert booked[category] == pytest.approx(quantities, abs=1e-9), category
 
 
-def test_the_example_with_an_end_is_what_the_join_books() -> None:
+def test_the_example_with_an_ended_process_agrees_with_the_join() -> None:
     reading = replace(device(), memory_used_bytes=MEMORY_AFTER_THE_END_BYTES)
     written, booked = as_written("ended"), as_booked(reading, claims("notebook"))
 
@@ -138,10 +136,10 @@ def test_the_example_with_an_end_is_what_the_join_books() -> None:
         assert booked[category] == pytest.approx(quantities, abs=1e-9), category
 
 
-def test_every_method_is_told_and_used_by_the_code() -> None:
-    # What the agent makes of samples, it names itself.
+def test_every_method_is_documented_and_used_by_the_code() -> None:
+    # The agent names the methods that it applies itself.
     modules = (books, shares, late_adjustments, gpu_sampler, sampling)
-    # Beside the compiled module, if there is one.
+    # The source is next to the compiled module, if there is one.
     code = "".join(
         Path(module.__file__ or "")
         .with_name(f"{module.__name__.rpartition('.')[2]}.py")
@@ -157,20 +155,20 @@ def test_every_method_is_told_and_used_by_the_code() -> None:
     assert {f"BusyMethod.{method.name}" in code for method in BusyMethod} == {True}
 
 
-def test_every_account_is_told() -> None:
+def test_every_category_is_documented() -> None:
     reported = {row.split("|")[1].strip(" `") for row in PAGE.splitlines() if row.startswith("| `")}
 
     assert {category.value for category in Category} <= reported
 
 
-def test_the_page_tells_the_idle_draw_that_the_join_takes() -> None:
+def test_the_page_lists_the_idle_draw_that_the_join_uses() -> None:
     reported = {product: float(watts) * 1000 for product, watts in table("idle")}
 
     assert reported == shares.IDLE_MILLIWATTS
     assert {product: idle_milliwatts(f"NVIDIA {product}") for product in reported} == reported
 
 
-def test_the_pages_example_of_held_time_is_what_is_booked() -> None:
+def test_the_example_of_allocated_time_agrees_with_the_join() -> None:
     board = replace(device(), mig_enabled=True, compute_slices=7, memory_slices=8)
     parts = [
         replace(

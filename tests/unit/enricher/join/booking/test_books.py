@@ -1,4 +1,4 @@
-"""The entries of a GPU: to whom they go, how they were found, and that they sum to it."""
+"""The entries of a GPU: their categories, their methods, and that they sum to the GPU."""
 
 import pytest
 
@@ -19,7 +19,7 @@ from gpuledger_enricher.join.booking.shares import Claim, energy_of, make_claim
 from gpuledger_enricher.join.booking.shares import book_gpu as book_row
 from tests.unit.enricher.join.ticks import GIB, SECOND_NS, process, reading, sample
 
-POD, HOST, IDLE, NOBODY = (
+POD, HOST, IDLE, UNATTRIBUTED = (
     Category.POD,
     Category.HOST,
     Category.IDLE,
@@ -28,7 +28,7 @@ POD, HOST, IDLE, NOBODY = (
 
 
 def book_gpu(device: GpuReading, claims: list[Claim], interval_ns: int = SECOND_NS) -> GpuBooks:
-    """Book a GPU that is not cut and that nobody holds."""
+    """Book a GPU that is neither partitioned nor allocated."""
     return book_row(device, device, claims, interval_ns, energy_of(device, interval_ns))
 
 
@@ -39,14 +39,13 @@ def claim(
     ratio: float | None = None,
     held: int | None = None,
 ) -> Claim:
-    """Return the claim of one process."""
     found = make_claim(category, container)
     found.add(process(sm_utilization_ratio=ratio, memory_used_bytes=held))
     return found
 
 
 def seconds_by_account(entries: list[Entry]) -> dict[str, float]:
-    """Sum the busy seconds of each category; pods by the place of their container."""
+    """Sum the busy seconds of each category; those of pods by the position of their container."""
     found: dict[str, float] = {}
     for entry in entries:
         name = str(entry.category if entry.container is None else entry.container)
@@ -55,10 +54,10 @@ def seconds_by_account(entries: list[Entry]) -> dict[str, float]:
 
 
 BUSY = [
-    ("nobody there, idle", 0.0, [], {"idle": 1.0}),
-    ("nobody there, busy", 0.4, [], {"unattributed": 0.4, "idle": 0.6}),
+    ("no process, idle", 0.0, [], {"idle": 1.0}),
+    ("no process, busy", 0.4, [], {"unattributed": 0.4, "idle": 0.6}),
     (
-        "one pod alone gets all, whatever its own samples say",
+        "a single pod gets everything, whatever its own samples are",
         0.4,
         [(0, 0.1, 1, False)],
         {"0": 0.4, "idle": 0.6},
@@ -77,25 +76,25 @@ BUSY = [
     ),
     ("a host process is the host's", 0.5, [(None, 0.5, 1, False)], {"host": 0.5, "idle": 0.5}),
     (
-        "what is missing belongs to the process that ended",
+        "the missing part belongs to the process that ended",
         0.8,
         [(0, 0.1, 1, True), (1, 0.3, 1, False)],
         {"0": 0.5, "1": 0.3, "idle": 0.2},
     ),
     (
-        "without samples memory held decides",
+        "without samples, memory in use decides",
         0.6,
         [(0, None, 2, False), (1, None, 1, False)],
         {"0": 0.4, "1": 0.2, "idle": 0.4},
     ),
     (
-        "without samples and memory in equal parts",
+        "without samples and memory, in equal parts",
         0.6,
         [(0, None, None, False), (1, None, None, False)],
         {"0": 0.3, "1": 0.3, "idle": 0.4},
     ),
     (
-        "samples that all say zero say nothing",
+        "samples that are all zero decide nothing",
         0.6,
         [(0, 0.0, 2, False), (1, 0.0, 1, False)],
         {"0": 0.4, "1": 0.2, "idle": 0.4},
@@ -106,13 +105,13 @@ BUSY = [
 @pytest.mark.parametrize(
     ("case", "busy", "processes", "expected"), BUSY, ids=[row[0] for row in BUSY]
 )
-def test_busy_seconds_go_to_whoever_ran_kernels(
+def test_busy_time_is_booked_on_whoever_ran_kernels(
     case: str,
     busy: float,
     processes: list[tuple[int | None, float | None, int | None, bool]],
     expected: dict[str, float],
 ) -> None:
-    """The table says for each case who gets how much of a second."""
+    """The table lists for each case who gets which part of a second."""
     tick = sample(
         gpus=[reading(utilization_ratio=busy)],
         processes=[
@@ -150,7 +149,7 @@ METHODS = [
 
 
 @pytest.mark.parametrize(("claims", "busy", "memory"), METHODS)
-def test_books_say_of_each_quantity_how_it_was_found(
+def test_books_name_the_method_of_each_quantity(
     claims: list[Claim], busy: BusyMethod, memory: MemoryMethod
 ) -> None:
     books = book_gpu(reading(), claims)
@@ -167,7 +166,7 @@ def test_books_say_of_each_quantity_how_it_was_found(
         ([96, 160], MemoryMethod.SCALED, {"0": 48, "1": 80, "idle": 0}),
     ],
 )
-def test_of_unified_memory_processes_have_what_they_hold_and_the_rest_is_idle(
+def test_unified_memory_is_booked_on_its_processes_and_the_rest_is_idle(
     held: list[int], method: MemoryMethod, expected: dict[str, int]
 ) -> None:
     device = reading(
@@ -196,28 +195,27 @@ def test_of_unified_memory_processes_have_what_they_hold_and_the_rest_is_idle(
         ({"model": "NVIDIA L4", "energy_millijoules": None}, None, None),
     ],
 )
-def test_books_say_by_which_idle_draw_energy_was_split(
+def test_books_name_the_idle_draw_by_which_energy_was_split(
     changes: dict[str, object], draw: int | None, source: IdleDrawSource | None
 ) -> None:
-    """So that a replay after a change of the table can be told apart."""
+    """So that a replay after a change of the table can be recognized."""
     books = book_gpu(reading(**changes), [])
     assert (books.idle_draw_milliwatts, books.idle_draw_source) == (draw, source)
 
 
 def test_the_drivers_reserved_memory_is_the_hosts() -> None:
-    """A GPU with one pod has a host entry for what the driver keeps for itself."""
+    """A GPU with one pod has a host entry for the memory that the driver reserves."""
     entries = book_gpu(reading(), [claim(POD, 0, held=20 * GIB)]).entries
     held = {entry.category: entry.memory_bytes for entry in entries}
     assert held == {POD: 20 * GIB, HOST: GIB, IDLE: 59 * GIB}
 
 
 def test_memory_that_no_process_holds_is_unattributed() -> None:
-    """Memory in use beyond what the processes hold has nobody to be booked on."""
     entries = book_gpu(reading(), [claim(POD, 0, held=15 * GIB)]).entries
-    assert {e.category: e.memory_bytes for e in entries}[NOBODY] == 5 * GIB
+    assert {e.category: e.memory_bytes for e in entries}[UNATTRIBUTED] == 5 * GIB
 
 
-def test_a_container_that_shows_neither_id_nor_pod_is_the_hosts() -> None:
+def test_a_container_with_neither_id_nor_pod_is_the_hosts() -> None:
     """Two such containers make one host entry."""
     tick = sample(
         containers=[ContainerRef(), ContainerRef()],
@@ -227,7 +225,7 @@ def test_a_container_that_shows_neither_id_nor_pod_is_the_hosts() -> None:
 
 
 def test_a_client_of_mps_is_booked_on_its_pod_and_the_server_on_the_host() -> None:
-    """By what the driver's samples say of each."""
+    """By the driver's samples of each."""
     clients = [
         process(
             pid=10 + number,
@@ -246,8 +244,8 @@ def test_a_client_of_mps_is_booked_on_its_pod_and_the_server_on_the_host() -> No
     )
 
 
-def test_a_process_that_was_gone_before_it_could_be_read_is_unattributed() -> None:
-    """Not the host's: nobody saw whose it was."""
+def test_a_process_that_ended_before_it_could_be_read_is_unattributed() -> None:
+    """It is not the host's, because its container is unknown."""
     gone = process(started_boottime_ns=None, sm_utilization_ratio=0.5)
     assert seconds_by_account(book_tick(sample(processes=[gone]))[0].entries) == {
         "unattributed": 0.5,
@@ -264,7 +262,7 @@ def test_a_process_that_was_gone_before_it_could_be_read_is_unattributed() -> No
         ("energy_millijoules", {"energy_millijoules": None}),
     ],
 )
-def test_a_quantity_that_the_driver_does_not_give_is_absent(
+def test_a_quantity_that_the_driver_does_not_report_is_absent(
     field: str, missing: dict[str, None]
 ) -> None:
     """Absent is not zero: no entry has the field."""
@@ -272,7 +270,7 @@ def test_a_quantity_that_the_driver_does_not_give_is_absent(
     assert {getattr(entry, field) for entry in entries} == {None}
 
 
-def test_energy_without_busy_seconds_is_unattributed() -> None:
-    """The device drew it, and nobody can be named."""
+def test_energy_without_busy_time_is_unattributed() -> None:
+    """The device used it, but no user is known."""
     entries = book_gpu(reading(utilization_ratio=None), [claim(POD, 0)]).entries
-    assert {entry.category: entry.energy_millijoules for entry in entries}[NOBODY] == 300_000
+    assert {entry.category: entry.energy_millijoules for entry in entries}[UNATTRIBUTED] == 300_000

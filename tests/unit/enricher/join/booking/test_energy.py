@@ -1,4 +1,4 @@
-"""Energy: idle draw by time, active draw by work, and a cut GPU's among its instances."""
+"""Energy: idle draw is split by time, active draw by work; a MIG GPU's among its instances."""
 
 import pytest
 from hypothesis import given
@@ -24,7 +24,7 @@ H100 = "NVIDIA H100 80GB HBM3"
 
 
 def joules(energy: Energy | None, interval_ns: int = SECOND_NS) -> tuple[float, float, float]:
-    """Return what is split by busy time, how much of it is the floor, and what is idle's."""
+    """Return, in joules, the energy split by busy time, its floor, and the energy of idle."""
     assert energy is not None
     floor = energy.floor_numerator * interval_ns / energy.floor_denominator
     return energy.millijoules / 1e3, floor / 1e3, energy.idle_millijoules / 1e3
@@ -48,46 +48,46 @@ def joules(energy: Energy | None, interval_ns: int = SECOND_NS) -> tuple[float, 
         (None, None),
     ],
 )
-def test_a_products_idle_draw_is_found_by_its_whole_name(
+def test_a_products_idle_draw_is_found_by_its_full_name(
     model: str | None, milliwatts: int | None
 ) -> None:
     assert idle_milliwatts(model) == milliwatts
 
 
-def test_the_floor_is_never_more_than_was_drawn() -> None:
+def test_the_floor_never_exceeds_the_energy_drawn() -> None:
     device = reading(model=H100, energy_millijoules=100_000)
     assert joules(energy_of(device, SECOND_NS)) == (100.0, 71.0, 0.0)
     assert joules(energy_of(device, 2 * SECOND_NS), 2 * SECOND_NS) == (100.0, 100.0, 0.0)
 
 
-def test_the_floor_of_an_unlisted_product_is_all_it_drew() -> None:
+def test_the_floor_of_an_unlisted_product_is_all_its_energy() -> None:
     assert joules(energy_of(reading(model="Vendor X"), SECOND_NS)) == (300.0, 300.0, 0.0)
 
 
-def test_a_gpu_that_tells_no_energy_drew_an_unknown_amount() -> None:
+def test_a_gpu_that_reports_no_energy_drew_an_unknown_amount() -> None:
     assert energy_of(reading(energy_millijoules=None), SECOND_NS) is None
 
 
 SPLITS: list[tuple[str, int | None, tuple[int, int]]] = [
     ("idle and active draw apart", 250_000_000, (250_000, 75_000)),
-    ("busy throughout: idle has nothing", SECOND_NS, (325_000, 0)),
-    ("nobody busy: all is idle's", 0, (0, 325_000)),
+    ("busy throughout: idle gets nothing", SECOND_NS, (325_000, 0)),
+    ("never busy: all is idle", 0, (0, 325_000)),
     ("busy for no longer than a nanosecond", 1, (225_000, 100_000)),
-    ("busy time not known: all is nobody's", None, (325_000, 0)),
+    ("unknown busy time: all is unattributed", None, (325_000, 0)),
 ]
 
 
 @pytest.mark.parametrize(("case", "worked", "split"), SPLITS, ids=[row[0] for row in SPLITS])
-def test_the_floor_goes_by_time_and_the_rest_by_work(
+def test_the_floor_is_split_by_time_and_the_rest_by_work(
     case: str, worked: int | None, split: tuple[int, int]
 ) -> None:
-    """What is nobody's, as nobody else is there, and what is idle's."""
+    """The expected parts are unattributed and idle, because no process is known."""
     busy = None if worked is None else make_split(worked, SECOND_NS - worked, None)
     found = split_energy(Energy(325_000, 100_000, SECOND_NS), busy, [], SECOND_NS)
     assert (found.unclaimed, found.idle) == split, case
 
 
-def board(**changes: object) -> GpuReading:
+def physical_gpu(**changes: object) -> GpuReading:
     return reading(**{"mig_enabled": True, "utilization_ratio": None, "model": H100, **changes})
 
 
@@ -114,9 +114,9 @@ def joules_of(entries: list[Entry]) -> dict[str, float]:
     }
 
 
-def test_a_cut_gpus_floor_goes_by_memory_and_its_active_draw_by_busy_slices() -> None:
+def test_a_partitioned_gpus_floor_is_split_by_memory_and_its_active_draw_by_busy_slices() -> None:
     rows = [
-        board(energy_millijoules=371_000),
+        physical_gpu(energy_millijoules=371_000),
         instance(1, "1g.10gb", 10, 1.0),
         instance(2, "3g.40gb", 40, 0.5),
     ]
@@ -127,12 +127,12 @@ def test_a_cut_gpus_floor_goes_by_memory_and_its_active_draw_by_busy_slices() ->
 
 
 @pytest.mark.parametrize("profile", ["7g.80gb", None])
-def test_energy_goes_by_the_slices_that_the_driver_says_as_held_time_does(
+def test_energy_is_split_by_the_slices_that_the_driver_reports_as_allocated_time_is(
     profile: str | None,
 ) -> None:
-    """Whatever the profile is called, be it by a name of a later driver."""
+    """Whatever the profile is called, even if a later driver invents a name."""
     rows = [
-        board(energy_millijoules=371_000),
+        physical_gpu(energy_millijoules=371_000),
         replace(instance(1, profile, 10, 1.0), compute_slices=1),
         replace(instance(2, "3g.40gb", 40, 0.5), compute_slices=3),
     ]
@@ -141,9 +141,9 @@ def test_energy_goes_by_the_slices_that_the_driver_says_as_held_time_does(
     assert other == pytest.approx((71 / 2 + 300 * 1.5 / 2.5, 71 / 2, 0.0))
 
 
-def test_a_pod_in_an_instance_is_debited_with_its_energy() -> None:
+def test_a_pod_in_an_instance_is_booked_the_energy_of_the_instance() -> None:
     tick = sample(
-        gpus=[board(energy_millijoules=371_000), instance(1, "1g.10gb", 10, 1.0)],
+        gpus=[physical_gpu(energy_millijoules=371_000), instance(1, "1g.10gb", 10, 1.0)],
         processes=[process(gpu=1, container=0)],
     )
     whole, part = book_tick(tick)
@@ -151,8 +151,10 @@ def test_a_pod_in_an_instance_is_debited_with_its_energy() -> None:
     assert joules_of(whole.entries) == pytest.approx({"idle": 71 * 7 / 8})
 
 
-def test_a_cut_gpu_without_work_is_idle_by_memory() -> None:
-    tick = sample(gpus=[board(), instance(1, "1g.10gb", 10, 0.0), instance(2, "1g.10gb", 20, 0.0)])
+def test_a_partitioned_gpu_without_work_is_idle_by_memory() -> None:
+    tick = sample(
+        gpus=[physical_gpu(), instance(1, "1g.10gb", 10, 0.0), instance(2, "1g.10gb", 20, 0.0)]
+    )
     found = [joules_of(row.entries) for row in book_tick(tick)]
     assert found == [
         pytest.approx({"idle": 300 * 5 / 8}),
@@ -171,10 +173,10 @@ def test_a_cut_gpu_without_work_is_idle_by_memory() -> None:
     ],
     ids=["busy time", "memory"],
 )
-def test_where_something_of_an_instance_is_not_known_the_gpu_keeps_its_energy(
+def test_a_gpu_keeps_its_energy_if_a_reading_of_an_instance_is_missing(
     part: GpuReading,
 ) -> None:
-    whole, *parts = book_tick(sample(gpus=[board(), instance(1, "1g.10gb", 10, 0.5), part]))
+    whole, *parts = book_tick(sample(gpus=[physical_gpu(), instance(1, "1g.10gb", 10, 0.5), part]))
     assert joules_of(whole.entries) == {"unattributed": 300.0}
     assert {one.energy_millijoules for row in parts for one in row.entries} == {None}
 
@@ -193,7 +195,7 @@ def test_compute_instances_share_the_floor_of_their_memory() -> None:
         )
         for place in range(2)
     ]
-    _, one, other = map(joules, energy_by_row([board(), *shared], SECOND_NS))
+    _, one, other = map(joules, energy_by_row([physical_gpu(), *shared], SECOND_NS))
     assert one == other == (37.5, 37.5, 0.0)
 
 
@@ -208,7 +210,9 @@ def test_compute_instances_share_the_floor_of_their_memory() -> None:
         (None, None),
     ],
 )
-def test_a_profile_tells_its_compute_slices(profile: str | None, slices: int | None) -> None:
+def test_a_profile_name_contains_its_compute_slices(
+    profile: str | None, slices: int | None
+) -> None:
     assert compute_slices_of_profile(profile) == slices
 
 
@@ -228,10 +232,10 @@ parts = st.lists(
     milliwatts=st.none() | st.integers(0, 10**6),
     interval_ns=st.integers(1, 10**14),
 )
-def test_the_rows_of_a_gpu_have_its_energy_and_no_more(
+def test_the_rows_of_a_gpu_sum_to_its_energy(
     parts: list[GpuReading], drawn: int | None, milliwatts: int | None, interval_ns: int
 ) -> None:
-    rows = [board(energy_millijoules=drawn, idle_draw_milliwatts=milliwatts), *parts]
+    rows = [physical_gpu(energy_millijoules=drawn, idle_draw_milliwatts=milliwatts), *parts]
     found = [each for each in energy_by_row(rows, interval_ns) if each]
     assert sum(each.millijoules + each.idle_millijoules for each in found) == (drawn or 0)
     for each in found:
@@ -239,7 +243,7 @@ def test_the_rows_of_a_gpu_have_its_energy_and_no_more(
         assert each.floor_numerator * interval_ns <= each.millijoules * each.floor_denominator
 
 
-def test_unattributed_use_has_its_part_of_the_draw() -> None:
+def test_unattributed_use_gets_its_part_of_the_draw() -> None:
     (row,) = book_tick(sample(gpus=[reading(model=H100, energy_millijoules=171_000)]))
     found = {one.category: one.energy_millijoules for one in row.entries}
     assert found[Category.UNATTRIBUTED] == 135_500

@@ -1,7 +1,7 @@
 """Each entry against its exact share: an oracle in fractions, by the rules of docs/attribution.md.
 
-It shares no line with the join. A board that is cut is checked in two steps, as it is booked: the
-whole number of energy that each row was given, from the board's; and the row's entries, from that.
+It shares no code with the join. A partitioned GPU is checked in two steps, as it is booked: the
+integer energy of each row against the GPU's energy, and the row's entries against the row.
 """
 
 from fractions import Fraction
@@ -24,7 +24,7 @@ PODS = 3
 
 @st.composite
 def shared_gpus(draw: st.DrawFn) -> NodeSample:
-    """Draw a GPU on which several pods ran that were sampled, and that some of them hold."""
+    """Draw a GPU used by several sampled pods; some of them have an allocation."""
     busy = st.integers(1, 10**6).map(lambda ppm: ppm / 10**6) | st.floats(1e-6, 1.0)
     return sample(
         interval_ns=draw(intervals),
@@ -60,7 +60,8 @@ def test_every_entry_is_within_one_unit_of_its_exact_share(tick: NodeSample) -> 
     idle_ns = tick.interval_ns - booked_busy
     drawn = gpu.energy_millijoules
     draw = gpu.idle_draw_milliwatts
-    # What is drawn idle in a nanosecond: all of it, where nobody knows or more than was drawn.
+    # Idle draw per nanosecond: all energy if the table has none, or if it exceeds the energy
+    # drawn.
     rate = Fraction(drawn or 0, tick.interval_ns)
     if draw is not None:
         rate = min(rate, Fraction(draw, 10**9))
@@ -88,10 +89,10 @@ SLICES = {"1g.10gb": 1, "3g.40gb": 3, "1c.3g.40gb": 1}
 
 @st.composite
 def partitioned_gpus(draw: st.DrawFn) -> NodeSample:
-    """Draw a board that is cut into instances, each measured, on which up to three pods ran."""
+    """Draw a GPU partitioned into instances, each measured, with up to three pods on each."""
     busy = st.sampled_from([0.0, 1.0]) | st.integers(0, 10**6).map(lambda ppm: ppm / 10**6)
     memories = st.sampled_from([GIB, 10 * GIB, 40 * GIB]) | st.integers(1, 80 * GIB)
-    # Of all, or of some of them.
+    # Either all instances have a profile, or only some.
     profiles = st.sampled_from([*SLICES] if draw(st.booleans()) else [*SLICES, None])
     board = reading(
         model=None,
@@ -128,7 +129,7 @@ def partitioned_gpus(draw: st.DrawFn) -> NodeSample:
 
 
 def shared_energy(tick: NodeSample) -> list[tuple[Fraction, Fraction]]:
-    """Return of each row, in order, its energy and how much of that is idle draw, as fractions."""
+    """Return for each row, in order, its energy and the idle draw in it, as fractions."""
     (board,) = (gpu for gpu in tick.gpus if gpu.parent_uuid is None)
     instances = [gpu for gpu in tick.gpus if gpu.parent_uuid is not None]
     homes = [
@@ -144,7 +145,7 @@ def shared_energy(tick: NodeSample) -> list[tuple[Fraction, Fraction]]:
     floor = drawn
     if board.idle_draw_milliwatts is not None:
         floor = min(drawn, Fraction(board.idle_draw_milliwatts * tick.interval_ns, 10**9))
-    # By the driver, else by the profile; by memory where one of them says neither.
+    # By the driver's slices, else the profile's; by memory if an instance has neither.
     slices = [one.compute_slices or SLICES.get(one.mig_profile or "") for one in instances]
     by = sizes if None in slices else [Fraction(one or 0) for one in slices]
     work = [
@@ -164,7 +165,7 @@ def shared_energy(tick: NodeSample) -> list[tuple[Fraction, Fraction]]:
 
 @examples(300)
 @given(partitioned_gpus())
-def test_every_row_of_a_cut_board_and_its_entries_are_within_a_unit_of_their_share(
+def test_every_row_of_a_partitioned_gpu_and_its_entries_are_within_a_unit_of_their_share(
     tick: NodeSample,
 ) -> None:
     booked = book_tick(tick)
@@ -172,7 +173,7 @@ def test_every_row_of_a_cut_board_and_its_entries_are_within_a_unit_of_their_sha
         given_energy = sum(entry.energy_millijoules or 0 for entry in row.entries)
         assert given_energy in (floor(share), ceil(share))
         busy_ns = sum(e.busy_ns or 0 for e in row.entries if e.category is not Category.IDLE)
-        # Rounded down, a row may have less than its part of the floor.
+        # Because of rounding, a row may have less than its part of the floor.
         draw = min(floor_share, Fraction(given_energy))
         of_idle = draw * (tick.interval_ns - busy_ns) / tick.interval_ns
         for entry in row.entries:
@@ -202,7 +203,7 @@ weights = st.lists(
 @example([1, 1], 2**126, 2)
 @example([1, 2**126], 1, 3)
 @example([1, 2**128], 0, 3)
-def test_parts_are_exact_shares_rounded_and_sum_to_the_whole_beyond_64_and_128_bits(
+def test_parts_are_rounded_exact_shares_and_sum_to_the_whole_beyond_64_and_128_bits(
     weights: list[int], numerator: int, denominator: int
 ) -> None:
     whole = Fraction(sum(weights) * numerator, denominator)
@@ -219,18 +220,18 @@ def test_parts_are_exact_shares_rounded_and_sum_to_the_whole_beyond_64_and_128_b
     assert not given_up or not kept or min(given_up) > max(kept)
 
 
-def test_of_equals_the_first_has_the_unit_that_is_left() -> None:
+def test_among_equal_parts_the_first_gets_the_remaining_unit() -> None:
     assert divide(10, [1, 1, 1], 10, 3) == [4, 3, 3]
     assert divide(11, [1, 1, 1], 11, 3) == [4, 4, 3]
 
 
 @given(st.floats(0.0, 1.0))
-def test_a_ratio_counts_by_the_million(ratio: float) -> None:
+def test_a_ratio_is_converted_to_parts_per_million(ratio: float) -> None:
     assert parts_per_million(ratio) == round(ratio * 1_000_000)
 
 
-def test_of_equal_pods_the_one_with_the_lower_uid_has_the_nanosecond_that_is_left() -> None:
-    """Whichever the tick names first."""
+def test_among_equal_pods_the_one_with_the_lower_uid_gets_the_remaining_nanosecond() -> None:
+    """Whichever comes first in the tick."""
     refs = [ContainerRef(pod_uid=UIDS[n], container_id=CONTAINER_IDS[n]) for n in (1, 0)]
     tick = sample(
         interval_ns=3,
@@ -246,7 +247,7 @@ def test_of_equal_pods_the_one_with_the_lower_uid_has_the_nanosecond_that_is_lef
     ]
 
 
-def test_days_of_a_board_at_its_limit_are_booked_to_the_nanosecond() -> None:
+def test_days_of_a_gpu_at_its_limit_are_booked_to_the_nanosecond() -> None:
     tick = sample(
         interval_ns=MAX_INTERVAL_NS,
         gpus=[reading(utilization_ratio=0.999999, energy_millijoules=MAX_TICK_MILLIJOULES)],
@@ -259,7 +260,7 @@ def test_days_of_a_board_at_its_limit_are_booked_to_the_nanosecond() -> None:
     assert sum(one.energy_millijoules or 0 for one in row.entries) == MAX_TICK_MILLIJOULES
 
 
-def test_a_tick_in_which_no_energy_was_drawn_books_none_and_says_so() -> None:
-    """Zero is known: it is not absent."""
+def test_a_tick_without_energy_use_books_zero() -> None:
+    """Zero is a known value, so the field is not absent."""
     tick = sample(gpus=[reading(energy_millijoules=0)], processes=[process(container=0)])
     assert {one.energy_millijoules for one in book_tick(tick)[0].entries} == {0}

@@ -1,4 +1,4 @@
-"""GPUs cut by MIG: the entries of a GPU's rows together sum to the GPU, and nothing comes twice."""
+"""GPUs partitioned by MIG: the entries of all rows sum to the GPU, and nothing is booked twice."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,8 +8,8 @@ from gpuledger_enricher.join.booking.books import book_tick
 from tests.unit.enricher.join.ticks import GIB, SECOND_NS, process, reading, sample
 
 
-def board(**changes: object) -> GpuReading:
-    """Return the row of a GPU that is cut: no utilization, the board's energy, all its memory."""
+def physical_gpu(**changes: object) -> GpuReading:
+    """Return the row of a partitioned GPU: no utilization, the GPU's energy, all its memory."""
     return reading(**{"mig_enabled": True, "utilization_ratio": None, **changes})
 
 
@@ -31,8 +31,8 @@ def instance(
     return reading(**(values | changes))
 
 
-def cut(*gpus: GpuReading, **changes: object) -> NodeSample:
-    return sample(gpus=[board(), *gpus], **changes)
+def partitioned(*gpus: GpuReading, **changes: object) -> NodeSample:
+    return sample(gpus=[physical_gpu(), *gpus], **changes)
 
 
 def memory_gib(books: list[GpuBooks]) -> list[float]:
@@ -40,25 +40,25 @@ def memory_gib(books: list[GpuBooks]) -> list[float]:
 
 
 def test_a_gpu_keeps_the_memory_that_no_instance_has() -> None:
-    books = book_tick(cut(instance(1), instance(2, total=40)))
+    books = book_tick(partitioned(instance(1), instance(2, total=40)))
     assert memory_gib(books) == [30, 10, 40]
-    # 20 GiB are in use on the board, and no instance tells of them.
-    (nobody,) = [one for one in books[0].entries if one.category is Category.UNATTRIBUTED]
-    assert nobody.memory_bytes == 20 * GIB
+    # On the GPU 20 GiB are in use that no instance reports.
+    (unattributed,) = [one for one in books[0].entries if one.category is Category.UNATTRIBUTED]
+    assert unattributed.memory_bytes == 20 * GIB
     assert books[0].reading.memory_total_bytes == 80 * GIB
 
 
-def test_the_boards_busy_time_is_absent() -> None:
-    """Even where a driver does give a utilization: it is of kernels that instances tell of."""
+def test_the_busy_time_of_a_partitioned_gpu_is_absent() -> None:
+    """Even if a driver reports a utilization: it is that of kernels that the instances report."""
     for ratio in (None, 0.7):
-        tick = sample(gpus=[board(utilization_ratio=ratio), instance(1)])
+        tick = sample(gpus=[physical_gpu(utilization_ratio=ratio), instance(1)])
         whole, part = book_tick(tick)
         assert {one.busy_ns for one in whole.entries} == {None}
         assert sum(one.busy_ns or 0 for one in part.entries) == SECOND_NS
 
 
-def test_an_instances_busy_time_goes_to_its_own_processes_alone() -> None:
-    tick = cut(
+def test_an_instances_busy_time_is_booked_only_on_its_own_processes() -> None:
+    tick = partitioned(
         instance(1, utilization_ratio=0.8),
         instance(2, utilization_ratio=0.4),
         processes=[process(gpu=1, container=0), process(gpu=2, container=1, pid=2)],
@@ -73,9 +73,9 @@ def test_an_instances_busy_time_goes_to_its_own_processes_alone() -> None:
 
 
 def test_compute_instances_that_share_memory_book_it_once() -> None:
-    """The first row has the GPU instance's memory less what the other one's processes hold."""
+    """The first row has the GPU instance's memory less that of the other row's processes."""
     shared = {"total": 20, "memory_used_bytes": 9 * GIB}
-    tick = cut(
+    tick = partitioned(
         instance(3, 0, **shared),
         instance(3, 1, **shared),
         processes=[
@@ -94,9 +94,9 @@ def test_compute_instances_that_share_memory_book_it_once() -> None:
     assert held == [5, 4]
 
 
-def test_instances_of_one_gpu_take_nothing_from_another() -> None:
+def test_instances_of_one_gpu_do_not_affect_another() -> None:
     other = reading(uuid="GPU-b", index=1)
-    books = book_tick(sample(gpus=[board(), instance(1), other]))
+    books = book_tick(sample(gpus=[physical_gpu(), instance(1), other]))
     assert memory_gib(books) == [70, 10, 80]
     assert sum(one.energy_millijoules or 0 for one in books[2].entries) == 300_000
 
@@ -107,13 +107,13 @@ holders = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 5), sizes), max_s
 
 
 @given(rows=rows, used=sizes, reserved=sizes, holders=holders)
-def test_the_rows_of_a_gpu_sum_to_the_gpu_whatever_they_say(
+def test_the_rows_of_a_gpu_sum_to_the_gpu_whatever_they_report(
     rows: list[tuple[int, int | None, int | None]],
     used: int | None,
     reserved: int | None,
     holders: list[tuple[int, int, int | None]],
 ) -> None:
-    """As far as the instances tell of their memory and have no more than there is."""
+    """If the instances report their memory and do not have more than the GPU."""
     parts = [
         instance(
             number,
@@ -124,7 +124,7 @@ def test_the_rows_of_a_gpu_sum_to_the_gpu_whatever_they_say(
         )
         for place, (number, part_used, part_reserved) in enumerate(rows)
     ]
-    whole = board(memory_used_bytes=used, memory_reserved_bytes=reserved)
+    whole = physical_gpu(memory_used_bytes=used, memory_reserved_bytes=reserved)
     processes = [
         process(gpu=gpu, pid=pid + 2, container=container, memory_used_bytes=held)
         for pid, (gpu, container, held) in enumerate(holders)

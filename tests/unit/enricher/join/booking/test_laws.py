@@ -1,4 +1,4 @@
-"""The laws of the books, for any tick: also for those whose readings contradict one another."""
+"""The laws of the books for any tick, including ticks whose readings contradict each other."""
 
 from collections.abc import Iterator
 from random import Random
@@ -61,7 +61,7 @@ ratios = (
     | st.floats(0.0, 1.0)
 )
 sizes = st.none() | st.sampled_from([0, GIB, 80 * GIB, MAX_MEMORY_BYTES]) | st.integers(0, 90 * GIB)
-# Few of each, so that ties are drawn; and the borders.
+# Few values of each, so that ties are drawn, and the limits.
 energies = st.none() | st.sampled_from([0, 1, 7, 300_000]) | st.integers(0, MAX_TICK_MILLIJOULES)
 draws = st.none() | st.sampled_from([0, 1, 71_000]) | st.integers(0, MAX_MILLIWATTS)
 intervals = st.sampled_from([1, 1000, SECOND_NS, MAX_INTERVAL_NS]) | st.integers(1, MAX_INTERVAL_NS)
@@ -69,7 +69,7 @@ COUNTERS = dict.fromkeys(("sm_active_ratio", "tensor_active_ratio", "dram_active
 
 
 def rows_of(gpu: int, count: int) -> st.SearchStrategy[list[GpuReading]]:
-    """Return a GPU, whole or cut into `count` instances, some of which share their memory."""
+    """Return a GPU, whole or partitioned into `count` instances; some share their memory."""
     uuid = f"GPU-{gpu}"
     board = st.builds(
         reading,
@@ -108,7 +108,7 @@ def rows_of(gpu: int, count: int) -> st.SearchStrategy[list[GpuReading]]:
 
 @st.composite
 def ticks(draw: st.DrawFn) -> NodeSample:
-    """Draw a tick of up to two GPUs, their instances, processes and allocations."""
+    """Draw a tick of up to two GPUs with their instances, processes and allocations."""
     gpus = [
         row
         for gpu in range(draw(st.integers(0, 2)))
@@ -123,7 +123,7 @@ def ticks(draw: st.DrawFn) -> NodeSample:
         ContainerRef(job_id="77"),
         ContainerRef(container_id=CONTAINER_IDS[2], job_id="77"),
         ContainerRef(job_id="1234[5].server"),
-        # A pod wins.
+        # A pod takes precedence.
         ContainerRef(container_id=CONTAINER_IDS[0], pod_uid=UIDS[1], job_id="77"),
     ]
     return sample(
@@ -183,7 +183,7 @@ job_allocations = st.builds(
 @examples(150)
 @given(ticks())
 def test_entries_sum_to_the_device_and_none_is_negative(tick: NodeSample) -> None:
-    """They are equal, for each quantity, whatever the readings say."""
+    """The sum is exact for each quantity, whatever the readings are."""
     books = book_tick(tick)
     assert list(imbalances(books, tick.interval_ns)) == []
     for row in books:
@@ -194,8 +194,10 @@ def test_entries_sum_to_the_device_and_none_is_negative(tick: NodeSample) -> Non
 
 @examples(100)
 @given(ticks())
-def test_held_time_sums_to_the_interval_on_every_row_whatever_is_used(tick: NodeSample) -> None:
-    """Also on a GPU that does not answer, or is cut: the same bytes as if nobody used anything."""
+def test_allocated_time_sums_to_the_interval_on_every_row_whatever_is_used(
+    tick: NodeSample,
+) -> None:
+    """Also if a GPU does not answer or is partitioned: the same as if nothing were used."""
     allocated = allocated_by_row(tick)
     assert [sum(row.values()) for row in allocated] == [tick.interval_ns] * len(tick.gpus)
     unresponsive = [
@@ -206,7 +208,7 @@ def test_held_time_sums_to_the_interval_on_every_row_whatever_is_used(tick: Node
         allocated_by_row(replace(tick, gpus=unresponsive, processes=[], ended_processes=None))
         == allocated
     )
-    # And as if all of it were used, by whoever is there.
+    # The same as if everything were used.
     full = [
         replace(row, utilization_ratio=1.0, memory_used_bytes=row.memory_total_bytes)
         for row in tick.gpus
@@ -215,7 +217,7 @@ def test_held_time_sums_to_the_interval_on_every_row_whatever_is_used(tick: Node
 
 
 def allocated_by_row(tick: NodeSample) -> list[dict[tuple[int | None, str | None], int]]:
-    """Return the held time of each row by the position or the job of who holds it."""
+    """Return the allocated time of each row by the allocation's position or the job."""
     return [
         {
             (entry.allocation, entry.job_id): entry.allocated_ns
@@ -228,10 +230,8 @@ def allocated_by_row(tick: NodeSample) -> list[dict[tuple[int | None, str | None
 
 @examples(150)
 @given(ticks(), st.randoms(use_true_random=False))
-def test_the_order_in_which_a_tick_names_things_changes_nothing(
-    tick: NodeSample, random: Random
-) -> None:
-    """Who is on whose category has what he has, however processes and the like are ordered."""
+def test_the_order_of_the_lists_in_a_tick_changes_nothing(tick: NodeSample, random: Random) -> None:
+    """Every category has the same amounts, whatever the order of processes and containers."""
     assert amounts_of(in_another_order(tick, random)) == amounts_of(tick)
 
 
@@ -258,7 +258,7 @@ def in_another_order(tick: NodeSample, random: Random) -> NodeSample:
 
 
 def amounts_of(tick: NodeSample) -> list[dict[tuple[object, ...], tuple[object, ...]]]:
-    """Return what each category has of each row, by whose it is and not by position."""
+    """Return the amounts of each row by category and user, not by position."""
     found = []
     for row in book_tick(tick):
         amounts: dict[tuple[object, ...], tuple[object, ...]] = {}
@@ -279,7 +279,7 @@ def amounts_of(tick: NodeSample) -> list[dict[tuple[object, ...], tuple[object, 
 
 @examples(40)
 @given(ticks())
-def test_a_method_is_told_where_the_quantity_is_known_and_only_there(tick: NodeSample) -> None:
+def test_a_quantity_has_a_method_exactly_if_it_is_known(tick: NodeSample) -> None:
     for row in book_tick(tick):
         reported = (row.busy_method, row.memory_method, energy_method_of(row))
         for quantity, method in zip(QUANTITIES, reported, strict=True):
@@ -291,7 +291,7 @@ def test_a_method_is_told_where_the_quantity_is_known_and_only_there(tick: NodeS
 
 @examples(40)
 @given(ticks())
-def test_a_quantity_is_known_of_all_entries_or_of_none(tick: NodeSample) -> None:
+def test_a_quantity_is_known_for_all_entries_or_for_none(tick: NodeSample) -> None:
     for row in book_tick(tick):
         for quantity in QUANTITIES:
             known = {getattr(entry, quantity) is not None for entry in row.entries}
@@ -300,7 +300,7 @@ def test_a_quantity_is_known_of_all_entries_or_of_none(tick: NodeSample) -> None
 
 @examples(40)
 @given(ticks())
-def test_nothing_is_booked_on_a_pod_without_a_process_there(tick: NodeSample) -> None:
+def test_nothing_is_booked_on_a_pod_without_a_process_on_the_device(tick: NodeSample) -> None:
     for place, row in enumerate(book_tick(tick)):
         there = {one.container for one in tick.processes if one.gpu == place} - {None}
         booked = [one.container for one in row.entries if one.category is Category.POD]
@@ -321,10 +321,10 @@ ORDER = [
 
 @examples(80)
 @given(ticks())
-def test_a_job_has_one_entry_where_it_has_a_process_between_the_pods_and_the_host(
+def test_a_job_with_a_process_has_one_entry_between_the_pods_and_the_host(
     tick: NodeSample,
 ) -> None:
-    """Whatever containers it has, and none for what it has in a pod."""
+    """However many containers it has; processes in a pod are the pod's."""
     refs = tick.containers
     for place, row in enumerate(book_tick(tick)):
         there = (one.container for one in tick.processes if one.gpu == place)
@@ -340,14 +340,14 @@ def test_a_job_has_one_entry_where_it_has_a_process_between_the_pods_and_the_hos
 
 @examples(80)
 @given(ticks())
-def test_the_jobs_of_a_device_hold_equal_parts_behind_its_containers(tick: NodeSample) -> None:
+def test_the_jobs_of_a_device_have_equal_parts_after_its_containers(tick: NodeSample) -> None:
     for row in book_tick(tick):
         idle = [one for one in row.entries if one.category is Category.IDLE]
         jobs = [one.job_id for one in idle if one.job_id is not None]
         allocated = [one.allocated_ns or 0 for one in idle if one.job_id is not None]
         assert jobs == sorted(set(jobs))
         assert not allocated or max(allocated) - min(allocated) <= 1
-        # Who has a device as a whole leaves nothing of it to nobody.
+        # If a whole device is allocated, no part is left unallocated.
         assert not jobs or all(one.allocation is not None or one.job_id is not None for one in idle)
         given = {
             one.job_id
@@ -355,8 +355,8 @@ def test_the_jobs_of_a_device_hold_equal_parts_behind_its_containers(tick: NodeS
             if one.gpu_uuid == (row.reading.parent_uuid or row.reading.uuid)
         }
         assert set(jobs) <= given
-        is_cut = any(one.parent_uuid == row.reading.uuid for one in tick.gpus)
-        assert not (is_cut and jobs)
+        is_partitioned = any(one.parent_uuid == row.reading.uuid for one in tick.gpus)
+        assert not (is_partitioned and jobs)
 
 
 @pytest.mark.parametrize(
@@ -366,14 +366,14 @@ def test_the_jobs_of_a_device_hold_equal_parts_behind_its_containers(tick: NodeS
         [ContainerRef(container_id="c", job_id="7"), ContainerRef(container_id="c", job_id="7")],
     ],
 )
-def test_a_job_that_stands_in_a_tick_twice_is_refused(containers: list[ContainerRef]) -> None:
+def test_a_tick_that_names_a_job_twice_is_refused(containers: list[ContainerRef]) -> None:
     with pytest.raises(RepeatedContainerError):
         book_tick(sample(containers=containers, processes=[process(container=0)]))
 
 
 @examples(40)
 @given(ticks())
-def test_idle_names_holders_of_that_gpu_alone_and_each_container_once(
+def test_idle_names_only_allocatees_of_that_gpu_and_each_container_once(
     tick: NodeSample,
 ) -> None:
     containers = allocated_containers(tick.allocations)
@@ -388,9 +388,10 @@ def test_idle_names_holders_of_that_gpu_alone_and_each_container_once(
         parts = {name_of(one) for one in tick.allocations if is_of(one, gpu, is_part=True)}
         named = {containers[place] for place in allocatees_of(row)}
         assert len(named) == len(list(allocatees_of(row)))
-        # Who has a whole GPU that is cut has instances of it, and never the rest of it.
-        is_cut = any(one.parent_uuid == row.reading.uuid for one in tick.gpus)
-        assert not (is_cut and named)
+        # The allocatee of a whole partitioned GPU has its instances, and never the GPU's own
+        # row.
+        is_partitioned = any(one.parent_uuid == row.reading.uuid for one in tick.gpus)
+        assert not (is_partitioned and named)
         assert named <= whole or (is_part and named <= parts)
 
 
@@ -411,7 +412,7 @@ def allocatees_of(row: GpuBooks) -> Iterator[int]:
 
 @examples(40)
 @given(ticks())
-def test_a_tick_read_from_its_bytes_has_the_same_books(tick: NodeSample) -> None:
+def test_a_tick_that_was_decoded_has_the_same_books(tick: NodeSample) -> None:
     decoder = Decoder(topic=SAMPLES.name, record=NodeSample)
     assert encode_books(book_tick(decoder.decode(encode(tick)))) == encode_books(book_tick(tick))
 
@@ -432,9 +433,9 @@ NAMES = [*AMOUNTS, "category", "container", "allocation", "job_id"]
         ({"energy_millijoules": 330_000}, [("GPU-a", "energy_millijoules", 300_000, 330_000)]),
         ({"allocated_ns": 7}, [("GPU-a", "allocated_ns", SECOND_NS, 7)]),
     ],
-    ids=["nothing", "busy", "memory", "energy", "held"],
+    ids=["nothing", "busy", "memory", "energy", "allocated"],
 )
-def test_books_that_do_not_balance_are_told_by_how_much(
+def test_books_that_do_not_balance_are_reported_with_the_difference(
     wrong: dict[str, int], reported: list[tuple[str, str, int, int]]
 ) -> None:
     right: dict[str, Any] = {

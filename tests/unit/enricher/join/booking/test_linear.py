@@ -1,4 +1,4 @@
-"""What a tick costs is in proportion to its length, whatever it says: counted, not timed."""
+"""The cost of a tick is proportional to its length, whatever it contains: counted, not timed."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -34,7 +34,7 @@ class Name(str):
 
     @override
     def __eq__(self, other: object) -> bool:
-        global _reads  # noqa: PLW0603  # counted wherever it is looked at
+        global _reads  # noqa: PLW0603  # counted wherever it is read
         _reads += 1
         return str.__eq__(self, other)
 
@@ -42,13 +42,13 @@ class Name(str):
 
 
 class Counted:
-    """A record that counts how often a field of it is read."""
+    """A record that counts how often its fields are read."""
 
     def __init__(self, record: object) -> None:
         self._record = record
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # any field
-        global _reads  # noqa: PLW0603  # counted wherever it is looked at
+        global _reads  # noqa: PLW0603  # counted wherever it is read
         _reads += 1
         value = getattr(self._record, name)
         return Name(value) if type(value) is str else value
@@ -103,8 +103,10 @@ TICKS: dict[str, Callable[[int], NodeSample]] = {
     "rows that are their own parents": lambda count: of_instances(count, uuid="GPU-a"),
     "GPUs of one UUID": lambda count: sample(gpus=[reading() for _ in range(count)]),
     "an allocation for each instance": allocated,
-    "allocations of one container, of no row": lambda count: allocated(count, gpu_instance=10**6),
-    "allocations by UUID, and as many by a number that no row has": lambda count: allocated(
+    "allocations of one container that match no row": lambda count: allocated(
+        count, gpu_instance=10**6
+    ),
+    "allocations by UUID, and as many by a number without a row": lambda count: allocated(
         count, device_id=instance(0).uuid
     ),
     "replicas of one GPU": lambda count: sample(
@@ -121,7 +123,7 @@ TICKS: dict[str, Callable[[int], NodeSample]] = {
 
 
 def counted(tick: NodeSample) -> NodeSample:
-    """Return the tick, whose rows, allocations and processes count what is read of them."""
+    """Return the tick with rows, allocations and processes that count how often they are read."""
     wrapped: Any = Counted(tick)
     wrapped.gpus = [Counted(gpu) for gpu in tick.gpus]
     wrapped.allocations = [Counted(each) for each in tick.allocations]
@@ -156,8 +158,8 @@ def test_a_tick_that_is_four_times_as_long_costs_about_four_times_as_much(
     assert many <= 1.5 * few * MANY / FEW
 
 
-def test_more_holders_of_idle_than_a_message_can_hold_are_refused_before_they_are_made() -> None:
-    """Each compute instance of one GPU instance may be given to as many containers as there are."""
+def test_more_idle_allocatees_than_a_message_can_hold_are_refused_before_they_are_built() -> None:
+    """Each compute instance of a GPU instance may be allocated to any number of containers."""
     rows = of_instances(2_000, gpu_instance=1).gpus
     allocations = [allocation(number, gpu_instance=1) for number in range(2_000)]
     tick = sample(gpus=rows, allocations=allocations)
@@ -166,18 +168,17 @@ def test_more_holders_of_idle_than_a_message_can_hold_are_refused_before_they_ar
 
 
 class CountedPods(PodCache):
-    """Pods that count how often those of a node are gone through."""
+    """Counts how often the pods of a node are iterated."""
 
     rounds = 0
 
     @override
-    def named_on(self, node: str) -> Any:  # as of the cache
-        """Count, and return them."""
+    def named_on(self, node: str) -> Any:  # as in the cache
         self.rounds += 1
         return super().named_on(node)
 
 
-def test_the_holders_of_an_incident_are_looked_up_in_one_round_of_the_nodes_pods() -> None:
+def test_the_allocatees_of_an_incident_are_looked_up_in_one_pass_over_the_nodes_pods() -> None:
     pods = CountedPods()
     for number in range(8):
         record: PodRecord = pod(number)

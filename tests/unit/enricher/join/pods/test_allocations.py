@@ -1,4 +1,4 @@
-"""A pod that holds a GPU is described as those that use one, and never by another node's pod."""
+"""An allocatee is described like a user of a GPU, and never by a pod of another node."""
 
 import msgspec
 import pytest
@@ -21,12 +21,11 @@ REFUSED = "gpuledger_join_names_rejected_total"
 
 @pytest.fixture
 def given() -> Given:
-    """Return a stage that has read nothing."""
     return Given()
 
 
 def allocated_to(*names: str) -> list[DeviceAllocation]:
-    """Return what the kubelet says where each of these pods holds a share of the GPU."""
+    """Return the kubelet's report if each of these pods has a share of the GPU."""
     return [
         DeviceAllocation(
             gpu_uuid="GPU-a",
@@ -42,17 +41,17 @@ def allocated_to(*names: str) -> list[DeviceAllocation]:
 
 
 def idle_of(event: GpuEvent) -> list[tuple[int | None, int | None]]:
-    """Return whose idle is, and how much."""
+    """Return each idle entry's allocation and amount."""
     entries = [entry for entry in event.gpus[0].entries if entry.category is Category.IDLE]
     return [(one.allocation, one.busy_ns) for one in entries]
 
 
 def allocatees_of(event: GpuEvent) -> list[PodDescription]:
-    """Return the pod of each holder."""
+    """Return the pod of each allocatee."""
     return [event.pods[each.pod] for each in event.allocations]
 
 
-def test_who_has_admin_access_is_no_holder_and_takes_nothing_from_those_that_are(
+def test_admin_access_is_not_an_allocation_and_takes_nothing_from_others(
     given: Given,
 ) -> None:
     given.read_pod(pod(1))
@@ -67,8 +66,11 @@ def test_who_has_admin_access_is_no_holder_and_takes_nothing_from_those_that_are
     ] == [(0, event.interval_ns)]
 
 
-def test_a_node_puts_idle_on_no_pod_of_another_node(given: Given) -> None:
-    """The part stays held; whose it is has no name. Of a pod without a record it is the node's."""
+def test_a_node_books_idle_time_on_no_pod_of_another_node(given: Given) -> None:
+    """The part stays allocated without a name.
+
+    A pod without a record has the name from the node.
+    """
     given.read_pod(pod(0))
     given.read_pod(pod(1, node="node-b"))
     before = value_of(REFUSED, reason="foreign_allocation")
@@ -82,8 +84,8 @@ def test_a_node_puts_idle_on_no_pod_of_another_node(given: Given) -> None:
     assert value_of(REFUSED, reason="foreign_allocation") == before + 1
 
 
-def test_a_holder_is_known_from_the_tick_after_its_record(given: Given) -> None:
-    """And a tick without allocations says nothing of holders."""
+def test_an_allocatee_is_known_from_the_tick_after_its_record(given: Given) -> None:
+    """A tick without allocations lists no allocatees."""
     allocated = allocated_to("train-0")
     states = []
 
@@ -101,8 +103,8 @@ def test_a_holder_is_known_from_the_tick_after_its_record(given: Given) -> None:
     assert states == [PodState.NAMED, PodState.KNOWN, PodState.KNOWN, PodState.NAMED]
 
 
-def test_of_pods_of_one_name_the_one_of_the_ticks_time_is_meant(given: Given) -> None:
-    """In whatever order the ticks come."""
+def test_of_pods_with_the_same_name_the_one_at_the_ticks_time_is_meant(given: Given) -> None:
+    """Whatever the order of the ticks."""
     at = [T_NS + seconds * SECOND_NS for seconds in (0, 10, 20)]
     given.read_pod(pod(0, name="db-0", created_time_ns=at[0], deleted_time_ns=at[1]))
     given.read_pod(pod(1, name="db-0", created_time_ns=at[1]))
@@ -123,20 +125,20 @@ def test_of_pods_of_one_name_the_one_of_the_ticks_time_is_meant(given: Given) ->
         (600, PodState.NAMED),
     ],
 )
-def test_a_pod_that_was_not_there_at_the_tick_s_time_has_not_its_name_then(
+def test_a_pod_that_did_not_exist_at_the_ticks_time_does_not_have_the_name(
     seconds: int, state: PodState
 ) -> None:
-    """A kubelet lists a pod on for a few seconds; a StatefulSet's next pod is called alike."""
+    """A kubelet lists a deleted pod for seconds; a StatefulSet's next pod has the same name."""
     created_ns = T_NS - 100 * SECOND_NS
     live = Given()
     live.read_pod(pod(0, created_time_ns=created_ns, deleted_time_ns=T_NS))
-    for _ in range(2):  # the second time as it was described before
+    for _ in range(2):  # the second time from the cached description
         event = live.take(allocations=allocated_to("train-0"), time_ns=T_NS + seconds * SECOND_NS)
         assert [each.state for each in allocatees_of(event)] == [state]
 
 
-def test_a_description_is_not_kept_beyond_the_last_pod_of_a_cluster(given: Given) -> None:
-    """Nor beyond as many changes as there were before."""
+def test_a_description_is_not_cached_beyond_the_last_pod_of_a_cluster(given: Given) -> None:
+    """Even if the number of changes is the same as before."""
     given.read_pod(pod(0, uid="old", name="db-0"))
     allocated = allocated_to("db-0")
     assert [
@@ -149,14 +151,14 @@ def test_a_description_is_not_kept_beyond_the_last_pod_of_a_cluster(given: Given
     ] == ["new"]
 
 
-def test_a_pod_that_uses_what_it_holds_stands_in_the_event_once(given: Given) -> None:
+def test_a_pod_that_uses_its_allocation_occurs_once_in_the_event(given: Given) -> None:
     given.read_pod(pod())
     event = given.take(allocations=allocated_to("train-0"))
     assert [each.uid for each in event.pods].count(UIDS[0]) == 1
     assert event.allocations[0].pod == event.containers[0].pod
 
 
-def test_a_container_that_holds_by_several_resources_and_claims_is_one_holder(
+def test_a_container_with_several_resources_and_claims_is_one_allocatee(
     given: Given,
 ) -> None:
     (first,) = allocated_to("train-0")
@@ -176,7 +178,7 @@ def test_a_container_that_holds_by_several_resources_and_claims_is_one_holder(
     assert given.take(allocations=allocated, containers=[]).allocations == [expected]
 
 
-def test_what_its_containers_ask_for_is_told_of_those_on_the_event_alone(given: Given) -> None:
+def test_requests_are_reported_only_for_containers_in_the_event(given: Given) -> None:
     query = ContainerRequest(resources={"nvidia.com/gpu": 1})
     containers = [
         PodContainer(name=name, requested=requested, restarts=0)

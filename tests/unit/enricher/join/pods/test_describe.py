@@ -1,4 +1,4 @@
-"""Who a pod is, by the version of it that was in force at the tick's time."""
+"""A pod is described by the version that was in force at the tick's time."""
 
 from collections.abc import Sequence
 
@@ -27,12 +27,11 @@ BY_HASH = [ContainerRef(pod_uid=HASH)]
 
 @pytest.fixture
 def given() -> Given:
-    """Return a stage that has read nothing."""
     return Given()
 
 
 def described(given: Given, containers: list[ContainerRef], at_seconds: float) -> PodDescription:
-    """Return who the one pod of a tick is that ends so long after `T_NS`."""
+    """Return the description of the only pod of a tick that ends this long after `T_NS`."""
     time_ns = T_NS + round(at_seconds * SECOND_NS)
     event = given.take(containers=containers, processes=[process(container=0)], time_ns=time_ns)
     (pod,) = event.pods
@@ -50,7 +49,7 @@ IN_FORCE = [(-5, "first"), (5, "first"), (10, "second"), (19, "second"), (20, "t
 
 @pytest.mark.parametrize("again", [0, 1, 2])
 @pytest.mark.parametrize(("at_seconds", "value"), IN_FORCE)
-def test_a_tick_is_described_by_the_version_of_its_time(
+def test_a_tick_is_described_by_the_version_in_force_at_its_time(
     given: Given, at_seconds: int, value: str, again: int
 ) -> None:
     """Whether it comes in time or late, and however often the topic was read."""
@@ -61,7 +60,7 @@ def test_a_tick_is_described_by_the_version_of_its_time(
     assert described(given, FIRST, at_seconds).labels == {"team": value}
 
 
-def test_a_jobs_container_is_no_pods_and_none_is_waited_for(given: Given) -> None:
+def test_a_jobs_container_belongs_to_no_pod_and_none_is_waited_for(given: Given) -> None:
     job = ContainerRef(container_id=CONTAINER_IDS[0], job_id="7")
     given.read_pod(pod())
     event = given.take(containers=[job], processes=[process(container=0)])
@@ -70,7 +69,7 @@ def test_a_jobs_container_is_no_pods_and_none_is_waited_for(given: Given) -> Non
 
 
 def test_a_late_tick_between_others_is_described_by_its_own_time(given: Given) -> None:
-    """What is remembered of a node holds for the time that it was said of."""
+    """A cached description is valid only for the times that it was made for."""
     for label, seen_seconds in VERSIONS:
         given.read_pod(labelled(label), seen_time_ns=T_NS + seen_seconds * SECOND_NS)
     labels = [described(given, FIRST, at).labels for at in (30, 12, 31, 3, 32)]
@@ -83,8 +82,8 @@ def test_a_late_tick_between_others_is_described_by_its_own_time(given: Given) -
     ]
 
 
-def test_a_process_that_outlives_its_pods_deletion_stays_on_that_pod(given: Given) -> None:
-    """The description says since when the pod is gone; ticks before that do not know it."""
+def test_a_process_that_outlives_its_pods_deletion_stays_with_that_pod(given: Given) -> None:
+    """The description has the time of the deletion; that of earlier ticks does not."""
     given.read_pod(pod())
     given.read_pod(pod(deleted_time_ns=T_NS + 10 * SECOND_NS))
     after, before = described(given, FIRST, 12), described(given, FIRST, 8)
@@ -94,14 +93,14 @@ def test_a_process_that_outlives_its_pods_deletion_stays_on_that_pod(given: Give
 
 
 def restarted(number: int) -> PodRecord:
-    """Return the first pod after that many restarts, as a status that forgets what was before."""
+    """Return the first pod after that many restarts; its status names only the last container."""
     return pod(
         containers=[PodContainer(name="main", container_id=f"{number:064}", restarts=number)]
     )
 
 
-def test_a_late_tick_of_a_container_that_started_again_finds_its_pod(given: Given) -> None:
-    """By the id alone, with the container's name; whether an earlier record named it or this."""
+def test_a_late_tick_of_a_restarted_container_finds_its_pod(given: Given) -> None:
+    """By its id only, with the container's name, whether this or an earlier record had it."""
     given.read_pod(pod())
     given.read_pod(restarted(1))
     found = described(given, BY_ID, 0)
@@ -114,8 +113,8 @@ def test_a_late_tick_of_a_container_that_started_again_finds_its_pod(given: Give
     assert described(given, [ContainerRef(container_id="f" * 64)], 0).name == "train-0"
 
 
-def test_of_a_container_that_starts_again_and_again_only_the_last_ids_are_kept() -> None:
-    """Memory is bounded also for a pod that crashes for ever."""
+def test_only_the_last_ids_of_a_container_that_keeps_restarting_are_kept() -> None:
+    """Memory is bounded even for a pod in an endless crash loop."""
     cache = PodCache()
     for number in range(300):
         cache.put(restarted(number), partition=0)
@@ -124,7 +123,7 @@ def test_of_a_container_that_starts_again_and_again_only_the_last_ids_are_kept()
 
 
 def after_changes(count: int, *, every_seconds: float) -> KnownPod:
-    """Return what is known of a pod whose label was changed so often."""
+    """Return the known versions of a pod whose label was changed this often."""
     cache = PodCache()
     for number in range(count):
         changed = msgspec.structs.replace(labelled(str(number)), resource_version=str(100 + number))
@@ -141,14 +140,14 @@ def test_a_pod_that_changes_a_thousand_times_is_described_by_each_version_in_its
         assert found.at(T_NS + number * SECOND_NS).labels == {"team": str(number)}
 
 
-def test_versions_are_kept_for_as_long_as_ticks_of_their_time_may_come() -> None:
-    """Before them, the oldest one that is kept describes the pod."""
+def test_versions_are_kept_as_long_as_ticks_of_their_time_may_come() -> None:
+    """Before that, the oldest kept version describes the pod."""
     found = after_changes(100, every_seconds=3600)
     assert found.at(T_NS + 92 * 3600 * SECOND_NS).labels == {"team": "92"}
     assert found.at(0).labels == {"team": "91"}
 
 
-def test_of_a_pod_that_changes_all_the_time_memory_is_bounded() -> None:
+def test_memory_is_bounded_for_a_pod_that_changes_all_the_time() -> None:
     assert len(after_changes(MAX_PAST_VERSIONS + 100, every_seconds=0.1).past) == MAX_PAST_VERSIONS
 
 
@@ -156,12 +155,12 @@ CHANGES = st.lists(st.tuples(st.integers(1, 50), st.sampled_from("abc")), min_si
 
 
 @for_any(changes=CHANGES, read_again=st.lists(st.integers(0, 12), max_size=3), opaque=st.booleans())
-def test_the_version_in_force_is_the_newest_that_was_seen_by_then_however_often_it_is_read(
+def test_the_version_in_force_is_the_newest_seen_by_then_however_often_it_is_read(
     changes: list[tuple[int, str]],
     read_again: list[int],
     opaque: bool,  # noqa: FBT001  # Hypothesis passes it by name
 ) -> None:
-    """Whatever the pod watch's clock was set to in between, and where a read breaks off."""
+    """Whatever podwatch's clock was set to in between, and wherever reading was interrupted."""
     cache = PodCache()
     for upto in (*read_again, len(changes)):
         for number, (seen, label) in enumerate(changes[:upto]):
@@ -176,8 +175,8 @@ def test_the_version_in_force_is_the_newest_that_was_seen_by_then_however_often_
         assert found.at(time).labels == {"team": expected}
 
 
-def test_a_version_that_says_the_same_of_a_pod_costs_no_memory() -> None:
-    """Most changes of a pod are of its status."""
+def test_a_version_with_the_same_description_costs_no_memory() -> None:
+    """Most changes of a pod only affect its status."""
     cache = PodCache()
     for phase in ("Pending", "Running", "Succeeded"):
         cache.put(pod(phase=phase), partition=0, seen_time_ns=1)
@@ -207,7 +206,7 @@ NEW_GONE = pod(1, config_hash=HASH, created_time_ns=9, deleted_time_ns=11, resou
 def test_a_static_pods_hash_leads_to_its_newest_object_once_the_old_one_is_gone(
     given: Given, order: Sequence[PodRecord], expected: PodRecord
 ) -> None:
-    """Its cgroup keeps the hash when its object in the API server is made anew."""
+    """Its cgroup keeps the hash when its object in the API server is recreated."""
     for each in order:
         given.read_pod(each)
     assert described(given, BY_HASH, 0).uid == expected.uid
@@ -224,7 +223,7 @@ LATTER = pod(
     1,
     config_hash=HASH,
     created_time_ns=T_NS + 12 * SECOND_NS,
-    # The same containers run on when the object is made anew.
+    # The same containers keep running when the object is recreated.
     containers=FORMER.containers,
 )
 CONTAINERS_OF_FORMER = [
@@ -236,10 +235,10 @@ CONTAINERS_OF_FORMER = [
 
 @pytest.mark.parametrize("containers", CONTAINERS_OF_FORMER)
 @pytest.mark.parametrize("order", [[FORMER, LATTER], [LATTER, FORMER]])
-def test_a_late_tick_of_a_static_pod_is_of_the_object_that_was_there(
+def test_a_late_tick_of_a_static_pod_belongs_to_the_object_of_that_time(
     given: Given, containers: list[ContainerRef], order: Sequence[PodRecord]
 ) -> None:
-    """In whatever order ticks and records come; in between it is the newer one's."""
+    """Whatever the order of ticks and records; in between, the newer object counts."""
     for each in order:
         given.read_pod(each)
     found = [described(given, containers, at).uid for at in (20, 5, 11, 9, 12, 0, 10)]
@@ -247,20 +246,20 @@ def test_a_late_tick_of_a_static_pod_is_of_the_object_that_was_there(
 
 
 @pytest.mark.parametrize("order", [[OLD, NEW], [NEW, OLD], [OLD, NEW, OLD], [NEW, OLD, NEW]])
-def test_no_younger_pod_takes_the_name_of_one_that_lives(
+def test_no_younger_pod_takes_over_the_hash_of_a_live_one(
     given: Given, order: Sequence[PodRecord]
 ) -> None:
-    """In whatever order their records come: who makes a pod later gets nobody's use by it."""
+    """Whatever the order of their records: creating a pod later does not take over anyone's use."""
     for each in order:
         given.read_pod(each)
     assert described(given, BY_HASH, 0).uid == OLD.uid
 
 
 @pytest.mark.parametrize("gone", [0, 1])
-def test_a_name_that_two_pods_claim_is_the_others_when_one_is_forgotten(
+def test_a_hash_that_two_pods_claim_is_the_others_when_one_is_forgotten(
     given: Given, gone: int
 ) -> None:
-    """And with the last of them it is nobody's."""
+    """Without either pod it leads nowhere."""
     for each in (OLD, NEW):
         given.read_pod(each)
     given.stage.pods.remove(f"default/{UIDS[gone]}", partition=3)
@@ -269,8 +268,8 @@ def test_a_name_that_two_pods_claim_is_the_others_when_one_is_forgotten(
     assert described(given, BY_HASH, 0).state is PodState.PENDING
 
 
-def test_nodes_that_share_a_static_pods_hash_have_each_their_own(given: Given) -> None:
-    """As where all take their manifests from one address."""
+def test_nodes_with_the_same_static_pod_hash_have_each_their_own_pod(given: Given) -> None:
+    """For example if all nodes get their manifests from one address."""
     given.read_pod(pod(0, config_hash=HASH))
     given.read_pod(pod(1, config_hash=HASH, node="node-b"))
     for node, uid in (("node-a", UIDS[0]), ("node-b", UIDS[1])):
@@ -278,15 +277,15 @@ def test_nodes_that_share_a_static_pods_hash_have_each_their_own(given: Given) -
         assert found.uid == uid
 
 
-def test_pods_of_the_same_name_are_told_apart_by_their_uid(given: Given) -> None:
-    """As those of a StatefulSet, one after the other."""
+def test_pods_with_the_same_name_are_distinguished_by_their_uid(given: Given) -> None:
+    """For example successive pods of a StatefulSet."""
     given.read_pod(pod(0, name="db-0", owner_name="old"))
     given.read_pod(pod(1, name="db-0", owner_name="new"))
     assert described(given, FIRST, 0).owner_name == "old"
 
 
-def test_what_changes_on_another_node_has_nothing_said_anew(given: Given) -> None:
-    """A node's descriptions depend on its own pods alone."""
+def test_a_change_on_another_node_invalidates_no_description(given: Given) -> None:
+    """A node's descriptions depend only on its own pods."""
     cache = PodCache()
     cache.put(pod(0), partition=0)
     before = cache.version_of("node-a")
@@ -297,8 +296,8 @@ def test_what_changes_on_another_node_has_nothing_said_anew(given: Given) -> Non
     assert cache.version_of("node-a") != before
 
 
-def test_what_is_remembered_is_bounded_by_bytes_and_of_nodes_that_are_there_it_stays() -> None:
-    """Names of nodes that are made up come once each."""
+def test_the_cache_is_bounded_by_bytes_and_keeps_existing_nodes() -> None:
+    """Made-up node names come only once each."""
     cache = DescriptionCache(ClusterPods(), max_bytes=200_000)
     honest = sample(processes=[process(container=0)])
     message = cache.describe(honest)

@@ -1,4 +1,4 @@
-"""A container without its pod's record is called by the kubelet's word, where that is plain."""
+"""A container without its pod's record gets the kubelet's name if the allocation is unambiguous."""
 
 import pytest
 from hypothesis import given as for_any
@@ -33,12 +33,11 @@ CONTAINERS = [
 
 @pytest.fixture
 def given() -> Given:
-    """Return a stage that has read nothing."""
     return Given()
 
 
 def allocated(gpu: int, name: str = "train-0", **changes: object) -> DeviceAllocation:
-    """Return that a pod holds a GPU."""
+    """Return an allocation of a GPU to a pod."""
     values: dict[str, object] = {
         "gpu_uuid": f"GPU-{gpu}",
         "device_id": f"GPU-{gpu}",
@@ -53,7 +52,7 @@ def allocated(gpu: int, name: str = "train-0", **changes: object) -> DeviceAlloc
 def described(
     given: Given, *allocated_to: DeviceAllocation, on: dict[int, list[int]]
 ) -> dict[str | None, PodDescription]:
-    """Return who the pods of a tick are; `on` says on which GPUs each container has processes."""
+    """Return the descriptions of a tick's pods; `on` lists the GPUs used by each container."""
     event = given.take(
         gpus=GPUS,
         containers=[CONTAINERS[each] for each in on],
@@ -68,7 +67,7 @@ def described(
     return {each.uid: each for position, each in enumerate(event.pods) if position in users}
 
 
-def test_who_alone_holds_what_a_container_is_on_gives_it_namespace_and_name(given: Given) -> None:
+def test_the_only_allocatee_of_a_containers_gpus_gives_it_namespace_and_name(given: Given) -> None:
     found = described(given, allocated(0), on={0: [0]})[UIDS[0]]
     assert found == PodDescription(
         uid=UIDS[0],
@@ -85,10 +84,10 @@ def test_once_the_record_has_come_the_pod_is_known_with_its_owner_and_labels(giv
     assert (found.state, found.name, found.owner_name) == (PodState.KNOWN, "train-0", "train")
 
 
-def test_the_next_tick_after_the_record_has_what_it_asks_for_and_what_its_namespace_says(
+def test_the_next_tick_after_the_record_has_its_requests_and_its_namespaces_labels(
     given: Given,
 ) -> None:
-    """The namespace's record may come before the pod's or after it."""
+    """The namespace's record may come before or after the pod's."""
     namespace = NamespaceRecord(
         cluster="default",
         name="research",
@@ -116,52 +115,48 @@ def test_the_next_tick_after_the_record_has_what_it_asks_for_and_what_its_namesp
 
 
 PENDING = {
-    "nobody holds the device": ((allocated(1),), {0: [0]}),
-    "nobody holds anything": ((), {0: [0]}),
-    "two pods hold it": ((allocated(0), allocated(0, "other", replica="2")), {0: [0]}),
-    "it is on devices of two pods": ((allocated(0), allocated(1, "other")), {0: [0, 1]}),
-    "one of its devices is nobody's": ((allocated(0),), {0: [0, 1]}),
+    "the device is unallocated": ((allocated(1),), {0: [0]}),
+    "nothing is allocated": ((), {0: [0]}),
+    "it is allocated to two pods": ((allocated(0), allocated(0, "other", replica="2")), {0: [0]}),
+    "it uses devices of two pods": ((allocated(0), allocated(1, "other")), {0: [0, 1]}),
+    "one of its devices is unallocated": ((allocated(0),), {0: [0, 1]}),
     "two containers could be meant": ((allocated(0),), {0: [0], 1: [0]}),
     "two containers, on two devices of one pod": ((allocated(0), allocated(1)), {0: [0], 1: [1]}),
 }
 
 
 @pytest.mark.parametrize("case", PENDING)
-def test_where_it_is_not_plain_which_allocation_is_meant_a_container_stays_pending(
-    given: Given, case: str
-) -> None:
+def test_a_container_whose_allocation_is_ambiguous_stays_pending(given: Given, case: str) -> None:
     allocations, on = PENDING[case]
     found = described(given, *allocations, on=on)
     assert {each.state for each in found.values()} == {PodState.PENDING}
     assert {each.name for each in found.values()} == {None}
 
 
-def test_each_of_two_pods_on_devices_of_their_own_has_its_own_name(given: Given) -> None:
+def test_each_of_two_pods_with_their_own_devices_has_its_own_name(given: Given) -> None:
     found = described(
         given, allocated(0), allocated(1, "other"), allocated(2), on={0: [0, 2], 1: [1]}
     )
     assert [found[uid].name for uid in UIDS[:2]] == ["train-0", "other"]
 
 
-def test_a_pod_whose_record_is_known_hides_nobody_else_on_its_device(given: Given) -> None:
-    """The known one is not the holder, so the other may be."""
+def test_a_pod_with_a_record_does_not_make_another_on_its_device_ambiguous(given: Given) -> None:
+    """The known pod is not the allocatee, so the other one may be."""
     given.read_pod(pod(1))
     found = described(given, allocated(0), on={0: [0], 1: [0]})
     assert found[UIDS[0]].name == "train-0"
 
 
 @pytest.mark.parametrize("node", ["node-a", "node-b"])
-def test_no_name_is_given_that_a_pod_has_by_its_record_wherever_that_is(
-    given: Given, node: str
-) -> None:
-    """Neither that of another node's pod, nor that of one of this node which has another UID."""
+def test_no_name_is_given_that_another_pod_has_by_its_record(given: Given, node: str) -> None:
+    """Whether that pod is on another node, or on this one under another UID."""
     given.read_pod(pod(1, name="train-0", node=node))
     assert described(given, allocated(0), on={0: [0]})[UIDS[0]].state is PodState.PENDING
 
 
 @pytest.mark.parametrize("node", ["node-a", "node-b"])
-def test_the_name_of_a_pod_that_is_gone_is_given_to_the_next_one(given: Given, node: str) -> None:
-    """As of a StatefulSet, whose pods have one name after another."""
+def test_the_name_of_a_deleted_pod_is_given_to_the_next_one(given: Given, node: str) -> None:
+    """As in a StatefulSet, whose successive pods have the same name."""
     given.read_pod(pod(1, name="train-0", node=node, deleted_time_ns=T_NS - SECOND_NS))
     assert described(given, allocated(0), on={0: [0]})[UIDS[0]].name == "train-0"
 
@@ -171,7 +166,7 @@ def test_a_name_in_another_namespace_is_another_name(given: Given) -> None:
     assert described(given, allocated(0), on={0: [0]})[UIDS[0]].name == "train-0"
 
 
-def test_a_name_is_free_again_when_its_pods_traces_are_gone(given: Given) -> None:
+def test_a_name_is_free_again_once_all_records_with_it_are_gone(given: Given) -> None:
     for number in (1, 2):
         given.read_pod(pod(number, name="train-0", node="node-b"))
     for uid in UIDS[1:3]:
@@ -199,17 +194,17 @@ def test_books_are_the_same_with_and_without_a_name(given: Given) -> None:
 
 STATES = st.lists(st.sampled_from(["known", "elsewhere", "none"]), min_size=3, max_size=3)
 PLACES = st.lists(st.sets(st.integers(0, 2), min_size=1), min_size=3, max_size=3)
-HELD = st.lists(
+ALLOCATED = st.lists(
     st.tuples(st.integers(0, 2), st.sampled_from(["train-0", "train-1", "train-2", "other"])),
     max_size=5,
 )
 
 
-@for_any(states=STATES, places=PLACES, allocated_to=HELD)
-def test_whatever_a_tick_says_no_name_is_a_pods_elsewhere_and_none_is_two_pods(
+@for_any(states=STATES, places=PLACES, allocated_to=ALLOCATED)
+def test_no_tick_can_give_a_pod_the_name_of_another_pod(
     states: list[str], places: list[set[int]], allocated_to: list[tuple[int, str]]
 ) -> None:
-    """And the tick is booked: an event comes of it."""
+    """The tick is booked in any case."""
     given = Given()
     for number, state in enumerate(states):
         if state != "none":

@@ -1,4 +1,4 @@
-"""Pods whose records have not come: counted, waited for, and given up."""
+"""Pods whose records have not come are counted, waited for and given up."""
 
 import pytest
 from structlog.testing import capture_logs
@@ -18,12 +18,12 @@ DELAY = "gpuledger_join_pending_delay_seconds_sum"
 
 @pytest.fixture
 def given() -> Given:
-    """Return a stage that waits for a pod's record for 120 seconds."""
+    """Return a stage that waits 120 seconds for a pod's record."""
     return Given()
 
 
 def tick(given: Given, *containers: ContainerRef) -> PodState | None:
-    """Have a tick taken up with these containers; return the state of the first pod."""
+    """Offer a tick with these containers; return the state of the first pod."""
     processes = [process(container=place) for place in range(len(containers))]
     event = given.take(containers=list(containers), processes=processes)
     return event.pods[0].state if event.pods else None
@@ -33,7 +33,7 @@ NAMED = [
     ("its UID", ContainerRef(pod_uid=UIDS[0]), pod()),
     ("a container", ContainerRef(container_id=CONTAINER_IDS[0]), pod()),
     ("a hash", ContainerRef(pod_uid="a" * 32), pod(config_hash="a" * 32)),
-    ("a hash, told by its container", HASHED, pod()),
+    ("a hash, found by its container", HASHED, pod()),
 ]
 
 
@@ -60,14 +60,14 @@ def test_two_containers_of_a_pod_are_one_pod_that_is_waited_for(given: Given) ->
     assert value_of(PENDING) == 1
 
 
-def test_a_process_of_the_host_is_waited_for_by_nobody(given: Given) -> None:
+def test_a_process_of_the_host_is_not_waited_for(given: Given) -> None:
     """It has no pod."""
     tick(given, ContainerRef())
     assert value_of(PENDING) == 0
 
 
-def test_a_pod_that_does_not_come_is_unknown_once(given: Given) -> None:
-    """It is counted and told in the log once, however long its ticks come."""
+def test_a_pod_that_does_not_come_is_reported_as_unknown_once(given: Given) -> None:
+    """It is counted and logged once, however long its ticks come."""
     before = value_of(UNKNOWN)
     with capture_logs() as logs:
         for _ in range(50):
@@ -80,8 +80,8 @@ def test_a_pod_that_does_not_come_is_unknown_once(given: Given) -> None:
     assert reported[0]["example"] == [UIDS[0], CONTAINER_IDS[0]]
 
 
-def test_an_unknown_pod_that_comes_after_all_is_described(given: Given) -> None:
-    """The description turns to known whenever the record comes."""
+def test_an_unknown_pod_whose_record_comes_later_is_described(given: Given) -> None:
+    """The description becomes known whenever the record comes."""
     tick(given, FIRST)
     given.wait(300)
     tick(given, FIRST)
@@ -89,16 +89,16 @@ def test_an_unknown_pod_that_comes_after_all_is_described(given: Given) -> None:
     assert tick(given, FIRST) is PodState.KNOWN
 
 
-def test_what_no_tick_names_any_more_is_forgotten(given: Given) -> None:
-    """After its time, whether it came or not."""
+def test_a_pod_that_no_tick_names_any_more_is_forgotten(given: Given) -> None:
+    """After its timeout, whether its record came or not."""
     pending = PendingPods(pending_pod_timeout_seconds=120)
     pending.record([(UIDS[0], None)], node="default/node-a", partition=3, now_ns=T_NS)
     assert [one.names for one in pending.expire(T_NS + 121 * SECOND_NS)] == [[f"default/{UIDS[0]}"]]
     assert pending.resolve(pod()) == []
 
 
-def test_not_more_than_a_bounded_number_is_waited_for() -> None:
-    """The eldest make room, and are unknown from then on."""
+def test_the_number_of_pods_that_are_waited_for_is_bounded() -> None:
+    """The oldest make room, and are unknown from then on."""
     pending = PendingPods(pending_pod_timeout_seconds=120, max_pods=10)
     for number in range(25):
         pending.record([(f"uid-{number}", None)], node="default/node-a", partition=3, now_ns=T_NS)
@@ -108,8 +108,8 @@ def test_not_more_than_a_bounded_number_is_waited_for() -> None:
     ]
 
 
-def test_what_a_given_up_partition_named_is_waited_for_no_longer() -> None:
-    """Another worker waits for it now."""
+def test_pods_of_a_revoked_partition_are_no_longer_waited_for() -> None:
+    """Another worker waits for them now."""
     pending = PendingPods(pending_pod_timeout_seconds=120)
     pending.record([(UIDS[0], None)], node="default/node-a", partition=3, now_ns=T_NS)
     pending.record([(UIDS[1], None)], node="default/node-b", partition=4, now_ns=T_NS)

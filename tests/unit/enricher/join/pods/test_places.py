@@ -1,4 +1,4 @@
-"""An event says of its node and namespaces what was in force then, in whatever order read."""
+"""An event describes its node and namespaces as they were then, whatever the order of reading."""
 
 from typing import Any
 
@@ -75,7 +75,7 @@ def read(
     partition: int | None = None,
     key: str = "",
 ) -> None:
-    """Have a record read that podwatch saw so many seconds from now."""
+    """Let the stage read a record that podwatch saw this many seconds from now."""
     is_node = isinstance(one, NodeRecord)
     topic = NODES if is_node else NAMESPACES
     took = given.stage.take_nodes if is_node else given.stage.take_namespaces
@@ -86,7 +86,7 @@ def read(
 
 
 def joined(*records: NodeRecord | NamespaceRecord) -> Given:
-    """Return a stage that has read a pod, and these."""
+    """Return a stage that has read a pod and these records."""
     given = Given()
     given.read_pod(pod(), seen_time_ns=T_NS)
     for one in records:
@@ -110,7 +110,7 @@ def test_the_node_and_the_pods_namespaces_are_described() -> None:
     ]
 
 
-def test_what_is_not_known_is_absent() -> None:
+def test_unknown_objects_are_absent() -> None:
     event = at(joined(), 1)
     assert (event.node_description, event.namespaces) == (None, None)
     names = ("pool", "instance_type", "zone", "region", "capacity_type")
@@ -119,7 +119,7 @@ def test_what_is_not_known_is_absent() -> None:
 
 
 def team_of(event: GpuEvent) -> str | None:
-    """Return what an event says of the only namespace."""
+    """Return the team in the description of the only namespace."""
     return next(((each.labels or {}).get("team") for each in event.namespaces or ()), None)
 
 
@@ -139,7 +139,7 @@ def test_a_tick_is_described_by_the_versions_in_force_at_its_time() -> None:
         assert (message and message.zone, team_of(event)) == (f"eu-west-1{zone}", team)
 
 
-def test_a_description_that_is_remembered_follows_what_is_read() -> None:
+def test_a_cached_description_follows_new_records() -> None:
     given = joined()
     assert at(given, 1).node_description is None
     read(given, node())
@@ -150,7 +150,7 @@ def test_a_description_that_is_remembered_follows_what_is_read() -> None:
     assert [team_of(at(given, seconds)) for seconds in (3.5, 4)] == ["vision", "speech"]
 
 
-def test_what_is_deleted_is_in_force_until_then_and_its_successor_from_its_own_time_on() -> None:
+def test_a_deleted_object_is_in_force_until_then_and_its_successor_from_its_creation() -> None:
     given = joined(namespace())
     read(given, namespace("8", deleted_time_ns=T_NS + 5 * SECOND_NS), seconds=5)
     again = {"uid": "another", "created_time_ns": T_NS + 8 * SECOND_NS}
@@ -159,8 +159,8 @@ def test_what_is_deleted_is_in_force_until_then_and_its_successor_from_its_own_t
     assert message == ["vision", None, None, "speech"]
 
 
-def test_what_was_made_later_says_nothing_of_who_had_its_name_before() -> None:
-    """Its tombstone has come, and a late tick is of the time before."""
+def test_a_newer_object_does_not_describe_its_predecessor_of_the_same_name() -> None:
+    """The predecessor's tombstone has come, and a late tick belongs to the time before."""
     given = joined(namespace(), node())
     for topic, take in (
         (NAMESPACES, given.stage.take_namespaces),
@@ -181,14 +181,14 @@ def test_what_was_made_later_says_nothing_of_who_had_its_name_before() -> None:
     assert at(given, 9).node_description == KNOWN_NODE
 
 
-def test_a_tombstone_of_another_partition_takes_no_node_out() -> None:
+def test_a_tombstone_of_another_partition_removes_no_node() -> None:
     given = joined(node())
     gone = record(None, topic=NODES.name, key="default/node-a")
     given.stage.take_nodes([gone._replace(partition=4)])
     assert at(given, 1).node_description == KNOWN_NODE
 
 
-def test_names_of_two_clusters_are_two_things() -> None:
+def test_the_same_name_in_two_clusters_means_two_objects() -> None:
     given = joined(node(), namespace())
     read(given, node(cluster="other", zone="us-east-1a"))
     read(given, namespace(cluster="other", labels={"team": "speech"}))
@@ -208,9 +208,7 @@ VERSIONS: tuple[tuple[float, NodeRecord | NamespaceRecord], ...] = (
 
 
 @for_any(order=st.permutations(range(len(VERSIONS))), ticks=st.permutations([5, 15, 25]))
-def test_the_order_in_which_topics_and_ticks_come_changes_no_event(
-    order: list[int], ticks: list[int]
-) -> None:
+def test_the_order_of_topics_and_ticks_changes_no_event(order: list[int], ticks: list[int]) -> None:
     """Within a topic versions come in their order."""
 
     def events(numbers: list[int], seconds: list[int]) -> set[bytes]:
@@ -230,14 +228,12 @@ def test_the_order_in_which_topics_and_ticks_come_changes_no_event(
 
 
 @for_any(order=st.permutations(["7", "8", "9"]))
-def test_in_whatever_order_versions_come_the_newest_counts(order: list[str]) -> None:
+def test_the_newest_version_counts_whatever_the_order(order: list[str]) -> None:
     given = joined(*(namespace(version, labels={"team": version}) for version in order))
     assert team_of(at(given, 1)) == "9"
 
 
-def test_a_replay_that_has_read_the_same_makes_equal_events_and_one_that_has_more_says_more() -> (
-    None
-):
+def test_a_replay_with_the_same_records_gives_equal_events_and_with_more_describes_more() -> None:
     first, again, more = Given(), Given(), Given()
     for given in (first, again, more):
         given.read_pod(pod(), seen_time_ns=T_NS)
@@ -252,13 +248,13 @@ def test_a_replay_that_has_read_the_same_makes_equal_events_and_one_that_has_mor
     assert [change.field for change in lost.changes] == ["node_description"]
 
 
-def test_a_namespace_of_which_something_else_is_said_is_a_difference() -> None:
+def test_a_different_description_of_a_namespace_is_a_difference() -> None:
     first, second = joined(namespace()), joined(namespace(labels={"team": "speech"}))
     compared = compare_events(*(encode(at(given, 1)) for given in (first, second)))
     assert [change.field for change in compared.changes] == ["namespaces.research.labels"]
 
 
-def test_what_is_booked_is_the_same_whatever_is_known_of_the_places() -> None:
+def test_the_books_do_not_depend_on_what_is_known_of_nodes_and_namespaces() -> None:
     known, unknown = at(joined(node(), namespace()), 1), at(joined(), 1)
     assert known.gpus == unknown.gpus
     assert known.pods == unknown.pods
@@ -273,7 +269,7 @@ def test_what_is_booked_is_the_same_whatever_is_known_of_the_places() -> None:
     ],
 )
 @pytest.mark.parametrize("topic", [NODES, NAMESPACES])
-async def test_a_bad_record_is_put_aside_and_changes_nothing(
+async def test_an_invalid_record_is_rejected_and_changes_nothing(
     topic: Any,  # noqa: ANN401  # a row of the table of topics
     bad: dict[str, bytes],
     reason: str,
@@ -288,7 +284,7 @@ async def test_a_bad_record_is_put_aside_and_changes_nothing(
     assert team_of(at(given, 2)) == "vision"
 
 
-def test_of_a_namespace_that_says_too_much_the_labels_are_left_alone() -> None:
+def test_a_namespace_with_too_long_annotations_keeps_only_its_labels() -> None:
     before = value_of("gpuledger_join_descriptions_cut_total", what="namespace")
     given = joined(namespace(annotations={"note": "x" * MAX_ANNOTATION_LENGTH}))
     (message,) = at(given, 1).namespaces or []
@@ -299,7 +295,7 @@ def test_of_a_namespace_that_says_too_much_the_labels_are_left_alone() -> None:
     assert message == NamespaceDescription(name="research")
 
 
-def test_namespaces_of_one_event_are_bounded_together() -> None:
+def test_the_namespaces_of_one_event_have_a_common_limit() -> None:
     given = Given()
     annotations = {"note": "x" * (MAX_DESCRIPTION_BYTES - 300)}
     count = 1 + MAX_NAMESPACES_BYTES // MAX_DESCRIPTION_BYTES
@@ -317,7 +313,7 @@ def test_namespaces_of_one_event_are_bounded_together() -> None:
     assert value_of("gpuledger_join_descriptions_cut_total", what="namespaces") == before + 1
 
 
-def test_of_an_object_that_changes_all_the_time_memory_is_bounded() -> None:
+def test_memory_is_bounded_for_an_object_that_changes_all_the_time() -> None:
     places = ClusterObjects()
     for number in range(MAX_PAST_VERSIONS + 50):
         one = namespace(str(100 + number), labels={"team": str(number)})
@@ -326,7 +322,7 @@ def test_of_an_object_that_changes_all_the_time_memory_is_bounded() -> None:
     assert len(places.namespaces.changes_ns("default/research")) <= 2 * MAX_PAST_VERSIONS + 1
 
 
-def test_a_partition_that_is_given_up_takes_its_nodes_and_no_namespaces() -> None:
+def test_a_revoked_partition_takes_its_nodes_but_no_namespaces() -> None:
     given = joined(node(), namespace())
     read(given, node(name="node-b"), partition=4)
     given.stage.forget(3)
@@ -334,13 +330,13 @@ def test_a_partition_that_is_given_up_takes_its_nodes_and_no_namespaces() -> Non
     assert len(given.stage.cluster_objects.namespaces) == 1
 
 
-def test_an_event_that_is_more_than_a_message_with_its_places_is_booked_without_them() -> None:
-    """Else whoever labels his namespace could keep a node from being booked."""
+def test_an_event_that_its_descriptions_make_too_large_is_booked_without_them() -> None:
+    """Otherwise anyone who labels a namespace could keep a node from being booked."""
     labels = [(f"{number:04d}" + "k" * 300, "v" * 60) for number in range(256)]
     used = [ContainerRef(pod_uid=f"uid-{number}") for number in range(11)]
 
     def event_of(last: int, *reported: NodeRecord) -> GpuEvent:
-        """Return the event of ten pods with all labels, and one with the first of them."""
+        """Return the event of ten pods with all labels and one with the first few."""
         given = joined(*reported)
         for number in range(11):
             mine = dict(labels[: 256 if number < 10 else last])
@@ -360,10 +356,10 @@ def test_an_event_that_is_more_than_a_message_with_its_places_is_booked_without_
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_an_object_that_was_made_anew_is_told_by_its_uid_and_not_by_its_version(
+def test_a_recreated_object_is_recognized_by_its_uid_and_not_by_its_version(
     order: tuple[int, int],
 ) -> None:
-    """A cluster that is built anew counts the versions of its objects from 1 again."""
+    """A rebuilt cluster counts resource versions from 1 again."""
     records = [
         namespace("900001", labels={"team": "a"}, deleted_time_ns=T_NS - 500 * SECOND_NS),
         namespace(

@@ -1,4 +1,4 @@
-"""What the join calls complete is, over restarts, rebalances and kills; late ticks excepted."""
+"""The join's watermarks hold over restarts, rebalances and kills; late ticks are exempt."""
 
 from dataclasses import dataclass, field
 
@@ -28,7 +28,7 @@ NODES = ("node-a", "node-b", "node-c")
 
 @dataclass
 class Partition:
-    """A partition as Kafka has it, and the one worker of it at a time, which may be killed."""
+    """A Kafka partition and its current worker, which may be killed."""
 
     ticks: list[NodeSample] = field(default_factory=list)
     committed: int = 0
@@ -43,7 +43,7 @@ class Partition:
         self.take_over()
 
     def take_over(self) -> None:
-        """Have another worker begin with what is committed, as after a kill or a rebalance."""
+        """Start another worker from the committed state, as after a kill or a rebalance."""
         self.announcer = Announcer(topic=EVENTS.name, publisher="test")
         self.announcer.begin(PARTITION, next_offset=len(self.events), now_seconds=self.now)
         self.nodes = NodeWatermarks()
@@ -60,13 +60,13 @@ class Partition:
         return BEGIN_NS + round(self.now * SECOND_NS)
 
     def tick(self, node: str, *, behind_seconds: float) -> None:
-        """Have a node write a tick, of now or of before."""
+        """Let a node write a tick, of now or of the past."""
         self.seq += 1
         time_ns = self.now_ns - round(behind_seconds * SECOND_NS)
         self.ticks.append(sample(node=node, seq=self.seq, time_ns=time_ns))
 
     def poll(self, count: int) -> None:
-        """Have the worker book some ticks."""
+        """Let the worker book some ticks."""
         for tick in self.ticks[self.read : self.read + count]:
             self.read += 1
             if is_duplicate(tick, self.nodes.of(tick.node)):
@@ -77,7 +77,7 @@ class Partition:
             self.nodes.advance(tick, offset=self.read, written_ms=written_ms, now_ns=self.now_ns)
 
     def deliver(self, *, is_killed: bool = False) -> None:
-        """Have the worker deliver, or be killed before its transaction commits."""
+        """Let the worker deliver, or be killed before its transaction commits."""
         progress = dict(self.nodes.drain())
         watermarks = self.announcer.drain(PARTITION, now_seconds=self.now, time_ns=self.now_ns)
         if self.announcer.is_to_be_drawn(PARTITION, now_seconds=self.now):
@@ -124,7 +124,7 @@ STEPS = st.lists(
         *(("tick", ("node-a", 149)), ("poll", 1), ("deliver", False)),
     ],
 )
-def test_a_watermark_never_runs_ahead_of_an_event_that_comes_later_but_for_late_ones(
+def test_a_watermark_is_never_ahead_of_an_event_that_comes_after_it_unless_the_event_is_late(
     steps: list[tuple[str, object]],
 ) -> None:
     partition = Partition()
@@ -146,10 +146,10 @@ def test_a_watermark_never_runs_ahead_of_an_event_that_comes_later_but_for_late_
 
 
 @given(steps=st.lists(st.sampled_from([0.2, 1, 4]), min_size=60, max_size=60))
-def test_while_all_nodes_tick_it_follows_the_hindmost_and_nothing_is_late(
+def test_while_all_nodes_tick_it_follows_the_slowest_and_nothing_is_late(
     steps: list[float],
 ) -> None:
-    """However ticks and deliveries fall; a watermark comes every few seconds and no more often."""
+    """Whenever ticks and deliveries come; a watermark is written at most every few seconds."""
     partition, reader = (
         Partition(),
         Completeness(component="join", topic=EVENTS.name),
@@ -170,7 +170,7 @@ def test_while_all_nodes_tick_it_follows_the_hindmost_and_nothing_is_late(
     assert len(partition.watermarks) <= 1 + sum(steps) / RENEWED_AFTER_SECONDS
 
 
-def test_a_node_that_is_unresponsive_for_two_minutes_is_named_and_not_waited_for() -> None:
+def test_a_node_that_is_unresponsive_for_two_minutes_is_named_and_no_longer_waited_for() -> None:
     partition = Partition()
     partition.tick("node-b", behind_seconds=0)
     for _ in range(130):
@@ -186,8 +186,8 @@ def test_a_node_that_is_unresponsive_for_two_minutes_is_named_and_not_waited_for
     assert last.complete_until_ns > BEGIN_NS + UNRESPONSIVE_NS
 
 
-def test_what_lies_there_for_hours_makes_nobody_unresponsive_while_it_is_read() -> None:
-    """A worker that begins after a night: one node's ticks are read before another's."""
+def test_reading_a_backlog_of_hours_makes_no_node_unresponsive() -> None:
+    """A worker starts after a night and reads one node's ticks before another's."""
     partition = Partition()
     for node in NODES:
         partition.tick(node, behind_seconds=0)
@@ -207,7 +207,7 @@ def test_what_lies_there_for_hours_makes_nobody_unresponsive_while_it_is_read() 
     assert not any(late for _, late in partition.events)
 
 
-def test_a_partition_of_which_nobody_is_heard_is_complete_but_for_two_minutes_at_its_end() -> None:
+def test_a_partition_without_nodes_is_complete_except_for_the_last_two_minutes() -> None:
     now_ns = BEGIN_NS
     reached = find_reached({}, now_ns=now_ns, is_at_end=True)
     assert reached is not None
@@ -216,7 +216,7 @@ def test_a_partition_of_which_nobody_is_heard_is_complete_but_for_two_minutes_at
 
 
 def ticked(ago_seconds: int, *, last_seen_ago_seconds: int = 0) -> NodeWatermark:
-    """Return a node whose newest tick is of then, and was heard by our own clock."""
+    """Return a node by the age of its newest tick and when our own clock last saw it."""
     time_ns, last_seen_ns = (
         BEGIN_NS - ago * SECOND_NS for ago in (ago_seconds, last_seen_ago_seconds)
     )
@@ -230,11 +230,11 @@ def ticked(ago_seconds: int, *, last_seen_ago_seconds: int = 0) -> NodeWatermark
         ("a clock runs an hour ahead", {"c": ticked(600 - 3_600)}, 600, []),
         ("another one is days ahead", {"c": ticked(-90_000), "d": ticked(599)}, 600, []),
         ("one is far behind", {"c": ticked(5_000), "d": ticked(590)}, 600, ["c"]),
-        ("one is not heard any more", {"c": ticked(610, last_seen_ago_seconds=121)}, 600, ["c"]),
-        ("one was heard a minute ago", {"c": ticked(660, last_seen_ago_seconds=60)}, 660, []),
+        ("one is no longer seen", {"c": ticked(610, last_seen_ago_seconds=121)}, 600, ["c"]),
+        ("one was seen a minute ago", {"c": ticked(660, last_seen_ago_seconds=60)}, 660, []),
     ],
 )
-def test_nobody_is_unresponsive_whose_ticks_are_still_to_be_read(
+def test_no_node_is_unresponsive_while_its_ticks_are_still_to_be_read(
     case: str, others: dict[str, NodeWatermark], until_ago: int, unresponsive: list[str]
 ) -> None:
     nodes = {"a": ticked(600), "b": ticked(598)} | others
@@ -244,10 +244,8 @@ def test_nobody_is_unresponsive_whose_ticks_are_still_to_be_read(
     assert [name for name, _ in reached.unresponsive] == unresponsive, case
 
 
-def test_nobody_is_unresponsive_of_whom_nothing_was_heard_since_a_partition_was_taken_over() -> (
-    None
-):
-    """By the progress that is read back all were heard when the former worker ended."""
+def test_no_node_is_unresponsive_just_because_a_partition_was_taken_over() -> None:
+    """By the restored progress, all were last seen when the previous worker ended."""
     reported = {"last_seen_ago_seconds": 3_600}
     nodes = {"a": ticked(3_600, **reported), "b": ticked(3_599, **reported), "c": ticked(3_598)}
     how = {"now_ns": BEGIN_NS, "since_ns": BEGIN_NS - SECOND_NS}
@@ -262,7 +260,7 @@ def complete(nodes: NodeWatermarks, now_ns: int, *, is_at_end: bool = True) -> R
 
 
 def reported(*nodes: str, at_ns: int, behind_seconds: int = 0) -> NodeWatermarks:
-    """Return what is known where each of these nodes has ticked."""
+    """Return the known nodes if each of these has ticked."""
     known = NodeWatermarks()
     for node in nodes:
         report(known, node, at_ns=at_ns, behind_seconds=behind_seconds)
@@ -275,7 +273,7 @@ def report(known: NodeWatermarks, node: str, *, at_ns: int, behind_seconds: int 
     known.advance(tick, offset=0, written_ms=at_ns // 10**6, now_ns=at_ns)
 
 
-def test_what_was_said_by_a_clock_that_ran_ahead_is_not_said_again() -> None:
+def test_a_watermark_of_a_clock_that_ran_ahead_is_not_repeated() -> None:
     now_ns = BEGIN_NS
     known = reported("a", "b", at_ns=now_ns)
     complete(known, now_ns)
@@ -284,8 +282,8 @@ def test_what_was_said_by_a_clock_that_ran_ahead_is_not_said_again() -> None:
     assert complete(known, now_ns + SECOND_NS).until_ns == now_ns
 
 
-def test_who_comes_back_behind_what_was_said_is_named_as_long_as_he_is_behind() -> None:
-    """His ticks are left out by it as they were while he was unresponsive."""
+def test_a_node_that_returns_behind_the_watermark_is_named_until_it_has_caught_up() -> None:
+    """The watermark does not cover its ticks, just as while it was unresponsive."""
     now_ns = BEGIN_NS
     known = reported("a", "b", at_ns=now_ns)
     report(known, "c", at_ns=now_ns - 150 * SECOND_NS)
@@ -300,8 +298,8 @@ def test_who_comes_back_behind_what_was_said_is_named_as_long_as_he_is_behind() 
     assert complete(known, now_ns + SECOND_NS).unresponsive == []
 
 
-def test_nobody_was_unresponsive_while_we_had_no_brokers() -> None:
-    """What nodes keep on their disks meanwhile is still to come."""
+def test_no_node_becomes_unresponsive_while_the_brokers_are_unavailable() -> None:
+    """The ticks that nodes keep on disk in the meantime are still to come."""
     now_ns = BEGIN_NS
     known = reported("a", "b", at_ns=now_ns)
     assert complete(known, now_ns).until_ns == now_ns

@@ -1,7 +1,7 @@
-"""How far a node is, by the boot that goes on: what a boot that nobody continues says is nothing.
+"""A node's watermark follows the boot that continues; a boot that does not continue is ignored.
 
-A tick of another boot may be somebody's who made it up, or a broken agent's. It is booked, and
-moves the time up to which the partition is complete neither ahead nor back.
+A tick of another boot may be forged, or come from a broken agent. It is booked, but moves the
+partition's watermark neither forwards nor backwards.
 """
 
 import pytest
@@ -12,7 +12,7 @@ from tests.unit.enricher.join.ticks import SECOND_NS
 
 NODES_NS = T_NS - SECOND_NS
 """The end of the node's last tick: a second behind the worker's clock."""
-SAYS = pytest.mark.parametrize(
+REPORTED_TIMES = pytest.mark.parametrize(
     "reported_ns", [T_NS - 3600 * SECOND_NS, T_NS - 3 * SECOND_NS, T_NS + 86_400 * SECOND_NS]
 )
 
@@ -26,23 +26,23 @@ def given() -> Given:
 
 
 def complete_ns(given: Given) -> int:
-    """Return up to when the partition is complete."""
+    """Return the time through which the partition is complete."""
     return given.stage.find_complete(3, is_at_end=True)["default"].until_ns
 
 
 def hand_over(given: Given) -> None:
-    """Have another worker take the partition over."""
+    """Let another worker take over the partition."""
     written = given.stage.drain_progress(3)
     given.stage.forget(3)
     given.read_watermarks(written)
 
 
-@SAYS
+@REPORTED_TIMES
 @pytest.mark.parametrize("is_handed_over", [False, True])
-def test_a_boot_that_appears_once_neither_holds_nor_pushes_its_node(
+def test_a_boot_that_appears_once_neither_delays_nor_advances_its_node(
     given: Given, reported_ns: int, *, is_handed_over: bool
 ) -> None:
-    """Also where another worker has the partition next."""
+    """Also if another worker has the partition next."""
     given.wait(1)
     given.take(boot_id="made-up", seq=7, time_ns=reported_ns)
     if is_handed_over:
@@ -52,7 +52,7 @@ def test_a_boot_that_appears_once_neither_holds_nor_pushes_its_node(
     assert complete_ns(given) == NODES_NS + SECOND_NS
 
 
-def test_made_up_boots_hold_no_node_however_many_there_are(given: Given) -> None:
+def test_made_up_boots_delay_no_node_however_many_there_are(given: Given) -> None:
     for number in range(20):
         given.wait(1)
         given.take(boot_id=f"made-up-{number}", seq=7, time_ns=0)
@@ -62,7 +62,7 @@ def test_made_up_boots_hold_no_node_however_many_there_are(given: Given) -> None
 
 
 @pytest.mark.parametrize("is_handed_over", [False, True])
-def test_a_node_that_booted_is_as_far_as_the_second_tick_of_its_boot(
+def test_a_rebooted_node_advances_with_the_second_tick_of_its_boot(
     given: Given, *, is_handed_over: bool
 ) -> None:
     given.wait(60)
@@ -75,20 +75,20 @@ def test_a_node_that_booted_is_as_far_as_the_second_tick_of_its_boot(
     assert complete_ns(given) == NODES_NS + 61 * SECOND_NS
 
 
-def test_a_node_that_was_down_for_two_minutes_is_as_far_as_its_boots_first_tick(
+def test_a_node_that_was_down_for_two_minutes_advances_with_its_boots_first_tick(
     given: Given,
 ) -> None:
-    """Nothing is waited for that would say whether the boot before it goes on."""
+    """There is no wait to see whether the previous boot continues."""
     given.wait(120)
     given.take(boot_id="next", seq=1000, time_ns=NODES_NS + 120 * SECOND_NS)
     assert complete_ns(given) == NODES_NS + 120 * SECOND_NS
 
 
 @pytest.mark.parametrize("forged", [2, 9])
-def test_a_boot_that_is_made_up_tick_by_tick_holds_its_node_for_two_minutes(
+def test_a_made_up_boot_with_several_ticks_delays_its_node_for_two_minutes(
     given: Given, forged: int
 ) -> None:
-    """By then nothing came of it for so long, and the node's own boot went on all the while."""
+    """By then it has been silent that long, while the node's own boot continued."""
     for number in range(forged):
         given.take(boot_id="made-up", seq=1 + number, time_ns=T_NS - 10 * SECOND_NS + number)
     for second in range(121):
@@ -97,7 +97,7 @@ def test_a_boot_that_is_made_up_tick_by_tick_holds_its_node_for_two_minutes(
     assert complete_ns(given) == T_NS + 120 * SECOND_NS
 
 
-def test_the_late_tick_of_an_earlier_boot_holds_nothing(given: Given) -> None:
+def test_a_late_tick_of_an_earlier_boot_delays_nothing(given: Given) -> None:
     for second in (1, 2):
         given.wait(1)
         given.take(boot_id="next", seq=second, time_ns=NODES_NS + second * SECOND_NS)
@@ -105,9 +105,8 @@ def test_the_late_tick_of_an_earlier_boot_holds_nothing(given: Given) -> None:
     assert complete_ns(given) == NODES_NS + 2 * SECOND_NS
 
 
-def test_a_cluster_that_is_gone_is_as_far_as_the_others_of_its_partition(given: Given) -> None:
-    """Though something is left to be read: its nodes are named as unresponsive, and not waited
-    for."""
+def test_a_cluster_that_is_gone_advances_with_the_others_of_its_partition(given: Given) -> None:
+    """Although records are left to read: its nodes are named as unresponsive and not waited for."""
     given.take(cluster="gone", time_ns=NODES_NS)
 
     def found(cluster: str) -> Reached:

@@ -1,9 +1,9 @@
-"""Boots that somebody makes up push none out that a node is really in.
+"""Made-up boots never displace a boot that a node is really in.
 
-The attack model: whoever may write ticks writes any number of them under the node's name, of any
-boots, the node's own among them, with any `seq`, stamped as he likes; he begins once the node's
-boot has been booked. What he can do all the same is left out here, and said in docs/operations.md:
-of the node's own boot a `seq` that is ahead by less than two days makes duplicates of its ticks.
+The attack model: an attacker who may write ticks writes any number of them under the node's name,
+of any boot including the node's own, with any `seq` and any timestamp, starting once the node's
+boot has been booked. One attack remains and is left out here (see docs/operations.md): a `seq` of
+the node's own boot that is ahead by less than two days makes its later ticks duplicates.
 """
 
 from dataclasses import dataclass
@@ -31,12 +31,12 @@ class Forged:
     """Which made-up boot it names; `None` for the node's own."""
     seq: int
     stamped_ms: int
-    """How far from now its record's time is."""
+    """How far its record's timestamp is from now."""
 
 
 @dataclass(frozen=True)
 class Passage:
-    """What comes before the node's next tick."""
+    """The time before the node's next tick."""
 
     after_ms: int
     """How long the node was unresponsive."""
@@ -44,7 +44,7 @@ class Passage:
     at_ratio: float
     """When in that time the forged ticks came."""
     hands_over: bool
-    """Whether another worker takes the partition over then."""
+    """Whether another worker then takes over the partition."""
 
 
 forged = st.builds(
@@ -65,7 +65,7 @@ REPORTED: Final = Passage(SECOND, [*BOOTS, Forged(None, 1, 0)], 0.5, hands_over=
 
 
 def offer(given: Given, tick: Forged, *, read_ms: int) -> int:
-    """Have a tick read; return how many events it made."""
+    """Let the stage read a tick; return how many events it made."""
     given.now_ns = read_ms * 10**6
     boot_id = BOOT if tick.boot is None else f"made-up-{tick.boot}"
     stamped_ms = read_ms + tick.stamped_ms
@@ -101,8 +101,8 @@ def test_each_tick_of_a_node_is_booked_whatever_boots_are_made_up(
         assert offer(given, Forged(None, seq, 0), read_ms=now_ms) == 1
 
 
-def test_a_node_that_booted_often_of_late_keeps_its_boot() -> None:
-    """Boots that are over were booked for less time than the one that it has been in since."""
+def test_a_node_that_rebooted_often_keeps_its_current_boot() -> None:
+    """Each earlier boot was booked for less time than the current one."""
     given, now_ms = Given(), T_MS
     for boot in range(100, 120):
         offer(given, Forged(boot, 1000, 0), read_ms=now_ms)

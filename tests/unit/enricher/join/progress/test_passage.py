@@ -1,4 +1,4 @@
-"""How ticks stand in time: gaps, lateness, and clocks that disagree."""
+"""Ticks in time: gaps, lateness, and clocks that disagree."""
 
 import pytest
 from prometheus_client import REGISTRY
@@ -16,7 +16,6 @@ DAY_NS = 24 * HOUR_NS
 
 @pytest.fixture
 def given() -> Given:
-    """Return a stage that has read nothing."""
     return Given()
 
 
@@ -32,18 +31,18 @@ GAPS = [
 
 
 @pytest.mark.parametrize(("case", "changes", "seconds"), GAPS)
-def test_time_that_no_tick_covers_stands_in_the_next_event(
+def test_time_that_no_tick_covers_is_a_gap_of_the_next_event(
     given: Given, case: str, changes: dict[str, object], seconds: float | None
 ) -> None:
-    """It is said, not filled: a tick of one second is booked as one second."""
+    """The gap is reported and not filled: a tick of one second is booked as one second."""
     assert given.take(seq=1000, time_ns=T_NS).gap_ns is None
     event = given.take(**changes)
     assert event.gap_ns == (None if seconds is None else seconds * SECOND_NS), case
     assert event.interval_ns == SECOND_NS
 
 
-def test_a_gap_shows_across_workers(given: Given) -> None:
-    """The watermark that the one before left is where the gap begins."""
+def test_a_gap_is_found_across_workers(given: Given) -> None:
+    """The previous worker's watermark is the beginning of the gap."""
     given.take(seq=1000)
     successor = Given()
     successor.stage.restore_progress(
@@ -53,14 +52,13 @@ def test_a_gap_shows_across_workers(given: Given) -> None:
 
 
 def test_a_tick_that_could_not_be_booked_is_a_gap(given: Given) -> None:
-    """Whose time it is nobody knows."""
+    """Its time belongs to nobody."""
     given.take(seq=1000)
     assert given.stage.take_samples([record(sample(seq=2000, interval_ns=0), offset=9)]) == []
     assert given.take(seq=3000).gap_ns == SECOND_NS
 
 
-def test_gaps_are_counted_with_their_time(given: Given) -> None:
-    """How often, and how much."""
+def test_gaps_are_counted_with_their_duration(given: Given) -> None:
     before = [value_of(f"gpuledger_join_{name}_total") for name in ("gaps", "gap_seconds")]
     for seq in (1000, 2000, 4500, 7000):
         given.take(seq=seq)
@@ -91,10 +89,10 @@ STEPS = [
 
 
 @pytest.mark.parametrize(("case", "changes", "step"), STEPS)
-def test_a_clock_that_was_set_is_counted_and_said(
+def test_a_clock_change_is_counted_and_logged(
     given: Given, case: str, changes: dict[str, object], step: tuple[str, float | None] | None
 ) -> None:
-    """What it stamps from then on is of another timeline; the books follow `seq`."""
+    """Later timestamps belong to another timeline; the books follow `seq`."""
     given.take(seq=1000, time_ns=T_NS)
     before = clock_steps()
     given.wait(30 * 86_400)
@@ -110,10 +108,10 @@ def test_a_clock_that_was_set_is_counted_and_said(
         assert reported[0]["by_seconds"] == step[1]
 
 
-def test_a_clock_that_is_set_ahead_and_back_is_said_at_once_and_not_tick_by_tick(
+def test_a_clock_that_is_set_ahead_and_back_is_logged_at_once_but_not_for_every_tick(
     given: Given,
 ) -> None:
-    """Though no tick may follow that would tell of it later."""
+    """At once, because there may be no later tick."""
     with capture_logs() as logs:
         for seq in range(1000, 10_000, 1000):
             ahead_ns = 600 * SECOND_NS if seq // 1000 % 2 else 0
@@ -131,11 +129,11 @@ def test_a_clock_that_is_set_ahead_and_back_is_said_at_once_and_not_tick_by_tick
 
 DAY_MS = DAY_NS // 10**6
 TWO_DAYS = 2 * 86_400.0
-# What `seq` is, how long after the first tick it is read, and how much later its record is stamped.
+# `seq`, how long after the first tick it is read, and how much later its record is stamped.
 AHEAD: list[tuple[str, dict[str, object], tuple[int, int], float | None]] = [
     ("the next tick", {"seq": 2000}, (1000, 1000), None),
     ("the agent was away for twenty days", {"seq": 20 * DAY_MS}, (20 * DAY_MS, 20 * DAY_MS), None),
-    ("away, and the clock set back for years", {"seq": 20 * DAY_MS}, (20 * DAY_MS, -999_999), None),
+    ("away, and the clock set back by years", {"seq": 20 * DAY_MS}, (20 * DAY_MS, -999_999), None),
     ("a backlog of twenty days read at once", {"seq": 20 * DAY_MS}, (0, 20 * DAY_MS), None),
     ("a day ahead", {"seq": 1000 + DAY_MS}, (0, 0), None),
     ("more than a day ahead", {"seq": 2000 + DAY_MS}, (0, 0), 86_401.0),
@@ -148,14 +146,14 @@ AHEAD: list[tuple[str, dict[str, object], tuple[int, int], float | None]] = [
 
 
 @pytest.mark.parametrize(("case", "changes", "times_ms", "ahead_seconds"), AHEAD)
-async def test_a_seq_that_runs_ahead_is_told_and_from_two_days_on_refused(
+async def test_a_seq_that_runs_ahead_is_logged_and_beyond_two_days_refused(
     given: Given,
     case: str,
     changes: dict[str, object],
     times_ms: tuple[int, int],
     ahead_seconds: float | None,
 ) -> None:
-    """A refused tick moves no watermark: what comes behind it is booked."""
+    """A refused tick does not move the watermark, so the next tick is booked."""
     given.take(seq=1000, time_ns=T_NS)
     before = value_of("gpuledger_join_seq_ahead_total")
     read_ms, stamped_ms = times_ms
@@ -178,7 +176,7 @@ async def test_a_seq_that_runs_ahead_is_told_and_from_two_days_on_refused(
 
 
 async def test_an_earlier_boot_cannot_run_ahead_either(given: Given) -> None:
-    """Nor where another boot came between, nor by what the next worker reads of it."""
+    """Not even if another boot came in between, or after the next worker has read the progress."""
     given.take(boot_id="one", seq=1000)
     given.take(boot_id="two", seq=1000)
     watermarks = given.stage.drain_progress(3)
@@ -194,8 +192,8 @@ async def test_an_earlier_boot_cannot_run_ahead_either(given: Given) -> None:
     ] * 3
 
 
-def test_a_tick_that_the_node_was_late_with_is_late(given: Given) -> None:
-    """The node's own word is passed on."""
+def test_a_tick_that_the_node_sent_late_is_late(given: Given) -> None:
+    """The node's own flag is passed on."""
     assert given.take(late=True).late is True
     assert given.take(seq=2000).late is None
 
@@ -207,39 +205,39 @@ LATE = [(0, None), (29, None), (31, True), (3000, True), (-3000, None)]
 def test_a_tick_far_behind_the_others_of_its_partition_is_late(
     given: Given, behind_seconds: int, late: object
 ) -> None:
-    """As one that lay on its node's disk while Kafka could not be reached from there."""
+    """For example if it stayed on its node's disk because Kafka was unreachable from there."""
     given.take(node="node-a")
     behind = T_NS - behind_seconds * SECOND_NS
     assert given.take(node="node-b", time_ns=behind).late is late
     assert given.take(node="node-b", time_ns=behind).late is late
 
 
-def test_a_clock_that_runs_ahead_makes_nobody_late(given: Given) -> None:
-    """Nothing is newer than now; the others stay what they are."""
+def test_a_clock_that_runs_ahead_makes_no_other_node_late(given: Given) -> None:
+    """No time is newer than now, so the other nodes are unaffected."""
     given.take(node="ahead", time_ns=T_NS + DAY_NS)
     assert given.take(node="node-b").late is None
     assert given.take(node="node-c").late is None
 
 
-def test_some_clocks_ahead_make_nobody_late_in_a_backlog() -> None:
-    """There, they are before now like all others; one node in ten may run ahead."""
+def test_some_clocks_ahead_make_no_other_node_late_in_a_backlog() -> None:
+    """In a backlog, times ahead may be before now; one node in ten may run ahead."""
     newest = [T_NS] * 18 + [T_NS + HOUR_NS // 2] * 2
     assert partition_watermark(newest, now_ns=T_NS + HOUR_NS) == T_NS
 
 
-def test_a_node_that_is_gone_holds_nothing_back() -> None:
-    """Of many that are unresponsive for more than an hour none counts."""
+def test_a_node_that_is_gone_delays_nothing() -> None:
+    """Nodes unresponsive for more than an hour do not count, however many they are."""
     assert partition_watermark([T_NS - 2 * HOUR_NS] * 99 + [T_NS], now_ns=T_NS) == T_NS
 
 
 def test_most_of_a_partition_can_be_late() -> None:
-    """Those that were cut off for ten minutes are measured by those that were not."""
+    """Nodes that were cut off for ten minutes are compared with those that were not."""
     newest = [T_NS - 600 * SECOND_NS] * 80 + [T_NS] * 20
     assert partition_watermark(newest, now_ns=T_NS) == T_NS
 
 
-def test_a_node_not_heard_of_for_a_day_is_forgotten_for_good(given: Given) -> None:
-    """Its watermark is taken back from the topic too; one that still speaks keeps its own."""
+def test_a_node_not_seen_for_a_day_is_forgotten_for_good(given: Given) -> None:
+    """Its watermark on the topic is deleted too; a node that still ticks keeps its own."""
     given.take(node="gone")
     given.take(node="stays")
     given.stage.drain_progress(3)
@@ -252,14 +250,14 @@ def test_a_node_not_heard_of_for_a_day_is_forgotten_for_good(given: Given) -> No
 
 
 def test_a_node_whose_clock_is_years_behind_keeps_its_watermark(given: Given) -> None:
-    """How long a node was unresponsive is told by the worker's clock."""
+    """How long a node was unresponsive is measured by the worker's clock."""
     for number in range(1, 4):
         given.take(node="old", seq=1000 * number, time_ns=SECOND_NS)
     assert given.stage.take_samples([record(sample(node="old", seq=3000), offset=99)]) == []
 
 
 def test_a_tick_from_the_future_shows_a_clock_that_is_ahead(given: Given) -> None:
-    """The least age is below zero by at least that; it is forgotten after ten minutes."""
+    """The minimum age is negative by at least that much; it is forgotten after ten minutes."""
     given.take(seq=1000, time_ns=T_NS + 5 * SECOND_NS)
     assert value_of("gpuledger_join_min_sample_age_seconds") == -5.0
     for minutes in (6, 12):
@@ -272,10 +270,10 @@ STARTED = [(0, None, 0.0), (-4, None, 4.0), (-4, "a" * 32, 0.0)]
 
 
 @pytest.mark.parametrize(("lead_seconds", "config_hash", "shown"), STARTED)
-def test_a_pod_that_ran_before_it_was_made_shows_a_node_behind_the_api_server(
+def test_a_pod_that_ran_before_its_creation_shows_a_node_behind_the_api_server(
     given: Given, lead_seconds: int, config_hash: str | None, shown: float
 ) -> None:
-    """A static pod does run before the API server knows of it."""
+    """A static pod really runs before the API server knows it."""
     given.stage.take_pods([record(pod(started_time_ns=pod().created_time_ns), topic=PODS.name)])
     given.now_ns += HOUR_NS
     given.stage.take_pods([record(pod(started_time_ns=pod().created_time_ns), topic=PODS.name)])
@@ -285,8 +283,8 @@ def test_a_pod_that_ran_before_it_was_made_shows_a_node_behind_the_api_server(
     assert value_of("gpuledger_join_node_behind_api_server_seconds") == shown
 
 
-def test_the_least_of_two_windows_is_kept_and_no_more() -> None:
-    """A clock that is set back begins a window anew instead of stopping it."""
+def test_only_the_minimum_of_two_windows_is_kept() -> None:
+    """A clock that is set back starts a new window and does not stop it."""
     minimum = WindowedMin()
     minimum.add(1, now_ns=T_NS)
     minimum.add(2, now_ns=T_NS + 301 * SECOND_NS)

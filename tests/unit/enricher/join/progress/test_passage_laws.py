@@ -1,4 +1,4 @@
-"""For any loss, repetition and handing over: each tick once, and all time accounted for."""
+"""Whatever is lost, repeated or handed over: each tick is booked once, and all time is covered."""
 
 from dataclasses import dataclass
 
@@ -22,13 +22,13 @@ PARTITION = 3
 
 @dataclass(frozen=True)
 class Step:
-    """What becomes of one tick, and of the worker behind it."""
+    """The fate of one tick, and of the worker after it."""
 
     is_lost: bool
     copies: int
     hands_over: bool
     reads_again: int
-    """How many records come again: to the next worker, or sent by the agent a second time."""
+    """How many records are repeated: for the next worker, or by the agent."""
     reboots: bool
     """Whether the node boots before it."""
 
@@ -47,7 +47,7 @@ STEPS = st.lists(
 
 
 def worker(watermarks: list[Record]) -> JoinStage:
-    """Return a worker that begins where these watermarks end."""
+    """Return a worker that continues from these watermarks."""
     dead_letters = DeadLetterQueue(
         consumer="test", producer=KeepingProducer(), partitions=1, topic=DEAD_LETTERS
     )
@@ -59,7 +59,7 @@ def worker(watermarks: list[Record]) -> JoinStage:
 
 
 def ticks_of(steps: list[Step], *, clock_runs: int = 1) -> list[NodeSample]:
-    """Return the node's ticks of one second; at each boot they are numbered anew."""
+    """Return the node's ticks of one second; `seq` restarts at each boot."""
     made, boot = [], 0
     for number, step in enumerate(steps, start=1):
         boot = number if step.reboots else boot
@@ -70,7 +70,7 @@ def ticks_of(steps: list[Step], *, clock_runs: int = 1) -> list[NodeSample]:
 
 
 def live_through(steps: list[Step], ticks: list[NodeSample]) -> list[GpuEvent]:
-    """Return the events that all workers together wrote of the ticks."""
+    """Return the events that all workers together wrote for the ticks."""
     log: list[Record] = []
     watermarks: list[Record] = []
     events: list[GpuEvent] = []
@@ -93,7 +93,7 @@ def _book(stage: JoinStage, records: list[Record]) -> list[GpuEvent]:
 
 @for_any(STEPS, st.sampled_from([1, -1]))
 def test_each_tick_is_booked_once_in_its_order(steps: list[Step], clock_runs: int) -> None:
-    """However often it comes, to whomever, of whichever boot, and whatever the clock does."""
+    """However often it comes, to whichever worker, and whatever boot and clock it has."""
     ticks = ticks_of(steps, clock_runs=clock_runs)
     arrived = [tick for tick, step in zip(ticks, steps, strict=True) if not step.is_lost]
     booked = live_through(steps, ticks)
@@ -101,8 +101,8 @@ def test_each_tick_is_booked_once_in_its_order(steps: list[Step], clock_runs: in
 
 
 @for_any(STEPS)
-def test_what_is_covered_and_what_is_not_make_up_the_time(steps: list[Step]) -> None:
-    """From the begin of the first tick to the end of the last."""
+def test_covered_time_and_gaps_sum_to_the_whole_time(steps: list[Step]) -> None:
+    """From the beginning of the first tick to the end of the last."""
     events = live_through(steps, ticks_of(steps))
     if events:
         covered = sum(event.interval_ns for event in events) / 1e9

@@ -1,4 +1,4 @@
-"""No honest tick is refused for its `seq`, and no forged one silences its node for long."""
+"""No honest tick is refused for its `seq`, and no forged one blocks its node for long."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -21,13 +21,13 @@ class Tick:
     """A tick of an honest node, with what kept it from being read at once."""
 
     after_ms: int
-    """How long after the tick before; the agent may have been away."""
+    """How long after the previous tick; the agent may have been down."""
     clock_ms: int
-    """By how much the node's clock is ahead, at most a day when it is sent; or behind."""
+    """How far the node's clock is ahead, at most a day when it is sent; or behind."""
     lies_ms: int
-    """How long it lay on its node."""
+    """How long it stayed on its node."""
     waits_ms: int
-    """How long it lay on the topic."""
+    """How long it stayed on the topic."""
 
 
 spans = st.sampled_from([0, SECOND, HOUR, DAY]) | st.integers(0, 40 * DAY)
@@ -41,7 +41,7 @@ honest_ticks = st.builds(
 
 
 def offer(given: Given, *, seq: int, stamped_ms: int, read_ms: int) -> int:
-    """Have a tick read; return how many events it made."""
+    """Let the stage read a tick; return how many events it made."""
     given.now_ns = read_ms * 10**6
     tick = record(sample(seq=seq, time_ns=max(0, stamped_ms) * 10**6, containers=[]))
     return len(given.stage.take_samples([tick._replace(timestamp_ms=max(0, stamped_ms))]))
@@ -55,9 +55,9 @@ def offer(given: Given, *, seq: int, stamped_ms: int, read_ms: int) -> int:
 def test_no_honest_tick_is_refused(
     ticks: list[Tick], uptime_ms: int, hands_over: list[bool]
 ) -> None:
-    """Away for days, sent late, read late, its clock set anywhere, by one worker or the next.
+    """Whether the agent was down for days, the tick was sent or read late, or the clock was wrong.
 
-    A node sends in its order and a topic keeps it, so nothing is read before what lies before it.
+    A node sends in order and a topic keeps that order, so nothing is read before its predecessors.
     """
     given, seq, sent_ms, read_ms = Given(), uptime_ms, 0, 0
     for tick, hand_over in zip(ticks, hands_over, strict=False):
@@ -79,10 +79,10 @@ forged_ticks = st.lists(
 
 
 @for_any(forged=forged_ticks, uptime_ms=spans)
-def test_forged_ticks_silence_a_node_for_three_days_at_most(
+def test_forged_ticks_block_a_node_for_three_days_at_most(
     forged: list[tuple[int, int]], uptime_ms: int
 ) -> None:
-    """However many there are, each as far ahead and stamped as late as a broker takes it."""
+    """However many there are, each as far ahead and stamped as late as a broker accepts."""
     given = Given()
     assert offer(given, seq=uptime_ms, stamped_ms=T_MS, read_ms=T_MS) == 1
     for seq, stamped_ms in forged:

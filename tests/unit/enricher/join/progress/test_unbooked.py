@@ -1,4 +1,4 @@
-"""A node of whose new ticks none is booked is told of, however little a tick ran ahead."""
+"""A node whose new ticks are all skipped is reported, however little a tick ran ahead."""
 
 import pytest
 from structlog.testing import capture_logs
@@ -14,20 +14,20 @@ Line = tuple[object, object]
 
 
 class Node:
-    """A node that ticks every second, and what the stage makes of it and says."""
+    """A node that ticks every second, and what the stage books and logs for it."""
 
     def __init__(self, given: Given, *, name: str = "node-a") -> None:
         self.stage: JoinStage = given.stage
         self.given, self.name = given, name
 
     def tick(self, *, seq: int, late_seconds: float = 0.0, **changes: object) -> int:
-        """Return how many events the tick has, that is read `late_seconds` after it was written."""
+        """Return how many events a tick makes if it is read `late_seconds` after it was written."""
         written_ms = (self.given.now_ns - round(late_seconds * SECOND_NS)) // 10**6
         read: Record = record(sample(node=self.name, seq=seq, **changes), offset=seq)
         return len(self.stage.take_samples([read._replace(timestamp_ms=written_ms)]))
 
     def tick_for(self, seconds: int, *, late_seconds: float = 0.0) -> tuple[int, list[Line]]:
-        """Return the events of so many honest ticks, and of whom was told in the meantime."""
+        """Return how many events this many honest ticks make, and the nodes logged meanwhile."""
         with capture_logs() as logs:
             booked = 0
             for _ in range(seconds):
@@ -40,12 +40,11 @@ class Node:
 
 @pytest.fixture
 def given() -> Given:
-    """Return a stage that has read nothing."""
     return Given()
 
 
 @pytest.mark.parametrize("ahead_ms", [20 * HOUR_MS, HOUR_MS, 5 * 60_000])
-def test_a_leap_of_any_length_is_told_once_after_a_minute_with_its_length(
+def test_a_leap_of_any_length_is_logged_once_after_a_minute_with_its_length(
     given: Given, ahead_ms: int
 ) -> None:
     node = Node(given)
@@ -57,7 +56,7 @@ def test_a_leap_of_any_length_is_told_once_after_a_minute_with_its_length(
     assert value_of(UNBOOKED) == 1
 
 
-def test_a_node_that_is_booked_again_or_unresponsive_is_none(given: Given) -> None:
+def test_a_node_that_is_booked_again_or_unresponsive_is_not_unbooked(given: Given) -> None:
     node, other = Node(given), Node(given, name="node-b")
     assert node.tick_for(1) == (1, [])
     assert node.tick(seq=HOUR_MS) == 1
@@ -76,7 +75,7 @@ def test_a_node_that_is_booked_again_or_unresponsive_is_none(given: Given) -> No
     assert value_of(UNBOOKED) == 0
 
 
-def test_a_partition_that_is_given_up_takes_its_nodes_along(given: Given) -> None:
+def test_a_revoked_partition_takes_its_unbooked_nodes_along(given: Given) -> None:
     node = Node(given)
     assert node.tick(seq=HOUR_MS) == 1
     node.tick_for(90)
@@ -85,8 +84,8 @@ def test_a_partition_that_is_given_up_takes_its_nodes_along(given: Given) -> Non
     assert value_of(UNBOOKED) == 0
 
 
-def test_ticks_that_are_sent_or_read_again_are_no_sign(given: Given) -> None:
-    """They were written long ago; what is read again at once is through within a minute."""
+def test_ticks_that_are_sent_or_read_again_do_not_make_a_node_unbooked(given: Given) -> None:
+    """They were written long ago, and what is reread at once is through within a minute."""
     node = Node(given)
     assert node.tick(seq=HOUR_MS) == 1
     assert node.tick_for(300, late_seconds=90) == (0, [])
@@ -96,7 +95,7 @@ def test_ticks_that_are_sent_or_read_again_are_no_sign(given: Given) -> None:
 def test_a_node_whose_ticks_are_all_refused_as_running_ahead_counts_as_unbooked(
     given: Given,
 ) -> None:
-    """Its boot was begun anew with a small `seq` that it never had; a reboot ends that."""
+    """Its boot was restarted with a small `seq` that it never had; a reboot ends that."""
     node, uptime_ms = Node(given), 10 * 24 * HOUR_MS
     assert node.tick(seq=1) == 1
     for second in range(61):
@@ -107,7 +106,7 @@ def test_a_node_whose_ticks_are_all_refused_as_running_ahead_counts_as_unbooked(
     assert value_of(UNBOOKED) == 0
 
 
-def test_forged_ticks_that_are_refused_are_no_sign_while_the_nodes_own_are_booked(
+def test_refused_forged_ticks_do_not_make_a_node_unbooked_while_its_own_are_booked(
     given: Given,
 ) -> None:
     node = Node(given)

@@ -1,4 +1,4 @@
-"""How far a node is booked: told by one worker, known to the next."""
+"""How far a node is booked: written by one worker, read by the next."""
 
 from itertools import product
 
@@ -23,7 +23,6 @@ EVENT = Decoder(topic=EVENTS.name, record=GpuEvent)
 
 @pytest.fixture
 def dead_letters() -> DeadLetterQueue:
-    """Return dead letters that can be counted."""
     return DeadLetterQueue(
         consumer="test", producer=KeepingProducer(), partitions=1, topic=DEAD_LETTERS
     )
@@ -31,7 +30,6 @@ def dead_letters() -> DeadLetterQueue:
 
 @pytest.fixture
 def stage(dead_letters: DeadLetterQueue) -> JoinStage:
-    """Return a worker's stage."""
     return JoinStage(
         dead_letters=dead_letters, is_placed=anywhere, time_ns=lambda: NOW_NS, topics=TOPICS
     )
@@ -45,10 +43,10 @@ def written(messages: list[Message]) -> list[Record]:
     ]
 
 
-def test_the_next_worker_books_nothing_that_the_one_before_booked(
+def test_the_next_worker_does_not_book_again_what_the_previous_one_booked(
     stage: JoinStage, dead_letters: DeadLetterQueue
 ) -> None:
-    """The watermarks are all that it needs; what came after them is booked."""
+    """The watermarks are all that it needs; later ticks are booked."""
     stage.take_samples([record(USED, offset=4)])
     successor = JoinStage(dead_letters=dead_letters, is_placed=anywhere, topics=TOPICS)
     successor.restore_progress(written(stage.drain_progress(PARTITION)))
@@ -56,8 +54,8 @@ def test_the_next_worker_books_nothing_that_the_one_before_booked(
     assert len(successor.take_samples([record(sample(seq=2000), offset=5)])) == 1
 
 
-def test_a_watermark_says_which_tick_was_booked_last(stage: JoinStage) -> None:
-    """One watermark a node, the newest, keyed by it."""
+def test_a_watermark_names_the_last_booked_tick(stage: JoinStage) -> None:
+    """One watermark for each node, the newest, keyed by the node."""
     stage.take_samples([record(USED, offset=4), record(sample(seq=2000), offset=5)])
     (message,) = stage.drain_progress(PARTITION)
     assert message.key == b"default/node-a"
@@ -73,8 +71,8 @@ def test_a_watermark_says_which_tick_was_booked_last(stage: JoinStage) -> None:
     )
 
 
-def test_a_watermark_is_given_once_and_only_where_something_was_booked(stage: JoinStage) -> None:
-    """Neither what was read, nor a duplicate, nor another partition has any."""
+def test_a_watermark_is_written_once_and_only_if_something_was_booked(stage: JoinStage) -> None:
+    """Restored progress, a duplicate and another partition produce none."""
     stage.take_samples([record(USED)])
     assert stage.drain_progress(PARTITION + 1) == []
     watermarks = stage.drain_progress(PARTITION)
@@ -84,16 +82,16 @@ def test_a_watermark_is_given_once_and_only_where_something_was_booked(stage: Jo
 
 
 def test_a_tick_that_could_not_be_booked_leaves_no_watermark(stage: JoinStage) -> None:
-    """It was put aside; that its time is not covered must show in the next."""
+    """It became a dead letter, and the next tick must show that its time is not covered."""
     stage.take_samples([record(sample(interval_ns=0))])
     assert stage.drain_progress(PARTITION) == []
 
 
 OF_A_NEW_BOOT = [
-    ("its clock goes on", 5, 1),
+    ("its clock continues", 5, 1),
     ("its clock was set back", 5, -1),
-    ("in a topic made anew", 0, 1),
-    ("in a topic made anew, its clock set back", 0, -1),
+    ("in a recreated topic", 0, 1),
+    ("in a recreated topic, its clock set back", 0, -1),
 ]
 
 
@@ -101,7 +99,7 @@ OF_A_NEW_BOOT = [
 def test_a_tick_of_a_boot_that_was_never_booked_is_new(
     stage: JoinStage, case: str, offset: int, later_seconds: int
 ) -> None:
-    """Wherever it lies, and whatever its clock says; then it is booked as any other."""
+    """Whatever its offset and its clock; from then on the boot is like any other."""
     stage.take_samples([record(USED, offset=4)])
     time_ns = USED.time_ns + later_seconds * SECOND_NS
     of_new_boot = record(sample(boot_id="new", seq=1, time_ns=time_ns), offset=offset)
@@ -110,7 +108,7 @@ def test_a_tick_of_a_boot_that_was_never_booked_is_new(
 
 
 def boots(*names: str, clock_runs: int = 1) -> list[Record]:
-    """Return two ticks of each boot, in their order."""
+    """Return two ticks of each boot, in order."""
     return [
         record(
             sample(
@@ -122,10 +120,10 @@ def boots(*names: str, clock_runs: int = 1) -> list[Record]:
     ]
 
 
-def test_ticks_of_earlier_boots_that_come_again_are_not_booked_again(
+def test_repeated_ticks_of_earlier_boots_are_not_booked_again(
     stage: JoinStage, dead_letters: DeadLetterQueue
 ) -> None:
-    """As in a batch that is sent twice, in which a node rebooted; by the next worker neither."""
+    """As in a batch that is sent twice and contains a reboot; neither by the next worker."""
     ticks = boots("one", "two", "three")
     assert len(stage.take_samples(ticks)) == 6
     assert stage.take_samples(ticks) == []
@@ -134,8 +132,8 @@ def test_ticks_of_earlier_boots_that_come_again_are_not_booked_again(
     assert successor.take_samples(ticks) == []
 
 
-def test_a_tick_of_an_earlier_boot_that_comes_late_is_booked_once(stage: JoinStage) -> None:
-    """Its boot goes on from where it was; the newest stays the newest."""
+def test_a_late_tick_of_an_earlier_boot_is_booked_once(stage: JoinStage) -> None:
+    """Its boot continues from where it was, and the newest boot stays the newest."""
     stage.take_samples(boots("one", "two"))
     late = record(sample(boot_id="one", seq=4000), offset=4)
     (event,) = stage.take_samples([late])
@@ -145,8 +143,8 @@ def test_a_tick_of_an_earlier_boot_that_comes_late_is_booked_once(stage: JoinSta
     assert WATERMARK.decode(watermark.value).boot_id == "two"
 
 
-def test_of_the_boots_before_only_a_few_are_kept(stage: JoinStage) -> None:
-    """Or a node that boots for ever would need ever more: the newest, and those booked longest."""
+def test_only_a_few_earlier_boots_are_kept(stage: JoinStage) -> None:
+    """The newest and those booked for longest, so that a boot loop does not fill the memory."""
     stage.take_samples(boots(*(f"boot-{number}" for number in range(13))))
     (message,) = stage.drain_progress(PARTITION)
     watermark = WATERMARK.decode(message.value)
@@ -163,10 +161,10 @@ def test_of_the_boots_before_only_a_few_are_kept(stage: JoinStage) -> None:
     ]
 
 
-def test_watermarks_that_are_read_twice_say_what_they_say_once(
+def test_watermarks_that_are_read_twice_have_the_same_effect_as_once(
     stage: JoinStage, dead_letters: DeadLetterQueue
 ) -> None:
-    """As where reading is begun anew half-way, and the clock went back at each boot."""
+    """For example if reading restarts half-way, and the clock was set back at each boot."""
     watermarks: list[Record] = []
     for tick in boots("one", "two", "three", clock_runs=-1):
         stage.take_samples([tick])
@@ -177,8 +175,8 @@ def test_watermarks_that_are_read_twice_say_what_they_say_once(
     assert successor.take_samples(boots("one", "two", "three")) == []
 
 
-def test_a_watermark_that_is_read_late_does_not_put_a_node_back(stage: JoinStage) -> None:
-    """What this worker has booked since stays booked."""
+def test_a_watermark_that_is_read_late_does_not_set_a_node_back(stage: JoinStage) -> None:
+    """Ticks that this worker has booked since stay booked."""
     stage.take_samples([record(USED, offset=4)])
     old = written(stage.drain_progress(PARTITION))
     newer: NodeSample = sample(seq=2000)
@@ -187,23 +185,21 @@ def test_a_watermark_that_is_read_late_does_not_put_a_node_back(stage: JoinStage
     assert stage.take_samples([record(newer, offset=5)]) == []
 
 
-def test_a_node_whose_watermark_was_taken_back_begins_anew(stage: JoinStage) -> None:
-    """A tombstone forgets it."""
+def test_a_node_whose_watermark_was_deleted_starts_over(stage: JoinStage) -> None:
     stage.take_samples([record(USED)])
     stage.restore_progress([record(None, topic=PROGRESS.name, key="default/node-a")])
     assert len(stage.take_samples([record(USED)])) == 1
 
 
-def test_a_watermark_that_cannot_be_read_is_put_aside(
+def test_a_watermark_that_cannot_be_read_is_rejected(
     stage: JoinStage, dead_letters: DeadLetterQueue
 ) -> None:
-    """As any record."""
     stage.restore_progress([record(b"{", topic=PROGRESS.name)])
     assert dead_letters.rejected == 1
 
 
 def advance(watermarks: NodeWatermarks, node: str, *, at_seconds: float, boot: str = "b") -> None:
-    """Have a tick of the node booked at that time."""
+    """Let a tick of the node be booked at that time."""
     now_ns = round(at_seconds * SECOND_NS)
     tick = sample(node=node, boot_id=boot, seq=round(at_seconds * 1000))
     watermarks.advance(tick, offset=0, written_ms=0, now_ns=now_ns)
@@ -216,8 +212,8 @@ def make_up_nodes(
         advance(watermarks, f"made-up-{at_seconds}-{number}", at_seconds=at_seconds)
 
 
-def test_names_that_are_made_up_push_out_no_node_that_was_booked_before_they_came() -> None:
-    """However many come at once, between two of its ticks: they are the ones that are forgotten."""
+def test_made_up_names_do_not_displace_a_node_that_was_booked_before_they_came() -> None:
+    """However many come at once between two of its ticks: the made-up ones are forgotten."""
     watermarks = NodeWatermarks()
     for at_seconds in range(3):
         advance(watermarks, "honest", at_seconds=at_seconds)
@@ -229,7 +225,7 @@ def test_names_that_are_made_up_push_out_no_node_that_was_booked_before_they_cam
     assert len(forgotten) >= 2 * MAX_NODES
 
 
-def test_names_that_are_made_up_again_and_again_push_out_no_node_that_is_older() -> None:
+def test_made_up_names_that_are_kept_alive_do_not_displace_an_older_node() -> None:
     watermarks = NodeWatermarks()
     advance(watermarks, "honest", at_seconds=0)
     for at_seconds in (1, 60, 120):
@@ -240,7 +236,7 @@ def test_names_that_are_made_up_again_and_again_push_out_no_node_that_is_older()
     assert watermarks.of("default/honest") is not None
 
 
-def test_a_node_that_has_just_booted_has_been_there_for_as_long_as_before() -> None:
+def test_a_node_keeps_its_age_when_it_reboots() -> None:
     watermarks = NodeWatermarks()
     advance(watermarks, "honest", at_seconds=0)
     for number in range(MAX_NODES - 1):
@@ -251,8 +247,8 @@ def test_a_node_that_has_just_booted_has_been_there_for_as_long_as_before() -> N
     assert watermarks.of("default/honest") is not None
 
 
-def test_the_next_worker_knows_for_how_long_nodes_were_booked() -> None:
-    """So that neither a restart nor a take-over is the moment to push them out."""
+def test_the_next_worker_knows_how_long_nodes_have_been_booked() -> None:
+    """So that neither a restart nor a take-over is an opportunity to displace them."""
     first = NodeWatermarks()
     for at_seconds in (10, 1000):
         advance(first, "honest", at_seconds=at_seconds)
@@ -264,7 +260,7 @@ def test_the_next_worker_knows_for_how_long_nodes_were_booked() -> None:
     assert successor.of("default/honest") is not None
 
 
-def test_of_nodes_that_were_booked_once_those_heard_longest_ago_are_forgotten_first() -> None:
+def test_of_nodes_that_were_booked_once_the_least_recently_seen_are_forgotten_first() -> None:
     watermarks = NodeWatermarks()
     for number in range(MAX_NODES + 1):
         advance(watermarks, f"once-{number}", at_seconds=number)

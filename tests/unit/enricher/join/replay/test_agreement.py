@@ -1,4 +1,4 @@
-"""Two events of one tick agree in their books to the byte, or say in which field they do not."""
+"""Two events of one tick have identical books, or the fields that differ are named."""
 
 from collections.abc import Sequence
 
@@ -24,18 +24,18 @@ FIRST, SECOND = CONTAINER_IDS[:2]
 ENDED, ENDED_LATER = (sample(ended_processes=[process_end(until_seq=seq)]) for seq in (1000, 2000))
 
 
-Said = tuple[PodDescription | None, str | None]
-"""A container's pod, and its name where that is known."""
+Described = tuple[PodDescription | None, str | None]
+"""A container's pod, and its name if known."""
 
 
 def event(
     *,
     busy_ns: int = 500,
-    of: Sequence[Said] = (),
-    allocated_to: Sequence[Said] = (),
+    of: Sequence[Described] = (),
+    allocated_to: Sequence[Described] = (),
     **more: object,
 ) -> bytes:
-    """Return an encoded event of one entry, on whose containers and holders this is said."""
+    """Return an encoded event of one entry with these descriptions of containers and allocatees."""
     entry = Entry(category=Category.POD, busy_ns=busy_ns)
     pods: list[PodDescription] = []
 
@@ -86,7 +86,7 @@ def known(**more: object) -> PodDescription:
 
 
 NAMED = PodDescription(state=PodState.NAMED, namespace="research", name="train")
-ASKED = ContainerRequest(resources={"nvidia.com/gpu": 1})
+REQUEST = ContainerRequest(resources={"nvidia.com/gpu": 1})
 
 
 @pytest.mark.parametrize(
@@ -99,15 +99,15 @@ ASKED = ContainerRequest(resources={"nvidia.com/gpu": 1})
         ([(known(), None)], [(known(), "main")]),
         ([(known(), None)], [(known(deleted_time_ns=5), None)]),
         ([(known(owner_kind=None), None)], [(known(owner_kind="Job"), None)]),
-        ([(known(), None)], [(known(requested={"main": ASKED}), None)]),
+        ([(known(), None)], [(known(requested={"main": REQUEST}), None)]),
         (
-            [(known(requested={"main": ASKED}), None)],
-            [(known(requested={"main": ASKED, "other": ASKED}), None)],
+            [(known(requested={"main": REQUEST}), None)],
+            [(known(requested={"main": REQUEST, "other": REQUEST}), None)],
         ),
     ],
 )
-def test_a_description_may_become_more_complete_and_never_less(
-    then: list[Said], now: list[Said]
+def test_a_description_may_become_more_complete_but_never_less(
+    then: list[Described], now: list[Described]
 ) -> None:
     first, replayed = event(of=then), event(of=now)
 
@@ -116,8 +116,8 @@ def test_a_description_may_become_more_complete_and_never_less(
     assert compare_events(first, first).agreement is Agreement.EQUAL
 
 
-def test_where_a_pod_stands_in_the_event_makes_no_difference() -> None:
-    """Whom the pod cache knows decides it."""
+def test_the_position_of_a_pod_in_the_event_makes_no_difference() -> None:
+    """The position depends on which pods the cache knows."""
     other = known(uid=UIDS[1])
     first = event(of=[(known(), None), (other, None)])
     second = event(
@@ -164,19 +164,19 @@ def test_where_a_pod_stands_in_the_event_makes_no_difference() -> None:
         ),
     ],
 )
-def test_what_differs_is_named_by_its_field(then: bytes, now: bytes, field: str) -> None:
+def test_a_difference_is_named_by_its_field(then: bytes, now: bytes, field: str) -> None:
     compared = compare_events(then, now)
 
     assert compared.agreement is Agreement.DIFFERENT
     assert field in [change.field for change in compared.changes]
 
 
-def test_both_values_of_what_differs_are_told() -> None:
+def test_both_values_of_a_difference_are_reported() -> None:
     (change,) = compare_events(event(), event(busy_ns=250)).changes
     assert (change.first, change.replayed) == (500, 250)
 
 
-def test_what_is_settled_is_a_part_of_the_books() -> None:
+def test_late_adjustments_are_part_of_the_books() -> None:
     then, now = (event(late_adjustments=adjust_ends(tick)) for tick in (ENDED, ENDED_LATER))
     agreement, changes, _ = compare_events(then, now)
     assert agreement is Agreement.DIFFERENT
@@ -184,7 +184,7 @@ def test_what_is_settled_is_a_part_of_the_books() -> None:
     assert compare_events(then, event()).agreement is Agreement.DIFFERENT
 
 
-def test_a_holder_may_become_known_and_nobody_else() -> None:
+def test_an_allocatee_may_become_known_but_not_another_pod() -> None:
     named, first, second = (
         event(allocated_to=[(pod, None)]) for pod in (NAMED, known(), known(uid=UIDS[1]))
     )
@@ -199,7 +199,7 @@ def test_a_holder_may_become_known_and_nobody_else() -> None:
         assert field in [change.field for change in compared.changes]
 
 
-def test_whether_a_nameless_pod_is_pending_or_foreign_is_passed_over() -> None:
+def test_pending_and_foreign_count_as_equal_for_a_pod_without_a_name() -> None:
     foreign = PodDescription(uid=UIDS[0], state=PodState.FOREIGN)
     then, now, seen = (event(of=[(pod, None)]) for pod in (pending(), foreign, known()))
     assert compare_events(then, now).agreement is Agreement.EQUAL
@@ -208,7 +208,7 @@ def test_whether_a_nameless_pod_is_pending_or_foreign_is_passed_over() -> None:
     assert compare_events(seen, now).agreement is Agreement.DIFFERENT
 
 
-def test_how_a_tick_came_is_no_part_of_the_books() -> None:
+def test_lateness_is_not_part_of_the_books() -> None:
     compared = compare_events(event(late=True), event())
 
     assert compared == (Agreement.EQUAL, [], True)

@@ -1,4 +1,4 @@
-"""The events of two runs find each other, and what has no counterpart is counted."""
+"""The events of two runs are paired, and events without a counterpart are counted."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from gpuledger_enricher.join.replay_diff import Comparison, EventId
 
 
 def event(seq: int, *, node: str = "node-a", gpus: object = ()) -> bytes:
-    """Return as much of an event as is looked at."""
+    """Return the parts of an event that are compared."""
     return encode(
         {
             "cluster": "default",
@@ -20,7 +20,7 @@ def event(seq: int, *, node: str = "node-a", gpus: object = ()) -> bytes:
     )
 
 
-def test_events_find_each_other_in_any_order() -> None:
+def test_events_are_paired_in_any_order() -> None:
     comparison = Comparison(shown=5)
     comparison.take_replayed([event(1), event(2)])
     comparison.take_first([event(2), event(3), event(1)])
@@ -31,7 +31,7 @@ def test_events_find_each_other_in_any_order() -> None:
     assert comparison.counts.is_agreed
 
 
-def test_what_only_one_run_has_is_missing_or_extra() -> None:
+def test_an_event_of_only_one_run_is_missing_or_extra() -> None:
     comparison = Comparison(shown=5)
     comparison.take_first([event(1), event(2)])
     comparison.take_replayed([event(2), event(3), event(2, node="node-b")])
@@ -61,7 +61,7 @@ def test_an_event_that_the_first_run_has_twice_is_compared_once(*, is_paired_bef
     assert (counts.equal, counts.repeated, counts.compared) == (1, 1, 1)
 
 
-def test_differences_are_counted_beyond_those_that_are_kept() -> None:
+def test_differences_beyond_the_kept_ones_are_counted() -> None:
     comparison = Comparison(shown=2)
     comparison.take_first([event(seq, gpus=[0]) for seq in range(5)])
     comparison.take_replayed([event(seq, gpus=[1]) for seq in range(5)])
@@ -70,7 +70,7 @@ def test_differences_are_counted_beyond_those_that_are_kept() -> None:
     assert len(comparison.differences) == 2
 
 
-def test_events_that_wait_for_their_counterpart_are_bounded() -> None:
+def test_the_events_that_wait_for_their_counterpart_are_bounded() -> None:
     comparison = Comparison(shown=100, max_waiting_bytes=10 * len(event(10)))
     comparison.take_first([event(seq) for seq in range(10, 90)])
     assert (comparison.counts.missing, len(comparison.differences)) == (70, 70)
@@ -81,7 +81,7 @@ def test_events_that_wait_for_their_counterpart_are_bounded() -> None:
     assert comparison.needs_first
 
 
-def test_a_partition_begins_with_nobody_waiting() -> None:
+def test_a_partition_begins_without_waiting_events() -> None:
     comparison = Comparison(shown=5)
     comparison.take_first([event(1)])
     comparison.end_partition()
