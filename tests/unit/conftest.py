@@ -1,4 +1,4 @@
-"""Has DuckDB use one thread: with a few rows, the others cost more time than they save."""
+"""Makes DuckDB use one thread: with a few rows, more threads cost more time than they save."""
 
 from collections.abc import Iterator
 from functools import partial

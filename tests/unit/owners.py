@@ -1,10 +1,10 @@
-"""On which pod an entry is booked, for tests that add up by pod."""
+"""The pod on which an entry is booked, for tests that sum by pod."""
 
 from gpuledger.records import Entry, GpuEvent, NodeSample
 
 
 def pod_of(entry: Entry, tick: NodeSample | GpuEvent) -> str | None:
-    """Return the UID of the pod; `None` where the entry is on no pod's category."""
+    """Return the UID of the pod; `None` if the entry is not booked on a pod."""
     if entry.container is None:
         return None
     if isinstance(tick, NodeSample):

@@ -1,4 +1,4 @@
-"""What a record says: its fields that are not absent."""
+"""The fields of a record that are not absent."""
 
 import msgspec
 

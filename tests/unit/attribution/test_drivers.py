@@ -1,4 +1,4 @@
-"""A pod's GPU-seconds are right on every form of driver whose answers allow it."""
+"""A pod's GPU-seconds are right with every kind of driver whose answers allow it."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -52,7 +52,7 @@ JOULES = ["each window", "mean since the question", "windows of 1 s"]
 
 
 def cells(names: Sequence[str]) -> list[ParameterSet]:
-    """Return each driver with each class of runs; all but one class of each driver extended.
+    """Return each driver with each class of runs; all but one class of each driver are extended.
 
     The first driver has all classes, the others take turns.
     """
@@ -67,7 +67,7 @@ def cells(names: Sequence[str]) -> list[ParameterSet]:
 
 @cache
 def errors_in(kind: str, driver: str) -> Errors:
-    """Play a cell with ticks of a second, once for all that is asked of it."""
+    """Play a cell with ticks of a second, once for all checks."""
     return errors_of(
         play_cell(kind, DRIVERS[driver], sampling_interval_seconds=1.0, seed=3),
         sampling_interval_seconds=1.0,
@@ -87,7 +87,7 @@ drivers = st.fixed_dictionaries(
 )
 
 
-def test_the_page_says_how_a_scenario_plays_each_driver() -> None:
+def test_the_page_shows_how_a_scenario_plays_each_driver() -> None:
     text = PAGE.partition("<!-- drivers:begin -->\n")[2].partition("<!-- drivers:end -->")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:]]
     assert {name: yaml.safe_load(fields.split("`")[1]) for name, _, _, fields in rows} == DRIVERS
@@ -103,17 +103,17 @@ each_run = given(
 def test_whatever_a_driver_answers_a_pod_is_booked_what_it_used_to_one_percent(
     driver: Mapping[str, Any], kind: str, sampling_interval_seconds: float, seed: int
 ) -> None:
-    """Over each 60 seconds, of the device's time; nobody tells the agent which driver it is."""
+    """Over each 60 seconds, relative to the device's time; the agent does not know the driver."""
     check_one_percent(driver, kind, sampling_interval_seconds, seed)
 
 
 @pytest.mark.extended
 @examples(100)
 @each_run
-def test_many_more_drivers_answer_so_that_a_pod_is_booked_what_it_used(
+def test_with_many_more_drivers_a_pod_is_booked_what_it_used(
     driver: Mapping[str, Any], kind: str, sampling_interval_seconds: float, seed: int
 ) -> None:
-    # Known to fail, see below.
+    # Known failures, see below.
     assume(driver["window_seconds"] != 1.0 or driver["ring_idle"] != "skipped")
     assume(driver["processes"] != "newest" or driver["rounding"] != "down")
     check_one_percent(driver, kind, sampling_interval_seconds, seed)
@@ -151,12 +151,12 @@ ROUNDS_THE_NEWEST_DOWN = {
 }
 
 
-@pytest.mark.xfail(strict=True, reason="1.1 %: the part that was rounded off is not known")
+@pytest.mark.xfail(strict=True, reason="1.1 %: the part that was rounded off is unknown")
 def test_a_driver_that_rounds_the_newest_window_down_is_kept_to_one_percent() -> None:
     check_one_percent(ROUNDS_THE_NEWEST_DOWN, "two pods, bursts", 5.0, 605786)
 
 
-@pytest.mark.xfail(strict=True, reason="1.4 %: whether a second was idle shows a second later")
+@pytest.mark.xfail(strict=True, reason="1.4 %: it takes a second to see that a second was idle")
 def test_a_driver_that_leaves_out_idle_seconds_is_kept_to_one_percent() -> None:
     check_one_percent(LEAVES_OUT_IDLE_SECONDS, "one pod, long pauses", 1.0, -1)
 
@@ -170,25 +170,27 @@ def test_with_ticks_of_a_second_hardly_any_time_is_unknown(driver: str, kind: st
 
 @pytest.mark.parametrize("driver", sorted(MODELLED))
 @pytest.mark.parametrize("kind", SHARED)
-def test_samples_that_come_to_more_than_the_device_are_made_shares(driver: str, kind: str) -> None:
+def test_samples_that_sum_to_more_than_the_device_are_used_as_shares(
+    driver: str, kind: str
+) -> None:
     assert errors_in(kind, driver).largest.busy_ns <= 0.015
 
 
 @pytest.mark.parametrize("driver", sorted(UNMEASURED))
-def test_without_samples_of_processes_a_pod_alone_has_all_that_ran(driver: str) -> None:
+def test_without_process_samples_a_single_pod_gets_everything_that_ran(driver: str) -> None:
     assert errors_in("one pod, bursts", driver).largest.busy_ns <= 0.006
 
 
 @pytest.mark.parametrize(("driver", "kind"), cells(JOULES))
-def test_joules_of_kernels_that_draw_alike_are_right_to_three_percent(
+def test_joules_of_kernels_with_equal_draw_are_right_to_three_percent(
     driver: str, kind: str
 ) -> None:
-    """Also on bursts: energy is of the time that the busy time covers."""
+    """Also for bursts: energy is measured over the same time as busy time."""
     assert errors_in(kind, driver).largest.millijoules <= 0.03
 
 
 FURTHER_BOUNDS = {
-    # Kinds of use: GPU-seconds and joules, as parts of the device's.
+    # By kind of use: GPU-seconds and joules, relative to the device's.
     "shorter than a look": (0.05, 0.35),
     "contexts that draw": (0.006, 0.1),
     "kernels of different draw": (0.006, 0.25),
@@ -198,8 +200,8 @@ FURTHER_BOUNDS = {
 
 
 @pytest.mark.parametrize("kind", FURTHER)
-def test_what_no_form_of_driver_decides_stays_within_its_bound(kind: str) -> None:
-    """Who of several it was that nobody can see, or that it was anybody at all."""
+def test_what_no_driver_can_show_stays_within_its_bound(kind: str) -> None:
+    """Which of several processes it was, or whether any process ran at all."""
     largest = errors_of(
         play_cell(kind, {}, sampling_interval_seconds=1.0, seed=3), sampling_interval_seconds=1.0
     ).largest
@@ -208,8 +210,8 @@ def test_what_no_form_of_driver_decides_stays_within_its_bound(kind: str) -> Non
 
 
 @pytest.mark.parametrize("processes", ["windows", "mean"])
-def test_a_window_that_rounds_to_nothing_is_not_taken_for_the_latest_one(processes: str) -> None:
-    """Where idle windows are left out, its sample may be a second old beside a rate of nothing."""
+def test_a_window_that_rounds_to_zero_is_not_mistaken_for_the_latest_one(processes: str) -> None:
+    """If idle windows are left out, its sample may be a second old while the rate is zero."""
     tiny, bursts = (0.0, 999.0, 0.0005, 0.0005), (0.0, 999.0, 0.3, 0.6)
     driver = {"ring_idle": "skipped", "processes": processes}
     run = play_lives([tiny, bursts], driver, sampling_interval_seconds=1.0, random=Random(2))  # noqa: S311  # a scenario, no secret
@@ -226,10 +228,10 @@ def test_a_window_that_rounds_to_nothing_is_not_taken_for_the_latest_one(process
     ],
 )
 @pytest.mark.parametrize(("window_seconds", "unknown"), [(1 / 6, 0.1), (0.25, 0.1), (1.0, 0.7)])
-def test_a_gap_between_samples_of_seldom_use_is_not_taken_for_a_window(
+def test_a_gap_between_samples_of_rare_use_is_not_mistaken_for_a_window(
     load: float, kernel: float, window_seconds: float, unknown: float, processes: str
 ) -> None:
-    """No number of gaps in a row shows one: most of them are of several windows, or of many."""
+    """Several gaps in a row prove nothing: most of them span several windows, or many."""
     lives = [(0.0, 999.0, load, kernel), (0.0, 999.0, load / 2, kernel)]
     driver = {"ring_idle": "skipped", "processes": processes, "window_seconds": window_seconds}
     run = play_lives(lives, driver, sampling_interval_seconds=1.0, random=Random(2))  # noqa: S311  # as above
@@ -239,7 +241,7 @@ def test_a_gap_between_samples_of_seldom_use_is_not_taken_for_a_window(
 
 
 class StraySampleGpu:
-    """A GPU in whose answers a row stands that is stamped as no clock shows."""
+    """A GPU whose answers contain a sample with an impossible timestamp."""
 
     def __init__(self, gpu: NvidiaGpu, stamp_us: int) -> None:
         self.uuid, self.index = gpu.uuid, gpu.index
@@ -271,7 +273,7 @@ def watch_strays(node: SimulatedNode, clock: ManualClock, stamp_us: int) -> list
 
 @pytest.mark.parametrize("stamp_us", [2**62 - 1, 2**63, 2**64 - 1])
 @pytest.mark.parametrize("processes", ["windows", pytest.param("mean", marks=pytest.mark.extended)])
-def test_a_sample_stamped_far_ahead_in_each_answer_costs_nothing(
+def test_a_sample_with_a_far_future_timestamp_in_each_answer_does_no_harm(
     processes: str, stamp_us: int
 ) -> None:
     counter = READINGS_DROPPED.labels(reading="utilization_ratio", reason="out_of_range")
@@ -288,8 +290,8 @@ def test_a_sample_stamped_far_ahead_in_each_answer_costs_nothing(
     assert value_of(counter) - dropped >= RUN_SECONDS - 1
 
 
-def test_a_use_of_long_ago_does_not_move_the_time_of_ticks() -> None:
-    """Two windows of use that are ten minutes apart are all that the driver's ring has."""
+def test_old_usage_does_not_move_the_time_of_ticks() -> None:
+    """The driver's ring has only two windows of use, ten minutes apart."""
     lives = [(0.02, 0.15, 1.0, 0.1), (600.02, 600.15, 1.0, 0.1), (625.0, 999.0, 0.4, 0.01)]
 
     def watch_late(node: SimulatedNode, clock: ManualClock) -> list[NodeSample]:

@@ -1,4 +1,4 @@
-"""Energy against the simulator's truth: who works pays for it, who does not pays idle draw only."""
+"""Energy against the simulator's truth: working pods pay for it, others pay only idle draw."""
 
 from collections import defaultdict
 
@@ -45,7 +45,7 @@ def scenario() -> dict[str, object]:
     }
 
 
-def test_a_pod_is_debited_with_what_its_kernels_drew_and_idle_draw_for_their_time() -> None:
+def test_a_pod_is_booked_what_its_kernels_drew_and_idle_draw_for_their_time() -> None:
     clock = ManualClock(start_ns=EPOCH_NS)
     simulation = Simulation(parse_scenario(scenario()), epoch_ns=EPOCH_NS, clock=clock)
     samples = [tick.sample for tick in play(simulation.node("gpu-a"), clock, [1.0] * 30)]

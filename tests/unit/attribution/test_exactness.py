@@ -1,6 +1,6 @@
-"""What is booked is what was used: the agent's ticks and the join's books against the kernels.
+"""Booked time is used time: the agent's ticks and the join's books against the kernels.
 
-Load starts and ends where it likes, off the driver's grid and off the ticks, which themselves come
+Load starts and ends at any time, off the driver's grid and off the ticks, which themselves come
 early and late.
 """
 
@@ -46,7 +46,7 @@ class Life:
 
 @st.composite
 def lives(draw: st.DrawFn) -> list[Life]:
-    """Draw a turnover on one GPU, and on another one a pod beside which a second one runs."""
+    """Draw a turnover on one GPU, and on another one a pod that a second one joins for a while."""
     first_end, gap = 12 + draw(moments), draw(moments) * draw(st.sampled_from([0.1, 3.0]))
     return [
         Life("first", 0, 4 + draw(moments), first_end, draw(loads)),
@@ -59,7 +59,7 @@ def lives(draw: st.DrawFn) -> list[Life]:
 
 @dataclass(frozen=True)
 class Run:
-    """A run's ticks, and the truth behind them."""
+    """A run's ticks, and the truth."""
 
     samples: list[NodeSample]
     simulation: Simulation
@@ -67,7 +67,7 @@ class Run:
 
     @property
     def covered_ns(self) -> tuple[int, int]:
-        """Return from when to when the ticks cover, since the epoch."""
+        """Return the beginning and end of the time that the ticks cover, since the epoch."""
         return self.samples[0].time_ns - self.samples[0].interval_ns, self.samples[-1].time_ns
 
     def booked(self) -> dict[str | None, float]:
@@ -81,7 +81,6 @@ class Run:
 
 
 def scenario(pods: list[Life]) -> dict[str, object]:
-    """Write the scenario of these pods."""
     return {
         "name": "exactness",
         "nodes": [{"name": "gpu-a", "gpus": {"model": "NVIDIA L4", "count": 2}}],
@@ -130,7 +129,7 @@ def play(pods: list[Life], phase_seconds: float, lengths: Iterator[float]) -> Ru
 
 
 def lengths_of(jitters: list[float]) -> Iterator[float]:
-    """Yield the ticks' lengths: a short first one, then one second, early and late by turns."""
+    """Yield the ticks' lengths: a short first one, then one second, alternately early and late."""
     yield 0.25
     while True:
         yield from (1 + jitter for jitter in jitters)
@@ -147,7 +146,7 @@ runs = st.builds(
 @examples(15)
 @given(runs)
 def test_the_ticks_of_a_gpu_add_up_to_the_time_in_which_kernels_ran(run: Run) -> None:
-    """But for the driver's whole percents, and a window where the run itself begins and ends."""
+    """Except for the driver's whole percents, and a window at either end of the run."""
     start_ns, end_ns = run.covered_ns
     for place, gpu in enumerate(run.node.gpus):
         ran = sum(
@@ -164,12 +163,12 @@ def test_the_ticks_of_a_gpu_add_up_to_the_time_in_which_kernels_ran(run: Run) ->
 @examples(30)
 @given(runs)
 def test_each_pod_is_booked_what_its_kernels_used(run: Run) -> None:
-    """Those that live within the run, turnover or not, to one percent."""
+    """Pods that live within the run, with or without turnover, to one percent."""
     booked = run.booked()
     start_ns, end_ns = run.covered_ns
     for used in run.simulation.truth(start_ns, end_ns):
-        is_cut = used.pod in {"third", "lasting"}
+        is_partitioned = used.pod in {"third", "lasting"}
         expected = pytest.approx(
-            used.busy_seconds, rel=0.01, abs=WINDOW_SECONDS if is_cut else 0.02
+            used.busy_seconds, rel=0.01, abs=WINDOW_SECONDS if is_partitioned else 0.02
         )
         assert booked[used.uid] == expected, used

@@ -1,7 +1,8 @@
-"""An hour of two clusters, from the devices to the store: what a bill of it adds up to.
+"""An hour of two clusters, from the devices to the store, and what a bill of it adds up to.
 
-Two clusters have equal names of nodes and pods. What is expected follows from the scenario: who was
-given what, from when to when. The agent, the join and the store are the real ones; time is played.
+The two clusters have nodes and pods of the same names. The expected values follow from the
+scenario: what was allocated to whom, from when to when. The agent, the join and the store are the
+real ones; time is played.
 """
 
 import asyncio
@@ -39,9 +40,9 @@ SECOND_NS: Final = 1_000_000_000
 HOUR_SECONDS: Final = 3_600
 TICK_SECONDS: Final = 5.0
 CLUSTERS: Final = {"east": 11, "west": 23}
-"""Each with the seed of its scenario, from which UUIDs are drawn."""
+"""The clusters, each with the seed of its scenario, from which UUIDs are drawn."""
 LATE_SECONDS: Final = 30
-"""So much behind its start comes each pod's record."""
+"""How long after its start each pod's record comes."""
 H100, L4 = "NVIDIA H100 80GB HBM3", "NVIDIA L4"
 LOST: Final = (1_000.0, 1_033.0)
 SHORT: Final = {"short-1": (600.0, 611.3), "short-2": (620.0, 634.0), "short-3": (640.5, 681.1)}
@@ -56,7 +57,7 @@ def pod(
     lives: tuple[float, float | None] = (0.0, None),
     runs: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return a pod that holds these devices, with a process where it runs one."""
+    """Return a pod with these devices, and with a process if it runs one."""
     process = {"command": name, "memory_bytes": 2**30, **(runs or {})}
     return {
         "namespace": "research",
@@ -77,7 +78,7 @@ def busy(gpu: int, ratio: float, **more: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 def scenario_of(cluster: str) -> Scenario:
-    """Return a cluster: whole GPUs, one that is shared, one that is cut, one that is lost."""
+    """Return a cluster: whole GPUs, a shared one, a partitioned one, a lost one."""
     pods = [
         pod("train", node="whole", owner="train", devices=[{"gpu": 0}], runs=busy(0, 0.9)),
         pod("unused", node="whole", owner="unused", devices=[{"gpu": 1}], lives=(900.0, 2_700.0)),
@@ -128,10 +129,10 @@ def share(number: int) -> dict[str, Any]:
     return {"gpu": 0, "replica": number, "resource": "nvidia.com/gpu.shared"}
 
 
-HELD: Final[dict[str, Fraction]] = {
+ALLOCATED: Final[dict[str, Fraction]] = {
     "train": Fraction(HOUR_SECONDS),
     "unused": Fraction(1_800),
-    # Of two shares that there are, each has one.
+    # Each pod has one of the two shares.
     "chat": Fraction(HOUR_SECONDS, 2),
     "embed": Fraction(HOUR_SECONDS, 2),
     "small": Fraction(HOUR_SECONDS, 7),
@@ -139,9 +140,9 @@ HELD: Final[dict[str, Fraction]] = {
     "lost": Fraction(HOUR_SECONDS),
     "short": Fraction(11.3 + 14.0 + 40.6),
 }
-"""Seconds of whole boards that each owner holds in a cluster, by the scenario."""
+"""Seconds of whole GPUs allocated to each owner in a cluster, by the scenario."""
 ENDS: Final = {"train": 0, "unused": 2, "chat": 0, "embed": 0, "small": 0, "spare": 0, "short": 6}
-"""How often each began or ended within the hour, where a tick may be in doubt."""
+"""How often each began or ended within the hour, when one tick may be in doubt."""
 
 
 async def ticks_of(simulation: Simulation, node: str, cluster: str) -> list[NodeSample]:
@@ -153,8 +154,9 @@ async def ticks_of(simulation: Simulation, node: str, cluster: str) -> list[Node
         cluster=cluster,
         node_name=node,
         sampling_interval_seconds=TICK_SECONDS,
-        # Of the machine's time, not the played one: on a busy machine threads answer late, and
-        # what publishes may have no turn within the hour.
+        # In real time, not played time: on a busy machine threads answer late, and the publisher
+        # may
+        # get no turn within the hour.
         gpu_timeout_seconds=60.0,
         queue_samples=2 * round(HOUR_SECONDS / TICK_SECONDS),
     )
@@ -169,7 +171,7 @@ async def ticks_of(simulation: Simulation, node: str, cluster: str) -> list[Node
 
 @dataclass(frozen=True)
 class Hour:
-    """What two clusters did in an hour, booked and stored."""
+    """The hour of two clusters, booked and stored."""
 
     store: Path
     events: list[GpuEvent]
@@ -213,7 +215,7 @@ def hour(tmp_path_factory: pytest.TempPathFactory) -> Hour:
 
 
 def store_pods(store: Path, written: Sequence[tuple[int, PodRecord]]) -> None:
-    """Write the table of pods beside the rows, as the store sink does when it reads the topic."""
+    """Write the table of pods next to the rows, as the store sink does when it reads the topic."""
     table = StreamTable(PODS_SCHEMA, store_uri=str(store))
     stream = f"gpuledger-store|{PODS.name}|0"
     table.load([stream])
@@ -228,16 +230,16 @@ def store_pods(store: Path, written: Sequence[tuple[int, PodRecord]]) -> None:
 
 
 def covered_seconds(hour: Hour) -> dict[tuple[str, str], Fraction]:
-    """Return for how long each node's ticks cover, by their own lengths."""
+    """Return how long each node's ticks cover, by their own lengths."""
     found: defaultdict[tuple[str, str], Fraction] = defaultdict(Fraction)
     for event in hour.events:
         found[event.cluster, event.node] += Fraction(event.interval_ns, SECOND_NS)
     return found
 
 
-def test_gpu_hours_by_model_are_the_boards_hours_to_the_last_digit(hour: Hour) -> None:
-    """An instance is a part of a board, and what no instance has is one too."""
-    boards = {("whole", H100): 2, ("cut", H100): 1, ("shared", L4): 1, ("lost", L4): 2}
+def test_gpu_hours_by_model_are_the_physical_gpus_hours_to_the_last_digit(hour: Hour) -> None:
+    """An instance is a part of a GPU, and so is the rest that no instance has."""
+    physical = {("whole", H100): 2, ("cut", H100): 1, ("shared", L4): 1, ("lost", L4): 2}
     covered = covered_seconds(hour)
     sql = (
         "SELECT cluster, node, model, sum(allocated_ns::HUGEINT * compute_slices"
@@ -250,25 +252,25 @@ def test_gpu_hours_by_model_are_the_boards_hours_to_the_last_digit(hour: Hour) -
     assert found == {
         (cluster, node, model): count * covered[cluster, node]
         for cluster in CLUSTERS
-        for (node, model), count in boards.items()
+        for (node, model), count in physical.items()
     }
     for seconds in covered.values():
         assert abs(seconds - HOUR_SECONDS) <= 2 * TICK_SECONDS
 
 
-def test_held_hours_by_owner_are_the_scenarios(hour: Hour) -> None:
+def test_allocated_hours_by_owner_agree_with_the_scenario(hour: Hour) -> None:
     sql = (
         "SELECT cluster, allocated_owner_name, sum(allocated_gpu_hours) * 3600 FROM {entries}"
         " WHERE allocated_ns > 0 AND allocated_owner_name IS NOT NULL GROUP BY ALL"
     )
     found = {(cluster, owner): seconds for cluster, owner, seconds in hour.ask(sql)}
-    assert found.keys() == {(cluster, owner) for cluster in CLUSTERS for owner in HELD}
+    assert found.keys() == {(cluster, owner) for cluster in CLUSTERS for owner in ALLOCATED}
     for (cluster, owner), seconds in found.items():
         doubt = (1 + ENDS.get(owner, 0)) * TICK_SECONDS
-        assert seconds == pytest.approx(float(HELD[owner]), abs=doubt), (cluster, owner)
+        assert seconds == pytest.approx(float(ALLOCATED[owner]), abs=doubt), (cluster, owner)
 
 
-def test_held_by_owner_and_by_nobody_are_the_boards_hours(hour: Hour) -> None:
+def test_allocated_and_unallocated_hours_sum_to_the_physical_gpus_hours(hour: Hour) -> None:
     sql = "SELECT sum(allocated_gpu_hours) * 3600 FROM {entries}"
     ((seconds,),) = hour.ask(sql)
     assert seconds == pytest.approx(
@@ -279,8 +281,8 @@ def test_held_by_owner_and_by_nobody_are_the_boards_hours(hour: Hour) -> None:
     )
 
 
-def test_no_held_second_is_without_an_owner_once_its_record_has_come(hour: Hour) -> None:
-    """Before that its name is the node's word, and the store completes it."""
+def test_no_allocated_second_is_without_an_owner_once_its_record_has_come(hour: Hour) -> None:
+    """Before that the name comes from the node, and the store completes it."""
     states = {
         (pod.state.value, pod.owner_name is None)
         for event in hour.events
@@ -295,7 +297,7 @@ def test_no_held_second_is_without_an_owner_once_its_record_has_come(hour: Hour)
     assert hour.ask(sql) == []
 
 
-def test_busy_time_and_held_time_of_each_device_are_the_tick(hour: Hour) -> None:
+def test_busy_time_and_allocated_time_of_each_device_sum_to_the_tick(hour: Hour) -> None:
     for event in hour.events:
         for books in event.gpus:
             allocated = [
@@ -307,8 +309,8 @@ def test_busy_time_and_held_time_of_each_device_are_the_tick(hour: Hour) -> None
                 assert sum(one or 0 for one in used) == event.interval_ns
 
 
-def test_energy_of_each_board_is_its_counters(hour: Hour) -> None:
-    """From the first tick to the last one, which cover the time up to some windows before them."""
+def test_the_energy_of_each_gpu_agrees_with_its_counter(hour: Hour) -> None:
+    """From the first to the last tick; ticks cover the time up to some windows before them."""
     drawn: defaultdict[str, int] = defaultdict(int)
     counter: dict[str, tuple[int, int]] = {}
     for event in hour.events:
@@ -326,22 +328,22 @@ def test_energy_of_each_board_is_its_counters(hour: Hour) -> None:
             assert drawn[uuid] == pytest.approx(ended - begun, rel=0.0005), uuid
 
 
-def test_the_gap_of_the_lost_gpu_is_named_with_who_held_it(hour: Hour) -> None:
+def test_the_gap_of_the_lost_gpu_names_its_allocatee(hour: Hour) -> None:
     sql = (
         "SELECT cluster, allocated_owner_name, sum(gpu_gap_seconds)::DOUBLE FROM {entries}"
         " WHERE gpu_gap_ns > 0 GROUP BY ALL"
     )
     found = {(cluster, owner): seconds for cluster, owner, seconds in hour.ask(sql)}
     assert found.keys() == {(cluster, "lost") for cluster in CLUSTERS}
-    # The agent looks for a GPU that was lost after waits that double, from 5 s on, each by chance
-    # between half and the whole of it: the last one is at most twice as long as all before it.
+    # The agent looks for a lost GPU after waits that double from 5 s on, each random between half
+    # and all of it: so the last wait is at most twice as long as all before it.
     lost_seconds, first_wait_seconds = LOST[1] - LOST[0], 5.0
     longest_seconds = 3 * lost_seconds + first_wait_seconds + TICK_SECONDS
     for seconds in found.values():
         assert lost_seconds - TICK_SECONDS < seconds <= longest_seconds
 
 
-def test_the_clusters_are_apart_though_their_names_are_equal(hour: Hour) -> None:
+def test_the_clusters_are_separate_although_their_names_are_equal(hour: Hour) -> None:
     sql = (
         "SELECT count(DISTINCT cluster), count(DISTINCT pod_uid) FROM {entries}"
         " WHERE pod = 'train' GROUP BY cluster"

@@ -1,4 +1,4 @@
-"""Jobs of Slurm from the simulator to the books: what they use, and what they hold."""
+"""Slurm jobs from the simulator to the books: what they use, and what is allocated to them."""
 
 import asyncio
 from collections import defaultdict
@@ -38,7 +38,7 @@ def process(job: int, path: str, gpu: int, start: float, end: float) -> dict[str
 
 
 def scenario(path: str, driver: str) -> dict[str, Any]:
-    """Return two jobs, one after the other, on a GPU, beside a pod's; and one that runs nothing."""
+    """Return two successive jobs on a GPU, along with a pod's, and a job that runs nothing."""
     return {
         "name": "slurm",
         "nodes": [
@@ -105,7 +105,7 @@ async def played(scenario: dict[str, Any]) -> tuple[list[NodeSample], list[Proce
 
 
 @pytest.mark.parametrize(("path", "driver"), [(V2, "systemd"), (V1, "v1")])
-async def test_a_job_has_what_its_processes_used_and_what_the_scheduler_gave_it(
+async def test_a_job_has_what_its_processes_used_and_what_the_scheduler_allocated(
     path: str, driver: str
 ) -> None:
     samples, records = await played(scenario(path, driver))
@@ -124,11 +124,11 @@ async def test_a_job_has_what_its_processes_used_and_what_the_scheduler_gave_it(
                         entry.busy_ns or 0
                     ) / NS_PER_SECOND
 
-    # Each ran for ten seconds, half of them.
+    # Each ran for ten seconds, half of them busy.
     assert used[0, "job", "4242"] == pytest.approx(5.0, abs=0.3)
     assert used[0, "job", "4243"] == pytest.approx(5.0, abs=0.3)
     assert used[1, "pod", None] == pytest.approx(10.0, abs=0.5)
-    # A folder of a user's is no job's, and who holds the GPU has not used it.
+    # A user's directory is not a job's, and the allocatee of the GPU has not used it.
     assert {category for gpu, category, _ in used if gpu == 2} == {"host"}
     assert {job for _, category, job in used if category == "job"} == {"4242", "4243"}
     assert allocated[0, "4242"] == pytest.approx(12.0, abs=1.5)

@@ -1,8 +1,8 @@
 """A month, from the devices to the bill: what each tenant pays, and what a late hour changes.
 
-The month is of thirty days of four minutes each, as an agent's two hours are what a core plays
-within a minute; `make bench ARGS="month --seconds 2592000"` plays the whole of it. So each tick
-that is in doubt weighs 360 times as much here.
+The month has thirty days of four minutes each, because a core plays an agent's two hours within a
+minute; `make bench ARGS="month --seconds 2592000"` plays all of it. So each tick that is in doubt
+weighs 360 times as much here.
 """
 
 import asyncio
@@ -36,12 +36,12 @@ from tests.month_scenario import (
 DAY_SECONDS: Final = 240
 TOLERANCE: Final = 0.01
 Key = tuple[str, str | None]
-"""A namespace or a word of idle, and the kind of idle."""
+"""A namespace or a special value such as `__idle__`, and the kind of idle."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Billed:
-    """What a command said, and its exit code."""
+    """The output of a command, and its exit code."""
 
     code: int
     out: str
@@ -50,14 +50,14 @@ class Billed:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The month's bills, and what is true of it."""
+    """The month's bills, and the truth."""
 
     truth: dict[str, TenantTruth]
     store: str
     arguments: list[str]
     closed: Billed
     early: Bill
-    """While a node's last hour was away."""
+    """The bill while a node's last hour was missing."""
     late: Bill
 
     def ask(self, *command: str) -> Billed:
@@ -82,7 +82,7 @@ def costs(bill: Bill) -> dict[Key, Decimal]:
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """Play the month, close it while an hour is away, and let that hour come."""
+    """Play the month, close it while an hour is missing, and let that hour come."""
     folder = tmp_path_factory.mktemp("month")
     (folder / "prices.yaml").write_text(POLICY)
     month = Month(store=folder / "store", day_seconds=DAY_SECONDS, sampling_interval_seconds=10.0)
@@ -106,7 +106,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     )
 
 
-def test_each_tenant_pays_what_is_true_of_it(outcome: Outcome) -> None:
+def test_each_tenant_pays_for_its_true_use(outcome: Outcome) -> None:
     found = costs(outcome.late)
     expected = {name: owed(name, truth) for name, truth in outcome.truth.items()}
     assert {name for name, kind in found if kind is None} == expected.keys()
@@ -114,14 +114,14 @@ def test_each_tenant_pays_what_is_true_of_it(outcome: Outcome) -> None:
     assert max(map(abs, off.values())) < TOLERANCE, off
 
 
-def test_what_nobody_pays_is_what_the_boards_cost_beside_the_tenants(outcome: Outcome) -> None:
-    """A lost GPU is nobody's, and what is held and not paid for is a kind of its own."""
+def test_what_no_tenant_pays_is_the_rest_of_the_asset_cost(outcome: Outcome) -> None:
+    """A lost GPU belongs to no tenant, and allocated but unbilled time is a kind of its own."""
     found, hours = costs(outcome.late), DAYS * DAY_SECONDS / 3600
-    boards = hours * (2 * PRICES[H100] + 3 * PRICES[L4])
+    gpu_cost = hours * (2 * PRICES[H100] + 3 * PRICES[L4])
     unresponsive = (
         sum(one.unresponsive.get(L4, 0.0) for one in outcome.truth.values()) / 3600 * PRICES[L4]
     )
-    held_back = sum(
+    unused = sum(
         (truth.allocated.get(model, 0.0) / 3600 * price)
         for name, truth in outcome.truth.items()
         for model, price in PRICES.items()
@@ -130,15 +130,15 @@ def test_what_nobody_pays_is_what_the_boards_cost_beside_the_tenants(outcome: Ou
     tenants = sum(owed(name, truth) for name, truth in outcome.truth.items())
     expected = {
         ("__unresponsive__", "overhead"): unresponsive,
-        ("__unused__", "unused"): held_back,
-        ("__idle__", "idle"): boards - unresponsive - held_back - tenants,
+        ("__unused__", "unused"): unused,
+        ("__idle__", "idle"): gpu_cost - unresponsive - unused - tenants,
     }
-    off = {key: (float(found[key]) - cost) / boards for key, cost in expected.items()}
+    off = {key: (float(found[key]) - cost) / gpu_cost for key, cost in expected.items()}
     assert max(map(abs, off.values())) < TOLERANCE, off
-    assert float(sum(found.values())) == pytest.approx(boards, rel=0.001)
+    assert float(sum(found.values())) == pytest.approx(gpu_cost, rel=0.001)
 
 
-def test_lines_are_what_the_boards_cost_to_the_last_unit(outcome: Outcome) -> None:
+def test_lines_sum_to_the_asset_cost_to_the_last_unit(outcome: Outcome) -> None:
     for bill in (outcome.early, outcome.late):
         assert sum(costs(bill).values()) == bill.line_cost == bill.asset_cost
 

@@ -1,9 +1,9 @@
-"""What is shorter than a tick: processes of 50 to 900 ms, and visits to a GPU of 20 to 80 ms.
+"""Use shorter than a tick: processes of 50 to 900 ms, and visits to a GPU of 20 to 80 ms.
 
-Looks show the former while they are there. The latter are shorter than a look, by processes that
-live on: what they used is settled. The agent watches the simulator as it does a node: it ticks each
-second, and looks ten times between. Truth is the simulator's; what its accounts say is rounded as
-the driver's are.
+Fast polls show the former while they run. The latter are shorter than a fast poll's interval, by
+processes that live on, and are booked as late adjustments. The agent watches the simulator as it
+does a node: it ticks each second, with ten fast polls in between. The truth is the simulator's;
+its accounting is rounded as the driver's is.
 """
 
 from collections import defaultdict
@@ -38,7 +38,7 @@ EPOCH_NS: Final = 1_795_000_000_000_000_000
 SECOND_NS: Final = 10**9
 RUN_SECONDS: Final = 24.0
 LEAD_SECONDS: Final = 2.0
-LOOKS: Final = 10
+FAST_POLLS: Final = 10
 WINDOW_SECONDS: Final = 1 / 6
 EntryOwner = str
 """A pod's UID, or the name of another category."""
@@ -46,7 +46,7 @@ EntryOwner = str
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """A run's ticks, and the truth behind them."""
+    """A run's ticks, and the truth."""
 
     samples: Sequence[NodeSample]
     simulation: Simulation
@@ -54,11 +54,11 @@ class Run:
 
     @override
     def __repr__(self) -> str:
-        """Tell the run in short: hypothesis shows this, and refuses to show all."""
+        """Describe the run briefly: hypothesis shows this, and refuses to show everything."""
         return f"Run(ticks={len(self.samples)}, pods={len(self.simulation.pods)})"
 
     def booked(self) -> Mapping[EntryOwner, float]:
-        """Return the busy seconds that ticks book on each."""
+        """Return the busy seconds that ticks book on each owner."""
         found: dict[EntryOwner, float] = defaultdict(float)
         for sample in self.samples:
             for books in book_tick(sample):
@@ -66,17 +66,17 @@ class Run:
                     found[_owner_of(entry, sample)] += (entry.busy_ns or 0) / 1e9
         return found
 
-    def settled(self) -> Mapping[EntryOwner, float]:
-        """Return the busy seconds that late adjustments add to them."""
+    def adjusted(self) -> Mapping[EntryOwner, float]:
+        """Return the busy seconds that late adjustments add to each owner."""
         found: dict[EntryOwner, float] = defaultdict(float)
         for sample in self.samples:
-            for settlement in adjust_ends(sample) or ():
-                for entry in settlement.entries:
+            for adjustment in adjust_ends(sample) or ():
+                for entry in adjustment.entries:
                     found[_owner_of(entry, sample)] += (entry.busy_ns or 0) / 1e9
         return found
 
     def truth(self) -> Mapping[EntryOwner, float]:
-        """Return the busy seconds of each pod, while ticks covered it."""
+        """Return the busy seconds of each pod while ticks covered it."""
         begin_ns = self.samples[0].time_ns - self.samples[0].interval_ns
         used = self.simulation.truth(begin_ns, self.samples[-1].time_ns)
         return {one.uid: one.busy_seconds for one in used}
@@ -93,11 +93,11 @@ Load = Callable[[Random, int], Iterable[dict[str, object]]]
 
 
 def play(
-    seed: int, load: Load, *, pods_a_gpu: int, accounting: str = "v1", looks: int = LOOKS
+    seed: int, load: Load, *, pods_a_gpu: int, accounting: str = "v1", polls: int = FAST_POLLS
 ) -> Run:
     """Let an agent watch two GPUs on which pods run what `load` returns."""
     clock = ManualClock(start_ns=EPOCH_NS)
-    random = Random(seed)  # noqa: S311  # no secret is made of it
+    random = Random(seed)  # noqa: S311  # not for secrets
     scenario = parse_scenario(_scenario(random, load, pods_a_gpu, accounting))
     simulation = Simulation(scenario, epoch_ns=EPOCH_NS, clock=clock)
     node = simulation.node("gpu-a")
@@ -107,14 +107,14 @@ def play(
     while clock.monotonic_ns() < RUN_SECONDS * SECOND_NS:
         if tick := tick_of(sampler, gpus, node.clock):
             made.append(tick.sample)
-        for place in range(looks + 1):
+        for place in range(polls + 1):
             if place:
                 at = ClockReading.read(node.clock)
                 cursors = sampler.fast_poll_cursors(OthersScope.ALL, now_ns=at.monotonic_ns)
                 sampler.take_fast_polls(
                     [gpu.fast_poll(cursors[gpu.uuid], at=at) for gpu in gpus if cursors]
                 )
-            clock.advance(1 / (looks + 1))
+            clock.advance(1 / (polls + 1))
     return Run(made, simulation, node)
 
 
@@ -141,8 +141,8 @@ def _scenario(random: Random, load: Load, pods_a_gpu: int, accounting: str) -> d
 
 
 def short_processes(random: Random, gpu: int) -> Iterator[dict[str, object]]:
-    """Yield one process of 50 to 900 ms after the other."""
-    # What began before the agent did, or has not ended when it does, is not told.
+    """Yield successive processes of 50 to 900 ms."""
+    # A process that began before the agent, or has not ended when it does, is not reported.
     at = LEAD_SECONDS + random.uniform(0.0, 1.0)
     while at < RUN_SECONDS - LEAD_SECONDS:
         end = at + random.uniform(0.05, 0.9)
@@ -172,7 +172,7 @@ def _process(random: Random, gpu: int) -> dict[str, object]:
 
 
 def error_seconds(booked: Mapping[EntryOwner, float], truth: Mapping[EntryOwner, float]) -> float:
-    """Return how far pods are from the truth, in sum."""
+    """Return how far pods are from the truth, in total."""
     return sum(abs(booked.get(uid, 0.0) - seconds) for uid, seconds in truth.items())
 
 
@@ -189,30 +189,30 @@ accountings = st.sampled_from(["v1", "v2"])
 
 @settings(examples(15), derandomize=True)
 @given(seeds, accountings)
-def test_a_pod_alone_on_its_gpu_has_all_that_its_short_processes_used(
+def test_a_single_pod_on_a_gpu_gets_everything_that_its_short_processes_used(
     seed: int, accounting: str
 ) -> None:
-    """By looks: their accounts leave nothing to settle but what rounding left."""
+    """By fast polls: their accounts leave no late adjustment except for rounding."""
     run = play(seed, short_processes, pods_a_gpu=1, accounting=accounting)
     booked, truth = run.booked(), run.truth()
-    both = added(booked, run.settled())
+    both = added(booked, run.adjusted())
     assert error_seconds(both, truth) <= error_seconds(booked, truth)
     for uid, seconds in truth.items():
         assert both[uid] == pytest.approx(seconds, rel=0.01, abs=0.09)
 
 
 @settings(examples(15), derandomize=True)
-@given(seeds, accountings, st.sampled_from([0, LOOKS]))
-def test_a_pod_alone_on_its_gpu_has_what_it_used_in_visits_shorter_than_a_look(
-    seed: int, accounting: str, looks: int
+@given(seeds, accountings, st.sampled_from([0, FAST_POLLS]))
+def test_a_single_pod_on_a_gpu_gets_its_use_in_visits_shorter_than_a_fast_poll(
+    seed: int, accounting: str, polls: int
 ) -> None:
-    """By settlement: without it, a part of them is nobody's."""
-    run = play(seed, short_visits, pods_a_gpu=1, accounting=accounting, looks=looks)
-    booked, settled, truth = run.booked(), run.settled(), run.truth()
-    assert sum(seconds for name, seconds in settled.items() if name in truth) > 0.0
-    off, off_settled = error_seconds(booked, truth), error_seconds(added(booked, settled), truth)
-    assert off_settled < 0.5 * off
-    assert off_settled <= 0.03 * sum(truth.values())
+    """By late adjustments: without them, a part of the visits is unattributed."""
+    run = play(seed, short_visits, pods_a_gpu=1, accounting=accounting, polls=polls)
+    booked, adjusted, truth = run.booked(), run.adjusted(), run.truth()
+    assert sum(seconds for name, seconds in adjusted.items() if name in truth) > 0.0
+    off, off_adjusted = error_seconds(booked, truth), error_seconds(added(booked, adjusted), truth)
+    assert off_adjusted < 0.5 * off
+    assert off_adjusted <= 0.03 * sum(truth.values())
 
 
 @settings(examples(15), derandomize=True)
@@ -222,16 +222,16 @@ def test_a_pod_alone_on_its_gpu_has_what_it_used_in_visits_shorter_than_a_look(
     st.sampled_from([1, 2, 3]),
     accountings,
 )
-def test_nothing_is_taken_but_from_nobody_and_the_sum_over_all_accounts_stays(
+def test_late_adjustments_take_only_unattributed_time_and_keep_the_sum(
     seed: int, load: Load, pods_a_gpu: int, accounting: str
 ) -> None:
     run = play(seed, load, pods_a_gpu=pods_a_gpu, accounting=accounting)
-    booked, settled = run.booked(), run.settled()
-    assert sum(settled.values()) == pytest.approx(0.0, abs=1e-9)
-    assert all(seconds > 0.0 for name, seconds in settled.items() if name != "unattributed")
-    assert booked["unattributed"] + settled.get("unattributed", 0.0) >= -1e-9
-    # Of visits some is always left to settle, or all of this would say nothing.
-    assert settled or load is short_processes
+    booked, adjusted = run.booked(), run.adjusted()
+    assert sum(adjusted.values()) == pytest.approx(0.0, abs=1e-9)
+    assert all(seconds > 0.0 for name, seconds in adjusted.items() if name != "unattributed")
+    assert booked["unattributed"] + adjusted.get("unattributed", 0.0) >= -1e-9
+    # Visits always leave something to adjust; without adjustments the test would prove nothing.
+    assert adjusted or load is short_processes
 
 
 def table(name: str) -> list[ParameterSet]:
@@ -251,38 +251,38 @@ def table(name: str) -> list[ParameterSet]:
     ]
 
 
-def parts_off(load: Load, *, pods: int, looks: int) -> tuple[float, float]:
-    """Return how far pods are from the truth before and after what is settled."""
-    used = off = off_settled = 0.0
+def parts_off(load: Load, *, pods: int, polls: int) -> tuple[float, float]:
+    """Return how far pods are from the truth, before and after late adjustments."""
+    used = off = off_adjusted = 0.0
     for seed in range(20):
-        run = play(seed, load, pods_a_gpu=pods, looks=looks)
+        run = play(seed, load, pods_a_gpu=pods, polls=polls)
         truth, booked = run.truth(), run.booked()
         used += sum(truth.values())
         off += error_seconds(booked, truth)
-        off_settled += error_seconds(added(booked, run.settled()), truth)
-    return off / used, off_settled / used
+        off_adjusted += error_seconds(added(booked, run.adjusted()), truth)
+    return off / used, off_adjusted / used
 
 
 @pytest.mark.parametrize(("pods", "without", "with_"), table("short"))
-def test_the_page_tells_how_much_nearer_to_the_truth_looks_bring_pods(
+def test_the_page_shows_how_much_fast_polls_improve_accuracy(
     pods: int, without: float, with_: float
 ) -> None:
-    """Looks show the samples of a process while it is there."""
-    for looks, expected in ((0, without), (LOOKS, with_)):
-        off, _ = parts_off(short_processes, pods=pods, looks=looks)
+    """Fast polls read the samples of a process while it is running."""
+    for polls, expected in ((0, without), (FAST_POLLS, with_)):
+        off, _ = parts_off(short_processes, pods=pods, polls=polls)
         assert off == pytest.approx(expected, rel=0.05, abs=0.0006)
 
 
-@pytest.mark.parametrize(("pods", "alone", "alone_settled", "off", "settled"), table("visits"))
-def test_the_page_tells_how_much_nearer_to_the_truth_settlement_brings_pods(
-    pods: int, alone: float, alone_settled: float, off: float, settled: float
+@pytest.mark.parametrize(("pods", "alone", "alone_adjusted", "off", "adjusted"), table("visits"))
+def test_the_page_shows_how_much_late_adjustments_improve_accuracy(
+    pods: int, alone: float, alone_adjusted: float, off: float, adjusted: float
 ) -> None:
-    for looks, expected in ((0, (alone, alone_settled)), (LOOKS, (off, settled))):
-        found = parts_off(short_visits, pods=pods, looks=looks)
+    for polls, expected in ((0, (alone, alone_adjusted)), (FAST_POLLS, (off, adjusted))):
+        found = parts_off(short_visits, pods=pods, polls=polls)
         assert found == pytest.approx(expected, rel=0.05, abs=0.0006)
 
 
-def test_without_looks_nobody_is_known_and_nothing_is_settled() -> None:
-    run = play(7, short_processes, pods_a_gpu=1, accounting="v2", looks=0)
+def test_without_fast_polls_short_processes_are_unattributed_and_not_adjusted() -> None:
+    run = play(7, short_processes, pods_a_gpu=1, accounting="v2", polls=0)
     assert run.booked()["unattributed"] > 0.5
-    assert run.settled() == {}
+    assert run.adjusted() == {}

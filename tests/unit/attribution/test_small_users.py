@@ -1,4 +1,4 @@
-"""The bias that the driver's whole percents leave: docs/attribution.md's table, measured anew."""
+"""The bias caused by the driver's whole percents: remeasures the table in docs/attribution.md."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -23,7 +23,7 @@ BIG_RATIO: Final = 0.5
 
 
 def scenario(small_ratio: float, kernel_seconds: float) -> dict[str, object]:
-    """Write a scenario of two pods that share a GPU, one of them with next to nothing to do."""
+    """Return a scenario of two pods that share a GPU, one of them with very little to do."""
     loads = {"big": (BIG_RATIO, 0.005), "small": (small_ratio, kernel_seconds)}
     return {
         "name": "small-users",
@@ -53,7 +53,7 @@ def scenario(small_ratio: float, kernel_seconds: float) -> dict[str, object]:
 
 
 def booked_over_true(small_ratio: float, kernel_seconds: float) -> float:
-    """Return what the small pod is booked, as a part of what its kernels used."""
+    """Return the small pod's booked time divided by the time that its kernels used."""
     clock = ManualClock(start_ns=EPOCH_NS)
     load = scenario(small_ratio, kernel_seconds)
     simulation = Simulation(parse_scenario(load), epoch_ns=EPOCH_NS, clock=clock)
@@ -92,7 +92,7 @@ def table() -> list[tuple[float, float, float]]:
 
 
 @pytest.mark.parametrize(("small_ratio", "kernel_seconds", "reported"), table())
-def test_the_page_tells_what_whole_percents_leave_of_a_small_user(
+def test_the_page_shows_the_bias_of_whole_percents_for_a_small_user(
     small_ratio: float, kernel_seconds: float, reported: float
 ) -> None:
     assert booked_over_true(small_ratio, kernel_seconds) == pytest.approx(reported, abs=0.0051)

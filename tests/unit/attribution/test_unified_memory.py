@@ -1,4 +1,4 @@
-"""GPUs that use the machine's memory: what processes hold is theirs, and the sum is the machine."""
+"""GPUs that use the machine's memory: each process gets its own, and the sum is the machine's."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def scenario(*, unified: bool = True) -> dict[str, object]:
 
 
 def books_of(simulation: Simulation, clock: ManualClock) -> list[tuple[GpuBooks, dict[str, int]]]:
-    """Return each tick's books, and what memory each pod, by name, and idle have in them."""
+    """Return each tick's books, and the memory of each pod, by name, and of idle in them."""
     names = {simulation.uid(pod): pod.spec.name for pod in simulation.pods}
     found = []
     for tick in play(simulation.node("spark"), clock, [1.0] * 5):
@@ -52,7 +52,7 @@ def books_of(simulation: Simulation, clock: ManualClock) -> list[tuple[GpuBooks,
     return found
 
 
-def test_processes_have_what_the_driver_lists_and_the_rest_of_the_machine_is_idle() -> None:
+def test_processes_get_the_memory_that_the_driver_lists_and_the_rest_is_idle() -> None:
     clock = ManualClock(start_ns=EPOCH_NS)
     simulation = Simulation(parse_scenario(scenario()), epoch_ns=EPOCH_NS, clock=clock)
     for books, memory in books_of(simulation, clock):
@@ -64,7 +64,7 @@ def test_processes_have_what_the_driver_lists_and_the_rest_of_the_machine_is_idl
 
 
 @pytest.mark.parametrize("kind", ["own memory", "no meminfo"])
-def test_a_gpu_is_unified_only_where_it_has_no_memory_and_the_machine_tells_its_own(
+def test_memory_is_unified_only_if_the_gpu_has_none_and_the_machines_is_known(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = ManualClock(start_ns=EPOCH_NS)

@@ -1,4 +1,4 @@
-"""The agent keeps nothing of what is over: processes, containers, ticks."""
+"""The agent keeps nothing of the past: processes, containers, ticks."""
 
 import subprocess
 import sys
@@ -7,10 +7,10 @@ from pathlib import Path
 from benchmarks.day import Day
 
 ROOT = Path(__file__).parents[3]
-# In a process of its own: what other tests have left to be tidied up would count as well.
+# In a process of its own, because leftovers of other tests would count as well.
 GROWTH = "from benchmarks.bench_agent_day import traced_growth; print(*traced_growth(1_000))"
-# An integer and a reference to it: less cannot be kept of a process, not even its pid. What is kept
-# of none but comes and goes (tables that grow, caches) is a third of it over so many.
+# An integer and a reference to it: a leak cannot be smaller for a process, not even of its pid.
+# Memory that comes and goes (tables that grow, caches) is a third of that over so many.
 MIN_BYTES_KEPT = sys.getsizeof(4_000) + 8
 
 
@@ -23,7 +23,7 @@ def test_hundreds_of_processes_that_came_and_went_leave_nothing_behind() -> None
     assert grown_bytes < processes * MIN_BYTES_KEPT
 
 
-def test_the_day_that_is_measured_is_busy() -> None:
+def test_the_measured_day_is_busy() -> None:
     day = Day()
     day.pass_seconds(60)
     assert day.ticks == 59

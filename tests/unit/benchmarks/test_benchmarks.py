@@ -1,4 +1,4 @@
-"""The command around the benchmarks: choosing, printing, and the file of figures."""
+"""The benchmark command: selection, output, and the file of figures."""
 
 import json
 import sys
@@ -32,7 +32,7 @@ def run():
 
 @pytest.fixture(autouse=True)
 def two_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let the package hold two small benchmarks; the project's own take minutes."""
+    """Let the package contain two small benchmarks, because the project's own take minutes."""
     folder = tmp_path / "package"
     folder.mkdir()
     (folder / "bench_passing_xyz.py").write_text(PASSING)
@@ -44,7 +44,7 @@ def two_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         sys.modules.pop(f"benchmarks.bench_{name}", None)
 
 
-def test_each_bench_module_is_a_benchmark_summed_up_by_its_first_docstring_line() -> None:
+def test_each_bench_module_is_a_benchmark_described_by_its_first_docstring_line() -> None:
     found = discover(benchmarks)
 
     assert list(found) == ["absent", "count"]
@@ -83,7 +83,7 @@ def test_a_line_is_printed_before_the_next_figure_is_measured(
     assert printed_before_second[0].splitlines()[-1].startswith("a ")
 
 
-def test_all_benchmarks_run_when_none_is_named_and_one_that_cannot_be_measured_says_so(
+def test_all_benchmarks_run_by_default_and_one_that_cannot_be_measured_gives_a_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "figures.json"
@@ -106,7 +106,7 @@ def test_all_benchmarks_run_when_none_is_named_and_one_that_cannot_be_measured_s
         ),
     ],
 )
-def test_a_wrong_call_runs_nothing_and_says_what_is_right(
+def test_an_invalid_call_runs_nothing_and_explains_the_right_one(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 2
@@ -120,7 +120,7 @@ def test_list_names_the_benchmarks_and_runs_none(capsys: pytest.CaptureFixture[s
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["absent", "count"]
 
 
-def test_what_was_measured_is_written_even_when_a_benchmark_breaks(tmp_path: Path) -> None:
+def test_measured_figures_are_written_even_if_a_benchmark_breaks(tmp_path: Path) -> None:
     def run() -> Iterator[Figure]:
         yield Figure(name="before", value=1.0, unit="seconds")
         raise ZeroDivisionError

@@ -1,4 +1,4 @@
-"""The library that plays NVML for the benchmark has what the agent asks for."""
+"""The library that plays NVML for the benchmark has the functions that the agent calls."""
 
 from pathlib import Path
 from typing import Final
@@ -46,7 +46,7 @@ def _aliased(source: str) -> str:
     return source.replace("_v2(", "(").replace("WithFlags(", "(")
 
 
-def test_results_lie_in_memory_as_the_c_interface_has_them() -> None:
+def test_results_have_the_memory_layout_of_the_c_interface() -> None:
     by_name = {function.name: function for function in FUNCTIONS}
     memory = pynvml.c_nvmlMemory_v2_t(total=5)
     cases = {
@@ -66,7 +66,7 @@ def test_each_function_is_in_the_header_once() -> None:
     assert len({line.split(",")[1] for line in lines}) == len(lines) == len(FUNCTIONS)
 
 
-def test_a_question_is_told_once_and_its_answer_can_change(tmp_path: Path) -> None:
+def test_a_query_is_recorded_once_and_its_answer_can_change(tmp_path: Path) -> None:
     memory = SharedMemory(tmp_path / "memory", devices=2)
     assert memory.wanted() == []
     for answer in (b"one", b"three"):

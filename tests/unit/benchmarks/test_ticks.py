@@ -16,19 +16,21 @@ def test_the_same_seed_gives_the_same_ticks() -> None:
     assert Fleet(nodes=2).tick(1, 5) == Fleet(nodes=2).tick(1, 5)
 
 
-def test_time_and_milliseconds_since_boot_rise_alike_as_of_a_clock_that_nobody_sets() -> None:
+def test_time_and_milliseconds_since_boot_advance_together_as_with_a_clock_that_nobody_sets() -> (
+    None
+):
     fleet = Fleet(nodes=1)
     for tick, later in pairwise(fleet.tick(0, number) for number in range(3)):
         assert later.time_ns - tick.time_ns == (later.seq - tick.seq) * 1_000_000 == 1_000_000_000
 
 
-def test_a_template_gives_the_tick_with_another_seq_and_time_and_nothing_else() -> None:
+def test_a_template_gives_the_tick_with_only_another_seq_and_time() -> None:
     tick = Fleet(nodes=1).tick(0, 7)
     made = decode(template_of(tick).at(seq=12_345, time_ns=67_890))
     assert made == replace(tick, seq=12_345, time_ns=67_890)
 
 
-def test_a_tick_is_of_the_size_that_all_figures_are_of() -> None:
+def test_a_tick_has_the_size_that_all_figures_assume() -> None:
     tick = Fleet(nodes=1).tick(0, 0)
     assert (len(tick.gpus), len(tick.processes), len(tick.containers)) == (8, 20, 10)
     assert (GPUS, PROCESSES, CONTAINERS) == (8, 20, 10)

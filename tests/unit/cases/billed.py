@@ -25,19 +25,19 @@ from tests.hanging import HANG_SECONDS
 
 DAY_US = 86_400_000_000
 PRICES = "prices: [{name: any, model: '*', per_gpu_hour: 3600}]\n"
-"""One unit of currency for a second."""
+"""One unit of currency per second."""
 
 Lines = Mapping[str, Mapping[str, Any]]
-"""The lines of a bill as JSON, by the name of the pod."""
+"""The line items of a bill as JSON, by the name of the pod."""
 
 
 def lines_of(scenario: Mapping[str, Any], folder: Path, *, ticks_of_a_node: int = 2) -> Lines:
-    """Return a scenario's bill by namespace and pod after so many samples of each node."""
+    """Return a scenario's bill by namespace and pod after this many samples of each node."""
     file = folder / "scenario.yaml"
     file.write_text(json.dumps(scenario))
     asyncio.run(_play(file, folder / "store", ticks=ticks_of_a_node * len(scenario["nodes"])))
     today_us = time.time_ns() // 1000 // DAY_US * DAY_US
-    # The run is over, so that its last minute is complete, too.
+    # The run is over, so its last minute is complete too.
     mark_complete(DeltaTable(table_uri(str(folder / "store"), USAGE.name)), today_us + DAY_US)
     read = ReadPolicy(parse_policy(PRICES), "0" * 64, "test")
     store = UsageReader(str(folder / "store"), distinguishes_gpus=False)

@@ -1,4 +1,4 @@
-"""A pod is billed for the GPU that it was given, whoever gave it and whatever it is called."""
+"""A pod is billed for the GPU allocated to it, whatever allocated it and whatever it is called."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ EPOCH_NS: Final = 1_795_000_000_000_000_000
 
 
 def with_cards(scenario: dict[str, Any]) -> dict[str, Any]:
-    """Return the scenario with HAMi's annotations, which name the second card of their node."""
+    """Return the scenario with HAMi's annotations, which name the second GPU of the node."""
     simulation = Simulation(parse_scenario(scenario), epoch_ns=EPOCH_NS)
     card = simulation.node("counted").gpus[1].facts.uuid
     for pod in scenario["pods"]:
@@ -66,18 +66,18 @@ def test_a_device_counts_whatever_its_resource_is_called(lines: Lines) -> None:
     assert lines["notebook-0"]["allocated_gpu_seconds"] > 0
 
 
-@pytest.mark.xfail(
-    raises=AssertionError, reason="HAMi's ids lead to no card of a node with several"
-)
+@pytest.mark.xfail(raises=AssertionError, reason="HAMi's ids match no GPU of a node with several")
 @pytest.mark.parametrize("pod", ["quarter-0", "quarter-1"])
-def test_a_share_that_hami_gave_is_held_by_the_annotation(lines: Lines, pod: str) -> None:
+def test_a_share_given_by_hami_is_allocated_by_the_annotation(lines: Lines, pod: str) -> None:
     assert pod in lines
     assert lines[pod]["allocated_gpu_seconds"] > 0
 
 
-@pytest.mark.xfail(raises=AssertionError, reason="no column tells use of what another pod holds")
-def test_a_bill_tells_use_of_a_gpu_that_another_pod_holds(lines: Lines) -> None:
-    """On both lines, in a column of any name that has `others` in it."""
+@pytest.mark.xfail(
+    raises=AssertionError, reason="no column shows use of a GPU allocated to another pod"
+)
+def test_a_bill_shows_use_of_a_gpu_that_is_allocated_to_another_pod(lines: Lines) -> None:
+    """On both line items, in a column whose name contains `others`."""
     for pod in ("hitchhiker-0", "payer-0"):
         reported = [value for name, value in lines[pod].items() if "others" in name]
         assert reported == [lines["hitchhiker-0"]["used_gpu_seconds"]], pod
@@ -90,9 +90,9 @@ def test_a_bill_tells_use_of_a_gpu_that_another_pod_holds(lines: Lines) -> None:
         r"(Unallocated|NotAllocated|WithoutAllocation|NotGiven)",
         r"(Deleted|Gone|Orphan).*Pod|Pod(Deleted|Gone)",
     ],
-    ids=["a GPU that the pod was not given", "a pod that is gone"],
+    ids=["a GPU not allocated to the pod", "a pod that is gone"],
 )
-def test_an_alert_fires_for_use_that_no_allocation_explains(name: str) -> None:
+def test_an_alert_fires_for_use_without_an_allocation(name: str) -> None:
     rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "gpuledger.rules.yaml").read_text())
     alerts = [rule["alert"] for group in rules["groups"] for rule in group["rules"]]
     assert [alert for alert in alerts if re.search(name, alert)], alerts
@@ -113,7 +113,7 @@ POD: Final = {
 
 
 def requested(**limits: str) -> Mapping[str, int]:
-    """Return the GPU requests that are read of a container with these limits."""
+    """Return the GPU requests that podwatch reads from a container with these limits."""
     settings = PodwatchSettings()
     reader = PodReader(
         cluster="c",
@@ -132,13 +132,15 @@ def requested(**limits: str) -> Mapping[str, int]:
     return container.requested.resources if container.requested else {}
 
 
-@pytest.mark.xfail(raises=AssertionError, reason="all that has NVIDIA's prefix is a GPU")
+@pytest.mark.xfail(raises=AssertionError, reason="everything with NVIDIA's prefix counts as a GPU")
 @pytest.mark.parametrize("nic", ["nvidia.com/mlnxnics", "nvidia.com/hostdev"])
-def test_a_network_card_is_no_gpu_request(nic: str) -> None:
+def test_a_network_card_is_not_a_gpu_request(nic: str) -> None:
     assert requested(**{"nvidia.com/gpu": "1", nic: "2"}) == {"nvidia.com/gpu": 1}
 
 
-@pytest.mark.xfail(raises=AssertionError, reason="the default prefixes lack other schedulers'")
+@pytest.mark.xfail(
+    raises=AssertionError, reason="the default prefixes do not include other schedulers"
+)
 @pytest.mark.parametrize("share", ["koordinator.sh/gpu-core", "tencent.com/vcuda-core"])
 def test_a_share_of_another_scheduler_is_a_gpu_request(share: str) -> None:
     assert share in requested(**{share: "50"})
@@ -151,8 +153,8 @@ def returning(name: str, gpu: int, start: float, end: float | None = None) -> di
     return {"namespace": "web", "name": name, "node": "n", "containers": containers, **lives}
 
 
-async def held_at(scenario: dict[str, Any], seconds: float) -> list[str]:
-    """Return the GPUs that the agent books as held after this time, asked every few seconds."""
+async def allocated_at(scenario: dict[str, Any], seconds: float) -> list[str]:
+    """Return the GPUs that are allocated after this time, by an agent that polls repeatedly."""
     clock = ManualClock(start_ns=EPOCH_NS)
     node = Simulation(parse_scenario(scenario), epoch_ns=EPOCH_NS, clock=clock).node("n")
     host = play(node)
@@ -174,10 +176,12 @@ async def held_at(scenario: dict[str, Any], seconds: float) -> list[str]:
         task.cancel()
 
 
-@pytest.mark.xfail(raises=AssertionError, reason="a pod that has ended is told by its name alone")
+@pytest.mark.xfail(raises=AssertionError, reason="an ended pod is identified only by its name")
 @pytest.mark.parametrize("seconds", [100.0, 600.0])
-async def test_a_pod_does_not_hold_what_an_ended_pod_of_its_name_held(seconds: float) -> None:
-    """As a pod of a StatefulSet that comes again while the kubelet lists the one before."""
+async def test_a_pod_is_not_allocated_the_gpu_of_an_ended_pod_of_the_same_name(
+    seconds: float,
+) -> None:
+    """As in a StatefulSet whose pod is recreated while the kubelet still lists the previous one."""
     scenario = {
         "name": "again",
         "nodes": [
@@ -193,20 +197,20 @@ async def test_a_pod_does_not_hold_what_an_ended_pod_of_its_name_held(seconds: f
             returning("agent", -1, 0),
         ],
     }
-    assert await held_at(scenario, seconds) == ["1"]
+    assert await allocated_at(scenario, seconds) == ["1"]
 
 
 def prolog_in(page: str) -> str:
-    """Return the shell script that a page gives as Slurm's prolog."""
+    """Return the shell script that a page documents as Slurm's prolog."""
     blocks: list[str] = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
     return next(block for block in blocks if "# Prolog" in block)
 
 
 @pytest.mark.xfail(
-    raises=AssertionError, reason="the documented prolog takes Slurm's numbers for the driver's"
+    raises=AssertionError, reason="the documented prolog mistakes Slurm's numbers for the driver's"
 )
-def test_the_documented_prolog_gives_a_job_the_gpu_that_slurm_gave_it(tmp_path: Path) -> None:
-    """On a machine on which the device files are not in the driver's order."""
+def test_the_documented_prolog_gives_a_job_the_gpu_that_slurm_allocated(tmp_path: Path) -> None:
+    """On a machine whose device files are not in the driver's order."""
     orders = ((0, 4), (6, 0))
     gpus = [
         GpuFacts(
@@ -225,7 +229,7 @@ def test_the_documented_prolog_gives_a_job_the_gpu_that_slurm_gave_it(tmp_path: 
         "PATH": f"{programs}:/usr/bin:/bin",
         "SLURM_JOB_ID": "4242",
         "SLURM_JOB_GPUS": "0",
-        # Slurm's cgroup shows the job only the GPU that is its own.
+        # Slurm's cgroup shows the job only its own GPU.
         "CUDA_VISIBLE_DEVICES": "0",
     }
     subprocess.run(["/bin/sh", "-c", script], env=environment, check=True)

@@ -1,4 +1,4 @@
-"""Built-in prices fit products as words, and OpenCost's clients get what they ask for."""
+"""Built-in prices match whole words of products, and OpenCost's clients get what they request."""
 
 import asyncio
 import json
@@ -33,7 +33,9 @@ def price_of(model: str) -> str | None:
         pytest.param(
             model,
             right,
-            marks=[pytest.mark.xfail(raises=AssertionError, reason="a pattern fits within a word")]
+            marks=[
+                pytest.mark.xfail(raises=AssertionError, reason="a pattern matches within a word")
+            ]
             * (model in {"NVIDIA GH200 480GB", "NVIDIA GB200", "NVIDIA L40S-48Q"}),
         )
         for model, right in {
@@ -47,13 +49,13 @@ def price_of(model: str) -> str | None:
         }.items()
     ],
 )
-def test_a_built_in_price_is_of_the_product_itself(model: str, right: str | None) -> None:
-    """Or there is none: a price of another product would be wrong unseen."""
+def test_a_built_in_price_belongs_to_the_product_itself(model: str, right: str | None) -> None:
+    """Or there is none: the price of another product would be wrong and go unnoticed."""
     assert price_of(model) in {right, None}
 
 
 def answer(pages: InlinePages, path: str, **parameters: str) -> tuple[int, dict[str, Any]]:
-    """Return the status and the content of an answer."""
+    """Return the status and the content of a response."""
 
     async def ask() -> tuple[int, dict[str, Any]]:
         async with pages.running():
@@ -64,11 +66,11 @@ def answer(pages: InlinePages, path: str, **parameters: str) -> tuple[int, dict[
 
 
 @pytest.mark.xfail(
-    raises=AssertionError, reason="a parameter without effect and a level of containers are refused"
+    raises=AssertionError, reason="a parameter without effect and the container level are refused"
 )
 @pytest.mark.parametrize("aggregate", ["namespace,pod,container", "namespace,pod"])
 def test_opencosts_parquet_exporter_is_answered(tmp_path: Path, aggregate: str) -> None:
-    """It asks this with its defaults."""
+    """This is its request with its default settings."""
     status, content = answer(
         InlinePages(small_store(tmp_path)),
         "/allocation/compute",
@@ -110,23 +112,23 @@ def named(content: Mapping[str, Any]) -> set[str]:
     return {name.partition("=")[2] or name for each in content["data"] for name in each}
 
 
-def test_a_label_is_known_by_its_own_name(labelled: InlinePages) -> None:
+def test_a_label_can_be_requested_by_its_own_name(labelled: InlinePages) -> None:
     _, content = answer(
         labelled, "/allocation", window=DAY, aggregate="label:app.kubernetes.io/name"
     )
     assert named(content) == {"trainer", "server"}
 
 
-@pytest.mark.xfail(raises=AssertionError, reason="a label is known by its own name alone")
-def test_a_label_is_known_by_prometheus_form_of_its_name(labelled: InlinePages) -> None:
+@pytest.mark.xfail(raises=AssertionError, reason="a label is known only by its own name")
+def test_a_label_can_be_requested_by_its_prometheus_name(labelled: InlinePages) -> None:
     _, content = answer(
         labelled, "/allocation", window=DAY, aggregate="label:app_kubernetes_io_name"
     )
     assert named(content) == {"trainer", "server"}
 
 
-@pytest.mark.xfail(raises=AssertionError, reason="a label is known by its own name alone")
-def test_a_filter_knows_a_label_by_prometheus_form_of_its_name(labelled: InlinePages) -> None:
+@pytest.mark.xfail(raises=AssertionError, reason="a label is known only by its own name")
+def test_a_filter_accepts_the_prometheus_name_of_a_label(labelled: InlinePages) -> None:
     _, content = answer(
         labelled,
         "/allocation",
@@ -137,8 +139,8 @@ def test_a_filter_knows_a_label_by_prometheus_form_of_its_name(labelled: InlineP
     assert costs(content) == [7]
 
 
-@pytest.mark.xfail(raises=AssertionError, reason="only the command warns of an unknown label")
-def test_an_answer_warns_of_a_label_that_no_line_has(labelled: InlinePages) -> None:
+@pytest.mark.xfail(raises=AssertionError, reason="only the command warns about an unknown label")
+def test_a_response_warns_about_a_label_that_no_line_has(labelled: InlinePages) -> None:
     status, content = answer(labelled, "/allocation", window=DAY, aggregate="label:no-such-label")
     assert status == 200
     assert "no-such-label" in json.dumps(content.get("warnings", content.get("warning", "")))

@@ -1,4 +1,4 @@
-"""Whoever used a GPU keeps the name that they had, and nobody's use becomes the host's unseen."""
+"""A pod or job keeps its name as long as it uses a GPU, and no use silently becomes the host's."""
 
 from collections import Counter
 from typing import Any, Final
@@ -36,7 +36,7 @@ def host_process(path: str) -> dict[str, Any]:
 
 
 @pytest.mark.xfail(
-    raises=AssertionError, reason="a job's cgroup is known by job_<id> alone, not by its SLUID"
+    raises=AssertionError, reason="a job's cgroup is known only by job_<id>, not by its SLUID"
 )
 @pytest.mark.parametrize("path", NEW_FORMS)
 def test_use_below_slurms_scope_is_never_the_hosts(path: str) -> None:
@@ -62,13 +62,15 @@ def test_use_below_slurms_scope_is_never_the_hosts(path: str) -> None:
     ("path", "job"),
     [(f"{SCOPE}/job_4243/step_0/user/task_0", "4243"), (f"/user.slice/{SLUID}/step_0", None)],
 )
-def test_a_job_is_named_by_slurms_own_cgroup_alone(path: str, job: str | None) -> None:
+def test_only_slurms_own_cgroup_names_a_job(path: str, job: str | None) -> None:
     assert locate(f"0::{path}").job_id == job
 
 
-@pytest.mark.xfail(raises=AssertionError, reason="the join forgets a pod with its record")
-def test_a_pod_that_is_gone_keeps_its_name_while_its_process_works() -> None:
-    """As after a deletion by force of a pod whose process cannot be killed."""
+@pytest.mark.xfail(
+    raises=AssertionError, reason="the join forgets a pod when it forgets its record"
+)
+def test_a_deleted_pod_keeps_its_name_while_its_process_works() -> None:
+    """For example after a forced deletion of a pod whose process cannot be killed."""
     given = Given()
     given.read_pod(pod())
     used = {"processes": [process(container=0, sm_utilization_ratio=0.5)]}

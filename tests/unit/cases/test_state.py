@@ -1,4 +1,4 @@
-"""No state is lost with one message, no second is booked twice, no list ends an agent."""
+"""One lost message loses no state, no second is booked twice, and no list stops an agent."""
 
 import asyncio
 from collections import Counter
@@ -33,7 +33,7 @@ NODE: Final = "gpu-worker-pool-a-7f9c2.example.internal"
 async def agent_on(
     bus: Bus, scenario: Mapping[str, Any], *, played_seconds: float, queue_samples: int = 600
 ) -> AsyncIterator[None]:
-    """Run the agent of a node, after so many seconds of its time."""
+    """Run the agent of a node after this many seconds of its time."""
     clock = SleepersClock(sleepers=1, rings_after_seconds=played_seconds)
     node = Simulation(parse_scenario(scenario), epoch_ns=EPOCH_NS, clock=clock).node(NODE)
     running = run_agent(
@@ -60,15 +60,15 @@ def scenario_of(gpus: int, *pods: Mapping[str, Any]) -> dict[str, Any]:
 @pytest.mark.xfail(
     raises=AssertionError, reason="the inventory is sent once, and drops out of the queue first"
 )
-async def test_a_node_tells_its_inventory_though_kafka_was_away_when_it_started() -> None:
-    """For longer than the queue holds."""
+async def test_a_node_publishes_its_inventory_even_if_kafka_was_unavailable_at_startup() -> None:
+    """For longer than the queue can hold."""
     bus = FickleBus()
     bus.is_away = True
     async with agent_on(cast("Bus", bus), scenario_of(1), played_seconds=60, queue_samples=20):
         bus.is_away = False
         topics = Counter[str]()
         async with asyncio.timeout(HANG_SECONDS):
-            # Long after the first that is sent again.
+            # Long after the first record that is repeated.
             while topics[SAMPLES.name] < 30 and not topics[INVENTORY.name]:
                 await asyncio.sleep(0.01)
                 topics = Counter(topic for topic, _ in bus.published)
@@ -76,10 +76,10 @@ async def test_a_node_tells_its_inventory_though_kafka_was_away_when_it_started(
 
 
 @pytest.mark.xfail(
-    raises=AssertionError, reason="allocations are bounded by number, and messages by bytes"
+    raises=AssertionError, reason="allocations are limited by number, but messages by bytes"
 )
 async def test_no_number_of_shares_costs_a_node_its_samples() -> None:
-    """As of sites that cut a GPU into shares by its memory."""
+    """As at sites that divide a GPU into shares by memory."""
     per_gpu = 450
     pods = [
         {
@@ -108,9 +108,9 @@ async def test_no_number_of_shares_costs_a_node_its_samples() -> None:
 
 
 @pytest.mark.xfail(
-    raises=AssertionError, reason="a name that only a newer DCGM has ends the agent's start"
+    raises=AssertionError, reason="a name that only a newer DCGM has stops the agent from starting"
 )
-def test_a_dcgm_name_of_tomorrow_is_skipped_and_told() -> None:
+def test_a_dcgm_name_of_a_newer_version_is_skipped_and_reported() -> None:
     lines = [
         "DCGM_FI_DEV_SM_CLOCK_HERTZ, gauge, SM clock.",
         "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL, counter, Energy.",
@@ -143,7 +143,7 @@ SECONDS: Final = 20
                 id=name,
                 marks=pytest.mark.xfail(
                     raises=AssertionError,
-                    reason="what overlaps is counted, and booked all the same",
+                    reason="overlapping time is counted but still booked",
                 ),
             )
             for name, changes in {
@@ -166,14 +166,15 @@ def test_no_second_of_a_gpu_is_booked_twice(other: Mapping[str, Any] | None) -> 
         for event in events:
             for books in event.gpus:
                 booked_ns[books.reading.uuid] += event.interval_ns
-    # The first and the last may reach beyond.
+    # The first and the last tick may extend beyond.
     assert SECONDS - 1 <= booked_ns["GPU-a"] / SECOND_NS <= SECONDS + 1
 
 
 @pytest.mark.xfail(
-    raises=AssertionError, reason="an interval longer than what has passed is booked as it is"
+    raises=AssertionError,
+    reason="an interval longer than the time that has passed is booked in full",
 )
-def test_a_sample_covers_no_more_than_the_time_since_the_one_before() -> None:
+def test_a_sample_covers_no_more_than_the_time_since_the_previous_one() -> None:
     given = Given()
     events = [
         event

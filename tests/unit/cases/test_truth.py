@@ -1,4 +1,4 @@
-"""Booked time is within 1 % of the truth, or its method says that it is an estimate."""
+"""Booked time is within 1 % of the truth, or its method declares an estimate."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ from tests import ticks
 from tests.truth_runs import EPOCH_NS, RUN_SECONDS, Played, Use, errors_of, play_use, watch
 
 MEASURED: Final = frozenset({"exclusive", "process_utilization"})
-"""Methods that claim to be right."""
+"""Methods that claim to measure."""
 BOUND: Final = 0.01
 
 
@@ -46,7 +46,7 @@ LONG_KERNELS: Final = use_of(process(0.4, 0.8))
 
 
 def hold_to_claim(played: Played, sampling_interval_seconds: float) -> None:
-    """Hold GPU-seconds to the bound while a method claims to have measured them."""
+    """Check that GPU-seconds are within the bound if a method claims to have measured them."""
     off = errors_of(played, sampling_interval_seconds=sampling_interval_seconds).largest.busy_ns
     methods = {str(books.busy_method) for one in played.samples for books in book_tick(one)}
     claimed = methods & MEASURED
@@ -54,7 +54,7 @@ def hold_to_claim(played: Played, sampling_interval_seconds: float) -> None:
 
 
 class RatesOnly:
-    """A driver that has utilization rates and no samples."""
+    """A driver that has utilization rates but no samples."""
 
     def __init__(self, nvml: Any) -> None:  # noqa: ANN401  # a module or its stand-in
         self._nvml = nvml
@@ -67,10 +67,10 @@ class RatesOnly:
 
 
 @pytest.mark.xfail(
-    raises=AssertionError, reason="one window's rate is booked as the whole interval's"
+    raises=AssertionError, reason="one window's rate is booked for the whole interval"
 )
 @pytest.mark.parametrize("sampling_interval_seconds", [1.0, 5.0, 10.0])
-def test_rates_without_samples_are_not_taken_for_a_measurement(
+def test_rates_without_samples_are_not_reported_as_measured(
     sampling_interval_seconds: float,
 ) -> None:
     def watched(node: SimulatedNode, clock: ManualClock) -> list[Any]:
@@ -94,12 +94,12 @@ def test_rates_without_samples_are_not_taken_for_a_measurement(
 
 
 @pytest.mark.xfail(
-    raises=AssertionError, reason="samples far below the device's are scaled up like rounding"
+    raises=AssertionError, reason="samples far below the device's are scaled up as if by rounding"
 )
-def test_process_samples_far_below_the_device_are_not_taken_for_a_measurement(
+def test_process_samples_far_below_the_device_are_not_reported_as_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A driver may tell how much of the chip a process fills, and not for how long it ran."""
+    """A driver may report how much of the chip a process fills, and not how long it ran."""
     plain = SamplingWindows._counted_ns  # noqa: SLF001  # a form of driver that has no setting
 
     def filled(self: SamplingWindows, one: PlannedProcess, window: DriverWindow) -> float:
@@ -115,7 +115,7 @@ def test_process_samples_far_below_the_device_are_not_taken_for_a_measurement(
     raises=AssertionError, reason="a process that left and came back is not marked as ended"
 )
 @pytest.mark.parametrize("sampling_interval_seconds", [1.0, 5.0])
-def test_pods_that_take_turns_faster_than_the_interval_are_told_apart(
+def test_pods_that_take_turns_faster_than_the_interval_are_distinguished(
     sampling_interval_seconds: float,
 ) -> None:
     length = 0.7
@@ -135,10 +135,10 @@ def test_pods_that_take_turns_faster_than_the_interval_are_told_apart(
 
 @pytest.mark.xfail(raises=AssertionError, reason="a window that has not come yet is booked as idle")
 @pytest.mark.parametrize("sampling_interval_seconds", [1.0, 5.0])
-def test_samples_that_come_seconds_late_are_not_taken_for_idle(
+def test_samples_that_come_seconds_late_are_not_mistaken_for_idle(
     monkeypatch: pytest.MonkeyPatch, sampling_interval_seconds: float
 ) -> None:
-    """They come 2 s after their end, and up to 5 s while the GPU is busy."""
+    """They come 2 s after their end, and up to 5 s after it while the GPU is busy."""
     newer, latest = SamplingWindows.newer_than, SamplingWindows.latest
     newest_ns: dict[int, int] = {}
 
@@ -165,8 +165,8 @@ def test_samples_that_come_seconds_late_are_not_taken_for_idle(
 
 
 @pytest.mark.xfail(raises=AssertionError, reason="a total of 0 bytes is shown as a reading")
-def test_a_total_of_no_memory_is_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some drivers of GPUs with unified memory answer with success and zeros."""
+def test_a_memory_total_of_zero_is_not_a_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some drivers of GPUs with unified memory return success and zeros."""
     answer = Readings.nvmlDeviceGetMemoryInfo
 
     def zeros(self: Readings, handle: Any, version: int | None = None) -> Any:  # noqa: ANN401  # a ctypes struct

@@ -1,4 +1,4 @@
-"""What the agents of a chaos run publish."""
+"""The ticks that the agents of a chaos run publish."""
 
 from itertools import pairwise
 
@@ -18,7 +18,6 @@ UIDS = ["uid-a", "uid-b", "uid-c"]
 
 @pytest.fixture(scope="module")
 def agents() -> list[Agent]:
-    """Return three agents."""
     return make_agents(Fleet(nodes=len(UIDS)), uids=UIDS, partitions=SAMPLES.partitions)
 
 
@@ -30,7 +29,7 @@ def tick(agent: Agent, number: int) -> NodeSample:
 
 
 def test_a_nodes_ticks_follow_each_other_without_a_gap(agents: list[Agent]) -> None:
-    """By its clock and by `seq`, which is milliseconds since boot: else its clock was set."""
+    """By its clock and by `seq`, which is milliseconds since boot; otherwise its clock was set."""
     ticks = [tick(agents[1], number) for number in range(12)]
     assert ticks[0].seq == 0
     for one, next_one in pairwise(ticks):
@@ -38,7 +37,7 @@ def test_a_nodes_ticks_follow_each_other_without_a_gap(agents: list[Agent]) -> N
         assert (next_one.seq - one.seq) * 1_000_000 == next_one.interval_ns
 
 
-def test_a_message_lies_where_the_nodes_own_agent_would_put_it(agents: list[Agent]) -> None:
+def test_a_message_is_placed_where_the_nodes_own_agent_would_put_it(agents: list[Agent]) -> None:
     for agent in agents:
         message = agent.message(started_ns=STARTED_NS)
         assert message.key == node_key(tick(agent, 0)).encode() == f"default/{agent.node}".encode()
@@ -47,12 +46,12 @@ def test_a_message_lies_where_the_nodes_own_agent_would_put_it(agents: list[Agen
         )
 
 
-def test_nodes_tick_at_different_times_of_a_second(agents: list[Agent]) -> None:
+def test_nodes_tick_at_different_times_within_a_second(agents: list[Agent]) -> None:
     times = [tick(agent, 0).time_ns - STARTED_NS for agent in agents]
     assert times == pytest.approx([0, 1e9 / 3, 2e9 / 3], abs=1)
 
 
-def test_a_nodes_containers_are_its_pods_or_are_known_by_their_id_alone(
+def test_a_nodes_containers_belong_to_its_pods_or_are_known_only_by_their_id(
     agents: list[Agent],
 ) -> None:
     for agent, uid in zip(agents, UIDS, strict=True):

@@ -1,4 +1,4 @@
-"""What a plan of a chaos run holds to, whatever its seed."""
+"""Guarantees of every plan of a chaos run, whatever its seed."""
 
 from collections import Counter
 from itertools import pairwise
@@ -18,13 +18,13 @@ def plan(seed: int, *, seconds: float = 300.0, workers: list[str] = WORKERS) -> 
     )
 
 
-def test_the_same_seed_gives_the_same_plan_and_another_one_another() -> None:
+def test_the_same_seed_gives_the_same_plan_and_another_seed_another_plan() -> None:
     assert plan(1) == plan(1)
     assert plan(1) != plan(2)
 
 
 @seeds
-def test_every_part_gets_its_share_and_workers_more(seed: int) -> None:
+def test_every_component_gets_its_share_and_workers_get_more(seed: int) -> None:
     counts = Counter(action.kind for action in plan(seed))
     others = [counts[kind] for kind in set(Kind) - WORKER_KINDS]
     assert min(others) >= 4
@@ -38,13 +38,13 @@ def test_a_minute_is_enough_for_every_kind(seed: int) -> None:
 
 
 @seeds
-def test_what_is_stopped_stays_silent_for_longer_than_its_session(seed: int) -> None:
+def test_a_stopped_component_stays_silent_for_longer_than_its_session(seed: int) -> None:
     stopped = [action for action in plan(seed) if action.kind is Kind.STOP_WORKER]
     assert all(action.away_seconds > SESSION_SECONDS for action in stopped)
 
 
 @seeds
-def test_nothing_is_done_to_a_part_that_is_away(seed: int) -> None:
+def test_nothing_is_done_to_a_component_that_is_down(seed: int) -> None:
     actions = plan(seed)
     for target in {action.target for action in actions}:
         own = [action for action in actions if action.target == target]
@@ -54,7 +54,7 @@ def test_nothing_is_done_to_a_part_that_is_away(seed: int) -> None:
 
 @seeds
 @for_each("workers", [WORKERS[:2], WORKERS])
-def test_one_worker_is_always_at_work(seed: int, workers: list[str]) -> None:
+def test_one_worker_is_always_running(seed: int, workers: list[str]) -> None:
     taken = [each for each in plan(seed, workers=workers) if each.kind in WORKER_KINDS]
     for action in taken:
         away = {
@@ -72,7 +72,7 @@ def test_actions_begin_in_their_order_after_a_calm_start(seed: int) -> None:
     assert begins == sorted(begins)
 
 
-def test_a_progress_line_names_action_part_and_time() -> None:
+def test_a_progress_line_names_action_component_and_time() -> None:
     requested = {"at_seconds": 1.0, "away_seconds": 2.0}
     one = Action(kind=Kind.KILL_MIDWAY, target="join-1", **requested)
     other = Action(kind=Kind.RESTART_BROKER, target="broker", **requested)

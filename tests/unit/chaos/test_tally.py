@@ -1,4 +1,4 @@
-"""What the tally of a chaos run finds, and what it lets pass."""
+"""The tally of a chaos run: broken promises that it reports, and deviations that it accepts."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def tally(*, acknowledged: int, events: list[int]) -> Tally:
         pytest.param(2, [0, 1], "lost 0, duplicated 0", id="all"),
         pytest.param(2, [1, 0], "lost 0, duplicated 0", id="any order"),
         pytest.param(3, [1], "lost 2, duplicated 0", id="first and last lost"),
-        pytest.param(1, [0, 0, 0], "lost 0, duplicated 2", id="twice again"),
+        pytest.param(1, [0, 0, 0], "lost 0, duplicated 2", id="repeated"),
     ],
 )
 def test_each_tick_has_exactly_one_event_or_the_promise_is_broken(
@@ -50,7 +50,7 @@ def test_a_lost_tick_is_named() -> None:
     ],
     ids=["node", "boot", "tick", "between two ticks", "far tick"],
 )
-def test_an_event_of_a_tick_that_nobody_published_breaks_the_promise(
+def test_an_event_of_a_tick_that_was_never_published_breaks_the_promise(
     node: str, boot_id: str, seq: int
 ) -> None:
     made = tally(acknowledged=1, events=[0])

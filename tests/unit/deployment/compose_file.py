@@ -18,7 +18,7 @@ OURS: Final = "gpuledger-"
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
-    """A mount of a service: a path of the repository, or a named volume."""
+    """A mount of a service: a path in the repository, or a named volume."""
 
     source: str
     target: str
@@ -31,8 +31,6 @@ class Mount:
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """One service."""
-
     name: str
     spec: Mapping[str, Any]
 
@@ -58,7 +56,7 @@ class Service:
         return [Mount(source=parts[0], target=parts[1], mode=parts[2]) for parts in given]
 
     def command(self) -> list[str]:
-        """Return what is started, as the image or the service itself says it."""
+        """Return the command that the image or the service itself starts."""
         return [*self._entrypoint(), *self.spec.get("command", [])]
 
     def on_this_machine(self, volumes: Mapping[str, Path]) -> tuple[list[str], dict[str, str]]:
@@ -74,31 +72,30 @@ class Service:
     def path_on_this_machine(self, text: str, volumes: Mapping[str, Path]) -> str:
         """Return a text with each path in the container replaced by its source.
 
-        `volumes` has the sources of named volumes; a file of the repository in it is taken in place
-        of the repository's.
+        `volumes` maps named volumes to sources; a file of the repository in a volume takes
+        precedence over the one in the checkout.
         """
         mounted = {one.target: volumes.get(one.source, ROOT / one.source) for one in self.mounts}
         sources = {**self._copied(), **mounted}
         if not sources:
             return text
-        # The longest first, and all at once: a source may well have a target's name in it.
+        # The longest first and all at once, because a source may contain a target's name.
         targets = "|".join(map(re.escape, sorted(sources, key=len, reverse=True)))
         return re.sub(rf"({targets})(?![\w.-])", lambda found: str(sources[found[1]]), text)
 
     def _entrypoint(self) -> Sequence[str]:
-        """Return what the image itself starts; of others' images nothing is known."""
+        """Return what the image itself starts; for images of others it is unknown."""
         given: Sequence[str] = self.spec.get("entrypoint", ())
         return given or (deployables.entrypoint(self.stage) if self.is_ours else ())
 
     def _copied(self) -> dict[str, Path]:
-        """Return the files that our image has from the checkout, by their place in it."""
+        """Return the files that our image takes from the checkout, by their place in it."""
         copied = deployables.copied(self.stage) if self.is_ours else ()
         return {target: ROOT / source for source, target in copied}
 
 
 @cache
 def load() -> dict[str, Any]:
-    """Read the file."""
     loaded: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
     return loaded
 
@@ -108,7 +105,7 @@ def services() -> list[Service]:
 
 
 def deployed() -> list[Service]:
-    """Return the services that run a deployable, so neither `topics` nor the simulator."""
+    """Return the services that run a component, so neither `topics` nor the simulator."""
     ours = [service for service in services() if service.is_ours]
     return [service for service in ours if service.command()[1] in COMPONENTS]
 

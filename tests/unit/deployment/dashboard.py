@@ -16,7 +16,7 @@ _MATCHERS: Final = re.compile(r"\{([^}]*)\}")
 _SELECTED: Final = re.compile(r"\b(gpuledger_\w+)(\{[^}]*\})?")
 _JOINED: Final = re.compile(r"\b(?:on|group_left) ?\(([^)]*)\)")
 _LABEL: Final = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
-# `$1` is a group of a regular expression of PromQL's.
+# `$1` is a group of a PromQL regular expression.
 _VARIABLE: Final = re.compile(r"\$(?:\{([a-z_]\w*)\}|([a-z_]\w*))")
 _NAME_OF_LABEL: Final = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 
@@ -30,15 +30,15 @@ class Target:
     ref_id: str
     """The query's letter within the panel."""
     written: str
-    """The query as it stands in the file."""
+    """The query as written in the file."""
     legend: str
-    """The pattern of its series' names."""
+    """The pattern for the names of its series."""
     is_instant: bool
-    """Whether Grafana asks for one instant rather than for a range."""
+    """Whether Grafana queries an instant and not a range."""
     is_table: bool
     """Whether its series become rows, which have no names."""
     data_source: Any
-    """Whom it asks."""
+    """Its data source."""
 
     @property
     def query(self) -> str:
@@ -46,7 +46,7 @@ class Target:
         return fill_in(self.written)
 
     def name_of(self, labels: Mapping[str, str]) -> str:
-        """Return the name of a series as Grafana shows it; a label that it has not is nothing."""
+        """Return the name of a series as Grafana shows it; a missing label is empty."""
         return _NAME_OF_LABEL.sub(lambda found: labels.get(found[1], ""), self.legend)
 
 
@@ -79,7 +79,7 @@ def targets() -> list[Target]:
 
 
 def variables() -> list[dict[str, Any]]:
-    """Return the dashboard's variables that are asked of the data source."""
+    """Return the dashboard's variables that query the data source."""
     return [one for one in load()["templating"]["list"] if one["type"] == "query"]
 
 
@@ -88,7 +88,7 @@ def data_source_variables() -> list[dict[str, Any]]:
 
 
 def fill_in(query: str) -> str:
-    """Put into a query what each variable means while all is chosen, as Grafana does."""
+    """Replace the variables in a query by what they mean if all is selected, as Grafana does."""
     all_values = {one["name"]: one["allValue"] for one in variables()}
     return _VARIABLE.sub(lambda found: all_values[found[1] or found[2]], query)
 
@@ -112,7 +112,7 @@ def selections(query: str) -> list[tuple[str, set[str]]]:
 
 
 def joined_labels(query: str) -> set[str]:
-    """Return the labels by which a query joins an info series, and those that it takes of it."""
+    """Return the labels by which a query joins an info series, and those that it copies from it."""
     return {name.strip() for names in _JOINED.findall(query) for name in names.split(",")}
 
 

@@ -1,6 +1,6 @@
-"""What the deployment files stand on: the project's version, its images and its commands.
+"""The project's version, images and commands, which the deployment files depend on.
 
-A command's settings are asked of the command itself, with `--print-config`, so that whatever it
+A command's settings come from the command itself, with `--print-config`, so that a setting that it
 would refuse in a container is refused here.
 """
 
@@ -73,13 +73,13 @@ def entrypoint(stage: Stage) -> list[str]:
 
 
 def copied(stage: Stage) -> list[tuple[str, str]]:
-    """Return what an image takes straight out of the checkout, and where to."""
+    """Return what an image copies from the checkout, and where to."""
     words = [value.split() for value in stage.values("COPY") if not value.startswith("--from=")]
     return [(source, target) for source, target in words]
 
 
 def run(command: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Run a script of the project, with no other variables than these; return what it prints.
+    """Run a script of the project with only these variables; return what it prints.
 
     It runs in this process, which is a hundred times faster: an option such as `--help` or
     `--print-config` must end it before it does its work.
@@ -95,7 +95,7 @@ def run(command: Sequence[str], environ: Mapping[str, str]) -> str:
             handlers = [(number, signal.getsignal(number)) for number in numbers]
             code = _exit_code(main)
             for number, handler in handlers:
-                signal.signal(number, handler)  # the tests' own, not the deployable's
+                signal.signal(number, handler)  # the tests' own, not the component's
     assert code == 0, f"{' '.join(command)}: {complaint.getvalue()}"
     return printed.getvalue()
 
@@ -108,7 +108,7 @@ def _exit_code(main: Callable[[], int]) -> object:
 
 
 def settings(command: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings with which a deployable would start."""
+    """Return the settings with which a component would start."""
     return _settings(tuple(command), tuple(sorted(environ.items())))
 
 

@@ -1,6 +1,6 @@
-"""The files under k8s/ as they are written: what can be said of them without Kustomize.
+"""The files under k8s/ as they are written, as far as they can be checked without Kustomize.
 
-What a cluster gets is another thing, of which tests/real/deployment speaks.
+What a cluster gets is checked in tests/real/deployment.
 """
 
 from functools import cache
@@ -19,13 +19,13 @@ FOLDERS: Final = tuple(sorted(file.parent for file in K8S.rglob("kustomization.y
 
 @cache
 def kustomization(folder: Path) -> Manifest:
-    """Read a folder's kustomization.yaml."""
+    """Read a directory's kustomization.yaml."""
     loaded: Manifest = yaml.safe_load((folder / "kustomization.yaml").read_text())
     return loaded
 
 
 def generators(folder: Path) -> list[Manifest]:
-    """Return what a folder generates ConfigMaps and Secrets from."""
+    """Return the sources of the ConfigMaps and Secrets that a directory generates."""
     read = kustomization(folder)
     return [*read.get("configMapGenerator", []), *read.get("secretGenerator", [])]
 

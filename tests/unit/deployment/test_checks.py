@@ -33,12 +33,12 @@ def written(deployable: str) -> Checks:
 
 
 def made(folder: Path) -> Checks:
-    """Return name and severity of each check that the code makes."""
+    """Return name and severity of each check that the code creates."""
     trees = [ast.parse(file.read_text()) for file in folder.rglob("*.py")]
     found = {each for tree in trees for each in _made_in(tree)}
     if folder.name != "podwatch":
         return found
-    # Each kind of object has its own; `pods.api` is named once by itself, before there are kinds.
+    # Each kind of object has its own; `pods.api` is also named separately, for before kinds exist.
     return {(re.sub(OF_A_KIND, "<kind>.", name), severity) for name, severity in found}
 
 
@@ -46,7 +46,7 @@ def _made_in(tree: ast.AST) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
-        # By a variable's name a check is looked up that a name has made.
+        # A variable as the name looks up a check that a literal name has created.
         if node.func.attr == "check" and node.args and not isinstance(node.args[0], ast.Name):
             severities = [ast.unparse(each.value) for each in node.keywords]
             severity = severities[0].rpartition(".")[2].lower() if severities else "critical"
@@ -62,18 +62,18 @@ def _name(argument: ast.expr) -> str:
 
 
 @pytest.mark.parametrize("deployable", FOLDERS)
-def test_the_checks_of_a_deployable_are_those_of_the_table(deployable: str) -> None:
+def test_the_checks_of_a_component_are_those_of_the_table(deployable: str) -> None:
     assert sorted(written(deployable)) == sorted(made(ROOT / FOLDERS[deployable]))
 
 
-def test_what_the_agent_can_do_without_leaves_it_ready() -> None:
+def test_a_failure_that_the_agent_can_work_with_leaves_it_ready() -> None:
     critical = {name for name, severity in written("agent") if severity == "critical"}
 
     assert critical == {"nvml", "samples"}
 
 
 @pytest.mark.parametrize("deployable", sorted(FOLDERS.keys() - {"all", "reports"}))
-def test_whether_kafka_works_is_the_check_of_that_name_in_every_deployable(deployable: str) -> None:
+def test_every_component_has_the_same_check_for_kafka(deployable: str) -> None:
     last_words = {re.sub(r"^<\w+>\.", "", name) for name, _ in written(deployable)}
 
     assert "kafka" in last_words

@@ -1,4 +1,4 @@
-"""docker-compose.yml: valid, and everything that it names exists."""
+"""docker-compose.yml is valid, and everything that it names exists."""
 
 import json
 import os
@@ -30,7 +30,7 @@ EPOCH = re.compile(r"simulator:\n  epoch_ns: \d{19}\n")
 
 @pytest.fixture(scope="module")
 def simulation(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder with what the simulated cluster tells its agents, its server left out."""
+    """Return a directory with the simulated cluster's input for agents, without its server."""
     folder, commands = tmp_path_factory.mktemp("simulation"), tmp_path_factory.mktemp("commands")
     stub = commands / "python"
     stub.write_text('#!/bin/sh\necho "$@"\n')
@@ -64,12 +64,12 @@ def test_it_follows_the_compose_specification() -> None:
     assert [f"{error.json_path}: {error.message}" for error in errors] == []
 
 
-def test_every_deployable_has_a_service() -> None:
+def test_every_component_has_a_service() -> None:
     assert {service.command()[1] for service in DEPLOYED.values()} == set(COMPONENTS)
 
 
 @pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
-def test_an_image_is_ours_and_built_here_or_named_by_version(service: Service) -> None:
+def test_an_image_is_either_built_here_or_has_a_fixed_version(service: Service) -> None:
     build = service.spec.get("build")
 
     if service.is_ours:
@@ -80,16 +80,16 @@ def test_an_image_is_ours_and_built_here_or_named_by_version(service: Service) -
 
 
 @pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
-def test_a_service_has_no_privilege_to_lose(service: Service) -> None:
+def test_a_service_drops_its_privileges(service: Service) -> None:
     assert service.spec["cap_drop"] == ["ALL"]
     assert service.spec["security_opt"] == ["no-new-privileges:true"]
     assert not {"privileged", "cap_add", "user", "pid", "network_mode"} & set(service.spec)
-    # Kafka's image writes its configuration beside its programs.
+    # Kafka's image writes its configuration next to its programs.
     assert service.spec.get("read_only", False) == (service.name != "kafka")
 
 
 @pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
-def test_ports_are_published_on_this_machine_alone(service: Service) -> None:
+def test_ports_are_published_only_on_this_machine(service: Service) -> None:
     for port in service.spec.get("ports", []):
         assert re.fullmatch(r"127\.0\.0\.1:(\d+):\1", port)
 
@@ -113,7 +113,7 @@ def test_the_named_volumes_are_those_that_are_used() -> None:
     assert used == set(compose_file.load()["volumes"])
 
 
-def test_the_volumes_of_ours_cover_the_folders_that_the_image_lets_us_write() -> None:
+def test_our_volumes_cover_the_directories_that_the_image_makes_writable() -> None:
     (command,) = deployables.stages()["runtime"].values("RUN")
     writable = {word for word in json.loads(command) if word.startswith("/")}
     covered = {
@@ -127,7 +127,7 @@ def test_the_volumes_of_ours_cover_the_folders_that_the_image_lets_us_write() ->
 
 
 @pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
-def test_a_service_waits_only_for_services_that_there_are(service: Service) -> None:
+def test_a_service_waits_only_for_existing_services(service: Service) -> None:
     waited_for = service.spec.get("depends_on", {})
 
     assert set(waited_for) <= set(SERVICES)
@@ -137,7 +137,7 @@ def test_a_service_waits_only_for_services_that_there_are(service: Service) -> N
 
 
 @pytest.mark.parametrize("name", DEPLOYED)
-def test_a_deployable_takes_its_command_and_its_environment(
+def test_a_component_accepts_its_command_and_its_environment(
     settings_of: SettingsOf, name: str
 ) -> None:
     loaded = settings_of(name)
@@ -188,7 +188,7 @@ def test_podwatch_finds_the_simulated_api_server(settings_of: SettingsOf) -> Non
     assert cluster["cluster"]["server"] == f"http://kube-api:{listen.rpartition(':')[2]}"
 
 
-def test_the_topics_are_made_by_a_command_that_there_is() -> None:
+def test_the_topics_are_created_by_an_existing_command() -> None:
     service = SERVICES["topics"]
     loaded = load_settings(
         TopicsSettings, prog="topics", description="", argv=[], environ=service.environment
@@ -198,7 +198,7 @@ def test_the_topics_are_made_by_a_command_that_there_is() -> None:
     assert loaded.kafka.bootstrap_servers == "kafka:9092"
 
 
-def test_the_broker_listens_where_its_clients_ask() -> None:
+def test_the_broker_listens_where_its_clients_connect() -> None:
     environment = SERVICES["kafka"].environment
     listeners = dict(item.split("://") for item in environment["KAFKA_LISTENERS"].split(","))
     advertised = dict(
@@ -210,7 +210,7 @@ def test_the_broker_listens_where_its_clients_ask() -> None:
     assert environment["KAFKA_AUTO_CREATE_TOPICS_ENABLE"] == "false"
 
 
-def test_prometheus_scrapes_every_deployable_that_always_runs_on_its_port(
+def test_prometheus_scrapes_every_always_running_component_on_its_port(
     settings_of: SettingsOf,
 ) -> None:
     (job,) = yaml.safe_load((COMPOSE / "prometheus.yml").read_text())["scrape_configs"]
@@ -220,6 +220,6 @@ def test_prometheus_scrapes_every_deployable_that_always_runs_on_its_port(
     assert scraped == {f"{name}:{deployables.listen_port(settings_of(name))}" for name in always}
 
 
-def test_nothing_waits_for_what_is_off_unless_asked_for() -> None:
+def test_nothing_waits_for_an_optional_service() -> None:
     for service in SERVICES.values():
         assert not OPTIONAL & set(service.spec.get("depends_on", {})), service.name

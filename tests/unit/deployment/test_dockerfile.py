@@ -1,4 +1,4 @@
-"""The Dockerfile: what it copies exists, what it starts exists, and nobody in it is root."""
+"""The Dockerfile: what it copies and starts exists, and no image runs as root."""
 
 import json
 import re
@@ -27,19 +27,19 @@ def copies(stage: Stage) -> list[list[str]]:
 
 
 def stack(stage: Stage) -> list[Stage]:
-    """Return a stage and all stages under it."""
+    """Return a stage and all stages that it is based on."""
     below = stages().get(stage.base)
     return [stage, *(stack(below) if below else [])]
 
 
-def test_there_is_one_target_for_each_deployable() -> None:
+def test_there_is_one_target_for_each_component() -> None:
     assert list(targets()) == ["agent", "podwatch", "join", "sinks", "reports", "cli"]
     subcommands = [["gpuledger", name] for name in COMPONENTS]
     assert [entrypoint(stage) for stage in targets().values()] == [*subcommands, ["gpuledger"]]
 
 
 @pytest.mark.parametrize("stage", stages().values(), ids=lambda stage: stage.name)
-def test_everything_that_is_copied_exists_and_is_let_in(stage: Stage) -> None:
+def test_everything_that_is_copied_exists_and_is_in_the_build_context(stage: Stage) -> None:
     ignore = (ROOT / ".dockerignore").read_text().splitlines()
     from_checkout = [words[:-1] for words in copies(stage) if not words[0].startswith("--from=")]
 
@@ -49,7 +49,7 @@ def test_everything_that_is_copied_exists_and_is_let_in(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("stage", stages().values(), ids=lambda stage: stage.name)
-def test_a_stage_stands_on_a_stage_or_on_a_digest(stage: Stage) -> None:
+def test_a_stage_is_based_on_a_stage_or_on_a_digest(stage: Stage) -> None:
     sources = [words[0].removeprefix("--from=") for words in copies(stage)]
     taken = [name for name, words in zip(sources, copies(stage), strict=True) if name != words[0]]
 
@@ -66,7 +66,7 @@ def test_an_image_runs_as_a_numbered_user_and_builds_nothing(stage: Stage) -> No
     assert "tools" not in [part.name for part in stack(stage)]
 
 
-def test_no_instruction_goes_through_a_shell() -> None:
+def test_no_instruction_uses_a_shell() -> None:
     commands = [
         value
         for stage in stages().values()
@@ -90,7 +90,7 @@ def test_every_lock_file_is_installed_by_its_hashes() -> None:
     assert [value for value in free if "--no-index" not in value] == []
 
 
-def test_the_wheel_is_made_of_all_packages() -> None:
+def test_the_wheel_is_built_from_all_packages() -> None:
     copied = {words[0] for words in copies(stages()["wheel"])}
 
     packages = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
@@ -98,7 +98,7 @@ def test_the_wheel_is_made_of_all_packages() -> None:
     assert {package.partition("/")[0] for package in packages} <= copied
 
 
-def test_the_wheel_s_stage_has_the_build_hook_and_a_compiler_and_no_other_stage_has_one() -> None:
+def test_only_the_wheels_stage_has_the_build_hook_and_a_compiler() -> None:
     copied = set(chain.from_iterable(copies(stages()["wheel"])))
     compiling = [
         name
@@ -118,7 +118,7 @@ def test_the_label_names_the_version() -> None:
 
 
 @pytest.mark.parametrize("name", ["agent", "podwatch", "join", "sinks", "reports"])
-def test_an_image_exposes_the_port_on_which_its_deployable_listens(name: str) -> None:
+def test_an_image_exposes_the_port_on_which_its_component_listens(name: str) -> None:
     stage = targets()[name]
 
     loaded = settings([*entrypoint(stage), *NEEDED.get(name, [])], {"NODE_NAME": "node-1"})
@@ -126,7 +126,7 @@ def test_an_image_exposes_the_port_on_which_its_deployable_listens(name: str) ->
     assert stage.values("EXPOSE") == [str(listen_port(loaded))]
 
 
-def test_the_base_image_has_a_python_that_the_project_supports() -> None:
+def test_the_base_image_has_a_supported_python() -> None:
     found = re.search(r"python:(\d+)\.(\d+)", stages()["base"].base)
     least = re.search(r"(\d+)\.(\d+)", PYPROJECT["project"]["requires-python"])
 

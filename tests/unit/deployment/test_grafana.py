@@ -1,4 +1,4 @@
-"""The provisioned dashboard asks only for what the project sends, and Grafana finds it."""
+"""The provisioned dashboard queries only what the project sends, and Grafana finds it."""
 
 import re
 
@@ -21,7 +21,7 @@ SENT = {
 OWN = {"gpuledger_join_lag_seconds": set[str](), "gpuledger_sink_lag_seconds": {"sink"}}
 
 
-def test_the_metrics_of_the_deployables_are_named_as_they_are_scraped() -> None:
+def test_the_metrics_of_the_components_are_named_as_they_are_scraped() -> None:
     exposed = {family.name for family in REGISTRY.collect()}
 
     assert set(OWN) <= exposed
@@ -36,7 +36,7 @@ def test_the_metrics_of_the_deployables_are_named_as_they_are_scraped() -> None:
         *(variable["definition"] for variable in dashboard.variables()),
     ],
 )
-def test_a_query_asks_for_metrics_and_labels_that_are_sent(query: str) -> None:
+def test_a_query_uses_only_metrics_and_labels_that_are_sent(query: str) -> None:
     requested = {metric: (SENT | OWN)[metric] for metric in dashboard.metrics(query)}
 
     assert requested
@@ -47,7 +47,7 @@ def test_a_query_asks_for_metrics_and_labels_that_are_sent(query: str) -> None:
     assert dashboard.labels(query) <= set().union(*requested.values())
 
 
-def test_every_variable_is_used_and_every_one_used_is_there() -> None:
+def test_every_variable_is_used_and_every_used_one_is_defined() -> None:
     named = {variable["name"] for variable in dashboard.variables()}
     written = [target.written for target in dashboard.targets()]
 
@@ -55,7 +55,7 @@ def test_every_variable_is_used_and_every_one_used_is_there() -> None:
 
 
 @pytest.mark.parametrize("target", dashboard.targets(), ids=str)
-def test_every_series_has_a_name_made_of_labels_that_the_query_gives(
+def test_every_series_has_a_name_made_of_labels_that_the_query_returns(
     target: dashboard.Target,
 ) -> None:
     made = set(re.findall(r'"(\w+)", "[^"]*", "[^"]*"', target.written))
@@ -65,7 +65,7 @@ def test_every_series_has_a_name_made_of_labels_that_the_query_gives(
     assert dashboard.labels_in(target.legend) <= given
 
 
-def test_every_query_asks_the_data_source_that_the_reader_chooses() -> None:
+def test_every_query_uses_the_data_source_that_the_reader_selects() -> None:
     """So the file can be imported as it is, whatever the data source is called there."""
     (chosen,) = dashboard.data_source_variables()
     asking = [*dashboard.panels(), *dashboard.variables()]
@@ -77,7 +77,7 @@ def test_every_query_asks_the_data_source_that_the_reader_chooses() -> None:
     assert not {"__inputs", "id"} & dashboard.load().keys()
 
 
-def test_there_is_a_data_source_and_no_two_panels_have_one_id() -> None:
+def test_there_is_a_data_source_and_panel_ids_are_unique() -> None:
     (source,) = yaml.safe_load(
         (dashboard.GRAFANA / "provisioning/datasources/prometheus.yaml").read_text()
     )["datasources"]

@@ -1,7 +1,6 @@
-"""The files under k8s/: all of them used, valid, and named so that Kustomize confuses none.
+"""The files under k8s/ are all used, valid, and named so that Kustomize confuses none.
 
-What Kustomize makes of them is held to the programs and to a real API server in
-tests/real/deployment.
+Kustomize's output is checked against the programs and a real API server in tests/real/deployment.
 """
 
 import json
@@ -42,7 +41,7 @@ def test_a_manifest_follows_the_schema_of_its_kind(
     assert [f"{error.json_path}: {error.message}" for error in errors] == []
 
 
-def test_the_documented_policy_lets_one_more_namespace_ask_for_reports(
+def test_the_documented_policy_lets_one_more_namespace_query_reports(
     definitions: dict[str, Any],
 ) -> None:
     page = (ROOT / "docs" / "reports.md").read_text()
@@ -72,7 +71,7 @@ def test_the_schema_refuses_what_the_api_server_would(definitions: dict[str, Any
 
 
 @for_each("folder", manifests.FOLDERS)
-def test_what_a_kustomization_lists_exists(folder: Path) -> None:
+def test_everything_that_a_kustomization_lists_exists(folder: Path) -> None:
     read = manifests.kustomization(folder)
 
     for name in (*read.get("resources", []), *read.get("components", [])):
@@ -106,8 +105,8 @@ def test_every_file_is_listed_by_a_kustomization() -> None:
     }
 
 
-def test_what_is_generated_has_the_name_of_no_object() -> None:
-    """Kustomize would write the hash wherever it takes the object's name for the generated one."""
+def test_no_generated_object_has_the_name_of_another_object() -> None:
+    """Kustomize would add the hash wherever it mistakes the object's name for the generated one."""
     generated = {
         generator["name"]
         for folder in manifests.FOLDERS

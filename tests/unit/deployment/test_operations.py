@@ -1,4 +1,4 @@
-"""docs/operations.md names ports, variables, metrics and topics that there are."""
+"""docs/operations.md names existing ports, variables, metrics and topics."""
 
 import os
 import re
@@ -57,14 +57,14 @@ with (ROOT / "pyproject.toml").open("rb") as _file:
 
 
 def variables(model: type[msgspec.Struct]) -> set[str]:
-    """Return every variable that a deployable takes."""
+    """Return every variable that a component accepts."""
     found = settings_of(model)
     files = {variable_of(setting.file_path) for setting in found if setting.is_secret}
     return files | {setting.variable for setting in found}
 
 
 @for_each("variable", sorted(set(re.findall(r"\bGPULEDGER_\w+", PAGE))))
-def test_a_variable_is_taken_by_a_deployable_and_a_shared_one_by_all(variable: str) -> None:
+def test_a_variable_is_accepted_by_a_component_and_a_shared_one_by_all(variable: str) -> None:
     has_kafka = "GPULEDGER_KAFKA__" in variable
     models = MODELS if has_kafka else (*MODELS, *WITHOUT_KAFKA)
     takes = [variable in variables(model) for model in models]
@@ -110,7 +110,7 @@ def test_every_extra_for_users_is_in_the_table_of_extras() -> None:
 
 
 @pytest.mark.parametrize("page", ["operations.md", "security.md"])
-def test_the_rights_of_every_workload_are_told(page: str) -> None:
+def test_the_permissions_of_every_workload_are_documented(page: str) -> None:
     text = (ROOT / "docs" / page).read_text()
     tables = re.findall(r"^\| (?:workload|deployable) \|.*?\n\n", text, re.MULTILINE | re.DOTALL)
     reported = {word for table in tables for word in re.findall(r"^\|[^|]*", table, re.MULTILINE)}
@@ -124,7 +124,7 @@ def test_the_rights_of_every_workload_are_told(page: str) -> None:
     assert {name for name in names if not any(name in one for one in reported)} == set()
 
 
-def test_a_wheel_is_installed_everywhere_as_there_is_one_in_no_registry() -> None:
+def test_every_page_installs_a_local_wheel_because_no_registry_has_one() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     assert [
         page.name for page in pages if re.search(r"install '?gpuledger\b", page.read_text())
@@ -140,8 +140,8 @@ STARTED: Final = re.findall(
 
 
 @pytest.mark.parametrize("command", STARTED)
-def test_each_plain_process_takes_the_settings_that_it_is_started_with(command: str) -> None:
-    """Those of the line, and those that the first one exports to all."""
+def test_each_plain_process_accepts_the_settings_that_it_is_started_with(command: str) -> None:
+    """Those of its line, and those that the first line exports to all."""
     exported = PROCESSES.partition("\n")[0]
     folder = Path(sys.executable).parent
     environ = {"PATH": f"{folder}:{os.environ['PATH']}"}

@@ -1,4 +1,4 @@
-"""What to alert on: the rows for people, the rules for Prometheus, and the series of both."""
+"""Alerting: the table for people, the rules for Prometheus, and the series of both."""
 
 import re
 import subprocess
@@ -40,7 +40,7 @@ COME_LATER: Final = {
     "gpuledger_certificate_not_after_timestamp_seconds",
     "gpuledger_agent_spool_usable",
 }
-"""Gauges that are there once they have a value, as the page says."""
+"""Gauges that exist once they have a value, as the page documents."""
 COUNTED: Final = sorted(
     {
         selector
@@ -49,7 +49,7 @@ COUNTED: Final = sorted(
         if selector.metric.endswith("_total") and selector.metric not in COME_LATER
     }
 )
-SAID: Final = watching.PAGE.rpartition("known beforehand are there from the start")[2]
+DOCUMENTED: Final = watching.PAGE.rpartition("known beforehand are there from the start")[2]
 _TOPICS: Final = "from gpuledger.topics import Topics"
 _JOIN_METRICS: Final = "import gpuledger_enricher.join.join_metrics as m"
 FRESH: Final = (
@@ -67,12 +67,12 @@ FRESH: Final = (
     ),
     "import gpuledger_reports.api.metrics",
 )
-"""What the processes of each deployable do before their work begins."""
+"""Statements that each component's processes run before their work begins."""
 
 
 @cache
 def fresh_samples() -> list[Sample]:
-    """Return what fresh processes show, one of each deployable."""
+    """Return the metrics of new processes, one of each component."""
     show = "import prometheus_client; print(prometheus_client.generate_latest().decode())"
     pages = [
         subprocess.run(
@@ -113,22 +113,24 @@ def test_every_line_of_the_table_is_read_as_a_row() -> None:
 
 
 @for_each("selector", COUNTED)
-def test_what_a_rule_counts_begins_at_zero_with_the_process(selector: Selector) -> None:
+def test_every_counter_in_a_rule_starts_at_zero_with_the_process(selector: Selector) -> None:
     assert set(selected(selector)) == {0}
 
 
 @for_each("row", ROWS)
-def test_what_a_row_selects_is_there_at_the_start_or_the_page_says_that_it_comes(row: Row) -> None:
+def test_a_series_that_a_row_selects_exists_at_the_start_or_the_page_documents_that_it_comes(
+    row: Row,
+) -> None:
     found = watching.selectors(row.expression)
 
     assert found
     for selector in found:
         comes_later = selector.metric in COME_LATER
         assert comes_later or selected(selector), selector
-        assert not comes_later or f"`{selector.metric}`" in SAID
+        assert not comes_later or f"`{selector.metric}`" in DOCUMENTED
 
 
-def test_a_counter_begins_at_zero_or_the_page_says_that_it_does_not() -> None:
+def test_a_counter_starts_at_zero_or_the_page_documents_that_it_does_not() -> None:
     counters = {
         family.name + "_total"
         for module in DEPLOYABLES.values()
@@ -138,11 +140,11 @@ def test_a_counter_begins_at_zero_or_the_page_says_that_it_does_not() -> None:
     }
     shown = {sample.name for sample in fresh_samples()}
 
-    assert [name for name in sorted(counters - shown) if f"`{name}`" not in SAID] == []
+    assert [name for name in sorted(counters - shown) if f"`{name}`" not in DOCUMENTED] == []
 
 
 def test_an_incident_of_each_kind_is_counted_from_zero_by_agent_and_join() -> None:
-    """The join reads what other versions of the agent say, too."""
+    """The join reads the kinds of other versions of the agent as well."""
     kinds = {
         "gpuledger_agent_incidents_total": set(INCIDENT_KINDS),
         "gpuledger_join_incidents_total": {*INCIDENT_KINDS, "other"},
@@ -152,13 +154,13 @@ def test_an_incident_of_each_kind_is_counted_from_zero_by_agent_and_join() -> No
         assert shown == expected
 
 
-def test_each_sink_says_why_it_drops() -> None:
+def test_each_sink_documents_why_it_drops_events() -> None:
     assert all(kind.drop_reasons for kind in KINDS.values())
 
 
 @for_each("row", ROWS)
 def test_a_rule_that_selects_any_check_fires_with_the_checks_own_severity(row: Row) -> None:
-    """Its label takes the place of the metric's, which says whether a deployable does its work."""
+    """Its label replaces the metric's, which shows whether the component can do its work."""
     for selector in watching.selectors(row.expression):
         wanted = {(label, operator): value for label, operator, value in selector.matchers}
         if selector.metric == "gpuledger_check_ok" and ("check", "=~") not in wanted:
@@ -178,7 +180,7 @@ def test_each_severity_of_a_check_has_a_rule() -> None:
 
 
 @for_each("row", ROWS)
-def test_a_row_is_a_rule(row: Row) -> None:
+def test_a_row_has_a_rule(row: Row) -> None:
     rule = rule_of(row)
 
     assert rule["expr"] == row.expression
@@ -189,7 +191,7 @@ def test_a_row_is_a_rule(row: Row) -> None:
     assert rule["annotations"]["description"] == watching.plain(row.remedy)
 
 
-def test_every_rule_is_a_row() -> None:
+def test_every_rule_has_a_row() -> None:
     assert [rule["alert"] for rule in RULES] == [row.alert for row in ROWS]
 
 
@@ -201,8 +203,8 @@ def test_a_rule_on_gpus_selects_series_that_remote_write_sends() -> None:
 
 
 @for_each("row", ROWS)
-def test_a_rule_that_waits_counts_over_less_than_it_waits(row: Row) -> None:
-    """Else what came once stays in the window for longer than that, and fires the alert."""
+def test_the_window_of_a_rule_that_waits_is_shorter_than_its_wait(row: Row) -> None:
+    """Otherwise a single event stays in the window longer than the wait, and fires the alert."""
     windows = [_minutes(window) for window in re.findall(r"\[(\d+[mh])\]", row.expression)]
 
     assert all(window < _minutes(row.lasts) for window in windows if row.lasts)

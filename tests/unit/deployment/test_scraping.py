@@ -1,4 +1,4 @@
-"""The examples of docs/operations.md by which a cluster's Prometheus finds every page."""
+"""The examples of docs/operations.md by which a cluster's Prometheus finds every metrics page."""
 
 import re
 from typing import Any, Final
@@ -21,7 +21,7 @@ WORKLOADS: Final = [
     one for one in manifests.load() if one["kind"] in ("DaemonSet", "Deployment", "StatefulSet")
 ]
 BY_DEFAULT: Final = "gpuledger"
-"""The namespace that the overlay gives to what names none."""
+"""The namespace that the overlay gives to objects without one."""
 
 
 def namespace_of(manifest: Manifest) -> str:

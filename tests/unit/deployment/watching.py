@@ -20,21 +20,21 @@ class Row(NamedTuple):
     alert: str
     expression: str
     lasts: str
-    """For how long it must hold, as Prometheus writes it; empty where once is enough."""
+    """How long it must hold, as Prometheus writes it; empty if once is enough."""
     severity: str
     meaning: str
     remedy: str
 
 
 class Selector(NamedTuple):
-    """A metric, and what its labels must be."""
+    """A metric, and the required values of its labels."""
 
     metric: str
     matchers: tuple[tuple[str, str, str], ...]
     """Label, operator, value."""
 
     def selects(self, labels: dict[str, str]) -> bool:
-        """Return whether a series with these labels is meant."""
+        """Return whether it selects a series with these labels."""
         return all(_holds(labels.get(label, ""), *rest) for label, *rest in self.matchers)
 
 
@@ -44,7 +44,7 @@ def rows() -> list[Row]:
 
 
 def plain(cell: str) -> str:
-    """Return a cell as an annotation says it: a link by where it leads, as nothing follows one."""
+    """Return a cell as an annotation has it: a link becomes its target."""
     return _LINK.sub(_place_of, cell).replace("`", "")
 
 
@@ -55,7 +55,7 @@ def _place_of(link: re.Match[str]) -> str:
 
 
 def selectors(expression: str) -> list[Selector]:
-    """Return what an expression selects."""
+    """Return the selectors of an expression."""
     found = re.findall(r"(gpuledger_\w+)(?:\{(.*?)\}(?=[\s\[)]|$))?", expression)
     return [Selector(metric, tuple(_MATCHER.findall(within))) for metric, within in found]
 

@@ -1,4 +1,4 @@
-"""The cache of built parts: where it is, and that a folder in it is complete or absent."""
+"""The cache of built parts: its place, and that a directory in it is complete or absent."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from tests.tools import cache
         ({"HOME": "/home/ada"}, "/home/ada/.cache/gpuledger/tools/etcd-3"),
     ],
 )
-def test_the_cache_lies_where_the_nearest_setting_says(
+def test_the_cache_is_where_the_nearest_setting_puts_it(
     environment: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("TESTS_TOOLS_CACHE", "XDG_CACHE_HOME"):
@@ -28,7 +28,7 @@ def test_the_cache_lies_where_the_nearest_setting_says(
     assert cache.folder_of("etcd", "3") == Path(expected)
 
 
-def test_a_filled_folder_appears_whole(tmp_path: Path) -> None:
+def test_a_filled_directory_appears_as_a_whole(tmp_path: Path) -> None:
     folder = tmp_path / "etcd-3"
     with cache.filling(folder) as draft:
         (draft / "etcd").write_text("program")
@@ -37,7 +37,7 @@ def test_a_filled_folder_appears_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_a_broken_off_build_leaves_nothing(tmp_path: Path) -> None:
+def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
     def build() -> None:
         with cache.filling(tmp_path / "etcd-3") as draft:
             (draft / "half").write_text("half a program")

@@ -19,5 +19,5 @@ def test_a_go_part_is_named_by_the_version_in_its_go_mod(tool: go_modules.GoTool
 
 
 @pytest.mark.parametrize("tool", GO_TOOLS, ids=lambda tool: tool.name)
-def test_the_go_that_a_part_needs_is_read_from_its_go_mod(tool: go_modules.GoTool) -> None:
+def test_the_go_version_that_a_part_needs_is_read_from_its_go_mod(tool: go_modules.GoTool) -> None:
     assert go_modules.needed_go(go_modules.SOURCES / tool.module).startswith("1.")

@@ -1,4 +1,4 @@
-"""Kafka's jars are the ones whose checksums the lock holds, no more and no fewer."""
+"""Kafka's jars are exactly those whose checksums the lock file contains."""
 
 import hashlib
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_a_jar_that_differs_from_the_lock_is_named(
         kafka_jars.verify(libs, lock=lock)
 
 
-def test_the_lock_holds_the_version_that_the_pom_asks_for() -> None:
+def test_the_lock_has_the_version_that_the_pom_requires() -> None:
     tool = kafka_jars.KafkaTool()
     assert f"<kafka.version>{tool.version}<" in (kafka_jars.FOLDER / "pom.xml").read_text()
     assert f"/kafka_2.13-{tool.version}.jar " in kafka_jars.LOCK.read_text()

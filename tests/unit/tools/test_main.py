@@ -1,4 +1,4 @@
-"""The command that gets the real parts: what it says, and its exit codes."""
+"""The command that fetches the real parts: its output and exit codes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,14 +41,14 @@ ABSENT = FakeTool(name="kafka", obstacle="Java 17 or newer is missing", given_by
         (["zookeeper"], False, 2),
     ],
 )
-def test_a_missing_part_is_an_error_in_ci_and_where_it_was_asked(
+def test_a_missing_part_is_an_error_in_ci_and_if_it_was_requested(
     arguments: list[str], *, in_ci: bool, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CI", "true" if in_ci else "")
     assert main(arguments, known=[THERE, ABSENT]) == expected
 
 
-def test_a_missing_part_is_one_loud_line_with_its_reason(
+def test_a_missing_part_is_one_conspicuous_line_with_its_reason(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     main([], known=[THERE, ABSENT])

@@ -1,4 +1,4 @@
-"""How the tests are spread over processes."""
+"""How the tests are distributed over processes."""
 
 import os
 from pathlib import Path
@@ -21,7 +21,7 @@ REAL = [f"tests/real/test_{name}.py" for name in "abcdef"] + ["tests/real/bus/te
 
 
 class Node:
-    """A process of xdist's that is told what to run."""
+    """A process of xdist, with the tests that it is told to run."""
 
     def __init__(self) -> None:
         self.gateway = SimpleNamespace(id="gw")
@@ -36,7 +36,7 @@ class Node:
 
 
 def spread(tests: list[str], *, processes: int, config: pytest.Config) -> dict[Node, list[str]]:
-    """Run the tests in so many processes, a test of each in turn; what each ran."""
+    """Run the tests in this many processes, one test of each in turn; return the tests of each."""
     ran: dict[Node, list[str]] = {Node(): [] for _ in range(processes)}
     spreading = Spreading(config)
     spreading.numnodes = processes
@@ -46,7 +46,7 @@ def spread(tests: list[str], *, processes: int, config: pytest.Config) -> dict[N
     spreading.schedule()
     while not spreading.tests_finished or spreading.has_pending:
         busy = [node for node in ran if node.waiting]
-        assert busy, "nobody has work, and some is left"
+        assert busy, "no process has work although some is left"
         for node in busy:
             index = node.waiting.pop(0)
             ran[node].append(tests[index])
@@ -63,7 +63,7 @@ def config(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> pyte
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize("files", [UNIT, REAL, UNIT + REAL, UNIT + REAL[:1], UNIT[:1] + REAL])
-def test_each_test_runs_once_and_a_file_s_tests_share_a_process(
+def test_each_test_runs_once_and_the_tests_of_a_file_share_a_process(
     files: list[str], processes: int, config: pytest.Config
 ) -> None:
     tests = [f"{file}::test_{index}[x::y]" for file in files for index in range(5)]
@@ -74,7 +74,7 @@ def test_each_test_runs_once_and_a_file_s_tests_share_a_process(
 
 
 @pytest.mark.parametrize("processes", [2, 3, 4, 6])
-def test_real_tests_begin_first_and_keep_at_most_one_process_a_core_busy(
+def test_real_tests_begin_first_and_keep_at_most_one_process_per_core_busy(
     processes: int, config: pytest.Config
 ) -> None:
     tests = [f"{file}::test_{index}" for file in UNIT + REAL for index in range(5)]
@@ -87,20 +87,20 @@ def test_real_tests_begin_first_and_keep_at_most_one_process_a_core_busy(
     assert sum(any("tests/real" in test for test in each) for each in ran.values()) == real
 
 
-def test_the_slowest_files_are_there_and_begin_first() -> None:
+def test_the_slowest_files_exist_and_begin_first() -> None:
     assert [file for file in SLOWEST if not (ROOT / file).is_file()] == []
     slow = "tests/real/test_demo.py"
     assert next_file([*REAL, slow], takes_real=True) == slow
 
 
-def test_a_process_that_takes_no_real_tests_has_nothing_to_do_once_only_those_are_left() -> None:
+def test_a_process_that_accepts_no_real_tests_is_idle_once_only_those_are_left() -> None:
     assert next_file(REAL, takes_real=False) is None
     assert next_file(REAL + UNIT, takes_real=False) == UNIT[0]
     assert next_file(UNIT + REAL, takes_real=True) == REAL[0]
     assert next_file(UNIT, takes_real=True) == UNIT[0]
 
 
-def test_there_is_one_process_more_than_cores_and_never_more_than_four_unless_told(
+def test_there_is_one_process_more_than_cores_and_at_most_four_unless_configured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("PYTEST_XDIST_AUTO_NUM_WORKERS", raising=False)
