@@ -1,4 +1,4 @@
-"""`docs/asyncapi.yaml` is valid AsyncAPI 3 and says of each topic what the topic table says."""
+"""`docs/asyncapi.yaml` is valid AsyncAPI 3 and agrees with the topic table."""
 
 import json
 import re
@@ -28,8 +28,8 @@ DOCUMENT: dict[str, Any] = yaml.safe_load((ROOT / "docs" / "asyncapi.yaml").read
 OFFICIAL = ROOT / "tests" / "data" / "asyncapi" / "asyncapi-3.0.0.schema.json"
 CHANNELS: dict[str, dict[str, Any]] = {one["address"]: one for one in DOCUMENT["channels"].values()}
 OPERATIONS: dict[str, dict[str, Any]] = DOCUMENT["operations"]
-# Nothing of this project reads these; people and their programs do.
-# Nodes and namespaces are described by them later.
+# No code of this project reads these topics; people and their programs do.
+# Later records describe nodes and namespaces.
 FOR_OTHERS = {topic.name for topic in (DEAD_LETTERS, INVENTORY, ROWS, NODES, NAMESPACES)}
 GROUP_IN_SOURCE = re.compile(r'^GROUP: Final = "([\w-]+)"', re.MULTILINE)
 
@@ -72,13 +72,13 @@ def test_the_document_is_valid_by_the_official_schema() -> None:
     assert mistakes_in(DOCUMENT) == []
 
 
-def test_the_official_schema_finds_a_mistake() -> None:
+def test_the_official_schema_rejects_an_invalid_document() -> None:
     channels = DOCUMENT["channels"] | {"samples": {"adress": "a mistake"}}
 
     assert mistakes_in(DOCUMENT | {"channels": channels}) != []
 
 
-def test_every_reference_leads_somewhere() -> None:
+def test_every_reference_can_be_resolved() -> None:
     assert all(resolved(reference) for reference in references(DOCUMENT))
 
 
@@ -107,7 +107,7 @@ def test_a_channel_has_the_key_and_the_partitioner_of_its_topic(topic: Topic) ->
 
 
 @each_topic
-def test_a_channel_carries_the_record_of_its_topic_alone(topic: Topic) -> None:
+def test_a_channel_carries_only_the_record_of_its_topic(topic: Topic) -> None:
     ((name, message),) = CHANNELS[topic.name]["messages"].items()
     payload = resolved(message["$ref"])["payload"]["$ref"]
 
@@ -128,12 +128,12 @@ def test_an_identity_is_made_of_fields_of_the_record(topic: Topic) -> None:
 
 
 @each_topic
-def test_every_topic_has_a_producer_and_those_not_only_for_others_a_consumer(topic: Topic) -> None:
+def test_every_topic_has_a_producer_and_every_topic_of_ours_a_consumer(topic: Topic) -> None:
     assert operations_on(topic, "send")
     assert bool(operations_on(topic, "receive")) == (topic.name not in FOR_OTHERS)
 
 
-def test_every_consumer_names_its_group_and_the_groups_are_those_of_the_code() -> None:
+def test_every_consumer_names_its_group_and_the_groups_match_the_code() -> None:
     written = {
         group
         for one in OPERATIONS.values()

@@ -1,4 +1,4 @@
-"""docs/events.md has each reason of a dead letter, and the line that shows who wrote one."""
+"""docs/events.md lists every reason of a dead letter, and the command that shows who wrote one."""
 
 import ast
 import base64
@@ -26,7 +26,7 @@ def rows() -> dict[str, list[str]]:
 
 
 def given_reasons() -> set[str]:
-    """Return the reasons that stand in the code, of the modules that put records aside."""
+    """Return the reasons in the code of the modules that reject records."""
     found: set[str] = set()
     for package in PACKAGES:
         for file in (ROOT / package).rglob("*.py"):
@@ -65,7 +65,7 @@ def test_the_table_has_each_reason_that_the_code_gives_and_the_metric_names() ->
     assert len(given_reasons()) > 7
 
 
-def test_each_reason_says_what_it_is_who_did_it_and_what_to_do() -> None:
+def test_each_reason_has_a_meaning_a_writer_and_an_action() -> None:
     assert [reason for reason, cells in rows().items() if len(cells) != 3 or not all(cells)] == []
 
 
@@ -79,7 +79,7 @@ def test_each_reason_says_what_it_is_who_did_it_and_what_to_do() -> None:
         (None, None, "key  node ?: why"),
     ],
 )
-def test_the_line_that_shows_letters_names_node_and_key(
+def test_the_command_that_shows_dead_letters_prints_node_and_key(
     key: bytes | None, value: bytes | None, shown: str
 ) -> None:
     (program,) = re.findall(r"jq -r '(\n *\(\.key_base64[^']*)'", PAGE)

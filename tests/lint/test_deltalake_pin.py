@@ -1,4 +1,4 @@
-"""The reason for the upper bound on deltalake: a release that fails this must not be allowed."""
+"""The reason for deltalake's upper bound: releases that fail this test must not be allowed."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from deltalake.exceptions import CommitFailedError
 SCHEMA = Schema([Field("row", DataType.int64())])
 
 
-def test_the_locked_deltalake_refuses_a_compaction_that_starts_from_a_stale_snapshot(
+def test_the_locked_deltalake_rejects_a_compaction_that_starts_from_a_stale_snapshot(
     tmp_path: Path,
 ) -> None:
     for row in range(3):

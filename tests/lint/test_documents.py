@@ -1,4 +1,4 @@
-"""The documents: links that lead somewhere, decisions that are listed, commands that exist."""
+"""The documents: links resolve, decisions are listed, commands exist."""
 
 import re
 import subprocess
@@ -28,13 +28,13 @@ def test_every_link_within_the_repository_leads_to_a_file(page: Path) -> None:
 
 
 def anchors_of(page: Path) -> set[str]:
-    """Return the anchors of a page's titles, by GitHub's rule."""
+    """Return the anchors of a page's headings, by GitHub's rule."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(), flags=re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 @for_each("page", PAGES)
-def test_every_link_to_a_title_leads_to_one(page: Path) -> None:
+def test_every_link_to_a_heading_leads_to_one(page: Path) -> None:
     links = re.findall(r"\]\((?!\w+:)([^)#\s]*)#([^)\s]+)\)", page.read_text())
     pages = [(page.parent / target if target else page, anchor) for target, anchor in links]
 
@@ -99,7 +99,7 @@ def test_the_readme_gives_the_two_commands() -> None:
         assert re.search(rf"^{command}$", text, flags=re.MULTILINE), command
 
 
-def test_what_the_page_of_events_decodes_with_python_is_an_event() -> None:
+def test_the_python_example_of_the_events_page_decodes_an_event() -> None:
     (code,) = re.findall(
         r"```python\n(.*?)```", (ROOT / "docs" / "events.md").read_text(), re.DOTALL
     )

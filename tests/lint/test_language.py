@@ -1,4 +1,4 @@
-"""One concept, one word: names follow the glossary, and prose the rules of `tests.lint.prose`."""
+"""Names follow the glossary, and prose follows the rules of `tests.lint.prose`."""
 
 import ast
 import re
@@ -22,20 +22,20 @@ from tests.lint.prose import (
 )
 
 RULES = ROOT / "deploy/prometheus/gpuledger.rules.yaml"
-# Generated from the code, to which other tests hold them.
+# Generated from the code; other tests compare them with it.
 METRIC_PAGES = (ROOT / "docs/metrics.md", ROOT / "docs/node-metrics.md")
 GLOSSARY_ROW = re.compile(r"^\| (?P<words>[^|]+) \| [^|]+ \| (?P<refused>[^|]*) \|$", re.MULTILINE)
 OPENINGS = re.compile(r"(Give(?! up| back)|Gives|Tell whether|Say whether|Take that|Make out)\b")
-# A word of the glossary that Python, asyncio, Prometheus or a format uses for something else.
+# Words of the glossary that Python, asyncio, Prometheus or a format uses for something else.
 ELSEWHERE = {
-    "moment",  # of time, in what people write: `gpuledger replay --from`
+    "moment",  # of time, in user text: `gpuledger replay --from`
     "ledger",  # the package's own name
     "answers",  # of HTTP
 }
 
 
 def glossary() -> list[re.Match[str]]:
-    """Return the rows of the glossary, its head included."""
+    """Return the rows of the glossary, including its head."""
     section = (ROOT / "CONTRIBUTING.md").read_text().partition("## Glossary")[2]
     return list(GLOSSARY_ROW.finditer(section.partition("\n## ")[0]))
 
@@ -57,7 +57,7 @@ def modules() -> list[tuple[Path, ast.Module]]:
 def names() -> list[tuple[str, str]]:
     """Return where each module, class, function, variable, log event, alert and metric is named.
 
-    Beside it stand the name's words.
+    Each place comes with the words of the name.
     """
     return [(where, words_of(name)) for where, name in chain(_names(), _names_outside_of_code())]
 
@@ -87,7 +87,7 @@ def _names_outside_of_code() -> Iterator[tuple[str, str]]:
 
 
 def _event_of(call: ast.Call) -> str | None:
-    """Return the event of a log line; `None` of any other call."""
+    """Return the event of a log line; `None` for any other call."""
     match call:
         case ast.Call(
             func=ast.Attribute(value=ast.Name(id="_log")), args=[*_, ast.Constant(value=str(event))]
@@ -98,19 +98,19 @@ def _event_of(call: ast.Call) -> str | None:
 
 
 def words_of(name: str) -> str:
-    """Return a name's words in small letters, each between blanks: `MaxTicks` is ` max ticks `."""
+    """Return a name's words in lower case, between blanks: `MaxTicks` becomes ` max ticks `."""
     parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
     words = " ".join(filter(None, parted.lower().split("_")))
     return f" {words.replace('at most', '').replace('at least', '')} "
 
 
-def test_no_word_stands_in_the_glossary_twice() -> None:
+def test_no_word_is_in_the_glossary_twice() -> None:
     words = Counter(word.strip() for row in glossary() for word in row["words"].split(","))
     assert "tick" in words
     assert [word for word, rows in words.items() if rows > 1] == []
 
 
-def test_the_glossary_refuses_words() -> None:
+def test_the_glossary_rejects_words() -> None:
     assert {"glance", "crew", "bury", "parcel", "most"} <= refused_words()
 
 
@@ -124,19 +124,21 @@ def test_the_glossary_refuses_words() -> None:
         "gpuledger_node_info",
     ],
 )
-def test_names_of_log_events_alerts_and_metrics_hold_to_the_glossary_too(name: str) -> None:
+def test_names_of_log_events_alerts_and_metrics_are_checked_against_the_glossary_too(
+    name: str,
+) -> None:
     assert words_of(name) in {words for _, words in names()}
 
 
 @pytest.mark.parametrize("word", sorted(refused_words()))
-def test_no_name_has_a_word_that_the_glossary_refuses(word: str) -> None:
+def test_no_name_has_a_word_that_the_glossary_rejects(word: str) -> None:
     forms = {f" {word} ", f" {word}s "}
     assert not [
         f"{where}:{words}" for where, words in names() if any(form in words for form in forms)
     ]
 
 
-def test_no_docstring_opens_with_a_word_that_python_does_not_use() -> None:
+def test_no_docstring_opens_with_a_verb_that_python_docstrings_do_not_use() -> None:
     found = [
         f"{file}:{node.lineno}"
         for file, module in modules()
@@ -147,8 +149,8 @@ def test_no_docstring_opens_with_a_word_that_python_does_not_use() -> None:
     assert not found
 
 
-def test_no_text_opens_with_the_name_of_a_class_in_place_of_a_verb() -> None:
-    """As where a class `Answer` is given a longer name, and prose is renamed with it."""
+def test_no_text_opens_with_the_name_of_a_class_instead_of_a_verb() -> None:
+    """This happens when a class `Answer` gets a longer name and the prose is renamed with it."""
     classes = {
         node.name
         for _, module in modules()
@@ -196,5 +198,5 @@ def test_the_prose_of_modules_and_pages_is_read_without_their_code(tmp_path: Pat
 
 
 @pytest.mark.parametrize("part", CLEAN)
-def test_prose_that_is_clean_stays_so(part: str) -> None:
+def test_prose_that_is_clean_stays_clean(part: str) -> None:
     assert findings(part) == []

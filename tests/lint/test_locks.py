@@ -1,4 +1,4 @@
-"""requirements/*.lock: exact, hashed, without addresses, and no fatter than they must be."""
+"""requirements/*.lock: exact, hashed, without addresses, and no larger than needed."""
 
 import re
 import tomllib
@@ -13,7 +13,7 @@ REQUIREMENTS = ROOT / "requirements"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 LOCKS = sorted(REQUIREMENTS.glob("*.lock"))
-# One makes the environment, and the other has what only measuring needs.
+# One creates the environment; the other has packages that only benchmarks need.
 BEYOND_DEV = {"bootstrap", "bench"}
 
 lock_files = pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: str(lock.stem))
@@ -26,7 +26,7 @@ def entries(lock: Path) -> list[str]:
 
 
 def pinned(lock: Path) -> dict[str, set[str]]:
-    """Return the locked versions by name; a name has several where they differ by marker."""
+    """Return the locked versions by name; a name has several if they differ by marker."""
     versions: dict[str, set[str]] = {}
     for entry in entries(lock):
         requirement = Requirement(entry.partition(" --hash")[0])
@@ -37,7 +37,7 @@ def pinned(lock: Path) -> dict[str, set[str]]:
 
 
 def declared(extra: str) -> list[Requirement]:
-    """Return what pyproject.toml asks for in an extra, the extras that it is made of included."""
+    """Return the requirements of an extra in pyproject.toml, and of the extras that it includes."""
     found = [Requirement(text) for text in PROJECT["dependencies"]]
     for text in EXTRAS[extra]:
         requirement = Requirement(text)
@@ -61,7 +61,7 @@ def test_every_locked_version_is_exact_and_hashed(lock: Path) -> None:
 
 
 @lock_files
-def test_a_lock_names_no_address_and_no_path_of_the_machine_that_made_it(lock: Path) -> None:
+def test_a_lock_contains_no_address_and_no_path_of_the_machine_that_created_it(lock: Path) -> None:
     text = lock.read_text()
 
     assert text.splitlines()[1].split() == ["#", "make", "lock"]
@@ -78,7 +78,7 @@ def test_a_lock_names_no_address_and_no_path_of_the_machine_that_made_it(lock: P
 
 
 @lock_files
-def test_every_lock_holds_the_versions_of_dev_so_that_they_share_one_environment(
+def test_every_lock_has_the_versions_of_dev_so_that_they_share_one_environment(
     lock: Path,
 ) -> None:
     dev = pinned(REQUIREMENTS / "dev.lock")
@@ -91,7 +91,7 @@ def test_every_lock_holds_the_versions_of_dev_so_that_they_share_one_environment
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_what_pyproject_asks_for_is_what_is_locked(extra: str) -> None:
+def test_the_requirements_of_pyproject_are_locked(extra: str) -> None:
     locked = pinned(REQUIREMENTS / f"{extra}.lock")
 
     for requirement in declared(extra):
@@ -100,7 +100,7 @@ def test_what_pyproject_asks_for_is_what_is_locked(extra: str) -> None:
         assert all(requirement.specifier.contains(version) for version in versions), requirement
 
 
-def test_the_node_carries_neither_the_kubernetes_client_nor_arrow() -> None:
+def test_the_agents_lock_has_neither_the_kubernetes_client_nor_arrow() -> None:
     heavy = {"kubernetes", "kubernetes-asyncio", "pyarrow", "arro3-core", "deltalake", "duckdb"}
 
     assert not heavy & set(pinned(REQUIREMENTS / "agent.lock"))

@@ -1,4 +1,4 @@
-"""Every log line keeps the scheme of docs/logs.md: event, keys, and a row from warning on."""
+"""Every log line follows docs/logs.md: event, keys, and from `warning` on a row in its table."""
 
 import ast
 import re
@@ -15,7 +15,7 @@ PAGE: Final = (ROOT / "docs" / "logs.md").read_text()
 PACKAGES: Final = ("agent", "enricher", "sinks", "reports", "gpuledger", "cli", "simulator")
 QUIET: Final = {"debug", "info"}
 UNITS: Final = ("_count", "_seconds", "_bytes")
-# Verbs in the past that do not end in -ed.
+# Past tenses that do not end in -ed.
 PAST: Final = frozenset(
     [
         "begun",
@@ -33,13 +33,13 @@ PAST: Final = frozenset(
         "withdrawn",
     ]
 )
-# Python's own keys of a line.
+# Python's own keys of a log record.
 OWN: Final = {"exc_info", "stack_info"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A call that writes a line."""
+    """A call that writes a log line."""
 
     place: str
     level: str
@@ -67,7 +67,7 @@ def _is_of_a_logger(function: ast.expr) -> bool:
 def _line(call: ast.Call, place: str) -> Line:
     assert isinstance(call.func, ast.Attribute)
     event = call.args[-1]
-    assert isinstance(event, ast.Constant), f"{place}: an event is a text that stands there"
+    assert isinstance(event, ast.Constant), f"{place}: an event must be a string literal"
     assert isinstance(event.value, str)
     keys = tuple(keyword.arg for keyword in call.keywords if keyword.arg)
     return Line(place=place, level=call.func.attr, event=event.value, keys=keys, call=call)
@@ -93,7 +93,7 @@ EVENTS: Final = {name for row in rows("From warning on") for name in names(row[0
 
 
 @BY_PLACE
-def test_an_event_is_a_noun_and_a_verb_in_the_past(line: Line) -> None:
+def test_an_event_is_a_noun_and_a_verb_in_the_past_tense(line: Line) -> None:
     assert re.fullmatch(r"[a-z]+(_[a-z]+)+", line.event)
     verb = line.event.rpartition("_")[2]
     assert verb.endswith("ed") or verb in PAST
@@ -129,7 +129,7 @@ def test_a_key_of_several_events_is_in_the_table_or_ends_in_its_unit() -> None:
     assert not {key for key in shared - SHARED_KEYS - OWN if not key.endswith(UNITS)}
 
 
-def test_every_event_from_warning_on_has_its_row_and_no_row_is_without_an_event() -> None:
+def test_every_event_from_warning_on_has_a_row_and_every_row_an_event() -> None:
     loud = {line.event for line in LINES if line.level not in QUIET}
 
     assert sorted(loud) == sorted(EVENTS)
@@ -143,8 +143,8 @@ def test_every_log_line_that_a_page_names_exists() -> None:
     assert not named - {line.event for line in LINES}
 
 
-def test_libraries_are_not_written_for_by_another_logger() -> None:
-    """Lines of ours all go through `_log`, or the tests above would not see them."""
+def test_no_other_logger_of_a_library_is_written_to() -> None:
+    """Our lines all go through `_log`; the tests above would not see any others."""
     files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
     others = [
         file

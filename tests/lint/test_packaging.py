@@ -1,4 +1,4 @@
-"""What pyproject.toml promises; `tests/wheel` builds the wheel and looks into that."""
+"""The promises of pyproject.toml; `tests/wheel` builds the wheel and checks its contents."""
 
 import ast
 import importlib
@@ -21,14 +21,14 @@ def test_a_script_names_a_function_that_can_be_called(script: str) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_package_is_typed_and_says_what_it_is_for(package: str) -> None:
+def test_a_package_is_typed_and_describes_its_purpose(package: str) -> None:
     folder = ROOT / package
 
     assert (folder / "py.typed").exists()
     assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
 
 
-def test_nothing_is_compiled_beside_the_sources() -> None:
+def test_no_compiled_file_is_beside_the_sources() -> None:
     made = [path for name in PACKAGES for path in (ROOT / name).rglob("*")]
 
     assert made

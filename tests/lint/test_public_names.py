@@ -49,12 +49,12 @@ SETTINGS = (
 DEMO_SUMMARY = (IncidentLine, OwnerCost, PodLine, RunBill, StoreLine, Summary)
 DASHBOARD = ROOT / "deploy/compose/grafana/dashboards/gpuledger.json"
 OPENAPI = ROOT / "reports/gpuledger_reports/api/openapi.yaml"
-# Names of others that have a refused word.
+# Names of other projects that contain a rejected word.
 OF_OTHERS = {"board_limit_ns_total": "NVML's violation of the board's power limit"}
 
 
 def table() -> list[re.Match[str]]:
-    """Return the rows of the table of public names, its head included."""
+    """Return the rows of the table of public names, including its head."""
     section = (ROOT / "CONTRIBUTING.md").read_text().partition("### Public names")[2]
     return list(ROW.finditer(section.partition("\n#")[0]))
 
@@ -151,16 +151,16 @@ def _of_settings(settings: Any) -> Iterator[str]:  # noqa: ANN401  # any setting
 
 def test_public_names_of_every_kind_are_found() -> None:
     assert {
-        "allocated_ns",  # a field of a record, and a column
-        "measured_busy_ns",  # a column alone
+        "allocated_ns",  # a record field, and a column
+        "measured_busy_ns",  # only a column
         "gpuledger_agent_samples_total",
         "gpuledger_gpu_allocated_seconds_total",
         "GpuledgerSinkLagging",
         "sampling_interval_seconds",
         "directory",  # a setting, a label, and a key of log lines
-        "samples_lost",  # an event of the log
+        "samples_lost",  # a log event
         "samples",  # a check, and a field of the demo's summary
-        "pod_labels",  # a check alone
+        "pod_labels",  # only a check
         "owner_kind",  # a label
         "__unallocated__",
         "unused_cost",
@@ -174,7 +174,7 @@ def test_public_names_of_every_kind_are_found() -> None:
 
 
 @pytest.mark.parametrize("word", refused_words())
-def test_no_public_name_has_a_word_that_the_glossary_refuses(word: str) -> None:
+def test_no_public_name_has_a_word_that_the_glossary_rejects(word: str) -> None:
     forms = {f" {word} ", f" {word}s "}
     words = {name: words_of(re.sub(r"\W+", "_", name)) for name in public_names()}
     assert not [name for name in words if any(form in words[name] for form in forms)]

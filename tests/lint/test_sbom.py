@@ -1,4 +1,4 @@
-"""`make sbom`: the packages of each image, each in one version, and no registry's address."""
+"""`make sbom`: each image's packages, each in one version, without a registry's address."""
 
 import json
 import re
@@ -20,7 +20,7 @@ IMAGES = sorted(locks())
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make them all; the environment is the one that the tests run in."""
+    """Generate all of them; the environment is that of the tests."""
     made = tmp_path_factory.mktemp("sbom")
     argv = ["make", "--old-file=.venv/.dev", "sbom", f"SBOM_FOLDER={made}"]
     subprocess.run(argv, cwd=ROOT, check=True)
@@ -39,7 +39,7 @@ def read(folder: Path, image: str) -> dict[str, Any]:
     return loaded
 
 
-def test_each_image_has_one_of_its_name(folder: Path) -> None:
+def test_each_image_has_an_sbom_with_its_name(folder: Path) -> None:
     installation = ROOT / "k8s" / "overlays" / "sasl-ssl" / "installation" / "kustomization.yaml"
     named = [image["name"] for image in yaml.safe_load(installation.read_text())["images"]]
 
@@ -48,9 +48,7 @@ def test_each_image_has_one_of_its_name(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_it_names_each_package_that_is_locked_once_with_its_hashes(
-    folder: Path, image: str
-) -> None:
+def test_it_lists_each_locked_package_once_with_its_hashes(folder: Path, image: str) -> None:
     found = read(folder, image)
     packages = Counter(canonicalize_name(one["name"]) for one in found["components"])
 
@@ -60,7 +58,7 @@ def test_it_names_each_package_that_is_locked_once_with_its_hashes(
     assert all(one["externalReferences"][0]["hashes"] for one in found["components"])
 
 
-def test_of_a_package_with_a_version_for_each_python_the_images_one_is_named(
+def test_if_a_package_has_a_version_per_python_the_one_of_the_images_is_listed(
     tmp_path: Path,
 ) -> None:
     dockerfile = (ROOT / "Dockerfile").read_text()
@@ -76,12 +74,12 @@ def test_of_a_package_with_a_version_for_each_python_the_images_one_is_named(
     assert [line.split()[0] for line in requirements(lock)] == ["a==2"]
 
 
-def test_security_md_says_which_lock_is_which_images() -> None:
+def test_security_md_says_which_lock_belongs_to_which_images() -> None:
     page = " ".join((ROOT / "SECURITY.md").read_text().split())
     for image, lock in locks().items():
         assert re.search(rf"`{image}(\.cdx\.json)?`[^()]*\((from )?`{lock.name}`\)", page), image
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_its_components_name_no_address(folder: Path, image: str) -> None:
+def test_its_components_contain_no_address(folder: Path, image: str) -> None:
     assert "://" not in json.dumps(read(folder, image)["components"])

@@ -1,4 +1,4 @@
-"""The committed JSON Schemas are those of the records, and say what readers need."""
+"""The committed JSON Schemas match the records and describe every field."""
 
 import subprocess
 import sys
@@ -30,14 +30,14 @@ def test_the_committed_schema_is_the_generated_one(topic: Topic) -> None:
     assert committed == printed(schema_of(topic)), "run `make schemas`"
 
 
-def test_no_schema_is_left_of_a_topic_that_is_gone(tmp_path: Path) -> None:
+def test_no_schema_is_left_for_a_topic_that_no_longer_exists(tmp_path: Path) -> None:
     write_schemas(tmp_path)
 
     assert {path.name for path in SCHEMAS.iterdir()} == {path.name for path in tmp_path.iterdir()}
 
 
 @each_topic
-def test_a_schema_is_valid_and_names_itself(topic: Topic) -> None:
+def test_a_schema_is_valid_and_has_its_own_id(topic: Topic) -> None:
     schema = schema_of(topic)
 
     jsonschema.Draft202012Validator.check_schema(schema)
@@ -60,7 +60,7 @@ def test_an_optional_field_has_its_plain_type_and_no_null(topic: Topic) -> None:
 
 
 @each_topic
-def test_no_schema_forbids_fields_that_are_yet_to_come(topic: Topic) -> None:
+def test_no_schema_forbids_future_fields(topic: Topic) -> None:
     definitions = schema_of(topic)["$defs"].values()
 
     assert all(one.get("additionalProperties", True) for one in definitions)

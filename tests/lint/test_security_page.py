@@ -1,4 +1,4 @@
-"""docs/security.md names the topics, groups and workloads that there are."""
+"""docs/security.md names the existing topics, groups and workloads, and no others."""
 
 import re
 from pathlib import Path
@@ -36,22 +36,22 @@ CENTRAL = (
 )
 """What podwatch, the join and the sinks expose."""
 ACTIONS = {"receive": 1, "send": 2}
-"""Which column of the table has the topics of an operation."""
+"""The column of the table that has an operation's topics."""
 
 
 def rows() -> dict[str, list[str]]:
-    """Return the cells of the table of Kafka's rights by deployable."""
+    """Return the cells of the table of Kafka permissions by component."""
     table = PAGE.partition("| who | reads | writes |")[2].partition("\n\n")[0]
     found = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
     return {cells[0]: cells for cells in found}
 
 
 def named(cell: str) -> set[str]:
-    """Return what a cell names, options of a command aside."""
+    """Return the names in a cell, without a command's options."""
     return {name for name in re.findall(r"`([^`]+)`", cell) if not name.startswith("--")}
 
 
-def test_every_topic_is_read_and_written_by_whom_the_contract_names() -> None:
+def test_every_topic_is_read_and_written_by_the_components_that_the_contract_names() -> None:
     document = yaml.safe_load((ROOT / "docs" / "asyncapi.yaml").read_text())
     topics = {name: one["address"] for name, one in document["channels"].items()}
     for action, column in ACTIONS.items():
@@ -63,13 +63,13 @@ def test_every_topic_is_read_and_written_by_whom_the_contract_names() -> None:
         assert set[str]().union(*(named(cells[column]) for cells in rows().values())) >= reported
 
 
-def test_no_topic_is_named_that_there_is_not() -> None:
+def test_only_existing_topics_are_named() -> None:
     reported = set[str]().union(*(named(cell) for cells in rows().values() for cell in cells[1:3]))
 
     assert reported == set(BY_NAME)
 
 
-def test_groups_and_transactional_ids_are_the_deployables_own() -> None:
+def test_groups_and_transactional_ids_are_those_of_the_components() -> None:
     found = rows()
 
     assert {name: named(cells[3]) for name, cells in found.items() if named(cells[3])} == {
@@ -80,7 +80,7 @@ def test_groups_and_transactional_ids_are_the_deployables_own() -> None:
 
 
 @pytest.mark.parametrize("module", CENTRAL, ids=lambda module: module.__name__)
-def test_no_page_but_the_agents_names_nodes_pods_or_users_of_gpus(module: ModuleType) -> None:
+def test_only_the_agents_metrics_page_names_nodes_pods_or_users_of_gpus(module: ModuleType) -> None:
     assert "No names of nodes, pods or users of GPUs" in PAGE
     families = [value for value in vars(module).values() if isinstance(value, MetricWrapperBase)]
     labels = {label for family in families for label in family._labelnames}  # noqa: SLF001  # a family tells them with its series alone

@@ -1,4 +1,4 @@
-"""A rule that is silenced, for the project or on a line, says why."""
+"""Every silenced rule, for the project or on a line, has a reason."""
 
 import re
 from pathlib import Path
@@ -14,13 +14,13 @@ WITH_REASON = re.compile(
 
 
 def python_files() -> list[Path]:
-    """Return the Python files of every package, the tests' and the benchmarks' included."""
+    """Return the Python files of every package, including tests and benchmarks."""
     packages = [found.parent for found in ROOT.glob("*/__init__.py")]
     return [file for folder in [*packages, ROOT / "tests"] for file in folder.rglob("*.py")]
 
 
 def without_reason(text: str) -> list[str]:
-    """Return the lines that silence a rule and do not say which one and why."""
+    """Return the lines that silence a rule without naming it and a reason."""
     return [
         line.strip()
         for line in text.splitlines()
@@ -43,7 +43,7 @@ def test_a_reason_follows_the_rule_that_it_silences(line: str, *, accepted: bool
     assert (without_reason(line) == []) is accepted
 
 
-def test_every_line_that_silences_a_rule_says_why() -> None:
+def test_every_line_that_silences_a_rule_gives_the_reason() -> None:
     silent = {
         str(path.relative_to(ROOT)): lines
         for path in python_files()
@@ -53,7 +53,7 @@ def test_every_line_that_silences_a_rule_says_why() -> None:
     assert silent == {}
 
 
-def test_every_rule_ignored_for_the_project_says_why() -> None:
+def test_every_rule_ignored_for_the_project_has_a_reason() -> None:
     ruff = (ROOT / "pyproject.toml").read_text().partition("[tool.ruff.lint]")[2]
     ignored = re.findall(r'^    "[A-Z]+\d*",.*$', ruff.partition("[tool.mypy]")[0], re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""The distribution's wheel, built of the checkout as it is: in a second where nothing changed."""
+"""Builds the wheel from the checkout; takes a second if nothing has changed."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 def run_hatchling(
     folder: Path, *arguments: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Let hatchling build a wheel into the folder, or say why it does not."""
+    """Build a wheel into the folder with hatchling; its output explains a failure."""
     target = arguments or ("--target", "wheel")
     return subprocess.run(
         [sys.executable, "-m", "hatchling", "build", *target, "--directory", str(folder)],
@@ -24,7 +24,7 @@ def run_hatchling(
 
 
 def build_wheel(folder: Path, *arguments: str, **environment: str) -> Path:
-    """Return the wheel; where it cannot be built, the test fails with the builder's words."""
+    """Return the wheel; if the build fails, the test fails with the builder's output."""
     built = run_hatchling(folder, *arguments, **environment)
     assert built.returncode == 0, built.stderr
     (wheel,) = folder.glob("*.whl")

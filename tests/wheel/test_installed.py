@@ -1,7 +1,7 @@
-"""The wheel as it is installed: the packages in site-packages, and every program running.
+"""The installed wheel: the packages in site-packages, and every program running.
 
-The environment is a clean one; the dependencies are those of the tests' own environment, whose
-folder is on the path behind it.
+The environment is a clean one. The dependencies are those of the tests' environment, whose folder
+comes after it on the path.
 """
 
 import os
@@ -27,10 +27,10 @@ PACKAGES: list[str] = PYPROJECT["tool"]["importlinter"]["root_packages"]
 class Environment(NamedTuple):
     bin: Path
     names: set[str]
-    """What the wheel put into site-packages."""
+    """The files that the wheel put into site-packages."""
 
     def run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a program of the environment, away from the checkout."""
+        """Run a program of the environment, outside of the checkout."""
         inherited = {
             name: value for name, value in os.environ.items() if not name.startswith("PYTHON")
         }
@@ -45,7 +45,7 @@ class Environment(NamedTuple):
         )
 
     def python(self, *lines: str) -> str:
-        """Return what a program of some lines prints."""
+        """Return the output of a Python program given as lines."""
         done = self.run("python", "-c", "\n".join(lines))
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -62,7 +62,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     run([*uv, "--no-deps", "--no-index", str(wheel)])
     (packages,) = (folder / "venv" / "lib").glob("python*/site-packages")
     names = {path.name for path in packages.iterdir()}
-    # A folder that a .pth file names is on the path; the .pth files in it, such as that of the
+    # A folder that a .pth file names is on the path, but the .pth files in it, such as that of the
     # editable install, are not read.
     folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     (packages / "dependencies.pth").write_text("\n".join(sorted(folders)) + "\n")
@@ -74,7 +74,7 @@ def run(command: Sequence[str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_site_packages_has_only_names_that_are_ours(installed: Environment) -> None:
+def test_site_packages_has_only_our_names(installed: Environment) -> None:
     assert installed.names == {
         *PACKAGES,
         f"gpuledger-{PYPROJECT['project']['version']}.dist-info",
@@ -89,7 +89,7 @@ def test_the_console_script_runs_every_component(installed: Environment, subcomm
     assert f"gpuledger {subcommand}" in done.stdout
 
 
-def test_an_analyst_imports_the_store(installed: Environment) -> None:
+def test_an_analyst_can_import_the_store(installed: Environment) -> None:
     version = installed.python(
         "import gpuledger.store.query, gpuledger; print(gpuledger.__version__)"
     )
@@ -104,7 +104,7 @@ def test_the_simulator_runs_as_a_module(installed: Environment) -> None:
     assert "kube-api" in done.stdout
 
 
-def test_programs_run_what_was_compiled(installed: Environment) -> None:
+def test_programs_run_the_compiled_modules(installed: Environment) -> None:
     names = hot_modules()
     files = installed.python(
         f"import {', '.join(names)}",

@@ -1,7 +1,7 @@
-"""What the wheel's compiled modules make of records is what their sources make, to the byte.
+"""The wheel's compiled modules and their sources turn records into the same bytes.
 
-So a replay on a laptop gives the books of the cluster. Both work in processes of their own, on the
-same topics; which of the two runs this test does not matter.
+So a replay on a laptop gives the books of the cluster. Both run in their own processes, on the same
+topics; it does not matter which of the two runs this test.
 """
 
 import os
@@ -36,14 +36,14 @@ SECOND_NS = 10**9
 
 
 class Worker:
-    """A stage in a process of its own."""
+    """A component in a process of its own."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self.modules = str(self._answer())
 
     def make(self, given_topics: Topics) -> Made:
-        """Return what comes of the topics there."""
+        """Return the output for these topics."""
         assert self._process.stdin
         pickle.dump(given_topics, self._process.stdin)
         self._process.stdin.flush()
@@ -57,7 +57,7 @@ class Worker:
 
 @contextmanager
 def start_worker(*path: Path) -> Iterator[Worker]:
-    """Yield a worker that finds its modules in these folders, the first one first."""
+    """Yield a worker that finds its modules in these folders, in this order."""
     found = os.pathsep.join(map(str, path))
     with subprocess.Popen(
         [sys.executable, "-m", "tests.unit.enricher.laws.stage_worker"],
@@ -72,7 +72,7 @@ def start_worker(*path: Path) -> Iterator[Worker]:
 
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker, Worker]]:
-    """Yield one that runs what was compiled, and one that runs the sources."""
+    """Yield a worker that runs the compiled modules, and one that runs the sources."""
     folder = tmp_path_factory.mktemp("compiled")
     with zipfile.ZipFile(build_wheel(folder)) as archive:
         archive.extractall(folder)
@@ -84,7 +84,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker, 
 
 @st.composite
 def any_ticks(draw: st.DrawFn) -> Topics:
-    """Draw ticks of which nothing has to make sense: cut GPUs, shared ones, absent readings."""
+    """Draw ticks that need not make sense: MIG-partitioned GPUs, shared GPUs, missing readings."""
     drawn = draw(st.lists(contradictory_ticks(), min_size=1, max_size=4))
     one_after_another = [
         replace(tick, seq=1000 * number, time_ns=BEGIN_NS + number * SECOND_NS)
@@ -101,7 +101,7 @@ def records_of(samples: Sequence[NodeSample]) -> list[Record]:
 
 
 def events_of(workers: tuple[Worker, Worker], given_topics: Topics) -> int:
-    """Hold what both make to be the same, to the byte; return the number of events."""
+    """Assert that both workers produce the same bytes; return the number of events."""
     compiled, sources = (worker.make(given_topics) for worker in workers)
     assert compiled == sources
     return len(sources[0])
@@ -109,7 +109,7 @@ def events_of(workers: tuple[Worker, Worker], given_topics: Topics) -> int:
 
 @examples(150)
 @given(given_topics=any_ticks())
-def test_any_ticks_give_the_same_bytes_compiled_and_not(
+def test_any_ticks_give_the_same_bytes_from_compiled_modules_and_sources(
     workers: tuple[Worker, Worker], given_topics: Topics
 ) -> None:
     assert events_of(workers, given_topics) == len(given_topics.samples[0])
@@ -117,14 +117,14 @@ def test_any_ticks_give_the_same_bytes_compiled_and_not(
 
 @examples(100)
 @given(given_topics=topics())
-def test_nodes_that_boot_pause_and_repeat_themselves_give_the_same_bytes_compiled_and_not(
+def test_nodes_that_boot_pause_and_repeat_themselves_give_the_same_bytes_from_both(
     workers: tuple[Worker, Worker], given_topics: Topics
 ) -> None:
     events_of(workers, given_topics)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_minute_of_simulated_nodes_gives_the_same_bytes_compiled_and_not(
+def test_a_minute_of_simulated_nodes_gives_the_same_bytes_from_both(
     workers: tuple[Worker, Worker], seed: int
 ) -> None:
     _, drawn = draw_runs(Random(seed))  # noqa: S311 - no secret

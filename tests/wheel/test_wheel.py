@@ -1,4 +1,4 @@
-"""The contents of the wheel, with a compiler and without."""
+"""The contents of the wheel, built with and without a compiler."""
 
 import tomllib
 import zipfile
@@ -16,7 +16,7 @@ PACKAGES: list[str] = PYPROJECT["tool"]["importlinter"]["root_packages"]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Return the names of what the wheel holds."""
+    """Return the names of the wheel's files."""
     with zipfile.ZipFile(build_wheel(tmp_path_factory.mktemp("wheel"))) as archive:
         return archive.namelist()
 
@@ -27,7 +27,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel: list[str]) -> None
     assert top == {*PACKAGES, f"gpuledger-{PYPROJECT['project']['version']}.dist-info"}
 
 
-def test_the_wheel_holds_each_hot_module_compiled_and_as_its_source(wheel: list[str]) -> None:
+def test_the_wheel_holds_each_hot_module_compiled_and_as_source(wheel: list[str]) -> None:
     suffix = EXTENSION_SUFFIXES[0]
     compiled = {name.removesuffix(suffix) for name in wheel if name.endswith(suffix)}
     expected = {name.replace(".", "/") for name in hot_modules()}
@@ -48,13 +48,15 @@ def test_the_wheel_holds_each_hot_module_compiled_and_as_its_source(wheel: list[
         "gpuledger_reports/pricing/list_prices.yaml",
     ],
 )
-def test_what_programs_read_beside_their_code_is_in_the_wheel(wheel: list[str], file: str) -> None:
-    """So that it works where there is no checkout."""
+def test_files_that_programs_read_beside_their_code_are_in_the_wheel(
+    wheel: list[str], file: str
+) -> None:
+    """So that they work without a checkout."""
     assert file in wheel
 
 
 def test_an_editable_install_compiles_nothing(tmp_path: Path) -> None:
-    """One runs what one edits; and it needs no compiler."""
+    """A developer runs the edited sources, and needs no compiler."""
     with zipfile.ZipFile(
         build_wheel(tmp_path, "--target", "wheel:editable", CC="no-such-compiler")
     ) as archive:
