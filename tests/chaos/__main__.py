@@ -1,7 +1,8 @@
-"""Kill, stop and restart what runs, and count what is lost or there twice: `python -m tests.chaos`.
+"""Kill, stop and restart components, and count lost and duplicated ticks: `python -m tests.chaos`.
 
-Real Kafka, a real API server, podwatch and workers of the join as processes, agents that publish a
-tick a second each. Ends with one line; exit code 1 if a tick was lost or booked twice.
+The run has a real Kafka, a real API server, podwatch and workers of the join as processes, and
+agents that publish one tick per second each. It prints a verdict in one line; the exit code is 1 if
+a tick was lost or booked twice.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ BROKEN_OFF = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run; return the exit code."""
+    """Run the chaos test; return the exit code."""
     options = _parser().parse_args(arguments)
     stray = sorted(name for name in os.environ if name.startswith("GPULEDGER_"))
     if stray:
@@ -54,20 +55,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--seconds", type=float, default=300.0, help="of disturbance (300)")
-    parser.add_argument("--rate", type=int, default=1_000, help="ticks a second (1000)")
-    parser.add_argument("--workers", type=int, choices=(2, 3, 4), default=3, help="joins (3)")
-    parser.add_argument("--seed", type=int, default=1, help="of what happens when (1)")
     parser.add_argument(
-        "--drain-seconds", type=float, default=120.0, help="how long events may lag in the end"
+        "--seconds", type=float, default=300.0, help="of disturbance (default: 300)"
+    )
+    parser.add_argument("--rate", type=int, default=1_000, help="ticks per second (default: 1000)")
+    parser.add_argument(
+        "--workers", type=int, choices=(2, 3, 4), default=3, help="workers of the join (default: 3)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of the plan of actions (default: 1)")
+    parser.add_argument(
+        "--drain-seconds", type=float, default=120.0, help="how long to wait for events at the end"
     )
     return parser
 
 
 def _run(plan: Plan) -> Verdict:
-    """Run in a folder that stays where a promise was broken."""
+    """Run in a folder that is kept if a promise was broken."""
     folder = Path(tempfile.mkdtemp(prefix="gpuledger-chaos-"))
-    # What libraries say of a broker that is away would drown the progress.
+    # Messages of libraries about an unavailable broker would drown the progress.
     logging.basicConfig(filename=folder / "chaos.log", force=True)
     print_line(f"{plan}; {describe_compiled()}; logs in {folder}")
     verdict = asyncio.run(ChaosRun(plan, folder=folder, print_line=print_line).run())

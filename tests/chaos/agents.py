@@ -1,7 +1,7 @@
-"""Agents that publish as real ones do: a tick a second each, one a batch, again until acknowledged.
+"""Publish like real agents: a tick per second each, one per batch, again until acknowledged.
 
-A node's next tick waits for the acknowledgement of the one before. What is published again after a
-failure may be on the topic twice, as with a real agent: the join has to see to that.
+A node's next tick waits for the acknowledgement of the previous one. A tick that is published again
+after a failure may be on the topic twice, as with a real agent: the join has to handle that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.chaos.tally import Tally
 
 _LOOK_SECONDS: Final = 0.05
-# One batch on its way and one ready: more that wait wake each other up for nothing.
+# One batch being sent and one ready: more waiting batches would only wake each other up.
 _LANES_A_PARTITION: Final = 2
 _RETRY_SECONDS: Final = (0.2, 1.0)
 _NS_PER_SECOND: Final = 1_000_000_000
@@ -36,14 +36,14 @@ _NS_PER_SECOND: Final = 1_000_000_000
 
 @dataclass(kw_only=True)
 class Agent:
-    """One node: its tick but for `seq` and time, and the number of its next tick."""
+    """One node: its tick without `seq` and time, and the number of its next tick."""
 
     node: str
     boot_id: str
     template: TickTemplate
     partition: int
     phase_seconds: float
-    """When in each second it ticks."""
+    """The offset of its ticks within each second."""
     number: int = 0
 
     def message(self, *, started_ns: int) -> Message:
@@ -56,7 +56,7 @@ class Agent:
 def make_agents(fleet: Fleet, *, uids: Sequence[str], partitions: int) -> list[Agent]:
     """Return an agent for each pod UID: all processes of a node belong to its one pod.
 
-    Every other container's cgroup names no UID, so that its container id alone leads to the pod.
+    Every other container's cgroup names no UID, so that only its container id leads to the pod.
     """
     return [
         _agent(fleet, number, uid, phase_seconds=number / len(uids), partitions=partitions)
@@ -81,7 +81,7 @@ def _agent(fleet: Fleet, number: int, uid: str, *, phase_seconds: float, partiti
 
 
 class Publishing:
-    """All agents of a run over one connection, in as many lanes as it takes to keep that busy."""
+    """All agents of a run over one connection, in enough lanes to keep it busy."""
 
     def __init__(self, *, bus: Bus, agents: Sequence[Agent], tally: Tally, seconds: float) -> None:
         self._bus = bus
@@ -103,7 +103,7 @@ class Publishing:
                     group.create_task(self._publish_lane(producer, lane[first::_LANES_A_PARTITION]))
 
     async def _publish_lane(self, producer: Producer, lane: Sequence[Agent]) -> None:
-        """Go round the agents of a lane; whoever is behind has its turn in each round."""
+        """Cycle through the agents of a lane; each agent that is behind gets a turn per cycle."""
         while left := [agent for agent in lane if self._due_seconds(agent) < self._seconds]:
             elapsed_seconds = time.monotonic() - self._started
             due = [agent for agent in left if self._due_seconds(agent) <= elapsed_seconds]

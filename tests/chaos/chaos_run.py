@@ -1,4 +1,4 @@
-"""One run: everything is started, disturbed, calmed, read to the end and compared."""
+"""One run: start everything, disturb it, let it calm down, read to the end and compare."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
 _STATUS_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.2
 _SETTLE_SECONDS: Final = 15.0
-"""How long is listened for what comes late: longer than a session and a transaction."""
+"""How long to wait for late events: longer than a session and a transaction."""
 _PODS_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a run is asked for."""
+    """The options of a run."""
 
     seconds: float
     rate: int
-    """Ticks a second: nodes, as each ticks once a second."""
+    """Ticks per second; also the number of nodes, because each ticks once per second."""
     workers: int
     seed: int
     drain_seconds: float
 
 
 class ChaosRun:
-    """A run; parts and processes end with `run`, however it ends."""
+    """A run; components and processes end with `run`, even if it fails."""
 
     def __init__(self, plan: Plan, *, folder: Path, print_line: Callable[[str], None]) -> None:
         self._plan = plan
@@ -122,7 +122,7 @@ class ChaosRun:
             group.create_task(disturbance.follow(actions))
 
     async def _drain(self, tally: Tally, reader: EventsReader) -> None:
-        """Wait until every tick has its event or the deadline is over, and for what comes late."""
+        """Wait until every tick has its event or the deadline is over, then for late events."""
         deadline = time.monotonic() + self._plan.drain_seconds
         while tally.seen < tally.published and time.monotonic() < deadline:  # noqa: ASYNC110 - it looks at no event but a count
             await asyncio.sleep(_LOOK_SECONDS)
@@ -151,7 +151,7 @@ class ChaosRun:
 
 @asynccontextmanager
 async def _beside(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Do this beside the block and end it with it; a failure of either ends both."""
+    """Run this beside the block and end it with the block; a failure of either ends both."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(each) for each in work]
         yield

@@ -1,4 +1,4 @@
-"""Does what the plan says to the parts, and brings back what ends by itself, as a kubelet would."""
+"""Carries out the plan, and restarts components that ended, as a kubelet would."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS: Final = 0.5
 _STANDSTILL_SECONDS: Final = 0.7
-"""Longer than a worker gathers before it asks for anything."""
+"""Longer than a worker gathers events before it sends a request."""
 _KINDS_OF_KILLS: Final = frozenset({Kind.KILL_WORKER, Kind.KILL_PODWATCH})
 
 
 class Disturbance:
-    """Takes parts away and gives them back, one action a part at a time."""
+    """Takes components away and brings them back, one action per component at a time."""
 
     def __init__(
         self, *, parts: RealParts, deployables: Deployables, print_line: Callable[[str], None]
@@ -33,7 +33,7 @@ class Disturbance:
         self.ended_by_themselves = 0
 
     async def follow(self, plan: Sequence[Action]) -> None:
-        """Do all actions, each at its time or when its part is back; return when all are back."""
+        """Run each action at its time or when its target is back; return when all are back."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         async with asyncio.TaskGroup() as group:
@@ -42,7 +42,7 @@ class Disturbance:
                 group.create_task(self._act(action))
 
     async def keep_up(self) -> None:
-        """Start again what ended without being told to, until cancelled."""
+        """Restart components that ended without being stopped, until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             for name, each in self._deployables.items():
@@ -87,9 +87,9 @@ class Disturbance:
         target.start()
 
     async def _kill_midway(self, action: Action) -> None:
-        """Kill a worker that waits for an answer: what it had asked for is done behind its back.
+        """Kill a worker that waits for a response, so that its request completes without it.
 
-        Else a kill hardly ever falls between two of a worker's steps.
+        Otherwise a kill hardly ever falls between two of a worker's steps.
         """
         broker = self._parts.kafka.process
         async with self._locks[BROKER]:

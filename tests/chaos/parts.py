@@ -1,6 +1,6 @@
-"""The real parts of a run and the deployables under test, each of which can be taken away.
+"""The real parts of a run and the components under test, each of which can be taken away.
 
-Here live their start and their end; when what is done to which is the schedule's business.
+This module starts and ends them; the schedule decides when something happens to them.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ class RealParts:
 
     @property
     def settings(self) -> KafkaSettings:
-        """Return what a client of this broker needs."""
+        """Return a client's settings for this broker."""
         return KafkaSettings(
             bootstrap_servers=self.kafka.bootstrap_servers,
             request_timeout_seconds=_REQUEST_SECONDS,
         )
 
     async def start(self) -> None:
-        """Start both, and make the topics."""
+        """Start both, and create the topics."""
         await asyncio.to_thread(self.kafka.start)
         await asyncio.to_thread(self.kube_api.start)
         await create_topics(self.settings)
 
     def podwatch_kubeconfig(self) -> Path:
-        """Return podwatch an account with the rights of the manifests and nothing else."""
+        """Return a kubeconfig of an account with only the permissions of podwatch's manifests."""
         self.kube_api.create_namespace(NAMESPACE)
         for manifest in render().of_kind(*RBAC):
             self.kube_api.apply(manifest)
@@ -68,14 +68,14 @@ class RealParts:
         )
 
     def discard(self) -> None:
-        """End both and drop their data; the logs stay."""
+        """End both and delete their data; the logs stay."""
         with ExitStack() as stack:
             stack.callback(self.kafka.discard)
             stack.callback(self.kube_api.discard)
 
 
 class Deployables:
-    """Podwatch and the workers of the join."""
+    """podwatch and the workers of the join."""
 
     def __init__(self, *, parts: RealParts, folder: Path, workers: int) -> None:
         self._servers = parts.kafka.bootstrap_servers
@@ -93,11 +93,11 @@ class Deployables:
             each.wait_until_ready()
 
     def end(self) -> dict[str, int | None]:
-        """End all by SIGTERM; return the exit statuses."""
+        """End all by SIGTERM; return the exit codes."""
         return {name: each.stop() for name, each in self.deployables.items()}
 
     def kill(self) -> None:
-        """Leave no process behind, a stopped one neither."""
+        """Kill all processes, including stopped ones."""
         with ExitStack() as stack:
             for each in self.deployables.values():
                 stack.callback(each.kill)

@@ -1,7 +1,7 @@
-"""The pods of a run in a real API server: one a node that works, and some that come and go.
+"""A run's pods on a real API server: one on each node that works, and some that come and go.
 
-Here live the requests of a kubelet and a controller. Whether podwatch told of them is looked at
-elsewhere.
+This module makes the requests of a kubelet and a controller. `published_pods` checks whether
+podwatch published the pods.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Pods:
         self._chance = random.Random(1)  # noqa: S311 - any change will do
 
     def create(self, nodes: Sequence[str], containers: Sequence[Sequence[str]]) -> list[str]:
-        """Make a running pod on each node with these container ids; return their UIDs."""
+        """Create a running pod on each node with these container ids; return their UIDs."""
         self._api.create_namespace(NAMESPACE)
         with ThreadPoolExecutor(_THREADS) as pool:
             uids = list(pool.map(self._create_running, nodes, containers))
@@ -44,7 +44,7 @@ class Pods:
         return uids
 
     async def keep_changing(self) -> None:
-        """Change labels and let pods come and go, for ever; an API server away is waited for."""
+        """Change labels, create and delete pods until cancelled; retry while the server is away."""
         number = 0
         while True:
             number += 1
@@ -55,7 +55,7 @@ class Pods:
             await asyncio.sleep(_CHANGE_SECONDS)
 
     def versions(self) -> dict[str, str]:
-        """Return the resource version of every pod there is, by UID."""
+        """Return the resource version of every existing pod, by UID."""
         found = self._send("GET", _PATH, None)
         return {
             each["metadata"]["uid"]: each["metadata"]["resourceVersion"] for each in found["items"]

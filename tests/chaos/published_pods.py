@@ -1,4 +1,4 @@
-"""Whether podwatch told of every pod: the API server's list against the newest on the topic."""
+"""Whether podwatch published every pod: the API server's list against the newest on the topic."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ class _Pod(msgspec.Struct, frozen=True):
 
 
 class PublishedPods(NamedTuple):
-    """How the topic of pods compares with the API server."""
+    """The comparison of the topic of pods with the API server."""
 
     there: int
-    """Pods of the API server."""
+    """Number of pods on the API server."""
     missing: int
-    """Those that the topic knows not, or not as they are now."""
+    """Pods that are missing on the topic, or have an older version there."""
 
     def as_line(self) -> str:
-        """Return the line that the run says of podwatch."""
+        """Return the line that the run prints about podwatch."""
         return f"pods at the API server {self.there}, of them not told as they are {self.missing}"
 
 
 async def await_published_pods(*, bus: Bus, pods: Pods, seconds: float) -> PublishedPods:
-    """Compare until all are told of, or the time is over; return the last comparison."""
+    """Compare until all pods are published or the time is over; return the last comparison."""
     published: dict[str, str] = {}
     wanted = await asyncio.to_thread(pods.versions)
     loop = asyncio.get_running_loop()

@@ -1,6 +1,6 @@
-"""The reader of the events: what a consumer with `isolation.level=read_committed` gets to see.
+"""The reader of events: what a consumer with `isolation.level=read_committed` sees.
 
-It belongs to no group and remembers where it is, so that whatever comes twice is there twice.
+It is in no group and keeps its own position, so an event that it reads twice is on the topic twice.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class EventsReader:
         self._consumer: AIOKafkaConsumer | None = None
 
     async def run(self) -> None:
-        """Read until cancelled, with a new client where the old one gave up."""
+        """Read until cancelled; replace the client if it fails."""
         while True:
             with suppress(KafkaError, OSError):
                 await self._read()
             await asyncio.sleep(_AGAIN_SECONDS)
 
     async def is_at_end(self) -> bool:
-        """Return whether there is nothing more to read for now; not while the broker is away."""
+        """Return whether there is nothing more to read for now; false while the broker is away."""
         if self._consumer is None:
             return False
         try:
@@ -71,7 +71,7 @@ class EventsReader:
             return False
 
     async def _position(self, partition: TopicPartition) -> int:
-        # Beyond markers of transactions too, which are no records.
+        # Transaction markers have offsets too, but are not records.
         position: int = await self._consumer.position(partition) if self._consumer else 0
         return position
 

@@ -1,4 +1,4 @@
-"""What is done to whom and when: a plan that a seed decides. Nothing is done here."""
+"""What happens to which component and when: a plan drawn from a seed. Runs nothing itself."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 CALM_SECONDS: Final = 5.0
-"""How long nothing is begun at the start, and at the end."""
+"""Time without new actions at the start and at the end."""
 PAUSE_SECONDS: Final = (3.0, 6.0)
-"""Between the beginnings of two actions."""
+"""Time between the starts of two actions."""
 PODWATCH: Final = "podwatch"
 BROKER: Final = "broker"
 API_SERVER: Final = "API server"
 
 
 class Kind(StrEnum):
-    """What can be done, as a progress line names it."""
+    """The kinds of actions, as progress lines name them."""
 
     KILL_WORKER = "kill -9 worker"
     KILL_MIDWAY = "kill -9 worker behind a stopped broker"
@@ -47,7 +47,7 @@ _AWAY_SECONDS: Final = {
     Kind.TAKE_API_SERVER: (4.0, 15.0),
 }
 _BEYOND_SESSION_SECONDS: Final = (2.0, 6.0)
-# A worker that has no partitions yet has nothing to lose; now and then it is hit all the same.
+# A worker without partitions has nothing to lose; it is still hit now and then.
 _SETTLED_SECONDS: Final = 10.0
 _HIT_UNSETTLED_RATIO: Final = 0.2
 _BAG: Final = (*Kind, Kind.KILL_MIDWAY, Kind.STOP_WORKER)
@@ -55,19 +55,19 @@ _BAG: Final = (*Kind, Kind.KILL_MIDWAY, Kind.STOP_WORKER)
 
 @dataclass(frozen=True, kw_only=True)
 class Action:
-    """One thing that is done to one part, which is then given back."""
+    """One action on one component, which is then brought back."""
 
     at_seconds: float
-    """Since the beginning of the run."""
+    """Since the start of the run."""
     kind: Kind
     target: str
-    """Name of the part."""
+    """Name of the component."""
     away_seconds: float
-    """How long the part is away, its own start not counted."""
+    """How long the component is away, without the time of its own start."""
 
     @override
     def __str__(self) -> str:
-        """Return what a progress line says."""
+        """Return the text of a progress line."""
         named = self.kind.replace("worker", self.target)
         return f"{named} for {self.away_seconds:.1f} s"
 
@@ -78,7 +78,7 @@ WORKER_KINDS: Final = frozenset({Kind.KILL_WORKER, Kind.KILL_MIDWAY, Kind.STOP_W
 def plan_actions(
     *, seed: int, seconds: float, workers: Sequence[str], session_timeout_seconds: float
 ) -> list[Action]:
-    """Plan a run: of every kind the same number, of what is done to workers more; one is left."""
+    """Plan a run: equally many actions of each kind, more on workers; one worker is always left."""
     planner = _Planner(seed=seed, workers=workers, session_timeout_seconds=session_timeout_seconds)
     return planner.plan(seconds=seconds)
 
@@ -121,7 +121,7 @@ class _Planner:
         return self._session_seconds + self._chance.uniform(*_BEYOND_SESSION_SECONDS)
 
     def _worker(self, at_seconds: float) -> str:
-        """Draw a worker, as a rule one that had time to get partitions."""
+        """Draw a worker, usually one that had time to get partitions."""
         back = self._back_at_seconds
         settled = [
             name
@@ -135,7 +135,7 @@ class _Planner:
         return min(self._workers, key=lambda name: back.get(name, 0.0))
 
     def _free_at_seconds(self, kind: Kind, target: str) -> float:
-        """Return when the target is back; for a worker, when it and all but one other are."""
+        """Return when the target is back; for a worker, when another worker is back as well."""
         back = self._back_at_seconds
         if kind not in WORKER_KINDS:
             return back.get(target, 0.0)

@@ -1,6 +1,6 @@
-"""What was published and what came out of it: who is missing, who came twice. Pure, and bounded.
+"""Compares published ticks with events: lost and repeated ones. Pure, with bounded memory.
 
-A tick costs one byte here: whether its event was seen.
+A tick takes one byte: whether its event was seen.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 MAX_AHEAD: Final = 1_000
-"""How far an event may be ahead of what its node's agent knows to be acknowledged."""
+"""How far an event may be ahead of the last tick whose acknowledgement its agent has seen."""
 _EXAMPLES: Final = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a run comes to."""
+    """The result of a run."""
 
     lost: int
-    """Ticks that were published and acknowledged and have no event."""
+    """Ticks that were published and acknowledged but have no event."""
     duplicated: int
-    """Events whose id another event had before."""
+    """Events whose id an earlier event had."""
     strange: int
-    """Events of ticks that nobody published."""
+    """Events of ticks that were never published."""
     examples: list[str] = field(default_factory=list)
-    """The first few of what is lost, strange or there again, by id."""
+    """The first few lost, unexpected or repeated events, by id."""
 
     @property
     def is_kept(self) -> bool:
-        """Whether each published tick has exactly one event, and nothing else has one."""
+        """Return whether each published tick has exactly one event and no other event exists."""
         return not (self.lost or self.duplicated or self.strange)
 
     def as_line(self) -> str:
-        """Return the line that a run ends with."""
+        """Return the last line of a run."""
         return f"lost {self.lost}, duplicated {self.duplicated}"
 
 
 class Tally:
-    """Counts acknowledged ticks against events; a node's ticks have the numbers 0, 1, 2 and on."""
+    """Counts acknowledged ticks against events; a node's ticks are numbered from 0."""
 
     def __init__(self, boots: Mapping[str, str]) -> None:
         self._boots = dict(boots)
@@ -51,19 +51,19 @@ class Tally:
         self._examples: list[str] = []
         self.published = 0
         self.seen = 0
-        """Events with a new id."""
+        """Number of events with a new id."""
         self.duplicated = 0
         self._strange = 0
 
     def acknowledge(self, node: str, number: int) -> None:
-        """Note that a tick was acknowledged; each node's come in their order."""
+        """Record the acknowledgement of a tick; a node's ticks are acknowledged in order."""
         if number != self._acknowledged[node]:
             raise ValueError(f"{node}: tick {number} after {self._acknowledged[node]} ticks")
         self._acknowledged[node] += 1
         self.published += 1
 
     def observe(self, node: str, boot_id: str, seq: int) -> None:
-        """Note an event."""
+        """Record an event."""
         if not self._is_possible(node, boot_id, seq):
             self._strange += 1
             self._show(f"strange: {node} {boot_id} {seq}")
@@ -78,10 +78,10 @@ class Tally:
         self._show(f"again: {node} {boot_id} {seq}")
 
     def judge(self) -> Verdict:
-        """Return the verdict, once nothing is on its way any more."""
+        """Return the verdict, once nothing is in flight any more."""
         lost = list(self._lost())
         named = [f"lost: {node} {self._boots[node]} {seq}" for node, seq in lost[:_EXAMPLES]]
-        # A broken-off attempt that the broker has all the same was never acknowledged.
+        # A cancelled attempt that the broker has stored was never acknowledged.
         ahead = sum(sum(seen[self._acknowledged[node] :]) for node, seen in self._seen.items())
         return Verdict(
             lost=len(lost),
