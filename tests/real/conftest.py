@@ -1,6 +1,6 @@
-"""Fixtures with the real parts, and what is said when one is missing.
+"""Fixtures that start the real parts, and the report of missing ones.
 
-Shared parts serve the whole session and start with the first test that asks; the `start_*`
+Shared parts serve the whole session and start with the first test that uses them. The `start_*`
 fixtures give a test parts of its own, to stop, kill and restart.
 """
 
@@ -75,7 +75,7 @@ def pytest_configure() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say loudly what could not run for want of a real part; a skip is easily overlooked."""
+    """Print loudly which tests could not run without a real part; skips are easy to miss."""
     reasons: Counter[str] = Counter()
     for report in terminalreporter.stats.get("skipped", []):
         if isinstance(report.longrepr, tuple) and MISSING in report.longrepr[2]:
@@ -94,7 +94,7 @@ def starter(tmp_path: Path) -> Iterator[Starter]:
 
 @pytest.fixture(scope="session")
 def remote_write_compliance() -> Path:
-    """Return the public suite for senders of remote-write 2.0, as a program."""
+    """Return the public suite for remote-write 2.0 senders, as a program."""
     return _found("remote-write-sender-suite")
 
 
@@ -116,7 +116,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
 
 @pytest.fixture(scope="session")
 def kafka_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaPool[Kafka]]:
-    """Yield this process's brokers for the project's fixed topic names."""
+    """Yield this process's pool of brokers, for the project's fixed topic names."""
     distribution = _kafka_distribution()
 
     def make() -> Kafka:
@@ -129,7 +129,7 @@ def kafka_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaPool[K
 
 @pytest.fixture(scope="module")
 def kafka_of_this_run(kafka_pool: KafkaPool[Kafka]) -> Iterator[Kafka]:
-    """Lend a file's tests an empty broker, for the project's fixed topic names."""
+    """Lend the tests of a file an empty broker, for the project's fixed topic names."""
     kafka = kafka_pool.lend()
     yield kafka
     kafka_pool.take_back(kafka)
@@ -144,7 +144,7 @@ def secure_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureKaf
 
 @pytest.fixture
 def start_kafka(kafka_pool: KafkaPool[Kafka]) -> Iterator[Callable[[], Kafka]]:
-    """Lend a test empty brokers that nobody else uses, to stop and kill, too."""
+    """Lend a test empty brokers of its own, which it may stop and kill."""
     yield from lending(kafka_pool)
 
 
@@ -184,7 +184,7 @@ def start_kafka_cluster(starter: Starter) -> Callable[[], KafkaCluster]:
 @pytest.fixture(scope="session")
 def kube_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeApiClient]:
     folder = tmp_path_factory.mktemp("kubernetes")
-    # Not KUBECONFIG: in a developer's shell that may well be a cluster in production.
+    # Not KUBECONFIG: in a developer's shell it may point to a production cluster.
     given = os.environ.get("TESTS_KUBECONFIG")
     if given:
         cluster, login = read_kubeconfig(Path(given), folder=folder)
@@ -197,7 +197,7 @@ def kube_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeApiClient
 
 @pytest.fixture(scope="session")
 def own_kube_api() -> Callable[..., KubeApi]:
-    """Return what makes an API server that is not shared, to be started by whoever asks."""
+    """Return a function that creates an unshared API server, which the caller starts."""
     return partial(KubeApi, apiserver=_found("kube-apiserver"), etcd=_found("etcd"))
 
 

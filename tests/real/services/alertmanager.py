@@ -1,4 +1,4 @@
-"""Alertmanager, alone and without a cluster."""
+"""One Alertmanager without a cluster."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ receivers:
 
 
 class AlertmanagerApi:
-    """An Alertmanager to talk to, wherever it runs."""
+    """An Alertmanager to send requests to, wherever it runs."""
 
     def __init__(self, *, url: str) -> None:
         self.url = url.rstrip("/")
 
     def alerts(self) -> list[Any]:
-        """Return the alerts that it holds, suppressed ones included."""
+        """Return its alerts, including suppressed ones."""
         found: list[Any] = self.fetch("/api/v2/alerts").json()
         return found
 
     def fetch(self, path: str) -> web.Answer:
-        """Ask for a page."""
+        """Fetch a page."""
         return web.fetch(self.url + path)
 
     def await_alerts(self, alertname: str, *, deadline_seconds: float = 30) -> list[Any]:
-        """Ask until there are alerts of that name; raises TimeoutError that names it."""
+        """Fetch until there are alerts with this name; raises a TimeoutError that contains it."""
 
         def of_that_name() -> list[Any]:
             return [alert for alert in self.alerts() if alert["labels"]["alertname"] == alertname]
@@ -46,14 +46,14 @@ class Alertmanager(WebPart, AlertmanagerApi):
     name = "alertmanager"
     config = CONFIG
     storage_option = "--storage.path"
-    # An empty address: it would else look for peers on a fixed port.
+    # An empty address; otherwise it would look for peers on a fixed port.
     arguments = ("--cluster.listen-address=",)
 
 
 class SecuredAlertmanager(SecuredWebPart, Alertmanager):
-    """An Alertmanager with TLS that asks for a user and a client's certificate.
+    """An Alertmanager with TLS that requires a user and a client certificate.
 
-    All of it is exchanged while it runs.
+    All of these can be replaced while it runs.
     """
 
     name = "secured-alertmanager"

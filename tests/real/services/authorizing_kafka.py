@@ -1,4 +1,4 @@
-"""A Kafka broker on which a user may do nothing that was not granted."""
+"""A Kafka broker on which a user may do only what was granted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.real.services.secure_kafka import SecureKafka
 
 
 class Resource(IntEnum):
-    """What a right is on, by Kafka's own numbers."""
+    """Types of resources, by Kafka's own numbers."""
 
     TOPIC = 2
     GROUP = 3
@@ -22,7 +22,7 @@ class Resource(IntEnum):
 
 
 class Operation(IntEnum):
-    """What a right allows, by Kafka's own numbers."""
+    """Operations, by Kafka's own numbers."""
 
     Read = 3
     Write = 4
@@ -45,7 +45,7 @@ _LITERAL, _PREFIXED, _ALLOW = 3, 4, 3
 
 
 class AuthorizingKafka(SecureKafka):
-    """The secure broker with access lists; the tests' own plaintext listener is above them."""
+    """The secure broker with access lists, which do not apply to the tests' plaintext listener."""
 
     name = "authorizing-kafka"
     users: Mapping[str, str] = {
@@ -71,11 +71,11 @@ class AuthorizingKafka(SecureKafka):
         self._change("--add", *resource, operations=operations)
 
     def revoke(self, *resource: str) -> None:
-        """Take back what was granted on a resource."""
+        """Revoke all grants on a resource."""
         self._change("--remove", "--force", *resource)
 
     async def allow(self, rights: Iterable[Right]) -> None:
-        """Add entries to the access lists, without a process for each."""
+        """Add entries to the access lists without starting a process for each."""
         await allow_on(self.plaintext_bootstrap_servers, rights)
 
     def _change(self, *arguments: str, operations: Sequence[str] = ("All",)) -> None:
@@ -88,7 +88,7 @@ class AuthorizingKafka(SecureKafka):
 
 
 async def allow_on(bootstrap_servers: str, rights: Iterable[Right]) -> None:
-    """Add entries to the access lists of brokers whose listener is above them."""
+    """Add entries through brokers whose listener is exempt from access lists."""
     client = AIOKafkaClient(bootstrap_servers=bootstrap_servers)
     await client.bootstrap()
     try:

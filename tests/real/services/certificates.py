@@ -1,4 +1,4 @@
-"""A certificate authority for one test run: EC keys, PEM files, nothing kept."""
+"""A certificate authority for one test run: EC keys and PEM files, without state."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class Authority:
         lifetime: dt.timedelta = LIFETIME,
         host: str | None = None,
     ) -> KeyPair:
-        """Make a certificate that serves 127.0.0.1 and localhost, and that a client may show.
+        """Issue a certificate for 127.0.0.1 and localhost, which a client may present as well.
 
-        With a `host` it serves that one alone.
-        With a negative lifetime it has ended already; no shorter than an hour before now.
+        With `host` it is only for that host. With a negative lifetime it has already expired; it
+        starts at least an hour before now.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         subject = _distinguished_name(common_name, organization)
@@ -69,7 +69,7 @@ class Authority:
             certificate=self._folder / f"{stem}.pem", key=self._folder / f"{stem}-key.pem"
         )
         pair.certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-        # Kafka reads no other form than PKCS#8.
+        # Kafka reads only PKCS#8.
         pair.key.write_bytes(
             key.private_bytes(
                 serialization.Encoding.PEM,

@@ -1,4 +1,4 @@
-"""Apache Kafka, one broker that is its own controller, on ports and a folder of its own."""
+"""Apache Kafka: one broker that is its own controller, with ports and a folder of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing_extensions import override
 from tests.real.services.ports import free_ports
 from tests.real.services.process import Part, Process
 
-# C1 and a collector without threads suit a short life on two cores; class data saves as much again.
+# C1 and the serial collector suit a short life on two cores; class data sharing saves as much
+# again.
 JVM_FLAGS = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 CLUSTER_ID = "Z3B1bGVkZ2VyLXRlc3RzMQ"
 NOT_LOGGED = -1
@@ -62,18 +63,18 @@ rootLogger.appenderRef.o.ref=O
 
 @dataclass(frozen=True, kw_only=True)
 class KafkaDistribution:
-    """Where Kafka's jars lie, and what was prepared from them to start faster."""
+    """The location of Kafka's jars, and files prepared from them for a faster start."""
 
     java: Path
     libs: Path
     archive: Path | None = None
-    """Class data archive; a JVM that cannot use it goes on without."""
+    """Class data archive; a JVM that cannot use it starts without it."""
     formatted: Path | None = None
-    """A formatted data folder to copy, which saves the format."""
+    """A formatted data folder to copy, which avoids formatting."""
 
 
 class KafkaBroker:
-    """A broker to talk to, wherever it runs."""
+    """A broker to connect to, wherever it runs."""
 
     def __init__(self, *, bootstrap_servers: str) -> None:
         self.bootstrap_servers = bootstrap_servers
@@ -107,7 +108,7 @@ class Kafka(Part, KafkaBroker):
         return f"1@127.0.0.1:{self.controller_port}"
 
     def format_arguments(self) -> list[str]:
-        """Return what the format of the data folder needs beside its id."""
+        """Return the arguments for formatting the data folder, in addition to its id."""
         return []
 
     @override
@@ -138,7 +139,7 @@ class Kafka(Part, KafkaBroker):
         return f"CONTROLLER://127.0.0.1:{self.controller_port}"
 
     def prepare(self) -> None:
-        """Write the settings and format the data folder, as `start` does where it was not done."""
+        """Write the settings and format the data folder; `start` does it if it was not done."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.write_settings()
         (self.folder / "log4j2.properties").write_text(LOG_PROPERTIES)
@@ -148,7 +149,7 @@ class Kafka(Part, KafkaBroker):
             self._format()
 
     def write_settings(self) -> None:
-        """Write the settings as they are now; a broker that runs reads them when it starts next."""
+        """Write the current settings; a running broker reads them at its next start."""
         lines = {
             **self.listeners(),
             "log.dirs": str(self._data),
@@ -161,8 +162,8 @@ class Kafka(Part, KafkaBroker):
     def _session_timeout_ms(self) -> int:
         """Return how long the broker may be silent before it is fenced.
 
-        On a busy machine it is silent for seconds. After a kill, though, the controller waits this
-        long for the killed broker before it accepts the new one.
+        On a busy machine it is silent for seconds. But after a kill, the controller waits this long
+        for the killed broker before it accepts the new one.
         """
         return 1000 if self._data.exists() else 9000
 
@@ -174,7 +175,7 @@ class Kafka(Part, KafkaBroker):
         formatting.wait_until(lambda: formatting.exit_status() == 0, deadline_seconds=120)
 
     def run_tool(self, main_class: str, *arguments: str) -> None:
-        """Run one of Kafka's tools for administrators to its end, which must be a success."""
+        """Run one of Kafka's administration tools to its end; it must succeed."""
         argv = [*self._java(main_class), *arguments]
         running = Process(name="tool", argv=argv, folder=self.folder)
         running.start()
@@ -191,15 +192,15 @@ class Kafka(Part, KafkaBroker):
 
 
 def count_brokers(host: str, port: int) -> int:
-    """Ask a broker how many brokers it knows; raises OSError while it does not answer."""
-    # Metadata v4, correlation id 1, no client id, no topics, none to be created.
+    """Return the number of brokers that a broker knows; raises OSError if it does not answer."""
+    # Metadata v4, correlation id 1, no client id, no topics, no automatic creation.
     answer = ask(host, port, struct.pack(">hhihib", 3, 4, 1, NOT_LOGGED, 0, 0))
     # Correlation id, throttle time, then the array of brokers.
     return int(struct.unpack_from(">iii", answer)[2])
 
 
 def ask(host: str, port: int, request: bytes) -> bytes:
-    """Return a broker's answer to a request in Kafka's protocol, both without their sizes."""
+    """Send a request in Kafka's protocol and return the answer, both without their sizes."""
     with socket.create_connection((host, port), timeout=ANSWER_SECONDS) as connection:
         connection.sendall(struct.pack(">i", len(request)) + request)
         with connection.makefile("rb") as stream:

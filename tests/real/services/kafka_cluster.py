@@ -1,4 +1,4 @@
-"""Three Kafka brokers that replicate everything, each to be killed and started again by itself."""
+"""Three Kafka brokers that replicate everything; each can be killed and restarted separately."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Member(Kafka):
 
     @override
     def listeners(self) -> dict[str, str]:
-        # What stands later in a file of properties counts.
+        # In a properties file the last value counts.
         return {**super().listeners(), **REPLICATED, "node.id": str(self.node_id)}
 
     @override
@@ -87,6 +87,6 @@ class KafkaCluster:
             list(pool.map(Member.start, self.brokers))
 
     def discard(self) -> None:
-        """End all and drop their data."""
+        """End all and delete their data."""
         for broker in self.brokers:
             broker.discard()

@@ -1,7 +1,7 @@
-"""Brokers that serve one test after the other: a start takes longer than most tests.
+"""Brokers that serve one test after another, because a start takes longer than most tests.
 
-A test gets a broker as empty as a new one. A broker that a test has ended or started again goes,
-and so does one on which a client of a test is still a member of a group or has a transaction open.
+A test gets a broker as empty as a new one. The pool discards a broker if a test stopped or
+restarted it, if a test's client is still a member of a group, or if a transaction is open.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ CLEAN_SECONDS: Final = 30.0
 RECHECK_SECONDS: Final = 0.1
 UNDER_WAY: Final = (b"Ongoing", b"PrepareCommit", b"PrepareAbort")
 ANY: Final = 1
-"""Kafka's number for every kind of resource, pattern, operation and permission."""
+"""Kafka's number for any kind of resource, pattern, operation or permission."""
 
 
 class KafkaPool(Generic[KafkaT]):
-    """Lends brokers of one kind, starting one where none is free."""
+    """Lends brokers of one kind; starts one if none is free."""
 
     def __init__(self, make: Callable[[], KafkaT]) -> None:
         self._make = make
@@ -39,14 +39,14 @@ class KafkaPool(Generic[KafkaT]):
         self._lent: dict[KafkaT, int] = {}
 
     def lend(self) -> KafkaT:
-        """Return a broker that runs and holds nothing."""
+        """Return a running, empty broker."""
         kafka = self._find_free() or self._start()
         self._lent[kafka] = kafka.process.pid
         return kafka
 
     def _find_free(self) -> KafkaT | None:
         while self._free:
-            # Not when it is given back: its clients may end after that.
+            # Not when it is returned: its clients may end later.
             kafka, pid = self._free.pop()
             if kafka.process.is_running() and kafka.process.pid == pid and _is_emptied(kafka):
                 return kafka
@@ -63,7 +63,7 @@ class KafkaPool(Generic[KafkaT]):
         return kafka
 
     def take_back(self, kafka: KafkaT) -> None:
-        """Take what was lent, in whatever state it is."""
+        """Take back a broker, whatever its state."""
         self._free.append((kafka, self._lent.pop(kafka)))
 
     def discard(self) -> None:
@@ -73,7 +73,7 @@ class KafkaPool(Generic[KafkaT]):
 
 
 def lending(pool: KafkaPool[KafkaT]) -> Iterator[Callable[[], KafkaT]]:
-    """Yield what lends brokers, and take them back in the end."""
+    """Yield a function that lends brokers, and take them back at the end."""
     lent: list[KafkaT] = []
 
     def lend() -> KafkaT:
@@ -86,8 +86,8 @@ def lending(pool: KafkaPool[KafkaT]) -> Iterator[Callable[[], KafkaT]]:
 
 
 def _is_emptied(kafka: Kafka) -> bool:
-    """Remove all topics, groups and rights; return whether nothing of a test is left."""
-    # In a thread: the test may run in an event loop of its own.
+    """Remove all topics, groups and permissions; return whether nothing of a test is left."""
+    # In a thread, because the test may run in an event loop of its own.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, _empty(kafka)).result()
 
@@ -124,18 +124,18 @@ async def _remove_all(admin: AIOKafkaAdminClient) -> bool:
         await admin.delete_topics(topics)
         while set(topics) & set(await admin.list_topics()):  # noqa: ASYNC110  # brokers send no event
             await asyncio.sleep(RECHECK_SECONDS)
-    # A broker without access lists answers with an error, which is as good.
+    # A broker without access lists returns an error, which is as good.
     await send(DeleteAclsRequest(ANY, None, ANY, None, None, ANY, ANY))
     return True
 
 
 def has_transactions(port: int) -> bool:
-    """Return whether a transaction is open, or on its way to its end."""
-    # ListTransactions v0, correlation id 1, no client id, of these states, of every producer.
+    """Return whether a transaction is open or about to end."""
+    # ListTransactions v0, correlation id 1, no client id, these states, any producer.
     states = b"".join(struct.pack(">B", len(state) + 1) + state for state in UNDER_WAY)
     body = struct.pack(">B", len(UNDER_WAY) + 1) + states + b"\x01\x00"
     answer = ask("127.0.0.1", port, struct.pack(">hhihB", 66, 0, 1, -1, 0) + body)
-    # Tags, throttle time, error, unknown states (none), and the transactions: one more than none.
+    # Tags, throttle time, error, unknown states (empty), and the number of transactions plus one.
     tags, _, error, unknown, found = struct.unpack_from(">BihBB", answer, 4)
     if (tags, error, unknown) != (0, 0, 1):
         raise OSError(f"no list of transactions: {answer!r}")

@@ -11,18 +11,18 @@ from typing import Any
 
 LIMIT_SECONDS = 120.0
 END_WAIT_MS = 10
-# Sizes before the bytes, so that no value can be mistaken for the next record.
+# Sizes before the bytes, so that a value cannot be mistaken for the next record.
 FORMAT = "%t %p %o %K %S\n%k%s"
 ABSENT = -1
 
 
 class KcatError(Exception):
-    """kcat ended with an error; the message holds what it said."""
+    """kcat ended with an error; the message contains its output."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KcatMessage:
-    """One record as kcat printed it; an absent key or value is None."""
+    """One record as kcat printed it; a missing key or value is None."""
 
     topic: str
     partition: int
@@ -47,7 +47,7 @@ class Kcat:
     ) -> list[KcatMessage]:
         """Read a topic to its end; raises KcatError."""
         where = [] if partition is None else ["-p", str(partition)]
-        # A broker tells of a topic's end by an empty answer, which it keeps for that long.
+        # A broker reports a topic's end with an empty answer, which it delays for this long.
         soon = ["-X", f"fetch.wait.max.ms={END_WAIT_MS}"]
         begin = ["-C", "-t", topic, "-o", str(from_offset)]
         arguments = [*begin, "-e", "-q", "-f", FORMAT, *soon, *where]
@@ -65,7 +65,7 @@ class Kcat:
         """Write one record and wait until it is acknowledged; raises KcatError."""
         where = [] if partition is None else ["-p", str(partition)]
         keyed = [] if key is None else ["-k", key]
-        # From its standard input it would take every line for a record; a file is one whole record.
+        # kcat splits standard input into one record per line; a file is one whole record.
         with tempfile.NamedTemporaryFile() as file:
             file.write(value)
             file.flush()

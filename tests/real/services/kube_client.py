@@ -15,11 +15,11 @@ TOKEN_SECONDS = 3600
 
 
 class KubeApiError(Exception):
-    """The API server refused; the message holds its Status."""
+    """The API server rejected a request; the message contains its Status."""
 
 
 class KubeApiClient:
-    """An API server to talk to as its administrator, wherever it runs."""
+    """An API server and its administrator's credentials, wherever it runs."""
 
     def __init__(self, *, cluster: Cluster, login: Login, kubeconfig: Path, folder: Path) -> None:
         self.cluster = cluster
@@ -29,7 +29,7 @@ class KubeApiClient:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Its address."""
         return self.cluster.url
 
     @property
@@ -45,9 +45,9 @@ class KubeApiClient:
         *,
         content_type: str = "application/json",
     ) -> web.Answer:
-        """Send a request and give the answer, whatever its status; raises OSError without one.
+        """Send a request and return the answer, whatever its status; raises OSError without one.
 
-        Bytes are sent as they are, anything else as JSON.
+        Bytes are sent unchanged, anything else as JSON.
         """
         headers = {"Content-Type": content_type, "Accept": "application/json"}
         if self._login.token:
@@ -68,19 +68,19 @@ class KubeApiClient:
         *,
         content_type: str = "application/json",
     ) -> tuple[int, Any]:
-        """Send a request and give status and JSON, whatever the status."""
+        """Send a request and return status and JSON, whatever the status."""
         answer = self.fetch(method, path, body, content_type=content_type)
         return answer.status, answer.json()
 
     def tls_context(self) -> ssl.SSLContext:
-        """Return what the files say now: they may be exchanged."""
+        """Return a context from the files' current content, which may change."""
         context = ssl.create_default_context(cafile=str(self.cluster.ca_file))
         if self._login.pair:
             context.load_cert_chain(self._login.pair.certificate, self._login.pair.key)
         return context
 
     def create_namespace(self, name: str) -> None:
-        """Make a namespace, or leave the one there is."""
+        """Create a namespace unless it exists."""
         self._create("/api/v1/namespaces", {"metadata": {"name": name}})
 
     def apply(self, manifest: dict[str, Any]) -> Any:  # noqa: ANN401 - any kind of object
@@ -94,20 +94,20 @@ class KubeApiClient:
         return found
 
     def service_account_kubeconfig(self, *, namespace: str, name: str) -> Path:
-        """Write a kubeconfig with a fresh token for a service account, made where it is missing."""
+        """Write a kubeconfig with a fresh token for a service account, created if missing."""
         self.create_namespace(namespace)
         accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
         self._create(accounts, {"metadata": {"name": name}})
         return self.kubeconfig_of(namespace=namespace, name=name)
 
     def kubeconfig_of(self, *, namespace: str, name: str) -> Path:
-        """Write a kubeconfig with a fresh token for a service account that there must be."""
+        """Write a kubeconfig with a fresh token for an existing service account."""
         token = self.token_of(namespace=namespace, name=name)
         path = self._folder / f"{namespace}-{name}.kubeconfig"
         return write_kubeconfig(path, cluster=self.cluster, login=Login(token=token))
 
     def token_of(self, *, namespace: str, name: str) -> str:
-        """Return a fresh token for a service account that there must be."""
+        """Return a fresh token for an existing service account."""
         account = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}"
         wanted = {"spec": {"expirationSeconds": TOKEN_SECONDS}}
         token: str = self._create(f"{account}/token", wanted)["status"]["token"]

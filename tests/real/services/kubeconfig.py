@@ -1,4 +1,4 @@
-"""Kubeconfig files: written for the servers that the tests start, read for one that is given."""
+"""Kubeconfig files: written for servers that the tests start, read for existing ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.real.services.certificates import KeyPair
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """An API server's address and how to know it."""
+    """An API server's address and certificate authority."""
 
     url: str
     ca_file: Path
@@ -23,14 +23,14 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class Login:
-    """Who one is there: a client certificate or a token."""
+    """The credentials of a user: a client certificate or a token."""
 
     pair: KeyPair | None = None
     token: str | None = None
 
 
 def write_kubeconfig(path: Path, *, cluster: Cluster, login: Login) -> Path:
-    """Write a kubeconfig with one context and give its path."""
+    """Write a kubeconfig with one context and return its path."""
     user: dict[str, str] = {}
     if login.pair:
         user["client-certificate"] = str(login.pair.certificate)
@@ -53,7 +53,7 @@ def write_kubeconfig(path: Path, *, cluster: Cluster, login: Login) -> Path:
 
 
 def read_kubeconfig(path: Path, *, folder: Path) -> tuple[Cluster, Login]:
-    """Read the current context; what it holds inline becomes files in `folder`. Raises KeyError."""
+    """Read the current context; inline content becomes files in `folder`. Raises KeyError."""
     document = yaml.safe_load(path.read_text())
     context = _named(document["contexts"], document["current-context"])["context"]
     cluster = _named(document["clusters"], context["cluster"])["cluster"]

@@ -1,4 +1,4 @@
-"""The kubelet's pod-resources API as Kubernetes publishes it, in Go, answering from a file."""
+"""Kubernetes' own implementation of the kubelet's pod-resources API, in Go; answers from a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class KubeletServer(Part):
-    """A server on a Unix socket whose answers a test writes."""
+    """A server on a Unix socket; a test writes its answers."""
 
     name = "kubelet"
     ready_seconds = 120.0
@@ -47,20 +47,20 @@ class KubeletServer(Part):
         self._short.cleanup()
 
     def answer(self, pods: Sequence[dict[str, Any]]) -> None:
-        """Have the next questions answered with these `PodResources`, as JSON has them."""
+        """Answer the next requests with these `PodResources`, given as in JSON."""
         draft = self.file.with_suffix(".draft")
         draft.write_text(json.dumps({"podResources": list(pods)}))
         draft.replace(self.file)
 
     def delay(self, duration: str) -> None:
-        """Have answers take a time, such as `3s`."""
+        """Delay answers by a duration, such as `3s`."""
         self.file.with_name(f"{self.file.name}.delay").write_text(duration)
 
     def refuse(self, code: str, message: str) -> None:
-        """Refuse all questions with one of gRPC's codes, such as `UNIMPLEMENTED`, and a message."""
+        """Answer all requests with one of gRPC's codes, such as `UNIMPLEMENTED`, and a message."""
         self.file.with_name(f"{self.file.name}.refuse").write_text(f"{code} {message}")
 
     def resume(self) -> None:
-        """Answer again, and at once."""
+        """Answer again, without a delay."""
         for kind in ("delay", "refuse"):
             self.file.with_name(f"{self.file.name}.{kind}").unlink(missing_ok=True)

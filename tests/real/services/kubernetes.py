@@ -1,4 +1,4 @@
-"""A real Kubernetes API server with an etcd of its own.
+"""A real Kubernetes API server with its own etcd.
 
 No kubelet, scheduler or controllers run: the tests play them.
 """
@@ -53,7 +53,7 @@ class Etcd(Part):
         return web.fetch(f"{self.url}/health").status == 200
 
     def compact(self) -> None:
-        """Forget every version but the newest."""
+        """Remove every version except the newest."""
         revision = self._post("/v3/maintenance/status", {})["header"]["revision"]
         self._post("/v3/kv/compaction", {"revision": revision, "physical": True})
 
@@ -96,7 +96,7 @@ class _ApiServer(Part):
         )
 
     def exchange_certificates(self) -> None:
-        """Put the certificates of another authority into the files of the present ones."""
+        """Replace the contents of its certificate files with those of another authority."""
         authority = Authority(folder=self.folder / "other-certificates")
         serving = authority.issue("kube-apiserver")
         admin = authority.issue("admin", organization="system:masters")
@@ -125,7 +125,7 @@ class _ApiServer(Part):
             "--service-account-issuer=https://kubernetes.default.svc",
             "--service-cluster-ip-range=10.0.0.0/24",
             "--authorization-mode=Node,RBAC",
-            # Without it a server that is to end waits for the watches that are open, a minute long.
+            # Otherwise a stopping server waits up to a minute for open watches.
             "--shutdown-watch-termination-grace-period=1s",
             f"--disable-admission-plugins={','.join(self._disabled)}",
             *self._arguments,
@@ -139,8 +139,9 @@ class _ApiServer(Part):
 class KubeApi(KubeApiClient):
     """An API server that the tests own, with its etcd.
 
-    With `demands_accounts` a pod is refused whose service account is missing, as everywhere else;
-    nothing runs here that would make each namespace's default account.
+    With `demands_accounts` it rejects a pod whose service account is missing, as other clusters do.
+    By default it does not, because no controller creates the default account of each namespace
+    here.
     """
 
     def __init__(
@@ -170,17 +171,17 @@ class KubeApi(KubeApiClient):
 
     @property
     def log(self) -> Path:
-        """The file with everything that the API server printed."""
+        """The file with all output of the API server."""
         return self._server.log
 
     def start(self) -> None:
-        """Start both, or start them again on the same ports and data, and wait until they serve."""
+        """Start or restart both on the same ports and data, and wait until they serve."""
         if not self.etcd.process.is_running():
             self.etcd.start()
         self._server.start()
 
     def stop(self) -> None:
-        """End the API server with SIGTERM, then SIGKILL, and its etcd."""
+        """End the API server with SIGTERM, then SIGKILL, and then its etcd."""
         self._server.stop()
         self.etcd.stop()
 
@@ -190,24 +191,24 @@ class KubeApi(KubeApiClient):
         self.etcd.kill()
 
     def discard(self) -> None:
-        """End both and drop their data; the logs stay."""
+        """End both and delete their data; the logs stay."""
         self._server.discard()
         self.etcd.discard()
 
     def stop_server(self) -> None:
-        """End the API server alone, as a control plane's restart does; `start` brings it back."""
+        """End only the API server, as a control plane's restart does; `start` brings it back."""
         self._server.stop()
 
     def exchange_certificates(self) -> None:
-        """Restart the API server with certificates of another authority, its clients' as well."""
+        """Restart the API server with certificates of another authority, including its clients'."""
         self._server.stop()
         self._server.exchange_certificates()
         self._server.start()
 
     def forget_history(self) -> None:
-        """Make lists and watches at every version until now answer 410.
+        """Make lists and watches at every version until now return 410.
 
-        A compaction alone does not: the server answers from its own cache, so it is restarted.
+        A compaction is not enough: the server answers from its own cache, so it is restarted.
         """
         self.etcd.compact()
         self._server.stop()

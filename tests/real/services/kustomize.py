@@ -1,4 +1,4 @@
-"""Kustomize and kubectl, the programs with which the manifests under k8s/ reach a cluster."""
+"""Kustomize and kubectl, the programs that apply the manifests under k8s/ to a cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LIMIT_SECONDS = 120.0
 
 
 class KustomizeError(Exception):
-    """A program ended with an error; the message holds what it said."""
+    """A program ended with an error; the message contains its output."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Kustomize:
 
 @dataclass(frozen=True, kw_only=True)
 class Kubectl:
-    """The `kubectl` command, with the rights of a kubeconfig where there is one."""
+    """The `kubectl` command, with a kubeconfig if there is one."""
 
     binary: Path
     kubeconfig: Path | None = None
@@ -40,7 +40,7 @@ class Kubectl:
         return _objects(self("kustomize", folder))
 
     def __call__(self, *arguments: str | Path, folder: Path | None = None) -> str:
-        """Run a command and return what it prints, warnings included; raises KustomizeError."""
+        """Run a command and return its output, including warnings; raises KustomizeError."""
         login = [f"--kubeconfig={self.kubeconfig}"] if self.kubeconfig else []
         return _run([self.binary, *login, *arguments], folder=folder)
 

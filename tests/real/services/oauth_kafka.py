@@ -1,4 +1,4 @@
-"""A Kafka broker that admits the bearers of tokens, which it verifies by keys in a file."""
+"""A Kafka broker that accepts bearer tokens, which it verifies with keys in a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VALIDATOR = "org.apache.kafka.common.security.oauthbearer.OAuthBearerValidatorCa
 
 
 class OauthKafka(SecureKafka):
-    """A broker whose `bootstrap_servers` speak SASL_SSL with OAUTHBEARER."""
+    """A broker whose `bootstrap_servers` use SASL_SSL with OAUTHBEARER."""
 
     name = "oauth-kafka"
 
@@ -66,7 +66,7 @@ class OauthKafka(SecureKafka):
 
     @override
     def _java(self, main_class: str) -> list[str | Path]:
-        # A broker reads keys from no address that its process was not started with.
+        # A broker reads keys only from addresses that are given when its process starts.
         java, *others = super()._java(main_class)
         allowed = f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={self._jwks.as_uri()}"
         return [java, allowed, *others]

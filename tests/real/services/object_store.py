@@ -1,4 +1,4 @@
-"""Versity's S3 gateway over a folder: a server that speaks S3, with one bucket."""
+"""Versity's S3 gateway over a folder: an S3 server with one bucket."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECRET_KEY = "gateway-secret-that-nobody-may-see"  # of this server alone
 
 
 class ObjectStore(Part):
-    """A gateway that the tests own; its objects end with it."""
+    """A gateway that the tests own; its objects are deleted with it."""
 
     name = "versitygw"
 
@@ -33,7 +33,7 @@ class ObjectStore(Part):
 
     @property
     def options(self) -> dict[str, str]:
-        """What deltalake and the sink take as options of the storage."""
+        """Options of the storage, for deltalake and the sink."""
         return {
             "aws_endpoint_url": self.url,
             "aws_access_key_id": ACCESS_KEY,
@@ -49,7 +49,7 @@ class ObjectStore(Part):
             self._binary,
             *("--access", ACCESS_KEY, "--secret", SECRET_KEY),
             *("--port", self._address, "--health", "/health"),
-            # In a folder beside it, as not every file system has attributes of files.
+            # In a folder beside it, because not every file system supports file attributes.
             *("posix", "--sidecar", data / "attributes", data / "objects"),
         ]
 
@@ -58,6 +58,6 @@ class ObjectStore(Part):
         return web.fetch(f"{self.url}/health").status == 200
 
     def count(self, method: str, path: str = "") -> int:
-        """Return how many requests of a method, with this in their paths, were answered."""
+        """Return how many requests with this method, and this in their paths, were answered."""
         lines = self.log.read_text().splitlines()
         return sum(f"| {method} | " in line and path in line for line in lines)

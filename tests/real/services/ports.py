@@ -1,8 +1,8 @@
 """Ports for processes that the tests start.
 
-A port is free until whoever drew it has started its part, which takes seconds: long enough for
-another process of tests to draw it, too. So each process locks what it has drawn until it ends: a
-byte of one file for each port, by locks that the kernel takes back.
+A port is free until the process that drew it has started its part. This takes seconds, long enough
+for another test process to draw the same port. So each process locks its ports until it ends: one
+byte of a file per port, with locks that the kernel releases.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-# Below Linux' ephemeral ports: no outgoing connection can take one before the part starts.
+# Below Linux's ephemeral ports: no outgoing connection can take one before the part starts.
 FIRST_PORT = 20_000
 LAST_PORT = 32_000
 _drawn: set[int] = set()
 
 
 def free_ports(count: int) -> list[int]:
-    """Return `count` different ports of 127.0.0.1 that nobody listens on, and nobody else draws."""
+    """Return `count` different free ports of 127.0.0.1 that no other test process has drawn."""
     candidates = random.SystemRandom().sample(range(FIRST_PORT, LAST_PORT), LAST_PORT - FIRST_PORT)
     found: list[int] = []
     for port in candidates:
@@ -36,7 +36,7 @@ def free_ports(count: int) -> list[int]:
 
 @cache
 def _locks() -> int:
-    """Return the file of the locks, open for as long as this process lives."""
+    """Return the lock file, which stays open as long as this process lives."""
     path = Path(tempfile.gettempdir()) / f"gpuledger-test-ports-{os.getuid()}"
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
@@ -51,7 +51,7 @@ def _lock(port: int) -> bool:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        # Else a port whose last connection lingers in TIME_WAIT would look taken.
+        # Otherwise a port whose last connection lingers in TIME_WAIT would look taken.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))

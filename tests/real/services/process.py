@@ -1,6 +1,6 @@
-"""One outside process with a folder and a log of its own, started, waited for and stopped.
+"""One external process with its own folder and log: started, waited for and stopped.
 
-Nothing here knows what the process is; the parts beside this file do.
+This module does not know what the process is; the modules beside it do.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ LOG_TAIL_BYTES = 4_000
 
 
 class PartError(Exception):
-    """A part ended, or was not ready in time; the message holds the end of its log."""
+    """A part ended, or was not ready in time; the message contains the end of its log."""
 
 
 class Process:
-    """A program running with its output in `<folder>/<name>.log`."""
+    """A program that writes its output to `<folder>/<name>.log`."""
 
     def __init__(
         self,
@@ -46,13 +46,13 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """The process id; raises PartError when it was never started."""
+        """The process id; raises PartError if it was never started."""
         if self._running is None:
             raise PartError(f"{self.name} was not started")
         return self._running.pid
 
     def start(self) -> None:
-        """Start the program; its log is continued."""
+        """Start the program; its output is appended to its log."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._running = subprocess.Popen(
@@ -62,7 +62,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # A Ctrl-C is for the tests, which then stop the parts in their own order.
+                # Ctrl-C ends the tests, which then stop the parts in their own order.
                 start_new_session=True,
             )
 
@@ -75,10 +75,10 @@ class Process:
         return self._running is not None and self._running.poll() is None
 
     def wait_until(self, probe: Callable[[], bool], *, deadline_seconds: float) -> None:
-        """Wait until `probe` says yes; an OSError of it means not yet. Raises PartError."""
+        """Wait until `probe` returns true; an OSError means not yet. Raises PartError."""
         end_seconds = time.monotonic() + deadline_seconds
         while True:
-            # Asked before the probe: one that waits for the end itself may see it just after.
+            # Read before the probe: a probe that waits for the end may see it just after.
             has_ended = self.exit_status() is not None
             if _answers(probe):
                 return
@@ -91,18 +91,18 @@ class Process:
             time.sleep(RECHECK_SECONDS)
 
     def wait_exit(self, *, deadline_seconds: float) -> int:
-        """Wait until it has ended by itself; return its exit status."""
+        """Wait until it has ended without a signal from here; return its exit status."""
         if self._running is None:
             raise PartError(f"{self.name} was never started")
         return self._running.wait(deadline_seconds)
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal, if it still runs."""
+        """Send a signal if it still runs."""
         if self._running is not None and self._running.poll() is None:
             self._running.send_signal(number)
 
     def stop(self, *, deadline_seconds: float = STOP_SECONDS) -> int | None:
-        """Ask it to end, kill it when it does not in time, and return its exit status."""
+        """Send SIGTERM, kill it if it does not end in time, and return its exit status."""
         if self._running is None:
             return None
         self.send(signal.SIGTERM)
@@ -112,7 +112,7 @@ class Process:
             return self.kill()
 
     def kill(self) -> int | None:
-        """End it at once, as a power cut would, and return its exit status."""
+        """Kill it, like a power cut, and return its exit status."""
         if self._running is None:
             return None
         self.send(signal.SIGKILL)
@@ -136,7 +136,7 @@ def _answers(probe: Callable[[], bool]) -> bool:
 
 
 class Part(ABC):
-    """A server of one process: started until ready, stopped, killed and started again."""
+    """A server of one process: started until ready, stopped, killed and restarted."""
 
     name: str
     ready_seconds: float = 120.0
@@ -151,22 +151,22 @@ class Part(ABC):
 
     @abstractmethod
     def is_ready(self) -> bool:
-        """Return whether it serves; raises OSError while it does not even answer."""
+        """Return whether it serves; raises OSError if it does not answer at all."""
 
     @property
     def process(self) -> Process:
-        """The process that is or was running."""
+        """The process that runs or ran."""
         if self._process is None:
             self._process = Process(name=self.name, argv=self.argv(), folder=self.folder)
         return self._process
 
     @property
     def log(self) -> Path:
-        """The file with everything it printed."""
+        """The file with all its output."""
         return self.process.log
 
     def start(self) -> None:
-        """Start it, or start it again on the same ports and data, and wait until it serves."""
+        """Start or restart it on the same ports and data, and wait until it serves."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.process.start()
         try:
@@ -176,15 +176,15 @@ class Part(ABC):
             raise
 
     def stop(self) -> int | None:
-        """End it with SIGTERM, then SIGKILL; gives the exit status."""
+        """End it with SIGTERM, then SIGKILL; return the exit status."""
         return self.process.stop()
 
     def kill(self) -> int | None:
-        """End it with SIGKILL; gives the exit status."""
+        """End it with SIGKILL; return the exit status."""
         return self.process.kill()
 
     def discard(self) -> None:
-        """End it and drop its data; the log stays for whoever looks into a failure."""
+        """End it and delete its data; the log stays, to examine failures."""
         self.kill()
         shutil.rmtree(self.folder / "data", ignore_errors=True)
 

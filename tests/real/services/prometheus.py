@@ -33,11 +33,11 @@ class PrometheusApi:
 
     @property
     def remote_write_url(self) -> str:
-        """Where a remote-write sender posts to."""
+        """The address for remote-write senders."""
         return self.url + self.remote_write_path
 
     def fetch(self, path: str) -> web.Answer:
-        """Ask for a path of it."""
+        """Fetch one of its paths."""
         return web.fetch(self.url + path)
 
     def query(self, promql: str) -> list[Any]:
@@ -49,18 +49,18 @@ class PrometheusApi:
         return found
 
     def await_query(self, promql: str, *, deadline_seconds: float = 30) -> list[Any]:
-        """Ask until the result is not empty; raises TimeoutError that names the query."""
+        """Query until the result is not empty; raises TimeoutError that contains the query."""
         return web.await_some(
             lambda: self.query(promql), what=promql, deadline_seconds=deadline_seconds
         )
 
 
 class VictoriaMetricsApi(PrometheusApi):
-    """A VictoriaMetrics to talk to, wherever it runs."""
+    """A VictoriaMetrics to send requests to, wherever it runs."""
 
     @override
     def query(self, promql: str) -> list[Any]:
-        # It remembers for ten seconds that a series was absent; a flush makes it forget.
+        # It remembers for ten seconds that a series was missing; a flush makes it forget.
         web.fetch(f"{self.url}/internal/force_flush")
         return super().query(promql)
 
@@ -79,14 +79,14 @@ class Prometheus(WebPart, PrometheusApi):
 
 
 class Prometheus2(Prometheus):
-    """One of before remote-write 2.0."""
+    """A Prometheus without remote-write 2.0."""
 
     name = "prometheus-2"
     arguments = ("--web.enable-remote-write-receiver",)
 
 
 class SecuredPrometheus(SecuredWebPart, Prometheus):
-    """A Prometheus with TLS that asks for a user; both are exchanged while it runs."""
+    """A Prometheus with TLS that requires a user; both can be replaced while it runs."""
 
     name = "secured-prometheus"
     certificate = "prometheus"
@@ -110,7 +110,7 @@ class VictoriaMetrics(Part, VictoriaMetricsApi):
             self._binary,
             f"-httpListenAddr=127.0.0.1:{self.port}",
             f"-storageDataPath={self.folder / 'data'}",
-            # Else queries would hide the last 30 s.
+            # Otherwise queries would hide the last 30 s.
             "-search.latencyOffset=0s",
             "-memory.allowedPercent=5",
             *self._arguments,

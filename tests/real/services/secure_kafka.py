@@ -1,4 +1,4 @@
-"""A Kafka broker with TLS and SCRAM on one listener, and a plaintext one for the tests' own use."""
+"""A Kafka broker with TLS and SCRAM on one listener, and a plaintext one for the tests."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ WORKLOADS = (
     "sink-rows",
     "topics",
 )
-"""Each has a user of its own in the overlay for SASL over TLS."""
+"""The components that have their own users in the overlay for SASL over TLS."""
 LOGIN_MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
 
 
 class SecureKafka(Kafka):
-    """A broker whose `bootstrap_servers` speak SASL_SSL with SCRAM-SHA-512."""
+    """A broker whose `bootstrap_servers` use SASL_SSL with SCRAM-SHA-512."""
 
     name = "secure-kafka"
     username = "gpuledger"
     password = "correct-horse-battery-staple"
     users: Mapping[str, str] = {f"gpuledger-{name}": f"staple-of-{name}" for name in WORKLOADS}
-    """The passwords of others, by their names."""
+    """Passwords of further users, by name."""
 
     def __init__(self, *, distribution: KafkaDistribution, folder: Path) -> None:
         super().__init__(distribution=distribution, folder=folder)

@@ -1,4 +1,4 @@
-"""Starting parts for tests, and ending them with the tests that asked."""
+"""Starts parts for tests, and ends them with the tests that started them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 class Startable(Protocol):
-    """A part that can be started, and ended with its data dropped."""
+    """A part that can be started, and ended with its data deleted."""
 
     def start(self) -> None:
         """Start it and wait until it serves."""
 
     def discard(self) -> None:
-        """End it at once and drop its data."""
+        """Kill it and delete its data."""
 
 
 StartableT = TypeVar("StartableT", bound=Startable)
@@ -34,7 +34,7 @@ def running(part: StartableT) -> Iterator[StartableT]:
 
 
 class Starter:
-    """Starts parts for one test, each in a folder of its own, and ends them with it."""
+    """Starts parts for one test, each in its own folder, and ends them with the test."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -51,6 +51,6 @@ class Starter:
         return part
 
     def end(self) -> None:
-        """End all, the youngest first."""
+        """End all, the newest first."""
         for part in reversed(self._started):
             part.discard()

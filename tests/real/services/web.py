@@ -1,4 +1,4 @@
-"""HTTP requests to the parts, straight to their address whatever proxy is configured."""
+"""HTTP requests directly to the parts, regardless of any configured proxy."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ LIMIT_SECONDS = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Status and body of an HTTP answer, errors included."""
+    """Status and body of an HTTP response, including errors."""
 
     status: int
     body: bytes
 
-    def json(self) -> Any:  # noqa: ANN401 - what a foreign server answers has no type of ours
+    def json(self) -> Any:  # noqa: ANN401 - what a foreign server answers has no type of ours  # the type of another server's response is not ours
         """Read the body as JSON."""
         return json.loads(self.body)
 
@@ -36,7 +36,7 @@ def fetch(
     headers: Mapping[str, str] | None = None,
     context: ssl.SSLContext | None = None,
 ) -> Answer:
-    """Send one request and give the answer, whatever its status; raises OSError without one."""
+    """Send one request and return the response, whatever its status; raises OSError without one."""
     request = urllib.request.Request(  # noqa: S310 - tests choose the addresses
         url, data=body, method=method, headers=dict(headers or {})
     )
@@ -53,10 +53,10 @@ def fetch(
 
 
 def await_some(ask: Callable[[], list[Any]], *, what: str, deadline_seconds: float) -> list[Any]:
-    """Ask until the answer is not empty; raises TimeoutError that names `what`."""
+    """Fetch until the answer is not empty; raises TimeoutError that contains `what`."""
     end_seconds = time.monotonic() + deadline_seconds
     while not (found := ask()):
         if time.monotonic() > end_seconds:
-            raise TimeoutError(f"nothing after {deadline_seconds} s for {what}")
+            raise TimeoutError(f"nothing after {deadline_seconds} s: {what}")
         time.sleep(0.1)
     return found

@@ -1,4 +1,4 @@
-"""The TLS, login and client certificate of a part that takes Prometheus' web configuration."""
+"""TLS, login and client certificate of a part that reads Prometheus's web configuration."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ USERNAME = "gpuledger"
 
 
 class WebLogin:
-    """A web configuration that is exchanged while its part runs, and a client that gets in."""
+    """A web configuration that is replaced while its part runs, and a client that can log in."""
 
     def __init__(
         self, file: Path, *, certificate: str, requires_client_certificates: bool = False
     ) -> None:
-        """Take the file, the name of the part's certificate, and whether clients show theirs."""
+        """Set the file, the certificate's host name, and whether clients present certificates."""
         self._file, self._certificate, self._requires_client_certificates = (
             file,
             certificate,
@@ -33,7 +33,7 @@ class WebLogin:
         )
 
     def exchange(self, authority: Authority, *, password: str) -> None:
-        """Show a certificate of this authority from now on, and ask for this password."""
+        """From now on present a certificate of this authority, and require this password."""
         pair = authority.issue(self._certificate)
         tls = {"cert_file": str(pair.certificate), "key_file": str(pair.key)}
         self._context = ssl.create_default_context(cafile=str(authority.certificate))
@@ -52,5 +52,5 @@ class WebLogin:
         new.replace(self._file)
 
     def fetch(self, url: str) -> web.Answer:
-        """Return the answer for a page."""
+        """Return the response for a page."""
         return web.fetch(url, headers=self._headers, context=self._context)

@@ -1,7 +1,6 @@
-"""A server of Prometheus' family: a configuration file, an address, and a web configuration.
+"""A server of Prometheus's family: a configuration file, an address, and a web configuration.
 
-Here lives how Prometheus and Alertmanager are started alike; what each is asked is in their own
-modules.
+This module starts Prometheus and Alertmanager in the same way; their own modules send requests.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class WebPart(Part):
-    """A server that the tests own, with a configuration file and a port of its own."""
+    """A server that the tests own, with its own configuration file and port."""
 
     config: ClassVar[str]
-    """What the file has where the test gives nothing else."""
+    """The content of the file if the test gives none."""
     storage_option: ClassVar[str]
-    """The option with the folder of its data."""
+    """The option for its data folder."""
     arguments: ClassVar[Sequence[str]] = ()
-    """What each is started with."""
+    """Further arguments."""
 
     def __init__(
         self,
@@ -60,7 +59,7 @@ class WebPart(Part):
         ]
 
     def fetch(self, path: str) -> web.Answer:
-        """Ask for a path of it."""
+        """Fetch one of its paths."""
         return web.fetch(self.url + path)
 
     @override
@@ -69,13 +68,13 @@ class WebPart(Part):
 
 
 class SecuredWebPart(WebPart):
-    """One with TLS that asks for a user; all of it is exchanged while it runs."""
+    """A server with TLS that requires a user; all of this can be replaced while it runs."""
 
     username = USERNAME
     certificate: ClassVar[str]
     """The name in its certificate."""
     requires_client_certificates: ClassVar[bool] = False
-    """Whether clients show a certificate as well."""
+    """Whether clients present a certificate as well."""
 
     def __init__(self, *, binary: Path, folder: Path, authority: Authority, password: str) -> None:
         web_config = folder / "web.yml"
@@ -91,7 +90,7 @@ class SecuredWebPart(WebPart):
         self.exchange(authority, password=password)
 
     def exchange(self, authority: Authority, *, password: str) -> None:
-        """Show a certificate of this authority from now on, and ask for this password."""
+        """From now on present a certificate of this authority, and require this password."""
         self._login.exchange(authority, password=password)
 
     @override
