@@ -1,4 +1,4 @@
-"""What happens to topics that nobody announced: records removed, a topic deleted and made anew."""
+"""Unannounced changes of topics: records removed, a topic deleted and recreated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEADLINE_SECONDS = 120.0
 
 
 async def remove_before(settings: KafkaSettings, place: TopicPartition, offset: int) -> None:
-    """Remove the records of a partition before an offset, as retention does in its own time."""
+    """Remove a partition's records before an offset, as retention eventually does."""
     async with _admin(settings) as admin:
         await admin.delete_records({named(place): RecordsToDelete(before_offset=offset)})
 
@@ -35,16 +35,16 @@ async def delete(settings: KafkaSettings, *topics: Topic) -> None:
 
 
 async def recreate(settings: KafkaSettings, topic: Topic) -> None:
-    """Delete a topic and make it anew."""
+    """Delete and recreate a topic."""
     await delete(settings, topic)
     async with asyncio.timeout(DEADLINE_SECONDS):
-        # Kafka deletes in its own time.
+        # Kafka deletes asynchronously.
         while (await create_topics(settings, [topic]))[0].status != "created":  # noqa: ASYNC110  # no event
             await asyncio.sleep(0.1)
 
 
 async def spans(settings: KafkaSettings, topic: str) -> dict[TopicPartition, Span]:
-    """Return what is kept of each partition."""
+    """Return the range of available offsets of each partition."""
     async with KafkaBus(settings).reader() as reader:
         return dict(await reader.spans(topic))
 

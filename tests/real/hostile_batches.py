@@ -1,4 +1,4 @@
-"""Batches on a real broker that no client of ours writes, and where they came to lie."""
+"""Batches on a real broker that our clients never write, and their offsets."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Hostile(NamedTuple):
     codec: int
     headers: Sequence[tuple[bytes, bytes]] = ()
     says: int | None = None
-    """How many records it says it has, where it is not those given."""
+    """The number of records that it claims, if it differs from the real one."""
     deltas: Sequence[int] | None = None
-    """The offsets that its records claim, from its first on, where they are not 0, 1, 2 ..."""
+    """The offsets that its records claim, relative to its first, if not 0, 1, 2 ..."""
 
 
 def _same(data: bytes) -> bytes:
@@ -44,7 +44,7 @@ def _same(data: bytes) -> bytes:
 HEADERS = Hostile(
     lambda _: raw_batches.pack(raw_batches.empty_headers(4_000_000), ZSTD), ZSTD, says=1
 )
-"""342 bytes, or a second of a consumer's time where all of it is read."""
+"""342 bytes, or a second of a consumer's time if it reads all of it."""
 HOSTILE = {
     "a header's name that is not UTF-8": Hostile(_same, NONE, NAMELESS),
     "the same, packed": Hostile(lambda data: raw_batches.pack(data, ZSTD), ZSTD, NAMELESS),
@@ -65,14 +65,14 @@ HOSTILE = {
         lambda _: raw_batches.bomb(GIBIBYTE, declares_size=False), ZSTD, says=1
     ),
 }
-"""What a broker takes and no consumer can read."""
+"""Batches that a broker accepts and no consumer can read."""
 LEGAL = {
     "two frames, and one to be skipped": Hostile(raw_batches.two_frames, ZSTD),
     "a frame to be skipped": Hostile(
         lambda data: raw_batches.skipped_frame(b"x") + raw_batches.pack(data, ZSTD), ZSTD
     ),
 }
-"""What others may write, and every consumer must read."""
+"""Batches that other producers may write, and every consumer must read."""
 
 
 async def write(
@@ -96,14 +96,14 @@ async def committed(kafka: Kafka, group: str, place: TopicPartition) -> int | No
     try:
         found = await admin.list_consumer_group_offsets(group)
     except GroupCoordinatorNotAvailableError:
-        return None  # no group has been here yet
+        return None  # the group does not exist yet
     finally:
         await admin.close()
     return found[place].offset if place in found else None
 
 
 def max_memory_bytes(pid: int) -> int:
-    """Return the most memory that a process has had."""
+    """Return the peak memory of a process."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     (kilobytes,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
     return int(kilobytes) * 1024

@@ -1,4 +1,4 @@
-"""Workers of one join as processes, ticks for them, and the consumers that look at their events."""
+"""Workers of one join as processes, ticks for them, and consumers of their events."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PARTITIONS = [aiokafka.TopicPartition(EVENTS.name, number) for number in range(E
 
 
 class JoinWorkers:
-    """The workers of a test, all with the same settings, on a broker of its own."""
+    """A test's workers, all with the same settings, on their own broker."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class JoinWorkers:
         self._environment = {
             "KAFKA__BOOTSTRAP_SERVERS": servers,
             "KAFKA__SESSION_TIMEOUT_SECONDS": "6",
-            # Nobody publishes pods beside these.
+            # These tests run no podwatch.
             "JOIN__PODWATCH_TIMEOUT_SECONDS": "0",
             **environment,
         }
@@ -64,7 +64,7 @@ class JoinWorkers:
         return worker
 
     def end(self) -> None:
-        """End all, a stopped one too."""
+        """End all, including a stopped one."""
         for worker in self.started:
             worker.kill()
 
@@ -85,7 +85,7 @@ def partition_of(node: int) -> int:
 
 
 def committed_consumer(servers: str) -> AIOKafkaConsumer:
-    """Return a consumer from the beginning on, to be started, that sees what is committed."""
+    """Return an unstarted consumer of committed events from the beginning."""
     return AIOKafkaConsumer(
         bootstrap_servers=servers,
         isolation_level="read_committed",

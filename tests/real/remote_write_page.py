@@ -1,4 +1,4 @@
-"""What docs/remote-write.md has users ask Prometheus for."""
+"""The Prometheus queries of docs/remote-write.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PAGE: Final = (ROOT / "docs" / "remote-write.md").read_text()
 
 
 def alerts() -> dict[str, str]:
-    """Return the expressions of the page's alerts, by what they are about."""
+    """Return the expressions of the page's alerts, by their subject."""
     table = PAGE.partition("<!-- alerts:begin -->")[2].partition("<!-- alerts:end -->")[0]
     rows = re.findall(r"^\| (.+?) \| `(.+)` \|$", table, flags=re.MULTILINE)
     return {what: expression.replace(r"\|", "|") for what, expression in rows}

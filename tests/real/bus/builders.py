@@ -1,4 +1,4 @@
-"""What the tests of the Kafka bus share: settings, a topic, numbered messages."""
+"""Shared by the tests of the Kafka bus: settings, a topic, numbered messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""aiokafka's clients within ours, to break in them what no broker breaks when it is asked to."""
+"""aiokafka's clients within ours, to break what no broker breaks on request."""
 # ruff: noqa: ANN401, SLF001  # aiokafka is untyped, and what breaks is its own
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def client_of(holder: KafkaProducer | KafkaConsumer | KafkaTransactions) -> Any:
 
 
 def lose_sequence(of: KafkaProducer | KafkaTransactions, partition: TopicPartition) -> None:
-    """As after a batch that expired without a leader: the brokers wait for a number in between."""
+    """Like after a batch that expired without a leader: the brokers expect a number in between."""
     manager = client_of(of)._txn_manager
     manager.increment_sequence_number(aiokafka.TopicPartition(*partition), 5)
 
@@ -37,5 +37,5 @@ def coordinator_of(consumer: KafkaConsumer) -> Any:
 
 
 def listener_of(consumer: KafkaConsumer) -> Any:
-    """Return whom the client tells of its partitions."""
+    """Return the listener that the client notifies about its partitions."""
     return client_of(consumer)._subscription.listener

@@ -1,4 +1,4 @@
-"""The Kafka bus where a client inside it dies, is far behind, or has the wrong time."""
+"""The Kafka bus if a client inside it dies, falls far behind, or has the wrong time."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_a_producer_that_lost_its_sequence_is_replaced(kafka: Kafka) -> No
         await producer.close()
 
 
-async def test_a_consumer_whose_inner_task_died_is_replaced_and_told(kafka: Kafka) -> None:
+async def test_a_consumer_whose_inner_task_died_is_replaced_and_logged(kafka: Kafka) -> None:
     topic = Topic(name=f"died-{uuid4().hex[:8]}", record=PodRecord, key="uid", partitions=1)
     settings = settings_of(kafka.bootstrap_servers)
     await create_topics(settings, [topic])
@@ -81,7 +81,7 @@ async def test_a_consumer_whose_inner_task_died_is_replaced_and_told(kafka: Kafk
         await consumer.close()
 
 
-async def test_a_consumer_behind_the_first_record_kept_goes_on_with_it(
+async def test_a_consumer_behind_the_first_retained_record_continues_with_that_record(
     kafka: Kafka,
 ) -> None:
     topic = Topic(name=f"kept-{uuid4().hex[:8]}", record=PodRecord, key="uid", partitions=1)
@@ -111,7 +111,7 @@ async def _delete_before(servers: str, partition: TopicPartition, offset: int) -
 
 
 @pytest.mark.parametrize(("ahead_hours", "is_taken"), [(20, True), (30, False)])
-async def test_a_node_may_have_its_clock_hours_ahead(
+async def test_a_nodes_clock_may_be_hours_ahead(
     kafka: Kafka, ahead_hours: int, *, is_taken: bool
 ) -> None:
     topic = Topic(name=f"ahead-{uuid4().hex[:8]}", record=PodRecord, key="uid", partitions=1)
@@ -130,10 +130,10 @@ async def test_a_node_may_have_its_clock_hours_ahead(
             await producer.publish(topic.name, 0, [numbered(1)])
 
 
-async def test_a_coordinator_that_moved_is_not_taken_for_a_group_that_committed_nothing(
+async def test_a_coordinator_that_moved_is_not_mistaken_for_a_group_without_commits(
     start_kafka_cluster: Callable[[], KafkaCluster],
 ) -> None:
-    """As in the moments in which the coordinator moves; who believed it would read all again."""
+    """Offsets look missing while the coordinator moves; who believed it would read all again."""
     cluster = start_kafka_cluster()
     topic = Topic(name="moved", record=PodRecord, key="uid", partitions=1)
     settings = settings_of(cluster.bootstrap_servers)
@@ -155,13 +155,13 @@ async def test_a_coordinator_that_moved_is_not_taken_for_a_group_that_committed_
         await consumer.close()
 
 
-async def test_what_a_group_offers_to_a_client_that_ends_is_not_taken_for_the_next_ones(
+async def test_an_assignment_to_a_closing_client_is_not_used_by_the_next_client(
     kafka: Kafka,
 ) -> None:
-    """As where a topic is made anew, so that the client is replaced, while its group rebalances."""
+    """As if a topic is recreated, so that the client is replaced while its group rebalances."""
     topics = [
         Topic(name=f"{what}-{uuid4().hex[:8]}", record=PodRecord, key="uid", partitions=2)
-        for what in ("anew", "kept")
+        for what in ("recreated", "kept")
     ]
     settings = settings_of(kafka.bootstrap_servers)
     await create_topics(settings, topics)
@@ -183,7 +183,7 @@ async def test_what_a_group_offers_to_a_client_that_ends_is_not_taken_for_the_ne
         await poll_until(lambda _: len(consumer.assignment()) == 4, consumer)
         await consumer.commit(dict.fromkeys(consumer.assignment(), 0))
         before = client_of(consumer)
-        # The process stands still meanwhile, as under SIGSTOP: its client hears of nothing.
+        # The process is suspended meanwhile, as by SIGSTOP: its client receives nothing.
         with ThreadPoolExecutor(1) as pool:
             pool.submit(asyncio.run, recreate(settings, topics[0])).result()
         time.sleep(TOPIC_CHECK_SECONDS)  # noqa: ASYNC251  # as above

@@ -1,4 +1,4 @@
-"""The bus on a real Kafka keeps the laws of every bus."""
+"""The bus on a real Kafka satisfies the contract of every bus."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class KafkaHarness:
         await create_topics(self.settings, topics)
 
     async def compact(self, *, last: Message) -> None:
-        # Only a segment that is closed is compacted, and the write of a later time closes it.
+        # Only a closed segment is compacted, and writing a later timestamp closes it.
         async with self.bus.producer() as producer:
             await producer.publish(self.states, 0, [last])
         async with asyncio.timeout(DEADLINE_SECONDS):

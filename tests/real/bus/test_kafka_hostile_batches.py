@@ -1,4 +1,4 @@
-"""The Kafka bus on batches that cannot be unpacked: every reader goes on at the very next one."""
+"""Batches that cannot be unpacked: every reader of the Kafka bus continues at the next batch."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ Shown = int | tuple[int, int]
 
 
 class Scene:
-    """A topic with numbered records, among them batches that cannot be unpacked."""
+    """A topic with numbered records, and batches between them that cannot be unpacked."""
 
     def __init__(self, kafka: Kafka) -> None:
         self.topic = f"hostile-{uuid4().hex[:8]}"
         self.bus = KafkaBus(settings_of(kafka.bootstrap_servers))
         self._kafka = kafka
         self.written: list[Shown] = []
-        """The offset of each record, and of each batch that is none its first and last."""
+        """The offset of each record; for each unreadable batch its first and last offset."""
 
     @property
     def partition(self) -> TopicPartition:
@@ -83,15 +83,15 @@ async def read(scene: Scene, span: Span) -> list[Shown]:
     return found
 
 
-async def test_who_reads_a_topic_again_reads_past_them(scene: Scene) -> None:
+async def test_a_reader_skips_batches_that_cannot_be_unpacked(scene: Scene) -> None:
     async with scene.bus.reader() as reader:
         span = (await reader.spans(scene.topic))[scene.partition]
 
     assert await read(scene, span) == scene.written
 
 
-async def test_a_span_that_ends_in_such_a_batch_has_it(scene: Scene) -> None:
-    """The batch begins in the span: of what it is a part nobody else would tell."""
+async def test_a_span_that_ends_in_such_a_batch_reports_it(scene: Scene) -> None:
+    """The batch begins in the span; no other span would report this part of it."""
     for partition, shown_batch in enumerate(scene.written):
         if isinstance(shown_batch, tuple):
             before, (first, last) = scene.written[partition - 1], shown_batch
@@ -100,8 +100,10 @@ async def test_a_span_that_ends_in_such_a_batch_has_it(scene: Scene) -> None:
             assert await read(scene, Span(first + 1, last + 2)) == [*rest, last + 1]
 
 
-async def test_a_group_goes_on_behind_them_wherever_it_was_interrupted(scene: Scene) -> None:
-    """Each record by a member of its own, which commits it and leaves."""
+async def test_a_group_continues_behind_such_batches_wherever_it_was_interrupted(
+    scene: Scene,
+) -> None:
+    """Each record is read by a new member, which commits it and leaves."""
     group = f"group-{scene.topic}"
     found: list[Shown] = []
     for _ in range(12):

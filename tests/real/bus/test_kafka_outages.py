@@ -1,4 +1,4 @@
-"""The Kafka bus where its broker is away and comes back."""
+"""The Kafka bus while its broker is away, and when it comes back."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 async def publish_numbers(
     producer: Producer, *, partition: int, until: asyncio.Event
 ) -> tuple[list[int], int]:
-    """Publish 0, 1, 2… as an agent would: again after a failure, the next after its success."""
+    """Publish 0, 1, 2… like an agent: again after a failure, the next after a success."""
     acknowledged: list[int] = []
     failures = 0
     while not until.is_set():
@@ -63,7 +63,7 @@ async def collect(consumer: Consumer, into: list[Record], *, until: asyncio.Even
 
 
 @pytest.mark.parametrize("how", [pytest.param("stop", marks=pytest.mark.extended), "kill"])
-async def test_nothing_acknowledged_is_lost_or_out_of_order_over_a_restart(
+async def test_nothing_acknowledged_is_lost_or_reordered_by_a_broker_restart(
     start_kafka: Callable[[], Kafka], how: str
 ) -> None:
     kafka = start_kafka()
@@ -100,7 +100,7 @@ async def test_nothing_acknowledged_is_lost_or_out_of_order_over_a_restart(
 
     assert len(records) > before_restart > 0
     for partition, expected in enumerate(acknowledged):
-        # Idempotent within one producer; one that was replaced may write its last batch twice.
+        # Idempotent within one producer; a replaced producer may write its last batch twice.
         found = [int(r.value or b"") for r in records if r.partition == partition]
         assert sorted(set(found)) == list(range(max(found) + 1))
         assert found == sorted(found)
@@ -117,7 +117,7 @@ def _is_complete(records: list[Record], acknowledged: list[list[int]]) -> bool:
     return wanted <= found
 
 
-async def test_a_publish_does_not_outlast_its_deadline_and_a_later_one_works(
+async def test_a_publish_does_not_exceed_its_deadline_and_a_later_one_works(
     start_kafka: Callable[[], Kafka],
 ) -> None:
     kafka = start_kafka()
@@ -161,7 +161,7 @@ async def test_a_bus_closes_in_time_while_its_broker_is_away(
     assert time.monotonic() - began < 100
 
 
-async def test_a_poll_says_that_the_brokers_are_away_and_goes_on_when_they_are_back(
+async def test_a_poll_reports_unavailable_brokers_and_continues_when_they_are_back(
     start_kafka: Callable[[], Kafka],
 ) -> None:
     kafka = start_kafka()

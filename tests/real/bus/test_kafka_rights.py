@@ -1,4 +1,4 @@
-"""What a user is told who lacks a right on a topic, and what is left behind where one is taken."""
+"""Errors for a user without a permission on a topic, and leftovers of a denied commit."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def raised(doing: Any) -> GpuledgerError:  # noqa: ANN401  # any coroutine
     return caught.value
 
 
-async def test_a_topic_that_may_not_be_seen_is_told_from_one_that_is_absent(
+async def test_a_topic_that_is_denied_is_distinguished_from_a_missing_one(
     kafka: AuthorizingKafka,
 ) -> None:
     bus = KafkaBus(settings(kafka))
@@ -92,7 +92,7 @@ async def test_a_topic_that_may_not_be_seen_is_told_from_one_that_is_absent(
         assert "there is no topic absent on" in str(error)
 
 
-async def test_nothing_unread_is_left_of_a_commit_without_the_right_to_write(
+async def test_a_commit_without_the_right_to_write_leaves_no_unread_exception(
     kafka: AuthorizingKafka,
 ) -> None:
     unseen: list[dict[str, Any]] = []
@@ -115,7 +115,7 @@ async def test_nothing_unread_is_left_of_a_commit_without_the_right_to_write(
 async def test_a_commit_of_many_batches_without_the_right_to_write_names_the_right(
     kafka: AuthorizingKafka,
 ) -> None:
-    """Its client takes no more of them once it was refused the first, and says nothing by that."""
+    """The client accepts no more batches after the first is denied, without giving a reason."""
     partition = TopicPartition(SEEN.name, 0)
     large = [Message(key=b"k", value=bytes(900_000), timestamp_ms=0) for _ in range(6)]
     async with KafkaBus(settings(kafka)).transactions(GROUP) as transactions:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 async def _let_connections_end() -> AsyncIterator[None]:
     yield
-    # aiokafka does not wait for a connection of a failed start, and TLS ends with a word to the
-    # peer; a loop that closes before that leaves a transport, which is an error here.
+    # aiokafka does not wait for a connection of a failed start, and TLS ends with a message to the
+    # peer; a loop that closes earlier leaves a transport, which is an error here.
     await asyncio.sleep(0.2)
 
 
@@ -46,7 +46,7 @@ def secured(kafka: SecureKafka, **others: object) -> KafkaSettings:
     return settings_of(kafka.bootstrap_servers, **(given | others))
 
 
-async def test_records_pass_over_tls_with_a_login(secure_kafka: SecureKafka) -> None:
+async def test_records_are_sent_and_read_over_tls_with_a_login(secure_kafka: SecureKafka) -> None:
     topic = Topic(name=f"secure-{uuid4().hex[:8]}", record=PodRecord, key="uid", partitions=1)
     settings = secured(secure_kafka)
     await create_topics(settings, [topic])
@@ -76,7 +76,7 @@ async def test_records_pass_over_tls_with_a_login(secure_kafka: SecureKafka) -> 
         ({"security_protocol": "SSL"}, r"check kafka\.security_protocol$"),
     ],
 )
-async def test_a_refused_login_or_certificate_says_why_and_shows_no_password(
+async def test_a_rejected_login_or_certificate_gives_the_reason_and_shows_no_password(
     secure_kafka: SecureKafka, other: dict[str, object], reason: str
 ) -> None:
     bus = KafkaBus(secured(secure_kafka, **other))
@@ -89,7 +89,7 @@ async def test_a_refused_login_or_certificate_says_why_and_shows_no_password(
 
 
 @pytest.mark.parametrize("protocol", ["SSL", "SASL_SSL", "SASL_PLAINTEXT"])
-async def test_a_port_that_speaks_plain_requests_alone_leads_to_the_protocol(
+async def test_a_port_that_accepts_only_plaintext_leads_to_the_protocol_setting(
     secure_kafka: SecureKafka, protocol: str
 ) -> None:
     settings = secured(secure_kafka, security_protocol=protocol)

@@ -1,4 +1,4 @@
-"""Logins by OAUTHBEARER on a real broker, with tokens of a file and of an endpoint."""
+"""Logins by OAUTHBEARER on a real broker, with tokens from a file and from an endpoint."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def oauth_kafka(
 def short_sessions(
     kafka_distribution: KafkaDistribution, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OauthKafka]:
-    """Yield brokers that keep a connection for six seconds, whatever its token says."""
+    """Yield brokers that close a connection after six seconds, whatever its token says."""
     folder = tmp_path_factory.mktemp("oauth-kafka")
     made = OauthKafka(
         distribution=kafka_distribution, folder=folder, longest_session_seconds=TOKEN_SECONDS
@@ -97,7 +97,7 @@ async def new_topic(kafka: OauthKafka) -> Topic:
     return topic
 
 
-async def test_records_pass_with_the_token_of_a_file(
+async def test_records_are_sent_and_read_with_a_token_from_a_file(
     oauth_kafka: OauthKafka, tmp_path: Path
 ) -> None:
     token = oauth_kafka.keys.sign("gpuledger", for_seconds=LONG_SECONDS)
@@ -117,7 +117,7 @@ async def test_records_pass_with_the_token_of_a_file(
     assert texts(records) == ["1"]
 
 
-async def test_an_endpoint_is_asked_once_for_all_connections_and_before_its_token_ends(
+async def test_an_endpoint_is_queried_once_for_all_connections_and_before_its_token_expires(
     oauth_kafka: OauthKafka,
 ) -> None:
     issuer = TokenIssuer(oauth_kafka.keys, for_seconds=LONG_SECONDS)
@@ -134,7 +134,7 @@ async def test_an_endpoint_is_asked_once_for_all_connections_and_before_its_toke
     assert form == "grant_type=client_credentials&audience=kafka&scope=kafka"
 
 
-@pytest.mark.extended  # six seconds are a token's life: a busy machine is late
+@pytest.mark.extended  # a token lives six seconds: a busy machine is late
 @pytest.mark.parametrize("by", ["file", "endpoint", "session"])
 async def test_a_connection_outlives_its_token_and_its_session(
     oauth_kafka: OauthKafka,
@@ -143,7 +143,7 @@ async def test_a_connection_outlives_its_token_and_its_session(
     caplog: pytest.LogCaptureFixture,
     by: str,
 ) -> None:
-    """Over 14 seconds, with tokens or sessions of six, no connection is opened a second time."""
+    """For 14 seconds, with tokens or sessions of six, no connection is opened a second time."""
     caplog.set_level(logging.DEBUG, logger="aiokafka")
     kafka = short_sessions if by == "session" else oauth_kafka
     lifetime_seconds = LONG_SECONDS if by == "session" else TOKEN_SECONDS
@@ -188,16 +188,21 @@ async def test_a_connection_outlives_its_token_and_its_session(
             await publish(number)
             await asyncio.sleep(0.5)
         assert found == [str(number) for number in range(28)]
-        assert count("Authenticated via OAUTHBEARER") - logins <= 1  # the group's is opened late
+        assert (
+            count("Authenticated via OAUTHBEARER") - logins <= 1
+        )  # the group's connection is opened late
         assert count("SaslHandShakeRequest") > logins
     assert "Bearer ********" in caplog.text
     assert "Bearer ey" not in caplog.text
 
 
-async def test_a_session_that_ends_is_opened_anew_where_no_token_came_in_time(
+async def test_a_session_that_ended_is_reopened_if_no_token_came_in_time(
     oauth_kafka: OauthKafka, tmp_path: Path
 ) -> None:
-    """The file is late: work fails with the reason, and goes on when a new token is there."""
+    """The file is late:
+
+    operations fail with the reason, and work again once a new token is there.
+    """
     file = tmp_path / "token"
     oauth = of_file(file, oauth_kafka.keys.sign("gpuledger", for_seconds=TOKEN_SECONDS))
     topic = await new_topic(oauth_kafka)
@@ -239,7 +244,7 @@ REFUSED: dict[str, Callable[[OauthKafka], str]] = {
 
 
 @pytest.mark.parametrize("made", REFUSED)
-async def test_a_token_that_the_broker_refuses_is_said_with_its_settings_and_not_shown(
+async def test_a_token_that_the_broker_rejects_is_reported_with_its_settings_and_not_shown(
     oauth_kafka: OauthKafka, tmp_path: Path, made: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -264,7 +269,7 @@ async def test_a_token_that_the_broker_refuses_is_said_with_its_settings_and_not
         ({"status": 500, "answer": {"quoted": CLIENT_SECRET}}, r"500: .*\*{8}"),
     ],
 )
-async def test_an_endpoint_that_gives_no_token_is_the_reason_that_is_said_in_time(
+async def test_an_endpoint_that_gives_no_token_is_reported_as_the_reason_in_time(
     oauth_kafka: OauthKafka,
     set_up: dict[str, object],
     message: str,
@@ -282,4 +287,4 @@ async def test_an_endpoint_that_gives_no_token_is_the_reason_that_is_said_in_tim
             await bus.partitions("any")
     assert url in str(raised.value)
     assert CLIENT_SECRET not in f"{raised.value} {caplog.text}"
-    assert len(issuer.requests) == 1  # the second login within the pause has the first one's answer
+    assert len(issuer.requests) == 1  # the second login in the pause gets the first one's answer

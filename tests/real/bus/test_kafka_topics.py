@@ -1,4 +1,4 @@
-"""The Kafka bus where a topic of a consumer is deleted, and made anew."""
+"""The Kafka bus if a consumer's topic is deleted, and recreated."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_an_output_topic_that_is_deleted_is_named_and_no_broker_is_blamed(
         await producer.publish(*partition, [numbered(1)])
         await writer.commit({partition: [numbered(2)]}, offsets={}, group="g")
         await _delete(kafka.bootstrap_servers, topic)
-        # The broker takes records for a moment after it has said that the topic is deleted.
+        # The broker accepts records for a moment after it has reported the topic as deleted.
         async with asyncio.timeout(DEADLINE_SECONDS):
             with suppress(TopicsError):
                 while True:
@@ -68,10 +68,13 @@ async def test_an_output_topic_that_is_deleted_is_named_and_no_broker_is_blamed(
     assert texts(found) == ["5", "6"]
 
 
-async def test_a_topic_that_is_deleted_is_named_by_a_poll_and_read_again_once_it_is_there(
+async def test_a_poll_names_a_deleted_topic_and_reads_it_again_once_it_exists(
     kafka: Kafka,
 ) -> None:
-    """Its partitions just go: a member without any could not tell that from too many members."""
+    """Its partitions just disappear:
+
+    a member without any could mistake that for too many members.
+    """
     name = uuid4().hex[:8]
     goes, stays = (
         Topic(name=f"{kind}-{name}", record=PodRecord, key="uid", partitions=2)

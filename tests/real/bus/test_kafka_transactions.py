@@ -1,4 +1,4 @@
-"""Transactions on a real Kafka: writers that stop half-way, are broken inside, find no broker."""
+"""Transactions on a real Kafka: writers that stop half-way, break internally, find no broker."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def partition(settings: KafkaSettings) -> TopicPartition:
 async def stuck(
     settings: KafkaSettings, partition: TopicPartition
 ) -> AsyncIterator[KafkaTransactions]:
-    """Yield a writer in the middle of a transaction that has one record by now."""
+    """Yield a writer in an open transaction that already has one record."""
     stuck = KafkaTransactions(KafkaConnection(settings), partition.topic)
     await stuck.open()
     client = client_of(stuck)
@@ -63,10 +63,10 @@ async def stuck(
     await stuck.close()
 
 
-async def test_what_a_writer_left_open_is_aborted_by_the_next_one(
+async def test_a_transaction_that_a_writer_left_open_is_aborted_by_the_next_one(
     settings: KafkaSettings, partition: TopicPartition, stuck: KafkaTransactions
 ) -> None:
-    """At once, not after the time that a transaction may take."""
+    """Immediately, not after the transaction timeout."""
     assert is_in_transaction(stuck)
     requested = Subscription(group=f"g-{partition.topic}", topics=[partition.topic])
     bus = KafkaBus(settings)
@@ -78,7 +78,7 @@ async def test_what_a_writer_left_open_is_aborted_by_the_next_one(
         assert time.monotonic() - begun < 30
 
 
-async def test_a_writer_that_closes_in_the_middle_makes_nobody_wait(
+async def test_a_writer_that_closes_during_a_transaction_blocks_no_reader(
     settings: KafkaSettings, partition: TopicPartition, stuck: KafkaTransactions
 ) -> None:
     requested = Subscription(group=f"g-{partition.topic}", topics=[partition.topic])
@@ -91,10 +91,10 @@ async def test_a_writer_that_closes_in_the_middle_makes_nobody_wait(
         assert texts(await poll_until(bool, consumer)) == ["1"]
 
 
-async def test_an_open_transaction_shows_as_the_time_for_which_it_withholds_what_is_behind_it(
+async def test_an_open_transaction_is_shown_as_the_time_for_which_it_withholds_records(
     settings: KafkaSettings, partition: TopicPartition, stuck: KafkaTransactions
 ) -> None:
-    """Or a consumer would stand still, and all that is shown of it say that it is at the end."""
+    """Otherwise a consumer would be stuck while everything shows it to be at the end."""
     requested = Subscription(group=f"g-{partition.topic}", topics=[partition.topic])
     bus = KafkaBus(settings)
     async with bus.producer() as producer, bus.consumer(requested) as consumer:
@@ -112,10 +112,10 @@ async def test_an_open_transaction_shows_as_the_time_for_which_it_withholds_what
         assert consumer.withheld_seconds() == 0
 
 
-async def test_a_committed_offset_is_told_once_no_transaction_will_move_it(
+async def test_a_committed_offset_is_returned_once_no_transaction_can_move_it(
     settings: KafkaSettings, partition: TopicPartition, stuck: KafkaTransactions
 ) -> None:
-    """A worker that went on from the one before would make once more what was made already."""
+    """A worker that continued from the earlier offset would repeat output."""
     bus, client, group = KafkaBus(settings), client_of(stuck), f"g-{partition.topic}"
     async with bus.consumer(Subscription(group=group, topics=[partition.topic])) as consumer:
         offsets = {aiokafka.TopicPartition(*partition): 1}
@@ -127,7 +127,7 @@ async def test_a_committed_offset_is_told_once_no_transaction_will_move_it(
         assert await asking == 1
 
 
-async def test_a_writer_that_lost_its_sequence_is_over_and_the_next_one_goes_on(
+async def test_a_writer_that_lost_its_sequence_fails_and_the_next_one_continues(
     settings: KafkaSettings, partition: TopicPartition
 ) -> None:
     bus = KafkaBus(settings)
@@ -167,10 +167,10 @@ async def test_a_commit_without_a_broker_fails_in_time_and_works_again_when_it_i
         assert texts(await poll_until(lambda found: len(found) >= 2, consumer)) == ["1", "3"]
 
 
-async def test_a_writer_closed_under_a_commit_that_stalls_never_aborts_under_it(
+async def test_a_writer_that_is_closed_during_a_stalled_commit_does_not_abort_it(
     start_kafka: Callable[[], Kafka],
 ) -> None:
-    """As at a rebalance while a broker stands still; it goes on while the writer is closed."""
+    """As at a rebalance while a broker is suspended; it resumes while the writer is closed."""
     kafka = start_kafka()
     settings = settings_of(kafka.bootstrap_servers)
     topic = Topic(name="written", record=PodRecord, key="uid", partitions=2)
@@ -201,10 +201,10 @@ async def test_a_writer_closed_under_a_commit_that_stalls_never_aborts_under_it(
         assert found[-1] == "3"
 
 
-async def test_an_id_that_is_given_up_while_it_is_opened_is_its_next_owners(
+async def test_an_id_that_is_revoked_while_it_is_opened_belongs_to_its_next_owner(
     start_kafka: Callable[[], Kafka],
 ) -> None:
-    """As at a rebalance while a broker stands still: the opening would be answered after it."""
+    """As at a rebalance while a broker is suspended: the opening would be answered afterwards."""
     kafka = start_kafka()
     settings = settings_of(kafka.bootstrap_servers)
     topic = Topic(name="written", record=PodRecord, key="uid", partitions=2)

@@ -1,4 +1,4 @@
-"""`gpuledger topics` on a real broker makes what is missing, and says what differs."""
+"""`gpuledger topics` on a real broker creates missing topics and reports differences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def broker(start_kafka: Callable[[], Kafka]) -> Kafka:
-    # The topics have fixed names, so this broker is no other test's.
+    # The topics have fixed names, so no other test uses this broker.
     return start_kafka()
 
 
@@ -32,7 +32,7 @@ def statuses(lines: list[TopicLine]) -> dict[str, str]:
     return {line.topic: line.status for line in lines}
 
 
-def test_create_makes_all_topics_and_check_finds_them_in_order(
+def test_create_creates_all_topics_and_check_finds_them_correct(
     broker: Kafka, kcat: Kcat, capsys: pytest.CaptureFixture[str]
 ) -> None:
     at = ["--bootstrap-servers", broker.bootstrap_servers]
@@ -51,7 +51,9 @@ def test_create_makes_all_topics_and_check_finds_them_in_order(
     assert ours == {topic.name: topic.partitions for topic in TOPICS}
 
 
-async def test_another_number_of_partitions_is_refused_and_nothing_is_made(broker: Kafka) -> None:
+async def test_a_different_number_of_partitions_is_rejected_and_nothing_is_created(
+    broker: Kafka,
+) -> None:
     settings = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
     await create_topics(settings, [replace(SAMPLES, partitions=3)])
 
@@ -61,7 +63,7 @@ async def test_another_number_of_partitions_is_refused_and_nothing_is_made(broke
     assert found == {SAMPLES.name: "partitions differ", PODS.name: "missing"}
 
 
-def test_the_refusal_is_one_line_and_exit_code_2(
+def test_the_rejection_is_one_line_and_exit_code_2(
     broker: Kafka, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
@@ -74,7 +76,7 @@ def test_the_refusal_is_one_line_and_exit_code_2(
     assert "never changed in place" in reported
 
 
-async def test_another_configuration_is_said_and_left_alone(broker: Kafka) -> None:
+async def test_a_different_configuration_is_reported_and_left_unchanged(broker: Kafka) -> None:
     settings = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
     await create_topics(settings, [replace(SAMPLES, retention_ms=60_000), PODS])
 
@@ -87,7 +89,7 @@ async def test_another_configuration_is_said_and_left_alone(broker: Kafka) -> No
         assert lines[0].wanted == f"retention.ms={SAMPLES.retention_ms}"
 
 
-async def test_more_replicas_than_brokers_are_refused_with_the_brokers_own_words(
+async def test_more_replicas_than_brokers_are_rejected_with_the_brokers_error(
     broker: Kafka,
 ) -> None:
     settings = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)

@@ -1,4 +1,4 @@
-"""`gpuledger topics` as a user of brokers with access lists names the right that is missing."""
+"""`gpuledger topics` names the missing permission of a user of brokers with access lists."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def broker(
 
 
 def reported(capsys: pytest.CaptureFixture[str], command: str, expected: str) -> tuple[int, str]:
-    """Return the exit code and what was said; a right that was granted counts a moment later."""
+    """Return the exit code and the output; a granted permission takes effect a moment later."""
     code, message = 0, ""
     for _ in range(GRANT_ATTEMPTS):
         code = main(["topics", command])
@@ -60,7 +60,7 @@ def made(broker: AuthorizingKafka, kcat: Kcat) -> int:
     return len(found["topics"])
 
 
-def test_the_missing_right_is_named_and_with_the_documented_ones_all_is_made(
+def test_the_missing_right_is_named_and_the_documented_rights_suffice(
     broker: AuthorizingKafka, kcat: Kcat, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rights = "grant it Describe and DescribeConfigs on these topics"
@@ -83,7 +83,7 @@ def test_the_missing_right_is_named_and_with_the_documented_ones_all_is_made(
     assert (code, message.count(" ok ")) == (0, len(TOPICS)), message
 
 
-def test_topics_whose_configuration_may_not_be_read_are_not_said_to_differ(
+def test_topics_whose_configuration_may_not_be_read_are_not_reported_as_different(
     broker: AuthorizingKafka, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plaintext = KafkaSettings(bootstrap_servers=broker.plaintext_bootstrap_servers)
@@ -94,7 +94,7 @@ def test_topics_whose_configuration_may_not_be_read_are_not_said_to_differ(
         assert (code, "grant it DescribeConfigs on these topics" in message) == (2, True), message
 
 
-def test_topics_that_may_be_read_but_not_made_or_seen_are_said_to_be_so(
+def test_topics_that_may_be_described_but_not_created_or_seen_are_reported_as_such(
     broker: AuthorizingKafka, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broker.grant(*PREFIX, operations=["DescribeConfigs"])

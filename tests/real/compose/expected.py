@@ -1,4 +1,4 @@
-"""What each panel of the dashboard shows, said by the scenario's truth."""
+"""What each panel of the dashboard should show, calculated from the scenario's truth."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from tests.real.compose.truth import Truth
 
 Approximately = Any
-"""What `pytest.approx` gives, for which pytest has no name."""
+"""The type of `pytest.approx(…)`, which pytest does not export."""
 Expected = dict[str, Approximately]
 
 
 def about(value: float, *, rel: float = 0.05, within: float = 0.0) -> Approximately:
-    """Return what is near a value: by a share of it, and by what the window's edges may cost."""
+    """Return an approximation of a value: by a ratio, and by the effect of the window's edges."""
     return pytest.approx(value, rel=rel, abs=within)
 
 
@@ -94,7 +94,7 @@ EXPECTED: Mapping[str, Callable[[Truth], Expected]] = {
         name: between(-2, 60) for name in ("join", "remote_write", "alerts", "store")
     },
 }
-"""What each panel shows, by the names in its legend."""
+"""The expected content of each panel, by the names in its legend."""
 MAY_BE_ABSENT = frozenset({"unattributed"})
 OF_THE_DEPLOYABLES = frozenset({"How late the books are"})
-"""What is scraped has the time of the scrape, and comes with the next one."""
+"""Scraped values have the time of the scrape, so a change shows with the next one."""

@@ -1,4 +1,4 @@
-"""The dashboard's queries, asked of Prometheus as Grafana asks them."""
+"""The dashboard's queries, sent to Prometheus as Grafana sends them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Shown:
 
 
 class Grafana:
-    """Asks what the dashboard asks."""
+    """Sends the dashboard's queries."""
 
     def __init__(self, prometheus: PrometheusApi) -> None:
         self._url = prometheus.url
@@ -41,7 +41,7 @@ class Grafana:
     def show(self, target: Target, seconds: Sequence[int]) -> list[Shown]:
         """Return a target's series over these seconds since the epoch.
 
-        A panel of one instant is asked once for each of them, as often as it would be refreshed.
+        A panel of one instant is queried once for each of them, as often as it would be refreshed.
         """
         if not target.is_instant:
             ends = {"start": seconds[0], "end": seconds[-1], "step": 1}
@@ -55,7 +55,7 @@ class Grafana:
         return list(found.values())
 
     def values_of(self, variable: Mapping[str, Any]) -> set[str]:
-        """Return what a variable of the dashboard offers."""
+        """Return the options of a dashboard variable."""
         written = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["definition"])
         assert written, variable["definition"]
         requested = urllib.parse.urlencode({"match[]": dashboard.fill_in(written[1])})

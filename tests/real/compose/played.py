@@ -1,4 +1,4 @@
-"""A run of the topology: started, played for a while, and a window of it to look at."""
+"""A run of the topology: started, played for a while, with a window to examine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UNNAMED: Final = 'gpuledger_pod_gpu_busy_ratio{namespace=""}'
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """A run of the topology, and a window of it in which nobody comes or goes."""
+    """A run of the topology, and a window of it without pods that start or end."""
 
     topology: Topology
     prometheus: PrometheusApi
@@ -60,7 +60,7 @@ class Played:
         return [one for target in targets for one in grafana.show(target, seconds)]
 
     def show_all_of(self, title: str, names: Collection[str]) -> list[Shown]:
-        """Show the window of a panel; a panel of what is scraped as soon as all names are there."""
+        """Show the window of a panel; a panel of scraped values once all names are there."""
         if title not in OF_THE_DEPLOYABLES:
             return self.show(title, self.window)
         end_seconds = time.monotonic() + WAIT_SECONDS
@@ -83,7 +83,7 @@ def play(topology: Topology) -> Played:
     epoch_ns = _epoch_ns(topology)
     turned_seconds = epoch_ns // 10**9 + TURNOVER_SECONDS
     end = max(named_seconds, turned_seconds) + SETTLED_SECONDS + WINDOW_SECONDS
-    # Every node's ticks up to the window's end are there, however long they were on their way.
+    # Every node's ticks up to the window's end are there, however long they took.
     newest = f"min(max by (node) (timestamp(gpuledger_gpu_memory_total_bytes))) > {end}"
     prometheus.await_query(newest, deadline_seconds=WAIT_SECONDS)
     return Played(topology=topology, prometheus=prometheus, epoch_ns=epoch_ns, end=end)
@@ -95,9 +95,9 @@ def _epoch_ns(topology: Topology) -> int:
 
 
 def _await_none(prometheus: PrometheusApi, query: str) -> int:
-    """Wait until a query finds nothing; return the time since the epoch in seconds."""
+    """Wait until a query has no result; return the time since the epoch in seconds."""
     end_seconds = time.monotonic() + WAIT_SECONDS
     while prometheus.query(query):
-        assert time.monotonic() < end_seconds, f"still something after {WAIT_SECONDS} s: {query}"
+        assert time.monotonic() < end_seconds, f"still a result after {WAIT_SECONDS} s: {query}"
         time.sleep(0.1)
     return int(time.time())

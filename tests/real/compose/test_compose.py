@@ -1,4 +1,4 @@
-"""What docker-compose.yml describes, run: the dashboard shows what the scenario truly did.
+"""docker-compose.yml in operation: the dashboard shows the scenario's truth.
 
 The services run as processes; one run serves all tests of this file. podwatch starts after all
 others, so that there are ticks in which pods have no names yet.
@@ -62,12 +62,12 @@ def played(topology: Topology) -> Played:
     return play(topology)
 
 
-def test_it_is_said_of_every_panel_what_it_shows() -> None:
+def test_every_panel_has_an_expected_content() -> None:
     assert EXPECTED.keys() == {panel["title"] for panel in dashboard.panels()}
 
 
 @pytest.mark.parametrize("title", [panel["title"] for panel in dashboard.panels()])
-def test_a_panel_shows_what_the_scenario_truly_did(played: Played, title: str) -> None:
+def test_a_panel_shows_the_truth_of_the_scenario(played: Played, title: str) -> None:
     expected = EXPECTED[title](played.truth)
 
     shown = {one.name: one.mean for one in played.show_all_of(title, expected.keys())}
@@ -75,7 +75,7 @@ def test_a_panel_shows_what_the_scenario_truly_did(played: Played, title: str) -
     assert {**dict.fromkeys(MAY_BE_ABSENT & expected.keys(), 0.0), **shown} == expected
 
 
-def test_the_power_of_the_parts_is_the_power_of_the_devices(played: Played) -> None:
+def test_the_power_of_the_entries_adds_up_to_the_power_of_the_devices(played: Played) -> None:
     (devices,) = played.show("Power", played.window)
     parts = played.show("Power, by pod", played.window)
 
@@ -85,10 +85,10 @@ def test_the_power_of_the_parts_is_the_power_of_the_devices(played: Played) -> N
 @pytest.mark.parametrize(
     "target", dashboard.targets(), ids=lambda target: f"{target.panel} {target.ref_id}"
 )
-def test_every_series_since_the_start_has_a_name_without_holes(
+def test_every_series_since_the_start_has_a_name_without_gaps(
     played: Played, target: dashboard.Target
 ) -> None:
-    """Those of pods that had no name yet as well."""
+    """Including those of pods that had no name yet."""
     shown = Grafana(played.prometheus).show(target, played.whole)
 
     for one in shown:
@@ -97,12 +97,12 @@ def test_every_series_since_the_start_has_a_name_without_holes(
         assert one.name
         assert not {"//", "{{", "  "} & {one.name[at : at + 2] for at in range(len(one.name))}
     assert len({one.name for one in shown}) == len(shown)
-    if "whose" in target.legend and "allocated" not in target.panel:  # the kubelet names who holds
+    if "whose" in target.legend and "allocated" not in target.panel:  # the kubelet names them
         assert "default pods without a name yet" in {one.name for one in shown}
 
 
 @pytest.mark.parametrize("variable", dashboard.variables(), ids=lambda one: one["name"])
-def test_a_variable_offers_what_there_is(played: Played, variable: dict[str, Any]) -> None:
+def test_a_variable_offers_all_existing_values(played: Played, variable: dict[str, Any]) -> None:
     """All nodes, and the namespaces of the pods that had a name while they ran."""
     truth = played.truth
     there = {
@@ -117,8 +117,8 @@ def test_a_variable_offers_what_there_is(played: Played, variable: dict[str, Any
     assert offered <= there[variable["name"]] | truth.namespaces
 
 
-def test_no_name_is_both_scraped_and_sent(played: Played) -> None:
-    """Who sums over a name would count twice."""
+def test_no_metric_is_both_scraped_and_sent(played: Played) -> None:
+    """A sum over such a name would count twice."""
     scraped, sent = (
         {
             one["metric"]["__name__"]
@@ -132,7 +132,7 @@ def test_no_name_is_both_scraped_and_sent(played: Played) -> None:
     assert scraped & sent == set()
 
 
-def test_every_target_that_prometheus_is_given_answers(played: Played) -> None:
+def test_every_scrape_target_of_prometheus_answers(played: Played) -> None:
     up = {one["metric"]["instance"]: one["value"][1] for one in played.prometheus.query("up")}
 
     deployed = {name for name in ALWAYS if SERVICES[name].is_ours} - {
@@ -144,7 +144,7 @@ def test_every_target_that_prometheus_is_given_answers(played: Played) -> None:
     assert set(up.values()) == {"1"}
 
 
-def test_prometheus_took_every_sample(played: Played) -> None:
+def test_prometheus_accepted_every_sample(played: Played) -> None:
     page = played.topology.metrics_of("sink-remote-write")
 
     assert 'gpuledger_sink_sent_total{sink="remote_write"}' in page
@@ -152,8 +152,8 @@ def test_prometheus_took_every_sample(played: Played) -> None:
     assert set(map(float, dropped)) == {0}
 
 
-def test_the_topics_are_those_that_the_check_of_the_page_asks_for(played: Played) -> None:
-    """By the address that is published on the machine itself."""
+def test_the_documented_check_prints_the_topics(played: Played) -> None:
+    """By the address that is published on the host."""
     (written,) = re.findall(r"`(gpuledger topics check --bootstrap-servers [\w:]+)`", OPERATIONS)
     program, *arguments = played.topology.places.move(written, of=SERVICES["kafka"]).split()
     done = subprocess.run(
@@ -171,12 +171,12 @@ def test_the_topics_are_those_that_the_check_of_the_page_asks_for(played: Played
 @pytest.mark.parametrize(
     "query", re.findall(r"```promql\n(.*?)```", remote_write_page.PAGE, re.DOTALL)
 )
-def test_a_query_of_the_page_finds_something(played: Played, query: str) -> None:
+def test_a_documented_query_has_a_result(played: Played, query: str) -> None:
     assert played.prometheus.query(query)
 
 
 @pytest.mark.parametrize("what", remote_write_page.alerts())
-def test_an_alert_of_the_page_is_silent_while_nothing_is_wrong(played: Played, what: str) -> None:
+def test_a_documented_alert_does_not_fire_while_nothing_is_wrong(played: Played, what: str) -> None:
     assert played.prometheus.query(remote_write_page.alerts()[what]) == []
 
 
@@ -190,13 +190,13 @@ def test_the_volume_of_the_store_has_the_table(played: Played) -> None:
     )
 
 
-def test_alertmanager_is_told_of_nothing_while_nothing_is_wrong(played: Played) -> None:
+def test_alertmanager_receives_nothing_while_nothing_is_wrong(played: Played) -> None:
     url = f"http://{played.topology.places.address('alertmanager', 9093)}"
 
     assert AlertmanagerApi(url=url).alerts() == []
 
 
-def test_the_rows_are_written_where_they_are_asked_for(played: Played, kcat: Kcat) -> None:
+def test_rows_are_written_only_on_request(played: Played, kcat: Kcat) -> None:
     """With `--profile rows`; nothing writes them before."""
     servers = played.topology.kafka.bootstrap_servers
     assert "sink-rows" not in ALWAYS
@@ -209,7 +209,7 @@ def test_the_rows_are_written_where_they_are_asked_for(played: Played, kcat: Kca
     )
 
 
-def test_the_simulated_cluster_begins_when_its_agents_are_told(played: Played) -> None:
+def test_the_simulated_cluster_starts_at_the_time_that_its_agents_are_given(played: Played) -> None:
     log = (played.topology.places.folder / "kube-api" / "kube-api.log").read_text()
 
     assert f'"epoch_ns":{played.epoch_ns}' in log

@@ -1,4 +1,4 @@
-"""The configuration files beside docker-compose.yml, taken by the programs that they are for."""
+"""The configuration files beside docker-compose.yml, checked by the programs that read them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 COMPOSE = ROOT / "deploy" / "compose"
 
 
-def test_prometheus_takes_its_configuration(promtool: Path) -> None:
+def test_prometheus_accepts_its_configuration(promtool: Path) -> None:
     command = [str(promtool), "check", "config", str(COMPOSE / "prometheus.yml")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_alertmanager_takes_its_configuration(
+def test_alertmanager_accepts_its_configuration(
     start_alertmanager: Callable[..., Alertmanager],
 ) -> None:
     alertmanager = start_alertmanager(config=(COMPOSE / "alertmanager.yml").read_text())
@@ -32,7 +32,7 @@ def test_alertmanager_takes_its_configuration(
     assert alertmanager.alerts() == []
 
 
-def test_promtool_takes_the_rules(promtool: Path) -> None:
+def test_promtool_accepts_the_rules(promtool: Path) -> None:
     rules = map(str, (ROOT / "deploy" / "prometheus").glob("*.rules.yaml"))
     command = [str(promtool), "check", "rules", "--lint=all", "--lint-fatal", *rules]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
@@ -40,7 +40,9 @@ def test_promtool_takes_the_rules(promtool: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_promtool_takes_the_documented_scrape_configuration(promtool: Path, tmp_path: Path) -> None:
+def test_promtool_accepts_the_documented_scrape_configuration(
+    promtool: Path, tmp_path: Path
+) -> None:
     page = (ROOT / "docs" / "operations.md").read_text()
     (block,) = re.findall(r"```yaml\n(scrape_configs:.*?)```", page, re.DOTALL)
     (tmp_path / "prometheus.yml").write_text(block)

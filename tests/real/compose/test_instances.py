@@ -1,4 +1,4 @@
-"""The dashboard over GPUs that are cut by MIG: each GPU counts once, each instance has a name."""
+"""The dashboard over MIG-partitioned GPUs: each GPU counts once, each instance has a name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SCENARIO = load_scenario(ROOT / "scenarios" / "sharing.yaml")
 SECONDS = 30
-"""No GPU is cut anew in them."""
+"""Seconds in which no GPU is repartitioned."""
 WINDOW = range(SECONDS - 10, SECONDS - 1)
 
 
@@ -43,7 +43,7 @@ def events(epoch_ns: int) -> Iterator[GpuEvent]:
 async def shown(
     start_prometheus: Callable[..., Prometheus],
 ) -> Callable[[str], list[Shown]]:
-    """Return what a panel shows once all ticks are in a Prometheus of its own."""
+    """Return the content of a panel once all ticks are in a Prometheus of its own."""
     prometheus, epoch = start_prometheus(), int(time.time()) - SECONDS
     settings, series = RemoteWriteSettings(url=prometheus.remote_write_url), ActiveSeries()
     async with open_client(settings) as client:

@@ -1,9 +1,9 @@
-"""What docker-compose.yml describes, as processes of this machine.
+"""The services of docker-compose.yml, as processes on this machine.
 
-Services, commands, variables, mounted files, volumes and the order of the start are read from the
-file itself. What a container has of its own becomes one of this machine: an address such as
-`kafka:9092` or `0.0.0.0:9820` a free port of 127.0.0.1, a path in a container a path in a folder of
-the run. Left out is what a process cannot have: the containers' users, rights and read-only roots.
+Services, commands, variables, mounted files, volumes and the start order are read from the file.
+Things that a container has to itself are mapped to this machine: an address such as `kafka:9092` or
+`0.0.0.0:9820` to a free port of 127.0.0.1, a path in a container to a path in a folder of the run.
+Things that a process cannot have are left out: the containers' users, rights and read-only roots.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ BIN: Final = Path(sys.executable).parent
 READY_SECONDS: Final = 120.0
 MAX_PORTS: Final = 40
 NOT_TO_BE_HAD: Final = frozenset({"grafana"})
-"""Grafana is neither in the Go modules nor in Debian; the tests ask its queries in its place."""
+"""Grafana is neither in the Go modules nor in Debian; the tests send its queries instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Foreign:
-    """A program of others: what its image does without being told."""
+    """A third-party program: what its image does without being told."""
 
     port: int
-    """Where it listens."""
+    """The port on which it listens."""
     listen: str
-    """The option that says where to listen."""
+    """The option for the listening address."""
 
 
 FOREIGN: Final = {
@@ -58,7 +58,7 @@ SERVICES: Final = {
     if service.name not in NOT_TO_BE_HAD
 }
 ALWAYS: Final = frozenset(name for name in SERVICES if "profiles" not in SERVICES[name].spec)
-"""The services that are on unless they are asked for."""
+"""The services that run by default."""
 
 
 class Places:
@@ -75,29 +75,29 @@ class Places:
         self._own_address = re.compile(r"(?:\b0\.0\.0\.0|\blocalhost|(?<=//)):(\d+)\b")
 
     def port(self, service: str, port: int) -> int:
-        """Return the port of this machine that stands for a service's."""
+        """Return the port of this machine that replaces a service's."""
         if (service, port) not in self._ports:
             self._ports[service, port] = self._free.pop()
         return self._ports[service, port]
 
     def address(self, service: str, port: int) -> str:
-        """Return the address of this machine that stands for a service's."""
+        """Return the address of this machine that replaces a service's."""
         return f"127.0.0.1:{self.port(service, port)}"
 
     def volume(self, name: str) -> Path:
-        """Return the folder that stands for a named volume."""
+        """Return the folder that replaces a named volume."""
         made = self.folder / "volumes" / name
         made.mkdir(parents=True, exist_ok=True)
         return made
 
     def move(self, text: str, *, of: Service) -> str:
-        """Return a text of a service with its addresses and paths moved to this machine."""
+        """Return a service's text with its addresses and paths mapped to this machine."""
         text = of.path_on_this_machine(text, self._sources_of(of))
         text = self._foreign_address.sub(lambda found: self.address(found[1], int(found[2])), text)
         return self._own_address.sub(lambda found: self.address(of.name, int(found[1])), text)
 
     def _sources_of(self, service: Service) -> dict[str, Path]:
-        """Return what stands for each mount of a service; files have their own addresses moved."""
+        """Return the replacement of each mount of a service; addresses in files are mapped too."""
         if service.name not in self._sources:
             files = [ROOT / one.source for one in service.mounts if one.is_file_of_the_repository]
             self._sources[service.name] = {
@@ -118,7 +118,7 @@ class Places:
 
 
 class ComposeKafka(Kafka):
-    """A broker with the settings that docker-compose.yml gives to its own."""
+    """A broker with the settings of the one in docker-compose.yml."""
 
     def __init__(self, *, distribution: KafkaDistribution, folder: Path, places: Places) -> None:
         super().__init__(distribution=distribution, folder=folder)
@@ -140,7 +140,7 @@ class ComposeKafka(Kafka):
 
 
 class Topology:
-    """The services that are on unless asked for otherwise, but for those not to be had."""
+    """The services of docker-compose.yml that this machine can run, without those that are off."""
 
     def __init__(
         self, *, folder: Path, distribution: KafkaDistribution, programs: Mapping[str, Path]
@@ -153,33 +153,33 @@ class Topology:
         self._processes: dict[str, Process] = {}
 
     def start(self, *, without: Collection[str] = ()) -> None:
-        """Start the services, each when what it depends on is there."""
+        """Start the services, each once its dependencies are there."""
         for name in in_order():
             if name in ALWAYS and name not in without:
                 self.start_one(name)
 
     def wait_until_ready(self) -> None:
-        """Wait until each deployable that was started is ready."""
+        """Wait until each started component is ready."""
         for service in compose_file.deployed():
             if service.name in self._processes:
                 self._wait(service.name, partial(answers, f"{self.health_of(service)}/readyz"))
 
     def health_of(self, service: Service) -> str:
-        """Return the address of a deployable's pages."""
+        """Return the address of a component's HTTP endpoints."""
         (port,) = service.stage.values("EXPOSE")
         return f"http://{self.places.address(service.name, int(port))}"
 
     def metrics_of(self, name: str) -> str:
-        """Return the text of a deployable's metrics."""
+        """Return the text of a component's metrics."""
         return web.fetch(f"{self.health_of(SERVICES[name])}/metrics").body.decode()
 
     def kill(self) -> None:
-        """Leave no process behind."""
+        """Kill all processes."""
         for process in self._processes.values():
             process.kill()
 
     def start_one(self, name: str) -> None:
-        """Start a service as soon as what it depends on is there."""
+        """Start a service as soon as its dependencies are there."""
         service = SERVICES[name]
         for needed, condition in conditions_of(service):
             self._await(SERVICES[needed], condition)
@@ -212,11 +212,7 @@ class Topology:
         return [str(self._programs[service.name]), *command, f"{foreign.listen}{address}"]
 
     def environment(self, service: Service) -> dict[str, str]:
-        """Return the variables of a service: the file's own, and what moves its settings' defaults.
-
-        A default may be an address or a path in the container too; where it is, shows in what the
-        deployable itself prints.
-        """
+        """Return a service's variables: the file's own, and mapped defaults of settings."""
         given = service.environment.items()
         variables = {name: self.places.move(value, of=service) for name, value in given}
         if service.name not in {one.name for one in compose_file.deployed()}:
@@ -239,7 +235,7 @@ class Topology:
                 assert other == "service_started", other
 
     def _health_check(self, service: Service) -> Callable[[], bool]:
-        if service.name == "kafka":  # its check is a script that only its image has
+        if service.name == "kafka":  # its check is a script that exists only in its image
             return lambda: count_brokers("127.0.0.1", self.kafka.port) >= 1
         kind, *words = service.spec["healthcheck"]["test"]
         assert kind == "CMD", kind
@@ -257,12 +253,12 @@ class Topology:
 
 
 def answers(url: str) -> bool:
-    """Return whether a page is there; raises OSError where nobody answers."""
+    """Return whether a page is there; raises OSError if no server answers."""
     return web.fetch(url).status == 200
 
 
 def in_order() -> list[str]:
-    """Return the services' names, each behind those that it depends on."""
+    """Return the services' names, each after its dependencies."""
     order: list[str] = []
 
     def add(name: str) -> None:
@@ -273,12 +269,12 @@ def in_order() -> list[str]:
 
     for name in SERVICES:
         add(name)
-    # What waits for nothing is started before the first is waited for.
+    # Services without dependencies start before any waiting.
     return sorted(order, key=lambda name: bool(list(conditions_of(SERVICES[name]))))
 
 
 def conditions_of(service: Service) -> Iterator[tuple[str, str]]:
-    """Yield what a service depends on, and in which state."""
+    """Yield each dependency of a service with the state that it must have."""
     needed: Any = service.spec.get("depends_on", {})
     for name in needed:
         yield name, needed[name]["condition"] if isinstance(needed, dict) else "service_started"

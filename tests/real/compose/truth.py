@@ -1,4 +1,4 @@
-"""What the scenario truly did within a window: who used how much of which GPU."""
+"""The truth about the scenario within a window: who used how much of which GPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Used:
     bytes: float
     """Device memory held."""
     watts: float
-    """Power drawn by its kernels, and the idle draw for their time."""
+    """Power drawn by its kernels, and the idle power during that time."""
 
 
 class Truth:
@@ -49,7 +49,7 @@ class Truth:
         return [(node.name, gpu) for node in self._run.nodes.values() for gpu in node.gpus]
 
     def busy(self, gpu: SimulatedGpu) -> float:
-        """Return the share of the window in which a kernel ran on a GPU."""
+        """Return the ratio of the window in which a kernel ran on a GPU."""
         return gpu.device_busy_ns(self._start_ns, self._end_ns) / _NS / self._seconds
 
     @property
@@ -59,17 +59,17 @@ class Truth:
 
     @property
     def watts(self) -> float:
-        """The draw of all GPUs."""
+        """The power of all GPUs."""
         drawn = (gpu.joules(self._start_ns, self._end_ns) for _, gpu in self.gpus)
         return sum(drawn) / self._seconds
 
     @property
     def idle_watts(self) -> float:
-        """The draw of all GPUs for the time in which no kernel ran."""
+        """The power of all GPUs for the time in which no kernel ran."""
         return sum(gpu.facts.idle_watts * (1 - self.busy(gpu)) for _, gpu in self.gpus)
 
     def celsius(self) -> float:
-        """Return the mean over the window's seconds of what the hottest die told; ask once."""
+        """Return the mean of the hottest die's temperature in the window; slow, so call it once."""
         reported = []
         for _ in range(self._seconds):
             self._clock.advance(1)
@@ -77,7 +77,7 @@ class Truth:
         return mean(reported)
 
     def used(self, pod: PlannedPod | None) -> Used:
-        """Return what a pod used; what nobody's processes used where it is None."""
+        """Return a pod's use; for None, the use of processes without a pod."""
         gpus = allocated = watts = 0.0
         for _, gpu in self.gpus:
             for process in gpu.processes:
@@ -90,7 +90,7 @@ class Truth:
         return Used(gpus=gpus, bytes=allocated, watts=watts)
 
     def allocated(self, pod: PlannedPod) -> float:
-        """Return how many GPUs a pod holds: of one that several use each has as much."""
+        """Return how many GPUs a pod holds; a GPU shared by several counts in equal parts."""
         there = [
             {id(one.pod) for one in gpu.users(self._end_ns - 1) if one.pod is not None}
             for _, gpu in self.gpus
@@ -109,7 +109,7 @@ class Truth:
             for pod in self._run.pods
             if pod not in lived and pod.start_ns < self._end_ns and pod.end_ns > self._start_ns
         ]
-        assert not cut_off, "the window has a pod that came or went: choose another one"
+        assert not cut_off, "a pod started or ended in the window; choose another one"
         return [pod for pod in lived if any(one.pod is pod for one in self._run.processes)]
 
     def methods(self) -> dict[str, int]:

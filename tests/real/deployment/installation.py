@@ -1,7 +1,7 @@
 """An installation of k8s/ on a real API server: applied, and its programs run as rendered.
 
-No controller runs, so nothing becomes of a Deployment there: the tests play the controllers, and
-start as a process on this machine what a kubelet would start in a container.
+No controller runs, so a Deployment creates no pods. The tests play the controllers, and start the
+containers' programs as processes on this machine.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _ASKED: Final = re.compile(r"^\$ kubectl (auth can-i .*)\n(yes|no)$", re.MULTILI
 
 
 def documented() -> str:
-    """Return what docs/operations.md says about Kubernetes."""
+    """Return the section of docs/operations.md on Kubernetes."""
     found = _SECTION.search((ROOT / "docs" / "operations.md").read_text())
     assert found
     return found[1]
 
 
 def documented_commands() -> list[list[str]]:
-    """Return the commands that install, in their order, without their comments."""
+    """Return the commands that install, in order, without their comments."""
     return [line.split("#")[0].split() for line in _COMMAND.findall(documented())]
 
 
@@ -58,7 +58,7 @@ def documented_questions(account: str) -> list[tuple[list[str], str]]:
 
 
 def can_i(kubectl: Kubectl, question: list[str]) -> str:
-    """Ask; kubectl ends with an error where the answer is no."""
+    """Return kubectl's answer; kubectl ends with an error if it is no."""
     try:
         return kubectl(*question).splitlines()[-1]
     except KustomizeError as error:
@@ -66,12 +66,12 @@ def can_i(kubectl: Kubectl, question: list[str]) -> str:
 
 
 def copy_of_k8s(folder: Path) -> Path:
-    """Return a checkout's `k8s` in a folder of its own."""
+    """Return a copy of the checkout's `k8s`."""
     return shutil.copytree(K8S, folder / "k8s")
 
 
 def fill_in(overlay: Path, kafka: SecureKafka, *, users: int = len(WORKLOADS)) -> None:
-    """Replace the placeholders of a copied overlay of so many users, as its user does."""
+    """Replace the placeholders of a copied overlay with this many users, as its user does."""
     place = overlay / "installation"
     (place / "ca.crt").write_text(kafka.ca_file.read_text())
     env = (place / "kafka.env").read_text()
@@ -88,7 +88,7 @@ def fill_in(overlay: Path, kafka: SecureKafka, *, users: int = len(WORKLOADS)) -
 
 @dataclass(kw_only=True)
 class Installation:
-    """What is applied to an API server, and the brokers that it talks to."""
+    """The objects applied to an API server, and their brokers."""
 
     api: KubeApi
     kubectl: Kubectl
@@ -97,21 +97,21 @@ class Installation:
     root: str
     """The kustomization that is applied as a whole, under k8s/."""
     topics: str
-    """The kustomization with the Job that makes the topics."""
+    """The kustomization of the Job that creates the topics."""
     plain_servers: str = ""
-    """The brokers, for those who have no login."""
+    """The brokers, for clients without a login."""
     overridden: Mapping[str, str] = field(default_factory=dict)
-    """Variables that are not as rendered, because what they name is not on this machine."""
+    """Variables that differ from the rendered ones, because their values do not exist here."""
     printed: list[str] = field(default_factory=list)
-    """What kubectl printed."""
+    """kubectl's output."""
 
     def rendering(self) -> Rendering:
-        """Return all of its objects."""
+        """Return all its objects."""
         folders = [self.folder / "k8s" / name for name in (self.topics, self.root)]
         return Rendering(objects=[made for folder in folders for made in render(folder).objects])
 
     def run(self, command: list[str]) -> None:
-        """Run a command of the documentation where the checkout would be."""
+        """Run a command of the documentation in the place of the checkout."""
         if command[0] == "kubectl":
             if command[1] == "wait":
                 self.run_topics_job()
@@ -120,7 +120,7 @@ class Installation:
             subprocess.run(command, cwd=self.folder, check=True)
 
     def run_topics_job(self) -> None:
-        """Run the Job's program as rendered, and say in its status that it is complete."""
+        """Run the Job's program as rendered, and set its status to complete."""
         job = self.rendering().workload("gpuledger-topics")
         laid_out = job.lay_out(self.folder / "topics-job")
         done = subprocess.run(
@@ -152,18 +152,18 @@ class Installation:
         assert code == 200, found
 
     def play_controllers(self) -> None:
-        """Make what a controller manager and the GPU operator make in a cluster."""
+        """Create the objects that a controller manager and the GPU operator create in a cluster."""
         self._create("/apis/node.k8s.io/v1/runtimeclasses", "nvidia", handler="nvidia")
         for made in self.rendering().of_kind("Namespace"):
             self.create_default_account(made["metadata"]["name"])
 
     def create_default_account(self, namespace: str) -> None:
-        """Make the account that a namespace's pods have by default."""
+        """Create the default account of a namespace's pods."""
         self.api.create_namespace(namespace)
         self._create(f"/api/v1/namespaces/{namespace}/serviceaccounts", "default")
 
     def admits(self, pod: Mapping[str, Any]) -> str:
-        """Return why a pod would be refused, empty where it would not."""
+        """Return why a pod would be rejected; empty if it would not."""
         path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods"
         status, found = self.api.request(
             "POST", f"{path}?dryRun=All&fieldValidation=Strict", dict(pod)
@@ -182,8 +182,8 @@ class Installation:
     def start(self, workload: Workload) -> Deployable:
         """Start a workload's program as rendered, on a free port.
 
-        What podwatch finds in a pod under /var/run/secrets/kubernetes.io, the token of its service
-        account and its namespace, is given to it by a kubeconfig and a variable.
+        In a pod, podwatch finds the token of its service account and its namespace under
+        /var/run/secrets/kubernetes.io. Here a kubeconfig and a variable provide them.
         """
         folder = self.folder / workload.name
         laid_out = workload.lay_out(folder)
@@ -193,7 +193,8 @@ class Installation:
             kubeconfig = self.api.kubeconfig_of(namespace=namespace, name=account)
             environment["GPULEDGER_KUBERNETES__KUBECONFIG"] = str(kubeconfig)
             environment["GPULEDGER_LEASE__NAMESPACE"] = namespace
-        # A `Deployable` gets variables with our prefix alone: the node's name comes as a setting.
+        # A `Deployable` gets only variables with our prefix, so the node's name is set as a
+        # setting.
         environment["GPULEDGER_NODE_NAME"] = environment.pop("NODE_NAME", "")
         ours = {
             name.removeprefix("GPULEDGER_"): value
@@ -207,7 +208,7 @@ class Installation:
         return made
 
     def create_pod(self, namespace: str, name: str) -> str:
-        """Create a pod of somebody's on a node, and return its UID."""
+        """Create a pod on a node, and return its UID."""
         self.create_default_account(namespace)
         body = {
             "metadata": {"name": name},
@@ -228,5 +229,5 @@ def eventually(condition: Callable[[], bool], *, within_seconds: float = SETTLED
     """Wait until a condition holds; the API server learns of its own objects with a delay."""
     end_seconds = time.monotonic() + within_seconds
     while not condition():
-        assert time.monotonic() < end_seconds, "not within the time"
+        assert time.monotonic() < end_seconds, "not in time"
         time.sleep(0.1)

@@ -1,7 +1,6 @@
-"""What Kustomize makes of k8s/: the objects as a cluster gets them, and each workload laid out.
+"""The objects that Kustomize renders from k8s/, and each workload's files and command.
 
-Nothing of a manifest is read before it is rendered: Kustomize changes names, and not only those
-that one expects.
+No manifest is read unrendered: Kustomize changes names, sometimes unexpectedly.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ Manifest = dict[str, Any]
 
 K8S: Final = ROOT / "k8s"
 FIELDS: Final = {"spec.nodeName": "node-1", "status.hostIP": "127.0.0.1"}
-"""What a pod's variables have of the pod itself."""
+"""Values of a pod's variables that come from the pod itself."""
 PUBLISHED: Final = {"kube-root-ca.crt": {"ca.crt": "the cluster's authority"}}
-"""The ConfigMaps that each namespace has by the controller manager, with what stands for them."""
+"""The ConfigMaps that the controller manager creates in each namespace, and stand-ins for them."""
 ACCOUNT_TOKEN: Final = b"the account's token"
-"""Stands where a kubelet would write the token of the pod's service account."""
+"""A stand-in for the token of the pod's service account, which a kubelet would write."""
 RBAC: Final = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
 _RUN_ONCE: Final = ("Job", "CronJob")
 _WORKLOADS: Final = ("DaemonSet", "Deployment", *_RUN_ONCE)
@@ -49,7 +48,7 @@ def kustomizations(*, kind: str = "Kustomization") -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class LaidOut:
-    """A container's command and environment, with the files that it finds under a folder."""
+    """A container's command and environment, with its files under a folder."""
 
     argv: list[str]
     environment: dict[str, str]
@@ -66,7 +65,7 @@ class Rendering:
         return [found for kind in kinds for found in self.objects if found["kind"] == kind]
 
     def get(self, kind: str, name: str, namespace: str | None = None) -> Manifest:
-        """Return an object; raises LookupError where there is none."""
+        """Return an object; raises LookupError if it does not exist."""
         for found in self.of_kind(kind):
             metadata = found["metadata"]
             if (metadata["name"], metadata.get("namespace")) == (name, namespace):
@@ -78,18 +77,18 @@ class Rendering:
         return [Workload(manifest=found, rendering=self) for found in self.of_kind(*_WORKLOADS)]
 
     def services(self) -> list[Workload]:
-        """Return the workloads that stay: all but what runs once, or now and then."""
+        """Return the workloads that run continuously, not once or on a schedule."""
         return [found for found in self.workloads() if found.manifest["kind"] not in _RUN_ONCE]
 
     def workload(self, name: str) -> Workload:
-        """Return a workload by its name; raises LookupError where there is none."""
+        """Return a workload by its name; raises LookupError if it does not exist."""
         for found in self.workloads():
             if found.name == name:
                 return found
         raise LookupError(f"no workload {name} is rendered")
 
     def hashed_names(self) -> dict[str, str]:
-        """Return the names that Kustomize generated, by the name that was written."""
+        """Return the names that Kustomize generated, by the original name."""
         found = (made["metadata"]["name"] for made in self.of_kind("ConfigMap", "Secret"))
         return {match["name"]: match[0] for match in map(_HASHED.fullmatch, found) if match}
 
@@ -132,12 +131,12 @@ class Workload:
 
     @property
     def stage(self) -> Stage:
-        """The stage of the Dockerfile that its image is built from, in whatever registry."""
+        """The Dockerfile stage that its image is built from, in whatever registry."""
         return deployables.target_of(self.container["image"].rpartition("/")[2])
 
     @property
     def command(self) -> list[str]:
-        """What is started in the container."""
+        """The container's command."""
         return [*deployables.entrypoint(self.stage), *self.container["args"]]
 
     def as_pod(self) -> Manifest:
@@ -146,7 +145,7 @@ class Workload:
         return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": self.pod}
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that the container sees; raises LookupError for a missing source."""
+        """Return the container's variables; raises LookupError for a missing source."""
         given: dict[str, str] = {}
         for source in self.container.get("envFrom", []):
             given |= self._config_map(source["configMapRef"]["name"])
@@ -156,7 +155,7 @@ class Workload:
         return given
 
     def files(self) -> dict[str, bytes]:
-        """Return the files that ConfigMaps and Secrets put into the container, by their paths.
+        """Return the files that ConfigMaps and Secrets put into the container, by path.
 
         Raises LookupError for a missing one that is not optional.
         """
@@ -211,7 +210,7 @@ class Workload:
                 yield item["path"], published[item["key"]].encode()
 
     def _value(self, variable: Manifest) -> str | None:
-        """Return a variable's value; `None` where it is a key of an optional Secret without it."""
+        """Return a variable's value; `None` if its optional Secret lacks the key."""
         if "value" in variable:
             return str(variable["value"])
         if reference := variable["valueFrom"].get("secretKeyRef"):
@@ -237,16 +236,16 @@ class Workload:
 
 
 def render(folder: Path | str = "base") -> Rendering:
-    """Return what Kustomize makes of a folder of k8s/, or of another one by its whole path.
+    """Return Kustomize's output for a folder of k8s/, or for another one given by its full path.
 
-    Raises MissingToolError where Kustomize has not been built.
+    Raises MissingToolError if Kustomize has not been built.
     """
     kustomize = Kustomize(binary=catalogue.named("kustomize").find())
     return Rendering(objects=kustomize.build(K8S / folder))
 
 
 def strings(value: object, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each text in an object with the path to it, indices of lists left out."""
+    """Yield each text in an object with its path, without list indices."""
     if isinstance(value, str):
         yield path, value
     for key, inner in value.items() if isinstance(value, dict) else ():

@@ -1,4 +1,4 @@
-"""k8s/ on a real API server: applied as documented, admitted, and with rights that suffice."""
+"""k8s/ on a real API server: applied as documented, admitted, and with sufficient permissions."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def installation(
     kafka_distribution: KafkaDistribution,
     kubectl: Kubectl,
 ) -> Iterator[Installation]:
-    """Install the base as it is, or the overlay by the commands of the documentation."""
+    """Install the base unchanged, or the overlay by the documented commands."""
     refuse_stray_settings()
     folder = tmp_path_factory.mktemp("installation")
     is_base = request.param == "base"
@@ -110,7 +110,7 @@ def installation(
 
 
 def install_base(installation: Installation, kafka: Kafka) -> None:
-    """Apply what is in the repository; its brokers are not on this machine."""
+    """Apply the repository's files; their brokers do not exist on this machine."""
     servers = {"GPULEDGER_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers}
     installation.overridden = servers
     installation.plain_servers = kafka.bootstrap_servers
@@ -120,7 +120,7 @@ def install_base(installation: Installation, kafka: Kafka) -> None:
 
 
 def install_as_documented(installation: Installation, kafka: SecureKafka) -> None:
-    """Run the documented commands, with the placeholders filled in after the first."""
+    """Run the documented commands; fill in the placeholders after the first."""
     installation.plain_servers = kafka.plaintext_bootstrap_servers
     copying, *others = documented_commands()
     installation.run(copying)
@@ -129,7 +129,7 @@ def install_as_documented(installation: Installation, kafka: SecureKafka) -> Non
         installation.run(command)
 
 
-def test_the_schemas_of_the_unit_tests_are_those_of_the_api_server(
+def test_the_schemas_of_the_unit_tests_match_the_api_server(
     installation: Installation,
 ) -> None:
     (file,) = (ROOT / "tests" / "data" / "kubernetes").glob("v*.json")
@@ -140,12 +140,12 @@ def test_the_schemas_of_the_unit_tests_are_those_of_the_api_server(
     assert subset(document["definitions"]) == json.loads(file.read_text())["definitions"]
 
 
-def test_nothing_that_is_applied_is_warned_about(installation: Installation) -> None:
-    """Such as a template that Pod Security will refuse, of which its controller hears later."""
+def test_nothing_that_is_applied_causes_a_warning(installation: Installation) -> None:
+    """For example if Pod Security will reject a template, which its controller notices later."""
     assert [printed for printed in installation.printed if "Warning" in printed] == []
 
 
-def test_everything_that_is_rendered_is_there(installation: Installation) -> None:
+def test_everything_that_is_rendered_exists(installation: Installation) -> None:
     api, objects = installation.api, installation.rendering().objects
     missing = [path for path in map(api.path_of, objects) if api.fetch("GET", path).status != 200]
 
@@ -153,7 +153,7 @@ def test_everything_that_is_rendered_is_there(installation: Installation) -> Non
     assert missing == []
 
 
-def test_to_apply_it_again_changes_nothing(installation: Installation) -> None:
+def test_applying_it_again_changes_nothing(installation: Installation) -> None:
     before = versions(installation)
     for folder in (installation.topics, installation.root):
         installation.kubectl("apply", "-k", installation.folder / "k8s" / folder)
@@ -162,14 +162,14 @@ def test_to_apply_it_again_changes_nothing(installation: Installation) -> None:
 
 
 def versions(installation: Installation) -> dict[str, str]:
-    """Return each object's version on the API server by its path."""
+    """Return the version of each object on the API server, by path."""
     paths = map(installation.api.path_of, installation.rendering().objects)
     found = {path: installation.api.request("GET", path)[1] for path in paths}
     return {path: made["metadata"]["resourceVersion"] for path, made in found.items()}
 
 
 @pytest.mark.extended
-def test_every_kustomization_can_be_applied_by_itself(installation: Installation) -> None:
+def test_every_kustomization_can_be_applied_separately(installation: Installation) -> None:
     """All that belong to this installation; together the two have all of k8s/."""
     for folder in kustomizations():
         if folder.startswith(OVERLAY) != (installation.root == "base"):
@@ -192,7 +192,7 @@ def test_the_pod_that_closes_bills_is_admitted_beside_the_sinks(
     eventually(lambda: installation.admits(pod) == "")
 
 
-def test_a_pod_that_wants_more_than_restricted_is_admitted_in_the_agents_namespace_alone(
+def test_a_pod_that_needs_more_than_restricted_is_admitted_only_in_the_agents_namespace(
     installation: Installation,
 ) -> None:
     pod = installation.rendering().workload("gpuledger-agent").as_pod()
@@ -212,14 +212,14 @@ def test_podwatchs_account_may_do_its_work_and_nothing_else(installation: Instal
     assert too_much == []
 
 
-def test_the_account_of_everything_else_may_do_nothing(installation: Installation) -> None:
+def test_the_account_of_all_other_components_may_do_nothing(installation: Installation) -> None:
     for account in DEFAULT_ACCOUNTS:
         assert [
             requested for requested in (*MAY, *MAY_NOT) if installation.may(account, requested)
         ] == []
 
 
-def test_the_documented_questions_have_the_documented_answers(
+def test_the_documented_auth_queries_have_the_documented_answers(
     installation: Installation,
 ) -> None:
     questions = documented_questions(ACCOUNT)
@@ -232,7 +232,7 @@ def test_the_documented_questions_have_the_documented_answers(
 def test_every_program_starts_as_rendered_and_answers_its_probes(
     installation: Installation,
 ) -> None:
-    """The agent without a GPU and the sinks without their receivers: alive, if not ready."""
+    """The agent without a GPU and the sinks without their receivers are alive, if not ready."""
     started = {}
     try:
         for workload in installation.rendering().services():
@@ -247,14 +247,14 @@ def test_every_program_starts_as_rendered_and_answers_its_probes(
 
 
 def answers(url: str) -> bool:
-    """Return whether a page is there: 200, or 503 for what is not ready."""
+    """Return whether a page is there: 200, or 503 if not ready."""
     try:
         return web.fetch(url).status in ({200, 503} if url.endswith("/readyz") else {200})
     except OSError:
         return False
 
 
-def test_podwatch_leads_and_publishes_with_the_rights_of_its_account_alone(
+def test_podwatch_leads_and_publishes_with_only_the_rights_of_its_account(
     installation: Installation, kcat: Kcat
 ) -> None:
     uid = installation.create_pod("research", "trainer")
@@ -277,6 +277,6 @@ def lease_check(podwatch: Deployable) -> str:
 
 
 def published(installation: Installation, kcat: Kcat, topic: Topic) -> set[str]:
-    """Return the keys on a topic of podwatch."""
+    """Return the keys on one of podwatch's topics."""
     found = kcat.consume(installation.plain_servers, topic.name)
     return {message.key.decode() for message in found if message.key}

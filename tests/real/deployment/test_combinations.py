@@ -1,4 +1,4 @@
-"""Components beside one another, in any order: all of both is there, or the build ends."""
+"""Components combined in any order: either both are complete, or the build fails."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ COMPONENTS: Final = sorted(
     set(filter(lambda folder: folder.startswith("components/"), kustomizations(kind="Component")))
     - {"components/kafka", "components/before-pages-tls"}
 )
-"""Those that an overlay over the base takes."""
+"""The components that an overlay over the base accepts."""
 
 
 @pytest.fixture
 def overlay(tmp_path: Path) -> Path:
-    """Return the folder of an overlay yet to be written, in a copy of k8s/."""
+    """Return the folder of an overlay to be written, in a copy of k8s/."""
     folder = copy_of_k8s(tmp_path) / "overlays" / "pair"
     folder.mkdir()
     return folder
@@ -43,12 +43,12 @@ def rendered(overlay: Path, components: tuple[str, ...]) -> Rendering:
 
 
 def brings_pages(overlay: Path, component: str) -> bool:
-    """Return whether a component has a workload of its own that stays, and so has pages."""
+    """Return whether a component has a continuously running workload, and so HTTP endpoints."""
     return len(rendered(overlay, (component,)).services()) > len(rendered(overlay, ()).services())
 
 
 def message(made: Manifest) -> list[tuple[str, str]]:
-    """Return all that an object says, whatever the order of its lists."""
+    """Return an object's full content, whatever the order of its lists."""
     return sorted(strings(made))
 
 
@@ -56,7 +56,7 @@ def message(made: Manifest) -> list[tuple[str, str]]:
     "first",
     [pytest.param(one, marks=[] if one == TLS else pytest.mark.extended) for one in COMPONENTS],
 )
-def test_two_components_make_the_same_in_both_orders_or_pages_tls_is_refused_in_front(
+def test_two_components_render_the_same_in_both_orders_or_pages_tls_is_rejected_in_front(
     first: str, kustomize: Kustomize, overlay: Path
 ) -> None:
     for pair in permutations(COMPONENTS, 2):
@@ -71,7 +71,7 @@ def test_two_components_make_the_same_in_both_orders_or_pages_tls_is_refused_in_
 
 
 @pytest.mark.parametrize("component", [one for one in COMPONENTS if one != TLS])
-def test_no_workload_is_without_tls_where_pages_tls_comes_last(
+def test_no_workload_is_without_tls_if_pages_tls_comes_last(
     component: str, kustomize: Kustomize, overlay: Path
 ) -> None:
     for workload in rendered(overlay, (component, TLS)).services():

@@ -1,4 +1,7 @@
-"""What docs/security.md grants on Kafka suffices: every workload as rendered, as its own user."""
+"""The Kafka permissions of docs/security.md suffice:
+
+every workload as rendered, as its own user.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ RESOURCES: Final = {
 
 
 def granted_rights() -> Iterator[Right]:
-    """Yield the entries of the access lists by the table of rights."""
+    """Yield the access list entries of the permissions table."""
     for who in DEPLOYABLES:
         for grant in grants(who, Topics()):
             for operation in grant.operations:
@@ -68,7 +71,7 @@ def start(
 
 
 def run(command: list[str], kafka: AuthorizingKafka, name: str) -> str:
-    """Run a command for people under a user, and return what it printed; it must succeed."""
+    """Run a command as a user, and return its output; it must succeed."""
     user = f"gpuledger-{name}"
     environment = {
         "PATH": os.environ["PATH"],
@@ -94,7 +97,7 @@ def run(command: list[str], kafka: AuthorizingKafka, name: str) -> str:
 def overlay(
     start_authorizing_kafka: Callable[[], AuthorizingKafka], kustomize: Kustomize, tmp_path: Path
 ) -> tuple[AuthorizingKafka, Rendering]:
-    """Return brokers that grant what the table says, and the overlay filled in for them."""
+    """Return brokers with the permissions of the table, and the overlay filled in for them."""
     refuse_stray_settings()
     kafka = start_authorizing_kafka()
     asyncio.run(kafka.allow(granted_rights()))

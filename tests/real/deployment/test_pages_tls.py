@@ -1,4 +1,7 @@
-"""The pages over TLS with a login: as rendered, probed as a kubelet does, scraped as documented."""
+"""The HTTP endpoints with TLS and login:
+
+as rendered, probed like a kubelet, scraped as documented.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ OF_NO_CLUSTER: Final = {
     "gpuledger-agent": {"NODE_NAME": "node-1", "SOURCE": "simulated"},
     "gpuledger-podwatch": {"KUBERNETES__URL": "http://127.0.0.1:1", "LEASE__ENABLED": "false"},
 }
-"""Settings of those that cannot start where there is no node and no API server."""
+"""Settings of the components that cannot start without a node or an API server."""
 
 
 def documented(key: str) -> Any:  # noqa: ANN401  # any YAML
@@ -93,7 +96,7 @@ def filled_in(tmp_path: Path, authority: Authority, kustomize: Kustomize) -> Ren
 
 
 def status(url: str, authority: Authority, **headers: str) -> int:
-    """Return the status of a page, 0 where there is none yet."""
+    """Return the status of a page, 0 if there is none yet."""
     context = ssl.create_default_context(cafile=str(authority.certificate))
     try:
         return web.fetch(url, headers=headers, context=context).status
@@ -101,7 +104,7 @@ def status(url: str, authority: Authority, **headers: str) -> int:
         return 0
 
 
-def test_every_workload_answers_its_probes_over_tls_and_metrics_after_a_login(
+def test_every_workload_answers_its_probes_over_tls_and_metrics_only_after_a_login(
     filled_in: Rendering, authority: Authority, tmp_path: Path
 ) -> None:
     started: dict[str, Deployable] = {}
@@ -122,7 +125,7 @@ def test_every_workload_answers_its_probes_over_tls_and_metrics_after_a_login(
     assert statuses == dict.fromkeys(statuses, 0)
 
 
-def test_prometheus_scrapes_with_the_documented_lines(
+def test_prometheus_scrapes_with_the_documented_configuration(
     filled_in: Rendering,
     authority: Authority,
     tmp_path: Path,
@@ -131,7 +134,7 @@ def test_prometheus_scrapes_with_the_documented_lines(
     agent = start(filled_in.workload("gpuledger-agent"), tmp_path / "agent")
     (tmp_path / "password").write_text(PASSWORD)
     lines = yaml.safe_dump(documented("basic_auth"))
-    # The tests' authority signs for one name alone.
+    # The tests' authority signs for only one name.
     lines = lines.replace("server_name: gpuledger", "server_name: localhost")
     lines = lines.replace("/etc/prometheus/gpuledger/ca.crt", str(authority.certificate))
     lines = lines.replace("/etc/prometheus/gpuledger/password", str(tmp_path / "password"))
@@ -149,7 +152,7 @@ def test_prometheus_scrapes_with_the_documented_lines(
         assert agent.stop() == 0, agent.log_tail()
 
 
-def test_the_pod_monitor_and_the_scrape_job_say_the_same() -> None:
+def test_the_pod_monitor_and_the_scrape_job_agree() -> None:
     job, endpoint = documented("basic_auth"), documented("basicAuth")
 
     assert job["scheme"] == endpoint["scheme"] == "https"
@@ -158,7 +161,7 @@ def test_the_pod_monitor_and_the_scrape_job_say_the_same() -> None:
     assert endpoint["basicAuth"].keys() == {"username", "password"}
 
 
-def test_a_placeholder_that_was_left_is_named(kustomize: Kustomize, tmp_path: Path) -> None:
+def test_a_leftover_placeholder_is_named(kustomize: Kustomize, tmp_path: Path) -> None:
     join = start(render(PAGES).workload("gpuledger-join"), tmp_path / "join")
 
     eventually(lambda: join.exit_status() is not None)
@@ -166,7 +169,7 @@ def test_a_placeholder_that_was_left_is_named(kustomize: Kustomize, tmp_path: Pa
     assert re.search(r"(basic_auth_users|cert_file).*", join.log_tail())
 
 
-def test_the_overlay_for_sasl_takes_the_component_by_the_documented_lines(
+def test_the_overlay_for_sasl_accepts_the_component_by_the_documented_lines(
     kustomize: Kustomize, tmp_path: Path
 ) -> None:
     k8s = copy_of_k8s(tmp_path)

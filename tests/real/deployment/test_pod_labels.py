@@ -1,9 +1,9 @@
-"""overlays/agent-pod-labels on a real API server: its rights, and the agent with them alone.
+"""overlays/agent-pod-labels on a real API server: its permissions, and an agent with only those.
 
-No kubelet runs here. In its place is a port that does what a kubelet does with a request for its
-pods: it has the API server say whose the token is (TokenReview) and whether that may `get`
-`nodes/pods`, else `nodes/proxy` (SubjectAccessReview); and it answers with the API server's own
-objects of that node's pods, a `v1` `PodList` as JSON.
+No kubelet runs here. A port replaces it and does the same with a request for its pods: it asks the
+API server whose token it is (TokenReview) and whether that user may `get` `nodes/pods`, else
+`nodes/proxy` (SubjectAccessReview). It answers with the API server's own objects of that node's
+pods, a `v1` `PodList` as JSON.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def installation(
     own_kube_api: Callable[..., KubeApi],
     kubectl: Kubectl,
 ) -> Iterator[Installation]:
-    """Apply the overlay; nothing of it needs brokers to be alive."""
+    """Apply the overlay; it needs no running brokers."""
     refuse_stray_settings()
     folder = tmp_path_factory.mktemp("pod-labels")
     api = own_kube_api(folder=folder / "kubernetes", demands_accounts=True)
@@ -85,7 +85,7 @@ def test_the_agents_account_may_read_a_kubelets_pods_and_nothing_else(
     assert [requested for requested in TOO_MUCH if installation.may(ACCOUNT, requested)] == []
 
 
-def test_the_documented_questions_about_the_agents_account_have_the_documented_answers(
+def test_the_documented_auth_queries_about_the_agents_account_have_the_documented_answers(
     installation: Installation,
 ) -> None:
     eventually(lambda: installation.may(ACCOUNT, PODS))
@@ -103,7 +103,7 @@ def test_the_agents_pod_is_admitted_with_its_account(installation: Installation)
 
 
 def authorizer(api: KubeApi) -> Callable[[str], tuple[int, str]]:
-    """Return what says of a token what a kubelet says of it."""
+    """Return a function that reviews a token as a kubelet does."""
 
     def ask(group: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
         status, found = api.request("POST", f"/apis/{group}.k8s.io/v1/{kind}", {"spec": spec})
@@ -126,7 +126,7 @@ def authorizer(api: KubeApi) -> Callable[[str], tuple[int, str]]:
     return authorize
 
 
-async def test_the_agent_reads_the_nodes_pods_with_the_rights_of_its_account_alone(
+async def test_the_agent_reads_the_nodes_pods_with_only_the_rights_of_its_account(
     installation: Installation, tmp_path: Path
 ) -> None:
     api = installation.api
@@ -151,7 +151,7 @@ async def test_the_agent_reads_the_nodes_pods_with_the_rights_of_its_account_alo
 
 
 def start_agent(installation: Installation, port: int) -> Deployable:
-    """Start the agent as rendered, but for the port, and brokers that are not on this machine."""
+    """Start the agent as rendered, except for the port and brokers that do not exist here."""
     installation.overridden = {
         "GPULEDGER_KUBELET__API__PORT": str(port),
         "GPULEDGER_KUBELET__API__REFRESH_SECONDS": "1",
@@ -161,14 +161,14 @@ def start_agent(installation: Installation, port: int) -> Deployable:
 
 
 def write_login(installation: Installation, authority: Authority) -> None:
-    """Write what a kubelet writes into the pod's volume, while the agent runs."""
+    """Write the files that a kubelet writes into the pod's volume while the agent runs."""
     folder = installation.folder / AGENT / "run" / "secrets" / "kubelet"
     (folder / "ca.crt").write_bytes(authority.certificate.read_bytes())
     (folder / "token").write_text(installation.api.token_of(namespace=AGENT, name=AGENT))
 
 
 def check_of(agent: Deployable) -> tuple[bool, str]:
-    """Return whether the check of the pods' labels passes, and what it says."""
+    """Return the state and detail of the check of pod labels."""
     try:
         check = agent.readyz()["checks"]["pod_labels"]
     except (OSError, KeyError):

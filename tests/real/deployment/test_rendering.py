@@ -1,4 +1,4 @@
-"""Each kustomization of k8s/ as rendered: complete, least in rights, taken by what it starts."""
+"""Each kustomization of k8s/ as rendered: complete, least privileged, accepted by its programs."""
 
 from __future__ import annotations
 
@@ -68,18 +68,18 @@ REFERENCES = re.compile(
     r"|spec\.template\.spec\.containers\.envFrom\.(configMapRef|secretRef)\.name"
     r"|spec\.template\.spec\.containers\.env\.valueFrom\.secretKeyRef\.name"
 )
-"""Where the name of a ConfigMap or Secret may stand."""
+"""The fields that may contain the name of a ConfigMap or Secret."""
 
 
 @pytest.fixture(scope="module", params=kustomizations())
 def rendering(request: pytest.FixtureRequest, kustomize: Kustomize) -> Rendering:
-    """Return one kustomization, rendered; `kustomize` is asked for in case it is missing."""
+    """Return one kustomization, rendered; the `kustomize` fixture reports a missing program."""
     return render(request.param)
 
 
 @pytest.fixture(scope="module", params=INSTALLATIONS)
 def installation(request: pytest.FixtureRequest, kustomize: Kustomize) -> Rendering:
-    """Return a whole installation, its topics included."""
+    """Return a whole installation, including its topics."""
     folder = request.param
     topics = f"{folder}/topics" if folder == "overlays/sasl-ssl" else "topics"
     return Rendering(objects=[*render(folder).objects, *render(topics).objects])
@@ -87,7 +87,7 @@ def installation(request: pytest.FixtureRequest, kustomize: Kustomize) -> Render
 
 @pytest.fixture
 def settings(installation: Rendering, tmp_path: Path) -> dict[str, dict[str, Any]]:
-    """Return the settings with which each workload that stays would start."""
+    """Return the settings with which each continuously running workload would start."""
     return {each.name: each.settings(tmp_path) for each in installation.services()}
 
 
@@ -115,7 +115,7 @@ def test_every_component_is_part_of_an_overlay() -> None:
 def test_a_generated_name_stands_only_where_a_config_map_or_secret_is_named(
     rendering: Rendering,
 ) -> None:
-    """Kustomize writes it wherever it takes a name for it, such as a Role's `resourceNames`."""
+    """Kustomize writes it wherever it recognizes the name, such as a Role's `resourceNames`."""
     generated = set(rendering.hashed_names().values())
     places = {
         (made["kind"], path)
@@ -127,7 +127,7 @@ def test_a_generated_name_stands_only_where_a_config_map_or_secret_is_named(
     assert [place for place in places if not REFERENCES.fullmatch(place[1])] == []
 
 
-def test_the_documented_command_prints_what_is_to_be_kept_also_for_pods_between_two_runs(
+def test_the_documented_command_prints_what_to_keep_even_for_pods_between_two_runs(
     rendering: Rendering,
 ) -> None:
     page = (ROOT / "docs" / "operations.md").read_text()
@@ -152,7 +152,7 @@ def test_every_config_map_is_generated_and_used(rendering: Rendering) -> None:
     assert made <= used
 
 
-def test_what_a_workload_names_is_rendered_beside_it(rendering: Rendering) -> None:
+def test_everything_that_a_workload_names_is_rendered_beside_it(rendering: Rendering) -> None:
     for workload in rendering.workloads():
         named = workload.files().keys() | workload.environment().keys()
         assert named or workload.pod["volumes"], workload.name
@@ -165,7 +165,7 @@ def test_what_a_workload_names_is_rendered_beside_it(rendering: Rendering) -> No
             rendering.get("PriorityClass", priority)
 
 
-def test_what_a_binding_names_is_rendered_beside_it(rendering: Rendering) -> None:
+def test_everything_that_a_binding_names_is_rendered_beside_it(rendering: Rendering) -> None:
     for binding in rendering.of_kind("RoleBinding", "ClusterRoleBinding"):
         role, namespace = binding["roleRef"], binding["metadata"].get("namespace")
         rendering.get(role["kind"], role["name"], namespace if role["kind"] == "Role" else None)
@@ -173,7 +173,7 @@ def test_what_a_binding_names_is_rendered_beside_it(rendering: Rendering) -> Non
             rendering.get(subject["kind"], subject["name"], subject["namespace"])
 
 
-def test_names_that_an_overlay_changes_are_followed_and_the_leases_stays(
+def test_references_follow_names_that_an_overlay_changes_and_the_lease_keeps_its_name(
     kustomize: Kustomize, tmp_path: Path
 ) -> None:
     copy_of_k8s(tmp_path)
@@ -184,13 +184,13 @@ def test_names_that_an_overlay_changes_are_followed_and_the_leases_stays(
     rendering = render(overlay)
     (role,) = rendering.of_kind("Role")
 
-    test_what_a_workload_names_is_rendered_beside_it(rendering)
-    test_what_a_binding_names_is_rendered_beside_it(rendering)
+    test_everything_that_a_workload_names_is_rendered_beside_it(rendering)
+    test_everything_that_a_binding_names_is_rendered_beside_it(rendering)
     assert role["metadata"]["name"] == "eu-gpuledger-podwatch-2"
     assert role["rules"][0]["resourceNames"] == ["gpuledger-podwatch"]
 
 
-def test_an_overlay_cannot_put_all_into_one_namespace_unawares(
+def test_an_overlay_cannot_silently_put_everything_into_one_namespace(
     kustomize: Kustomize, tmp_path: Path
 ) -> None:
     copy_of_k8s(tmp_path)
@@ -215,7 +215,7 @@ def test_the_agent_has_a_namespace_of_its_own(installation: Rendering) -> None:
             installation.get("Namespace", namespace)
 
 
-def test_only_the_agents_namespace_admits_more_than_restricted_pods(
+def test_only_the_agents_namespace_admits_pods_that_need_more_than_restricted(
     installation: Rendering,
 ) -> None:
     levels = {
@@ -230,7 +230,7 @@ def test_only_the_agents_namespace_admits_more_than_restricted_pods(
 
 
 def test_every_image_is_started_by_a_workload(installation: Rendering) -> None:
-    """Reports alone are what one may do without."""
+    """Only reports may be absent."""
     started = {each.stage.name for each in installation.workloads()}
     assert started | {"reports"} == set(deployables.targets())
 
@@ -275,13 +275,13 @@ def test_every_path_in_arguments_and_variables_is_a_file_that_is_mounted(
         assert set(named) <= workload.files().keys(), workload.name
 
 
-def test_a_deployable_takes_its_arguments_files_and_environment(
+def test_a_component_accepts_its_arguments_files_and_environment(
     installation: Rendering, settings: dict[str, dict[str, Any]]
 ) -> None:
     expected = {
         each.name: each.environment()["GPULEDGER_KAFKA__BOOTSTRAP_SERVERS"]
         for each in installation.services()
-        # It reads the store, and nothing of Kafka.
+        # It reads the store, and nothing from Kafka.
         if each.stage.name != "reports"
     }
 
@@ -294,8 +294,8 @@ def test_a_deployable_takes_its_arguments_files_and_environment(
     assert len(set(expected.values())) == 1
 
 
-def test_the_file_of_settings_counts(settings: dict[str, dict[str, Any]]) -> None:
-    """As it would not if a default stood in its place."""
+def test_the_settings_file_takes_effect(settings: dict[str, dict[str, Any]]) -> None:
+    """None of these values is a default."""
     assert settings[AGENT]["source"] == "nvml"
     assert settings[PODWATCH]["lease"]["enabled"]
     assert settings["gpuledger-join"]["kafka"]["client_id"] == "gpuledger-join"
@@ -321,7 +321,9 @@ def test_a_container_opens_the_port_on_which_its_program_listens(
     }
 
 
-def test_a_deployable_is_probed_on_that_port_and_bounded(installation: Rendering) -> None:
+def test_a_component_is_probed_on_that_port_and_has_resource_limits(
+    installation: Rendering,
+) -> None:
     pages = {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/readyz"}
     for workload in installation.services():
         probes = {name: workload.container[name]["httpGet"] for name in pages}
@@ -356,7 +358,7 @@ def test_a_service_leads_to_the_port_of_its_pods(installation: Rendering) -> Non
         ]
 
 
-def test_a_policy_lets_nobody_in_but_on_that_port(installation: Rendering) -> None:
+def test_a_policy_admits_traffic_only_on_that_port(installation: Rendering) -> None:
     found = {
         policy["metadata"]["namespace"]: policy["spec"]
         for policy in installation.of_kind("NetworkPolicy")
@@ -399,7 +401,7 @@ def test_the_documented_patch_lets_another_namespace_scrape(
         }
 
 
-def test_there_is_a_sink_of_each_kind_and_those_that_write_to_kafka_again_are_asked_for(
+def test_there_is_a_sink_of_each_kind_and_those_that_write_to_kafka_are_optional(
     kustomize: Kustomize, tmp_path: Path
 ) -> None:
     kinds = {
@@ -415,7 +417,7 @@ def test_there_is_a_sink_of_each_kind_and_those_that_write_to_kafka_again_are_as
     assert set(kinds["overlays/sasl-ssl"]) == set(KINDS)
 
 
-def test_the_topics_are_made_by_a_command_that_there_is(installation: Rendering) -> None:
+def test_the_topics_are_created_by_an_existing_command(installation: Rendering) -> None:
     job = installation.workload("gpuledger-topics")
     join = installation.workload("gpuledger-join")
 
@@ -424,7 +426,7 @@ def test_the_topics_are_made_by_a_command_that_there_is(installation: Rendering)
 
 
 def brokers_of(workload: Workload) -> dict[str, str]:
-    """Return the variables on the brokers, but the user, who is each workload's own."""
+    """Return the variables about brokers, except the user, which differs per workload."""
     found = workload.environment().items()
     return {
         name: value
@@ -440,7 +442,7 @@ def test_every_volume_is_mounted_and_every_mount_has_a_volume(installation: Rend
         assert sorted(mounts) == sorted(volumes)
 
 
-def test_of_the_host_only_the_agent_sees_folders_and_changes_nothing_but_its_spool(
+def test_only_the_agent_sees_host_folders_and_it_writes_only_its_spool(
     installation: Rendering,
 ) -> None:
     for workload in installation.workloads():
@@ -460,11 +462,11 @@ def test_of_the_host_only_the_agent_sees_folders_and_changes_nothing_but_its_spo
 
 
 def is_root(workload: Workload) -> bool:
-    """Return whether it runs as user 0, as the agent does where it asks the kubelet."""
+    """Return whether it runs as user 0, as the agent does if it queries the kubelet."""
     return bool(workload.pod["securityContext"]["runAsUser"] == 0)
 
 
-def test_only_the_agent_runs_as_root_and_an_overlay_does_without(kustomize: Kustomize) -> None:
+def test_only_the_agent_runs_as_root_and_an_overlay_avoids_that(kustomize: Kustomize) -> None:
     found = {
         folder: [each.name for each in render(folder).workloads() if is_root(each)]
         for folder in INSTALLATIONS
@@ -482,7 +484,7 @@ def test_without_root_the_agent_spools_where_it_may_write(kustomize: Kustomize) 
     assert agent.pod["securityContext"]["fsGroup"] == agent.pod["securityContext"]["runAsUser"]
 
 
-def test_the_agent_finds_the_hosts_folders_where_it_looks(
+def test_the_agent_finds_the_hosts_folders_where_it_expects_them(
     settings: dict[str, dict[str, Any]],
 ) -> None:
     kubelet = settings[AGENT]["kubelet"]
@@ -499,7 +501,7 @@ def test_the_store_is_kept_on_its_volume(
     mounts = installation.workload(name).container["volumeMounts"]
     (mount,) = [mount for mount in mounts if mount["name"] == "store"]
 
-    # Where `lay_out` has put the container's root.
+    # The place where `lay_out` puts the container's root.
     root = f"{tmp_path / name}"
     assert settings[name]["store"]["uri"].startswith(f"{root}{mount['mountPath']}/")
 
@@ -507,7 +509,7 @@ def test_the_store_is_kept_on_its_volume(
 def test_the_bill_is_closed_as_rendered_and_kept_in_the_store_of_the_sink(
     kustomize: Kustomize, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of the day that there is, in the place of last month; a second run finds nothing to add."""
+    """For the one existing day, instead of last month; a second run finds nothing to add."""
     rendering = render(BILL)
     job = rendering.workload("gpuledger-bill")
     laid_out = job.lay_out(tmp_path)
@@ -555,7 +557,7 @@ def test_the_store_of_the_sink_is_maintained_as_rendered(
         ("reports.md", "gpuledger-reports", "/etc/gpuledger-prices/prices.yaml"),
     ],
 )
-def test_the_documented_lines_put_it_with_its_prices_into_a_copy_of_the_overlay(
+def test_the_documented_lines_add_the_bill_with_its_prices_to_a_copy_of_the_overlay(
     page: str, workload: str, mounted: str, kustomize: Kustomize, tmp_path: Path
 ) -> None:
     central = copy_of_k8s(tmp_path) / "overlays" / "sasl-ssl" / "central"
@@ -567,14 +569,14 @@ def test_the_documented_lines_put_it_with_its_prices_into_a_copy_of_the_overlay(
     assert made.container["image"].startswith("registry.example.com/")
 
 
-def test_the_reports_take_the_prices_that_are_mounted(kustomize: Kustomize, tmp_path: Path) -> None:
+def test_the_reports_use_the_mounted_prices(kustomize: Kustomize, tmp_path: Path) -> None:
     reports = render(REPORTS).workload("gpuledger-reports")
     prices = Path(reports.settings(tmp_path)["prices"])
 
     assert prices.read_bytes() == (K8S / REPORTS / "prices.yaml").read_bytes()
 
 
-def test_the_documented_patch_has_the_reports_read_a_store_elsewhere(
+def test_the_documented_patch_makes_the_reports_read_a_store_elsewhere(
     kustomize: Kustomize, tmp_path: Path
 ) -> None:
     overlay = copy_of_k8s(tmp_path) / "overlays" / "reports"
@@ -602,7 +604,7 @@ def _put_at_the_head(file: Path, added: dict[str, list[Any]]) -> None:
     file.write_text(yaml.safe_dump(merged))
 
 
-def test_the_bill_runs_where_the_stores_volume_is_and_is_not_repeated_where_that_is_of_no_use(
+def test_the_bill_runs_where_the_stores_volume_is_and_is_not_repeated_if_that_is_useless(
     kustomize: Kustomize,
 ) -> None:
     rendering = render(BILL)
@@ -629,9 +631,9 @@ def test_a_container_has_the_least_privilege(installation: Rendering) -> None:
     for workload in installation.workloads():
         is_agent = workload.name == AGENT
         if "NVIDIA_MIG_MONITOR_DEVICES" in workload.environment():
-            continue  # it has its own law
+            continue  # it has its own test
         pod = workload.pod["securityContext"]
-        # The kubelet's socket lets user 0 in and nobody else.
+        # The kubelet's socket admits only user 0.
         users = ["0:0"] if is_root(workload) else deployables.stages()["runtime"].values("USER")
         assert workload.container["securityContext"] == {
             "allowPrivilegeEscalation": False,
@@ -646,7 +648,7 @@ def test_a_container_has_the_least_privilege(installation: Rendering) -> None:
         assert workload.pod["automountServiceAccountToken"] == (workload.name == PODWATCH)
 
 
-def test_podwatch_may_read_what_it_watches_and_keep_its_own_lease_and_nothing_else(
+def test_podwatch_may_only_read_what_it_watches_and_keep_its_own_lease(
     installation: Rendering, settings: dict[str, dict[str, Any]]
 ) -> None:
     cluster_role = installation.get("ClusterRole", PODWATCH)
@@ -670,7 +672,7 @@ def test_podwatch_may_read_what_it_watches_and_keep_its_own_lease_and_nothing_el
     ]
 
 
-def test_the_agent_has_no_right_but_to_a_kubelets_pods_and_that_where_labels_are_asked_for(
+def test_the_agent_may_only_read_a_kubelets_pods_and_only_if_labels_are_configured(
     installation: Rendering, settings: dict[str, dict[str, Any]]
 ) -> None:
     roles = [one for one in installation.of_kind("ClusterRole", "Role") if AGENT in title(one)]
@@ -699,12 +701,12 @@ def test_nothing_grants_the_right_to_run_commands_in_every_pod(rendering: Render
     assert [one for one in granted if "*" in one or one[1] in ("nodes/proxy", "pods/exec")] == []
 
 
-def test_the_token_of_a_kubelet_is_the_one_that_the_agent_shows(
+def test_the_token_for_the_kubelet_is_the_one_that_the_agent_presents(
     kustomize: Kustomize, tmp_path: Path
 ) -> None:
     agent = render(POD_LABELS).workload(AGENT)
     api = agent.settings(tmp_path)["kubelet"]["api"]
-    # Where `lay_out` has put the container's root.
+    # The place where `lay_out` puts the container's root.
     paths = {one: api[one].removeprefix(f"{tmp_path / AGENT}") for one in ("token_file", "ca_file")}
     (sources,) = [
         volume["projected"]["sources"]
@@ -714,12 +716,12 @@ def test_the_token_of_a_kubelet_is_the_one_that_the_agent_shows(
 
     assert agent.files()[paths["token_file"]] == ACCOUNT_TOKEN
     assert agent.files()[paths["ca_file"]] == PUBLISHED["kube-root-ca.crt"]["ca.crt"].encode()
-    # A token for another audience the kubelet would not take.
+    # A kubelet would reject a token for another audience.
     assert sources[0] == {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}}
     assert api["host"] == FIELDS["status.hostIP"]
 
 
-def test_the_runtime_is_asked_for_all_mig_instances_with_the_capability_that_it_demands(
+def test_the_agent_requests_all_mig_instances_with_the_capability_that_the_runtime_requires(
     kustomize: Kustomize,
 ) -> None:
     """NVIDIA's runtime starts no container with the variable and without SYS_ADMIN."""
@@ -729,13 +731,13 @@ def test_the_runtime_is_asked_for_all_mig_instances_with_the_capability_that_it_
         security = agent.container["securityContext"]
         assert monitors == ("all" if folder == MIG else None)
         assert security["capabilities"].get("add") == (["SYS_ADMIN"] if monitors else None)
-        # Kubernetes has it so with SYS_ADMIN in any case.
+        # Kubernetes requires this with SYS_ADMIN in any case.
         assert security["allowPrivilegeEscalation"] == bool(monitors)
         assert security["capabilities"]["drop"] == ["ALL"]
         assert agent.environment()["NVIDIA_VISIBLE_DEVICES"] == "all"
 
 
-def test_the_agent_has_a_priority_that_takes_nobodys_place(installation: Rendering) -> None:
+def test_the_agent_has_a_priority_that_preempts_no_other_pod(installation: Rendering) -> None:
     (made,) = installation.of_kind("PriorityClass")
     named = {each.name: each.pod.get("priorityClassName") for each in installation.workloads()}
 
@@ -746,7 +748,7 @@ def test_the_agent_has_a_priority_that_takes_nobodys_place(installation: Renderi
 
 
 @pytest.mark.parametrize("name", [PODWATCH, "gpuledger-join"])
-def test_the_pods_of_a_pair_are_spread_and_leave_one_by_one(
+def test_the_pods_of_a_pair_are_spread_and_stopped_one_by_one(
     installation: Rendering, name: str
 ) -> None:
     workload = installation.workload(name)
@@ -773,7 +775,7 @@ def test_the_pods_of_a_pair_are_spread_and_leave_one_by_one(
     assert [each.name for each in _selected(installation, budget["selector"])] == [name]
 
 
-def test_a_selector_finds_its_own_pods_alone(installation: Rendering) -> None:
+def test_a_selector_matches_only_its_own_pods(installation: Rendering) -> None:
     for workload in installation.services():
         found = _selected(installation, workload.manifest["spec"]["selector"])
         assert [each.name for each in found] == [workload.name]

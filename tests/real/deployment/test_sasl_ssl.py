@@ -1,4 +1,7 @@
-"""The overlay for SASL over TLS: filled in, every workload's settings open a real broker's door."""
+"""The overlay for SASL over TLS:
+
+once filled in, every workload's settings connect to a real broker.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ MODELS: Final[dict[str, type[msgspec.Struct]]] = {
     "sinks": SinkSettings,
     "cli": TopicsSettings,
 }
-"""What each image's program reads its settings into."""
+"""The settings class of each image's program."""
 WORKLOADS: Final = (
     "gpuledger-agent",
     "gpuledger-podwatch",
@@ -60,14 +63,14 @@ HASH: Final = re.compile(r"-[bcdfghkmt2456789]{10}$")
 @pytest.fixture(autouse=True)
 async def _let_connections_end() -> AsyncIterator[None]:
     yield
-    # aiokafka does not wait for a connection of a failed start, and TLS ends with a word to the
-    # peer; a loop that closes before that leaves a transport, which is an error here.
+    # aiokafka does not wait for a connection of a failed start, and TLS ends with a message to the
+    # peer; a loop that closes earlier leaves a transport, which is an error here.
     await asyncio.sleep(0.2)
 
 
 @pytest.fixture
 def filled_in(tmp_path: Path, secure_kafka: SecureKafka, kustomize: Kustomize) -> Rendering:
-    """Return the overlay as its user has it, with the topics' Job."""
+    """Return the overlay as its user applies it, with the topics' Job."""
     overlay = copy_of_k8s(tmp_path) / OVERLAY
     fill_in(overlay, secure_kafka)
     return both(overlay)
@@ -78,7 +81,7 @@ def both(overlay: Path) -> Rendering:
 
 
 def on_kafka(rendering: Rendering) -> list[Workload]:
-    """Return the workloads that talk to Kafka; the maintenance of the store does not."""
+    """Return the workloads that connect to Kafka; the maintenance of the store does not."""
     return [each for each in rendering.workloads() if each.name != "gpuledger-store-maintain"]
 
 
@@ -104,7 +107,7 @@ def test_the_overlay_has_every_workload(kustomize: Kustomize) -> None:
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-async def test_a_workload_logs_in_with_what_is_mounted(
+async def test_a_workload_logs_in_with_the_mounted_files(
     filled_in: Rendering, secure_kafka: SecureKafka, tmp_path: Path, name: str
 ) -> None:
     workload = filled_in.workload(name)
@@ -123,7 +126,7 @@ async def test_a_workload_logs_in_with_what_is_mounted(
     "name",
     [WORKLOADS[0], *(pytest.param(one, marks=pytest.mark.extended) for one in WORKLOADS[1:])],
 )
-async def test_a_placeholder_that_was_left_is_named(
+async def test_a_leftover_placeholder_is_named(
     kustomize: Kustomize, tmp_path: Path, name: str
 ) -> None:
     settings = kafka_settings(both(K8S / OVERLAY).workload(name), tmp_path)
@@ -132,10 +135,10 @@ async def test_a_placeholder_that_was_left_is_named(
         await KafkaBus(settings).partitions("any")
 
 
-async def test_agent_and_podwatch_of_a_second_cluster_log_in_under_its_name_and_are_all(
+async def test_agent_and_podwatch_of_a_second_cluster_log_in_under_its_name_and_nothing_else_runs(
     secure_kafka: SecureKafka, kustomize: Kustomize, tmp_path: Path
 ) -> None:
-    """With a user and a password each, and neither join nor sinks nor topics beside them."""
+    """Each has its own user and password, and there is no join, sink or topic beside them."""
     overlay = copy_of_k8s(tmp_path) / SECOND_CLUSTER
     fill_in(overlay, secure_kafka, users=2)
     rendering = render(overlay)
@@ -154,10 +157,13 @@ async def test_agent_and_podwatch_of_a_second_cluster_log_in_under_its_name_and_
         assert workload.settings(tmp_path / "loaded" / name)["cluster"] == "second"
 
 
-def test_a_second_cluster_has_what_its_two_workloads_need_as_the_whole_base_has_it(
+def test_a_second_cluster_has_everything_that_its_two_workloads_have_in_the_base(
     kustomize: Kustomize,
 ) -> None:
-    """Rights, pages and policies: what the overlay changes is the brokers, the login, the name."""
+    """Permissions, endpoints and policies:
+
+    the overlay changes only the brokers, the login, the name.
+    """
     whole = {
         (made["kind"], made["metadata"]["name"]): made
         for made in render("base").objects
@@ -175,7 +181,7 @@ def test_a_second_cluster_has_what_its_two_workloads_need_as_the_whole_base_has_
     assert [name for name in left_out if not name.startswith(others)] == []
 
 
-def test_each_workload_has_a_user_of_its_own_and_nobody_elses_password(
+def test_each_workload_has_its_own_user_and_no_other_users_password(
     filled_in: Rendering, secure_kafka: SecureKafka, tmp_path: Path
 ) -> None:
     found = {each.name: kafka_settings(each, tmp_path) for each in on_kafka(filled_in)}
@@ -190,7 +196,7 @@ def test_each_workload_has_a_user_of_its_own_and_nobody_elses_password(
         ]
 
 
-def test_client_certificates_stand_in_for_the_users_by_the_lines_that_are_commented_out(
+def test_client_certificates_replace_the_users_with_the_commented_lines(
     kustomize: Kustomize, tmp_path: Path
 ) -> None:
     overlay = copy_of_k8s(tmp_path) / OVERLAY
@@ -233,7 +239,7 @@ def test_brokers_without_a_login_need_one_line_and_no_secret(
         assert (kafka.bootstrap_servers, kafka.security_protocol) == ("broker-1:9092", "PLAINTEXT")
 
 
-def test_secrets_that_something_else_makes_are_listed_with_namespace_and_keys(
+def test_secrets_that_are_created_elsewhere_are_listed_with_namespace_and_keys(
     kustomize: Kustomize, tmp_path: Path
 ) -> None:
     generated = {
@@ -252,7 +258,7 @@ def test_secrets_that_something_else_makes_are_listed_with_namespace_and_keys(
 
 
 def leave_out_secrets(overlay: Path, *, beginning: str) -> None:
-    """Take Secrets whose names begin so out of the generators, as the user of the overlay does."""
+    """Remove Secrets with this prefix from the generators, as the user of the overlay does."""
     for file in overlay.rglob("kustomization.yaml"):
         written = yaml.safe_load(file.read_text())
         made = written.pop("secretGenerator", [])
@@ -264,7 +270,7 @@ def leave_out_secrets(overlay: Path, *, beginning: str) -> None:
 def mounted_secrets(rendering: Rendering, *, optional: bool = False) -> set[tuple[str, str]]:
     """Return namespace and name of the Secrets without which a pod does not start.
 
-    With `optional` those that it does without.
+    With `optional`, return the other ones.
     """
     found: set[tuple[str, str]] = set()
     for workload in rendering.workloads():
@@ -279,7 +285,7 @@ def mounted_secrets(rendering: Rendering, *, optional: bool = False) -> set[tupl
 
 
 def documented_secrets() -> dict[tuple[str, str], set[str]]:
-    """Return the keys of each Secret of the table, by namespace and name, those needed."""
+    """Return the required keys of each Secret of the table, by namespace and name."""
     section = PAGE.partition("**Secrets that something else makes**")[2].partition(
         "ConfigMaps and"
     )[0]
@@ -296,7 +302,7 @@ def documented_secrets() -> dict[tuple[str, str], set[str]]:
     return {place: keys or same for place, keys in found.items()}
 
 
-def test_passwords_lie_where_their_workloads_run_and_the_authority_in_both_namespaces(
+def test_passwords_are_in_their_workloads_namespaces_and_the_authority_in_both(
     filled_in: Rendering,
 ) -> None:
     secrets = {
@@ -319,7 +325,7 @@ RECEIVERS: Final = {
 
 
 @pytest.mark.parametrize("section", RECEIVERS)
-def test_a_receivers_password_is_mounted_by_its_own_sink_alone(
+def test_a_receivers_password_is_mounted_only_by_its_own_sink(
     filled_in: Rendering, tmp_path: Path, section: str
 ) -> None:
     name, file = RECEIVERS[section]

@@ -1,4 +1,4 @@
-"""The overlay for a second receiver: a sink of its own beside the first, by its own group."""
+"""The overlay for a second receiver: a separate sink beside the first, with its own group."""
 
 from __future__ import annotations
 
@@ -52,9 +52,7 @@ def sink_settings(workload: Workload, folder: Path) -> SinkSettings:
     )
 
 
-def test_it_has_a_group_a_receiver_and_logins_of_its_own(
-    kustomize: Kustomize, tmp_path: Path
-) -> None:
+def test_it_has_its_own_group_receiver_and_logins(kustomize: Kustomize, tmp_path: Path) -> None:
     (second,) = render(SECOND).workloads()
     sinks = [each for each in render(OVERLAY).workloads() if each.stage.name == "sinks"]
     first = {each.name: sink_settings(each, tmp_path) for each in sinks}
@@ -71,10 +69,10 @@ def test_it_has_a_group_a_receiver_and_logins_of_its_own(
     assert settings.kafka.bootstrap_servers == first[FIRST].kafka.bootstrap_servers
 
 
-def test_no_file_of_settings_that_several_kinds_read_names_a_group(
+def test_no_settings_file_that_several_kinds_read_names_a_group(
     kustomize: Kustomize, tmp_path: Path
 ) -> None:
-    """There it would be the group of them all."""
+    """There it would be the group of all of them."""
     for folder in ("base", OVERLAY, SECOND):
         for workload in render(folder).workloads():
             for path, content in workload.files().items():
@@ -82,10 +80,10 @@ def test_no_file_of_settings_that_several_kinds_read_names_a_group(
                     assert not re.search(rb"^group:", content, re.MULTILINE), (folder, path)
 
 
-def test_it_is_the_first_sink_but_for_its_names_its_group_and_its_login(
+def test_it_equals_the_first_sink_except_for_its_names_its_group_and_its_login(
     kustomize: Kustomize,
 ) -> None:
-    """So what the tests hold the base's Deployment and Service to holds for these."""
+    """So the tests of the base's Deployment and Service apply to these as well."""
     rendering, base = render(SECOND), render("base")
     first, second = base.workload(FIRST), rendering.workload(NAME)
     expected: dict[str, Any] = {**first.pod, **first.container}
@@ -109,8 +107,8 @@ def test_it_is_the_first_sink_but_for_its_names_its_group_and_its_login(
     }
 
 
-def test_beside_an_installation_it_changes_nothing_of_it(kustomize: Kustomize) -> None:
-    """What both have, as the brokers, is the same object by the same name."""
+def test_it_changes_nothing_of_an_installation_beside_it(kustomize: Kustomize) -> None:
+    """Objects that both have, such as the brokers, are the same under the same name."""
 
     def by_name(rendering: Rendering) -> dict[tuple[str, ...], object]:
         return {
@@ -126,7 +124,7 @@ def test_beside_an_installation_it_changes_nothing_of_it(kustomize: Kustomize) -
 
 
 def rights_of_the_second() -> Iterator[Right]:
-    """Yield the rights of the first, with the user and the group of the second, as documented."""
+    """Yield the permissions of the first, with the user and group of the second, as documented."""
     (first,) = [who for who in DEPLOYABLES if who.name == "sink remote_write"]
     for grant in grants(replace(first, group=GROUP), Topics()):
         for operation in grant.operations:
@@ -138,7 +136,7 @@ def rights_of_the_second() -> Iterator[Right]:
 def installed(
     start_authorizing_kafka: Callable[[], AuthorizingKafka], kustomize: Kustomize, tmp_path: Path
 ) -> tuple[AuthorizingKafka, Workload]:
-    """Return brokers with the topics and these rights alone, and the sink filled in for them."""
+    """Return brokers with the topics and only these permissions, and the filled-in sink."""
     refuse_stray_settings()
     kafka = start_authorizing_kafka()
     asyncio.run(kafka.allow(rights_of_the_second()))
@@ -158,14 +156,14 @@ def refused(kafka: AuthorizingKafka, kcat: Kcat) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("is_set_to_the_end", [False, True])
-def test_with_the_documented_rights_it_begins_with_the_oldest_event_or_where_it_is_told_to(
+def test_with_the_documented_rights_it_starts_at_the_oldest_event_or_the_configured_position(
     installed: tuple[AuthorizingKafka, Workload],
     kcat: Kcat,
     tmp_path: Path,
     *,
     is_set_to_the_end: bool,
 ) -> None:
-    """By what it puts aside, as nothing else of these records can be seen."""
+    """Checked by the records that it rejects, because nothing else of these is visible."""
     kafka, workload = installed
     plain = kafka.plaintext_bootstrap_servers
     kcat.produce(plain, EVENTS.name, b"old", partition=0)
@@ -189,7 +187,7 @@ def test_with_the_documented_rights_it_begins_with_the_oldest_event_or_where_it_
 
 
 def documented_command() -> list[str]:
-    """Return the command that has a group begin at the end."""
+    """Return the command that sets a group to the end."""
     section = PAGE.partition("\n### A second receiver\n")[2].partition("\n### ")[0]
     found: list[str] = re.findall(
         r"^ *(kafka-consumer-groups\.sh (?:.*\\\n)*.*)$", section, re.MULTILINE

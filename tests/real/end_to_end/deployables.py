@@ -1,4 +1,4 @@
-"""The deployables as processes, each with settings from its environment alone."""
+"""The components as processes, with settings only from their environment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ END_SECONDS = 120.0
 
 
 class Deployable:
-    """One deployable at work, with its health pages."""
+    """One running component, with its HTTP endpoints."""
 
     def __init__(
         self, *, name: str, command: list[str], folder: Path, environment: Mapping[str, str]
@@ -53,19 +53,19 @@ class Deployable:
         self._process.wait_until(self._is_ready, deadline_seconds=READY_SECONDS)
 
     def stop(self) -> int | None:
-        """End it by SIGTERM; gives the exit status, a negative one where it had to be killed."""
+        """End it by SIGTERM; return the exit status, a negative one if it had to be killed."""
         return self._process.stop(deadline_seconds=END_SECONDS)
 
     def kill(self) -> int | None:
-        """End it as a power cut would."""
+        """Kill it, like a power cut."""
         return self._process.kill()
 
     def pause(self) -> None:
-        """Stop it from running, without its knowing."""
+        """Suspend it without its noticing."""
         self._process.send(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it run on after `pause`."""
+        """Resume it after `pause`."""
         self._process.send(signal.SIGCONT)
 
     def exit_status(self) -> int | None:
@@ -82,13 +82,13 @@ class Deployable:
         return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
 
     def readyz(self) -> dict[str, Any]:
-        """Return what `/readyz` shows."""
+        """Return the content of `/readyz`."""
         shown: dict[str, Any] = orjson.loads(web.fetch(f"{self.health}/readyz").body)
         return shown
 
     @property
     def log(self) -> Path:
-        """The file with everything it wrote."""
+        """The file with all its output."""
         return self._process.log
 
     def log_tail(self) -> str:
@@ -101,6 +101,6 @@ class Deployable:
 
 
 def refuse_stray_settings() -> None:
-    """A variable that a developer has set would reach the deployables under test."""
+    """Fail if a developer has set a variable that would reach the components under test."""
     stray = sorted(name for name in os.environ if name.startswith("GPULEDGER_"))
-    assert not stray, f"unset {', '.join(stray)}: the deployables would read them as settings"
+    assert not stray, f"unset {', '.join(stray)}: the components would read them as settings"

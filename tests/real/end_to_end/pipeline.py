@@ -32,7 +32,7 @@ AHEAD_SECONDS: Final = 40
 
 @dataclass(frozen=True, kw_only=True)
 class RealParts:
-    """What the pipeline talks to."""
+    """The parts that the pipeline connects to."""
 
     kafka: KafkaBroker
     kube_api: KubeApiClient
@@ -43,8 +43,8 @@ class RealParts:
 def begin_ns(kafka: KafkaBroker) -> int:
     """Create the topics as an operator would; return when the scenario is to begin.
 
-    Until then its driver has the time to create the first pods: a container does not run before its
-    pod is there.
+    Its driver has until then to create the first pods: a container does not run before its pod
+    exists.
     """
     command = [str(BIN / "gpuledger"), "topics", "create"]
     command += ["--bootstrap-servers", kafka.bootstrap_servers]
@@ -56,7 +56,7 @@ def begin_ns(kafka: KafkaBroker) -> int:
 
 
 class Pipeline:
-    """All deployables of one run of a scenario."""
+    """All components of one run of a scenario."""
 
     def __init__(
         self, *, parts: RealParts, simulation: Simulation, scenario: Path, folder: Path
@@ -74,9 +74,9 @@ class Pipeline:
         self._driver = self._drive()
 
     def start(self) -> None:
-        """Start everything; return when all of it is ready."""
+        """Start everything; return when everything is ready."""
         self._driver.start()
-        # Its first pods are not to wait for the start of all others.
+        # The scenario's first pods must not wait for all others to start.
         self._driver.wait_until(self._uids.exists, deadline_seconds=60)
         for deployable in self.everything():
             deployable.start()
@@ -84,24 +84,24 @@ class Pipeline:
             deployable.wait_until_ready()
 
     def everything(self) -> Iterator[Deployable]:
-        """Yield all deployables, upstream first."""
+        """Yield all components, upstream first."""
         yield from (*self.agents, self.podwatch, *self.joins, *self.sinks)
 
     def end(self) -> dict[str, int | None]:
-        """End everything, upstream first; return the exit statuses."""
+        """End everything, upstream first; return the exit codes."""
         statuses = {deployable.name: deployable.stop() for deployable in self.everything()}
         self._driver.stop()
         return statuses
 
     def kill(self) -> None:
-        """Leave no process behind."""
+        """Kill all processes."""
         with ExitStack() as stack:
             stack.callback(self._driver.kill)
             for deployable in self.everything():
                 stack.callback(deployable.kill)
 
     def wait_for_second(self, second: float) -> None:
-        """Wait until the scenario has come to this second."""
+        """Wait until the scenario has reached this second."""
         wanted_ns = self._simulation.epoch_ns + round(second * 1e9)
         time.sleep(max(0.0, (wanted_ns - time.time_ns()) / 1e9))
 
@@ -127,7 +127,7 @@ class Pipeline:
         return self._deployable(f"agent-{node}", "gpuledger", "agent", **settings)
 
     def _podwatch(self) -> Deployable:
-        """Watch with nothing but the rights that the manifests give."""
+        """Watch with only the permissions of the manifests."""
         kube_api = self.parts.kube_api
         kube_api.create_namespace(NAMESPACE)
         for manifest in render().of_kind(*RBAC):
@@ -158,7 +158,7 @@ class Pipeline:
         ]
 
     def _drive(self) -> Process:
-        """Play the kubelets and the controllers into the API server."""
+        """Play the kubelets and the controllers against the API server."""
         arguments = ["--scenario", str(self._scenario), "--uids", str(self._uids)]
         arguments += ["--epoch-ns", str(self._simulation.epoch_ns)]
         arguments += ["--kubeconfig", str(self.parts.kube_api.kubeconfig)]

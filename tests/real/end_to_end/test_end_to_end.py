@@ -1,6 +1,6 @@
 """From the nodes' NVML to Prometheus, Alertmanager and the store, as separate processes.
 
-One run of the scenario serves all tests of this file: each looks at another end of it.
+One run of the scenario serves all tests of this file; each test examines another output.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SCENARIO = ROOT / "scenarios" / "e2e.yaml"
 SCENARIO_SECONDS = 30
 LOOK_SECONDS = 120.0
 BROKEN = b"this is no JSON {"
-# Who reads a topic, and so who puts its broken records aside.
+# The consumers of a topic, which reject its broken records.
 READERS = {
     SAMPLES.name: {"gpuledger-join"},
     PROCESSES.name: {"gpuledger-join"},
@@ -71,7 +71,7 @@ def parts(
     prometheus: PrometheusApi,
     alertmanager: AlertmanagerApi,
 ) -> RealParts:
-    """Return the real parts, all of them ready."""
+    """Return the real parts, all ready."""
     return RealParts(
         kafka=kafka_of_this_run,
         kube_api=kube_api,
@@ -82,7 +82,7 @@ def parts(
 
 @pytest.fixture(scope="module")
 def simulation(parts: RealParts, folder: Path) -> Simulation:
-    """Return the run, whose pods have the UIDs that the real API server gives."""
+    """Return the run; its pods have the UIDs that the real API server assigned."""
     epoch_ns = begin_ns(parts.kafka)
     return open_simulation(SCENARIO, epoch_ns=epoch_ns, uids_file=folder / UIDS_FILE)
 
@@ -91,7 +91,7 @@ def simulation(parts: RealParts, folder: Path) -> Simulation:
 def pipeline(
     parts: RealParts, simulation: Simulation, folder: Path, kcat: Kcat, kustomize: Kustomize
 ) -> Iterator[Pipeline]:
-    """Start everything, break a record on each topic, and play the scenario for its 30 seconds."""
+    """Start everything, put a broken record on each topic, and play the scenario for 30 seconds."""
     refuse_stray_settings()
     made = Pipeline(parts=parts, simulation=simulation, scenario=SCENARIO, folder=folder)
     try:
@@ -104,11 +104,11 @@ def pipeline(
         made.kill()
 
 
-def test_prometheus_answers_by_namespace_and_pod(
+def test_prometheus_answers_a_query_by_namespace_and_pod(
     pipeline: Pipeline, simulation: Simulation
 ) -> None:
     """The pod's owner and the method are joined to it."""
-    # In its first tick the pod has memory and no busy time yet.
+    # In its first tick the pod has memory but no busy time yet.
     warm_seconds = simulation.epoch_ns // 10**9 + SCENARIO_SECONDS // 2
     busy = 'gpuledger_pod_gpu_busy_ratio{namespace="serving",pod=~"chat-.*"}'
     query = (
@@ -124,8 +124,8 @@ def test_prometheus_answers_by_namespace_and_pod(
     assert 0.3 < float(value) < 0.7
 
 
-def test_prometheus_knows_of_the_health_of_each_gpu(pipeline: Pipeline) -> None:
-    """Who has remote-write alone can alert on it, by what the GPU is."""
+def test_prometheus_has_the_health_of_each_gpu(pipeline: Pipeline) -> None:
+    """Users of remote-write alone can alert on it, by the GPU's labels."""
     query = (
         'gpuledger_gpu_ecc_errors_total{kind="uncorrected",counted="volatile"}'
         " * on (cluster, node, gpu_uuid) group_left (gpu_index, model) gpuledger_gpu_info"
@@ -135,14 +135,14 @@ def test_prometheus_knows_of_the_health_of_each_gpu(pipeline: Pipeline) -> None:
     assert all(one["metric"]["model"] for one in found)
 
 
-def test_prometheus_counts_the_xid_of_the_gpu_on_which_it_was_seen(pipeline: Pipeline) -> None:
+def test_prometheus_counts_the_xid_of_the_gpu_that_had_it(pipeline: Pipeline) -> None:
     query = "sum by (node, xid) (increase(gpuledger_gpu_xid_errors_total[10m])) > 0"
     found = pipeline.parts.prometheus.await_query(query, deadline_seconds=LOOK_SECONDS)
     assert {(one["metric"]["node"], one["metric"]["xid"]) for one in found} == {("gpu-a", "31")}
 
 
 def test_prometheus_finds_the_gpu_that_works_for_no_pod(pipeline: Pipeline) -> None:
-    """By the shipped rule: it names the node on which the stray benchmark runs."""
+    """By the shipped rule, which names the node where the stray benchmark runs."""
     groups = yaml.safe_load((ROOT / "deploy/prometheus/gpuledger.rules.yaml").read_text())["groups"]
     (rule,) = next(group["rules"] for group in groups if group["name"] == "gpuledger-gpus")
     found = pipeline.parts.prometheus.await_query(rule["expr"], deadline_seconds=LOOK_SECONDS)
@@ -150,18 +150,18 @@ def test_prometheus_finds_the_gpu_that_works_for_no_pod(pipeline: Pipeline) -> N
     assert all(one["metric"]["gpu_index"] for one in found)
 
 
-def test_alertmanager_tells_the_owner_of_the_pod_on_whose_gpu_an_xid_was_seen(
+def test_alertmanager_gets_an_alert_with_the_owner_of_the_pod_on_the_gpu_with_an_xid(
     pipeline: Pipeline,
 ) -> None:
-    """The driver's event has come through the agent, the join and the sink."""
+    """The driver's event went through the agent, the join and the sink."""
     alerts = pipeline.parts.alertmanager.await_alerts("GpuIncident", deadline_seconds=LOOK_SECONDS)
     labels = next(alert["labels"] for alert in alerts if alert["labels"].get("xid") == "31")
     assert (labels["node"], labels["gpu_index"], labels["category"]) == ("gpu-a", "0", "app")
     assert (labels["namespace"], labels["pod"]) == ("research", "pretrain-worker-0")
 
 
-def test_the_inventory_holds_every_node_of_the_run(pipeline: Pipeline, kcat: Kcat) -> None:
-    """With each GPU's model and what its driver answers."""
+def test_the_inventory_has_every_node_of_the_run(pipeline: Pipeline, kcat: Kcat) -> None:
+    """With each GPU's model and the capabilities of its driver."""
     reported = [json.loads(each.value or b"") for each in read(pipeline, kcat, INVENTORY.name)]
     newest = {inventory["node"]: inventory for inventory in reported}
     assert newest.keys() == {"gpu-a", "gpu-b", "gpu-c"}
@@ -169,8 +169,8 @@ def test_the_inventory_holds_every_node_of_the_run(pipeline: Pipeline, kcat: Kca
     assert all(gpu["capabilities"] for inventory in reported for gpu in inventory["gpus"])
 
 
-def test_kcat_prints_an_event_that_is_as_its_schema_says(pipeline: Pipeline, kcat: Kcat) -> None:
-    """Each event of the topic, but for the broken one."""
+def test_kcat_prints_an_event_that_matches_its_schema(pipeline: Pipeline, kcat: Kcat) -> None:
+    """Each event of the topic except the broken one."""
     schema = json.loads((ROOT / "docs" / "schemas" / f"{EVENTS.name}.schema.json").read_text())
     validator = jsonschema.Draft202012Validator(schema)
     events = [each for each in read(pipeline, kcat, EVENTS.name) if each.value != BROKEN]
@@ -179,10 +179,10 @@ def test_kcat_prints_an_event_that_is_as_its_schema_says(pipeline: Pipeline, kca
         validator.validate(json.loads(event.value or b""))
 
 
-def test_a_broken_record_on_each_topic_is_a_dead_letter_and_the_stream_goes_on(
+def test_a_broken_record_on_each_topic_becomes_a_dead_letter_and_the_stream_continues(
     pipeline: Pipeline, kcat: Kcat
 ) -> None:
-    """With topic, partition, offset, reason and the original bytes, from each of its readers."""
+    """With topic, partition, offset, reason and the original bytes, from each of its consumers."""
     expected = {(topic, reader) for topic, readers in READERS.items() for reader in readers}
     deadline = time.monotonic() + LOOK_SECONDS
     while len(records := dead_letters(pipeline, kcat)) < len(expected):
@@ -200,7 +200,7 @@ def test_a_broken_record_on_each_topic_is_a_dead_letter_and_the_stream_goes_on(
 def test_the_store_has_each_pods_gpu_seconds_within_one_percent_of_the_truth(
     pipeline: Pipeline, simulation: Simulation
 ) -> None:
-    """Once everything has ended cleanly, each within ten seconds of SIGTERM."""
+    """After everything has ended cleanly, each within ten seconds of SIGTERM."""
     statuses = pipeline.end()
     assert statuses == dict.fromkeys(statuses, 0)
     booked = query(pipeline, "SELECT pod_uid, sum(busy_ns) FROM {} GROUP BY pod_uid")
@@ -211,7 +211,7 @@ def test_the_store_has_each_pods_gpu_seconds_within_one_percent_of_the_truth(
 
 
 def test_the_stores_entries_sum_to_each_device(pipeline: Pipeline) -> None:
-    """For each GPU and tick, to the tick's length: equal to the nanosecond."""
+    """For each GPU and tick, they sum to the tick's length exactly, to the nanosecond."""
     ((ticks, off),) = query(
         pipeline,
         "SELECT count(*), count(*) FILTER (booked != lasted) FROM (SELECT sum(busy_ns) AS booked,"
@@ -233,13 +233,13 @@ def dead_letters(pipeline: Pipeline, kcat: Kcat) -> list[dict[str, Any]]:
 
 
 def query(pipeline: Pipeline, sql: str) -> list[tuple[Any, ...]]:
-    """Ask the store; `{}` stands for its rows."""
+    """Query the store; `{}` is replaced by its rows."""
     relation = entries_sql(str(pipeline.store))
     return duckdb.connect().execute(sql.format(relation)).fetchall()
 
 
 def true_seconds(pipeline: Pipeline, simulation: Simulation) -> dict[str, float]:
-    """Return the true busy seconds of each pod while its node's ticks covered it."""
+    """Return each pod's true busy seconds in the time that its node's ticks cover."""
     covered = query(
         pipeline,
         "SELECT node, min(epoch_ns(time) - interval_ns), max(epoch_ns(time)) FROM {} GROUP BY node",

@@ -1,4 +1,4 @@
-"""What people on call read: nothing while all is well, and two lines of an outage of Kafka."""
+"""Logs for people on call: none while all is well, and two lines for an outage of Kafka."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from tests.real.services.prometheus import PrometheusApi
 
 SCENARIO = Path(__file__).parents[3] / "scenarios" / "quickstart.yaml"
-HEALTHY_SECONDS = 12.0  # more than one round of everything that the Kafka client does by the clock
-AWAY_SECONDS = 45.0  # longer than a batch of the Kafka client's is tried for
+HEALTHY_SECONDS = 12.0  # more than one cycle of all periodic work of the Kafka client
+AWAY_SECONDS = 45.0  # longer than the Kafka client tries to send a batch
 BACK_SECONDS = 120.0
 REASON = "check_reason_changed"
 LOUD = ("warning", "error", "critical")
@@ -35,7 +35,7 @@ Line = dict[str, Any]
 
 @pytest.fixture
 def broker(start_kafka: Callable[[], Kafka]) -> Kafka:
-    """Return the run a broker of its own, to be killed."""
+    """Return a broker of the run's own, which it may kill."""
     return start_kafka()
 
 
@@ -47,7 +47,7 @@ def pipeline(
     alertmanager: AlertmanagerApi,
     tmp_path: Path,
 ) -> Iterator[Pipeline]:
-    """Start every deployable."""
+    """Start every component."""
     refuse_stray_settings()
     epoch_ns = begin_ns(broker)
     uids = tmp_path / UIDS_FILE
@@ -70,7 +70,7 @@ def pipeline(
 
 
 def loud_lines(deployable: Deployable) -> list[Line]:
-    """Return the lines at warning or above, as far as they are whole."""
+    """Return the complete lines at warning or above."""
     lines = deployable.log.read_text().splitlines()
     return [line for line in map(json.loads, lines) if line["level"] in LOUD]
 
@@ -80,7 +80,7 @@ def loud_lines_of(pipeline: Pipeline) -> dict[str, list[Line]]:
 
 
 def wait_until_all_is_well(deployables: Sequence[Deployable]) -> None:
-    """Wait until no check of any of them fails, those included that leave it ready."""
+    """Wait until no check of any component fails, including those that do not affect readiness."""
     end_seconds = time.monotonic() + BACK_SECONDS
     while failing := {one.name: found for one in deployables if (found := failing_checks(one))}:
         assert time.monotonic() < end_seconds, failing
@@ -88,13 +88,13 @@ def wait_until_all_is_well(deployables: Sequence[Deployable]) -> None:
 
 
 def failing_checks(deployable: Deployable) -> dict[str, str]:
-    """Return the checks that fail, each with its reason."""
+    """Return the failing checks, each with its reason."""
     checks = deployable.readyz()["checks"]
     return {name: check["detail"] for name, check in checks.items() if not check["ok"]}
 
 
 def checks_of_kafka(name: str) -> set[str]:
-    """Return the checks of a deployable that fail while Kafka is away."""
+    """Return the checks of a component that fail while Kafka is away."""
     kind = name.partition("-")[0]
     return {
         "agent": {"kafka"},
@@ -107,14 +107,14 @@ def checks_of_kafka(name: str) -> set[str]:
 
 
 def keep_open(deployable: Deployable) -> http.client.HTTPConnection:
-    """Ask for a page as Prometheus does, and keep the connection."""
+    """Fetch a page as Prometheus does, and keep the connection open."""
     connection = http.client.HTTPConnection(deployable.health.removeprefix("http://"))
     connection.request("GET", "/metrics")
     connection.getresponse().read()
     return connection
 
 
-def test_an_outage_of_kafka_is_two_lines_and_an_open_scrape_no_error_at_the_end(
+def test_an_outage_of_kafka_is_two_lines_and_an_open_scrape_is_no_error_at_the_end(
     pipeline: Pipeline, broker: Kafka
 ) -> None:
     deployables = list(pipeline.everything())
@@ -135,11 +135,11 @@ def test_an_outage_of_kafka_is_two_lines_and_an_open_scrape_no_error_at_the_end(
             assert len(reasons) <= 1, (name, lines)  # after a minute, which a slow return may take
             own = [line for line in own if line["event"] != REASON]
             message = [line["event"] for line in own]
-            # Lost once more while the broker is starting: a further line, whose end waits a minute.
+            # Lost again while the broker starts: a further line, whose end comes a minute later.
             once = ["check_failed", "check_recovered"]
             assert message in (once, [*once, "check_failed"]), (name, lines)
             assert own[1]["failed_seconds"] > 1
-    # podwatch asks nothing of Kafka while no pod changes.
+    # podwatch makes no request to Kafka while no pod changes.
     silent = {one.name for one in deployables} - loud_lines_of(pipeline).keys()
     assert silent <= {pipeline.podwatch.name}
 

@@ -1,4 +1,4 @@
-"""Fixtures of the sinks' tests: a broker of a test's own, and sinks that do not outlive it."""
+"""Fixtures of the sinks' tests: a test's own broker, and sinks that end with the test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def start_sink(tmp_path: Path) -> Iterator[Callable[..., Sink]]:
-    """Start a sink that does not outlive the test."""
+    """Start a sink that ends with the test."""
     started: list[Sink] = []
 
     def start(kind: str, kafka: Kafka, **settings: str) -> Sink:

@@ -1,4 +1,4 @@
-"""Sinks as processes of their own, and events for them on a real Kafka."""
+"""Sinks as separate processes, and events for them on a real Kafka."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ async def sending(
     readiness: Readiness | None = None,
     clock: Clock | None = None,
 ) -> AsyncIterator[Readiness]:
-    """Run the sink of these settings within this process; yields its checks.
+    """Run the sink with these settings within this process; yields its checks.
 
-    Samples are committed after each poll, which tests wait for.
+    Samples are committed after each poll; tests wait for that.
     """
     if isinstance(settings, RemoteWriteSettings):
         settings = replace(settings, commit_interval_seconds=0)

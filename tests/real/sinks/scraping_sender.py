@@ -42,8 +42,10 @@ if TYPE_CHECKING:
 INTERVAL_SECONDS = 1.0
 OPENMETRICS = "application/openmetrics-text"
 FINAL_STATUSES = [status for status in range(400, 500) if status not in {415, 429}]
-"""Unlike the sink, which waits until its address and its login are right, the suites expect that no
-other 4xx is retried."""
+"""The suites expect no retries after any other 4xx.
+
+The sink does retry these, until its address and login are right.
+"""
 SCRAPE = Family(
     labels=(),
     metrics=(

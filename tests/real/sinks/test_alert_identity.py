@@ -68,7 +68,7 @@ def xid(code: int, *pods: PodDescription) -> AttributedIncident:
 
 
 async def tell(on: MemoryBus, *incidents: AttributedIncident) -> None:
-    """Publish incidents, and wait until what they bring is answered."""
+    """Publish incidents, and wait until their alerts are answered."""
     before = committed(on, ALERTS.group, AT) or 0
     async with on.producer() as producer:
         for one in incidents:
@@ -82,7 +82,7 @@ async def tell(on: MemoryBus, *incidents: AttributedIncident) -> None:
 
 
 def notified(pager: Receiver) -> list[tuple[str, str]]:
-    """Return what the pager was called for: the status and the incident's kind or XID."""
+    """Return the notifications to the pager: the status and the incident's kind or XID."""
     calls = [json.loads(call.body) for call in pager.received]
     return [
         (call["status"], alert["labels"].get("xid") or alert["labels"]["kind"])
@@ -110,7 +110,7 @@ async def test_a_lost_gpu_fires_at_both_alertmanagers_for_longer_than_the_hold_u
         )
         async with sending(on, settings):
             await tell(on, happened("gpu_lost", pod()))
-            await asyncio.sleep(8)  # longer than the hold, and than Alertmanager keeps it unsent
+            await asyncio.sleep(8)  # longer than the hold and Alertmanager's own
             for alertmanager in (one, other):
                 (held,) = await asyncio.to_thread(alertmanager.alerts)
                 assert held["status"]["state"] == "active"
@@ -122,7 +122,7 @@ async def test_a_lost_gpu_fires_at_both_alertmanagers_for_longer_than_the_hold_u
                 assert await asyncio.to_thread(alertmanager.alerts) == []
 
 
-async def test_ticks_in_which_a_lost_gpu_answers_resolve_it(
+async def test_ticks_in_which_a_lost_gpu_answers_resolve_the_alert(
     start_alertmanager: Callable[..., Alertmanager],
 ) -> None:
     on, now_ns = bus(), time.time_ns()
@@ -157,7 +157,7 @@ async def test_a_burst_is_one_notification_and_a_worse_xid_is_another(
     ]
 
 
-async def test_a_name_that_comes_later_is_no_other_alert(
+async def test_a_name_that_arrives_later_does_not_create_another_alert(
     start_alertmanager: Callable[..., Alertmanager],
 ) -> None:
     on = bus()
@@ -173,7 +173,7 @@ async def test_a_name_that_comes_later_is_no_other_alert(
     assert notified(pager).count(("firing", "79")) <= 1
 
 
-async def test_what_one_of_two_refuses_with_404_the_other_has_and_the_check_names_the_one(
+async def test_an_alert_that_one_of_two_rejects_with_404_reaches_the_other_and_the_check_names_it(
     start_alertmanager: Callable[..., Alertmanager],
 ) -> None:
     on, readiness = bus(), Readiness()
@@ -188,7 +188,7 @@ async def test_what_one_of_two_refuses_with_404_the_other_has_and_the_check_name
             assert len(await asyncio.to_thread(one.alerts)) == 1
 
 
-async def test_labels_for_routing_and_addresses_are_what_an_alertmanager_takes(
+async def test_labels_for_routing_and_addresses_are_accepted_by_an_alertmanager(
     start_alertmanager: Callable[..., Alertmanager],
 ) -> None:
     on = bus()

@@ -1,4 +1,4 @@
-"""Password, authority and own certificate are exchanged while alerts go to a real Alertmanager."""
+"""Password, authority and certificate are replaced while alerts go to a real Alertmanager."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def is_held(receiver: SecuredAlertmanager, node: str) -> None:
     await asyncio.to_thread(lambda: await_some(held, what=node, deadline_seconds=WITHIN_SECONDS))
 
 
-async def test_alerts_are_taken_on_where_all_credentials_are_exchanged(
+async def test_alerts_are_still_accepted_while_all_credentials_are_replaced(
     receiver: SecuredAlertmanager, first: Authority, tmp_path: Path
 ) -> None:
     second = Authority(folder=tmp_path / "second")
@@ -148,7 +148,7 @@ WITHOUT: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("missing", WITHOUT)
-async def test_what_is_missing_is_named_by_the_check(
+async def test_missing_credentials_are_named_by_the_check(
     receiver: SecuredAlertmanager, first: Authority, tmp_path: Path, missing: str
 ) -> None:
     others, reason = WITHOUT[missing]

@@ -1,4 +1,4 @@
-"""What the alerts sink sends is held, and resolved, by a real Alertmanager."""
+"""A real Alertmanager has the alerts that the alerts sink sends, and resolves them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tests.real.services.alertmanager import AlertmanagerApi
 
 
-def posted(node: str, **changes: Any) -> dict[str, Any]:  # noqa: ANN401  # what is wrong with it
+def posted(node: str, **changes: Any) -> dict[str, Any]:  # noqa: ANN401  # the invalid part
     labels = {"alertname": "Posted", "node": node}
     starts, ends = (rfc3339(time.time_ns() + after * SECOND_NS) for after in (0, 300))
     return {"labels": labels, "annotations": {}, "startsAt": starts, "endsAt": ends} | changes
@@ -93,7 +93,9 @@ async def test_a_lost_gpu_is_an_alert_until_it_answers(alertmanager: Alertmanage
         assert await asyncio.to_thread(on_node, alertmanager, node) == []
 
 
-async def test_an_incident_stands_with_its_xid_and_its_pod(alertmanager: AlertmanagerApi) -> None:
+async def test_an_incident_is_listed_with_its_xid_and_its_pod(
+    alertmanager: AlertmanagerApi,
+) -> None:
     on, node = bus(), "node-with-xid"
     at = place_of(node, ATTRIBUTED_INCIDENTS.name)
     settings = AlertsSettings(urls=[alertmanager.url])
@@ -118,11 +120,11 @@ WRONG: dict[str, dict[str, Any]] = {
     "such a time": {"startsAt": "yesterday"},
     "such an address": {"generatorURL": ":::"},
 }
-"""What no Alertmanager takes, be it that it takes the other alerts of the request or none."""
+"""Alerts that no Alertmanager accepts, whether or not it accepts the others of the request."""
 
 
 @pytest.mark.parametrize("what", WRONG)
-async def test_an_alert_that_is_not_valid_is_told_from_an_address_that_is_wrong(
+async def test_an_invalid_alert_is_distinguished_from_a_wrong_address(
     alertmanager: AlertmanagerApi, what: str
 ) -> None:
     node = f"node-with-{what.replace(' ', '-')}"
@@ -152,7 +154,7 @@ async def test_a_wrong_address_loses_no_alert_and_the_check_names_it(
         assert committed(on, ALERTS.group, place_of(NODE, ATTRIBUTED_INCIDENTS.name)) is None
 
 
-async def test_an_empty_list_is_answered_and_changes_nothing(
+async def test_an_empty_list_is_accepted_and_changes_nothing(
     alertmanager: AlertmanagerApi,
 ) -> None:
     before = alertmanager.alerts()

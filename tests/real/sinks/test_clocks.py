@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from tests.real.services.prometheus import Prometheus, PrometheusApi
 
 WINDOW = CONFIG + "storage: {tsdb: {out_of_order_time_window: 2h}}\n"
-# Beside other series Prometheus takes nothing that is an hour behind them, also not of a new one.
+# Prometheus rejects samples an hour behind its newest series, even those of a new series.
 OUT_OF_BOUNDS = {"an hour behind until it is set right": {"out_of_order": 7}}
 UTILIZATION = "gpuledger_gpu_utilization_ratio"
 
 
 async def send(case: str, to: PrometheusApi, *, node: str) -> tuple[float, Counter[str]]:
-    """Return how many ticks of a case the receiver has, and why others were put aside."""
+    """Return how many of a case's ticks the receiver has, and why the others were rejected."""
     on, at, start_ns = bus(), place_of(node), time.time_ns() - (COUNT + 1) * SECOND_NS
     ticks = CASES[case]
     settings = RemoteWriteSettings(
-        # Which tick is refused is said in 1.0 alone.
+        # Only 1.0 reports which tick is rejected.
         url=to.remote_write_url,
         protocol="1.0",
         interval_seconds=0,
@@ -61,7 +61,7 @@ async def send(case: str, to: PrometheusApi, *, node: str) -> tuple[float, Count
 
 
 @pytest.mark.parametrize("case", CASES)
-async def test_all_that_prometheus_can_take_reaches_it(
+async def test_everything_that_prometheus_can_accept_reaches_it(
     case: str, prometheus: PrometheusApi
 ) -> None:
     node = f"without-window-{list(CASES).index(case)}"
@@ -71,7 +71,7 @@ async def test_all_that_prometheus_can_take_reaches_it(
     assert (stored, records) == (len(CASES[case]) - sum(lost.values()), lost)
 
 
-async def test_with_a_window_prometheus_takes_what_is_behind_too(
+async def test_with_a_window_prometheus_accepts_late_samples_too(
     start_prometheus: Callable[..., Prometheus],
 ) -> None:
     server = start_prometheus(config=WINDOW)

@@ -1,4 +1,4 @@
-"""Counters on real brokers and a strict Prometheus, over kills of the sink at random moments."""
+"""Counters on real brokers and a strict Prometheus, with kills of the sink at random moments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KILLS: Final = int(os.environ.get("TEST_KILLS", "6"))
 INTERVAL_SECONDS: Final = 5
 TICKS: Final = 40 * KILLS
 RUN: Final = "kills"
-"""The label that tells this test's series from those of others in the same Prometheus."""
+"""The label that separates this test's series from those of others in the same Prometheus."""
 BUSY: Final = f'gpuledger_gpu_busy_seconds_total{{category="pod", run="{RUN}"}}'
 
 
@@ -54,7 +54,7 @@ async def test_every_interval_is_stored_once_and_no_counter_falls_whenever_the_s
     broker: Kafka, prometheus: PrometheusApi, start_sink: Callable[..., Sink]
 ) -> None:
     await make_topics(broker)
-    chance = random.Random(20)  # noqa: S311  # moments, no secrets
+    chance = random.Random(20)  # noqa: S311  # moments, not secrets
     # Each node's time begins at a multiple of the interval.
     start_ns = (time.time_ns() // SECOND_NS - TICKS - 60) // INTERVAL_SECONDS * INTERVAL_SECONDS
     start_ns *= SECOND_NS

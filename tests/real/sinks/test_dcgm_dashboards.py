@@ -1,7 +1,7 @@
 """Dashboards for dcgm-exporter on a real Prometheus 3 with remote-write and the shipped rules.
 
-The queries are those of NVIDIA's dashboard 12239, of its revision that selects by `instance` and of
-the one that selects by `Hostname`, of KubeSphere's dashboard, and of common rules.
+The queries are from NVIDIA's dashboard 12239 (the revision that selects by `instance` and the one
+that selects by `Hostname`), from KubeSphere's dashboard, and from common rules.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ VALUES: Final = {
     "DCGM_FI_DEV_SM_CLOCK": 1980,
     "DCGM_FI_DEV_MEM_CLOCK": 2619,
     "DCGM_FI_DEV_GPU_TEMP": 61,
-    # The mean of 200, 400, 200, 400 and 200, and what the counter says at the end.
+    # The mean of 200, 400, 200, 400 and 200, and the counter's value at the end.
     "DCGM_FI_DEV_POWER_USAGE": 280,
     "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": 7_000_000,
     "DCGM_FI_DEV_GPU_UTIL": 75,
@@ -55,7 +55,7 @@ VALUES: Final = {
     "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": 0.125,
     "DCGM_FI_PROF_DRAM_ACTIVE": 0.0625,
 }
-"""All that is recorded, in dcgm-exporter's units: MHz, degrees, W, mJ, percent, MiB."""
+"""All recorded series, in dcgm-exporter's units: MHz, degrees, W, mJ, percent, MiB."""
 OF_ALL: Final = [
     (f"DCGM_FI_DEV_GPU_TEMP{BY_INSTANCE}", 61),
     (f"DCGM_FI_DEV_POWER_USAGE{BY_INSTANCE}", 280),
@@ -70,7 +70,7 @@ OF_ALL: Final = [
     (f"max(DCGM_FI_DEV_FB_USED{BY_HOST}) by {OF_INSTANCES}", 20_480),
     ("DCGM_FI_DEV_FB_USED / (DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE) > 0.2", 20_480 / 80_896),
     ("DCGM_FI_DEV_GPU_TEMP > 60", 61),
-    # KubeSphere's, whose legends show `node`, `device` and `gpu`.
+    # KubeSphere's queries; their legends show `node`, `device` and `gpu`.
     ("max by (node, device, gpu) (DCGM_FI_DEV_GPU_TEMP)", 61),
     ("max by (node, device, gpu) (DCGM_FI_DEV_POWER_USAGE)", 280),
     ("max by (node, device, gpu) (DCGM_FI_DEV_SM_CLOCK)", 1980),
@@ -78,13 +78,13 @@ OF_ALL: Final = [
     ("max by (node, device, gpu) (DCGM_FI_DEV_GPU_UTIL)", 75),
     ("max by (node, device, gpu) (DCGM_FI_DEV_MEM_COPY_UTIL)", 25),
 ]
-"""Queries that have a value of each GPU, and which."""
+"""Queries with a value per GPU, and the values."""
 OF_ONE: Final = [
     (f"avg(DCGM_FI_DEV_GPU_TEMP{BY_INSTANCE})", 61),
     (f"sum(DCGM_FI_DEV_POWER_USAGE{BY_INSTANCE})", 6 * 280),
-    # As that dashboard has it: of each index the host that draws most.
+    # That dashboard shows, for each index, the host with the highest power.
     (f"sum(max(DCGM_FI_DEV_POWER_USAGE{BY_HOST}) by (gpu))", 2 * 280),
-    # One container holds one GPU of each host; what is shared has nobody's labels.
+    # One container has one GPU of each host; a shared GPU has no container's labels.
     ('count(DCGM_FI_DEV_GPU_UTIL{namespace="research", pod=~"train-.*"})', 3),
     ('avg(DCGM_FI_DEV_GPU_UTIL{namespace="research"})', 75),
     ('count(DCGM_FI_DEV_GPU_UTIL{pod=""})', 3),
@@ -92,7 +92,7 @@ OF_ONE: Final = [
 
 
 def tick_of(number: int, node: str, start_ns: int) -> GpuEvent:
-    """Return a tick of two GPUs: one container holds the first, two namespaces share the other."""
+    """Return a tick of two GPUs: one container has the first, two namespaces share the other."""
     gpus = [
         reading(
             uuid=f"GPU-{node}-{index}",
@@ -143,20 +143,20 @@ def values_of(prometheus: PrometheusApi, query: str) -> list[float]:
 
 
 def label_values(prometheus: PrometheusApi, metric: str, label: str) -> list[str]:
-    """Return what a variable of a dashboard is filled with."""
+    """Return the options of a dashboard's variable."""
     match = urllib.parse.urlencode({"match[]": metric})
     found: list[str] = prometheus.fetch(f"/api/v1/label/{label}/values?{match}").json()["data"]
     return found
 
 
-async def test_dashboards_and_rules_of_dcgm_exporter_have_their_series_by_remote_write_alone(
+async def test_dashboards_and_rules_of_dcgm_exporter_have_their_series_with_only_remote_write(
     broker: Kafka,
     start_prometheus: Callable[..., Prometheus],
     start_sink: Callable[..., Sink],
 ) -> None:
     await make_topics(broker)
     prometheus = start_prometheus(config=f"{CONFIG}rule_files: [{RULES}]\n")
-    # The last tick but one ends an interval, and is of just now.
+    # The second to last tick ends an interval, and is the current one.
     now_seconds = time.time_ns() // SECOND_NS // INTERVAL_SECONDS * INTERVAL_SECONDS
     start_ns = (now_seconds - TICKS) * SECOND_NS
     await publish(
@@ -204,7 +204,7 @@ PARTS: Final = {
     'gpuledger_gpu_link_bytes_total{gpu_uuid="GPU", link="pcie", direction="sent"}': "0+120x10",
     'gpuledger_gpu_link_bytes_total{gpu_uuid="GPU", link="pcie", direction="received"}': "0+60x10",
 }
-"""Series of a partitioned GPU, a sample a minute."""
+"""Series of a partitioned GPU, one sample per minute."""
 RECORDED: Final = {
     "DCGM_FI_DEV_FB_USED": ("MIG", 1),
     "DCGM_FI_DEV_GPU_UTIL": ("MIG", 50),
@@ -212,10 +212,10 @@ RECORDED: Final = {
     "DCGM_FI_PROF_PCIE_TX_BYTES": ("GPU", 2),
     "DCGM_FI_PROF_PCIE_RX_BYTES": ("GPU", 1),
 }
-"""Queries that have one value, the device it is of, and the value."""
+"""Queries with a single value, the device that it belongs to, and the value."""
 
 
-def test_rules_count_nothing_of_a_partitioned_gpu_twice_and_rates_are_those_of_counters(
+def test_rules_count_a_partitioned_gpu_once_and_rates_match_those_of_counters(
     promtool: Path, tmp_path: Path
 ) -> None:
     tests = [

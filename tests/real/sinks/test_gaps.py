@@ -1,4 +1,4 @@
-"""Events that are gone before a sink read them, on a real Kafka: said wherever one looks."""
+"""Events that were removed before a sink read them, on a real Kafka: reported everywhere."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ def begin(broker: Kafka, start_sink: Callable[..., Sink]) -> Begin:
 
 
 @pytest.mark.extended
-async def test_a_topic_made_anew_while_the_store_is_stopped_stops_it_before_it_writes(
+async def test_the_store_does_not_write_if_a_topic_was_recreated_while_it_was_stopped(
     broker: Kafka, tmp_path: Path, begin: Begin, start_sink: Callable[..., Sink]
 ) -> None:
-    """The new topic has grown beyond what is stored, so that no offset looks wrong."""
+    """The new topic is already longer than the stored offsets, so that no offset looks wrong."""
     folder = tmp_path / "store"
     sink = await begin("store", **store_into(folder))
     assert sink.stop(deadline_seconds=120) == 0
@@ -106,7 +106,7 @@ async def test_a_topic_made_anew_while_the_store_is_stopped_stops_it_before_it_w
     again.wait_until(lambda: count_rows(str(folder)) >= FEW + MANY, deadline_seconds=120)
 
 
-async def test_a_topic_made_anew_while_the_store_runs_stops_it_before_it_writes(
+async def test_the_store_stops_before_it_writes_if_a_topic_is_recreated_while_it_runs(
     broker: Kafka, tmp_path: Path, begin: Begin
 ) -> None:
     folder = tmp_path / "store"
@@ -121,7 +121,7 @@ async def test_a_topic_made_anew_while_the_store_runs_stops_it_before_it_writes(
     assert count_rows(str(folder)) == FEW
 
 
-async def test_what_was_removed_while_the_store_was_stopped_is_logged_counted_shown_and_stored(
+async def test_records_removed_while_the_store_was_stopped_are_logged_counted_shown_and_stored(
     broker: Kafka, tmp_path: Path, begin: Begin
 ) -> None:
     folder = tmp_path / "store"
@@ -148,13 +148,13 @@ async def test_what_was_removed_while_the_store_was_stopped_is_logged_counted_sh
     assert offsets == {*range(FEW), *range(FEW + 12, FEW + MANY)}
 
 
-async def test_what_is_removed_while_a_sink_stands_still_is_said(
+async def test_records_removed_while_a_sink_is_suspended_are_reported(
     broker: Kafka, begin: Begin
 ) -> None:
     sink = await begin("rows")
     sink.send(signal.SIGSTOP)
     await publish(broker, of_one_node(MANY, first=FEW))
-    # What the brokers were asked for before it stood still may still come.
+    # Responses that were requested before the suspension may still arrive.
     await remove_before(settings_of(broker), AT, FEW + MANY)
     sink.send(signal.SIGCONT)
     await publish(broker, of_one_node(1, first=FEW + MANY))
@@ -170,8 +170,8 @@ async def test_what_is_removed_while_a_sink_stands_still_is_said(
 
 
 @pytest.mark.extended
-async def test_what_retention_removes_is_said(broker: Kafka, begin: Begin) -> None:
-    """Also to a sink whose records are gone to the last one."""
+async def test_records_removed_by_retention_are_reported(broker: Kafka, begin: Begin) -> None:
+    """Even if all records that the sink missed are gone."""
     short = {**EVENTS.extra, "retention.ms": "2000", "segment.ms": "300"}
     await make_topics(broker)
     await recreate(settings_of(broker), replace(EVENTS, extra=short))
@@ -179,9 +179,9 @@ async def test_what_retention_removes_is_said(broker: Kafka, begin: Begin) -> No
     assert sink.stop(deadline_seconds=120) == 0
     await publish(broker, of_one_node(MANY, first=FEW))
     deadline = time.monotonic() + 60
-    # A segment is closed by the write after it.
+    # A segment is closed by the next write.
     while (await spans(settings_of(broker), EVENTS.name))[AT].first <= FEW:
-        assert time.monotonic() < deadline, "nothing is removed"
+        assert time.monotonic() < deadline, "retention has removed nothing"
         await publish(broker, of_one_node(1, first=1000))
         await asyncio.sleep(0.5)
 

@@ -1,4 +1,4 @@
-"""No batch on the events' topic ends or blocks a sink: the store, and one that writes to Kafka."""
+"""No batch on the events topic ends or blocks a sink: the store, and one that writes to Kafka."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Span = tuple[int, int]
 
 
 class Written:
-    """What lies on the topic: events that must arrive, and offsets that nobody can read."""
+    """The content of the topic: events that must arrive, and offsets that cannot be read."""
 
     def __init__(self) -> None:
         self.seqs: list[int] = []
@@ -55,7 +55,7 @@ def raw(events: list[GpuEvent]) -> list[Raw]:
 
 
 async def write_everything(broker: Kafka) -> Written:
-    """Write events, and between them whatever cannot be read, or only by who reads all of it."""
+    """Write events, and between them batches that are unreadable or hard to read."""
     written, first = Written(), 0
     for name, how in {**HOSTILE, **LEGAL}.items():
         await publish(broker, good := of_one_node(first, 2))
@@ -82,7 +82,7 @@ async def await_committed(sink: Sink, broker: Kafka, group: str, offset: int) ->
 
 
 def dead_letters(broker: Kafka, kcat: Kcat) -> list[Span]:
-    """Return the offsets of the dead letters, which say no more than where they lie and why."""
+    """Return the offsets of the dead letters, which contain only the place and the reason."""
     found = values(broker, kcat, DEAD_LETTERS.name)
     assert {(each["topic"], each["partition"], each["reason"]) for each in found} == {
         (*AT, "unreadable")
@@ -105,7 +105,7 @@ async def written(broker: Kafka) -> Written:
     return await write_everything(broker)
 
 
-async def test_the_store_has_all_events_once_and_a_row_for_each_batch_it_cannot_read(
+async def test_the_store_has_all_events_once_and_a_row_for_each_batch_that_it_cannot_read(
     broker: Kafka, kcat: Kcat, tmp_path: Path, start_sink: Callable[..., Sink], written: Written
 ) -> None:
     folder = str(tmp_path / "store")
@@ -132,7 +132,7 @@ async def test_the_store_has_all_events_once_and_a_row_for_each_batch_it_cannot_
     assert dead_letters(broker, kcat) == written.unreadable
 
 
-async def test_a_sink_that_writes_to_kafka_leaves_out_no_event_and_repeats_none(
+async def test_a_sink_that_writes_to_kafka_skips_no_event_and_repeats_none(
     broker: Kafka, kcat: Kcat, start_sink: Callable[..., Sink], written: Written
 ) -> None:
     sink = start_sink("rows", broker)

@@ -1,4 +1,4 @@
-"""No answer of a receiver ends a sink: a process over a real Kafka, and a hostile server."""
+"""No response of a receiver ends a sink: a process over a real Kafka, and a hostile server."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ SETTINGS = {
 
 
 def peak_bytes(pid: int) -> int:
-    """Return the most memory that a process ever held."""
+    """Return the peak memory of a process."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 @pytest.mark.parametrize("kind", SETTINGS)
-async def test_whatever_a_receiver_answers_its_sink_goes_on_until_it_takes_what_it_is_sent(
+async def test_a_sink_survives_all_responses_of_a_receiver_until_its_samples_are_accepted(
     broker: Kafka, start_sink: Callable[..., Sink], kind: str
 ) -> None:
     await make_topics(broker)
@@ -51,7 +51,7 @@ async def test_whatever_a_receiver_answers_its_sink_goes_on_until_it_takes_what_
         setting, value = SETTINGS[kind]
         settings = {setting: value.format(url=receiver.url)}
         if kind == "remote_write":
-            settings["remote_write__interval_seconds"] = "0"  # sent at once
+            settings["remote_write__interval_seconds"] = "0"  # sent immediately
         sink = start_sink(kind, broker, **settings)
         await asyncio.to_thread(sink.wait_until, sink.is_ready, deadline_seconds=120)
         before_bytes = peak_bytes(sink.pid)

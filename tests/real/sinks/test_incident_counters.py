@@ -1,4 +1,4 @@
-"""Counters of incidents on real brokers and a strict Prometheus, over kills of the sink."""
+"""Counters of incidents on real brokers and a strict Prometheus, with kills of the sink."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def publish_incidents(to: Kafka, incidents: Sequence[Incident]) -> None:
 
 
 def stored(prometheus: PrometheusApi, selector: str, label: str) -> dict[str, list[float]]:
-    """Return the stored values of the last hour, by a label, in the order of their times."""
+    """Return the stored values of the last hour, by a label, in chronological order."""
     query = urllib.parse.urlencode({"query": f"{selector}[1h]", "time": time.time()})
     found = prometheus.fetch(f"/api/v1/query?{query}").json()["data"]["result"]
     return {
@@ -61,13 +61,13 @@ def stored(prometheus: PrometheusApi, selector: str, label: str) -> dict[str, li
     }
 
 
-async def test_every_incident_is_counted_once_and_none_falls_whenever_the_sink_is_killed(
+async def test_every_incident_is_counted_once_and_no_counter_falls_whenever_the_sink_is_killed(
     broker: Kafka, prometheus: PrometheusApi, start_sink: Callable[..., Sink]
 ) -> None:
     await make_topics(broker)
-    chance = random.Random(31)  # noqa: S311  # moments, no secrets
+    chance = random.Random(31)  # noqa: S311  # moments, not secrets
     run = "incidents"
-    # All of it lies before now, so that the last of it is what is asked for.
+    # All of it is in the past, so that its last value is the one queried.
     start_ns = time.time_ns() - (TICKS_A_KILL * (KILLS + 1) + 30) * SECOND_NS
     settings = {
         "remote_write__url": prometheus.remote_write_url,
@@ -116,7 +116,7 @@ async def test_every_incident_is_counted_once_and_none_falls_whenever_the_sink_i
 
     for code, values in stored(prometheus, by_xid, "xid").items():
         assert values == sorted(values), code
-        # From its first on: what a receiver sees of it is an increase of all.
+        # From the first value on: a receiver sees all of it as an increase.
         assert (values[0], values[-1]) == (0, expected[code])
     kinds = stored(prometheus, by_kind, "kind")
     assert kinds["xid"] == sorted(kinds["xid"])
@@ -124,7 +124,7 @@ async def test_every_incident_is_counted_once_and_none_falls_whenever_the_sink_i
     assert set(kinds["gpu_lost"]) == {0}
 
 
-async def test_the_alerts_of_the_page_fire_at_what_they_are_about(
+async def test_the_alerts_of_the_page_fire_on_their_incidents(
     broker: Kafka, prometheus: PrometheusApi, start_sink: Callable[..., Sink]
 ) -> None:
     await make_topics(broker)

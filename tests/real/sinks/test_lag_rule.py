@@ -1,4 +1,4 @@
-"""The documented rule on a sink's lag, judged by Prometheus' own promtool over an outage."""
+"""The documented rule on a sink's lag, evaluated over an outage by Prometheus's promtool."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ MINUTES = 20
 
 
 class Receiver:
-    """A receiver that is away for some minutes of the clock, and then takes everything."""
+    """A receiver that is away for some minutes of the clock, and then accepts everything."""
 
     def __init__(self, clock: ManualClock, *, away_minutes: int) -> None:
         self.clock = clock
         self.back_at_ns = clock.now_ns + away_minutes * 60 * 10**9
         self.seen: list[tuple[float, float]] = []
-        """For each attempt the minute and what a scrape would have shown."""
+        """For each attempt the minute and the value that a scrape would have."""
 
     async def write(self, message: Payload, *, attempt: int) -> int:  # a client's method
         self.seen.append((self.minute(), lag_seconds()))
@@ -60,7 +60,7 @@ def documented_rule() -> str:
 
 
 def fires(values: list[float], rule: str, promtool: Path, folder: Path) -> bool:
-    """Return whether the rule fires at the end of a series with a value for each minute."""
+    """Return whether the rule fires at the end of a series with a value per minute."""
     (folder / "rules.yml").write_text(
         f"groups: [{{name: g, rules: [{{alert: SinkLags, expr: '{rule}'}}]}}]"
     )
@@ -79,7 +79,7 @@ def fires(values: list[float], rule: str, promtool: Path, folder: Path) -> bool:
     return subprocess.run(command, check=False, capture_output=True).returncode == 0
 
 
-async def test_an_outage_of_the_receiver_fires_the_documented_rule_and_its_end_ends_it(
+async def test_an_outage_of_the_receiver_fires_the_documented_rule_and_its_end_resolves_it(
     promtool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, on = ManualClock(), bus()

@@ -1,4 +1,4 @@
-"""What a real Prometheus 3 makes of type, help and unit, which each series is sent with."""
+"""How a real Prometheus 3 uses type, help and unit, which are sent with each series."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ SENT: Final = (
     *HEALTH_FAMILIES,
 )
 COUNTED_FROM_NOTHING: Final = {"gpuledger_gpu_incidents_total"}
-"""Sent with 0 once all incidents before have been read, which may be after the ticks."""
+"""Sent as 0 once all earlier incidents have been read, which may be after the ticks."""
 KNOWN: Final = {
     metric.name: Described(metric.kind, metric.help, metric.unit)
     for family in (*SENT, *map(maxima_of, FAMILIES))
     for metric in metrics_of(family)
 }
-"""What each name means, by the tables."""
+"""The help of each name, from the tables."""
 PARTS_READ: Final = {
     "health": GpuHealth,
     "throttling": GpuThrottling,
@@ -85,7 +85,7 @@ PARTS_READ: Final = {
     "traffic": GpuTraffic,
 }
 NOT_READ: Final = {
-    # In ticks without an answer alone, and of instances and labels that are not there.
+    # Only in ticks without an answer, or for instances and labels that this node does not have.
     "gpuledger_gpu_gap_seconds",
     "gpuledger_node_gap_seconds",
     "gpuledger_mig_instance_gap_seconds",
@@ -97,7 +97,7 @@ NOT_READ: Final = {
 
 
 def tick_of(number: int, time_ns: int) -> GpuEvent:
-    """Return a tick with a GPU, and one that is cut, of which all is read that there is."""
+    """Return a tick with a GPU and a MIG-partitioned one, with all existing readings."""
     all_read: dict[str, Any] = {
         "memory_reserved_bytes": 2**30,
         "memory_utilization_ratio": 0.5,
@@ -155,10 +155,10 @@ def has_half(on: MemoryBus, at: TopicPartition) -> bool:
 
 
 async def send_all(to: PrometheusApi) -> set[str]:
-    """Send series of all families; return the names that the receiver has of them."""
+    """Send series of all families; return their names at the receiver."""
     on: MemoryBus = bus()
     of_events, of_readings = place_of(NODE), place_of(NODE, READINGS.name)
-    # A Prometheus sends on what is of after its start.
+    # Prometheus forwards only samples from after its start.
     times = [time.time_ns() + number * SECOND_NS for number in range(TICKS)]
     await publish(on, *(tick_of(number, at_ns) for number, at_ns in enumerate(times)))
     reported = [readings_of(number, at_ns) for number, at_ns in enumerate(times)]
@@ -177,10 +177,10 @@ async def send_all(to: PrometheusApi) -> set[str]:
     return set(found)
 
 
-async def test_prometheus_3_has_type_and_unit_as_labels_where_its_feature_is_on(
+async def test_prometheus_3_has_type_and_unit_as_labels_if_its_feature_is_on(
     start_prometheus: Callable[..., Prometheus],
 ) -> None:
-    """It answers `/api/v1/metadata` for what it scrapes alone, and so for nothing of these."""
+    """Its `/api/v1/metadata` covers only scraped series, and so none of these."""
     prometheus = start_prometheus(arguments=["--enable-feature=type-and-unit-labels"])
 
     names = await send_all(prometheus)
@@ -194,7 +194,7 @@ async def test_prometheus_3_has_type_and_unit_as_labels_where_its_feature_is_on(
     assert prometheus.fetch("/api/v1/metadata").json()["data"] == {}
 
 
-async def test_prometheus_3_sends_on_type_help_and_unit_of_every_series(
+async def test_prometheus_3_forwards_type_help_and_unit_of_every_series(
     start_prometheus: Callable[..., Prometheus],
 ) -> None:
     async with receiving() as next_receiver:

@@ -1,4 +1,4 @@
-"""A store on a server that speaks S3: two writers, one that is killed, maintenance, and readers."""
+"""A store on an S3 server: two writers, a killed writer, maintenance, and readers."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def ask(capsys: pytest.CaptureFixture[str], sql: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.usefixtures("gateway")
-def test_of_writers_that_commit_at_once_no_commit_is_lost_and_none_taken_twice() -> None:
-    """The server puts a commit only where there is none of its number: a conditional put."""
+def test_concurrent_commits_of_writers_are_neither_lost_nor_applied_twice() -> None:
+    """The server stores a commit only if its number is free: a conditional put."""
     UsageTable(store_uri=STORE).load([])
 
     def write(stream: str, node: str) -> None:
@@ -60,7 +60,7 @@ def test_of_writers_that_commit_at_once_no_commit_is_lost_and_none_taken_twice()
             except StaleTableError:
                 continue
 
-    # Two of one stream, of which each offset is to be there once, and one of another.
+    # Two writers of one stream, each offset of which must be there once, and one of another.
     works = [("shared", "a"), ("shared", "b"), ("own", "c")]
     threads = [threading.Thread(target=write, args=work) for work in works]
     for thread in threads:
@@ -72,7 +72,7 @@ def test_of_writers_that_commit_at_once_no_commit_is_lost_and_none_taken_twice()
     assert table.version() == 2 * COMMITS
 
 
-async def test_a_sink_that_is_killed_in_mid_commit_loses_and_repeats_nothing(
+async def test_a_sink_that_is_killed_during_a_commit_loses_and_repeats_nothing(
     broker: Kafka,
     gateway: ObjectStore,
     start_sink: Callable[..., Sink],
@@ -84,7 +84,7 @@ async def test_a_sink_that_is_killed_in_mid_commit_loses_and_repeats_nothing(
     for number in range(KILLS):
         before = gateway.count("PUT", "/usage/")
         await publish(broker, ticks(12, first=number * 12))
-        # Data and commit are two requests: after the first one it is between them.
+        # Data and commit are two requests; after the first the sink is between them.
         awaited = before + 1 + number % 2
         sink.wait_until(lambda n=awaited: gateway.count("PUT", "/usage/") >= n, deadline_seconds=99)  # type: ignore[misc]  # the number is bound here
         sink.kill()
@@ -104,7 +104,7 @@ async def test_a_sink_that_is_killed_in_mid_commit_loses_and_repeats_nothing(
     assert SECRET_KEY not in sink.log.read_text()
 
 
-def test_the_page_s_lines_for_polars_run_as_they_are(
+def test_the_polars_example_of_the_page_runs_unchanged(
     gateway: ObjectStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = UsageTable(store_uri=STORE)

@@ -1,4 +1,4 @@
-"""The sinks as their users run them: processes of their own over a real Kafka."""
+"""The sinks as their users run them: separate processes over a real Kafka."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def stored(folder: Path) -> tuple[Any, ...]:
     return row
 
 
-async def test_killed_in_the_middle_again_and_again_the_store_has_each_row_once(
+async def test_the_store_has_each_row_once_after_repeated_kills_during_its_work(
     broker: Kafka, tmp_path: Path, kcat: Kcat, start_sink: Callable[..., Sink]
 ) -> None:
     await make_topics(broker)
@@ -94,7 +94,7 @@ async def test_samples_reach_prometheus_from_kafka(
     assert sink.stop(deadline_seconds=120) == 0
 
 
-async def test_an_outage_of_the_receiver_is_one_line_where_it_begins_and_the_lag_shows_it(
+async def test_an_outage_of_the_receiver_is_one_line_when_it_starts_and_the_lag_shows_it(
     broker: Kafka, start_sink: Callable[..., Sink]
 ) -> None:
     await make_topics(broker)

@@ -1,4 +1,4 @@
-"""Which version of remote-write is spoken with real receivers, and what arrives by each."""
+"""Which version of remote-write is used with real receivers, and what arrives with each."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ remote_write:
 
 
 def told_by(received: list[Received]) -> dict[str, Described]:
-    """Return what requests of 2.0 say of metrics."""
+    """Return what requests of 2.0 contain about metrics."""
     return {
         one.series.name: one.described
         for request in received
@@ -72,7 +72,7 @@ def told_by(received: list[Received]) -> dict[str, Described]:
 
 
 def ticks(node: str, *, count: int = 5) -> list[GpuEvent]:
-    # A Prometheus sends on what is of after its start.
+    # Prometheus forwards only samples from after its start.
     first_ns = time.time_ns()
     return [
         event(n, node=node, time_ns=first_ns + n * 10**7, entries=[entry()]) for n in range(count)
@@ -80,7 +80,7 @@ def ticks(node: str, *, count: int = 5) -> list[GpuEvent]:
 
 
 async def send(to: PrometheusApi, node: str, *, protocol: str = "auto") -> str:
-    """Send five ticks of a node by the sink; return what it says of the protocol."""
+    """Send five ticks of a node through the sink; return what it reports about the protocol."""
     on = bus()
     await publish(on, *ticks(node))
     settings = RemoteWriteSettings(url=to.remote_write_url, protocol=protocol, interval_seconds=0)  # type: ignore[arg-type]  # one of three
@@ -92,16 +92,16 @@ async def send(to: PrometheusApi, node: str, *, protocol: str = "auto") -> str:
 
 
 async def has_all(prometheus: PrometheusApi, node: str) -> bool:
-    """Ask until a node's five ticks are there."""
+    """Query until a node's five ticks are there."""
     query = f'count_over_time({BUSY}{{node="{node}"}}[1m]) == 5'
     return bool(await asyncio.to_thread(prometheus.await_query, query))
 
 
 @pytest.mark.parametrize("protocol", ["auto", "2.0"])
-async def test_prometheus_3_is_spoken_to_in_2_0_and_has_values_and_metadata(
+async def test_prometheus_3_gets_2_0_and_has_values_and_metadata(
     start_prometheus: Callable[..., Prometheus], protocol: str
 ) -> None:
-    """It answers for the metadata of what it scrapes alone, but sends on what it was told."""
+    """It returns metadata only for series that it scrapes, but forwards all that it received."""
     async with receiving() as next_receiver:
         prometheus = start_prometheus(config=RELAYING.format(url=next_receiver.url))
 
@@ -122,7 +122,7 @@ async def test_prometheus_3_is_spoken_to_in_2_0_and_has_values_and_metadata(
         ("victoriametrics", "204 without a report of written samples"),
     ],
 )
-async def test_a_receiver_of_1_0_is_spoken_to_in_1_0_and_loses_no_sample(
+async def test_a_receiver_of_1_0_gets_1_0_and_loses_no_sample(
     start_prometheus: Callable[..., Prometheus],
     start_prometheus_2: Callable[[], Prometheus2],
     victoria_metrics: PrometheusApi,
@@ -141,7 +141,7 @@ async def test_a_receiver_of_1_0_is_spoken_to_in_1_0_and_loses_no_sample(
     assert await has_all(api, "node-1-0")
 
 
-async def test_a_receiver_of_2_0_alone_is_waited_for_where_1_0_is_set(
+async def test_the_sink_waits_for_a_receiver_of_only_2_0_if_1_0_is_configured(
     start_prometheus: Callable[..., Prometheus],
 ) -> None:
     prometheus = start_prometheus(arguments=[f"{ACCEPTED}=io.prometheus.write.v2.Request"])
@@ -157,7 +157,7 @@ async def test_a_receiver_of_2_0_alone_is_waited_for_where_1_0_is_set(
     assert (await send(prometheus, "node-only")).startswith("remote-write 2.0")
 
 
-async def test_where_2_0_is_set_a_receiver_of_1_0_loses_nothing_and_the_check_names_the_setting(
+async def test_if_2_0_is_configured_a_receiver_of_1_0_loses_nothing_and_the_check_names_the_setting(
     start_prometheus_2: Callable[[], Prometheus2],
 ) -> None:
     on, readiness = bus(), Readiness()
@@ -171,10 +171,10 @@ async def test_where_2_0_is_set_a_receiver_of_1_0_loses_nothing_and_the_check_na
     assert committed(on, REMOTE_WRITE.group, place_of("node-strict")) is None
 
 
-async def test_duty_28_what_prometheus_3_has_not_written_of_a_request_is_counted_and_put_aside(
+async def test_duty_28_samples_that_prometheus_3_did_not_write_are_counted_and_rejected(
     start_prometheus: Callable[..., Prometheus],
 ) -> None:
-    """Another sender has written a later sample of one of two nodes before."""
+    """Another sender has already written a later sample of one of two nodes."""
     prometheus, on, labels = start_prometheus(), bus(), {"sink": REMOTE_WRITE.name}
     *nodes, others = [f"n{n}" for n in range(99) if place_of(f"n{n}").partition == 0][:3]
     at = place_of(nodes[0])
@@ -185,7 +185,7 @@ async def test_duty_28_what_prometheus_3_has_not_written_of_a_request_is_counted
     )
     settings = RemoteWriteSettings(url=prometheus.remote_write_url, interval_seconds=0)
     async with sending(on, settings):
-        # What lay there before may be a repetition.
+        # Records before that may be repetitions.
         await publish(on, *ticks(others))
         await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 5)
         together = [*ticks(nodes[0]), *ticks(nodes[1])]
@@ -218,7 +218,7 @@ async def send_later(to: PrometheusApi, node: str) -> None:
 
 
 class Counter:
-    """A counter that began before its first sample."""
+    """A counter that started before its first sample."""
 
     samples, tenant = 1, ""
 
@@ -235,10 +235,10 @@ class Counter:
         return encode_request(version, [self._timed])
 
 
-async def test_duty_23_prometheus_3_reads_when_a_counter_began(
+async def test_duty_23_prometheus_3_reads_when_a_counter_started(
     start_prometheus: Callable[..., Prometheus],
 ) -> None:
-    """It writes a zero there, as it is told to by a feature's flag."""
+    """It writes a zero at that time, because a feature flag enables this."""
     prometheus, now_ms = start_prometheus(), time.time_ns() // 10**6
     async with open_client(
         RemoteWriteSettings(url=prometheus.remote_write_url, interval_seconds=0)

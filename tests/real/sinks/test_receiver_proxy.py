@@ -1,4 +1,4 @@
-"""Real receivers behind a proxy that alone knows their names, over TLS 1.3 with a server name."""
+"""Real receivers that only a proxy can resolve, over TLS 1.3 with a server name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AT_PROXY = "of-the-proxy"
 
 
 def by(proxy: HttpProxy, authority: Authority) -> dict[str, Any]:
-    """Return the settings of the way to a receiver by a proxy with a login."""
+    """Return the settings for a receiver behind a proxy with a login."""
     return {
         "proxy_url": proxy.url,
         "proxy_username": "sink",
@@ -40,7 +40,7 @@ def by(proxy: HttpProxy, authority: Authority) -> dict[str, Any]:
     }
 
 
-async def test_prometheus_has_all_samples_also_after_an_outage_of_the_proxy(
+async def test_prometheus_has_all_samples_even_after_an_outage_of_the_proxy(
     prometheus_binary: Path, starter: Starter, tmp_path: Path
 ) -> None:
     authority, readiness, on = Authority(folder=tmp_path), Readiness(), bus()
@@ -81,7 +81,7 @@ async def test_prometheus_has_all_samples_also_after_an_outage_of_the_proxy(
     assert {line.split()[1] for line in proxy.requests} == {"prometheus.test:9090"}
 
 
-async def test_alertmanager_answers_by_the_proxy(
+async def test_alertmanager_answers_through_the_proxy(
     alertmanager_binary: Path, starter: Starter, tmp_path: Path
 ) -> None:
     authority, readiness, on = Authority(folder=tmp_path), Readiness(), bus()

@@ -1,4 +1,4 @@
-"""The receiver's password and authority are exchanged while the sink runs, on a real Prometheus."""
+"""The receiver's password and authority are replaced while the sink runs, on a real Prometheus."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Mounted:
         )
 
 
-async def test_samples_are_taken_on_where_password_and_authority_are_exchanged(
+async def test_samples_are_still_accepted_while_password_and_authority_are_replaced(
     prometheus_binary: Path, starter: Starter, tmp_path: Path
 ) -> None:
     first, second = (Authority(folder=tmp_path / name) for name in ("first", "second"))
@@ -66,7 +66,7 @@ async def test_samples_are_taken_on_where_password_and_authority_are_exchanged(
     )
 
     async def takes(node: str) -> None:
-        """Have a tick of a node sent, and find it."""
+        """Send a tick of a node, and find it."""
         await publish(on, event(node=node, time_ns=time.time_ns()))
         await asyncio.to_thread(
             lambda: receiver.await_query(

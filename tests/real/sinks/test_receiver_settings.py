@@ -1,4 +1,4 @@
-"""What docs/remote-write.md says that a receiver needs, on real ones, with it and without."""
+"""The settings that docs/remote-write.md requires of receivers, on real ones, with and without."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TOO_OLD = "too old sample"
 
 
 class WithoutReceiver(Prometheus):
-    """A Prometheus as it is by default."""
+    """A Prometheus with its default settings."""
 
     @override
     def argv(self) -> list[str | Path]:
@@ -47,7 +47,7 @@ class WithoutReceiver(Prometheus):
 
 
 async def send(to: PrometheusApi, node: str, *, time_ns: int) -> str:
-    """Send a node's tick as the sink does; return what became of it."""
+    """Send a node's tick as the sink does; return the result."""
     encoded = ActiveSeries().encode(samples_of(event(node=node, time_ns=time_ns)))
     async with open_client(RemoteWriteSettings(url=to.remote_write_url)) as client:
         try:
@@ -57,7 +57,7 @@ async def send(to: PrometheusApi, node: str, *, time_ns: int) -> str:
     return TAKEN
 
 
-def test_compose_gives_its_prometheus_what_the_page_says() -> None:
+def test_compose_configures_its_prometheus_as_the_page_documents() -> None:
     (service,) = [one for one in compose_file.services() if one.name == "prometheus"]
 
     page = (ROOT / "docs" / "remote-write.md").read_text()
@@ -69,7 +69,7 @@ def test_compose_gives_its_prometheus_what_the_page_says() -> None:
     assert OF_COMPOSE["storage"]["tsdb"]["out_of_order_time_window"] == "6h"
 
 
-async def test_a_prometheus_without_its_receiver_is_asked_again_until_it_is_switched_on(
+async def test_a_prometheus_without_its_receiver_is_retried_until_the_receiver_is_enabled(
     prometheus_binary: Path, starter: Starter
 ) -> None:
     folder = starter.new_folder("without-receiver")
@@ -92,14 +92,14 @@ async def test_a_prometheus_without_its_receiver_is_asked_again_until_it_is_swit
         (TOLERANT, "same", 6 * HOUR + 5 * MINUTE, f"{REJECTED} {TOO_OLD}"),
     ],
 )
-async def test_prometheus_takes_what_is_late_within_its_window(
+async def test_prometheus_accepts_late_samples_within_its_window(
     start_prometheus: Callable[..., Prometheus],
     config: str,
     node: str,
     seconds_ago: int,
     becomes: str,
 ) -> None:
-    """After a tick of now, of the same node or of another one."""
+    """After a current tick of the same node or of another one."""
     prometheus, now_ns = start_prometheus(config=config), time.time_ns()
     assert await send(prometheus, "same", time_ns=now_ns) == TAKEN
 
@@ -108,7 +108,7 @@ async def test_prometheus_takes_what_is_late_within_its_window(
     assert answer.startswith(becomes)
 
 
-async def test_victoriametrics_takes_what_is_late_and_stores_a_repetition_once_where_it_is_told(
+async def test_victoriametrics_accepts_late_samples_and_stores_a_repetition_once_if_configured(
     start_victoria_metrics: Callable[..., VictoriaMetrics],
 ) -> None:
     counts = {}

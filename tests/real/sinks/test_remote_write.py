@@ -1,4 +1,4 @@
-"""What the remote-write sink sends is taken, and answered, by real receivers."""
+"""Real receivers accept the samples of the remote-write sink, and return them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def query(of: PrometheusApi, promql: str) -> list[tuple[dict[str, str], fl
 
 
 @pytest.mark.parametrize("receiver", ["prometheus", "victoria_metrics"])
-async def test_a_query_by_namespace_and_pod_answers(
+async def test_a_query_by_namespace_and_pod_has_a_result(
     receiver: str, request: pytest.FixtureRequest
 ) -> None:
     api: PrometheusApi = request.getfixturevalue(receiver)
@@ -80,7 +80,7 @@ async def test_a_query_by_namespace_and_pod_answers(
     assert [value for _, value in counted] == [5]
 
 
-async def test_a_pods_series_are_gone_with_the_tick_that_does_not_have_it(
+async def test_a_pods_series_end_with_the_first_tick_without_it(
     prometheus: PrometheusApi,
 ) -> None:
     on, first_ns = bus(), time.time_ns() - 5 * SECOND_NS
@@ -101,12 +101,14 @@ async def test_a_pods_series_are_gone_with_the_tick_that_does_not_have_it(
         await publish(on, gone)
         await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 4)
 
-    # Without the marker Prometheus would go on answering with the last value for five minutes.
+    # Without the marker Prometheus would return the last value for five more minutes.
     assert await query(prometheus, alive) == []
     assert len(await query(prometheus, 'gpuledger_gpu_power_watts{node="node-ended"}')) == 1
 
 
-async def test_a_query_by_holder_answers_who_holds_idle_gpus(prometheus: PrometheusApi) -> None:
+async def test_a_query_by_owner_returns_who_is_allocated_idle_gpus(
+    prometheus: PrometheusApi,
+) -> None:
     on, first_ns, node = bus(), time.time_ns() - 5 * SECOND_NS, "node-idle"
     allocated = [holder(), holder("chat-0", namespace="serving")]
     idle = [
@@ -145,7 +147,7 @@ async def test_a_query_by_holder_answers_who_holds_idle_gpus(prometheus: Prometh
     assert await query(prometheus, by_holder) == [({}, 1.0)]
 
 
-async def test_after_a_crash_what_was_sent_before_costs_nothing_that_is_new(
+async def test_after_a_crash_repeated_samples_do_not_cost_any_new_ones(
     prometheus: PrometheusApi,
 ) -> None:
     on, first_ns = bus(), time.time_ns() - 20 * SECOND_NS

@@ -1,4 +1,4 @@
-"""What a receiver refused is listed, shown, and sent to it again once it takes that, alone."""
+"""Records that a receiver rejected are listed, shown, and replayed to it once it accepts them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BUSY = f'gpuledger_pod_gpu_busy_ratio{{node="{NODE}"}}[1h]'
 
 
 class Letters:
-    """`gpuledger dead-letters`, as people run it."""
+    """`gpuledger dead-letters`, as users run it."""
 
     def __init__(self, kafka: Kafka) -> None:
         self.kafka = kafka
@@ -75,7 +75,7 @@ async def eventually(holds: Callable[[], object], *, what: str) -> None:
 async def reject_late_ticks(
     dead_letters: Letters, receiver: Prometheus, start_sink: Callable[..., Sink]
 ) -> int:
-    """Let a strict Prometheus refuse ticks that are half an hour old; return when the first is."""
+    """Let a strict Prometheus reject ticks that are half an hour old; return after the first."""
     kafka = dead_letters.kafka
     await make_topics(kafka)
     start_sink("rows", kafka)
@@ -96,12 +96,12 @@ def tick(number: int, *, time_ns: int) -> Any:  # noqa: ANN401  # an event
 
 
 def stored(receiver: PrometheusApi) -> dict[float, float]:
-    """Return the values of one series by their times."""
+    """Return the values of one series by time."""
     found = receiver.query(BUSY)
     return {time_s: float(value) for series in found for time_s, value in series["values"]}
 
 
-async def test_refused_ticks_are_listed_shown_and_replayed_once_prometheus_takes_them(
+async def test_rejected_ticks_are_listed_shown_and_replayed_once_prometheus_accepts_them(
     start_prometheus: Callable[..., Prometheus],
     start_sink: Callable[..., Sink],
     dead_letters: Letters,
@@ -131,7 +131,7 @@ async def test_refused_ticks_are_listed_shown_and_replayed_once_prometheus_takes
     assert (rehearsed.returncode, counts()) == (0, before), rehearsed.stdout + rehearsed.stderr
     assert f"{LATE} would be replayed to gpuledger-remote-write" in rehearsed.stdout
 
-    # Rejected again: a further dead letter for each, and nothing for anybody else.
+    # Rejected again: a further dead letter for each, and nothing for any other consumer.
     ran = dead_letters.run("replay", "--all", "--yes")
     assert (ran.returncode, ran.stdout) == (0, f"{LATE} replayed to gpuledger-remote-write\n")
     after = (*before[:2], before[2] + LATE)

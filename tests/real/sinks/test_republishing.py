@@ -47,14 +47,14 @@ def expected(events: list[GpuEvent]) -> Counter[tuple[str, str, int, int]]:
 
 def wait_for_rows(sink: Sink, of: Kafka, by: Kcat, *, least: int, seconds: float = 300) -> None:
     def are_there() -> bool:
-        time.sleep(0.1)  # each look is a process
+        time.sleep(0.1)  # each check is a process
         return len(rows(of, by)) >= least
 
     sink.wait_until(are_there, deadline_seconds=seconds)
 
 
 @pytest.mark.extended
-async def test_killed_again_and_again_there_is_each_row_once_for_any_client(
+async def test_after_repeated_kills_each_row_is_there_once_for_any_client(
     broker: Kafka, kcat: Kcat, start_sink: Callable[..., Sink]
 ) -> None:
     await make_topics(broker)
@@ -81,7 +81,7 @@ async def test_killed_again_and_again_there_is_each_row_once_for_any_client(
     assert b"bm8gZXZlbnQ=" in (dead_letter.value or b"")
 
 
-async def test_a_sink_that_stood_still_while_another_took_over_writes_nothing_twice(
+async def test_a_sink_that_was_suspended_while_another_took_over_writes_nothing_twice(
     broker: Kafka, kcat: Kcat, start_sink: Callable[..., Sink]
 ) -> None:
     await make_topics(broker)
@@ -103,7 +103,7 @@ async def test_a_sink_that_stood_still_while_another_took_over_writes_nothing_tw
     assert identities(rows(broker, kcat)) == expected(events)
 
 
-async def test_a_broker_that_dies_and_comes_back_costs_nothing(
+async def test_a_broker_that_dies_and_comes_back_loses_no_row(
     broker: Kafka, kcat: Kcat, start_sink: Callable[..., Sink]
 ) -> None:
     await make_topics(broker)

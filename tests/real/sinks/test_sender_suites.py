@@ -1,8 +1,8 @@
 """The public suites for senders of remote-write, run on the sink's series, requests and client.
 
-Prometheus' suite for 2.0 is a Go program. Its suite for 1.0 is in no module that can be fetched, so
-its cases are written here, by their names there; each is run with 1.0 and, against a receiver of
-2.0, with `auto`.
+Prometheus's suite for 2.0 is a Go program. Its suite for 1.0 is not in any module that can be
+fetched, so its cases are written here under their original names; each runs with 1.0 and, against a
+receiver of 2.0, with `auto`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("protocol", ["", "auto"])
-def test_the_public_suite_for_senders_of_2_0_is_passed(
+def test_the_public_suite_for_senders_of_2_0_passes(
     remote_write_compliance: Path, protocol: str
 ) -> None:
     done = subprocess.run(
@@ -84,7 +84,7 @@ summary_count 2
 
 @asynccontextmanager
 async def showing(*texts: str) -> AsyncIterator[str]:
-    """Serve one text after the other, the last one again and again; yields the address."""
+    """Serve these texts in turn, and then the last one forever; yields the address."""
     left = list(texts)
 
     async def answer(_: web.Request) -> web.Response:
@@ -119,13 +119,13 @@ async def sent(
 
 
 def written(body: bytes) -> Answer:
-    """Take requests of either version, and count the samples that were written."""
+    """Accept requests of either version, and count the written samples."""
     samples = str(len(parse_compressed(body)))
     return Answer(204, headers={"X-Prometheus-Remote-Write-Samples-Written": samples})
 
 
 def received(by: Receiver, name: str, **labels: str) -> list[Series]:
-    """Return the samples that came of series of a name, in the order in which they came."""
+    """Return the received samples of series with a name, in the order of arrival."""
     wanted = {"__name__": name, **labels}.items()
     return [
         one
@@ -247,7 +247,7 @@ async def test_headers(protocol: str) -> None:
     ("case", "status", "is_sent_again"), [("Retries500", 500, True), ("Retries400", 400, False)]
 )
 async def test_retries(case: str, status: int, is_sent_again: bool, protocol: str) -> None:  # noqa: FBT001  # a column of the table
-    # 400 before any count has been answered may mean that 2.0 is not supported.
+    # A 400 before any count has been returned may mean that 2.0 is not supported.
     taken_before = 1 if protocol == "auto" else 0
     answers = iter([*[204] * taken_before, status])
 

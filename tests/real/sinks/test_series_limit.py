@@ -31,12 +31,12 @@ INTERVAL_SECONDS: Final = 5
 OF_A_POD: Final = 10
 """Series of a pod with one container: its info, three gauges, their maxima, three counters."""
 ROOM: Final = 3
-"""For how many pods there is room."""
+"""Number of pods that fit."""
 BOUND: Final = ROOM * OF_A_POD + OF_A_POD // 2
-"""With some room to spare, which is not enough for another pod."""
+"""The limit, with some space left, but not enough for another pod."""
 PHASE_TICKS: Final = 20
 GAP_SECONDS: Final = 660
-"""After so long without use the counters of pods that are gone have ended."""
+"""After this time without use, the counters of deleted pods have ended."""
 BUSY: Final = "gpuledger_gpu_busy_seconds_total"
 CI: Final = {f"ci-{number}-node-a" for number in range(9)}
 """The pods of the node over its limit."""
@@ -44,7 +44,7 @@ OTHERS: Final = {f"{name}-{host}" for name in ("research", "serving") for host i
 
 
 def tick_of(number: int, host: str, start_ns: int, pods: Collection[str]) -> GpuEvent:
-    """Return a tick of those pods that are on the host; each is busy for half of it."""
+    """Return a tick of the given pods on this host; each is busy for half of it."""
     here = sorted(name for name in pods if name.endswith(host))
     gap_seconds = GAP_SECONDS if number > 2 * PHASE_TICKS + 1 else 0
     made = event(
@@ -76,7 +76,7 @@ def samples(prometheus: PrometheusApi, promql: str) -> dict[str, list[tuple[floa
 
 
 def series_of_pods(prometheus: PrometheusApi) -> dict[str, int]:
-    """Return how many series with a pod's name there are of each pod."""
+    """Return the number of series with a pod's name, by pod."""
     query = urllib.parse.urlencode({"match[]": '{pod!=""}'})
     counted: defaultdict[str, int] = defaultdict(int)
     found: list[dict[str, Any]] = prometheus.fetch(f"/api/v1/series?{query}").json()["data"]
@@ -119,7 +119,7 @@ async def test_a_node_over_its_limit_is_cut_by_pods_and_its_counters_stay_right(
     }
 
     async def sent_up_to(sink: Sink, pods: Collection[str], *, seconds: float) -> None:
-        """Wait until the counters of pods say so much."""
+        """Wait until the counters of these pods have reached these seconds."""
 
         def is_sent() -> bool:
             stored = samples(prometheus, f'{BUSY}{{pod!=""}}')
@@ -140,7 +140,7 @@ async def test_a_node_over_its_limit_is_cut_by_pods_and_its_counters_stay_right(
     assert len(within) == ROOM
     assert whole == dict.fromkeys(within | OTHERS, OF_A_POD)
 
-    # Another sink has who comes first; what it counts goes on where the first one left it.
+    # Another sink selects other pods; its counts continue where the first one stopped.
     assert sink.stop(deadline_seconds=120) == 0
     sink = start_sink(REMOTE_WRITE.name, broker, **settings)
     more = range(PHASE_TICKS + 2, 2 * PHASE_TICKS + 2)
@@ -163,11 +163,11 @@ async def test_a_node_over_its_limit_is_cut_by_pods_and_its_counters_stay_right(
     at_seconds = start_ns / SECOND_NS + last + GAP_SECONDS
     for name in (*cut, *OTHERS):
         assert dict(stored[name])[at_seconds] == last / 2, name
-        # Prometheus is told when they began, and has a zero there.
+        # Prometheus receives their start time, and has a zero there.
         first_seconds, first = stored[name][0]
         assert (round(first_seconds - start_ns / SECOND_NS), first) == (0, 0.0), name
-    # Zeros stand where a counter began, not where it is sent first. Before the gap the nodes go
-    # side by side; the room that one leaves beyond it another has before it.
+    # Zeros are where a counter started, not where it is first sent. The nodes advance together
+    # before the gap; a pod that ends there frees its room for a later pod.
     alive = Counter(
         at
         for name in CI & stored.keys()

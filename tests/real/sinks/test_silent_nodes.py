@@ -1,4 +1,4 @@
-"""A node that became unresponsive is told on a real Kafka, where a mark ends each transaction."""
+"""An unresponsive node is detected on a real Kafka, where a marker ends each transaction."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ends(request: Received) -> bool:
     return all(math.isnan(one.value) for one in parse_compressed(request.body))
 
 
-async def test_the_series_of_a_node_whose_last_tick_came_in_a_transaction_are_ended(
+async def test_the_series_of_a_node_are_ended_if_its_last_tick_came_in_a_transaction(
     broker: Kafka,
 ) -> None:
     await make_topics(broker)

@@ -1,4 +1,4 @@
-"""The store on an object store that takes connections and answers none of them."""
+"""The store on an object store that accepts connections and never answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LAG = 'gpuledger_sink_lag_seconds{sink="store"}'
 
 
-async def test_its_check_never_passes_and_fails_soon_and_what_waits_is_lag(
+async def test_its_check_never_passes_and_fails_soon_and_waiting_events_are_lag(
     broker: Kafka, start_sink: Callable[..., Sink]
 ) -> None:
     await make_topics(broker)

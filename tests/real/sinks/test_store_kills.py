@@ -1,7 +1,7 @@
-"""The store under kills at random moments, rebalances, and a writer that was stopped and wakes.
+"""The store under kills at random moments, rebalances, and a writer that was suspended and wakes.
 
-Half of the ticks lie twice on the topic, as where the join runs at least once. What the table has
-is compared with the topic: 0 lost, 0 doubled. `STORE_KILLS=50` kills as often as that.
+Half of the ticks are on the topic twice, as if the join ran at least once. The table is compared
+with the topic: 0 lost, 0 doubled. `STORE_KILLS=50` sets the number of kills.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TICKS_A_KILL = 12
 
 
 def sums(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return the ticks and the busy time of each node, as the table has them."""
+    """Return each node's number of ticks and busy time in the table."""
     if not DeltaTable.is_deltatable(str(folder / "usage")):
         return {}
     if not (files := DeltaTable(str(folder / "usage")).file_uris()):
@@ -45,12 +45,12 @@ def sums(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.extended
-async def test_killed_and_stopped_at_random_moments_two_sinks_count_each_tick_once(
+async def test_two_sinks_killed_and_stopped_at_random_moments_count_each_tick_once(
     broker: Kafka, tmp_path: Path, start_sink: Callable[..., Sink]
 ) -> None:
     await make_topics(broker)
     folder = tmp_path / "store"
-    chance = random.Random(KILLS)  # noqa: S311  # moments, no secrets
+    chance = random.Random(KILLS)  # noqa: S311  # moments, not secrets
     settings = {
         "store__uri": str(folder),
         "store__flush_seconds": "0.05",
@@ -77,7 +77,7 @@ async def test_killed_and_stopped_at_random_moments_two_sinks_count_each_tick_on
         lambda: sum(count for count, _ in sums(folder).values()) >= every * len(NODES),
         deadline_seconds=120,
     )
-    # What was written twice would come now.
+    # Anything written twice would arrive now.
     await publish(broker, ticks(1, first=every))
     expected = {
         node: (count + 1, busy + SECOND_NS // 2) for node, (count, busy) in expected.items()

@@ -1,4 +1,4 @@
-"""Incidents that no Alertmanager has taken stay the sink's to tell, whatever Kafka's group does."""
+"""A sink still reports incidents that no Alertmanager accepted, whatever Kafka's group does."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def publish(on: KafkaBus, node: str, *xids: int, kind: str = "xid") -> Non
 
 @dataclass
 class Alertmanager:
-    """One that is away until it is there."""
+    """An Alertmanager that is away at first."""
 
     url: str = ""
     is_there: bool = False
@@ -100,7 +100,7 @@ def holds(readiness: Readiness, partitions: int) -> bool:
     return readiness.check("alerts.kafka").detail.startswith(f"{partitions} partitions assigned")
 
 
-async def test_incidents_are_told_that_nobody_took_before_the_group_gave_them_to_others(
+async def test_incidents_that_were_not_accepted_before_a_rebalance_are_reported(
     broker: Kafka,
 ) -> None:
     await make_topics(broker)
@@ -122,7 +122,9 @@ async def test_incidents_are_told_that_nobody_took_before_the_group_gave_them_to
             await eventually(lambda: alertmanager.took == reported, within_seconds=WITHIN_SECONDS)
 
 
-async def test_incidents_of_a_topic_made_anew_in_an_outage_are_told(broker: Kafka) -> None:
+async def test_incidents_of_a_topic_that_is_recreated_during_an_outage_are_reported(
+    broker: Kafka,
+) -> None:
     await make_topics(broker)
     settings, node = KafkaSettings(bootstrap_servers=broker.bootstrap_servers), node_in(3)
     await publish(KafkaBus(settings), node, 1, 2, 3, 4, 5)
@@ -143,7 +145,7 @@ async def test_incidents_of_a_topic_made_anew_in_an_outage_are_told(broker: Kafk
     assert reported >= {11, 12, 21, 22, 23}
 
 
-async def test_a_lost_gpu_is_told_by_a_sink_that_was_started_again(broker: Kafka) -> None:
+async def test_a_lost_gpu_is_reported_by_a_sink_that_was_restarted(broker: Kafka) -> None:
     await make_topics(broker)
     settings, node = KafkaSettings(bootstrap_servers=broker.bootstrap_servers), NODES[0]
     await publish(KafkaBus(settings), node, 79, kind="gpu_lost")

@@ -1,4 +1,4 @@
-"""Up to when a sink says that it is complete, over a real Kafka, and killed again and again."""
+"""The watermarks of a sink that is killed repeatedly, over a real Kafka."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ AT = partition_of_node(key_in("default", NODES[0]), partitions=EVENTS.partitions
 
 
 async def say(kafka: Kafka, start_ns: int, *, events: int) -> None:
-    """Say of each partition what the join would: the node has sent so many events."""
+    """Publish the join's watermark of each partition: the node has sent this many events."""
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     async with KafkaBus(settings).producer() as producer:
         for partition in range(EVENTS.partitions):
@@ -61,7 +61,7 @@ def output(kafka: Kafka, kcat: Kcat, component: str) -> list[Watermark]:
 
 
 @pytest.mark.parametrize("component", ["store", "rows"])
-async def test_a_sink_that_is_killed_after_its_commit_has_said_less_and_never_more(
+async def test_a_sink_that_is_killed_after_its_commit_has_reported_less_and_never_more(
     component: str, broker: Kafka, kcat: Kcat, tmp_path: Path, start_sink: Callable[..., Sink]
 ) -> None:
     await make_topics(broker)
@@ -79,7 +79,7 @@ async def test_a_sink_that_is_killed_after_its_commit_has_said_less_and_never_mo
         return len(kcat.consume(broker.bootstrap_servers, ROWS.name))
 
     def until() -> int:
-        """Return how many events it has called complete."""
+        """Return how many events it has reported as complete."""
         reported = output(broker, kcat, component)
         newest = max((each.complete_until_ns for each in reported), default=start_ns - SECOND_NS)
         return (newest - start_ns) // SECOND_NS + 1
@@ -102,7 +102,7 @@ async def test_a_sink_that_is_killed_after_its_commit_has_said_less_and_never_mo
         assert reported <= done()
         behind += reported < count
         sink.start()
-    # The kill came between the commit and the watermark, which the next life has said.
+    # The kill came between the commit and the watermark, which the restarted sink wrote.
     assert behind
     count = ROUNDS * PER_ROUND
     sink.wait_until(lambda: until() == count, deadline_seconds=120)

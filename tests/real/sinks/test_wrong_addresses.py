@@ -1,4 +1,4 @@
-"""What real receivers answer to who asks at a wrong place, and what is made of it."""
+"""The responses of real receivers to requests at a wrong address, and how they are handled."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def write(url: str, message: Payload) -> None:
 
 
 @pytest.mark.parametrize("receiver", ["prometheus", "victoria_metrics"])
-async def test_a_receiver_takes_a_request_without_samples_and_refuses_what_it_cannot_use(
+async def test_a_receiver_accepts_a_request_without_samples_and_rejects_invalid_ones(
     receiver: str, request: pytest.FixtureRequest
 ) -> None:
     api: PrometheusApi = request.getfixturevalue(receiver)
@@ -38,7 +38,7 @@ async def test_a_receiver_takes_a_request_without_samples_and_refuses_what_it_ca
         await write(api.remote_write_url, NO_REQUEST)
 
 
-async def test_a_receiver_that_speaks_tls_refuses_no_sample_that_is_sent_in_plain_http(
+async def test_a_receiver_with_tls_does_not_reject_samples_sent_over_plain_http(
     starter: Starter, prometheus_binary: Path, tmp_path: Path
 ) -> None:
     authority = Authority(folder=tmp_path / "authority")
@@ -57,7 +57,7 @@ async def test_a_receiver_that_speaks_tls_refuses_no_sample_that_is_sent_in_plai
 
 @pytest.mark.parametrize("path", ["", "/", "/api/v1/wriet", "/api/v1"])
 @pytest.mark.parametrize("receiver", ["prometheus", "victoria_metrics"])
-async def test_another_path_of_a_receiver_refuses_no_sample(
+async def test_a_wrong_path_of_a_receiver_rejects_no_sample(
     receiver: str, path: str, request: pytest.FixtureRequest
 ) -> None:
     api: PrometheusApi = request.getfixturevalue(receiver)
