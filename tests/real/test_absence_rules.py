@@ -1,4 +1,4 @@
-"""A component that is gone is an alert: the shipped rules, evaluated by promtool."""
+"""A missing component raises an alert: the shipped rules, evaluated by promtool."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ GONE: Final = {
         'gpuledger_check_ok{check="delivery",severity="critical",instance="j"}': "1x10 stale",
     },
 }
-"""Of each deployable its series: ten minutes of health, and then nothing for hours."""
+"""Each component's series: ten minutes of health, and then nothing for hours."""
 ALIVE: Final = {
-    # Behind a join that is gone nothing comes, so that these sinks have nothing to send.
+    # Without a join no events arrive, so these sinks have nothing to send.
     'gpuledger_sink_lag_seconds{instance="alerts"}': "0x240",
     'gpuledger_sink_lag_seconds{instance="rw"}': "0x240",
     'gpuledger_check_ok{check="alerts.kafka",severity="critical",instance="alerts"}': "1x240",
@@ -42,7 +42,7 @@ ALIVE: Final = {
 def alerts_firing(
     series: dict[str, str], *, at: str, promtool: Path, folder: Path, alert: str = ".+"
 ) -> int:
-    """Return how many alerts fire after so long a time of these series, a value a minute."""
+    """Return how many alerts fire after this time of these series, with a value per minute."""
     firing = f'ALERTS{{alertname=~"{alert}",alertstate="firing"}}'
     test = {
         "rule_files": [str(RULES)],
@@ -75,15 +75,15 @@ def alerts_firing(
 
 @pytest.mark.xfail(raises=AssertionError, reason="no rule sees that a deployable is not there")
 @pytest.mark.parametrize("deployable", GONE)
-def test_a_deployable_that_is_gone_for_hours_is_an_alert(
+def test_a_component_that_is_missing_for_hours_raises_an_alert(
     deployable: str, promtool: Path, tmp_path: Path
 ) -> None:
     series = ALIVE | GONE[deployable]
     assert alerts_firing(series, at="4h", promtool=promtool, folder=tmp_path) > 0
 
 
-def test_a_store_whose_watermark_stands_is_an_alert(promtool: Path, tmp_path: Path) -> None:
-    """Also where the join before it is gone."""
+def test_a_store_whose_watermark_is_stuck_raises_an_alert(promtool: Path, tmp_path: Path) -> None:
+    """Even if the join before it is missing."""
     series = {
         'gpuledger_join_watermark_timestamp_seconds{instance="j"}': "0+60x10 stale",
         'gpuledger_sink_watermark_timestamp_seconds{instance="store"}': "1+60x10 601x230",
@@ -94,6 +94,6 @@ def test_a_store_whose_watermark_stands_is_an_alert(promtool: Path, tmp_path: Pa
 
 
 @pytest.mark.xfail(raises=AssertionError, reason="no rule reads the counter of overlapping ticks")
-def test_seconds_that_two_agents_wrote_are_an_alert(promtool: Path, tmp_path: Path) -> None:
+def test_seconds_that_two_agents_published_raise_an_alert(promtool: Path, tmp_path: Path) -> None:
     series = {'gpuledger_join_samples_overlapping_total{instance="j"}': "0+60x240"}
     assert alerts_firing(series, at="4h", promtool=promtool, folder=tmp_path) > 0

@@ -49,7 +49,7 @@ def agent_of(
 
 @dataclass
 class Read:
-    """What the agent has published."""
+    """The records that the agent has published."""
 
     samples: list[NodeSample] = field(default_factory=list)
     readings: list[NodeReadings] = field(default_factory=list)
@@ -82,7 +82,7 @@ async def read_all(kafka: Kafka) -> Read:
 
 
 def dropped(agent: Deployable) -> float:
-    """Return the ticks that the agent says it dropped."""
+    """Return how many ticks the agent reports as dropped."""
     return agent.metric("gpuledger_agent_samples_dropped_total")
 
 
@@ -90,7 +90,7 @@ PUBLISHED = f'gpuledger_agent_records_published_total{{topic="{SAMPLES.name}"}}'
 
 
 async def until_published(agent: Deployable, *, more_than: float) -> float:
-    """Return how many ticks the broker has acknowledged, once they are more than so many."""
+    """Return how many ticks the broker has acknowledged, once there are more than this."""
     async with asyncio.timeout(120):
         while (count := agent.metric(PUBLISHED)) <= more_than:  # noqa: ASYNC110  # a process
             await asyncio.sleep(0.1)
@@ -98,10 +98,10 @@ async def until_published(agent: Deployable, *, more_than: float) -> float:
 
 
 def assert_readings_are_in_order_and_whole(readings: list[int], samples: list[int]) -> None:
-    """Assert that each of these belongs to a sample, in the samples' order, and no batch is lost.
+    """Assert that each reading belongs to a sample, in the samples' order, and no batch is lost.
 
     On a busy machine a GPU may answer for a sample in time and for its other readings too late;
-    such a sample has none. A lost batch would leave 60 samples in a row without.
+    such a sample has none. A lost batch would leave 60 consecutive samples without readings.
     """
     have = set(readings)
     assert readings == [seq for seq in samples if seq in have]
@@ -125,7 +125,8 @@ async def test_a_broker_that_was_away_gets_every_tick_in_order(
     assert dropped(agent) == 0
     assert agent.stop() == 0, agent.log_tail()
     read = await read_all(kafka)
-    # Killed in mid-answer, a broker may hold a batch twice; readers know a tick by its seq.
+    # A broker that is killed during a request may store a batch twice; consumers identify a tick by
+    # seq.
     once = list({sample.seq: sample for sample in read.samples}.values())
     assert [sample.seq for sample in once] == sorted(sample.seq for sample in once)
     assert (once[-1].time_ns - once[0].time_ns) / 1e9 > 4
@@ -137,7 +138,7 @@ async def test_a_broker_that_was_away_gets_every_tick_in_order(
     assert all(gpu.throttling for record in read.readings for gpu in record.gpus)
 
 
-async def test_without_a_broker_the_oldest_ticks_are_dropped_and_counted_and_the_end_is_clean(
+async def test_without_a_broker_the_oldest_ticks_are_dropped_and_counted_and_the_exit_is_clean(
     start_kafka: Callable[[], Kafka], tmp_path: Path
 ) -> None:
     kafka = start_kafka()

@@ -1,4 +1,4 @@
-"""The rules that are shipped, judged by Prometheus' own promtool: what an alert of a check says."""
+"""The shipped rules, evaluated by Prometheus's promtool: when alerts fire, and their text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALERTS = {"critical": "GpuledgerCriticalCheckFailing", "warning": "GpuledgerChec
 
 
 def message_of(alert: str, labels: dict[str, str]) -> dict[str, str]:
-    """Return what the rule says of a series with these labels."""
+    """Return the rule's message for a series with these labels."""
     groups = yaml.safe_load(RULES.read_text())["groups"]
     (rule,) = (rule for group in groups for rule in group["rules"] if rule["alert"] == alert)
     message: dict[str, str] = rule["annotations"]
@@ -27,7 +27,7 @@ def message_of(alert: str, labels: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("severity", ALERTS)
-def test_a_check_that_fails_is_one_alert_of_its_own_severity(
+def test_a_failing_check_is_one_alert_of_its_own_severity(
     severity: str, promtool: Path, tmp_path: Path
 ) -> None:
     labels = {"instance": "sink", "check": "kafka", "severity": severity}
@@ -69,7 +69,7 @@ STANDS = {
     ),
 }
 MOVES = {
-    # Values of each minute, and whether the rule fires after an hour.
+    # A value per minute, and whether the rule fires after an hour.
     "moves": ("0+60x60", False),
     "is behind and moves": ("-240+60x60", False),
     "stands": ("1000+0x60", True),
@@ -79,7 +79,7 @@ MOVES = {
 
 @pytest.mark.parametrize("case", MOVES)
 @pytest.mark.parametrize("alert", STANDS)
-def test_a_watermark_that_stands_fires_and_one_that_moves_does_not(
+def test_a_stuck_watermark_fires_and_a_moving_one_does_not(
     alert: str, case: str, promtool: Path, tmp_path: Path
 ) -> None:
     metric, labels, _ = STANDS[alert]
@@ -88,10 +88,10 @@ def test_a_watermark_that_stands_fires_and_one_that_moves_does_not(
 
 
 @pytest.mark.parametrize("alert", STANDS)
-def test_a_watermark_fires_no_sooner_than_it_has_stood_for_its_time(
+def test_a_watermark_fires_only_after_it_was_stuck_for_its_time(
     alert: str, promtool: Path, tmp_path: Path
 ) -> None:
-    """Its bound, and the five minutes for which it must hold."""
+    """Its bound, plus the five minutes for which the condition must hold."""
     metric, labels, bound_seconds = STANDS[alert]
     for stood_minutes, fires in (
         (bound_seconds // 60 + 4, False),
@@ -102,10 +102,10 @@ def test_a_watermark_fires_no_sooner_than_it_has_stood_for_its_time(
         assert fires_at_the_end(alert, {metric: (labels, values)}, promtool, tmp_path) is fires
 
 
-def test_a_worker_that_has_said_nothing_yet_is_no_watermark_that_stands(
+def test_a_worker_without_a_watermark_is_not_a_stuck_watermark(
     promtool: Path, tmp_path: Path
 ) -> None:
-    """Zero is what a worker shows that holds no partition; of podwatch only the leader speaks."""
+    """A worker without partitions shows zero; of the podwatches only the leader has a watermark."""
     for alert in ("GpuledgerJoinWatermarkStalled", "GpuledgerSinkWatermarkStalled"):
         metric, labels, _ = STANDS[alert]
         assert not fires_at_the_end(alert, {metric: (labels, "0+0x60")}, promtool, tmp_path)
@@ -126,10 +126,10 @@ LEADERS = "gpuledger_podwatch_leading"
         ({"east": "1"}, False),
     ],
 )
-def test_each_cluster_has_a_podwatch_of_its_own_that_leads(
+def test_each_cluster_needs_a_leading_podwatch_of_its_own(
     leading: dict[str, str], *, fires: bool, promtool: Path, tmp_path: Path
 ) -> None:
-    """One Prometheus may see those of several clusters."""
+    """One Prometheus may scrape the podwatches of several clusters."""
     series = {
         LEADERS + " " * place: ({"cluster": cluster}, f"{value}+0x60")
         for place, (cluster, value) in enumerate(leading.items())
@@ -137,7 +137,7 @@ def test_each_cluster_has_a_podwatch_of_its_own_that_leads(
     assert fires_at_the_end("GpuledgerPodwatchLeaders", series, promtool, tmp_path) is fires
 
 
-def test_a_cluster_whose_podwatch_says_nothing_is_not_hidden_by_another_one(
+def test_a_cluster_whose_podwatch_is_silent_is_not_hidden_by_another_one(
     promtool: Path, tmp_path: Path
 ) -> None:
     metric, labels, _ = STANDS["GpuledgerPodwatchWatermarkStalled"]
@@ -165,7 +165,7 @@ BUSY = "gpuledger_category_gpu_busy_ratio"
 def test_a_gpu_that_works_for_no_pod_fires_after_a_minute(
     busy: dict[str, str], *, fires: bool, promtool: Path, tmp_path: Path
 ) -> None:
-    """A value each quarter of a minute, as remote-write sends them."""
+    """A value every 15 seconds, as remote-write sends them."""
     series = {
         f"{BUSY}{' ' * number}": (GPU | {"category": category}, values)
         for number, (category, values) in enumerate(busy.items())
@@ -183,7 +183,7 @@ def fires_at_the_end(
     *,
     interval: str = "1m",
 ) -> bool:
-    """Return whether a rule fires after an hour of these series, a value an interval."""
+    """Return whether a rule fires after an hour of these series, with a value per interval."""
 
     def named(metric: str, labels: dict[str, str]) -> str:
         shown = {"instance": "a"} | labels

@@ -1,7 +1,7 @@
-"""The agent in dcgm-exporter's place: started as its chart starts it, by other settings than ours.
+"""The agent as a replacement for dcgm-exporter: started as its chart starts it, with its settings.
 
-The agent is a process that plays a node. What a scrape finds is held to dcgm-exporter's own list,
-and to what the simulator says was so, a GPU that is lost among it.
+The agent is a process that plays a node. The content of a scrape is compared with dcgm-exporter's
+own list and with the simulator's truth, including a lost GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 LOST_AT_SECONDS = 5.0
 GONE_AT_SECONDS = 5.5
 SCRAPE_SECONDS = 30.0
-"""How long after its loss a GPU is looked at: as dcgm-exporter's users scrape."""
+"""How long after its loss a GPU is examined: as dcgm-exporter's users scrape."""
 SCENARIO = f"""
 name: swap
 seed: 5
@@ -70,7 +70,7 @@ incidents:
 faults:
   - {{node: gpu-a, kind: lost, gpus: [2], start_seconds: {GONE_AT_SECONDS}, end_seconds: 3600}}
 """
-# With what dcgm-exporter's chart starts its container, and what else its users have in their lists.
+# The container arguments of dcgm-exporter's chart, and further metrics in its users' lists.
 CHART_ARGS = ["-f", "/etc/dcgm-exporter/dcp-metrics-included.csv"]
 ALERTS = """\
 DCGM_FI_DEV_GPU_TEMP, gauge, Temperature
@@ -83,7 +83,7 @@ DCGM_FI_DEV_CPU_UTIL_TOTAL, gauge, A field that this agent does not have
 
 @dataclass
 class Exporter:
-    """The agent, started in the place of dcgm-exporter."""
+    """The agent, started as a replacement for dcgm-exporter."""
 
     process: Process
     url: str
@@ -96,7 +96,7 @@ class Exporter:
         return self.fetch("/health").status == 200 and bool(self.families())
 
     def families(self) -> dict[str, Metric]:
-        """Return DCGM's families; the parser gives counters no end, and shows them without."""
+        """Return DCGM's families; the parser removes the suffix of counters' names."""
         text = self.fetch("/metrics").body.decode()
         found = text_string_to_metric_families(text)
         return {one.name: one for one in found if one.name.startswith("DCGM_")}
@@ -118,7 +118,7 @@ def start(folder: Path, *argv: str) -> Exporter:
             "DCGM_EXPORTER_KUBERNETES": "true",
             "DCGM_EXPORTER_LISTEN": f":{port}",
             "NODE_NAME": "gpu-a",
-            # Kubernetes' own, where there is a Service of this name.
+            # Set by Kubernetes if there is a Service with this name.
             "DCGM_EXPORTER_PORT": "tcp://10.96.0.1:9400",
             "DCGM_EXPORTER_SERVICE_HOST": "10.96.0.1",
         },
@@ -161,18 +161,18 @@ def test_a_series_has_the_labels_of_dcgm_exporter(swapped: Exporter) -> None:
     assert by_gpu["0"]["hostname"] == "gpu-a"
 
 
-def test_a_sum_over_shared_gpus_is_what_they_have(swapped: Exporter) -> None:
+def test_a_sum_over_shared_gpus_is_their_utilization(swapped: Exporter) -> None:
     used = swapped.samples("DCGM_FI_DEV_FB_USED")
     assert sum(one.value for one in used if one.labels["gpu"] == "1") == 35840 + 12288
     assert len([one for one in used if one.labels["gpu"] == "1"]) == 1
 
 
-def test_there_is_no_vgpu_to_be_licensed(swapped: Exporter) -> None:
+def test_no_vgpu_needs_a_license(swapped: Exporter) -> None:
     values = {one.value for one in swapped.samples("DCGM_FI_DEV_VGPU_LICENSE_STATUS")}
     assert values == {0}
 
 
-def test_a_scrape_is_small_where_it_is_compressed(swapped: Exporter) -> None:
+def test_a_compressed_scrape_is_small(swapped: Exporter) -> None:
     url = f"{swapped.url}/metrics"
     packed = web.fetch(url, headers={"Accept-Encoding": "gzip"}).body
     text = gzip.decompress(packed)
@@ -181,7 +181,7 @@ def test_a_scrape_is_small_where_it_is_compressed(swapped: Exporter) -> None:
     assert b"_created" not in text
 
 
-def test_it_says_that_it_is_in_dcgm_exporters_place_and_warns_of_nothing(
+def test_it_logs_that_it_replaces_dcgm_exporter_and_logs_no_warning(
     swapped: Exporter,
 ) -> None:
     log = swapped.process.log.read_text()
@@ -190,7 +190,7 @@ def test_it_says_that_it_is_in_dcgm_exporters_place_and_warns_of_nothing(
     assert '"publishes":false' in log
 
 
-def test_a_lost_gpu_is_told_of_at_the_scrapes_that_users_make(tmp_path: Path) -> None:
+def test_a_lost_gpu_is_reported_at_the_usual_scrape_interval(tmp_path: Path) -> None:
     counters = tmp_path / "alerts.csv"
     counters.write_text(ALERTS)
     exporter = start(tmp_path, "-f", str(counters), "-c", "30000")

@@ -1,4 +1,4 @@
-"""The rights of the table suffice to list dead letters and to replay them; lesser ones do not."""
+"""The documented permissions suffice to list and replay dead letters; lesser ones do not."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(kafka: AuthorizingKafka, user: str, *options: str) -> subprocess.Complet
 
 
 async def cause_rejection(kafka: AuthorizingKafka) -> None:
-    """Make the topics, and put a letter of the join and of the sink `rows` there."""
+    """Create the topics, and add a dead letter of the join and one of the sink `rows`."""
     settings = KafkaSettings(bootstrap_servers=kafka.plaintext_bootstrap_servers)
     await create_topics(settings, TOPICS)
     await kafka.allow(right for right in granted_rights() if right.user in USERS)
@@ -60,14 +60,14 @@ async def cause_rejection(kafka: AuthorizingKafka) -> None:
     await reject(bus, record, consumer=JOIN, time_ns=now_ns)
 
 
-def test_the_documented_rights_suffice_and_those_to_look_do_not_suffice_to_replay(
+def test_the_documented_rights_suffice_and_those_for_listing_do_not_suffice_to_replay(
     start_authorizing_kafka: Callable[[], AuthorizingKafka],
 ) -> None:
     refuse_stray_settings()
     kafka = start_authorizing_kafka()
     asyncio.run(cause_rejection(kafka))
 
-    # Brokers take rights a moment after they were given.
+    # Permissions take effect on brokers a moment after they are granted.
     deadline = time.monotonic() + LIMIT_SECONDS
     while True:
         listed = run(kafka, "gpuledger-dead-letters", "list", "--format", "csv")

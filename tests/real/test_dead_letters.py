@@ -1,4 +1,4 @@
-"""Dead letters whose topic is gone for a while: nothing is counted or told before it has them."""
+"""While the topic of dead letters is missing, no rejection is counted or logged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ UNDONE = {
     "join": "gpuledger_join_transactions_aborted_total",
     "rows": "gpuledger_sink_retries_total",
 }
-"""What those count who read a record again where it could not be put aside."""
+"""The counters of consumers that read a record again if its dead letter could not be written."""
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ async def until(holds: Callable[[], bool], one: Deployable) -> None:
         await asyncio.sleep(0.2)
 
 
-async def test_a_record_is_counted_and_told_as_put_aside_once_its_letter_is_on_the_topic(
+async def test_a_record_is_counted_and_logged_as_rejected_once_its_dead_letter_is_on_the_topic(
     start_kafka: Callable[[], Kafka], start: Callable[[str, Kafka], Deployable], kcat: Kcat
 ) -> None:
     kafka = await asyncio.to_thread(start_kafka)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 NODES = 2
 FEW_EVENTS = 4
-"""Of two nodes, a tick a second."""
+"""Two nodes, one tick per second."""
 COMMAND = [str(Path(sys.executable).parent / "gpuledger"), "demo", "--source", "simulated"]
 ENVIRONMENT = {
     name: value for name, value in os.environ.items() if not name.startswith("GPULEDGER")
@@ -53,15 +53,15 @@ def run_demo(broker: Kafka, *arguments: str | Path) -> subprocess.CompletedProce
 
 
 def topics_on(broker: Kafka, kcat: Kcat) -> set[str]:
-    """Return the topics of all demos that the broker has."""
+    """Return the topics of all demos on the broker."""
     there = kcat.metadata(broker.bootstrap_servers)["topics"]
     return {found["topic"] for found in there if found["topic"].startswith("gpuledger-demo-")}
 
 
-def test_a_run_has_topics_of_its_own_and_deletes_them(
+def test_a_run_has_its_own_topics_and_deletes_them(
     start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path
 ) -> None:
-    """A deployment's topics of the default names are as they were."""
+    """A deployment's topics with the default names are left unchanged."""
     broker = start_kafka()
     settings = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
     asyncio.run(create_topics(settings, [SAMPLES]))
@@ -83,7 +83,7 @@ def test_a_run_has_topics_of_its_own_and_deletes_them(
 
 @contextlib.contextmanager
 def started_demo(broker: Kafka, *arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
-    """Yield one that runs; it is killed where it has not ended by itself."""
+    """Yield a running demo; it is killed if it has not ended."""
     bus = ("--bus", f"kafka://{broker.bootstrap_servers}")
     running = subprocess.Popen(
         [*COMMAND, *bus, *map(str, arguments)],
@@ -102,7 +102,7 @@ def started_demo(broker: Kafka, *arguments: str | Path) -> Iterator[subprocess.P
 def test_ctrl_c_ends_it_cleanly_with_the_summary(
     start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path
 ) -> None:
-    """On a broker too."""
+    """Also on a broker."""
     broker = start_kafka()
     arguments = ("--for", "60s", "--format", "json", "--store", tmp_path)
     with started_demo(broker, *arguments) as running:
@@ -115,10 +115,10 @@ def test_ctrl_c_ends_it_cleanly_with_the_summary(
 
 
 @pytest.mark.parametrize("number", [None, pytest.param(signal.SIGINT, marks=pytest.mark.extended)])
-def test_a_broker_that_dies_neither_holds_up_the_end_nor_takes_the_summary_along(
+def test_a_broker_that_dies_does_not_delay_the_end_or_suppress_the_summary(
     start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path, number: signal.Signals | None
 ) -> None:
-    """By `--for` and by Ctrl-C: what was booked until then is told, and that Kafka was away.
+    """By `--for` and by Ctrl-C: it prints what was booked until then, and that Kafka was away.
 
     The topics cannot be deleted then, and a line names them.
     """
@@ -139,7 +139,7 @@ def test_a_broker_that_dies_neither_holds_up_the_end_nor_takes_the_summary_along
 
 
 @pytest.mark.extended
-def test_a_topic_that_is_deleted_is_named_and_kafka_is_not_said_to_be_away(
+def test_a_topic_that_is_deleted_is_named_and_kafka_is_not_reported_as_unavailable(
     start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path
 ) -> None:
     broker = start_kafka()
@@ -157,10 +157,10 @@ def test_a_topic_that_is_deleted_is_named_and_kafka_is_not_said_to_be_away(
 
 
 @pytest.mark.extended
-def test_each_event_counts_once_although_the_groups_have_given_the_run_up_meanwhile(
+def test_each_event_counts_once_even_if_the_groups_have_removed_the_run_in_the_meantime(
     start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path
 ) -> None:
-    """As after a lid that was closed for longer than a session."""
+    """As after a laptop lid was closed for longer than a session."""
     broker = start_kafka()
     arguments = ("--store", tmp_path / "store", "--format", "json", "--for", "40s")
     with started_demo(broker, *arguments) as running:
@@ -200,7 +200,7 @@ def test_two_runs_at_once_do_not_see_one_another(
 def test_a_start_that_waits_for_silent_brokers_ends_soon(
     start_kafka: Callable[[], Kafka], number: signal.Signals | None, code: int
 ) -> None:
-    """At once by Ctrl-C, else after ten seconds: without either it took 36."""
+    """Immediately by Ctrl-C, otherwise after ten seconds: without a limit it took 36."""
     broker = start_kafka()
     broker.process.send(signal.SIGSTOP)
     try:
@@ -217,10 +217,10 @@ def test_a_start_that_waits_for_silent_brokers_ends_soon(
 
 
 @pytest.mark.extended
-def test_brokers_that_fall_silent_while_the_groups_form_are_said_soon_too(
+def test_brokers_that_fall_silent_while_the_groups_form_are_reported_soon_too(
     start_kafka: Callable[[], Kafka],
 ) -> None:
-    """The stages themselves would wait for them without an end."""
+    """The components themselves would wait for them without an end."""
     broker = start_kafka()
     with started_demo(broker) as running:
         assert running.stderr is not None
@@ -236,7 +236,7 @@ def test_brokers_that_fall_silent_while_the_groups_form_are_said_soon_too(
 
 
 def wait_for_events(broker: Kafka, kcat: Kcat) -> list[str]:
-    """Return the topics of events once one has a few of each node, however long the start takes."""
+    """Return the events topics once one has a few of each node, however long the start takes."""
     end_seconds = time.monotonic() + 120
     while time.monotonic() < end_seconds:
         with contextlib.suppress(KcatError):
@@ -247,4 +247,4 @@ def wait_for_events(broker: Kafka, kcat: Kcat) -> list[str]:
                 if len(by_node) == NODES and min(by_node.values()) >= FEW_EVENTS:
                     return topics
         time.sleep(0.5)
-    raise TimeoutError("too few events came")
+    raise TimeoutError("too few events")

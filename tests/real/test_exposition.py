@@ -1,9 +1,9 @@
-"""What dashboards, OpenCost and autoscalers ask of dcgm-exporter, asked of the agent alone.
+"""Queries of dashboards, OpenCost and autoscalers for dcgm-exporter, sent to the agent alone.
 
 A Prometheus scrapes the agent as a process, which plays a node of GPUs: one pod with two of them,
-two pods on a shared one, a process of the host, and a GPU cut into instances. The queries are
-other people's, unchanged; the answers are held to what the simulator says was so. Pods on a shared
-GPU have series of their own here (`exposition.pod_series`), as autoscalers and OpenCost need them.
+two pods on a shared one, a process of the host, and a MIG-partitioned GPU. The queries are other
+projects' queries, unchanged; the answers are compared with the simulator's truth. Pods on a shared
+GPU have their own series here (`exposition.pod_series`), as autoscalers and OpenCost need them.
 """
 
 from __future__ import annotations
@@ -108,13 +108,13 @@ PODS_OF_2 = {"chat-7c9d8b6f5d-x2x9z": "chat", "embeddings-0": "embeddings"}
 
 @dataclass(frozen=True)
 class Cluster:
-    """A Prometheus that scrapes the agent, and the truth about what the agent plays."""
+    """A Prometheus that scrapes the agent, and the truth about the node that the agent plays."""
 
     agent: Deployable
     prometheus: Prometheus
     simulation: Simulation
     at_seconds: float
-    """When all queries are asked, so that they meet the same scrape."""
+    """The time of all queries, so that they see the same scrape."""
 
     @property
     def instance(self) -> str:
@@ -142,12 +142,12 @@ class Cluster:
 
     @property
     def tick_ns(self) -> int:
-        """When the tick of that scrape ended, since the scenario's start."""
+        """The end of the tick of that scrape, since the scenario's start."""
         ((_, value),) = self.values("gpuledger_node_sample_timestamp_seconds", "node").items()
         return round(value * 1e9) - self.simulation.epoch_ns
 
     def busy(self, gpu: int, seconds: float = 1.0, pod: str = "") -> float:
-        """Return the share of the time before the tick's end in which kernels ran."""
+        """Return the ratio of the time before the tick's end in which kernels ran."""
         end_ns, length_ns = self.tick_ns, round(seconds * 1e9)
         device = self.gpus[gpu]
         of = [one for one in device.processes if not pod or _pod_of(one) == pod]
@@ -203,7 +203,7 @@ def whole_gpus(cluster: Cluster, of: Callable[[int], float]) -> dict[tuple[str, 
     return {(str(gpu),): of(gpu) for gpu in range(len(cluster.gpus))}
 
 
-def test_the_agent_alone_is_scraped_and_says_so(cluster: Cluster) -> None:
+def test_the_agent_alone_is_scraped_and_identifies_itself(cluster: Cluster) -> None:
     assert cluster.values("up", "job") == {("dcgm-exporter",): 1}
 
 
@@ -217,7 +217,7 @@ def test_the_dashboards_variables_find_instances_and_gpus(cluster: Cluster) -> N
 
 def test_the_panel_gpu_temperature(cluster: Cluster) -> None:
     found = cluster.values('DCGM_FI_DEV_GPU_TEMP{instance=~"$instance", gpu=~"$gpu"}', "gpu")
-    # The simulator's die follows the last 20 s of work from 34 degrees on.
+    # The simulator's die follows the last 20 s of work, from 34 degrees on.
     hottest = max(found, key=lambda gpu: found[gpu])
     assert hottest in {("0",), ("1",)}
     average = cluster.values('avg(DCGM_FI_DEV_GPU_TEMP{instance=~"$instance", gpu=~"$gpu"})')
@@ -284,14 +284,14 @@ def test_the_panel_tensor_core_utilization(cluster: Cluster) -> None:
         assert found[gpu, instance] == pytest.approx(share * cluster.busy(int(gpu)), abs=0.05)
 
 
-# What OpenCost asks, and what it leaves out: `uid` and `cluster_id` group by nothing here.
+# OpenCost's query; `uid` and `cluster_id` group by nothing here.
 OPENCOST = (
     'avg(avg_over_time(DCGM_FI_PROF_GR_ENGINE_ACTIVE{container!=""}[15s]))'
     " by (container, pod, namespace, uid, cluster_id)"
 )
 
 
-def test_opencosts_query_gives_each_containers_use(cluster: Cluster) -> None:
+def test_opencosts_query_returns_each_containers_use(cluster: Cluster) -> None:
     found = cluster.values(OPENCOST, "namespace", "pod", "container")
     instance = found.pop(("research", "notebook-0", "jupyter"))
     assert found == pytest.approx(
@@ -307,7 +307,7 @@ def test_opencosts_query_gives_each_containers_use(cluster: Cluster) -> None:
     assert instance == pytest.approx(cluster.busy(4, 15), abs=0.04)
 
 
-# Recipes for KEDA and for the adapter of the horizontal pod autoscaler, as they are passed around.
+# Common recipes for KEDA and for the adapter of the horizontal pod autoscaler.
 
 
 @pytest.mark.parametrize(
@@ -319,18 +319,18 @@ def test_opencosts_query_gives_each_containers_use(cluster: Cluster) -> None:
         'max(avg_over_time(DCGM_FI_DEV_GPU_UTIL{namespace="serving"}[2s])) by (pod, container)',
     ],
 )
-def test_a_recipe_by_pod_gives_what_the_pod_itself_uses(cluster: Cluster, promql: str) -> None:
+def test_a_recipe_by_pod_returns_the_use_of_that_pod(cluster: Cluster, promql: str) -> None:
     found = cluster.values(promql, "pod")
     for pod in PODS_OF_2:
         assert found[pod,] == pytest.approx(100 * cluster.busy(2, pod=pod), abs=8)
 
 
-def test_a_recipe_for_a_deployment_gives_one_number(cluster: Cluster) -> None:
+def test_a_recipe_for_a_deployment_returns_one_number(cluster: Cluster) -> None:
     found = cluster.values('avg(DCGM_FI_DEV_GPU_UTIL{pod=~"chat-.*"})')
     assert found == {(): pytest.approx(100 * cluster.busy(2, pod="chat-7c9d8b6f5d-x2x9z"), abs=4)}
 
 
-def test_a_recipe_of_memory_pressure_gives_a_gpus_share(cluster: Cluster) -> None:
+def test_a_recipe_for_memory_pressure_returns_a_gpus_ratio(cluster: Cluster) -> None:
     used = 'DCGM_FI_DEV_FB_USED{pod=~"finetune-.*",namespace="research"}'
     free = used.replace("USED", "FREE")
     facts = cluster.gpus[0].facts
@@ -358,7 +358,7 @@ def test_processes_have_their_pods(cluster: Cluster) -> None:
     }
 
 
-def test_containers_have_own_names_in_base_units(cluster: Cluster) -> None:
+def test_containers_have_their_own_metrics_in_base_units(cluster: Cluster) -> None:
     promql = "avg_over_time(gpuledger_container_gpu_busy_ratio[15s])"
     found = cluster.values(f"sum({promql}) by (pod)", "pod")
     for pod in PODS_OF_2:
@@ -368,13 +368,13 @@ def test_containers_have_own_names_in_base_units(cluster: Cluster) -> None:
     assert {key: energy[key] for key in watts} == pytest.approx(watts, rel=0.08)
 
 
-def test_counters_of_dcgm_can_be_rated(cluster: Cluster) -> None:
+def test_counters_of_dcgm_work_with_rate(cluster: Cluster) -> None:
     promql = "rate(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION[15s]) / 1000"
     watts = whole_gpus(cluster, lambda gpu: cluster.watts(gpu, 15))
     assert cluster.values(promql, "gpu") == pytest.approx(watts, rel=0.08)
 
 
-def test_promtool_reads_the_page_and_has_nothing_against_our_own_names(
+def test_promtool_parses_the_page_and_accepts_our_own_names(
     cluster: Cluster, promtool: Path
 ) -> None:
     page = cluster.agent.metrics().encode()
@@ -382,14 +382,14 @@ def test_promtool_reads_the_page_and_has_nothing_against_our_own_names(
         [promtool, "check", "metrics"], input=page, capture_output=True, check=False, timeout=30
     )
     message = (done.stdout + done.stderr).decode().splitlines()
-    # Names, labels and types of DCGM's are as they are.
+    # DCGM's names, labels and types are given.
     lints = [line for line in message if line and not line.startswith("DCGM_")]
     assert not lints
     assert done.returncode in (0, 3), message[:5]
 
 
 def documented_collector(cluster: Cluster) -> dict[str, Any]:
-    """Return the collector's configuration of the docs, which scrapes the agent of the test."""
+    """Return the documented configuration of the collector, scraping the test's agent."""
     page = (ROOT / "docs" / "remote-write.md").read_text()
     text = page.partition("collector:begin -->\n```yaml\n")[2].partition("```")[0]
     config: dict[str, Any] = yaml.safe_load(text)
@@ -413,7 +413,7 @@ def test_the_documented_scrape_of_the_collector_keeps_the_labels_of_pods(
 def test_the_documented_collector_scrapes_the_series_of_pods(
     cluster: Cluster, otel_collector: Path, tmp_path: Path
 ) -> None:
-    """Beside the documented exporter, whose backend is nowhere, one prints what was scraped."""
+    """The documented exporter's backend does not exist here, so another one prints the scrape."""
     config = documented_collector(cluster)
     (pipeline,) = config["service"]["pipelines"].values()
     pipeline["exporters"].append("debug")

@@ -1,4 +1,4 @@
-"""No answer in the API server's place ends podwatch: its process over a real Kafka."""
+"""No response from the API server's address ends podwatch: its process over a real Kafka."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ ANSWERS = [
 
 
 def peak_bytes(pid: int) -> int:
-    """Return the most memory that a process ever held."""
+    """Return the peak memory of a process."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
-async def test_whatever_answers_in_the_api_servers_place_podwatch_asks_again(
+async def test_podwatch_retries_whatever_answers_at_the_api_servers_address(
     start_kafka: Callable[[], Kafka], tmp_path: Path
 ) -> None:
     broker = await asyncio.to_thread(start_kafka)

@@ -1,6 +1,6 @@
-"""Whatever clients do to the pages of an agent's process, probes and scrapers are answered.
+"""Whatever clients do to an agent's HTTP endpoints, probes and scrapers are answered.
 
-The agent stands for every deployable: the server of the pages is the same in all of them.
+The agent represents every component: all of them have the same HTTP server.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CLOSED = b"Connection: close\r\n\r\n"
 
 
 class Agent(Deployable):
-    """An agent alone, with a web configuration unless its text is empty."""
+    """One agent, with a web configuration unless its text is empty."""
 
     def __init__(self, folder: Path, text: str) -> None:
         self.web_config = folder / "web.yml"
@@ -48,17 +48,17 @@ class Agent(Deployable):
         self.address = (host, int(port))
 
     def connect(self, source: str = "127.0.0.1") -> socket.socket:
-        """Connect from an address of the loopback."""
+        """Connect from an address of the loopback network."""
         return socket.create_connection(self.address, SECONDS, source_address=(source, 0))
 
     def answering(self) -> list[int]:
-        """Return something once it listens."""
+        """Return the agent once it listens."""
         with suppress(OSError), self.connect():
             return [1]
         return []
 
     def ask(self, request: bytes, *, source: str = "127.0.0.1") -> bytes:
-        """Send bytes over a connection of their own; return all that comes until it ends."""
+        """Send bytes over a new connection; return everything received until it ends."""
         with self.connect(source) as plain:
             plain.sendall(request)
             pieces = []
@@ -67,21 +67,21 @@ class Agent(Deployable):
         return b"".join(pieces)
 
     def status(self, request: bytes) -> int:
-        """Return the status that bytes are answered with, and nothing behind it."""
+        """Return only the status line of the response to these bytes."""
         return int(self.ask(request).split()[1])
 
     def resident_bytes(self) -> int:
-        """Return the memory that the process has now."""
+        """Return the process's current memory."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
 
     def change(self, text: str, *, until: Callable[[], bool]) -> None:
-        """Change the web configuration, and wait until that is seen."""
+        """Change the web configuration, and wait until the agent notices."""
         self.web_config.write_text(text)
         web.await_some(lambda: [1] if until() else [], what=text, deadline_seconds=SECONDS)
 
     def s_client(self, *arguments: str, page: str = "/metrics") -> str:
-        """Ask for a page with OpenSSL's own client; return all that it prints."""
+        """Fetch a page with OpenSSL's client; return its full output."""
         host, port = self.address
         argv = ["openssl", "s_client", "-connect", f"{host}:{port}", "-ign_eof", *arguments]
         request = f"GET {page} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode()
@@ -126,7 +126,7 @@ def test_hundreds_of_idle_connections_leave_probes_and_scrapes_answered(
     [True, pytest.param(False, marks=pytest.mark.extended)],
     ids=["half a handshake", "nothing"],
 )
-def test_a_thousand_half_handshakes_take_no_memory_to_speak_of(
+def test_a_thousand_incomplete_handshakes_take_little_memory(
     start_agent: Callable[[str], Agent],
     hello: bool,  # noqa: FBT001  # a column of the table
 ) -> None:
@@ -143,7 +143,9 @@ def test_a_thousand_half_handshakes_take_no_memory_to_speak_of(
     assert growth_bytes < 24 * MIB
 
 
-def test_a_login_that_is_not_ascii_is_a_wrong_one(start_agent: Callable[[str], Agent]) -> None:
+def test_a_login_that_is_not_ascii_is_rejected_as_wrong(
+    start_agent: Callable[[str], Agent],
+) -> None:
     agent = start_agent(USERS)
     for login in (b"Basic \xc3\xa9\xc3\xa9", b"Basic \xff", b"\xfe", b"Basic YWxpY2U6d3Jvbmc="):
         assert agent.status(GET + b"Authorization: " + login + b"\r\n" + CLOSED) == 401
@@ -152,10 +154,10 @@ def test_a_login_that_is_not_ascii_is_a_wrong_one(start_agent: Callable[[str], A
     assert "Traceback" not in agent.log.read_text()
 
 
-def test_a_change_of_the_web_configuration_is_taken_as_a_whole(
+def test_a_change_of_the_web_configuration_takes_effect_as_a_whole(
     start_agent: Callable[[str], Agent],
 ) -> None:
-    """The least version, whether clients are asked, and the names they may have."""
+    """The minimum version, whether client certificates are required, and their allowed names."""
     agent = start_agent(TLS % "")
     folder = agent.web_config.parent
     pair = ("-cert", str(folder / "prometheus.pem"), "-key", str(folder / "prometheus-key.pem"))
@@ -178,7 +180,7 @@ def test_a_change_of_the_web_configuration_is_taken_as_a_whole(
 
 
 def client_hello() -> bytes:
-    """Return the first words of a client that goes no further."""
+    """Return the first message of a client that goes no further."""
     context = ssl.create_default_context()
     outgoing = ssl.MemoryBIO()
     half = context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost")

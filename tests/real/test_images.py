@@ -1,8 +1,8 @@
-"""The Dockerfile's own instructions, carried out without a container engine.
+"""The Dockerfile's instructions, executed without a container engine.
 
-Each image's environment is made in a folder by the commands that the Dockerfile names, from its
-lock file alone; what is started must find all it imports. The base image, the user and the layers
-are not tried here. Nor are Debian's packages installed: what they would bring must be here.
+Each image's environment is created in a folder by the commands in the Dockerfile, only from its
+lock file; every program must find all its imports. The base image, the user and the layers are not
+tested here. Debian's packages are not installed either: their files must exist here.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 BIN = Path(sys.executable).parent
 # uv and hatchling of bootstrap.lock are those of the project's own environment, and uv's cache
-# spares a download of everything.
+# avoids downloading everything.
 DONE_BY_MAKE = ["python", "-m", "pip"]
-# What a package of Debian's brings that the Dockerfile's next steps need.
+# The files of a Debian package that the Dockerfile's next steps need.
 BROUGHT = {"gcc": "gcc", "libc6-dev": "/usr/include/stdio.h"}
 COMPILED = ROOT / "build" / "cython"
-"""Modules that `make compiled` left; the build compiles only those that have changed since."""
+"""Modules that `make compiled` left; the build compiles only those changed since."""
 RUN_SECONDS = 1800
 """A busy machine takes long to compile."""
 OF_IMAGES_ONLY = {"UV_NO_CACHE", "UV_LINK_MODE", "PATH"}
@@ -65,7 +65,7 @@ class Image:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        # How this machine reaches the package registry is its own affair; the rest is the image's.
+        # This machine's access to the package registry is its own matter; the rest is the image's.
         own = {name: value for name, value in os.environ.items() if not name.startswith(LEFT_OUT)}
         self._environment = {**own, "PATH": f"{BIN}:{os.environ['PATH']}"}
         self._working = self.inside("/build")
@@ -125,7 +125,7 @@ class Image:
 
 
 def require_packages(arguments: Sequence[str]) -> None:
-    """Fail where a package that `apt-get install` names has brought nothing here."""
+    """Fail if the files of a package that `apt-get install` names do not exist here."""
     names = [word for word in arguments if not word.startswith("-")][1:]
     missing = [name for name in names if not is_there(BROUGHT[name])]
     assert missing == [], "install these (Debian's names)"
@@ -137,7 +137,7 @@ def is_there(brought: str) -> bool:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Image]:
-    """Return what builds a stage, each once, with all stages under it but the base image."""
+    """Return a function that builds a stage and all stages below it once, except the base image."""
     images: dict[str, Image] = {}
 
     def build(name: str) -> Image:
@@ -156,7 +156,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Image]:
 
 
 @pytest.mark.parametrize("stage", targets().values(), ids=targets())
-def test_an_environment_holds_all_that_its_image_starts(
+def test_an_environment_contains_everything_that_its_image_starts(
     built: Callable[[str], Image], stage: Stage
 ) -> None:
     (origin,) = [value for value in stage.values("COPY") if value.startswith("--from=")]
@@ -169,7 +169,7 @@ def test_an_environment_holds_all_that_its_image_starts(
     image.run([f"{environment}/python", "-c", imports])
 
 
-def test_the_join_s_environment_runs_compiled_modules(built: Callable[[str], Image]) -> None:
+def test_the_joins_environment_runs_compiled_modules(built: Callable[[str], Image]) -> None:
     image = built("enricher-environment")
     names = hot_modules()
     paths = ", ".join(f"{name}.__file__" for name in names)
@@ -180,7 +180,7 @@ def test_the_join_s_environment_runs_compiled_modules(built: Callable[[str], Ima
     assert [file for file in files if not file.endswith(EXTENSION_SUFFIXES[0])] == []
 
 
-def test_the_agent_s_environment_carries_no_kubernetes_client_and_no_arrow(
+def test_the_agents_environment_contains_neither_the_kubernetes_client_nor_arrow(
     built: Callable[[str], Image],
 ) -> None:
     (packages,) = built("agent-environment").inside("/opt/gpuledger/lib").glob("*/site-packages")

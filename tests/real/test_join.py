@@ -30,10 +30,10 @@ TICKS = 30
 LOOK_SECONDS = 120.0
 
 
-async def test_a_worker_that_dies_costs_no_tick_and_no_name(
+async def test_a_worker_that_dies_loses_no_tick_and_no_name(
     start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path
 ) -> None:
-    """Every tick becomes an event with all its pods named, most of them once."""
+    """Every tick becomes an event with all its pods named; most ticks become only one event."""
     refuse_stray_settings()
     kafka = start_kafka()
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
@@ -62,7 +62,7 @@ async def test_a_worker_that_dies_costs_no_tick_and_no_name(
 
 
 def worker(kafka: Kafka, folder: Path, number: int) -> Deployable:
-    """Return a worker, not yet started."""
+    """Return a worker that is not started yet."""
     return Deployable(
         name=f"join-{number}",
         command=["gpuledger", "join"],
@@ -76,7 +76,7 @@ def worker(kafka: Kafka, folder: Path, number: int) -> Deployable:
 
 
 def await_events(kafka: Kafka, kcat: Kcat) -> Counter[tuple[str, int]]:
-    """Read until every tick has its event; each event must know all its pods."""
+    """Read until every tick has its event; each event must name all its pods."""
     deadline = time.monotonic() + LOOK_SECONDS
     while True:
         events = [

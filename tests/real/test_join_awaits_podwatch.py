@@ -1,4 +1,4 @@
-"""A join that starts before podwatch, on a real broker: whose use it books has its name."""
+"""A join that starts before podwatch, on a real broker: the use that it books has pod names."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LOOK_SECONDS = 120.0
 
 
 async def publish_ticks(settings: KafkaSettings, numbers: Iterable[int]) -> None:
-    """Publish a tick a node and second, in each of which a pod is busy."""
+    """Publish a tick per node and second; in each of them a pod is busy."""
     async with KafkaBus(settings).producer() as producer:
         for number in numbers:
             for node in NODES:
@@ -60,10 +60,10 @@ async def publish_ticks(settings: KafkaSettings, numbers: Iterable[int]) -> None
                 await producer.publish(SAMPLES.name, partition, [message])
 
 
-async def test_no_pod_stays_nameless_of_a_podwatch_that_comes_ten_seconds_later(
+async def test_no_pod_is_without_a_name_if_podwatch_starts_ten_seconds_later(
     start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path
 ) -> None:
-    """And what the join says of its events holds of them, partition by partition."""
+    """The join's watermarks are true for its events, partition by partition."""
     refuse_stray_settings()
     kafka = start_kafka()
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
@@ -107,10 +107,10 @@ async def test_no_pod_stays_nameless_of_a_podwatch_that_comes_ten_seconds_later(
     assert time.time_ns() - complete_ns < 10**9 * 240
 
 
-async def test_no_row_of_the_store_is_nameless_once_a_podwatch_that_came_later_is_there(
+async def test_no_row_of_the_store_is_without_a_name_once_a_late_podwatch_is_there(
     start_kafka: Callable[[], Kafka], tmp_path: Path
 ) -> None:
-    """The join waits for nobody here: what it books before podwatch comes is without names."""
+    """Here the join does not wait: what it books before podwatch starts has no names."""
     refuse_stray_settings()
     kafka = start_kafka()
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
@@ -147,7 +147,7 @@ async def test_no_row_of_the_store_is_nameless_once_a_podwatch_that_came_later_i
         finally:
             for each in (join, podwatch, sink):
                 each.kill()
-    # As they were written, most of them are without a name: the law is about what comes later.
+    # As written, most rows have no name: the test is about later changes.
     files = DeltaTable(str(folder / "entries")).file_uris()
     with duckdb.connect() as connection:
         sql = f"SELECT count(*) FROM read_parquet({files}) WHERE pod_state = 'pending'"  # noqa: S608  # our own files
@@ -156,14 +156,14 @@ async def test_no_row_of_the_store_is_nameless_once_a_podwatch_that_came_later_i
 
 
 def ticks_stored(folder: Path) -> Mapping[tuple[object, ...], int]:
-    """Return of how many ticks the view has pods' rows, by who it says that they are of."""
+    """Return the number of ticks with rows of pods in the view, by owner."""
     if not list(folder.glob("entries/event_date=*/*.parquet")):
         return {}
     with duckdb.connect() as connection:
         try:
             relation = entries_sql(str(folder))
         except UserError:
-            return {}  # written and not committed yet
+            return {}  # written but not committed yet
         sql = f"""
             SELECT node, pod_uid, pod_state, pod IS NOT NULL AND namespace IS NOT NULL,
                 count(DISTINCT seq)
@@ -176,7 +176,7 @@ def ticks_stored(folder: Path) -> Mapping[tuple[object, ...], int]:
 async def await_records(
     kafka: Kafka, kcat: Kcat, topic: str, *, count: int
 ) -> Sequence[Mapping[str, Any]]:
-    """Read a topic until it has so many records."""
+    """Read a topic until it has this many records."""
     async with asyncio.timeout(LOOK_SECONDS):
         while True:
             found = await asyncio.to_thread(kcat.consume, kafka.bootstrap_servers, topic)
@@ -186,7 +186,7 @@ async def await_records(
 
 
 async def await_watermarks(kafka: Kafka, kcat: Kcat) -> Sequence[Watermark]:
-    """Read until the join has spoken of each partition, of the nodes' with their last tick."""
+    """Read until each partition has a watermark, and those of nodes one with their last tick."""
     decoder = decoder_of(WATERMARKS.name, Watermark)
     busy = {
         partition_of_node(key_in("default", node), partitions=EVENTS.partitions) for node in NODES

@@ -1,7 +1,7 @@
-"""What the join promises over a real broker when its workers are stopped and killed in mid-work.
+"""The join's guarantee over a real broker, with workers stopped and killed during their work.
 
-Workers gather for a second, and few nodes have many ticks: several batches to a partition, one
-after the other, so that a transaction is long enough to be met half-way.
+Workers gather for a second, and few nodes have many ticks. So each partition gets several batches
+in turn, and a transaction is long enough to be interrupted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Ends = dict[aiokafka.TopicPartition, int]
 
 
 class Scene(JoinWorkers):
-    """A broker with ticks to be joined, and the workers of a test."""
+    """A broker with ticks to join, and the workers of a test."""
 
     def __init__(self, *, kafka: Kafka, folder: Path) -> None:
         super().__init__(
@@ -57,14 +57,14 @@ class Scene(JoinWorkers):
         )
 
     async def publish_poison(self) -> None:
-        """Publish a record that can only be put aside."""
+        """Publish a record that can only be rejected."""
         async with KafkaBus(self.settings).producer() as producer:
             # Retention would remove an older record before it is read.
             message = Message(b"x", b"no json", time.time_ns() // 1_000_000)
             await producer.publish(SAMPLES.name, 0, [message])
 
     async def await_events(self, ticks: int) -> dict[Id, list[Event]]:
-        """Read until every tick has its event, and what else is there by then."""
+        """Read until every tick has its event, and everything else that is there by then."""
         wanted = {
             (node_name(node), number * SEQ_PER_TICK)
             for node in range(NODES)
@@ -103,7 +103,7 @@ class Scene(JoinWorkers):
         )
 
     async def pause_in_transaction(self, worker: Deployable) -> int:
-        """Stop a worker in an open transaction; return how many ticks a node were published."""
+        """Stop a worker in an open transaction; return how many ticks per node were published."""
         published = 0
         async with asyncio.timeout(LOOK_SECONDS):
             while True:
@@ -113,12 +113,12 @@ class Scene(JoinWorkers):
                     return published
 
     async def _is_paused_in_transaction(self, worker: Deployable) -> bool:
-        """Stop a worker again and again, for a transaction is short; leave it stopped in one."""
+        """Stop a worker repeatedly, because transactions are short; leave it stopped in one."""
         end = time.monotonic() + ROUND_SECONDS
         while time.monotonic() < end:
             worker.pause()
             if is_in_transaction(*await self.look()):
-                # What was on its way when it stopped may have been the transaction's end.
+                # A request in flight when it stopped may have ended the transaction.
                 await asyncio.sleep(1)
                 if is_in_transaction(*await self.look()):
                     return True
@@ -127,7 +127,7 @@ class Scene(JoinWorkers):
         return False
 
     async def look(self) -> tuple[Ends, Ends]:
-        """Return the ends of all events and of those that are committed, partition by partition."""
+        """Return the end offsets of all and of committed events, by partition."""
         every = await self._every.end_offsets(PARTITIONS)
         return every, await self._ends.end_offsets(PARTITIONS)
 
@@ -136,7 +136,7 @@ class Scene(JoinWorkers):
         await create_topics(self.settings)
         self._found: dict[Id, list[Event]] = defaultdict(list)
         self._every = AIOKafkaConsumer(bootstrap_servers=servers)
-        # On connections of their own: an answer waits behind a fetch that waits for records.
+        # On separate connections: a response waits behind a fetch that waits for records.
         self._ends, self._committed = [committed_consumer(servers) for _ in range(2)]
         for consumer in (self._every, self._ends, self._committed):
             await consumer.start()
@@ -162,7 +162,7 @@ def max_often(found: dict[Id, list[Event]]) -> int:
     return max(map(len, found.values()))
 
 
-async def test_a_worker_stopped_in_a_transaction_is_shut_out_when_it_wakes(
+async def test_a_worker_stopped_in_a_transaction_is_fenced_when_it_wakes(
     scene: Scene,
 ) -> None:
     async with scene as it:

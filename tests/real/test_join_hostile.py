@@ -1,4 +1,4 @@
-"""No batch and no record on Kafka ends or blocks the join: real workers, and what it cannot use."""
+"""No batch or record on Kafka ends or blocks the join: real workers, and unusable input."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def partition_of(topic: str, node: str = NODE) -> TopicPartition:
 
 
 class Scene:
-    """A broker with ticks, records that cannot be used between them, and a worker."""
+    """A broker with ticks, unusable records between them, and a worker."""
 
     def __init__(self, *, kafka: Kafka, kcat: Kcat, folder: Path) -> None:
         self.kafka = kafka
@@ -100,7 +100,7 @@ class Scene:
         return Raw(f"default/{node_name(node)}".encode(), encode(self._fleet.tick(node, number)))
 
     async def publish_ticks(self, numbers: range) -> None:
-        """Publish ticks of both nodes, which lie in different partitions."""
+        """Publish ticks of both nodes, which are in different partitions."""
         now_ms = time.time_ns() // 1_000_000
         async with self.bus.producer() as producer:
             for node in range(2):
@@ -119,7 +119,7 @@ class Scene:
         return sorted((event["node"], event["seq"] // SEQ_PER_TICK) for event in found)
 
     def dead_letters(self) -> list[Letter]:
-        """Return what the dead letters say, which is never much."""
+        """Return the content of the dead letters, which is never large."""
         found = self.read(DEAD_LETTERS.name)
         assert all(len(dead_letter["detail"]) < MAX_CHARACTERS for dead_letter in found)
         output = [
@@ -149,8 +149,8 @@ def scene(
     return Scene(kafka=start_kafka(), kcat=kcat, folder=tmp_path)
 
 
-async def test_the_join_goes_on_behind_whatever_lies_on_its_topics(scene: Scene) -> None:
-    """Each of these alone ended a worker or kept it from all its partitions."""
+async def test_the_join_continues_behind_any_input_on_its_topics(scene: Scene) -> None:
+    """Each of these used to end a worker or kept it from all its partitions."""
     await scene.make_topics()
     await scene.publish_ticks(BEFORE)
     wanted: list[Letter] = []
@@ -204,10 +204,10 @@ async def test_the_join_goes_on_behind_whatever_lies_on_its_topics(scene: Scene)
 
 
 @pytest.mark.extended
-async def test_batches_of_headers_in_all_partitions_keep_neither_pages_nor_the_end_waiting(
+async def test_batches_of_headers_in_all_partitions_delay_neither_http_endpoints_nor_the_exit(
     scene: Scene,
 ) -> None:
-    """A poll of them took half a minute, in which nothing else ran: no probe, no signal."""
+    """Polling them took half a minute, in which nothing else ran: no probe, no signal."""
     await scene.make_topics()
     await scene.publish_ticks(BEFORE)
     inputs = (SAMPLES, PROCESSES, INCIDENTS)
@@ -238,8 +238,10 @@ async def test_batches_of_headers_in_all_partitions_keep_neither_pages_nor_the_e
         worker.kill()
 
 
-async def test_nobodys_open_transaction_on_its_inputs_stops_the_join(scene: Scene) -> None:
-    """Where brokers have no access lists anybody may open one, and leave it open."""
+async def test_an_open_transaction_of_a_stranger_on_its_inputs_does_not_stop_the_join(
+    scene: Scene,
+) -> None:
+    """On brokers without access lists any client may open one, and leave it open."""
     await scene.make_topics()
     worker = scene.worker
     anybody = AIOKafkaProducer(
@@ -263,8 +265,8 @@ async def test_nobodys_open_transaction_on_its_inputs_stops_the_join(scene: Scen
         worker.kill()
 
 
-async def test_a_topic_that_takes_less_than_it_should_is_named_and_waited_for(scene: Scene) -> None:
-    """Its limit was set by hand: no record is put aside over it, and nothing is lost."""
+async def test_the_join_names_a_topic_with_too_small_a_limit_and_waits_for_it(scene: Scene) -> None:
+    """Its limit was set by hand: no record is rejected because of it, and nothing is lost."""
     small = replace(EVENTS, extra={"max.message.bytes": "1000"})
     await scene.make_topics([each if each is not EVENTS else small for each in TOPICS])
     await scene.publish_ticks(BEFORE)
@@ -306,17 +308,17 @@ async def set_limit(kafka: Kafka, topic: str, limit_bytes: int) -> None:
 
 
 async def write_long_key(scene: Scene) -> Letter:
-    """A tick under a key of 250 kB, of which the letter would quote five times as much."""
+    """Write a tick with a key of 250 kB, which the dead letter would quote five times over."""
     record = scene.tick(50)._replace(key=b"\x7f" * 250_000)
     first, _ = await write(scene.kafka, partition_of(SAMPLES.name), PLAIN, [record])
     return (SAMPLES.name, first, None, "misplaced")
 
 
 async def write_large_incidents(scene: Scene) -> list[Letter]:
-    """One of more bytes than a message holds, one whose error quotes it, one that grows too large.
+    """Write one that exceeds a message, one whose error quotes it, and one that grows too large.
 
-    The last one is within the bounds: what it says of its 4,096 processes comes twice in what is
-    made of it, as each is a pod of its own.
+    The last one is within the bounds, but the output contains its 4,096 processes twice, because
+    each is a pod of its own.
     """
     incident = Incident(
         cluster="default",

@@ -1,7 +1,7 @@
-"""A join worker that is disturbed while it reads pods and watermarks: no partition is left alone.
+"""A join worker disturbed while it reads pods and watermarks: no partition stays unprocessed.
 
-A worker takes few records at once here, so that reading back takes seconds with few pods; that is
-the setting of any worker with more pods.
+A worker takes few records at once here, so that reading back takes seconds with few pods, as it
+does for a default worker with more pods.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 NODES = 24
 PODS_PER_NODE = 500
 STOPPED_SECONDS = 12.0
-"""Twice the session: the group gives the worker up."""
+"""Twice the session timeout: the group removes the worker."""
 LOOK_SECONDS = 120.0
 
 
@@ -119,10 +119,10 @@ def workers(tmp_path: Path) -> Iterator[Callable[..., Workers]]:
         each.end()
 
 
-async def test_a_worker_that_loses_partitions_while_it_reads_them_back_goes_on(
+async def test_a_worker_that_loses_partitions_while_it_reads_them_back_continues(
     start_kafka: Callable[[], Kafka], workers: Callable[..., Workers]
 ) -> None:
-    """It is stopped for longer than its session while another one joins, then woken."""
+    """It is suspended for longer than its session while another one joins, then resumed."""
     it = workers(servers=start_kafka().bootstrap_servers)
     await create_topics(it.settings)
     await it.publish_pods()
@@ -139,7 +139,7 @@ async def test_a_worker_that_loses_partitions_while_it_reads_them_back_goes_on(
     assert await it.nodes_with_events(number=1) == EVERYBODY
 
 
-async def test_a_broker_that_dies_while_pods_are_read_back_leaves_no_partition_alone(
+async def test_a_broker_that_dies_while_pods_are_read_back_leaves_no_partition_unprocessed(
     start_kafka_cluster: Callable[[], KafkaCluster],
     workers: Callable[..., Workers],
 ) -> None:

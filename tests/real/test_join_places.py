@@ -1,4 +1,4 @@
-"""What the API server says of a node and of a namespace is in the event, by a real broker."""
+"""A node's and a namespace's labels on the API server are in the event, over a real broker."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ZONE = {"topology.kubernetes.io/zone": "eu-west-1a"}
 async def test_a_namespaces_label_and_a_nodes_zone_are_in_the_event(
     kube_api: KubeApiClient, start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path
 ) -> None:
-    """And when they change, what an earlier tick is told stays, however late it comes."""
+    """When they change, earlier ticks keep the earlier labels, however late they come."""
     refuse_stray_settings()
     cluster = await RealCluster.prepared(kube_api)
     node = cluster.named("gpu")
@@ -61,7 +61,7 @@ async def test_a_namespaces_label_and_a_nodes_zone_are_in_the_event(
     seq = 1000
 
     async def output(team: str, zone: str, *, time_ns: int | None = None) -> Mapping[str, Any]:
-        """Publish ticks until one is described so, and return its event."""
+        """Publish ticks until one has this description, and return its event."""
         nonlocal seq
         async with asyncio.timeout(LOOK_SECONDS):
             while True:
@@ -79,7 +79,7 @@ async def test_a_namespaces_label_and_a_nodes_zone_are_in_the_event(
             each.start()
         first = await output("vision", "eu-west-1a")
         assert first["namespaces"] == [{"name": cluster.namespace, "labels": {"team": "vision"}}]
-        await asyncio.sleep(1.1)  # what comes next was seen later than that tick, to the second
+        await asyncio.sleep(1.1)  # later changes are seen at least a second after that tick
         await label_namespace(cluster, "speech")
         await cluster.change(NODE, "gpu", labels={"topology.kubernetes.io/zone": "eu-west-1b"})
         await output("speech", "eu-west-1b")
@@ -92,12 +92,12 @@ async def test_a_namespaces_label_and_a_nodes_zone_are_in_the_event(
 
 
 def team_of(event: Mapping[str, Any]) -> str | None:
-    """Return what the event says of its only namespace."""
+    """Return the team of the event's only namespace."""
     return next((each["labels"]["team"] for each in event.get("namespaces", ())), None)
 
 
 async def label_namespace(cluster: RealCluster, team: str) -> None:
-    """Say whose the pods' namespace is."""
+    """Set the team of the pods' namespace."""
     path = f"{NAMESPACE.path}/{cluster.namespace}"
     body = {"metadata": {"labels": {"team": team}}}
     await cluster.send("PATCH", path, body, content_type=MERGE)

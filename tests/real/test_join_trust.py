@@ -1,4 +1,4 @@
-"""A join process on a real broker reads what a node may not say: it goes on, and books the rest."""
+"""A join on a real broker reads records that a node may not write: it rejects only those."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOOK_SECONDS: Final = 120.0
 
 
 class World:
-    """A broker, one worker that holds all partitions, and what it wrote."""
+    """A broker, one worker that holds all partitions, and its output."""
 
     def __init__(self, *, kafka: Kafka, kcat: Kcat, folder: Path) -> None:
         self._servers, self._kcat = kafka.bootstrap_servers, kcat
@@ -67,17 +67,17 @@ class World:
             await producer.publish(*partition, [Message(f"default/{key}".encode(), value, now_ms)])
 
     async def tick(self, node: str, **changes: Any) -> None:  # noqa: ANN401 - as sample() takes them
-        """Write a tick of a node where it belongs."""
+        """Write a node's tick to its own partition."""
         now_ns = time.time_ns()
         tick = sample(**({"node": node, "time_ns": now_ns} | changes))
         await self.put(SAMPLES.name, tick, key=node, node=node)
 
     def events(self, count: int) -> list[dict[str, Any]]:
-        """Return the events once there are so many, in the order of their `seq`."""
+        """Return the events once there are this many, in the order of their `seq`."""
         return sorted(self._read(EVENTS.name, count), key=lambda event: event["seq"])
 
     def dead_letters(self, count: int) -> list[dict[str, Any]]:
-        """Return the dead letters once there are so many."""
+        """Return the dead letters once there are this many."""
         return self._read(DEAD_LETTERS.name, count)
 
     def _read(self, topic: str, count: int) -> list[dict[str, Any]]:
@@ -94,14 +94,14 @@ class World:
 
 @pytest.fixture
 def world(start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path) -> Iterator[World]:
-    """Return a broker without topics, and a worker that does not run yet."""
+    """Return a broker without topics, and a worker that is not started yet."""
     refuse_stray_settings()
     made = World(kafka=start_kafka(), kcat=kcat, folder=tmp_path)
     yield made
     made.worker.kill()
 
 
-async def test_another_nodes_pod_is_booked_without_a_name_and_costs_the_tick_nothing(
+async def test_another_nodes_pod_is_booked_without_a_name_and_the_rest_of_the_tick_is_kept(
     world: World,
 ) -> None:
     await create_topics(world.settings)
@@ -126,7 +126,7 @@ async def test_another_nodes_pod_is_booked_without_a_name_and_costs_the_tick_not
     assert refused == 1
 
 
-async def test_a_tick_that_claims_more_than_a_day_is_put_aside_and_the_next_is_booked(
+async def test_a_tick_that_claims_more_than_a_day_is_rejected_and_the_next_is_booked(
     world: World,
 ) -> None:
     await create_topics(world.settings)
@@ -143,10 +143,10 @@ async def test_a_tick_that_claims_more_than_a_day_is_put_aside_and_the_next_is_b
     assert "interval_ns" in dead_letter["detail"]
 
 
-async def test_what_lies_elsewhere_than_its_node_is_put_aside_and_silences_nobody(
+async def test_a_record_outside_of_its_nodes_partition_is_rejected_and_silences_no_node(
     world: World,
 ) -> None:
-    """Ticks and pods of node-a written where who has node-b's key and partition may write."""
+    """Ticks and pods of node-a, written with node-b's key and to node-b's partition."""
     await create_topics(world.settings)
     await world.put(PODS.name, pod(0), key=UIDS[0], node="node-a")
     await world.put(PODS.name, pod(0, name="other"), key=UIDS[0], node="node-b")
@@ -168,8 +168,8 @@ async def test_what_lies_elsewhere_than_its_node_is_put_aside_and_silences_nobod
     }
 
 
-async def test_a_tick_that_leaps_is_put_aside_and_its_node_goes_on(world: World) -> None:
-    """With the victim's node, boot, key and partition, and a `seq` that is years ahead."""
+async def test_a_tick_with_a_leap_in_seq_is_rejected_and_its_node_continues(world: World) -> None:
+    """It has the victim's node, boot, key and partition, and a `seq` that is years ahead."""
     await create_topics(world.settings)
     world.worker.start()
     world.worker.wait_until_ready()
@@ -181,8 +181,8 @@ async def test_a_tick_that_leaps_is_put_aside_and_its_node_goes_on(world: World)
     assert world.worker.metric("gpuledger_join_seq_ahead_total") == 1
 
 
-async def test_a_node_holds_nothing_in_the_name_of_another_nodes_pod(world: World) -> None:
-    """What it said stays in the event; the part stays held, and nobody's by name."""
+async def test_a_node_gets_no_allocation_in_the_name_of_another_nodes_pod(world: World) -> None:
+    """Its claim stays in the event; the device stays allocated, but without a pod's name."""
     await create_topics(world.settings)
     for number, node in enumerate(NODES):
         await world.put(PODS.name, pod(number, node=node), key=UIDS[number], node=node)

@@ -1,4 +1,4 @@
-"""The agent's question to the kubelet, put to Kubernetes' own API and gRPC's own server in Go."""
+"""The agent's requests to the kubelet, against Kubernetes' own API and gRPC's server in Go."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -109,7 +109,7 @@ async def test_a_node_without_pods_has_an_empty_answer(
     assert await names_of(ask(start_kubelet().socket)) == []
 
 
-async def test_a_kubelet_that_is_restarted_is_asked_again_on_the_same_path(
+async def test_a_restarted_kubelet_is_queried_again_on_the_same_path(
     start_kubelet: Callable[[], KubeletServer],
 ) -> None:
     server = start_kubelet()
@@ -134,7 +134,7 @@ async def test_a_kubelet_that_does_not_answer_in_time_is_given_up(
     assert await names_of(ask(server.socket)) == []
 
 
-async def test_a_refusal_is_told_in_the_kubelets_words(
+async def test_a_refusal_is_reported_with_the_kubelets_error(
     start_kubelet: Callable[[], KubeletServer],
 ) -> None:
     server = start_kubelet()
@@ -158,7 +158,7 @@ async def test_an_answer_of_many_frames_is_read_whole(
     assert [pod.name for pod in parse_answer(answer)] == [pod["name"] for pod in pods]
 
 
-async def test_an_answer_without_bounds_is_given_up(
+async def test_an_answer_without_an_end_is_given_up(
     start_kubelet: Callable[[], KubeletServer],
 ) -> None:
     server = start_kubelet()
@@ -169,7 +169,7 @@ async def test_an_answer_without_bounds_is_given_up(
     assert caught.value.reason == "too_large"
 
 
-async def test_a_tick_that_sees_a_pod_come_by_its_cgroup_has_what_it_was_given(
+async def test_a_tick_that_detects_a_pod_by_its_cgroup_has_its_devices(
     start_kubelet: Callable[[], KubeletServer], tmp_path: Path
 ) -> None:
     server, cgroups, logs = start_kubelet(), tmp_path / "cgroup", tmp_path / "pods"

@@ -1,4 +1,4 @@
-"""A missing real part is never overlooked: a failure in CI, a loud line on a person's machine."""
+"""A missing real part is a failure in CI, and a loud line on a developer's machine."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ def test_a_missing_part_fails_the_run_with(setting: str, tmp_path: Path) -> None
     assert "real part missing: promtool" in printed
 
 
-def test_a_missing_part_is_one_loud_line_on_a_persons_machine(tmp_path: Path) -> None:
+def test_a_missing_part_is_one_loud_line_on_a_developers_machine(tmp_path: Path) -> None:
     status, printed = run_without_tools(tmp_path, {})
     assert status == 0
     assert "!!! 1 test(s) NOT RUN, real part missing: promtool: not built yet" in printed

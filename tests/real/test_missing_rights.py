@@ -1,4 +1,4 @@
-"""Each right of the table is needed: without it a deployable names what it may not do."""
+"""Each permission of the table is needed: without it a component names the denied operation."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ SCENARIO: Final = Path(__file__).parents[2] / "cli" / "gpuledger_cli" / "demo" /
 NODE: Final = "gpu-node-2"
 WITHIN_SECONDS: Final = 120.0
 SESSION_SECONDS: Final = "6"
-"""Kafka's shortest: the next case waits for it, as the member before was killed in the group."""
+"""Kafka's minimum; the next case waits for it, because the previous member was killed."""
 GONE: Final = Message(key=b"gone", value=None, timestamp_ms=1)
 OWN: Final = {
     "agent": {"NODE_NAME": NODE, "SOURCE": f"simulated:{SCENARIO}"},
     "podwatch": {"LEASE__ENABLED": "false"},
-    "join": {"JOIN__PODWATCH_TIMEOUT_SECONDS": "0"},  # there is none beside it
+    "join": {"JOIN__PODWATCH_TIMEOUT_SECONDS": "0"},  # there is none on this machine
     "sink remote_write": {"REMOTE_WRITE__URL": "http://127.0.0.1:9/"},
     "sink alerts": {"ALERTS__URLS": "http://127.0.0.1:9"},
 }
-"""What a deployable needs to be told beside its brokers."""
+"""Settings of a component in addition to its brokers."""
 
 
 class Case(NamedTuple):
-    """One operation of one grant, which a deployable is to do without."""
+    """One operation of one grant, which a component must do without."""
 
     who: KafkaUser
     missing: Grant
@@ -59,7 +59,7 @@ class Case(NamedTuple):
 
 
 COMMANDS: Final = {"replay", "dead letters list", "dead letters replay"}
-"""For people, who see it at once: test_topics_rights, test_replay, test_dead_letter_rights."""
+"""For users, who see it at once: test_topics_rights, test_replay, test_dead_letter_rights."""
 CASES: Final = [
     Case(who, grant, operation)
     for who in DEPLOYABLES
@@ -75,9 +75,9 @@ FIRST_OF: Final = {case.who: case for case in reversed(CASES)}
 def brokers(
     kafka_distribution: KafkaDistribution, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OauthKafka]:
-    """Yield brokers that admit whoever a token names and deny all to them.
+    """Yield brokers that accept any user that a token names and deny everything to them.
 
-    They hold records of every stage, and ticks go on to come: some rights are needed for a record.
+    They have records of every component, and ticks keep coming: some permissions need a record.
     """
     refuse_stray_settings()
     folder = tmp_path_factory.mktemp("oauth-kafka")
@@ -102,7 +102,7 @@ def brokers(
                 stage.start()
             for topic in (Topics().events, Topics().watermarks):
                 await_records(part.plaintext_bootstrap_servers, topic.name)
-            stages["join"].stop()  # the group is those joins' that are looked at
+            stages["join"].stop()  # the examined joins use that group
             yield part
 
 
@@ -124,7 +124,7 @@ def await_records(servers: str, topic: str) -> None:
 
 @pytest.fixture
 def pod(kube_api: KubeApiClient, brokers: OauthKafka) -> None:
-    """Have one of each kind to be published that no test had before, and a pod to be read back."""
+    """Create one of each kind that no earlier test had, to publish, and a pod to read back."""
     namespace = f"rights-{uuid4().hex[:8]}"
     kube_api.create_namespace(namespace)
     kube_api.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": namespace}})
@@ -147,7 +147,7 @@ def pod(kube_api: KubeApiClient, brokers: OauthKafka) -> None:
 
 
 def write(brokers: OauthKafka, topic: Topic, message: Message) -> None:
-    """Have a record in a topic: of what is empty nothing is read."""
+    """Write a record to a topic: nothing is read from an empty one."""
 
     async def publish() -> None:
         settings = KafkaSettings(bootstrap_servers=brokers.plaintext_bootstrap_servers)
@@ -158,7 +158,7 @@ def write(brokers: OauthKafka, topic: Topic, message: Message) -> None:
 
 
 def write_hasty_scenario(file: Path) -> Path:
-    """Write the scenario with its incidents in the first second, rather than in the eighth."""
+    """Write the scenario with its incidents in the first second instead of the eighth."""
     scenario = yaml.safe_load(SCENARIO.read_text())
     assert [incident["node"] for incident in scenario["incidents"]] == [NODE]
     for incident in scenario["incidents"]:
@@ -205,7 +205,7 @@ def shown(deployable: Deployable) -> str:
     ],
     ids=lambda case: f"{case.who.name} {case.operation} {case.missing.name}".replace(" ", "-"),
 )
-def test_a_right_that_is_missing_is_missed_by_name(
+def test_a_missing_right_is_named(
     brokers: OauthKafka,
     kube_api: KubeApiClient,
     tmp_path: Path,
@@ -229,7 +229,7 @@ def test_a_right_that_is_missing_is_missed_by_name(
         own["REMOTE_WRITE__URL"] = prometheus.remote_write_url
     if kind == "store":
         own["STORE__URI"] = str(tmp_path / "store")
-        # A watermark is written once there are rows that it speaks of.
+        # A watermark is written once it covers rows.
         own["STORE__FLUSH_SECONDS"] = "1"
     made = Deployable(
         name=f"{user}",

@@ -1,4 +1,4 @@
-"""The number of partitions is chosen at creation; every stage finds it out from the brokers."""
+"""The number of partitions is chosen at creation; every component reads it from the brokers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def start(stack: ExitStack, servers: str, folder: Path, *command: str, **own: st
 
 
 @pytest.mark.parametrize("partitions", [3, pytest.param(24, marks=pytest.mark.extended)])
-def test_every_stage_works_with_the_number_that_was_chosen(
+def test_every_component_works_with_the_chosen_number(
     start_kafka: Callable[[], Kafka],
     kube_api: KubeApiClient,
     kcat: Kcat,
@@ -66,7 +66,7 @@ def test_every_stage_works_with_the_number_that_was_chosen(
     servers = start_kafka().bootstrap_servers
     at = ["--bootstrap-servers", servers]
     assert main(["topics", "create", *at, "--partitions", str(partitions)]) == 0
-    # Whoever does not say the number gets the one that is there; another one is refused.
+    # Without an explicit number the existing one is used; a different one is rejected.
     assert main(["topics", "create", *at]) == main(["topics", "check", *at]) == 0
     assert main(["topics", "create", *at, "--partitions", "5"]) == 2
     assert f"has partitions={partitions}, wanted partitions=5" in capsys.readouterr().err
@@ -96,7 +96,7 @@ def test_every_stage_works_with_the_number_that_was_chosen(
     assert kcat.consume(servers, DEAD_LETTERS.name) == []
 
 
-def test_topics_that_do_not_agree_are_named_with_both_numbers(
+def test_topics_with_different_numbers_are_named_with_both_numbers(
     start_kafka: Callable[[], Kafka], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refuse_stray_settings()

@@ -77,7 +77,7 @@ async def create_topic(broker: KafkaBroker) -> str:
     return topic
 
 
-async def test_kcat_reads_from_kafka_the_very_bytes_it_wrote(
+async def test_kcat_reads_from_kafka_the_exact_bytes_that_it_wrote(
     kafka: KafkaBroker, kcat: Kcat
 ) -> None:
     topic = await create_topic(kafka)
@@ -91,7 +91,7 @@ async def test_kcat_reads_from_kafka_the_very_bytes_it_wrote(
     assert topic in [known["topic"] for known in topics]
 
 
-async def test_kafka_keeps_what_it_acknowledged_over_a_stop_and_a_kill(
+async def test_kafka_keeps_acknowledged_records_over_a_stop_and_a_kill(
     start_kafka: Callable[[], Kafka], kcat: Kcat
 ) -> None:
     broker = start_kafka()
@@ -107,7 +107,7 @@ async def test_kafka_keeps_what_it_acknowledged_over_a_stop_and_a_kill(
 async def test_a_lent_kafka_is_empty_for_the_next_test(
     kafka_pool: KafkaPool[Kafka], kcat: Kcat
 ) -> None:
-    """What is left goes: topics, groups and their members; with a transaction the broker goes."""
+    """Topics, groups and their members are removed; a broker with a transaction is discarded."""
     first = kafka_pool.lend()
     bus = KafkaBus(settings_of(first.bootstrap_servers))
     topic = await create_topic(first)
@@ -133,7 +133,7 @@ async def test_a_lent_kafka_is_empty_for_the_next_test(
 
 
 async def log_in(broker: SecureKafka, *, password: str) -> None:
-    # Not by kcat: Debian's librdkafka repeats the nonce in SCRAM, which Kafka 4 refuses.
+    # Not with kcat: Debian's librdkafka repeats the nonce in SCRAM, which Kafka 4 rejects.
     client = AIOKafkaClient(
         bootstrap_servers=broker.bootstrap_servers,
         security_protocol="SASL_SSL",
@@ -146,15 +146,15 @@ async def log_in(broker: SecureKafka, *, password: str) -> None:
         await client.bootstrap()
     finally:
         await client.close()
-        # TLS says farewell after the close, and nobody waits for that.
+        # TLS sends a last message after the close, and no code waits for it.
         await asyncio.sleep(0.1)
 
 
-async def test_secure_kafka_lets_the_right_password_in_over_tls(secure_kafka: SecureKafka) -> None:
+async def test_secure_kafka_accepts_the_right_password_over_tls(secure_kafka: SecureKafka) -> None:
     await log_in(secure_kafka, password=secure_kafka.password)
 
 
-async def test_secure_kafka_keeps_a_wrong_password_out(secure_kafka: SecureKafka) -> None:
+async def test_secure_kafka_rejects_a_wrong_password(secure_kafka: SecureKafka) -> None:
     with pytest.raises(KafkaConnectionError):
         await log_in(secure_kafka, password="wrong")
 
@@ -173,11 +173,11 @@ def test_the_api_server_keeps_a_pod_that_a_kubelet_reports_running(kube_api: Kub
     assert kube_api.request("GET", path)[1]["status"]["phase"] == "Running"
 
 
-def test_the_api_server_says_the_version_it_was_built_from(kube_api: KubeApiClient) -> None:
+def test_the_api_server_reports_the_version_it_was_built_from(kube_api: KubeApiClient) -> None:
     assert kube_api.request("GET", "/version")[1]["gitVersion"] == "v1.36.3"
 
 
-def test_a_service_account_may_do_what_its_role_says_and_no_more(
+def test_a_service_account_may_do_what_its_role_allows_and_no_more(
     kube_api: KubeApiClient, tmp_path: Path
 ) -> None:
     kubeconfig = kube_api.service_account_kubeconfig(namespace="parts", name="watcher")
@@ -213,7 +213,7 @@ def test_prometheus_answers_a_query(prometheus: PrometheusApi) -> None:
     assert prometheus.query("vector(42)")[0]["value"][1] == "42"
 
 
-def test_prometheus_refuses_a_remote_write_body_that_is_not_snappy(
+def test_prometheus_rejects_a_remote_write_body_that_is_not_snappy(
     prometheus: PrometheusApi,
 ) -> None:
     answer = web.fetch(prometheus.remote_write_url, method="POST", body=b"not snappy")
@@ -221,7 +221,7 @@ def test_prometheus_refuses_a_remote_write_body_that_is_not_snappy(
     assert b"snappy" in answer.body or b"corrupt" in answer.body
 
 
-def test_prometheus_takes_the_configuration_and_flags_of_a_test(
+def test_prometheus_accepts_the_configuration_and_flags_of_a_test(
     start_prometheus: Callable[..., Prometheus],
 ) -> None:
     part = start_prometheus(
@@ -234,14 +234,14 @@ def test_prometheus_takes_the_configuration_and_flags_of_a_test(
     assert flags["query.max-samples"] == "7"
 
 
-def test_prometheus_2_is_of_before_remote_write_2_0(
+def test_prometheus_2_has_no_remote_write_2_0(
     start_prometheus_2: Callable[[], Prometheus2],
 ) -> None:
     version = start_prometheus_2().fetch("/api/v1/status/buildinfo").json()["data"]["version"]
     assert version.startswith("2.42.")
 
 
-def test_victoria_metrics_answers_for_what_it_was_given(
+def test_victoria_metrics_returns_the_samples_it_was_sent(
     start_victoria_metrics: Callable[[], VictoriaMetrics],
 ) -> None:
     part = start_victoria_metrics()
@@ -250,7 +250,7 @@ def test_victoria_metrics_answers_for_what_it_was_given(
     assert part.await_query("parts_total")[0]["metric"]["pod"] == "trainer"
 
 
-def test_alertmanager_holds_the_alert_it_was_sent(
+def test_alertmanager_has_the_alert_it_was_sent(
     start_alertmanager: Callable[..., Alertmanager],
 ) -> None:
     part = start_alertmanager()
@@ -270,7 +270,9 @@ def post_alert(part: AlertmanagerApi, alertname: str) -> None:
     assert answer.status == 200
 
 
-def test_promtool_tells_a_good_rule_from_a_bad_one(promtool: Path, tmp_path: Path) -> None:
+def test_promtool_distinguishes_a_valid_rule_from_an_invalid_one(
+    promtool: Path, tmp_path: Path
+) -> None:
     rules = tmp_path / "rules.yml"
     status = {}
     for expression in ("up == 0", "up =="):

@@ -1,4 +1,4 @@
-"""Podwatch against a real Kubernetes API server."""
+"""podwatch against a real Kubernetes API server."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ ROLE = {
 
 
 class RealCluster(Cluster):
-    """A real API server; only one that the test owns may be shaken."""
+    """A real API server; only one that the test owns may be disturbed."""
 
     def __init__(self, server: KubeApiClient, *, kubeconfig: Path | None = None) -> None:
         super().__init__(kubeconfig=kubeconfig or server.kubeconfig)
@@ -36,7 +36,7 @@ class RealCluster(Cluster):
 
     @classmethod
     async def prepared(cls, server: KubeApiClient) -> Self:
-        """Return the cluster of a server, with what its pods need."""
+        """Return a server's cluster, with everything that its pods need."""
         cluster = cls(server)
         await cluster.prepare()
         return cluster
@@ -51,7 +51,7 @@ class RealCluster(Cluster):
 
     @classmethod
     async def installed(cls, server: KubeApiClient) -> Self:
-        """Return the cluster to a podwatch with the rights of the rendered manifests alone."""
+        """Return the cluster for a podwatch with only the permissions of the rendered manifests."""
         account = {"namespace": "gpuledger", "name": "gpuledger-podwatch"}
 
         def grant() -> Path:
@@ -66,7 +66,7 @@ class RealCluster(Cluster):
 
     @override
     async def delete(self, kind: ObjectKind[Any], name: str) -> None:
-        """Delete it, and a namespace's content, as the controller that does not run here."""
+        """Delete an object and a namespace's content, as a controller would; none runs here."""
         await super().delete(kind, name)
         if kind is NAMESPACE:
             path = f"{kind.path}/{self.named(name)}"
@@ -89,7 +89,7 @@ class RealCluster(Cluster):
 
 
 def bind(server: KubeApiClient, role: dict[str, Any], account: Mapping[str, str]) -> None:
-    """Make a role, and grant it to an account."""
+    """Create a role, and grant it to an account."""
     name, group = role["metadata"]["name"], "rbac.authorization.k8s.io"
     server.apply(role)
     server.apply(
@@ -119,7 +119,7 @@ class TestPodwatchAgainstARealApiServer(PodwatchContract):
         return await RealCluster.installed(start_kube_api())
 
     @pytest.mark.parametrize("kind", [NODE, NAMESPACE], ids=lambda kind: kind.name)
-    async def test_of_nodes_and_namespaces_the_server_sends_metadata_alone(
+    async def test_the_server_sends_only_metadata_of_nodes_and_namespaces(
         self, cluster: Cluster, kind: ObjectKind[Any]
     ) -> None:
         await cluster.create(kind, "one")
@@ -135,7 +135,7 @@ class TestPodwatchAgainstARealApiServer(PodwatchContract):
                 assert (b"PartialObjectMetadata" in body, b'"spec"' in body) == (True, False)
 
 
-async def test_without_a_role_the_server_refuses_and_podwatch_goes_on_once_it_has_one(
+async def test_without_a_role_the_server_rejects_requests_and_podwatch_continues_once_it_has_one(
     kube_api: KubeApiClient,
 ) -> None:
     account = {"namespace": "podwatch-account", "name": "podwatch"}

@@ -1,4 +1,4 @@
-"""Podwatch whose token a real API server refuses for a while, as when it was rotated badly."""
+"""podwatch with a token that a real API server rejects for a while, as after a wrong rotation."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -29,7 +29,7 @@ async def list_pods(api: Api, cluster: RealCluster) -> bytes:
 
 
 async def until_answered(api: Api, cluster: RealCluster, *, status: int) -> None:
-    """List pods until the answer has this status."""
+    """List pods until the response has this status."""
     found = 0
     async with asyncio.timeout(LOOK_SECONDS):
         while found != status:
@@ -50,10 +50,10 @@ async def until_named(lines: AsyncGenerator[bytes], name: str) -> None:
 
 
 @pytest.mark.parametrize("refusals", [1, 3])
-async def test_a_token_that_is_refused_leaves_a_watch_that_is_open_alone(
+async def test_a_rejected_token_does_not_interrupt_an_open_watch(
     kube_api: KubeApiClient, refusals: int
 ) -> None:
-    """The same service account renews its Lease by other requests, which alone are refused."""
+    """The same service account renews its Lease with other requests; only those are rejected."""
     account = {"namespace": "podwatch-login", "name": f"refused-{refusals}"}
     kubeconfig = await asyncio.to_thread(lambda: kube_api.service_account_kubeconfig(**account))
     await asyncio.to_thread(bind, kube_api, role(without=""), account)
@@ -80,10 +80,10 @@ async def test_a_token_that_is_refused_leaves_a_watch_that_is_open_alone(
         await until_named(lines, f"after-{PODS - 1}")
 
 
-async def test_podwatch_goes_on_where_authority_and_certificates_are_exchanged(
+async def test_podwatch_continues_when_authority_and_certificates_are_replaced(
     start_kube_api: Callable[[], KubeApi],
 ) -> None:
-    """The API server answers nobody with a 401 then: who trusts the old authority asks nothing."""
+    """There is no 401 then: a client that trusts the old authority sends no request."""
     server = await asyncio.to_thread(start_kube_api)
     cluster = await RealCluster.prepared(server)
     before = await cluster.create_pod("before")

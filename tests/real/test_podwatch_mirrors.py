@@ -1,4 +1,4 @@
-"""Whose hash podwatch believes, of pods that a real API server takes."""
+"""Which pods' hashes podwatch accepts, with pods on a real API server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MIRROR: dict[str, Any] = {
     "annotations": {CONFIG_HASH: HASH, CONFIG_MIRROR: HASH},
     "ownerReferences": [OWNER],
 }
-"""What a kubelet makes the mirror of a static pod with."""
+"""The metadata with which a kubelet creates the mirror of a static pod."""
 
 
 class Scene:
@@ -42,7 +42,7 @@ class Scene:
         self.pods = PodCache()
 
     async def make(self, name: str, metadata: dict[str, Any]) -> PodRecord:
-        """Create a pod; return its record once podwatch has read it and the join has taken it."""
+        """Create a pod; return its record once podwatch has read it and the join has stored it."""
         spec = {"nodeName": NODE, "containers": [{"name": "main", "image": "cuda"}]}
         path = f"/api/v1/namespaces/{self.cluster.namespace}/pods"
         body = {"metadata": {"name": name, **metadata}, "spec": spec}
@@ -62,14 +62,14 @@ class Scene:
 async def scene(kube_api: KubeApiClient) -> Scene:
     made = Scene(kube_api)
     await made.cluster.prepare()
-    # The API server gives every pod but a mirror the account of its namespace.
+    # The API server gives every pod except a mirror the account of its namespace.
     accounts = f"/api/v1/namespaces/{made.cluster.namespace}/serviceaccounts"
     await asyncio.to_thread(kube_api.request, "POST", accounts, {"metadata": {"name": "default"}})
     return made
 
 
-async def test_no_pod_of_a_tenant_gets_the_name_of_a_static_pods_use(scene: Scene) -> None:
-    """Neither by the annotations, which anybody may write, nor as a mirror that came later."""
+async def test_no_tenants_pod_gets_the_use_of_a_static_pod(scene: Scene) -> None:
+    """Neither by annotations, which anyone may write, nor as a mirror that was created later."""
     daemon = await scene.make("daemon", MIRROR)
     assert scene.named() == "daemon"
     for name, metadata in {
@@ -81,14 +81,14 @@ async def test_no_pod_of_a_tenant_gets_the_name_of_a_static_pods_use(scene: Scen
     }.items():
         record = await scene.make(name, metadata)
         assert (name, record.config_hash) == (name, None)
-    # The API server tells the age of pods by the second, and of two of one second by no more.
+    # The API server reports the age of pods in seconds, so pods of one second have equal ages.
     second_later_ns = daemon.created_time_ns + 1_100_000_000
     await asyncio.sleep(max(0, second_later_ns - time.time_ns()) / 1e9)
-    # A kubelet deletes a mirror that it has not made; until then it looks like one.
+    # A kubelet deletes a mirror that it did not create; until then it looks like one.
     assert (await scene.make("false-mirror", MIRROR)).config_hash == HASH
     assert scene.named() == "daemon"
 
 
-async def test_without_a_static_pod_nobody_gets_its_name_by_the_hash_alone(scene: Scene) -> None:
+async def test_without_a_static_pod_no_pod_gets_its_use_by_the_hash_alone(scene: Scene) -> None:
     await scene.make("hash", {"annotations": {CONFIG_HASH: HASH}})
     assert scene.named() is None

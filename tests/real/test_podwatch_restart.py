@@ -1,4 +1,4 @@
-"""Podwatches as processes between a real API server and a real Kafka: killed, and started again."""
+"""podwatches as processes between a real API server and a real Kafka: killed and restarted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOOK_SECONDS = 120.0
 
 
 class Cluster:
-    """An API server, a broker, and podwatches with the rights that k8s/ gives them."""
+    """An API server, a broker, and podwatches with the permissions that k8s/ grants them."""
 
     def __init__(self, *, api: KubeApi, kafka: Kafka, kcat: Kcat, folder: Path) -> None:
         self._api = api
@@ -65,7 +65,7 @@ class Cluster:
         return made
 
     def end(self) -> None:
-        """End what still runs."""
+        """End everything that still runs."""
         for each in self._started:
             each.kill()
 
@@ -85,18 +85,18 @@ class Cluster:
         return uid
 
     def delete_pod(self, name: str) -> None:
-        """Delete a pod at once."""
+        """Delete a pod immediately."""
         status, found = self._api.request(
             "DELETE", f"{PODS_PATH}/{name}", {"gracePeriodSeconds": 0}
         )
         assert status == 200, found
 
     def touch_pod(self, name: str) -> None:
-        """Change what no record holds, so that the pod has another version and nothing else."""
+        """Change a field that no record has, so that only the pod's version changes."""
         self._patch(name, {"annotations": {"touched": "yes"}})
 
     def relabel_pod(self, name: str) -> None:
-        """Change what a record holds."""
+        """Change a field that a record has."""
         self._patch(name, {"labels": {"app": "relabelled"}})
 
     def _patch(self, name: str, metadata: dict[str, object]) -> None:
@@ -107,14 +107,15 @@ class Cluster:
         assert status == 200, found
 
     def holder(self) -> str:
-        """Return who holds the Lease."""
+        """Return the holder of the Lease."""
         status, found = self._api.request("GET", LEASE_PATH)
         return (found["spec"].get("holderIdentity") or "") if status == 200 else ""
 
     def history(self) -> dict[str, list[str]]:
-        """Return, by UID, what the topic says of each pod, in order.
+        """Return, by UID, each pod's states on the topic, in order.
 
-        That a deletion was asked for comes just before the deletion, and may be overtaken by it.
+        The state `leaves` is left out: it comes just before the deletion, and may be overtaken by
+        it.
         """
         found: dict[str, list[str]] = {}
         for message in self._kcat.consume(self._kafka.bootstrap_servers, PODS.name):
@@ -124,15 +125,15 @@ class Cluster:
         return found
 
     def recreate_topic(self) -> None:
-        """Delete the topic of pods and make it anew."""
+        """Delete and recreate the topic of pods."""
         asyncio.run(recreate(KafkaSettings(bootstrap_servers=self._kafka.bootstrap_servers), PODS))
 
     def kill_broker(self) -> None:
-        """End the broker at once."""
+        """Kill the broker."""
         self._kafka.kill()
 
     def await_history(self, expected: dict[str, list[str]]) -> None:
-        """Wait until the topic says this and nothing else."""
+        """Wait until the topic has exactly these states."""
         try:
             until(lambda: self.history() == expected)
         except TimeoutError:
@@ -149,7 +150,7 @@ def _state(value: bytes | None) -> str:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition; raise TimeoutError if it does not come."""
+    """Wait for a condition; raises TimeoutError if it does not become true."""
     end = time.monotonic() + LOOK_SECONDS
     while not condition():
         if time.monotonic() > end:
@@ -174,7 +175,7 @@ def cluster(
 
 
 @pytest.mark.extended
-def test_a_podwatch_that_is_killed_repeats_nothing_and_misses_nothing(cluster: Cluster) -> None:
+def test_a_killed_podwatch_repeats_nothing_and_misses_nothing(cluster: Cluster) -> None:
     uids = cluster.create_pods("stays", "changes", "goes", "gone-before")
     settings = {"TOMBSTONE_AFTER_SECONDS": "20"}
     first = cluster.podwatch("first", **settings)
@@ -200,7 +201,7 @@ def test_a_podwatch_that_is_killed_repeats_nothing_and_misses_nothing(cluster: C
     assert cluster.history() == expected
 
 
-def test_a_leader_that_is_killed_is_replaced_and_no_pod_is_missed(cluster: Cluster) -> None:
+def test_a_killed_leader_is_replaced_and_no_pod_is_missed(cluster: Cluster) -> None:
     lease = {"LEASE__ENABLED": "true", "LEASE__NAMESPACE": NAMESPACE}
     podwatches = {
         name: cluster.podwatch(name, **lease, LEASE__IDENTITY=name) for name in ("one", "two")
@@ -224,14 +225,14 @@ def test_a_leader_that_is_killed_is_replaced_and_no_pod_is_missed(cluster: Clust
     again = cluster.podwatch("again", **lease, LEASE__IDENTITY="again")
     again.wait_until_ready()
     assert podwatches[other].stop() == 0
-    assert cluster.holder() != other, "released, so that nobody waits for it to expire"
+    assert cluster.holder() != other, "released, so that no podwatch waits for its expiry"
     until(lambda: cluster.holder() == "again")
     expected[cluster.create_pods("last")["last"]] = ["lives"]
     cluster.await_history(expected)
 
 
 @pytest.mark.extended
-def test_a_leader_that_stood_still_publishes_no_more(cluster: Cluster) -> None:
+def test_a_leader_that_was_suspended_publishes_no_more(cluster: Cluster) -> None:
     lease = {"LEASE__ENABLED": "true", "LEASE__NAMESPACE": NAMESPACE}
     stopped = cluster.podwatch("stopped", **lease, LEASE__IDENTITY="stopped")
     stopped.wait_until_ready()
@@ -254,7 +255,7 @@ def test_a_leader_that_stood_still_publishes_no_more(cluster: Cluster) -> None:
     assert cluster.history() == expected
 
 
-def test_a_topic_made_anew_gets_all_pods_and_a_dead_broker_is_told_while_no_pod_changes(
+def test_a_recreated_topic_gets_all_pods_and_a_dead_broker_is_reported_while_no_pod_changes(
     cluster: Cluster,
 ) -> None:
     expected = {uid: ["lives"] for uid in cluster.create_pods("one", "other").values()}

@@ -1,4 +1,4 @@
-"""How podwatch follows a real API server through refusals, cut roles and its death."""
+"""How podwatch follows a real API server that denies requests, loses roles, or dies."""
 
 import asyncio
 import re
@@ -32,11 +32,11 @@ OLD = ["--feature-gates=WatchList=false"]
 
 
 def errors(found: Following) -> list[str]:
-    """Return what interrupted, in the server's own words."""
+    """Return the interruptions, with the server's own messages."""
     return [str(step.error) for step in found.steps if isinstance(step, Interrupted)]
 
 
-async def test_a_server_without_lists_as_a_watch_is_asked_for_pages_in_their_place(
+async def test_a_server_without_watch_lists_is_queried_for_pages_instead(
     start_kube_api: Callable[..., KubeApi],
 ) -> None:
     server = await asyncio.to_thread(lambda: start_kube_api(arguments=OLD))
@@ -46,12 +46,12 @@ async def test_a_server_without_lists_as_a_watch_is_asked_for_pages_in_their_pla
         await found.until(lambda: Phase.WATCHING in found.steps)
     assert published(found.steps) == dict.fromkeys(uids, "alive")
     requested = ["watch" in query for query in found.requests]
-    # The list as a watch is refused, then two pages, then the watch.
+    # The watch list is rejected, then come two pages, then the watch.
     assert requested == [True, False, False, True]
     assert errors(found) == []
 
 
-async def test_a_server_killed_in_mid_watch_loses_nothing(
+async def test_a_server_killed_during_a_watch_loses_nothing(
     start_kube_api: Callable[[], KubeApi],
 ) -> None:
     server = await asyncio.to_thread(start_kube_api)
@@ -68,7 +68,7 @@ async def test_a_server_killed_in_mid_watch_loses_nothing(
         await found.until(lambda: published(found.steps) == expected)
 
 
-async def test_a_server_that_lost_its_history_tells_of_the_deletions_by_a_new_list(
+async def test_a_server_that_lost_its_history_reports_deletions_by_a_new_list(
     start_kube_api: Callable[[], KubeApi],
 ) -> None:
     server = await asyncio.to_thread(start_kube_api)
@@ -85,10 +85,10 @@ async def test_a_server_that_lost_its_history_tells_of_the_deletions_by_a_new_li
     assert published([*before.steps, *found.steps]) == expected
 
 
-async def test_a_server_on_which_no_pod_changes_is_no_failure_and_the_next_pod_is_seen(
+async def test_a_server_on_which_no_pod_changes_is_not_a_failure_and_the_next_pod_is_seen(
     kube_api: KubeApiClient,
 ) -> None:
-    """Its bookmarks come after one minute, or two: the watch is silent for longer than waited."""
+    """Bookmarks come after one or two minutes, so the watch is silent during the whole test."""
     cluster = await RealCluster.prepared(kube_api)
     async with following(cluster, idle_timeout_seconds=0.5) as found:
         await found.until(lambda: found.steps.count(Phase.WATCHING) == 4)
@@ -99,7 +99,7 @@ async def test_a_server_on_which_no_pod_changes_is_no_failure_and_the_next_pod_i
 
 
 def role(*, without: str) -> dict[str, Any]:
-    """Return the role that podwatch is installed with, less one of its verbs."""
+    """Return the role of podwatch's manifests without one of its verbs."""
     (found,) = render().of_kind("ClusterRole")
     found["metadata"] = {"name": f"podwatch-without-{without or 'nothing'}"}
     for rule in found["rules"]:
@@ -108,7 +108,7 @@ def role(*, without: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("verb", ["watch", "list"])
-async def test_a_cut_role_is_said_and_podwatch_goes_on_once_it_is_whole(
+async def test_a_reduced_role_is_reported_and_podwatch_continues_once_it_is_complete(
     kube_api: KubeApiClient, kustomize: Kustomize, verb: str
 ) -> None:
     account = {"namespace": "podwatch-cut", "name": f"without-{verb}"}
@@ -124,10 +124,10 @@ async def test_a_cut_role_is_said_and_podwatch_goes_on_once_it_is_whole(
         await found.until(lambda: Phase.WATCHING in found.steps)
 
 
-async def test_without_the_right_to_nodes_the_other_kinds_go_on(
+async def test_without_the_right_to_nodes_the_other_kinds_continue(
     kube_api: KubeApiClient, kustomize: Kustomize
 ) -> None:
-    """As where a role of an earlier version is still in force."""
+    """As with a role of an earlier version."""
     account = {"namespace": "podwatch-cut", "name": "without-nodes"}
     kubeconfig = await asyncio.to_thread(lambda: kube_api.service_account_kubeconfig(**account))
     old = role(without="")
@@ -172,7 +172,7 @@ async def create_deep_pod(cluster: RealCluster, server: KubeApiClient, name: str
 
 @pytest.mark.parametrize("watch_list", ["auto", "off"])
 @pytest.mark.parametrize("comes", ["before", "meanwhile"])
-async def test_a_pod_nested_deeper_than_any_decoder_goes_ends_nothing(
+async def test_a_pod_nested_deeper_than_any_decoder_allows_ends_nothing(
     kube_api: KubeApiClient, watch_list: Literal["auto", "off"], comes: str
 ) -> None:
     cluster = await RealCluster.prepared(kube_api)

@@ -1,4 +1,4 @@
-"""A replay over a real broker: the first run's books to the byte, whoever held which partition."""
+"""A replay over a real broker: the first run's books to the byte, whoever had which partition."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ IDENTITY = ("cluster", "node", "boot_id", "seq")
 async def test_the_books_are_those_of_the_first_run(
     start_kafka: Callable[[], Kafka], tmp_path: Path
 ) -> None:
-    """Half of the pods came late, and partitions moved twice, once by a worker's death."""
+    """Half of the pods came late, and partitions moved twice, once because a worker died."""
     refuse_stray_settings()
     kafka = start_kafka()
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
@@ -69,7 +69,7 @@ async def test_the_books_are_those_of_the_first_run(
 
 
 async def refuse_a_forged_event(kafka: Kafka, settings: KafkaSettings) -> None:
-    """What nobody's tick says is told, and is exit code 1."""
+    """An event without a matching tick is reported, with exit code 1."""
     forged = {"cluster": "default", "node": node_name(0), "boot_id": "forged", "seq": 1, "pods": []}
     await publish(settings, EVENTS, 0, [(node_name(0), encode(forged))])
     compared = replay(kafka, "--compare")
@@ -83,7 +83,7 @@ async def refuse_a_forged_event(kafka: Kafka, settings: KafkaSettings) -> None:
 
 
 def test_it_ends_on_ctrl_c_and_leaves_no_file(tmp_path: Path) -> None:
-    """Here while it waits for a broker that answers nothing."""
+    """Here while it waits for a broker that never answers."""
     with socket.create_server(("127.0.0.1", 0)) as broker:
         address = f"127.0.0.1:{broker.getsockname()[1]}"
         process = subprocess.Popen(
@@ -117,7 +117,7 @@ async def test_a_broker_without_the_topics_is_one_line(
 
 
 async def run_first(kafka: Kafka, settings: KafkaSettings, folder: Path) -> None:
-    """Let one worker join, then two, then the other one alone; late pods come after all ticks."""
+    """Join with one worker, then two, then only the second; late pods come after all ticks."""
     fleet = Fleet(nodes=NODES)
     await publish_pods(settings, fleet, range(0, NODES, 2))
     workers = [worker(kafka, folder, number) for number in range(2)]
@@ -138,7 +138,7 @@ async def run_first(kafka: Kafka, settings: KafkaSettings, folder: Path) -> None
 
 
 def worker(kafka: Kafka, folder: Path, number: int) -> Deployable:
-    """Return a worker, not yet started."""
+    """Return a worker that is not started yet."""
     return Deployable(
         name=f"join-{number}",
         command=["gpuledger", "join"],
@@ -179,15 +179,15 @@ def replay(kafka: Kafka, *options: str | Path) -> subprocess.CompletedProcess[st
 
 
 async def await_events(settings: KafkaSettings, count: int) -> None:
-    """Wait for so many different events."""
+    """Wait for this many different events."""
     deadline = time.monotonic() + LOOK_SECONDS
     while len(by_identity(await read_events(settings, EVENTS))) < count:
-        assert time.monotonic() < deadline, "the join has not come so far"
-        time.sleep(0.5)  # noqa: ASYNC251  # nothing else is to run meanwhile
+        assert time.monotonic() < deadline, "the join has not reached this point"
+        time.sleep(0.5)  # noqa: ASYNC251  # nothing else should run meanwhile
 
 
 async def read_events(settings: KafkaSettings, topic: Topic) -> list[dict[str, Any]]:
-    """Return what is in a topic."""
+    """Return the content of a topic."""
     async with KafkaBus(settings).reader() as reader:
         return [
             json.loads(record.value or b"")
@@ -198,12 +198,12 @@ async def read_events(settings: KafkaSettings, topic: Topic) -> list[dict[str, A
 
 
 def by_identity(events: Iterable[dict[str, Any]]) -> dict[tuple[object, ...], object]:
-    """Return events by what makes each that one."""
+    """Return events by identity."""
     return {tuple(event[name] for name in IDENTITY): event for event in events}
 
 
 def without_pods(events: Iterable[dict[str, Any]]) -> dict[tuple[object, ...], object]:
-    """Return the books."""
+    """Return the events by identity, without what pods, nodes and namespaces add to them."""
     described = {"pods", "late", "namespaces", "node_description"}
     kept = [
         {name: value for name, value in event.items() if name not in described}
@@ -232,7 +232,7 @@ async def publish_ticks(settings: KafkaSettings, fleet: Fleet, numbers: range) -
 async def publish(
     settings: KafkaSettings, topic: Topic, node: int, records: Iterable[tuple[str, bytes]]
 ) -> None:
-    """Publish where the node's records go, as of now."""
+    """Publish to the node's partitions, with the current time."""
     now_ms = time.time_ns() // 10**6
     partition = partition_of_node(key_in("default", node_name(node)), partitions=topic.partitions)
     async with KafkaBus(settings).producer() as producer:

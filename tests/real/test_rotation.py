@@ -1,4 +1,4 @@
-"""Certificates and passwords of Kafka are exchanged while the deployables run."""
+"""Certificates and passwords of Kafka are replaced while the components run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ READ: Final = (f"check_recovered {CHECK}", "kafka_credentials_read")
 
 
 class RotatedKafka(SecureKafka):
-    """The secure broker, which asks clients for a certificate and takes new ones by a restart."""
+    """The secure broker, which requires client certificates and loads new ones at a restart."""
 
     def __init__(
         self, *, distribution: KafkaDistribution, folder: Path, mechanism: str, authority: Authority
@@ -58,7 +58,7 @@ class RotatedKafka(SecureKafka):
 
     @override
     def listeners(self) -> dict[str, str]:
-        """Return those of SCRAM, or of PLAIN, whose passwords stand in the broker's settings."""
+        """Return the listeners for SCRAM or PLAIN; the broker's settings have PLAIN's passwords."""
         listeners = {**super().listeners(), "listener.name.secure.ssl.client.auth": "required"}
         if self.mechanism == PLAIN:
             user = f'user_{self.username}="{self._requested_password}"'
@@ -69,7 +69,7 @@ class RotatedKafka(SecureKafka):
         return listeners
 
     def take(self, authority: Authority) -> None:
-        """Trust another authority alone, and show a certificate of its own."""
+        """Trust only another authority, and present a certificate of its own."""
         pair = authority.issue("127.0.0.1")
         shutil.copy(authority.certificate, self.ca_file)
         self._keystore.write_bytes(
@@ -77,7 +77,7 @@ class RotatedKafka(SecureKafka):
         )
 
     def set_password(self, password: str) -> None:
-        """Return the user another password; one of PLAIN counts from the next start on."""
+        """Set another password for the user; one for PLAIN takes effect at the next start."""
         self._requested_password = password
         if self.mechanism == PLAIN:
             self.write_settings()
@@ -92,7 +92,7 @@ class RotatedKafka(SecureKafka):
 
 
 class Mounted:
-    """A Secret that is mounted, as deployables read it: links into a folder that is exchanged."""
+    """A mounted Secret, as components read it: links into a folder that is replaced."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -104,7 +104,7 @@ class Mounted:
             file.symlink_to(f"..data/{file.name}")
 
     def write(self, authority: Authority, *, password: str) -> None:
-        """Exchange them, all at once, as the kubelet does."""
+        """Replace all files at once, as the kubelet does."""
         pair = authority.issue("client")
         self._versions += 1
         version = self._folder / f"..{self._versions}"
@@ -118,7 +118,7 @@ class Mounted:
         new.replace(self._folder / "..data")
 
     def login(self, kafka: RotatedKafka) -> Mapping[str, str]:
-        """Return the settings of what reads them."""
+        """Return the settings of a component that reads them."""
         return {
             "KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
             "KAFKA__REQUEST_TIMEOUT_SECONDS": "5",
@@ -134,7 +134,7 @@ class Mounted:
 
 
 class Working:
-    """An agent and a sink that log in with the files, and whether they do their work."""
+    """An agent and a sink that log in with the files, and whether they work."""
 
     def __init__(self, kafka: RotatedKafka, kcat: Kcat, mounted: Mounted, *, folder: Path) -> None:
         self._kafka, self._kcat = kafka, kcat
@@ -153,29 +153,29 @@ class Working:
         self.both = (self.agent, self.sink)
 
     async def goes_on(self) -> None:
-        """Wait for a further sample of the agent's, and for rows of a further tick."""
+        """Wait for another sample of the agent, and for rows of another tick."""
         await self._more_on(SAMPLES.name)
         await self._more_on(ROWS.name, meanwhile=self._publish)
 
     def message(self) -> list[list[str]]:
-        """Return what each has said of its credentials."""
+        """Return the details of both credentials checks."""
         return [list(credential_messages(each)) for each in self.both]
 
     async def say(self, *expected: str) -> None:
-        """Wait until each has said this of its credentials, and nothing else."""
+        """Wait until both report this about their credentials, and nothing else."""
         await eventually(
             lambda: self.message() == [[*expected]] * 2, within_seconds=DEADLINE_SECONDS
         )
 
     async def name(self, reason: str) -> None:
-        """Wait until the log of each names the reason of what fails."""
+        """Wait until both logs contain the reason of the failure."""
         await eventually(
             lambda: all(reason in each.log.read_text() for each in self.both),
             within_seconds=2 * DEADLINE_SECONDS,
         )
 
     def stop(self) -> None:
-        """End both, which must be clean."""
+        """End both; their exits must be clean."""
         assert [each.stop() for each in self.both] == [0, 0], self._tails()
 
     async def _more_on(
@@ -204,7 +204,7 @@ class Working:
 async def at_work(
     part: RotatedKafka, kcat: Kcat, mounted: Mounted, *, folder: Path
 ) -> AsyncIterator[tuple[RotatedKafka, Working]]:
-    """Run the broker with an agent and a sink that are at work, and end them."""
+    """Run the broker with an agent and a sink that work, and end them."""
     with running(part) as kafka:
         await create_topics(KafkaSettings(bootstrap_servers=kafka.plaintext_bootstrap_servers))
         working = Working(kafka, kcat, mounted, folder=folder)
@@ -218,7 +218,7 @@ async def at_work(
 
 
 @pytest.mark.parametrize("mechanism", [SCRAM, pytest.param(PLAIN, marks=pytest.mark.extended)])
-async def test_agent_and_sink_go_on_with_the_certificates_and_the_password_of_their_files(
+async def test_agent_and_sink_continue_with_the_new_certificates_and_password_of_their_files(
     kafka_distribution: KafkaDistribution, kcat: Kcat, tmp_path: Path, mechanism: str
 ) -> None:
     first, second = (Authority(folder=tmp_path / name) for name in ("first", "second"))
@@ -231,8 +231,8 @@ async def test_agent_and_sink_go_on_with_the_certificates_and_the_password_of_th
         authority=first,
     )
     async with at_work(part, kcat, mounted, folder=tmp_path) as (kafka, working):
-        # A mistake is told though nothing connects, and leaves the old certificate in force,
-        # which the broker still takes.
+        # An invalid file is reported although no client connects, and the old certificate, which
+        # the broker still accepts, stays in use.
         mounted.key.write_text("no key")
         await working.say(REFUSED)
         await asyncio.to_thread(restart, kafka)
@@ -248,7 +248,7 @@ async def test_agent_and_sink_go_on_with_the_certificates_and_the_password_of_th
 
 @pytest.mark.extended
 @pytest.mark.parametrize("mechanism", [SCRAM, PLAIN])
-async def test_a_login_that_is_refused_is_named_by_the_log_of_agent_and_sink(
+async def test_a_rejected_login_is_named_in_the_logs_of_agent_and_sink(
     kafka_distribution: KafkaDistribution, kcat: Kcat, tmp_path: Path, mechanism: str
 ) -> None:
     authority = Authority(folder=tmp_path / "first")
@@ -266,7 +266,7 @@ async def test_a_login_that_is_refused_is_named_by_the_log_of_agent_and_sink(
         await working.name("SaslAuthenticationFailed")
 
 
-async def test_a_client_certificate_that_is_refused_is_told_by_what_tls_says(
+async def test_a_rejected_client_certificate_is_reported_with_the_message_of_tls(
     kafka_distribution: KafkaDistribution, tmp_path: Path
 ) -> None:
     authority = Authority(folder=tmp_path / "authority")
@@ -285,12 +285,13 @@ async def test_a_client_certificate_that_is_refused_is_told_by_what_tls_says(
                 await bus.partitions("any")
             detail = readiness.check(CHECK).detail
             assert ("the certificate of 'expired'" in detail) == bool(own)
-        # What the client leaves open after a failed start ends with a word to the peer.
+        # Connections that the client leaves open after a failed start end with a message to the
+        # peer.
         await asyncio.sleep(0.2)
 
 
 def restart(kafka: RotatedKafka) -> None:
-    """Drop every connection, and take what has changed."""
+    """Close every connection, and load the changed files."""
     kafka.stop()
     kafka.start()
 

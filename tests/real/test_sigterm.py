@@ -1,4 +1,4 @@
-"""SIGTERM at any moment of a deployable's start ends it with 0: asked of real processes."""
+"""SIGTERM at any moment of a component's start ends it with 0: tested on real processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AFTER_SECONDS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 
 def environment(start: str) -> dict[str, str]:
-    """Return settings with which one starts, and finds nobody to talk to."""
+    """Return settings with which a component starts, without any server to connect to."""
     http, kafka, kubernetes = free_ports(3)
     settings = {"HTTP__LISTEN": http, "KAFKA__BOOTSTRAP_SERVERS": kafka}
     found = {name: f"127.0.0.1:{port}" for name, port in settings.items()}
@@ -43,7 +43,7 @@ def environment(start: str) -> dict[str, str]:
 
 
 def heeds_sigterm(pid: int) -> bool:
-    """Return whether a process has a handler for SIGTERM, as the kernel knows."""
+    """Return whether a process has a handler for SIGTERM, according to the kernel."""
     status = Path(f"/proc/{pid}/status").read_text()
     caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
     return caught is not None and bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)

@@ -19,7 +19,7 @@ NAMESPACE = "manners"
 OURS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 EMPTY = {"name": "empty", "nodes": [{"name": "n", "gpus": {"model": "NVIDIA L4"}}]}
 
-# What both servers are asked; each answer is compared by status, kind and reason.
+# Requests to both servers; each answer is compared by status, kind and reason.
 ASKED: list[tuple[str, str, dict[str, str]]] = [
     ("GET", OURS, {}),
     ("GET", OURS, {"limit": "1"}),
@@ -77,11 +77,11 @@ async def real(client: KubeApiClient) -> AsyncIterator[Server]:
     connector = aiohttp.TCPConnector(ssl=client.tls_context())
     async with aiohttp.ClientSession(connector=connector) as session:
         yield Server(client.url, session)
-    await asyncio.sleep(0.1)  # TLS ends with a word to the other side
+    await asyncio.sleep(0.1)  # TLS ends with a message to the peer
 
 
 def pod(name: str) -> dict[str, Any]:
-    """Return a pod on a node; one whose name begins with `un` is on none."""
+    """Return a pod on a node; a pod whose name begins with `un` is on none."""
     place = {} if name.startswith("un") else {"nodeName": "n"}
     return {
         "apiVersion": "v1",
@@ -92,14 +92,14 @@ def pod(name: str) -> dict[str, Any]:
 
 
 def reported(event: dict[str, Any]) -> tuple[str, str, str, bool]:
-    """Return what a reader of pods looks at."""
+    """Return the fields that a reader of pods uses."""
     item = event["object"]
     name, phase = item["metadata"]["name"], item["status"]["phase"]
     return event["type"], name, phase, "deletionTimestamp" in item["metadata"]
 
 
 async def live(server: Server) -> tuple[list[Any], list[Any]]:
-    """Let pods come, run, end and go; return what two watches tell of it afterwards."""
+    """Create, run, end and delete pods; return what two watches report of it afterwards."""
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     await server.send("POST", "/api/v1/namespaces", {}, namespace)
     _, (before,) = await server.send("GET", OURS, {})
@@ -124,7 +124,7 @@ async def live(server: Server) -> tuple[list[Any], list[Any]]:
 
 
 async def answers(server: Server) -> list[tuple[int, str, str]]:
-    """Ask everything of `ASKED`; return each answer's status, kind and reason."""
+    """Send all requests of `ASKED`; return each answer's status, kind and reason."""
     given = []
     for method, path, query in ASKED:
         body = pod("a") if method == "POST" else None
@@ -133,7 +133,7 @@ async def answers(server: Server) -> list[tuple[int, str, str]]:
     return given
 
 
-async def test_the_simulated_api_server_answers_and_tells_as_a_real_one_does(
+async def test_the_simulated_api_server_answers_and_reports_like_a_real_one(
     kube_api: KubeApiClient,
 ) -> None:
     async with simulated() as ours, real(kube_api) as theirs:

@@ -23,7 +23,7 @@ class Pod:
     container_ids: list[str]
 
 
-async def test_a_real_api_server_takes_every_step_and_gives_each_pod_a_uid_of_its_own(
+async def test_a_real_api_server_accepts_every_step_and_gives_each_pod_its_own_uid(
     start_kube_api: Callable[..., KubeApiClient], tmp_path: Path
 ) -> None:
     server = start_kube_api()
@@ -31,7 +31,7 @@ async def test_a_real_api_server_takes_every_step_and_gives_each_pod_a_uid_of_it
     simulation = Simulation(load_scenario("scenarios/e2e.yaml"), epoch_ns=EPOCH_NS, clock=clock)
     runs = []
     for file in (tmp_path / "first.json", tmp_path / "second.json"):
-        # The second run replaces what the first one left.
+        # The second run replaces the objects that the first one left.
         await drive(simulation, kubeconfig=server.kubeconfig, uids=file)
         runs.append(orjson.loads(file.read_bytes())["uids"])
     assert len(runs[0]) == len(simulation.pods)

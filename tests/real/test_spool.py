@@ -1,4 +1,4 @@
-"""The agent's spool as processes and a real broker have it: outages, kills, restarts."""
+"""The agent's spool with processes and a real broker: outages, kills, restarts."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ TICK_SECONDS = 0.25
 AFTER_SECONDS = 0.5
 READ_SECONDS = 0.1
 MISSED_TICKS = 80
-"""More than one batch, of 60."""
+"""More than one batch of 60."""
 
 
 def spooling_agent_of(
     kafka: Kafka, folder: Path, *, scenario: Path = QUICKSTART, **settings: str
 ) -> Deployable:
-    """Return an agent with a spool; whenever it starts again, the played node goes on."""
+    """Return an agent with a spool; after each restart the played node goes on."""
     (folder / "spool").mkdir()
     return agent_of(
         kafka,
@@ -64,7 +64,7 @@ async def wait_until_spooled(agent: Deployable, ticks: int) -> None:
             await asyncio.sleep(READ_SECONDS)
 
 
-async def test_an_outage_with_a_kill_and_a_restart_ends_with_the_whole_time_in_its_order(
+async def test_an_outage_with_a_kill_and_a_restart_ends_with_the_whole_time_in_order(
     start_kafka: Callable[[], Kafka], tmp_path: Path
 ) -> None:
     kafka = start_kafka()
@@ -92,7 +92,7 @@ async def test_an_outage_with_a_kill_and_a_restart_ends_with_the_whole_time_in_i
     assert agent.stop() == 0, agent.log_tail()
 
     read = await read_all(kafka)
-    # What was acknowledged and not yet noted down when the process was killed comes twice.
+    # Ticks acknowledged but not yet noted when the process was killed come twice.
     once = list({sample.seq: sample for sample in read.samples}.values())
     assert len({sample.boot_id for sample in once}) == 1
     assert [sample.seq for sample in once] == sorted(sample.seq for sample in once)
@@ -103,12 +103,12 @@ async def test_an_outage_with_a_kill_and_a_restart_ends_with_the_whole_time_in_i
         (after.time_ns - before.time_ns - after.interval_ns) / 1e9
         for before, after in pairwise(once)
     ]
-    # Only where the agent was not there: at the kill and at the restart, each until it was again.
+    # Only while the agent did not run: after the kill and during the restart.
     missing = [gap for gap in gaps if abs(gap) > 2 * TICK_SECONDS]
     assert len(missing) <= 2
 
 
-async def test_a_spool_is_sent_faster_than_real_time_and_no_faster_than_it_may(
+async def test_a_spool_is_sent_faster_than_real_time_and_no_faster_than_allowed(
     start_kafka: Callable[[], Kafka], tmp_path: Path
 ) -> None:
     kafka = start_kafka()
@@ -123,14 +123,14 @@ async def test_a_spool_is_sent_faster_than_real_time_and_no_faster_than_it_may(
     async with asyncio.timeout(120):
         while agent.metric(PUBLISHED) == published:  # noqa: ASYNC110  # as above
             await asyncio.sleep(READ_SECONDS)
-    # Where this process was slow to look, most of what was missed is sent already.
+    # If this process was slow to look, most of the backlog is already sent.
     began_seconds = time.monotonic()
     waiting = agent.metric("gpuledger_agent_spool_samples")
     await wait_until_empty(agent)
     took_seconds = time.monotonic() - began_seconds
     assert agent.stop() == 0, agent.log_tail()
-    # The last of them is followed by no pause; the first ones were sent before the count. That it
-    # ends is what shows it to be faster than real time, as ticks come on meanwhile.
+    # The last batch is followed by no pause; the first ones were sent before the count. It ends,
+    # although ticks keep coming, so it is faster than real time.
     assert took_seconds >= (waiting - 60) * TICK_SECONDS / 8, waiting
     read = await read_all(kafka)
     assert_readings_are_in_order_and_whole(
@@ -142,14 +142,14 @@ async def test_a_spool_is_sent_faster_than_real_time_and_no_faster_than_it_may(
 
 HOUR = 3600
 DAY = 24 * HOUR
-# When the played node's wall clock is set, and how far: an hour ahead for two seconds, three days
-# back for two, and two days ahead for one, which is more than a broker takes.
+# When the played node's wall clock is set, and by how much: an hour ahead for two seconds, three
+# days back for two, and two days ahead for one, which is more than a broker accepts.
 CLOCK_STEPS = [(6, HOUR), (8, -HOUR), (9, -3 * DAY), (11, 3 * DAY), (12, 2 * DAY), (13, -2 * DAY)]
 REFUSED_SECONDS = 1
 
 
 @pytest.mark.extended
-async def test_a_wall_clock_that_is_set_during_an_outage_costs_no_tick_that_a_broker_takes(
+async def test_a_wall_clock_that_is_set_during_an_outage_loses_no_tick_that_a_broker_accepts(
     start_kafka: Callable[[], Kafka], tmp_path: Path
 ) -> None:
     kafka = start_kafka()
@@ -181,6 +181,6 @@ async def test_a_wall_clock_that_is_set_during_an_outage_costs_no_tick_that_a_br
     assert 'gpuledger_agent_spool_samples_dropped_total{reason="age"} 0.0' in metrics
     ahead = {round((sample.time_ns - began_ns) / 1e9 / HOUR) for sample in read.samples}
     assert ahead == {0, 1, -72}
-    # A tick that could not be made in time is not there; but for those, only what was refused.
+    # A tick that could not be made in time is missing; otherwise only rejected ticks are.
     missing = (seqs[-1] - seqs[0]) / 1000 - (len(seqs) - 1) * TICK_SECONDS
     assert missing < REFUSED_SECONDS + 4 * TICK_SECONDS

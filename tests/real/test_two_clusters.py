@@ -1,6 +1,7 @@
-"""Two clusters on one real Kafka and in one store: equal names in both, and nothing collides.
+"""Two clusters on one real Kafka and in one store: equal names in both, and no collision.
 
-The nodes have equal names, and the pods equal names and equal UIDs; only a label tells them apart.
+The nodes have equal names, and the pods equal names and equal UIDs; only a label distinguishes
+them.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class OneCluster:
         self._folder = folder / name
         self._folder.mkdir()
         self._kafka = {"CLUSTER": name, "KAFKA__BOOTSTRAP_SERVERS": servers}
-        # One epoch for both: their pods have the same UIDs.
+        # One epoch for both, so their pods have the same UIDs.
         self._epoch = folder / "epoch"
 
     def agent(self) -> Deployable:
@@ -80,7 +81,7 @@ class OneCluster:
         return process, f"http://{listen}"
 
     def scenario(self, *, has_pods: bool) -> Path:
-        """Return the scenario whose pods carry the cluster's name as their team."""
+        """Return the scenario; its pods have the cluster's name as their team."""
         played = yaml.safe_load(SCENARIO.read_text())
         for pod in played["pods"]:
             pod["labels"]["team"] = self.name
@@ -101,7 +102,7 @@ class OneCluster:
 
 
 class Written:
-    """What is on the topics and in the store."""
+    """The content of the topics and of the store."""
 
     def __init__(self, *, servers: str, kcat: Kcat, store: str) -> None:
         self._servers = servers
@@ -115,7 +116,7 @@ class Written:
             yield (message.key or b"").decode(), value
 
     def teams(self) -> dict[str, set[str]]:
-        """Return by cluster whose the pod is that both have, by the events."""
+        """Return, by cluster, the team of the pod that both have, from the events."""
         found: dict[str, set[str]] = {}
         for key, event in self.messages(EVENTS.name):
             assert event is not None
@@ -126,16 +127,16 @@ class Written:
         return found
 
     def pods(self, cluster: str) -> list[dict[str, Any] | None]:
-        """Return the records of a cluster's pods, tombstones included."""
+        """Return the records of a cluster's pods, including tombstones."""
         return [value for key, value in self.messages(PODS.name) if split_key(key)[0] == cluster]
 
     def training(self, cluster: str) -> set[str]:
-        """Return what was ever said of the pod that runs all the while: `there`, `deleted`."""
+        """Return all published states of the pod that always runs: `there`, `deleted`."""
         mine = [pod for pod in self.pods(cluster) if pod and pod["name"] == POD]
         return {"deleted" if "deleted_time_ns" in pod else "there" for pod in mine}
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Return cluster, node and team of that pod's rows in the store; none without a store."""
+        """Return cluster, node and team of that pod's rows in the store; empty without a store."""
         try:
             relation = entries_sql(self._store)
         except UserError:
@@ -184,7 +185,7 @@ def test_two_clusters_with_equal_names_on_one_kafka_and_in_one_store_do_not_coll
         await_true(lambda: written.teams().keys() == set(CLUSTERS))
         await_true(lambda: len(written.rows()) == len(CLUSTERS))
 
-        # Equal in all but the cluster, and each with the labels of its own pods.
+        # Equal except for the cluster, and each with the labels of its own pods.
         assert written.teams() == {name: {name} for name in CLUSTERS}
         await_true(lambda: uids_of(written, "blue") == uids_of(written, "green"))
         assert {key for key, _ in written.messages(ROWS.name)} == {
@@ -192,7 +193,7 @@ def test_two_clusters_with_equal_names_on_one_kafka_and_in_one_store_do_not_coll
         }
         assert written.rows() == [(name, NODE, name) for name in CLUSTERS]
 
-        # A podwatch that finds none of its pods any more says so of its own cluster's alone.
+        # A podwatch that finds none of its pods any more deletes only those of its own cluster.
         cluster, podwatch = podwatches["green"]
         podwatch.kill()
         api, url = cluster.api_server(has_pods=False)
@@ -209,7 +210,7 @@ def uids_of(written: Written, cluster: str) -> set[str]:
 
 
 def central(servers: str, *, store: str, folder: Path) -> list[Deployable]:
-    """Return what the clusters share: a join, a sink of rows, and one of a store."""
+    """Return the components that the clusters share: a join, a sink of rows, and one of a store."""
     commands = {
         "join": (["gpuledger", "join"], {}),
         "rows": (["gpuledger", "sink", "rows"], {}),
@@ -230,7 +231,7 @@ def central(servers: str, *, store: str, folder: Path) -> list[Deployable]:
 
 
 def published_complete(written: Written) -> set[str]:
-    """Return the clusters of which the join has said up to when their events are complete."""
+    """Return the clusters for which the join has published a watermark."""
     keys = (key.split("/") for key, _ in written.messages(WATERMARKS.name))
     return {cluster for stage, cluster, _ in keys if stage == "join"}
 

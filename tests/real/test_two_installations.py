@@ -1,4 +1,4 @@
-"""Two installations on one real Kafka, with a prefix each: neither sees or disturbs the other."""
+"""Two installations on one real Kafka, each with a prefix: neither sees or disturbs the other."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RIGHTS = (
 
 
 def settings_of(prefix: str, kafka: AuthorizingKafka) -> dict[str, str]:
-    """Return the Kafka settings: of blue as a user with rights to its prefix alone."""
+    """Return the Kafka settings; blue is a user with permissions only for its prefix."""
     login = {
         "KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
         "KAFKA__SECURITY_PROTOCOL": "SASL_SSL",
@@ -50,7 +50,7 @@ def create(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> tuple[int, str]:
-    """Return the exit code of `gpuledger topics create`, and what it said."""
+    """Return the exit code of `gpuledger topics create`, and its output."""
     with monkeypatch.context() as patched:
         for name, value in settings.items():
             patched.setenv(f"GPULEDGER_{name}", value)
@@ -60,7 +60,7 @@ def create(
 
 
 def deployables(prefix: str, settings: Mapping[str, str], folder: Path) -> list[Deployable]:
-    """Return an agent, a join and a sink of rows; the node's name says whose records are whose."""
+    """Return an agent, a join and a sink of rows; the node's name identifies the installation."""
     agent = {"NODE_NAME": NODE_OF[prefix], "SOURCE": f"simulated:{SCENARIO}"}
     commands = {"agent": agent, "join": {"JOIN__PODWATCH_TIMEOUT_SECONDS": "0"}, "sink": {}}
     kinds = {"sink": ["rows"]}
@@ -75,7 +75,7 @@ def deployables(prefix: str, settings: Mapping[str, str], folder: Path) -> list[
     ]
 
 
-def test_two_installations_on_one_kafka_book_their_own_nodes_alone(
+def test_two_installations_on_one_kafka_book_only_their_own_nodes(
     start_authorizing_kafka: Callable[[], AuthorizingKafka],
     kcat: Kcat,
     tmp_path: Path,
@@ -88,7 +88,7 @@ def test_two_installations_on_one_kafka_book_their_own_nodes_alone(
         kafka.grant(*right)
     made = settings_of("blue", kafka)
     deadline = time.monotonic() + LOOK_SECONDS
-    # A right that was granted counts a moment later.
+    # A granted permission takes effect a moment later.
     while (done := create(made, monkeypatch, capsys))[0] and time.monotonic() < deadline:
         time.sleep(0.2)
     assert (done[0], done[1].count("created")) == (0, len(TOPICS)), done

@@ -1,4 +1,4 @@
-"""Every deployable where topics or rights are missing: it lives, says which, and goes on."""
+"""A component without its topics or permissions stays alive, names them, and recovers."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ IN_GROUPS = READERS_OF_EVENTS | {"join"}
 
 
 class Everything:
-    """One of each deployable, on one broker."""
+    """One of each component, on one broker."""
 
     def __init__(self, *, folder: Path, receivers: Mapping[str, str]) -> None:
         self._folder, self._receivers = folder, receivers
         self._running: dict[str, Deployable] = {}
 
     def start(self, **settings: str) -> None:
-        """Start them all."""
+        """Start all of them."""
         spool = self._folder / "spool"
         spool.mkdir(exist_ok=True)
         kafka = {
@@ -76,12 +76,12 @@ class Everything:
         self._running.pop(name).kill()
 
     def end(self) -> None:
-        """End them all."""
+        """End all of them."""
         for each in self._running.values():
             each.kill()
 
     async def until_printed(self, message: str, *, by: set[str] | None = None) -> None:
-        """Wait until each of them has a failed check that says this, and none has ended."""
+        """Wait until each of them has a failed check with this text, and none has ended."""
 
         def says(name: str) -> bool:
             return any(message in check["detail"] for check in self._failed(name).values())
@@ -89,7 +89,7 @@ class Everything:
         await self._until(lambda: [name for name in by or self._running if not says(name)], message)
 
     async def until_ready(self) -> None:
-        """Wait until no check of any of them fails, but those of what is gone for ever."""
+        """Wait until no check of any of them fails, except those of parts that do not come back."""
 
         def fails(name: str) -> bool:
             return any(not check.endswith("gaps") for check in self._failed(name))
@@ -152,7 +152,7 @@ async def test_topics_that_are_missing_or_deleted_are_named_and_waited_for(
     await delete(settings, EVENTS, SAMPLES)
     await everything.until_printed(EVENTS.name, by=READERS_OF_EVENTS)
     await everything.until_printed(SAMPLES.name, by={"agent", "join"})
-    # It waits no longer where a topic is made anew: what it has stored is of another one.
+    # It ends if a topic is recreated: its stored rows are from the old topic.
     everything.leave_out("store")
 
     await create_topics(settings, TOPICS)

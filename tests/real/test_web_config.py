@@ -41,7 +41,7 @@ JOB = """
 CLIENT = "      cert_file: {folder}/prometheus.pem\n      key_file: {folder}/prometheus-key.pem"
 
 
-def test_prometheus_gets_in_with_certificate_and_password_and_not_without_either(
+def test_prometheus_scrapes_with_certificate_and_password_and_not_without_either(
     start_prometheus: Callable[..., Prometheus], tmp_path: Path
 ) -> None:
     authority = Authority(folder=tmp_path)
@@ -76,14 +76,14 @@ def test_prometheus_gets_in_with_certificate_and_password_and_not_without_either
         assert not prometheus.query('up{job!="let-in"} == 1')
     finally:
         assert agent.stop() == 0, agent.log_tail()
-    # Prometheus was connected to the last: neither its end nor who was refused is an error.
+    # Prometheus stayed connected to the end: neither the end nor a rejected client is an error.
     assert {line["level"] for line in map(json.loads, agent.log.read_text().splitlines())} == {
         "info"
     }
 
 
 def _listens(target: str) -> bool:
-    """Return whether a TLS handshake succeeds, by whomever."""
+    """Return whether a TLS handshake succeeds, with any client."""
     host, _, port = target.partition(":")
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

@@ -199,10 +199,7 @@ async def test_a_connection_outlives_its_token_and_its_session(
 async def test_a_session_that_ended_is_reopened_if_no_token_came_in_time(
     oauth_kafka: OauthKafka, tmp_path: Path
 ) -> None:
-    """The file is late:
-
-    operations fail with the reason, and work again once a new token is there.
-    """
+    """Without a new token operations fail with the reason; they work again once one is there."""
     file = tmp_path / "token"
     oauth = of_file(file, oauth_kafka.keys.sign("gpuledger", for_seconds=TOKEN_SECONDS))
     topic = await new_topic(oauth_kafka)

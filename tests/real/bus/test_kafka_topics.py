@@ -71,10 +71,7 @@ async def test_an_output_topic_that_is_deleted_is_named_and_no_broker_is_blamed(
 async def test_a_poll_names_a_deleted_topic_and_reads_it_again_once_it_exists(
     kafka: Kafka,
 ) -> None:
-    """Its partitions just disappear:
-
-    a member without any could mistake that for too many members.
-    """
+    """Its partitions just disappear, which looks the same as a group with too many members."""
     name = uuid4().hex[:8]
     goes, stays = (
         Topic(name=f"{kind}-{name}", record=PodRecord, key="uid", partitions=2)

@@ -1,7 +1,4 @@
-"""The Kafka permissions of docs/security.md suffice:
-
-every workload as rendered, as its own user.
-"""
+"""The documented Kafka permissions suffice for every workload, as rendered, as its own user."""
 
 from __future__ import annotations
 

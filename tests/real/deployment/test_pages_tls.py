@@ -1,7 +1,4 @@
-"""The HTTP endpoints with TLS and login:
-
-as rendered, probed like a kubelet, scraped as documented.
-"""
+"""HTTP endpoints with TLS and login: as rendered, probed like a kubelet, scraped as documented."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The overlay for SASL over TLS:
-
-once filled in, every workload's settings connect to a real broker.
-"""
+"""The overlay for SASL over TLS, filled in: each workload's settings connect to a real broker."""
 
 from __future__ import annotations
 
@@ -160,10 +157,7 @@ async def test_agent_and_podwatch_of_a_second_cluster_log_in_under_its_name_and_
 def test_a_second_cluster_has_everything_that_its_two_workloads_have_in_the_base(
     kustomize: Kustomize,
 ) -> None:
-    """Permissions, endpoints and policies:
-
-    the overlay changes only the brokers, the login, the name.
-    """
+    """The overlay changes only brokers, login and name, not permissions, endpoints or policies."""
     whole = {
         (made["kind"], made["metadata"]["name"]): made
         for made in render("base").objects
