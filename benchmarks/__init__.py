@@ -1,5 +1,5 @@
-"""What the project costs, measured. Each `bench_*.py` here is one benchmark; none is product code.
+"""Benchmarks of the project's cost. Each `bench_*.py` is one benchmark; none is product code.
 
-A benchmark is a module with `NAME`, a docstring whose first line says what it measures and against
-which reference, and `run()`, which yields each figure as soon as it is known.
+A benchmark is a module with `NAME`, a docstring whose first line names the measured quantity and
+its reference, and `run()`, which yields each figure as soon as it is known.
 """

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: the command line around the harness. Measures nothing itself."""
+"""`python -m benchmarks`: the command line of the harness. Measures nothing itself."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ DONE, INCOMPLETE, MISUSED = 0, 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run benchmarks; return 0, 1 where one could not be measured, 2 for a wrong call."""
+    """Run benchmarks; return 0, 1 if one could not be measured, or 2 for an invalid call."""
     options = _parser().parse_args(arguments)
     known = discover(benchmarks)
     try:
@@ -34,14 +34,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=benchmarks.__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="a benchmark; all when none is named"
-    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a benchmark (default: all)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
     parser.add_argument(
-        "--seconds", type=_seconds, metavar="N", help="how long to measure, for agent and agent_day"
+        "--seconds",
+        type=_seconds,
+        metavar="N",
+        help="duration of the measurement, for benchmarks that accept one",
     )
-    parser.add_argument("--list", action="store_true", help="name the benchmarks and run none")
+    parser.add_argument(
+        "--list", action="store_true", help="list the benchmarks without running them"
+    )
     return parser
 
 
@@ -53,9 +56,9 @@ def _seconds(text: str) -> float:
 
 
 def _refuse_missing_folder(file: Path | None) -> None:
-    """Minutes of measuring must not end in a file that cannot be written."""
+    """Check early, so that a long run does not end in a file that cannot be written."""
     if file is not None and not file.absolute().parent.is_dir():
-        raise UserError(f"--json {file}: there is no folder {file.parent}; make it first")
+        raise UserError(f"--json {file}: missing directory: {file.parent}; create it first")
 
 
 def _list(chosen: Iterable[Benchmark]) -> int:
@@ -76,7 +79,7 @@ def _measure(chosen: Iterable[Benchmark], *, json_file: Path | None) -> int:
                 print(f"{benchmark.name}: not measured: {error}", file=sys.stderr)
                 status = INCOMPLETE
     finally:
-        # What was measured is kept, however the run ends.
+        # Figures are written even if the run fails.
         if json_file is not None:
             json_file.write_text(_json(figures), encoding="utf-8")
     return status

@@ -1,8 +1,8 @@
-"""Agents that offer ticks at a steady rate, in a process of their own: one tick a batch.
+"""Agents that publish ticks at a steady rate, in a separate process: one tick per batch.
 
-Each node ticks once a second. Batches are packed before their time, as on thousands of nodes that
-is not this machine's work, and go over a few connections. A tick's time is when it is due: one
-that is sent late is as late as that in whatever is measured.
+Each node ticks once per second. Batches are packed ahead of time, because thousands of nodes would
+share this work in reality, and use a few connections. A tick's time is when it is due, so sending
+it late counts as latency in all measurements.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ _MAX_BATCH_BYTES: Final = 1_000_000
 
 
 class Offer(NamedTuple):
-    """What is asked of the agents."""
+    """The load on the agents."""
 
     rate: int
-    """Ticks a second: nodes."""
+    """Ticks per second; also the number of nodes."""
     seconds: int
-    """For how long."""
+    """Duration."""
 
 
 class _Packed(NamedTuple):
@@ -47,26 +47,26 @@ class _Packed(NamedTuple):
 
 
 class Agents:
-    """The agents, as seen from outside their process."""
+    """A handle on the process of the agents."""
 
     def __init__(self, *, pid: int, connection: Connection) -> None:
         self.pid = pid
         self._connection = connection
 
     def offer(self, offer: Offer) -> int:
-        """Begin to offer; give when the first tick is due, in nanoseconds since the epoch."""
+        """Start the load; return when the first tick is due, in nanoseconds since the epoch."""
         self._connection.send(offer)
         started_ns: int = self._connection.recv()
         return started_ns
 
     def wait(self) -> None:
-        """Wait until all ticks of the offer are acknowledged."""
+        """Wait until all ticks of the load are acknowledged."""
         self._connection.recv()
 
 
 @contextmanager
 def start_agents(servers: str, *, nodes: int) -> Iterator[Agents]:
-    """Yield agents of so many nodes at the most."""
+    """Yield agents for at most this many nodes."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(servers, nodes, theirs), daemon=True)
@@ -125,7 +125,7 @@ class _Packing:
         self._offer = offer
 
     def pack(self, *, started_ns: int, count: int) -> list[_Packed]:
-        """Return the first so many ticks in the order in which they are due."""
+        """Return the first ticks, this many, in the order in which they are due."""
         return [self._one(number, started_ns) for number in range(count)]
 
     def _one(self, number: int, started_ns: int) -> _Packed:

@@ -1,8 +1,8 @@
-"""The agent as a process: CPU and memory with everything on, against 1 % of a core and 64 MiB.
+"""The agent as a process: CPU and memory with all features, against 1 % of a core and 64 MiB.
 
-8 H100, 20 processes, a tick a second. NVML is a C library that answers what another process plays,
-so nvidia-ml-py and ctypes are measured and the playing is not. Kafka is real, `/metrics` is
-scraped every 15 s.
+8 H100, 20 processes, one tick per second. NVML is a C library whose answers come from another
+process, so nvidia-ml-py and ctypes are measured and the simulation is not. Kafka is real, and
+`/metrics` is scraped every 15 s.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ _MAX_RATIO: Final = 0.01
 _MAX_BYTES: Final = 64 * 1024 * 1024
 _KIB: Final = 1024
 _LOCK: Final = Path(__file__).parents[1] / "requirements" / "agent.lock"
-# Some libraries import others where they are installed; in the agent's image they are not.
+# Some libraries import others if they are installed, but they are not in the agent's image.
 _PROGRAM: Final = """
 import sys
 sys.modules.update(dict.fromkeys(sys.argv.pop(1).split(",")))
@@ -76,7 +76,7 @@ def scenario() -> dict[str, object]:
     node = {
         "name": _NODE,
         "gpus": {"model": "NVIDIA H100 80GB HBM3", "count": _GPUS},
-        # The agent reads this machine's clocks, so processes must start by them.
+        # The agent reads this machine's clocks, so processes must use them for their start times.
         "uptime_seconds": time.clock_gettime(time.CLOCK_BOOTTIME),
     }
     return {
@@ -109,7 +109,7 @@ def scenario() -> dict[str, object]:
 
 @contextmanager
 def _playing(folder: Path) -> Iterator[None]:
-    """Play the scenario in a process of its own."""
+    """Play the scenario in a separate process."""
     (folder / "scenario.yaml").write_text(yaml.safe_dump(scenario()))
     (folder / "proc").mkdir()
     command = [sys.executable, "-m", "benchmarks.nvml_stub.player", "--node", _NODE]
@@ -129,8 +129,8 @@ def _agent(folder: Path, bootstrap_servers: str) -> Deployable:
     os.environ["LD_LIBRARY_PATH"] = str(folder)
     os.environ["MALLOC_ARENA_MAX"] = "1"  # as in the image
     os.environ["NVML_STUB_MEMORY"] = str(folder / "memory")
-    # The image has bytecode. An agent that has to compile its modules at the start keeps 10 MiB of
-    # what that took: most of it for pynvml, a third of a megabyte of source.
+    # The image has bytecode. An agent that compiles its modules at startup keeps 10 MiB that this
+    # took: most of it for pynvml, a third of a megabyte of source.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
     subprocess.run([sys.executable, "-c", _ALL_OF_THE_AGENT], check=True)  # noqa: S603  # our own
@@ -147,7 +147,7 @@ def _agent(folder: Path, bootstrap_servers: str) -> Deployable:
 
 
 def _not_in_image() -> list[str]:
-    """Return the modules that are installed here and not in the agent's image."""
+    """Return the modules that are installed here but not in the agent's image."""
     locked = re.findall(r"^([\w.-]+)==", _LOCK.read_text(), re.MULTILINE)
     named = {_plain(name) for name in ("gpuledger", *locked)}
     return [

@@ -1,6 +1,6 @@
-"""24 h of ticks of a busy node, without their waiting: whether memory grows, and a tick's CPU.
+"""24 h of a busy node's ticks, without waiting in between: growth of memory, and a tick's CPU.
 
-Every few seconds processes end and others start, each in a container of its own.
+Every few seconds processes end and others start, each in a new container.
 """
 
 import gc
@@ -21,7 +21,7 @@ _KIB: Final = 1024
 
 
 def run(*, seconds: float = _DAY_SECONDS) -> Iterator[Figure]:
-    """Let the day pass; then trace what another one allocates, as tracing slows it down."""
+    """Play the day, then trace the allocations of another one, because tracing slows it down."""
     day = Day()
     warm_up = min(_WARM_UP_SECONDS, int(seconds) // 4)
     day.pass_seconds(warm_up)
@@ -39,16 +39,16 @@ def run(*, seconds: float = _DAY_SECONDS) -> Iterator[Figure]:
 
 
 class Growth(NamedTuple):
-    """What was left behind, and by how many at most."""
+    """The growth of memory, and the number of processes that it can be compared with."""
 
     size_bytes: int
-    """By how much the live Python objects grew."""
+    """Growth of the live Python objects."""
     processes: int
-    """How many processes came and went meanwhile."""
+    """Number of processes that started and ended in this time."""
 
 
 def traced_growth(seconds: int = _TRACED_SECONDS) -> Growth:
-    """Return what the second half of another day leaves behind."""
+    """Return the growth in the second half of another day."""
     tracemalloc.start()
     try:
         day = Day()

@@ -1,7 +1,7 @@
 """Seconds to bill a month of 10,000 GPUs, against one plain group-by over the same Parquet.
 
-The store has what a real one has: usage by the hour, the inventory, nodes, and four versions of
-each of 150,000 pods.
+The store resembles a real one: usage by the hour, the inventory, nodes, and four versions of each
+of 150,000 pods.
 """
 
 import time
@@ -31,9 +31,9 @@ _ROUNDS: Final = 3
 _SLEW_NS: Final = 10_000
 _SLEWED_DAYS: Final = 2
 _BYTES_PER_KIB: Final = 1024
-# A device in 100 has nobody in an hour in 15, two who share it in 15, and one in 70; each pod runs
-# for half a day on the GPUs of one node. Every hour is covered to the last nanosecond, or by a
-# node's clock that is slewed by so much at most.
+# In an hour, 15 of 100 devices have no pod, 15 have two pods that share them, and 70 have one; each
+# pod runs for half a day on the GPUs of one node. Every hour is covered to the last nanosecond, or
+# by a node's clock that is slewed by at most this much.
 _ROWS: Final = """
 WITH device_hours AS (
     SELECT gpu, hour, gpu // 8 AS node, hash(gpu * 100000 + $day * 24 + hour) % 1000000 AS chance,
@@ -126,7 +126,7 @@ _BY_OWNER: Final = ("owner", "label:team")
 
 
 def run() -> Iterator[Figure]:
-    """Yield the time of a bill and the memory that it took, each with what it is held against."""
+    """Yield a bill's time and memory, each with its reference."""
     with TemporaryDirectory() as folder, TemporaryDirectory() as slewed:
         _write_store(Path(folder), DAYS, slew_ns=0)
         _write_store(Path(slewed), _SLEWED_DAYS, slew_ns=_SLEW_NS)
@@ -141,7 +141,7 @@ def run() -> Iterator[Figure]:
         unit="seconds",
         reference=reference,
     )
-    # Of all threads: on a machine that others use too, it says what two idle cores would take.
+    # CPU time of all threads; on a busy machine it shows how long two idle cores would take.
     yield Figure(name=f"{NAME}.cpu", value=by_names.cpu_seconds, unit="seconds")
     yield Figure(
         name=f"{NAME}.slewed_day.cpu",
@@ -163,7 +163,7 @@ class _Measured(NamedTuple):
 
 
 def _measured_apart(store: str, by: tuple[str, ...]) -> _Measured:
-    # A process of its own, so that its memory is that of these bills alone.
+    # A separate process, so that its memory is only that of these bills.
     with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as process:
         return process.submit(_measure_bills, store, by).result()
 
@@ -171,7 +171,7 @@ def _measured_apart(store: str, by: tuple[str, ...]) -> _Measured:
 def _measure_bills(store: str, by: tuple[str, ...]) -> _Measured:
     rounds = [_bill_seconds(store, by) for _ in range(_ROUNDS)]
     seconds, cpu_seconds = (min(each) for each in zip(*rounds, strict=True))
-    # Not by getrusage, whose maximum is also that of the process which this one was forked from.
+    # Not getrusage, whose maximum includes the process from which this one was forked.
     status = Path("/proc/self/status").read_text(encoding="ascii")
     peak_kib = next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))
     return _Measured(seconds, cpu_seconds, int(peak_kib) * _BYTES_PER_KIB)
@@ -207,7 +207,7 @@ def _write_store(store: Path, days: int, *, slew_ns: int) -> None:
             folder = store / USAGE_HOURLY.name / f"{PARTITION_COLUMN}={_day_text(day)}"
             folder.mkdir(parents=True)
             given = {"day": day, "gpus": GPUS, "slew_ns": slew_ns}
-            # As rollups leave it: an hour after the other, and each by device.
+            # In the order in which rollups write it: hour after hour, and by device.
             order = "hour, node, gpu_uuid"
             _write_rows(connection, USAGE_HOURLY, f"FROM ({_ROWS})", folder, given, order=order)
         connection.execute(
@@ -230,7 +230,7 @@ def _write_rows(
     *,
     order: str = "ALL",
 ) -> None:
-    """Write what a query gives as a Parquet file with all columns of a table."""
+    """Write the result of a query as a Parquet file with all columns of a table."""
     names = {column.name: _type_of(str(column.kind)) for column in schema.columns}
     made = ", ".join(f"CAST({name} AS {kind}) AS {name}" for name, kind in names.items())
     empty = ", ".join(f"NULL AS {name}" for name in names)
@@ -242,7 +242,7 @@ def _write_rows(
 
 
 def _commit_files(store: Path, schema: TableSchema) -> None:
-    """Make a Delta table of the files that lie in its folder."""
+    """Create a Delta table from the files in its folder."""
     table = store / schema.name
     partition_by = list(schema.partition_by)
     written = DeltaTable.create(str(table), schema.arrow, partition_by=partition_by or None)

@@ -1,7 +1,7 @@
-"""The join over a real Kafka: ticks per second and core, against Quix Streams doing the same join.
+"""The join over a real Kafka: ticks per second and core, against the same join on Quix Streams.
 
-8 GPUs and 20 processes a tick, one tick a batch on the wire, as thousands of agents write them;
-100,000 pods cached. Also against the floors without Kafka, and what each step costs.
+8 GPUs and 20 processes per tick, one tick per batch, as thousands of agents write them; 100,000
+pods cached. Also compared with the lower bounds without Kafka, and with the cost of each step.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ B = TypeVar("B")
 
 
 def run() -> Iterator[Figure]:
-    """Measure the join, another engine, the floors without Kafka, and the steps one by one."""
+    """Measure the join, the other engine, the lower bounds without Kafka, and each step."""
     find_quix()
     fleet = Fleet(nodes=_CACHED_NODES)
     ticks = [encode(fleet.tick(number % _NODES, number // _NODES)) for number in range(_TICKS)]
@@ -74,14 +74,14 @@ def run() -> Iterator[Figure]:
 
 
 def _measure_steps(fleet: Fleet, ticks: Sequence[bytes]) -> tuple[dict[str, float], float]:
-    """Return the microseconds a tick of decoding, joining and encoding, and an event's bytes."""
+    """Return the microseconds per tick of decoding, joining and encoding, and an event's bytes."""
     descriptions = DescriptionCache(cache_pods(fleet), cache_places(fleet))
     gc.collect()
     gc.freeze()  # as the service does once it has the pods
     decode = Decoder(topic=SAMPLES.name, record=NodeSample).decode
     spent = {"decode": 0.0, "join": 0.0, "encode": 0.0}
     event_bytes = 0
-    for tick in ticks:  # one after the other, as the join works: nothing is held for long
+    for tick in ticks:  # one after the other, as the join works: nothing is kept for long
         sample = _timed(spent, "decode", decode, tick)
         event = _timed(spent, "join", lambda it: _join(it, descriptions), sample)
         event_bytes += len(_timed(spent, "encode", encode, event))
@@ -95,7 +95,7 @@ def _join(sample: NodeSample, descriptions: DescriptionCache) -> GpuEvent:
 
 
 def _timed(spent: dict[str, float], step: str, work: Callable[[A], B], thing: A) -> B:
-    """Do the work on one thing, and add its CPU seconds to the step's."""
+    """Process one item, and add its CPU seconds to those of the step."""
     begun_ns = time.thread_time_ns()
     made = work(thing)
     spent[step] += (time.thread_time_ns() - begun_ns) / NS_PER_SECOND
@@ -103,7 +103,7 @@ def _timed(spent: dict[str, float], step: str, work: Callable[[A], B], thing: A)
 
 
 async def _over_kafka(settings: KafkaSettings, fleet: Fleet, ticks: Sequence[bytes]) -> float:
-    """Return ticks a second and core of the join."""
+    """Return the join's ticks per second and core."""
     await create_topics(settings)
     await publish_pods(settings, fleet)
     await publish_one_by_one(settings, ticks, nodes=_NODES)
@@ -112,7 +112,7 @@ async def _over_kafka(settings: KafkaSettings, fleet: Fleet, ticks: Sequence[byt
 
 
 async def _measure_bus(settings: KafkaSettings) -> tuple[float, float]:
-    """Return the microseconds a tick of polling ticks and of sending their events."""
+    """Return the microseconds per tick of polling ticks and of sending their events."""
     bus = KafkaBus(settings)
     poll_us = await _cpu_seconds(lambda: _poll(bus, SAMPLES.name, _ignore)) * 1e6 / _TICKS
     events: dict[int, list[Message]] = {number: [] for number in range(_PARTITIONS)}
@@ -129,7 +129,7 @@ async def _cpu_seconds(work: Callable[[], Awaitable[object]]) -> float:
 
 
 class _PodsRead(Check):
-    """The check of a join that says when it has read its pods: from then on it takes ticks."""
+    """The check that a join sets when it has read its pods; it then starts to read ticks."""
 
     at_cpu_seconds: float = 0.0
 
@@ -142,7 +142,7 @@ class _PodsRead(Check):
 async def _join_all(bus: Bus, settings: JoinSettings) -> float:
     """Join until all events are committed.
 
-    Gives the CPU seconds from when the pods are read.
+    Returns the CPU seconds since the pods were read.
     """
     wanted, pods = _events_published() + _TICKS, _PodsRead()
     readiness = Readiness(pods=pods)
@@ -161,7 +161,7 @@ def _events_published() -> float:
 
 
 def _ignore(record: Record) -> None:
-    """Keep nothing: to hold what was polled would measure the memory's growth."""
+    """Keep nothing: keeping the polled records would measure the growth of memory."""
 
 
 def _again(record: Record) -> Message:

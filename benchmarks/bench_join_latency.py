@@ -1,7 +1,7 @@
-"""From a tick's time to its event readable: p99 over several workers, against a second.
+"""From a tick's time to its readable event: p99 over several workers, against a second.
 
-Workers of the join as processes, exactly once; agents, broker and reader share the machine. The
-rate rises until the events do not keep up; what is steady before that is held against 10,000.
+Workers of the join run as processes, exactly once; agents, broker and reader share the machine. The
+rate rises until the events fall behind; the last steady rate is compared with 10,000.
 """
 
 import asyncio
@@ -34,22 +34,22 @@ _TRIES: Final = 2
 _WARM_UP_SECONDS: Final = 5
 _SECONDS: Final = 20
 _LATEST_SECONDS: Final = 15.0
-"""How long after the last tick is waited for events."""
+"""How long to wait for events after the last tick."""
 _MAX_P99_SECONDS: Final = 1.0
 _MIN_EVENTS: Final = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Measured:
-    """What came of an offer."""
+    """The result of one load."""
 
     rate: int
     ages_seconds: Sequence[float]
-    """Of the events of ticks after the warm-up."""
+    """Ages of the events whose ticks came after the warm-up."""
     missing: int
     """Ticks without an event in time."""
     cores: Mapping[str, float]
-    """CPU seconds per second, by who spent them."""
+    """CPU seconds per second, by kind of process."""
 
     def percentile(self, number: int) -> float:
         if len(self.ages_seconds) < _MIN_EVENTS:
@@ -97,7 +97,7 @@ def _try(
     *,
     tries: int = _TRIES,
 ) -> _Measured:
-    """Measure a rate, and again where it was too slow once: a neighbour may have been at work."""
+    """Measure a rate, and again if it was too slow: another process may have been the cause."""
     measured = asyncio.run(_measure(settings, agents, pids, rate))
     if measured.missing:
         return measured
@@ -137,7 +137,7 @@ def _steady_figures(steady: _Measured) -> Iterator[Figure]:
 async def _measure(
     settings: KafkaSettings, agents: Agents, pids: Mapping[str, Sequence[int]], rate: int
 ) -> _Measured:
-    """Have the agents offer ticks, and read until each has its event or the time is over."""
+    """Let the agents publish ticks, and read until each has its event or the time is over."""
     async with open_events_reader(settings.bootstrap_servers) as reader:
         offer = Offer(rate, _WARM_UP_SECONDS + _SECONDS)
         started_ns = await asyncio.to_thread(agents.offer, offer)
@@ -150,7 +150,7 @@ async def _measure(
 
 
 async def _read(reader: EventsReader, *, begin: int, count: int) -> list[float]:
-    """Return the ages of the events of ticks since `begin`, at most so many."""
+    """Return the ages of events for ticks since `begin`, at most this many."""
     ages: list[float] = []
     while len(ages) < count and time.time() < begin + _SECONDS + _LATEST_SECONDS:
         events = await reader.read()

@@ -1,7 +1,7 @@
-"""What a tick costs the join at 10 to 10,000 nodes, against what it costs at 10; without Kafka.
+"""CPU per tick of the join at 10 to 10,000 nodes, against its CPU at 10; without Kafka.
 
-10 pods a node, so 100,000 at the most. A worker for each size, all at once and measured in turn, so
-that what else the machine does falls on all alike.
+10 pods per node, so at most 100,000. There is a worker for each size; all run at once and are
+measured in turn, so that other load on the machine affects all equally.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def run() -> Iterator[Figure]:
 
 
 def _measure(workers: list[StageWorker]) -> dict[int, float]:
-    """Return the microseconds a tick of each worker, by its nodes: the median of the rounds."""
+    """Return the microseconds per tick of each worker, by its nodes: the median of the rounds."""
     measured: dict[int, list[float]] = {worker.nodes: [] for worker in workers}
     for _ in range(_ROUNDS):
         for worker in workers:

@@ -1,7 +1,7 @@
-"""How far tenants' bills are off the truth of a month that is played from the devices on.
+"""The error of tenants' bills against the truth of a month played from the devices on.
 
-`--seconds 2592000` plays all of it, which takes hours. Of a shorter one each pod's beginning and
-end, of which a tick is in doubt, weighs the more.
+`--seconds 2592000` plays all of it, which takes hours. In a shorter run each pod's start and end,
+which are uncertain by a tick, have more weight.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ _TICK_SECONDS: Final = 5.0
 
 
 def run(*, seconds: float = 2 * _HOUR_SECONDS) -> Iterator[Figure]:
-    """Yield how far the worst tenant's bill is off, and how fast the month was played."""
-    # Bills are of whole hours.
+    """Yield the error of the worst tenant's bill, and the speed at which the month was played."""
+    # Bills cover whole hours.
     hours = max(1, round(seconds / _HOUR_SECONDS))
     with TemporaryDirectory() as folder:
         month = Month(

@@ -1,4 +1,4 @@
-"""What a scrape of a node costs: CPU seconds, bytes, and the memory that writing it takes."""
+"""The cost of scraping a node: CPU seconds, bytes, and the memory for writing the page."""
 
 import gzip
 import time
@@ -33,7 +33,7 @@ _Tick = tuple[NodeSample, NodeReadings]
 
 
 def run() -> Iterator[Figure]:
-    """Yield the cost of a page as it is by default, and of one with all that can be asked for."""
+    """Yield the cost of a default page, and of one with all optional series."""
     yield from _costs(NAME, ExpositionSettings())
     full = ExpositionSettings(
         dcgm_names="both", profile="full", pod_series=True, process_series=True
@@ -67,7 +67,7 @@ def _text(view: NodeState, page: PageRenderer, tick: _Tick) -> bytes:
 
 
 def _compress(text: bytes) -> bytes:
-    """Compress as the health pages do."""
+    """Compress as the health endpoints do."""
     return gzip.compress(text, compresslevel=1, mtime=0)
 
 
@@ -87,7 +87,7 @@ def _seconds(view: NodeState, page: PageRenderer, ticks: list[_Tick]) -> float:
 
 
 def _memory(view: NodeState, page: PageRenderer, ticks: list[_Tick]) -> tuple[int, int]:
-    """Return the most that writing held, and what all scrapes left behind."""
+    """Return the peak memory of writing, and the growth over all scrapes."""
     tracemalloc.start()
     _seconds(view, page, ticks[:2])
     before = tracemalloc.get_traced_memory()[0]
@@ -99,7 +99,7 @@ def _memory(view: NodeState, page: PageRenderer, ticks: list[_Tick]) -> tuple[in
 
 
 def _beside(sample: NodeSample) -> NodeReadings:
-    """Return what the GPUs read beside a tick: what comes with each of them."""
+    """Return the GPU readings that belong to a tick."""
     measured = [one.name for one in fields(GpuProfiling) if not one.name.endswith("_ratios")]
     values: dict[str, Any] = {
         name: 123_456 if name.endswith("_per_second") else 0.123456 for name in measured

@@ -1,7 +1,7 @@
 """The pod watch: events, memory and CPU for 100,000 pods, against json.loads and client models.
 
-Up to the table of what is to be published, without Kafka: events and memory from the bytes of a
-recorded watch, lists over HTTP without TLS from a server in a process of its own.
+Measured up to the table of records to publish, without Kafka: events and memory from the bytes of a
+recorded watch, lists over HTTP without TLS from a server in a separate process.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ def _lists() -> Iterator[Figure]:
 
 
 async def _seconds_of_client_models() -> float:
-    """Return the CPU time in which the Kubernetes client makes its models of one page."""
+    """Return the CPU time in which the Kubernetes client creates its models of one page."""
     page = cast("Any", SimpleNamespace(data=list_page(training_pods(_SAMPLE), more="")))
     async with ApiClient() as client:
         return _cpu_seconds(lambda: client.deserialize(page, "V1PodList"))
@@ -105,9 +105,9 @@ def _parse_all(lines: Iterable[bytes]) -> None:
 
 
 def _memory_of_a_cluster() -> tuple[float, float]:
-    """Return by how much the process grew for a table of that many pods, and for all tables.
+    """Return the growth of the process for a table of that many pods, and for all tables.
 
-    In this order and at the start: what is freed is not given back to the system.
+    In this order and at the start, because freed memory is not returned to the system.
     """
     before = _resident_bytes()
     tables: list[ObjectTable[Any]] = [_published(POD, _lines(_PODS), _PODS)]
@@ -122,7 +122,7 @@ def _memory_of_a_cluster() -> tuple[float, float]:
 def _published(
     kind: ObjectKind[RecordT], lines: Iterable[bytes], count: int
 ) -> ObjectTable[RecordT]:
-    """Return a table of these objects, of which none is due any more."""
+    """Return a table of these objects with no record left to publish."""
     table = asyncio.run(_follow(_chunks(lines), events=count, kind=kind))
     while batch := table.batch(PodwatchSettings().publish_batch):
         table.acknowledge(batch)
@@ -132,7 +132,7 @@ def _published(
 
 
 def _memory_of_dictionaries() -> float:
-    """Return what the same pods take as `json.loads` gives them, scaled up from a part."""
+    """Return the memory of the same pods from `json.loads`, scaled up from a part."""
     before = _resident_bytes()
     kept = [json.loads(pod) for pod in training_pods(_PODS // 20)]
     return float(_resident_bytes() - before) * _PODS / len(kept)
@@ -148,7 +148,7 @@ async def _follow(
 ) -> ObjectTable[RecordT]:
     """Run a watch's bytes through the reflector into a table."""
     table = _table(kind)
-    # It is only ever asked, never told anything.
+    # It is only queried, never written to.
     recorded = cast("Api", _Recorded(chunks))
     reflector = _reflector(recorded, KubernetesSettings(watch_list="off"), kind)
     async with aclosing(reflector.run()) as steps:
@@ -212,7 +212,7 @@ class _Recorded:
         total_seconds: float,  # noqa: ARG002  # the form of the seam
         accept: str = JSON,  # noqa: ARG002  # the form of the seam
     ) -> AsyncIterator[Answer]:
-        """Yield the same answer to everything."""
+        """Yield the same answer to every request."""
         yield cast("Answer", _RecordedAnswer(self._chunks))
 
 
@@ -229,7 +229,7 @@ class _RecordedAnswer:
 
 
 def _chunks(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines as a socket would: in pieces that know nothing of lines."""
+    """Yield the lines as a socket would: in pieces that ignore line ends."""
     waiting = bytearray()
     for line in lines:
         waiting += line + b"\n"

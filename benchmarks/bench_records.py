@@ -1,4 +1,4 @@
-"""What a tick costs as a record: constructing, validating, encoding and decoding it."""
+"""The cost of a tick as a record: constructing, validating, encoding and decoding it."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +20,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def run() -> Iterator[Figure]:
-    """Yield the CPU time of each step: the best of several rounds, as neighbours only add."""
+    """Yield the CPU time of each step: the best of several rounds, because other load only adds."""
     tick = Fleet(nodes=1).tick(0, 1)
     encoded = encode(tick)
     decode = Decoder(topic=SAMPLES.name, record=NodeSample).decode
@@ -35,7 +35,7 @@ def run() -> Iterator[Figure]:
 
 
 def _constructing(tick: NodeSample) -> Callable[[], NodeSample]:
-    """Return what constructs the tick and all records in it from their values."""
+    """Return a function that constructs the tick and all records in it from their values."""
     given = _present(tick)
     gpus, processes, containers = (
         list(map(_present, part)) for part in (tick.gpus, tick.processes, tick.containers)

@@ -1,8 +1,8 @@
 """Remote-write in samples per second and core: encoding against protobuf, sending against vmagent.
 
-Sending is from Kafka to a receiver that is 20 ms away, each tick by itself (`interval_seconds: 0`),
-by the sink's own process: its CPU time for what it has sent, from JSON to the wire. `live` are
-nodes that tick each second; `backlog` is what waits when it begins. vmagent relays the same
+Samples are sent from Kafka to a receiver that is 20 ms away, tick by tick (`interval_seconds: 0`),
+by the sink's own process; its CPU time covers everything from JSON to the wire. `live` are nodes
+that tick each second; `backlog` are events that wait when the sink starts. vmagent relays the same
 samples.
 """
 
@@ -41,7 +41,7 @@ from tests.real.end_to_end.deployables import Deployable
 NAME = "remote_write"
 _TICKS: Final = 300
 _RECORD: Final = Record("events", 0, 0, 0, None, None)
-_TICKS_PER_REQUEST: Final = 10  # some 2000 samples, `samples_per_request`
+_TICKS_PER_REQUEST: Final = 10  # about 2000 samples, `samples_per_request`
 _RUNS: Final = 3
 _BACKLOG_TICKS: Final = 120
 _WARM_SECONDS: Final = 5
@@ -83,7 +83,7 @@ def run() -> Iterator[Figure]:
 
 
 def _measure_sending() -> Iterator[Figure]:
-    """Yield the rates of the sink as a process, beside vmagent's."""
+    """Yield the rates of the sink as a process, and vmagent's."""
     with run_receiver() as receiver, tempfile.TemporaryDirectory(prefix="gpuledger-bench-") as name:
         folder = Path(name)
         relayed = _relay(receiver, folder)
@@ -91,7 +91,7 @@ def _measure_sending() -> Iterator[Figure]:
             settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
             asyncio.run(create_topics(settings))
             for mode, rate in (
-                # First: its sink would begin with the backlog.
+                # First, because its sink would otherwise start with the backlog.
                 ("live", _send_live(settings, receiver, folder)),
                 ("backlog", _send_backlog(settings, receiver, folder)),
             ):
@@ -112,7 +112,7 @@ def _sink(settings: KafkaSettings, receiver: str, folder: Path, group: str) -> D
             "KAFKA__BOOTSTRAP_SERVERS": settings.bootstrap_servers,
             "REMOTE_WRITE__URL": receiver,
             "REMOTE_WRITE__INTERVAL_SECONDS": "0",
-            # The backlog is of the next two minutes.
+            # The backlog's times are in the next two minutes.
             "REMOTE_WRITE__MAX_FUTURE_SECONDS": "3600",
             "GROUP": group,
         },
@@ -133,7 +133,7 @@ class _Progress(NamedTuple):
 
 
 def _send_backlog(settings: KafkaSettings, receiver: str, folder: Path) -> float:
-    """Return samples a second and core of what waited when the sink began."""
+    """Return samples per second and core of the backlog when the sink started."""
     first = _WARM_SECONDS + _LIVE_SECONDS
     ticks = range(first, first + _BACKLOG_TICKS)
     asyncio.run(publish(settings, ticks, start_ns=time.time_ns()))
@@ -144,7 +144,7 @@ def _send_backlog(settings: KafkaSettings, receiver: str, folder: Path) -> float
         begun = _Progress.of(sink)
         last = begun
         deadline = time.monotonic() + _DEADLINE_SECONDS
-        # It is done once nothing more is sent.
+        # It is done once it sends nothing more.
         while (now := _Progress.of(sink)).samples > last.samples or not last.samples:
             if time.monotonic() > deadline:
                 raise UnavailableError(f"the backlog is not sent: {sink.log_tail()}")
@@ -156,7 +156,7 @@ def _send_backlog(settings: KafkaSettings, receiver: str, folder: Path) -> float
 
 
 def _send_live(settings: KafkaSettings, receiver: str, folder: Path) -> float:
-    """Return samples a second and core while nodes tick each second."""
+    """Return samples per second and core while nodes tick each second."""
     sink = _sink(settings, receiver, folder, "bench-live")
     sink.start()
     try:
@@ -177,7 +177,7 @@ def _send_live(settings: KafkaSettings, receiver: str, folder: Path) -> float:
 
 
 def _relay(receiver: str, folder: Path) -> float:
-    """Return samples a second and core of vmagent, sent the same ticks."""
+    """Return samples per second and core of vmagent, which is sent the same ticks."""
     series = {node: ActiveSeries() for node in NODES}
     start_ns = time.time_ns()
     with run_vmagent(receiver, folder) as (address, pid):
@@ -216,7 +216,7 @@ def _encode(events: list[GpuEvent], version: Version, *, compress: bool) -> int:
 
 
 def _with_protobuf(events: list[GpuEvent], *, compress: bool) -> int:
-    """Do the same as a sender that builds messages does."""
+    """Do the same as a sender that builds protobuf messages."""
     make, size = _write_request(), 0
     for together in _requests(events):
         request = make()
@@ -246,7 +246,7 @@ def _add_series(request: Any, event: GpuEvent) -> None:  # noqa: ANN401  # a cla
 
 
 def _requests(events: list[GpuEvent]) -> Iterator[list[GpuEvent]]:
-    """Yield the events that travel together."""
+    """Yield the events that are sent together."""
     for first in range(0, len(events), _TICKS_PER_REQUEST):
         yield events[first : first + _TICKS_PER_REQUEST]
 
@@ -257,7 +257,7 @@ def _count(events: list[GpuEvent]) -> int:
 
 
 def _write_request() -> Any:  # noqa: ANN401  # a class made at run time
-    """Make protobuf's `WriteRequest`, of what is used of prometheus/prometheus prompb/*.proto."""
+    """Create protobuf's `WriteRequest` from the used parts of Prometheus's prompb/*.proto."""
     kinds = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="bench.proto", package="p", syntax="proto3")
     fields = [

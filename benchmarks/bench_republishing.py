@@ -1,4 +1,4 @@
-"""Events a second and core that the sink rows writes to Kafka again, by a real broker."""
+"""Events per second and core that the sink rows writes back to Kafka, on a real broker."""
 
 import asyncio
 import tempfile
@@ -39,7 +39,7 @@ class _Reading(NamedTuple):
 
 
 def run() -> Iterator[Figure]:
-    """Yield rate and memory, from events that lie there to what is committed."""
+    """Yield rate and memory, from events on the topic to committed rows."""
     with run_kafka() as kafka, tempfile.TemporaryDirectory(prefix="gpuledger-bench-") as folder:
         asyncio.run(_publish(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)))
         first, last = _measure(kafka, Path(folder))
@@ -50,7 +50,7 @@ def run() -> Iterator[Figure]:
 
 async def _publish(settings: KafkaSettings) -> None:
     await create_topics(settings, TOPICS)
-    # What is older than the topic keeps may be deleted before it was read.
+    # Records older than the topic's retention may be deleted before they are read.
     start_ns = time.time_ns() - _TICKS * NS_PER_SECOND
     async with KafkaBus(settings).producer() as producer:
         for node in (f"gpu-node-{number}" for number in range(_NODES)):
@@ -64,7 +64,7 @@ async def _publish(settings: KafkaSettings) -> None:
 
 
 def _measure(kafka: Kafka, folder: Path) -> tuple[_Reading, _Reading]:
-    """Return a look at the sink as soon as it writes, and one when it is done."""
+    """Return a reading of the sink as soon as it writes, and one when it is done."""
     sink = Deployable(
         name=_KIND,
         command=["gpuledger", "sink", _KIND],

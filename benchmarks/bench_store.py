@@ -1,8 +1,8 @@
-"""Sums by minute, from Kafka to the table and from Python to files, beside plain Parquet.
+"""Sums by minute, from Kafka to the table and from Python to files, against plain Parquet.
 
-Events have two GPUs with four entries each, a second apart, of many nodes. `events` counts the CPU
-time of a sink that works off a backlog; `rows` that of a commit of rows which are there already, in
-Python, and `bytes` the files of it. The reference of both is DuckDB writing the same rows to one
+Events have two GPUs with four entries each, a second apart, for many nodes. `events` counts the CPU
+time of a sink that processes a backlog, `rows` that of committing rows that are already in Python,
+and `bytes` the size of its files. The reference of both is DuckDB writing the same rows to one
 Parquet file with zstd, without a transaction and without offsets.
 """
 
@@ -47,7 +47,7 @@ _DEADLINE_SECONDS: Final = 240.0
 
 
 def run() -> Iterator[Figure]:
-    """Yield the sink's rate, then that of writing, and the bytes of a row."""
+    """Yield the sink's rate, then the rate of writing, and the bytes per row."""
     yield Figure(name=f"{NAME}.events", value=_events_a_core_second(), unit="events/s/core")
     with tempfile.TemporaryDirectory(prefix="gpuledger-bench-") as folder:
         yield from _measure_rows(Path(folder))
@@ -55,7 +55,7 @@ def run() -> Iterator[Figure]:
 
 def _event(node: int, tick: int, start_ns: int) -> GpuEvent:
     made = booked(tick, node=f"gpu-node-{node:04d}", start_ns=start_ns)
-    # Ticks are never a second to the nanosecond.
+    # Ticks are never exactly a second apart.
     jitter_ns = (node * 7919 + tick * 104_729) % 2_000_003
     return replace(
         made,
@@ -153,7 +153,7 @@ def _rows() -> list[tuple[Any, ...]]:
 
 
 def _best_commit(folder: Path, rows: list[tuple[Any, ...]]) -> tuple[float, int]:
-    """Return the least CPU seconds of a commit, and the bytes of its files."""
+    """Return the minimum CPU seconds of a commit, and the bytes of its files."""
     seconds, size = [], 0
     for number in range(_RUNS):
         table = UsageTable(store_uri=str(folder / f"store-{number}"))

@@ -1,4 +1,4 @@
-"""Rows of the store in CPU seconds an event, against decoding that event in the same run."""
+"""Rows of the store in CPU seconds per event, against decoding that event in the same run."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -19,14 +19,14 @@ _REPEATS: Final = 300
 
 
 class _Place(NamedTuple):
-    """Where an event was read."""
+    """The position at which an event was read."""
 
     partition: int
     offset: int
 
 
 def run() -> Iterator[Figure]:
-    """Yield what the rows of an event cost: the best of several rounds, as neighbours only add."""
+    """Yield the cost of an event's rows: the best of several rounds, because load only adds."""
     event = booked(1)
     encoded = encode(event)
     decode = Decoder(topic=EVENTS.name, record=GpuEvent).decode

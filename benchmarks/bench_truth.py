@@ -1,9 +1,9 @@
-"""How far books are from the truth: classes of use, by form of driver and length of tick.
+"""The error of books against the truth: classes of use, by form of driver and sampling interval.
 
-Each cell plays 92 seconds of a GPU in the simulator, and compares what the join books of the
-agent's ticks with what ran, over every 60 seconds of it: as parts of the device's time, memory and
-energy. Behind the table of drivers stand classes that no form of driver decides, on one driver and
-at ticks of a second, each with figures of its own. Nothing here depends on the machine's speed.
+Each cell plays 92 seconds of a GPU in the simulator, and compares the join's books from the agent's
+ticks with the kernels that ran, over every 60 seconds: as ratios of the device's time, memory and
+energy. After the table of drivers come classes that do not depend on the driver, on one driver and
+with ticks of a second, each with its own figures. The results do not depend on the machine's speed.
 """
 
 from collections.abc import Iterable, Iterator
@@ -40,7 +40,7 @@ _HEADER: Final = (
 
 
 def run() -> Iterator[Figure]:
-    """Print the table, a line a cell; yield the worst of what drivers' answers allow."""
+    """Print the table, a line per cell; yield the largest errors of each group of drivers."""
     print(_HEADER)
     worst = modelled = unmeasured = joules = 0.0
     for driver in DRIVERS:
@@ -67,7 +67,7 @@ def run() -> Iterator[Figure]:
 
 
 def _run_further(kind: str) -> Iterator[Figure]:
-    """Print the line of a class that is played on one driver; yield what it comes to."""
+    """Print the line of a class that is played on one driver; yield its figures."""
     cell, name = _measure(_PLAIN, kind, 1.0, seeds=_FURTHER_SEEDS), _FURTHER_FIGURES[kind]
     _print(_PLAIN, kind, 1.0, cell)
     for suffix, value in (("", cell.largest.busy_ns), ("_joules", cell.largest.millijoules)):
@@ -77,7 +77,7 @@ def _run_further(kind: str) -> Iterator[Figure]:
 def _measure(
     driver: str, kind: str, sampling_interval_seconds: float, *, seeds: Iterable[int] = _SEEDS
 ) -> Errors:
-    """Return the worst of some runs of a cell."""
+    """Return the worst of several runs of a cell."""
     cells = [
         errors_of(
             play_cell(

@@ -1,7 +1,7 @@
-"""A busy node's ticks without their waiting: processes come and go, and the agent reads them.
+"""A busy node's ticks without waiting in between: processes come and go, and the agent reads them.
 
-What a tick touches is here: NVML's answers, /proc, reading, booking, encoding, the page. Threads,
-Kafka and sockets are not; `bench_agent` has them.
+The code of a tick is included: NVML's answers, /proc, reading, booking, encoding, the page.
+Threads, Kafka and sockets are not; `bench_agent` has them.
 """
 
 from dataclasses import dataclass, field
@@ -38,7 +38,7 @@ _SCRAPE_SECONDS: Final = 15
 
 @dataclass
 class DayGpu:
-    """What changes on a GPU."""
+    """The changing state of a GPU."""
 
     uuid: str
     """Its UUID."""
@@ -47,11 +47,11 @@ class DayGpu:
     pids: list[int] = field(default_factory=list)
     """Its processes."""
     energy_millijoules: int = 0
-    """What it has drawn."""
+    """The energy that it has used."""
 
 
 def play_nvml(gpus: list[DayGpu]) -> SimpleNamespace:
-    """Return a library that keeps nothing: the simulator would grow with the processes it plays."""
+    """Return a library that keeps no history; the simulator keeps all processes that it plays."""
 
     def list_processes(gpu: DayGpu) -> list[Any]:
         known = {"usedGpuMemory": 1_000, "gpuInstanceId": NO_INSTANCE}
@@ -98,16 +98,16 @@ def play_nvml(gpus: list[DayGpu]) -> SimpleNamespace:
 
 @dataclass
 class Day:
-    """One node's day, a second a step."""
+    """One node's day, in steps of a second."""
 
     second: int = 0
-    """How many have passed."""
+    """Number of seconds that have passed."""
     started: int = 0
-    """How many processes have been started."""
+    """Number of processes that were started."""
     ticks: int = 0
-    """How many ticks were made."""
+    """Number of ticks."""
     bytes_reported: int = 0
-    """How much was encoded and shown."""
+    """Number of bytes that were encoded or rendered."""
     _gpus: list[DayGpu] = field(
         default_factory=lambda: [DayGpu(f"GPU-{number}") for number in range(_GPUS)]
     )
@@ -115,7 +115,7 @@ class Day:
     _clock: ManualClock = field(default_factory=lambda: ManualClock(start_ns=_EPOCH_NS))
 
     def __post_init__(self) -> None:
-        """Put the agent's parts together."""
+        """Assemble the agent's parts."""
         settings = ExpositionSettings(process_series=True, dcgm_names="both")
         view = make_node_state(settings, clock=self._clock, sampling_interval_seconds=1)
         self._page = PageRenderer(view, settings=settings, clock=self._clock)
@@ -125,7 +125,7 @@ class Day:
         self._device = nvml.open()
 
     def pass_seconds(self, seconds: int) -> None:
-        """Let time go by, a tick a second."""
+        """Advance the time, with a tick per second."""
         for _ in range(seconds):
             self.second += 1
             self._clock.advance(1)
@@ -135,7 +135,7 @@ class Day:
             self._tick()
 
     def _churn(self, gpu: DayGpu) -> None:
-        """Start and end processes; pids come again, containers do not."""
+        """Start and end processes; pids are reused, containers are not."""
         if self.second % _LIFE_SECONDS == 0:
             for pid in gpu.pids[: _ALIVE // 2]:
                 gpu.pids.remove(pid)

@@ -1,4 +1,4 @@
-"""Events as the join makes them: 8 GPUs with two containers, the host and idle each.
+"""Events as the join produces them: 8 GPUs, each with two containers, the host and idle.
 
 Data for benchmarks only; nothing is measured here.
 """

@@ -1,7 +1,7 @@
-"""Reads events as any consumer of what is committed does, and notes how old each one is.
+"""Reads events like any consumer of committed records, and records the age of each.
 
-The age is by this machine's clock, from the tick's time, which is the event's timestamp, to when
-the event is in the reader's hands.
+The age is the time by this machine's clock from the tick's time, which is the event's timestamp, to
+when the reader has the event.
 """
 
 import time
@@ -24,7 +24,7 @@ class EventsReader:
         self._consumer = consumer
 
     async def read(self) -> list[tuple[int, float]]:
-        """Return each event that is there: its tick's time in milliseconds, its age in seconds."""
+        """Return each available event: its tick's time in milliseconds, its age in seconds."""
         polled: Mapping[TopicPartition, Sequence[ConsumerRecord]] = await self._consumer.getmany(
             timeout_ms=_POLL_MS, max_records=_MAX_RECORDS
         )

@@ -1,28 +1,28 @@
-"""The one value that a benchmark yields. No measuring and no printing here."""
+"""The value that a benchmark yields. Measures and prints nothing."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One measured number and, where there is one, what it is held against."""
+    """One measured number and, if there is one, its reference."""
 
     name: str
-    """What was measured, as `benchmark.subject`."""
+    """Name of the measured quantity, as `benchmark.subject`."""
     value: float
     """The number, in `unit`."""
     unit: str
     """The unit of both numbers, in full words (`ticks/s/core`, `seconds`, `bytes/tick`)."""
     reference: float | None = None
-    """The same quantity of the reference, measured in the same run; None where nothing compares."""
+    """The same quantity of the reference, measured in the same run; None without a reference."""
 
     @property
     def ratio(self) -> float | None:
-        """Value over reference; None where there is no reference or it is zero."""
+        """Value divided by reference; None if there is no reference or it is zero."""
         return self.value / self.reference if self.reference else None
 
     def as_json(self) -> dict[str, str | float | None]:
-        """Five fields, always all of them."""
+        """Return all five fields, even if they are null."""
         return {
             "name": self.name,
             "value": self.value,
@@ -32,7 +32,7 @@ class Figure:
         }
 
     def as_line(self) -> str:
-        """One line for people: name, value, unit, and the ratio where there is one."""
+        """Return one line for people: name, value, unit, and the ratio if there is one."""
         line = f"{self.name:<44} {self.value:>14,.6g} {self.unit}"
         if self.ratio is None:
             return line

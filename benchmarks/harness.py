@@ -1,4 +1,4 @@
-"""Finds the benchmarks and chooses among them. Knows no single benchmark and prints nothing."""
+"""Finds the benchmarks and chooses among them. Knows no specific benchmark and prints nothing."""
 
 import difflib
 import importlib
@@ -21,14 +21,14 @@ class Benchmark:
 
     name: str
     summary: str
-    """One line: what is measured, against which reference."""
+    """One line: the measured quantity and its reference."""
     run: Callable[..., Iterator[Figure]]
     takes_seconds: bool = False
-    """Whether it can be told how long to measure, by `seconds`."""
+    """Whether `run` accepts `seconds`, the duration of the measurement."""
 
 
 def discover(package: ModuleType) -> dict[str, Benchmark]:
-    """Import every `bench_*` module of a package; its benchmarks by name, sorted."""
+    """Import every `bench_*` module of a package; return its benchmarks by name, sorted."""
     names = [module.name for module in pkgutil.iter_modules(package.__path__)]
     modules = (
         importlib.import_module(f"{package.__name__}.{name}")
@@ -46,9 +46,9 @@ def _benchmark(module: ModuleType) -> Benchmark:
 
 
 def choose(names: Iterable[str], benchmarks: Mapping[str, Benchmark]) -> list[Benchmark]:
-    """Return the named benchmarks in the order asked for; all of them when none is named.
+    """Return the named benchmarks in the given order; all of them if no name is given.
 
-    Raises UserError, with the nearest right names, for a name that no benchmark has.
+    Raises UserError, with the most similar names, for an unknown name.
     """
     wanted = list(dict.fromkeys(names)) or list(benchmarks)
     for name in wanted:
@@ -58,11 +58,13 @@ def choose(names: Iterable[str], benchmarks: Mapping[str, Benchmark]) -> list[Be
 
 
 def measure_for(chosen: Iterable[Benchmark], seconds: float | None) -> list[Benchmark]:
-    """Tell the benchmarks how long to measure; raises UserError where one cannot be told."""
+    """Set the duration of the benchmarks; raises UserError if one does not accept a duration."""
     results = []
     for benchmark in chosen:
         if seconds is not None and not benchmark.takes_seconds:
-            raise UserError(f"--seconds: {benchmark.name} measures a number of things, not a time")
+            raise UserError(
+                f"--seconds: {benchmark.name} measures a fixed number of items, not a duration"
+            )
         run = benchmark.run if seconds is None else partial(benchmark.run, seconds=seconds)
         results.append(replace(benchmark, run=run))
     return results

@@ -1,4 +1,4 @@
-"""What benchmarks of the join put on its topics, and into its cache. Nothing is measured here."""
+"""The load of the join's benchmarks: its topics and its cache. Nothing is measured here."""
 
 import asyncio
 import time
@@ -22,14 +22,14 @@ from tests.default_topics import NAMESPACES, NODES, PODS, SAMPLES
 
 
 def partition_of(node: int) -> int:
-    """Return where a node's records lie."""
+    """Return a node's partition."""
     return partition_of_node(
         key_in(DEFAULT_CLUSTER, node_name(node)), partitions=SAMPLES.partitions
     )
 
 
 def cache_pods(fleet: Fleet) -> ClusterPods:
-    """Return all pods of the nodes as a worker has them that read their topic."""
+    """Return all pods of the nodes as a worker has them after reading their topic."""
     decode = Decoder(topic=PODS.name, record=PodRecord).decode
     pods, sharing = ClusterPods(), PodSharing()
     for node in range(fleet.nodes):
@@ -39,7 +39,7 @@ def cache_pods(fleet: Fleet) -> ClusterPods:
 
 
 def cache_places(fleet: Fleet) -> ClusterObjects:
-    """Return the nodes and their namespace as a worker has them."""
+    """Return the nodes and their namespace as a worker has them after reading their topics."""
     places, (namespace, nodes) = ClusterObjects(), fleet.places()
     places.namespaces.put(namespace, partition=0, seen_time_ns=0)
     for number, node in enumerate(nodes):
@@ -71,14 +71,14 @@ async def publish_pods(settings: KafkaSettings, fleet: Fleet) -> None:
 async def publish_one_by_one(
     settings: KafkaSettings, ticks: Sequence[bytes], *, nodes: int
 ) -> None:
-    """Write each tick as a batch of its own, which the bus's producer would gather."""
+    """Write each tick as its own batch; the bus's producer would combine them."""
     producer = AIOKafkaProducer(
         bootstrap_servers=settings.bootstrap_servers, acks="all", compression_type="zstd"
     )
     await producer.start()
     try:
         waiting = []
-        # What is older than the topic keeps may be deleted before it was read.
+        # Records older than the topic's retention may be deleted before they are read.
         now_ms = time.time_ns() // NS_PER_MS
         for number, tick in enumerate(ticks):
             batch = producer.create_batch()

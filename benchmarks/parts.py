@@ -1,4 +1,4 @@
-"""Real parts that benchmarks talk to. Nothing is measured here."""
+"""Real parts that benchmarks use. Nothing is measured here."""
 
 import tempfile
 import time
@@ -19,7 +19,7 @@ _LOOK_SECONDS = 0.5
 
 @contextmanager
 def run_kafka() -> Iterator[Kafka]:
-    """Start a broker of this run's own."""
+    """Start a broker for this run only."""
     try:
         distribution = catalogue.KAFKA.distribution()
     except MissingToolError as error:
@@ -35,7 +35,7 @@ def run_kafka() -> Iterator[Kafka]:
 
 @contextmanager
 def run_workers(kafka: Kafka, *, count: int, folder: Path) -> Iterator[Sequence[Deployable]]:
-    """Start workers of the join as processes, as they are by default; each has its share."""
+    """Start workers of the join as processes with default settings; each gets an equal share."""
     servers = {"KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers}
     workers = [
         Deployable(
@@ -63,5 +63,5 @@ def _wait_for_shares(workers: Sequence[Deployable]) -> None:
         if time.monotonic() > deadline:
             raise UnavailableError(f"the workers' shares are not even: {workers[0].log_tail()}")
         time.sleep(_LOOK_SECONDS)
-    for worker in workers:  # those that had more before have read their share anew
+    for worker in workers:  # those that had more before have read their share again
         worker.wait_until_ready()

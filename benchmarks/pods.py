@@ -27,7 +27,7 @@ _WRITE_BYTES: Final = 256 * 1024
 def training_pods(count: int) -> Iterator[bytes]:
     """Yield distinct pods of about seven kilobytes, spread over nodes, namespaces and workloads.
 
-    Each came in a second of its own, as pods of a cluster that has grown for weeks have.
+    Each was created in a different second, as in a cluster that has grown for weeks.
     """
     template = json.dumps(_training_pod(), separators=(",", ":"))
     for number in range(count):
@@ -60,7 +60,7 @@ def gpu_nodes(count: int) -> Iterator[bytes]:
 
 
 def team_namespaces(count: int) -> Iterator[bytes]:
-    """Yield the metadata of distinct namespaces, each with a cost centre of its own."""
+    """Yield the metadata of distinct namespaces, each with its own cost centre."""
     for number in range(count):
         name = f"team-{number}"
         labels = {"kubernetes.io/metadata.name": name, "team": name, "project": f"p-{number % 99}"}
@@ -68,7 +68,7 @@ def team_namespaces(count: int) -> Iterator[bytes]:
 
 
 def _metadata(name: str, number: int, **more: dict[str, str]) -> bytes:
-    """Return an object as a server writes it for whoever asks for metadata alone."""
+    """Return an object as a server writes it for clients that request only metadata."""
     metadata = {
         "name": name,
         "uid": f"0b7c1d2e-4d5e-4f60-8a7b-0000{number:08d}",
@@ -97,7 +97,7 @@ def list_page(items: Iterator[bytes], *, more: str) -> bytes:
 
 @contextmanager
 def pod_server(count: int) -> Iterator[str]:
-    """Serve that many pods, in pages and as a watch, from a process of its own; yield its URL."""
+    """Serve this many pods, in pages and as a watch, from a separate process; yield its URL."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(count, theirs), daemon=True)

@@ -1,4 +1,4 @@
-"""Quix Streams beside the join: whether it is there, and its rate. `quix_join` does the work."""
+"""Quix Streams as the join's reference: whether it is installed, and its rate, from `quix_join`."""
 
 import subprocess
 import sys
@@ -13,15 +13,15 @@ _DEADLINE_SECONDS = 180.0
 
 
 def find_quix() -> None:
-    """Raise UnavailableError where Quix Streams is not installed."""
+    """Raise UnavailableError if Quix Streams is not installed."""
     if find_spec("quixstreams") is None:
         raise UnavailableError("quixstreams is not installed; `make bench` installs it")
 
 
 def measure_quix(settings: KafkaSettings, *, nodes: int, ticks: int) -> float:
-    """Return ticks a second and core of Quix Streams, over the ticks that lie on the broker.
+    """Return Quix Streams' ticks per second and core over the ticks on the broker.
 
-    Raises UnavailableError, with what it said last, where it does not get through them.
+    Raises UnavailableError, with its last output, if it fails.
     """
     command = [sys.executable, "-m", "benchmarks.quix_join"]
     command += ["--servers", settings.bootstrap_servers]

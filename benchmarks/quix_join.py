@@ -1,8 +1,8 @@
-"""The same join on Quix Streams, as a process of its own: `python -m benchmarks.quix_join`.
+"""The same join on Quix Streams, as a separate process: `python -m benchmarks.quix_join`.
 
-Decoding, pods, descriptions, books and encoding are the join's own, so that only what moves records
-differs: bytes go in and out, zstd as the join's, all else as Quix has it by default. Prints the CPU
-seconds from the first tick to the last commit, those of librdkafka's threads included.
+Decoding, pods, descriptions, books and encoding are the join's own, so only the transport of
+records differs: bytes in and out, zstd like the join, otherwise Quix's defaults. Prints the CPU
+seconds from the first tick to the last commit, including those of librdkafka's threads.
 """
 
 import argparse
@@ -39,9 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quix_join", description=__doc__)
-    parser.add_argument("--servers", required=True, help="of the broker")
-    parser.add_argument("--nodes", required=True, type=int, help="whose pods are cached")
-    parser.add_argument("--ticks", required=True, type=int, help="after how many to end")
+    parser.add_argument("--servers", required=True, help="address of the broker")
+    parser.add_argument("--nodes", required=True, type=int, help="number of nodes with cached pods")
+    parser.add_argument(
+        "--ticks", required=True, type=int, help="number of ticks after which to end"
+    )
     return parser
 
 

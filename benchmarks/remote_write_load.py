@@ -1,8 +1,8 @@
-"""What the remote-write benchmark sends to and from: a receiver away, events on Kafka, vmagent.
+"""The remote-write benchmark's environment: a remote receiver, events on Kafka, vmagent.
 
-The receiver answers each request after 20 ms, as one in another zone does, and stores nothing. It
-runs in a process of its own, as do the sink and vmagent, so that their CPU time alone counts.
-Nothing is measured here.
+The receiver answers each request after 20 ms, like one in another zone, and stores nothing. It runs
+in a separate process, as do the sink and vmagent, so that only their CPU time counts. Nothing is
+measured here.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ NODES: Final = [f"gpu-node-{number:04d}.cluster.example" for number in range(100
 
 @contextmanager
 def run_receiver() -> Iterator[str]:
-    """Start a receiver that takes everything; yields its address."""
+    """Start a receiver that accepts everything; yields its address."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs,), daemon=True)
@@ -57,7 +57,7 @@ async def _receive(connection: Connection) -> None:
     async def answer(request: web.Request) -> web.Response:
         await request.read()
         await asyncio.sleep(DELAY_SECONDS)
-        # More than was sent is all of it.
+        # A count above the number of samples means that all were written.
         return web.Response(
             status=204, headers={"X-Prometheus-Remote-Write-Samples-Written": "1000000"}
         )
@@ -73,7 +73,7 @@ async def _receive(connection: Connection) -> None:
 
 
 async def publish(settings: KafkaSettings, ticks: Sequence[int], *, start_ns: int) -> None:
-    """Write these ticks of all nodes, those of one tick at once."""
+    """Write these ticks of all nodes; the nodes' records of a tick are sent together."""
     async with KafkaBus(settings).producer() as producer:
         for tick in ticks:
             by_partition: dict[int, list[Message]] = {}
@@ -90,7 +90,7 @@ async def publish(settings: KafkaSettings, ticks: Sequence[int], *, start_ns: in
 
 @contextmanager
 def run_vmagent(receiver: str, folder: Path) -> Iterator[tuple[str, int]]:
-    """Start vmagent, which relays what it is sent; yields its address and process id."""
+    """Start vmagent, which relays its input; yields its address and process id."""
     binary = shutil.which("vmagent")
     if binary is None:
         raise UnavailableError("vmagent is not there: apt-get install victoria-metrics")

@@ -1,7 +1,7 @@
-"""What a million series take of the remote-write sink's memory, measured in a process of its own.
+"""Memory of a million series in the remote-write sink, measured in a separate process.
 
 Series of 2,000 nodes with the default interval, from decoded events as they come from Kafka: names
-are of the length of real ones, and no node shares them with another.
+have realistic lengths, and no two nodes share any.
 """
 
 import gc
@@ -30,14 +30,14 @@ _UNBOUNDED: Final = 2**40
 
 
 class SeriesMemory(NamedTuple):
-    """How many series there are, and by how much the process grew for them."""
+    """The number of series, and the growth of the process for them."""
 
     series: int
     grown_bytes: int
 
 
 def measure_memory(version: Version = Version.V2) -> SeriesMemory:
-    """Return it for about a million series that are sent in a version."""
+    """Return the memory of about a million series for a version of remote-write."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_measure, args=(theirs, version), daemon=True)
@@ -63,7 +63,7 @@ def _measure(connection: Connection, version: Version) -> None:
         key = key_in("default", name)
         node = NodeIntervals(key, values=values, interval_ns=interval_ns)
         nodes.append(node)
-        # The last ticks are of an interval that is open.
+        # The last ticks are in an open interval.
         for tick in range(_TICKS):
             event = decode(own_names(encode(booked(tick * _TICK_SECONDS, node=name)), number))
             for samples in node.add(event, record, is_past=False):

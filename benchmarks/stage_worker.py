@@ -1,8 +1,8 @@
-"""A worker's state and work without its bus, in a process of its own, as its service has them.
+"""A worker's state and work without its bus, as in its service, in a separate process.
 
-The pods are taken in from bytes and then frozen for the collector, as after a take-over; ticks come
-in polls and marks go out with commits as large as the settings' defaults. Only the stage's CPU time
-counts: the ticks' making does not.
+The pods are read from bytes and then frozen for the garbage collector, as after a take-over. Ticks
+come in polls, and markers are written with commits as large as the default settings allow. Only the
+worker's CPU time counts, not the creation of ticks.
 """
 
 import gc
@@ -32,14 +32,14 @@ _TICKS: Final = _TUNING.records_per_commit
 
 
 class StageWorker:
-    """The worker, as seen from outside its process."""
+    """A handle on the worker's process."""
 
     def __init__(self, *, nodes: int, connection: Connection) -> None:
         self.nodes = nodes
         self._connection = connection
 
     def measure(self) -> float:
-        """Let it work through the ticks of one commit; return the microseconds that one took."""
+        """Let it process the ticks of one commit; return the microseconds per tick."""
         self._connection.send(_TICKS)
         microseconds: float = self._connection.recv()
         return microseconds
@@ -70,7 +70,7 @@ def _serve(nodes: int, connection: Connection) -> None:
 
 
 class _NoReceiver:
-    """The producer of a worker that puts nothing aside."""
+    """The producer of a worker that rejects nothing."""
 
     async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
         raise AssertionError(f"{messages} for {topic}-{partition}")
@@ -112,7 +112,7 @@ class _Work:
         gc.freeze()  # as the service does once it has the pods
 
     def do(self, count: int) -> float:
-        """Work through the next ticks of all nodes in turn; return the CPU seconds it took."""
+        """Process the next ticks of all nodes in turn; return the CPU seconds."""
         spent_ns = events = 0
         for start in range(0, count, _TUNING.max_poll_records):
             polled = self._poll(min(_TUNING.max_poll_records, count - start))
@@ -135,7 +135,7 @@ class _Work:
         return polled
 
     def _next_tick(self) -> Record:
-        """Return the next tick; all nodes tick once in a second, one after the other."""
+        """Return the next tick; all nodes tick once per second, one after the other."""
         second, node = divmod(self._ticks, len(self._templates))
         self._ticks += 1
         template = self._templates[node]

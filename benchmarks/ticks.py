@@ -1,7 +1,7 @@
 """Ticks as thousands of agents write them: 8 GPUs, 20 processes in 10 containers, random values.
 
-Ratios have six digits, as an agent's have. Each GPU is held by a pod as a whole. Nodes are
-described as a provider describes them, and the pods' namespace has two labels.
+Ratios have six digits, like an agent's. Each GPU is allocated to one pod as a whole. Nodes have a
+provider's labels, and the pods' namespace has two labels.
 
 Data for benchmarks only; nothing is measured here.
 """
@@ -29,18 +29,18 @@ from gpuledger.records import (
 
 GPUS, PROCESSES, CONTAINERS = 8, 20, 10
 SEQ_PER_TICK: Final = 1_000
-"""How much a node's `seq`, milliseconds since its boot, rises from a tick to the next one."""
+"""The increase of a node's `seq`, milliseconds since its boot, from a tick to the next one."""
 _NS_PER_TICK: Final = SEQ_PER_TICK * 1_000_000
 _BYTES = 80 * 2**30
 _MAX_PROCESS_BYTES = 16 * 2**30
-# No GPU has more than three processes, and drivers count what all of them hold as used.
+# No GPU has more than three processes, and drivers report the memory of all of them as used.
 _USED_BYTES = 3 * _MAX_PROCESS_BYTES
 _START_NS = 1_790_000_000_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class TickTemplate:
-    """A node's tick but for its `seq` and time: many that differ in nothing else cost little."""
+    """A node's tick without `seq` and time, from which many ticks can be made cheaply."""
 
     node: str
     head: bytes
@@ -55,7 +55,7 @@ def template_of(tick: NodeSample) -> TickTemplate:
     """Return a tick without its `seq` and time."""
     head, found, tail = encode(tick).partition(b'"seq":%d,"time_ns":%d' % (tick.seq, tick.time_ns))
     if not found:
-        raise ValueError("a tick's seq and time stand side by side no more")
+        raise ValueError("seq and time are no longer adjacent in an encoded tick")
     return TickTemplate(node=tick.node, head=head, tail=tail)
 
 
@@ -74,7 +74,7 @@ class Fleet:
         self._containers = [[self._container() for _ in range(CONTAINERS)] for _ in range(nodes)]
 
     def tick(self, node: int, number: int) -> NodeSample:
-        """Return a node's tick of this number; it ticks once a second from its boot on."""
+        """Return a node's tick with this number; it ticks once per second from its boot on."""
         return NodeSample(
             cluster="default",
             node=node_name(node),
@@ -89,7 +89,7 @@ class Fleet:
         )
 
     def template(self, node: int) -> TickTemplate:
-        """Return what all ticks of a node have in common."""
+        """Return the common part of all ticks of a node."""
         return template_of(self.tick(node, 0))
 
     def pods(self, node: int) -> list[PodRecord]:

@@ -1,5 +1,5 @@
-"""A `libnvidia-ml.so.1` that plays a scenario, so that the agent's true NVML path is measured.
+"""A `libnvidia-ml.so.1` that plays a scenario, so that the agent's real NVML code is measured.
 
-The C library answers out of shared memory; a process of its own keeps that up to date from the
-simulator. What the agent asks for the first time, the library asks that process for.
+The C library answers from shared memory, which a separate process updates from the simulator. If
+the agent queries something for the first time, the library requests it from that process.
 """

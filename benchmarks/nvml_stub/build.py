@@ -1,4 +1,4 @@
-"""Makes the stub: its functions from the list, the library with the machine's compiler."""
+"""Builds the stub: generates its functions from the list, compiles it with the local compiler."""
 
 import shutil
 import subprocess

@@ -1,6 +1,6 @@
-"""Which functions the stub has, and how the simulator's answers become bytes of the C interface.
+"""The stub's functions, and the conversion of the simulator's answers to the C interface's bytes.
 
-A pattern's letters are explained in `stub.c`.
+`stub.c` explains the letters of a pattern.
 """
 
 import ctypes
@@ -29,13 +29,13 @@ class Function:
     python: str
     """The function of nvidia-ml-py that calls it."""
     more: tuple[Any, ...] = ()
-    """Arguments of the Python function that the C function has no argument for."""
+    """Arguments of the Python function that have no counterpart in the C function."""
     item: Any = None
-    """The struct of an item, where the answer is a list."""
+    """The struct of an item, if the answer is a list."""
     fills: Any = None
-    """The struct that the caller brings to be filled."""
+    """The struct that the caller provides to be filled."""
     member: tuple[Any, str] | None = None
-    """The struct that the Python function brings, and its member that it returns."""
+    """The struct that the Python function provides, and its member that it returns."""
 
 
 def _one(name: str, pattern: str, **more: Any) -> Function:  # noqa: ANN401  # fields of Function
@@ -189,7 +189,7 @@ GPM_METRICS: Final = len(FUNCTIONS) + 2
 
 
 def as_header(functions: Iterable[Function] = FUNCTIONS) -> str:
-    """Return `functions.inc`; indices count from 1, as 0 marks an empty slot."""
+    """Return `functions.inc`; indices start at 1, because 0 marks an empty slot."""
     return "".join(
         f'X({index}, {function.name}, "{function.pattern}")\n'
         for index, function in enumerate(functions, start=1)
@@ -197,7 +197,7 @@ def as_header(functions: Iterable[Function] = FUNCTIONS) -> str:
 
 
 def as_bytes(function: Function, answer: Any) -> bytes:  # noqa: ANN401  # as the library has it
-    """Return an answer as it lies in memory."""
+    """Return an answer in its memory layout."""
     if function.item is not None:
         items = answer[1] if function.name == "nvmlDeviceGetSamples" else answer
         return b"".join(_item(function.item, each) for each in items)

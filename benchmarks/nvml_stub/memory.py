@@ -1,4 +1,4 @@
-"""The memory that the stub and its player share: questions on one side, answers on the other.
+"""The memory that the stub and its player share: questions from one side, answers from the other.
 
 The layout is `struct shared` of `stub.c`. Only the player writes answers.
 """
@@ -19,7 +19,7 @@ _MASK: Final = 0xFFFFFFFF
 
 
 class Question(NamedTuple):
-    """What the agent wants to know."""
+    """One query of the agent."""
 
     function: int
     device: int
@@ -45,7 +45,7 @@ _ARENA_AT: Final = _SLOTS_AT + _SLOTS * ctypes.sizeof(_Slot)
 
 
 class SharedMemory:
-    """The player's side of it."""
+    """The player's side of the memory."""
 
     def __init__(self, file: Path, *, devices: int) -> None:
         size = _ARENA_AT + _ARENA_BYTES
@@ -60,7 +60,7 @@ class SharedMemory:
         self._taken = 0
 
     def wanted(self) -> list[Question]:
-        """Return the questions that are new."""
+        """Return the new questions."""
         _, count = _HEAD.unpack(self._map[: _HEAD.size])
         first = max(self._taken, count - _WANTED)
         self._taken = count
@@ -71,7 +71,7 @@ class SharedMemory:
         return found
 
     def answer(self, question: Question, *, error: int, answer: bytes, room: int = 0) -> None:
-        """Put an answer in its place; `room` is how long it may grow."""
+        """Store an answer; `room` is the size to which it may grow."""
         if question not in self._places:
             self._places[question] = self._make(question, max(room, len(answer), _MIN_ROOM))
         slot, most = self._places[question]
@@ -95,7 +95,7 @@ class SharedMemory:
 
 
 def _place_of(question: Question) -> int:
-    """Return where the search for a question begins, as `place_of` of `stub.c` does."""
+    """Return where the search for a question starts; the same as `place_of` of `stub.c`."""
     at = (
         question.function * 2654435761
         ^ question.device * 2246822519

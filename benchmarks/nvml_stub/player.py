@@ -1,6 +1,6 @@
 """`python -m benchmarks.nvml_stub.player`: keeps a scenario's answers and `/proc` files up to date.
 
-It runs beside the agent that is measured, so that what playing costs is not the agent's.
+It runs beside the measured agent, so that the agent's cost does not include the simulation's.
 """
 
 import argparse
@@ -29,7 +29,8 @@ _LOOK_SECONDS: Final = 0.005
 _LIST_BYTES: Final = 8192
 _BUFFERED_US: Final = 3_000_000
 _GPM_SECONDS: Final = 1.0
-# /proc/2/stat of any kernel: the parent of its threads, known by a flag that no program can have.
+# /proc/2/stat of any kernel: the parent of its threads, identified by a flag that no program can
+# have.
 _KTHREADD: Final = f"2 (kthreadd) S 0 0 0 0 -1 2129984 {'0 ' * 10}20 0 1 0 1 {'0 ' * 29}0\n"
 
 
@@ -47,14 +48,14 @@ class Player:
         self._gpm: dict[int, GpmPair] = {}
 
     def check(self) -> None:
-        """Answer what is asked for the first time."""
+        """Answer new questions."""
         for question in self._memory.wanted():
             if question not in self._known:
                 self._known[question] = self._querying(question)
                 self._answer(question)
 
     def refresh(self) -> None:
-        """Answer again whatever was asked before."""
+        """Update the answers to all earlier questions."""
         for pair in self._gpm.values():
             pair.take()
         for question in self._known:
@@ -119,14 +120,14 @@ class GpmPair:
             time.sleep(0.15)
 
     def take(self) -> None:
-        """Take a new sample where the newest is old enough."""
+        """Take a new sample if the newest is old enough."""
         if time.monotonic() - self._taken_seconds >= _GPM_SECONDS:
             self._taken_seconds = time.monotonic()
             self._samples.reverse()
             self._nvml.nvmlGpmSampleGet(self._handle, self._samples[1])
 
     def metric(self, number: int) -> bytes:
-        """Return id, return code and value of a metric, as they lie in its struct."""
+        """Return id, return code and value of a metric, in the layout of its struct."""
         struct = pynvml.c_nvmlGpmMetricsGet_t()
         struct.version = pynvml.NVML_GPM_METRICS_GET_VERSION
         struct.numMetrics = 1
@@ -137,7 +138,7 @@ class GpmPair:
 
 
 def write_procfs(node: SimulatedNode, root: Path, pids: set[int]) -> None:
-    """Write the files of the processes that run now; take away those of the others."""
+    """Write the files of the running processes; delete those of ended ones."""
     for pid in pids:
         folder = root / str(pid)
         for name in ("stat", "cgroup", "comm", "cmdline"):

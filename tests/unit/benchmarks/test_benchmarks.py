@@ -102,7 +102,7 @@ def test_all_benchmarks_run_by_default_and_one_that_cannot_be_measured_gives_a_r
         (["count", "qqq"], "no benchmark is named 'qqq'; there are: absent, count\n"),
         (
             ["--json", "/no/such/a.json"],
-            "--json /no/such/a.json: there is no folder /no/such; make it first\n",
+            "--json /no/such/a.json: missing directory: /no/such; create it first\n",
         ),
     ],
 )
