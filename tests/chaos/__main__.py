@@ -82,7 +82,7 @@ def _run(plan: Plan) -> Verdict:
     for example in verdict.examples:
         print_line(f"!!! {example}")
     if verdict.strange:
-        print_line(f"!!! {verdict.strange} events of ticks that nobody published")
+        print_line(f"!!! {verdict.strange} events of ticks that were not published")
     return verdict
 
 

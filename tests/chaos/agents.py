@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpuledger.bus.protocol import Bus, Producer
     from tests.chaos.tally import Tally
 
-_LOOK_SECONDS: Final = 0.05
+_POLL_SECONDS: Final = 0.05
 # One batch being sent and one ready: more waiting batches would only wake each other up.
 _LANES_A_PARTITION: Final = 2
 _RETRY_SECONDS: Final = (0.2, 1.0)
@@ -112,7 +112,7 @@ class Publishing:
                     await asyncio.sleep(random.uniform(*_RETRY_SECONDS))  # noqa: S311 - a jitter
                     break
             if not due:
-                await asyncio.sleep(_LOOK_SECONDS)
+                await asyncio.sleep(_POLL_SECONDS)
 
     async def _publish(self, producer: Producer, agent: Agent) -> bool:
         message = agent.message(started_ns=self._started_ns)

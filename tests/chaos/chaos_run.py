@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.chaos.agents import Agent
 
 _STATUS_SECONDS: Final = 5.0
-_LOOK_SECONDS: Final = 0.2
+_POLL_SECONDS: Final = 0.2
 _SETTLE_SECONDS: Final = 15.0
 """How long to wait for late events: longer than a session and a transaction."""
 _PODS_SECONDS: Final = 60.0
@@ -125,10 +125,10 @@ class ChaosRun:
         """Wait until every tick has its event or the deadline is over, then for late events."""
         deadline = time.monotonic() + self._plan.drain_seconds
         while tally.seen < tally.published and time.monotonic() < deadline:  # noqa: ASYNC110 - it looks at no event but a count
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
         await asyncio.sleep(_SETTLE_SECONDS)
-        while not await reader.is_at_end() and time.monotonic() < deadline + _SETTLE_SECONDS:  # noqa: ASYNC110 - it asks the broker
-            await asyncio.sleep(_LOOK_SECONDS)
+        while not await reader.is_at_end() and time.monotonic() < deadline + _SETTLE_SECONDS:  # noqa: ASYNC110 - it polls the broker
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def _show(self, tally: Tally) -> None:
         while True:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tests.chaos.parts import Deployables, RealParts
 
-_LOOK_SECONDS: Final = 0.5
+_POLL_SECONDS: Final = 0.5
 _STANDSTILL_SECONDS: Final = 0.7
 """Longer than a worker gathers events before it sends a request."""
 _KINDS_OF_KILLS: Final = frozenset({Kind.KILL_WORKER, Kind.KILL_PODWATCH})
@@ -44,13 +44,13 @@ class Disturbance:
     async def keep_up(self) -> None:
         """Restart components that ended without being stopped, until cancelled."""
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
             for name, each in self._deployables.items():
                 if self._locks[name].locked() or (status := each.exit_status()) is None:
                     continue
                 self.ended_by_themselves += 1
                 self._print(
-                    f"!!! {name} ended by itself with {status}: {_last_line(each.log_tail())}"
+                    f"!!! {name} ended unexpectedly with {status}: {_last_line(each.log_tail())}"
                 )
                 each.start()
 

@@ -38,7 +38,9 @@ class PublishedPods(NamedTuple):
 
     def as_line(self) -> str:
         """Return the line that the run prints about podwatch."""
-        return f"pods at the API server {self.there}, of them not told as they are {self.missing}"
+        return (
+            f"pods at the API server {self.there}, missing or outdated on the topic {self.missing}"
+        )
 
 
 async def await_published_pods(*, bus: Bus, pods: Pods, seconds: float) -> PublishedPods:
