@@ -24,7 +24,7 @@ from gpuledger.records.base import DEFAULT_CLUSTER
 from tests.default_topics import SAMPLES
 
 _CONNECTIONS: Final = 4
-_LOOK_SECONDS: Final = 0.005
+_POLL_SECONDS: Final = 0.005
 _TRIAL: Final = 500
 _SAFETY: Final = 1.5
 _MAX_BATCH_BYTES: Final = 1_000_000
@@ -147,8 +147,8 @@ async def _send(producers: Sequence[AIOKafkaProducer], packed: Sequence[_Packed]
     """Send each batch when it is due; return when all are acknowledged."""
     acknowledged = []
     for one in packed:
-        while one.due_ns > time.time_ns():  # noqa: ASYNC110 - time tells nobody
-            await asyncio.sleep(_LOOK_SECONDS)
+        while one.due_ns > time.time_ns():  # noqa: ASYNC110 - time has no event
+            await asyncio.sleep(_POLL_SECONDS)
         producer = producers[one.connection]
         acknowledged.append(
             await producer.send_batch(one.batch, SAMPLES.name, partition=one.partition)

@@ -149,7 +149,7 @@ async def _join_all(bus: Bus, settings: JoinSettings) -> float:
     join = asyncio.create_task(run_join(bus=bus, settings=settings, readiness=readiness))
     try:
         async with asyncio.timeout(_DEADLINE_SECONDS):
-            while _events_published() < wanted and not join.done():  # noqa: ASYNC110 - a counter tells nobody
+            while _events_published() < wanted and not join.done():  # noqa: ASYNC110 - a counter has no event
                 await asyncio.sleep(0.3)
         return time.process_time() - pods.at_cpu_seconds
     finally:

@@ -220,7 +220,7 @@ class _RecordedAnswer:
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = chunks
 
-    async def read(self, *, max_bytes: int) -> bytes:  # noqa: ARG002  # as of any answer
+    async def read(self, *, max_bytes: int) -> bytes:  # noqa: ARG002  # the form of the seam
         return b'{"metadata":{"resourceVersion":"1"},"items":[]}'
 
     async def chunks(self) -> AsyncGenerator[bytes]:

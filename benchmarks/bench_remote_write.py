@@ -191,7 +191,7 @@ def _relay(receiver: str, folder: Path) -> float:
                 samples += encoded.samples
                 body = bytes(cramjam.snappy.compress_raw(encoded.encode(Version.V1)))
                 request = urllib.request.Request(f"{address}/api/v1/write", data=body)  # noqa: S310  # our own
-                with urllib.request.urlopen(request) as answer:  # noqa: S310  # likewise
+                with urllib.request.urlopen(request) as answer:  # noqa: S310  # our own
                     answer.read()
         time.sleep(_FLUSH_SECONDS)
         return samples / (cpu_seconds(pid) - begun)

@@ -28,7 +28,7 @@ NAME = "republishing"
 _NODES: Final = 50
 _TICKS: Final = 200
 _LONGEST_SECONDS: Final = 300.0
-_LOOK_SECONDS: Final = 0.2
+_POLL_SECONDS: Final = 0.2
 _KIND: Final = "rows"
 
 
@@ -79,7 +79,7 @@ def _measure(kafka: Kafka, folder: Path) -> tuple[_Reading, _Reading]:
         while last.events < _NODES * _TICKS:
             if time.monotonic() > deadline:
                 raise UnavailableError(f"{_KIND} wrote {last.events:.0f} events: {sink.log_tail()}")
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
             last = _read(sink)
     finally:
         sink.stop()

@@ -14,7 +14,7 @@ from tests.tools import catalogue
 from tests.tools.errors import MissingToolError
 
 _SHARES_SECONDS = 60.0
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 
 @contextmanager
@@ -62,6 +62,6 @@ def _wait_for_shares(workers: Sequence[Deployable]) -> None:
     while any(worker.metric("gpuledger_join_partitions") != share for worker in workers):
         if time.monotonic() > deadline:
             raise UnavailableError(f"the workers' shares are not even: {workers[0].log_tail()}")
-        time.sleep(_LOOK_SECONDS)
-    for worker in workers:  # those that had more before have read their share again
+        time.sleep(_POLL_SECONDS)
+    for worker in workers:  # workers whose share has shrunk have read it again
         worker.wait_until_ready()

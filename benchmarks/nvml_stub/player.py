@@ -25,7 +25,7 @@ from gpuledger.clock import NS_PER_US
 from gpuledger_simulator.simulation import SimulatedNode, open_simulation
 
 _REFRESH_SECONDS: Final = 0.5
-_LOOK_SECONDS: Final = 0.005
+_POLL_SECONDS: Final = 0.005
 _LIST_BYTES: Final = 8192
 _BUFFERED_US: Final = 3_000_000
 _GPM_SECONDS: Final = 1.0
@@ -187,7 +187,7 @@ def main() -> None:
             refreshed = time.monotonic()
             player.refresh()
             write_procfs(node, options.procfs, pids)
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 /* The functions of libnvidia-ml.so.1, answered from shared memory that another process writes.
  *
  * functions.inc holds X(index, name, pattern) for each plain function; the letters of a pattern
- * stand for its arguments, which all fit into a register:
+ * are its arguments, each of which fits into a register:
  *   d  device            e  another device, as a number that is part of the question
- *                        i  number that is part of the question      -  anything, not looked at
+ *                        i  number that is part of the question      -  any argument, ignored
  *   oN result, N bytes   s  string result (its length follows as -)
- *   qN newest time stamp seen; it stands at byte N of an item
+ *   qN newest time stamp seen; it is at byte N of an item
  *   c  count, in and out t  value type, 4 bytes                      lN list of items of N bytes
- * An answer is its results one after the other, or the items of its list.
+ * An answer consists of its results one after the other, or of the items of its list.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -40,7 +40,7 @@ static int same(const struct question *one, const struct question *other) {
     return memcmp(one, other, sizeof *one) == 0;
 }
 
-/* Numbers that follow one another must not lie beside one another: a search would cost the agent. */
+/* Consecutive numbers must not get adjacent slots: searches would cost the agent time. */
 static uint32_t place_of(const struct question *asked) {
     uint32_t at = asked->function * 2654435761u ^ asked->device * 2246822519u
         ^ asked->first * 3266489917u ^ asked->second * 668265263u;
@@ -58,7 +58,7 @@ static struct slot *find(const struct question *asked) {
     return NULL;
 }
 
-/* Find the answer, and have it made where nobody has asked before. */
+/* Find the answer; request it from the player if the question is new. */
 static struct slot *wanted(const struct question *asked) {
     struct slot *slot = find(asked);
     if (slot) return slot;
@@ -73,7 +73,7 @@ static struct slot *wanted(const struct question *asked) {
     return slot;
 }
 
-/* Copy an answer that is not being written meanwhile; gives its error and its length. */
+/* Copy an answer that is not being written at the same time; returns its error and length. */
 static int take(const struct question *asked, unsigned char *into, uint32_t room, uint32_t *length) {
     struct slot *slot = wanted(asked);
     if (!slot) return TIMED_OUT;
@@ -243,7 +243,7 @@ int nvmlGpmMetricsGet(struct metrics *wanted_metrics) {
     return SUCCESS;
 }
 
-/* Events: nothing happens, which is what a wait costs on a healthy node. */
+/* Events: nothing happens, so a wait costs as much as on a healthy node. */
 static int wait_in_vain(uint32_t milliseconds) {
     usleep(milliseconds * 1000u);
     return TIMED_OUT;

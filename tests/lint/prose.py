@@ -178,7 +178,7 @@ def findings(part: str) -> list[str]:
 
 
 def rates(part: str) -> dict[str, float]:
-    """Return the number of a part's words, and how often some of them occur per 1,000 words."""
+    """Return the number of a part's words, and how often some words occur per 1,000 words."""
     prose = [one.prose for one in texts(part) if one.kind in ("docstring", "comment", "paragraph")]
     counts = Counter(word for one in prose for word in words(one))
     total = counts.total()
@@ -187,12 +187,12 @@ def rates(part: str) -> dict[str, float]:
     return {"words": total} | {names: 1000 * n / max(1, total) for names, n in found.items()}
 
 
-def main(asked: list[str]) -> None:
-    """Print the rates and the number of findings of parts, and the findings in those asked for."""
-    for part in asked or parts():
+def main(given: list[str]) -> None:
+    """Print the rates and the number of findings of parts, and the findings in the given parts."""
+    for part in given or parts():
         numbers = " ".join(f"{name} {number:<7.1f}" for name, number in rates(part).items())
         print(f"{part:24} {numbers} findings {len(findings(part))}")  # noqa: T201  # its purpose
-    for part in asked:
+    for part in given:
         print(*findings(part), sep="\n")  # noqa: T201  # its purpose
 
 

@@ -116,7 +116,7 @@ def test_a_channel_carries_only_the_record_of_its_topic(topic: Topic) -> None:
 
 
 @each_topic
-def test_an_identity_is_made_of_fields_of_the_record(topic: Topic) -> None:
+def test_an_identity_consists_of_fields_of_the_record(topic: Topic) -> None:
     definitions = schema_of(topic)["$defs"]
     message = DOCUMENT["components"]["messages"][topic.record.__name__]
     for path in message["x-identity"]:

@@ -28,10 +28,10 @@ def test_a_page_that_claims_to_be_generated_is_generated() -> None:
     assert reports_it == set(PAGES)
 
 
-def test_every_page_can_be_written_again_over_itself(tmp_path: Path) -> None:
+def test_every_page_is_generated_over_its_old_content(tmp_path: Path) -> None:
     for name in IN_PART:
-        standing = (DOCS / name).read_text().replace(": begin -->", ": begin -->\nold")
-        (tmp_path / name).write_text(standing)
+        existing = (DOCS / name).read_text().replace(": begin -->", ": begin -->\nold")
+        (tmp_path / name).write_text(existing)
 
     write_pages(tmp_path)
 

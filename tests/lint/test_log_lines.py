@@ -143,7 +143,7 @@ def test_every_log_line_that_a_page_names_exists() -> None:
     assert not named - {line.event for line in LINES}
 
 
-def test_no_other_logger_of_a_library_is_written_to() -> None:
+def test_every_module_names_its_logger_log() -> None:
     """Our lines all go through `_log`; the tests above would not see any others."""
     files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
     others = [

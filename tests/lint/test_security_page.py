@@ -83,7 +83,7 @@ def test_groups_and_transactional_ids_are_those_of_the_components() -> None:
 def test_only_the_agents_metrics_page_names_nodes_pods_or_users_of_gpus(module: ModuleType) -> None:
     assert "No names of nodes, pods or users of GPUs" in PAGE
     families = [value for value in vars(module).values() if isinstance(value, MetricWrapperBase)]
-    labels = {label for family in families for label in family._labelnames}  # noqa: SLF001  # a family tells them with its series alone
+    labels = {label for family in families for label in family._labelnames}  # noqa: SLF001  # a family has labels only with series
 
     assert families
     assert labels & {"node", "pod", "namespace", "container", "uid", "gpu", "user"} == set()

@@ -31,7 +31,7 @@ class Hostile(NamedTuple):
     pack: Callable[[bytes], bytes]
     codec: int
     headers: Sequence[tuple[bytes, bytes]] = ()
-    says: int | None = None
+    claimed_count: int | None = None
     """The number of records that it claims, if it differs from the real one."""
     deltas: Sequence[int] | None = None
     """The offsets that its records claim, relative to its first, if not 0, 1, 2 ..."""
@@ -42,7 +42,7 @@ def _same(data: bytes) -> bytes:
 
 
 HEADERS = Hostile(
-    lambda _: raw_batches.pack(raw_batches.empty_headers(4_000_000), ZSTD), ZSTD, says=1
+    lambda _: raw_batches.pack(raw_batches.empty_headers(4_000_000), ZSTD), ZSTD, claimed_count=1
 )
 """342 bytes, or a second of a consumer's time if it reads all of it."""
 HOSTILE = {
@@ -57,12 +57,12 @@ HOSTILE = {
     "more records than any of ours": Hostile(
         lambda _: raw_batches.pack(raw_batches.body([NOTHING] * MAX_AND_ONE), ZSTD),
         ZSTD,
-        says=MAX_AND_ONE,
+        claimed_count=MAX_AND_ONE,
     ),
     "more headers than any of ours": HEADERS,
-    "a bomb": Hostile(lambda _: raw_batches.bomb(GIBIBYTE), ZSTD, says=1),
-    "a bomb that does not say so": Hostile(
-        lambda _: raw_batches.bomb(GIBIBYTE, declares_size=False), ZSTD, says=1
+    "a bomb": Hostile(lambda _: raw_batches.bomb(GIBIBYTE), ZSTD, claimed_count=1),
+    "a bomb without its size": Hostile(
+        lambda _: raw_batches.bomb(GIBIBYTE, declares_size=False), ZSTD, claimed_count=1
     ),
 }
 """Batches that a broker accepts and no consumer can read."""
@@ -80,7 +80,7 @@ async def write(
 ) -> tuple[int, int]:
     """Write a batch; return the offsets of its first and its last record."""
     named = [record._replace(headers=how.headers) for record in records]
-    count = how.says or len(named)
+    count = how.claimed_count or len(named)
     packed = how.pack(raw_batches.body(named, deltas=how.deltas))
     data = raw_batches.batch(
         packed, count=count, codec=how.codec, time_ms=time.time_ns() // 1_000_000

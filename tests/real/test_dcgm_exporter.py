@@ -161,13 +161,13 @@ def test_a_series_has_the_labels_of_dcgm_exporter(swapped: Exporter) -> None:
     assert by_gpu["0"]["hostname"] == "gpu-a"
 
 
-def test_a_sum_over_shared_gpus_is_their_utilization(swapped: Exporter) -> None:
+def test_a_sum_over_a_shared_gpu_is_its_used_memory(swapped: Exporter) -> None:
     used = swapped.samples("DCGM_FI_DEV_FB_USED")
     assert sum(one.value for one in used if one.labels["gpu"] == "1") == 35840 + 12288
     assert len([one for one in used if one.labels["gpu"] == "1"]) == 1
 
 
-def test_no_vgpu_needs_a_license(swapped: Exporter) -> None:
+def test_no_vgpu_license_is_reported(swapped: Exporter) -> None:
     values = {one.value for one in swapped.samples("DCGM_FI_DEV_VGPU_LICENSE_STATUS")}
     assert values == {0}
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from tests.real.services.kafka import Kafka
     from tests.real.services.kcat import Kcat
 
-LOOK_SECONDS = 120.0
-LETTERS = "gpuledger_dead_letters_total"
+DEADLINE_SECONDS = 120.0
+DEAD_LETTERS_TOTAL = "gpuledger_dead_letters_total"
 COMMANDS = {
     "join": ["gpuledger", "join"],
     "rows": ["gpuledger", "sink", "rows"],
@@ -96,7 +96,7 @@ def reports_waiting_dead_letters(one: Deployable) -> bool:
 
 
 async def until(holds: Callable[[], bool], one: Deployable) -> None:
-    end = time.monotonic() + LOOK_SECONDS
+    end = time.monotonic() + DEADLINE_SECONDS
     while not await asyncio.to_thread(holds):
         assert time.monotonic() < end, f"{one.name}: {one.readyz()}"
         await asyncio.sleep(0.2)
@@ -122,13 +122,13 @@ async def test_a_record_is_counted_and_logged_as_rejected_once_its_dead_letter_i
         if name in UNDONE:
             await until(partial(has_counted, one, UNDONE[name], least=3), one)
     for one in running.values():
-        assert (total(one, LETTERS), rejected(one)) == (0, [])
+        assert (total(one, DEAD_LETTERS_TOTAL), rejected(one)) == (0, [])
 
     await create_topics(settings, [DEAD_LETTERS])
     for one in running.values():
-        await until(partial(has_counted, one, LETTERS, least=1), one)
+        await until(partial(has_counted, one, DEAD_LETTERS_TOTAL, least=1), one)
         one.wait_until_ready()
     dead_letters = kcat.consume(kafka.bootstrap_servers, DEAD_LETTERS.name)
     assert len(dead_letters) == len(running)
     for one in running.values():
-        assert (total(one, LETTERS), rejected(one)) == (1, [1])
+        assert (total(one, DEAD_LETTERS_TOTAL), rejected(one)) == (1, [1])

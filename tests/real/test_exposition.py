@@ -203,7 +203,7 @@ def whole_gpus(cluster: Cluster, of: Callable[[int], float]) -> dict[tuple[str, 
     return {(str(gpu),): of(gpu) for gpu in range(len(cluster.gpus))}
 
 
-def test_the_agent_alone_is_scraped_and_identifies_itself(cluster: Cluster) -> None:
+def test_only_the_agent_is_scraped_and_it_identifies_itself(cluster: Cluster) -> None:
     assert cluster.values("up", "job") == {("dcgm-exporter",): 1}
 
 

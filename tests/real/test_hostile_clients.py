@@ -57,7 +57,7 @@ class Agent(Deployable):
             return [1]
         return []
 
-    def ask(self, request: bytes, *, source: str = "127.0.0.1") -> bytes:
+    def send(self, request: bytes, *, source: str = "127.0.0.1") -> bytes:
         """Send bytes over a new connection; return everything received until it ends."""
         with self.connect(source) as plain:
             plain.sendall(request)
@@ -68,7 +68,7 @@ class Agent(Deployable):
 
     def status(self, request: bytes) -> int:
         """Return only the status line of the response to these bytes."""
-        return int(self.ask(request).split()[1])
+        return int(self.send(request).split()[1])
 
     def resident_bytes(self) -> int:
         """Return the process's current memory."""
@@ -117,7 +117,7 @@ def test_hundreds_of_idle_connections_leave_probes_and_scrapes_answered(
             idle.sendall(b"GET /metrics HTTP/1.1\r\n" if number % 2 else b"")
         for source in ("127.0.0.2", "127.0.0.99"):
             livez = b"GET /livez HTTP/1.1\r\nHost: a\r\n" + CLOSED
-            assert agent.ask(livez, source=source).endswith(b"\r\n\r\nok\n")
+            assert agent.send(livez, source=source).endswith(b"\r\n\r\nok\n")
     assert agent.stop() == 0, agent.log_tail()
 
 

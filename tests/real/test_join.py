@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 NODES = 24
 TICKS = 30
-LOOK_SECONDS = 120.0
+DEADLINE_SECONDS = 120.0
 
 
 async def test_a_worker_that_dies_loses_no_tick_and_no_name(
@@ -77,7 +77,7 @@ def worker(kafka: Kafka, folder: Path, number: int) -> Deployable:
 
 def await_events(kafka: Kafka, kcat: Kcat) -> Counter[tuple[str, int]]:
     """Read until every tick has its event; each event must name all its pods."""
-    deadline = time.monotonic() + LOOK_SECONDS
+    deadline = time.monotonic() + DEADLINE_SECONDS
     while True:
         events = [
             json.loads(each.value or b"")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 NODES = ("node-a", "node-b", "node-c")
 LATER_SECONDS = 10
 TICKS = 12
-LOOK_SECONDS = 120.0
+DEADLINE_SECONDS = 120.0
 
 
 async def publish_ticks(settings: KafkaSettings, numbers: Iterable[int]) -> None:
@@ -141,7 +141,7 @@ async def test_no_row_of_the_store_is_without_a_name_once_a_late_podwatch_is_the
             podwatch.start()
             await publish_ticks(settings, range(LATER_SECONDS, TICKS))
             named = {(node, f"uid-{node}", "known", True): TICKS for node in NODES}
-            async with asyncio.timeout(LOOK_SECONDS):
+            async with asyncio.timeout(DEADLINE_SECONDS):
                 while await asyncio.to_thread(ticks_stored, folder) != named:  # noqa: ASYNC110  # a table has no event
                     await asyncio.sleep(0.5)
         finally:
@@ -177,7 +177,7 @@ async def await_records(
     kafka: Kafka, kcat: Kcat, topic: str, *, count: int
 ) -> Sequence[Mapping[str, Any]]:
     """Read a topic until it has this many records."""
-    async with asyncio.timeout(LOOK_SECONDS):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         while True:
             found = await asyncio.to_thread(kcat.consume, kafka.bootstrap_servers, topic)
             if len(found) >= count:
@@ -191,7 +191,7 @@ async def await_watermarks(kafka: Kafka, kcat: Kcat) -> Sequence[Watermark]:
     busy = {
         partition_of_node(key_in("default", node), partitions=EVENTS.partitions) for node in NODES
     }
-    async with asyncio.timeout(LOOK_SECONDS):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         while True:
             servers = kafka.bootstrap_servers
             found = await asyncio.to_thread(kcat.consume, servers, WATERMARKS.name)

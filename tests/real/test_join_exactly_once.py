@@ -35,7 +35,7 @@ TICKS = 800
 MORE = 50
 ROUND_SECONDS = 10.0
 STEP_SECONDS = 0.01
-LOOK_SECONDS = 120.0
+DEADLINE_SECONDS = 120.0
 FENCED = 'gpuledger_join_transactions_aborted_total{cause="fenced"}'
 Id = tuple[str, int]
 Event = dict[str, Any]
@@ -70,7 +70,7 @@ class Scene(JoinWorkers):
             for node in range(NODES)
             for number in range(ticks)
         }
-        async with asyncio.timeout(LOOK_SECONDS):
+        async with asyncio.timeout(DEADLINE_SECONDS):
             while not (self._found.keys() >= wanted and await self._is_at_end()):
                 for records in (await self._committed.getmany(timeout_ms=200)).values():
                     for record in records:
@@ -84,7 +84,7 @@ class Scene(JoinWorkers):
         found = 0
         requested = Subscription(group="letters", topics=[DEAD_LETTERS.name])
         async with (
-            asyncio.timeout(LOOK_SECONDS),
+            asyncio.timeout(DEADLINE_SECONDS),
             KafkaBus(self.settings).consumer(requested) as consumer,
         ):
             while True:
@@ -94,7 +94,7 @@ class Scene(JoinWorkers):
                 found += sum(map(len, polled.values()))
 
     async def _is_at_end(self) -> bool:
-        _, ends = await self.look()
+        _, ends = await self.end_offsets()
         return all(
             [
                 await self._committed.position(partition) >= ends[partition]
@@ -105,7 +105,7 @@ class Scene(JoinWorkers):
     async def pause_in_transaction(self, worker: Deployable) -> int:
         """Stop a worker in an open transaction; return how many ticks per node were published."""
         published = 0
-        async with asyncio.timeout(LOOK_SECONDS):
+        async with asyncio.timeout(DEADLINE_SECONDS):
             while True:
                 await self.publish_ticks(range(published, published + TICKS))
                 published += TICKS
@@ -117,16 +117,16 @@ class Scene(JoinWorkers):
         end = time.monotonic() + ROUND_SECONDS
         while time.monotonic() < end:
             worker.pause()
-            if is_in_transaction(*await self.look()):
+            if is_in_transaction(*await self.end_offsets()):
                 # A request in flight when it stopped may have ended the transaction.
                 await asyncio.sleep(1)
-                if is_in_transaction(*await self.look()):
+                if is_in_transaction(*await self.end_offsets()):
                     return True
             worker.resume()
             await asyncio.sleep(STEP_SECONDS)
         return False
 
-    async def look(self) -> tuple[Ends, Ends]:
+    async def end_offsets(self) -> tuple[Ends, Ends]:
         """Return the end offsets of all and of committed events, by partition."""
         every = await self._every.end_offsets(PARTITIONS)
         return every, await self._ends.end_offsets(PARTITIONS)
@@ -173,8 +173,8 @@ async def test_a_worker_stopped_in_a_transaction_is_fenced_when_it_wakes(
         assert max_often(await it.await_events(ticks)) == 1
 
         zombie.resume()
-        async with asyncio.timeout(LOOK_SECONDS):
-            while FENCED not in zombie.metrics():  # noqa: ASYNC110  # it tells nobody else
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while FENCED not in zombie.metrics():  # noqa: ASYNC110  # a metric has no event
                 await asyncio.sleep(0.1)
         await it.publish_ticks(range(ticks, ticks + MORE))
         assert max_often(await it.await_events(ticks + MORE)) == 1

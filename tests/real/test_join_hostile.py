@@ -60,11 +60,11 @@ if TYPE_CHECKING:
 
 NODE, OTHER = node_name(0), node_name(1)
 GROUP = "gpuledger-join"
-LOOK_SECONDS = 120.0
+DEADLINE_SECONDS = 120.0
 MAX_CHARACTERS = 1_100
 BEFORE, AFTER = range(5), range(100, 105)
 PLAIN = Hostile(lambda data: pack(data, ZSTD), ZSTD)
-Letter = tuple[str, int, int | None, str]
+DeadLetterFields = tuple[str, int, int | None, str]
 
 
 def partition_of(topic: str, node: str = NODE) -> TopicPartition:
@@ -118,7 +118,7 @@ class Scene:
         found = self.read(EVENTS.name)
         return sorted((event["node"], event["seq"] // SEQ_PER_TICK) for event in found)
 
-    def dead_letters(self) -> list[Letter]:
+    def dead_letters(self) -> list[DeadLetterFields]:
         """Return the content of the dead letters, which is never large."""
         found = self.read(DEAD_LETTERS.name)
         assert all(len(dead_letter["detail"]) < MAX_CHARACTERS for dead_letter in found)
@@ -129,7 +129,7 @@ class Scene:
         return sorted(output, key=str)
 
     async def await_committed(self, wanted: dict[TopicPartition, int]) -> None:
-        deadline = time.monotonic() + LOOK_SECONDS
+        deadline = time.monotonic() + DEADLINE_SECONDS
         while True:
             found = {at: await committed(self.kafka, GROUP, at) for at in wanted}
             if all((found[at] or 0) >= offset for at, offset in wanted.items()):
@@ -153,7 +153,7 @@ async def test_the_join_continues_behind_any_input_on_its_topics(scene: Scene) -
     """Each of these used to end a worker or kept it from all its partitions."""
     await scene.make_topics()
     await scene.publish_ticks(BEFORE)
-    wanted: list[Letter] = []
+    wanted: list[DeadLetterFields] = []
     for how in HOSTILE.values():
         for topic in (SAMPLES.name, PODS.name, PROGRESS.name):
             first, last = await write(scene.kafka, partition_of(topic), how, [scene.tick(0)] * 3)
@@ -287,7 +287,7 @@ async def test_the_join_names_a_topic_with_too_small_a_limit_and_waits_for_it(sc
 
 
 async def until(probe: Callable[[], bool], worker: Deployable) -> None:
-    deadline = time.monotonic() + LOOK_SECONDS
+    deadline = time.monotonic() + DEADLINE_SECONDS
     while True:
         with suppress(OSError):
             if probe():
@@ -307,14 +307,14 @@ async def set_limit(kafka: Kafka, topic: str, limit_bytes: int) -> None:
         await admin.close()
 
 
-async def write_long_key(scene: Scene) -> Letter:
+async def write_long_key(scene: Scene) -> DeadLetterFields:
     """Write a tick with a key of 250 kB, which the dead letter would quote five times over."""
     record = scene.tick(50)._replace(key=b"\x7f" * 250_000)
     first, _ = await write(scene.kafka, partition_of(SAMPLES.name), PLAIN, [record])
     return (SAMPLES.name, first, None, "misplaced")
 
 
-async def write_large_incidents(scene: Scene) -> list[Letter]:
+async def write_large_incidents(scene: Scene) -> list[DeadLetterFields]:
     """Write one that exceeds a message, one whose error quotes it, and one that grows too large.
 
     The last one is within the bounds, but the output contains its 4,096 processes twice, because

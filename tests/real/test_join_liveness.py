@@ -35,7 +35,7 @@ NODES = 24
 PODS_PER_NODE = 500
 STOPPED_SECONDS = 12.0
 """Twice the session timeout: the group removes the worker."""
-LOOK_SECONDS = 120.0
+DEADLINE_SECONDS = 120.0
 
 
 class Workers(JoinWorkers):
@@ -67,7 +67,7 @@ class Workers(JoinWorkers):
         consumer = committed_consumer(self.settings.bootstrap_servers)
         await consumer.start()
         consumer.assign(PARTITIONS)
-        end = time.monotonic() + LOOK_SECONDS
+        end = time.monotonic() + DEADLINE_SECONDS
         try:
             while len(found) < NODES and time.monotonic() < end:
                 for records in (await consumer.getmany(timeout_ms=200)).values():
@@ -93,8 +93,8 @@ async def coordinator_of(servers: str) -> int:
 
 async def reading_back(*workers: Deployable) -> None:
     """Wait until each worker has partitions that it has not read back yet."""
-    async with asyncio.timeout(LOOK_SECONDS):
-        while not all(map(is_reading_back, workers)):  # noqa: ASYNC110  # a log tells nobody
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while not all(map(is_reading_back, workers)):  # noqa: ASYNC110  # a log has no event
             await asyncio.sleep(0.02)
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tests.real.services.kcat import Kcat
     from tests.real.services.kube_client import KubeApiClient
 
-LOOK_SECONDS = 120.0
+DEADLINE_SECONDS = 120.0
 ZONE = {"topology.kubernetes.io/zone": "eu-west-1a"}
 
 
@@ -63,7 +63,7 @@ async def test_a_namespaces_label_and_a_nodes_zone_are_in_the_event(
     async def output(team: str, zone: str, *, time_ns: int | None = None) -> Mapping[str, Any]:
         """Publish ticks until one has this description, and return its event."""
         nonlocal seq
-        async with asyncio.timeout(LOOK_SECONDS):
+        async with asyncio.timeout(DEADLINE_SECONDS):
             while True:
                 seq += 1000
                 await publish_tick(settings, node, uid, seq=seq, time_ns=time_ns or time.time_ns())

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.real.services.kcat import Kcat
 
 NODES: Final = ("node-a", "node-b")
-LOOK_SECONDS: Final = 120.0
+DEADLINE_SECONDS: Final = 120.0
 
 
 class World:
@@ -81,7 +81,7 @@ class World:
         return self._read(DEAD_LETTERS.name, count)
 
     def _read(self, topic: str, count: int) -> list[dict[str, Any]]:
-        deadline = time.monotonic() + LOOK_SECONDS
+        deadline = time.monotonic() + DEADLINE_SECONDS
         while True:
             found = [
                 json.loads(each.value or b"") for each in self._kcat.consume(self._servers, topic)

@@ -66,13 +66,13 @@ TRAINING: dict[str, Any] = {
 }
 
 
-def ask(socket: Path, *, deadline_seconds: float = 5.0) -> SocketKubelet:
+def kubelet_at(socket: Path, *, deadline_seconds: float = 5.0) -> SocketKubelet:
     return SocketKubelet(socket, timeout_seconds=deadline_seconds)
 
 
 async def reason_of(socket: Path, *, deadline_seconds: float = 5.0) -> str:
     with pytest.raises(KubeletError) as caught:
-        await ask(socket, deadline_seconds=deadline_seconds).list_pods()
+        await kubelet_at(socket, deadline_seconds=deadline_seconds).list_pods()
     return caught.value.reason
 
 
@@ -85,7 +85,7 @@ async def test_every_device_of_the_kubelets_answer_is_read(
 ) -> None:
     server = start_kubelet()
     server.answer([TRAINING, {"name": "plain", "namespace": "default"}])
-    training, plain = parse_answer(await ask(server.socket).list_pods())
+    training, plain = parse_answer(await kubelet_at(server.socket).list_pods())
 
     pytorch, sidecar = training.containers
     assert (training.namespace, training.name) == ("research", "llm-finetune-worker-0")
@@ -106,7 +106,7 @@ async def test_every_device_of_the_kubelets_answer_is_read(
 async def test_a_node_without_pods_has_an_empty_answer(
     start_kubelet: Callable[[], KubeletServer],
 ) -> None:
-    assert await names_of(ask(start_kubelet().socket)) == []
+    assert await names_of(kubelet_at(start_kubelet().socket)) == []
 
 
 async def test_a_restarted_kubelet_is_queried_again_on_the_same_path(
@@ -114,7 +114,7 @@ async def test_a_restarted_kubelet_is_queried_again_on_the_same_path(
 ) -> None:
     server = start_kubelet()
     server.answer([TRAINING])
-    kubelet = ask(server.socket)
+    kubelet = kubelet_at(server.socket)
     assert await names_of(kubelet) == ["llm-finetune-worker-0"]
     server.kill()
     assert await reason_of(server.socket) == "refused"
@@ -131,7 +131,7 @@ async def test_a_kubelet_that_does_not_answer_in_time_is_given_up(
     server.delay("30s")
     assert await reason_of(server.socket, deadline_seconds=0.2) == "deadline"
     server.resume()
-    assert await names_of(ask(server.socket)) == []
+    assert await names_of(kubelet_at(server.socket)) == []
 
 
 async def test_a_refusal_is_reported_with_the_kubelets_error(
@@ -140,7 +140,7 @@ async def test_a_refusal_is_reported_with_the_kubelets_error(
     server = start_kubelet()
     server.refuse("RESOURCE_EXHAUSTED", "rejected by rate limit")
     with pytest.raises(KubeletError, match="rejected by rate limit") as caught:
-        await ask(server.socket).list_pods()
+        await kubelet_at(server.socket).list_pods()
     assert caught.value.reason == "exhausted"
     server.refuse("UNIMPLEMENTED", "unknown service v1.PodResourcesLister")
     assert await reason_of(server.socket) == "unimplemented"
@@ -152,7 +152,7 @@ async def test_an_answer_of_many_frames_is_read_whole(
     server = start_kubelet()
     pods = [{**TRAINING, "name": f"pod-{number}"} for number in range(5_000)]
     server.answer(pods)
-    answer = await ask(server.socket).list_pods()
+    answer = await kubelet_at(server.socket).list_pods()
 
     assert len(answer) > MAX_ANSWER_BYTES / 4
     assert [pod.name for pod in parse_answer(answer)] == [pod["name"] for pod in pods]
@@ -164,7 +164,7 @@ async def test_an_answer_without_an_end_is_given_up(
     server = start_kubelet()
     server.answer([{"name": "x" * (MAX_ANSWER_BYTES // 4), "namespace": "n"}] * 5)
     with pytest.raises(KubeletError, match=f"larger than {MAX_ANSWER_BYTES} bytes") as caught:
-        await ask(server.socket).list_pods()
+        await kubelet_at(server.socket).list_pods()
 
     assert caught.value.reason == "too_large"
 
@@ -178,7 +178,7 @@ async def test_a_tick_that_detects_a_pod_by_its_cgroup_has_its_devices(
     logs.mkdir()
     settings = KubeletSettings(socket=server.socket, refresh_seconds=600)
     allocations = Allocations(
-        kubelet=ask(server.socket),
+        kubelet=kubelet_at(server.socket),
         clock=SystemClock(),
         check=Check(),
         backoff=Backoff(),

@@ -19,7 +19,7 @@ from tests.real.test_podwatch import RealCluster, bind
 from tests.real.test_podwatch_stream import role
 
 PODS = 20
-LOOK_SECONDS = 120.0
+DEADLINE_SECONDS = 120.0
 
 
 async def list_pods(api: Api, cluster: RealCluster) -> bytes:
@@ -31,7 +31,7 @@ async def list_pods(api: Api, cluster: RealCluster) -> bytes:
 async def until_answered(api: Api, cluster: RealCluster, *, status: int) -> None:
     """List pods until the response has this status."""
     found = 0
-    async with asyncio.timeout(LOOK_SECONDS):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         while found != status:
             try:
                 await list_pods(api, cluster)
@@ -43,7 +43,7 @@ async def until_answered(api: Api, cluster: RealCluster, *, status: int) -> None
 
 async def until_named(lines: AsyncGenerator[bytes], name: str) -> None:
     """Read a watch up to the event of a pod."""
-    async with asyncio.timeout(LOOK_SECONDS):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         async for line in lines:
             if msgspec.json.decode(line)["object"]["metadata"].get("name") == name:
                 return

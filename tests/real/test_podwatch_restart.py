@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 NAMESPACE = "gpuledger"
 PODS_PATH = f"/api/v1/namespaces/{NAMESPACE}/pods"
 LEASE_PATH = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/gpuledger-podwatch"
-LOOK_SECONDS = 120.0
+DEADLINE_SECONDS = 120.0
 
 
 class Cluster:
@@ -151,7 +151,7 @@ def _state(value: bytes | None) -> str:
 
 def until(condition: Callable[[], bool]) -> None:
     """Wait for a condition; raises TimeoutError if it does not become true."""
-    end = time.monotonic() + LOOK_SECONDS
+    end = time.monotonic() + DEADLINE_SECONDS
     while not condition():
         if time.monotonic() > end:
             raise TimeoutError

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 NODES = 12
 TICKS = 30
-LOOK_SECONDS = 120.0
+DEADLINE_SECONDS = 120.0
 AGAIN = Topic(name="again", record=GpuEvent, key="node")
 IDENTITY = ("cluster", "node", "boot_id", "seq")
 
@@ -180,7 +180,7 @@ def replay(kafka: Kafka, *options: str | Path) -> subprocess.CompletedProcess[st
 
 async def await_events(settings: KafkaSettings, count: int) -> None:
     """Wait for this many different events."""
-    deadline = time.monotonic() + LOOK_SECONDS
+    deadline = time.monotonic() + DEADLINE_SECONDS
     while len(by_identity(await read_events(settings, EVENTS))) < count:
         assert time.monotonic() < deadline, "the join has not reached this point"
         time.sleep(0.5)  # noqa: ASYNC251  # nothing else should run meanwhile

@@ -161,13 +161,13 @@ class Working:
         """Return the details of both credentials checks."""
         return [list(credential_messages(each)) for each in self.both]
 
-    async def say(self, *expected: str) -> None:
+    async def await_message(self, *expected: str) -> None:
         """Wait until both report this about their credentials, and nothing else."""
         await eventually(
             lambda: self.message() == [[*expected]] * 2, within_seconds=DEADLINE_SECONDS
         )
 
-    async def name(self, reason: str) -> None:
+    async def await_reason(self, reason: str) -> None:
         """Wait until both logs contain the reason of the failure."""
         await eventually(
             lambda: all(reason in each.log.read_text() for each in self.both),
@@ -234,7 +234,7 @@ async def test_agent_and_sink_continue_with_the_new_certificates_and_password_of
         # An invalid file is reported although no client connects, and the old certificate, which
         # the broker still accepts, stays in use.
         mounted.key.write_text("no key")
-        await working.say(REFUSED)
+        await working.await_message(REFUSED)
         await asyncio.to_thread(restart, kafka)
         await working.goes_on()
 
@@ -243,7 +243,7 @@ async def test_agent_and_sink_continue_with_the_new_certificates_and_password_of
         mounted.write(second, password=NEW_PASSWORD)
         await asyncio.to_thread(restart, kafka)
         await working.goes_on()
-        await working.say(REFUSED, *READ)
+        await working.await_message(REFUSED, *READ)
 
 
 @pytest.mark.extended
@@ -263,7 +263,7 @@ async def test_a_rejected_login_is_named_in_the_logs_of_agent_and_sink(
     async with at_work(part, kcat, mounted, folder=tmp_path) as (kafka, working):
         kafka.set_password(NEW_PASSWORD)
         await asyncio.to_thread(restart, kafka)
-        await working.name("SaslAuthenticationFailed")
+        await working.await_reason("SaslAuthenticationFailed")
 
 
 async def test_a_rejected_client_certificate_is_reported_with_the_message_of_tls(

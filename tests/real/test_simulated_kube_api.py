@@ -20,7 +20,7 @@ OURS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 EMPTY = {"name": "empty", "nodes": [{"name": "n", "gpus": {"model": "NVIDIA L4"}}]}
 
 # Requests to both servers; each answer is compared by status, kind and reason.
-ASKED: list[tuple[str, str, dict[str, str]]] = [
+REQUESTS: list[tuple[str, str, dict[str, str]]] = [
     ("GET", OURS, {}),
     ("GET", OURS, {"limit": "1"}),
     ("GET", OURS, {"resourceVersion": "0"}),
@@ -124,9 +124,9 @@ async def live(server: Server) -> tuple[list[Any], list[Any]]:
 
 
 async def answers(server: Server) -> list[tuple[int, str, str]]:
-    """Send all requests of `ASKED`; return each answer's status, kind and reason."""
+    """Send all requests of `REQUESTS`; return each answer's status, kind and reason."""
     given = []
-    for method, path, query in ASKED:
+    for method, path, query in REQUESTS:
         body = pod("a") if method == "POST" else None
         status, lines = await server.send(method, path, query, body)
         given.append((status, lines[0]["kind"], lines[0].get("reason", "")))
@@ -139,7 +139,7 @@ async def test_the_simulated_api_server_answers_and_reports_like_a_real_one(
     async with simulated() as ours, real(kube_api) as theirs:
         sent_by_us, sent_by_them = await live(ours), await live(theirs)
         assert sent_by_us == sent_by_them
-        labels = [f"{method} {path} {query}" for method, path, query in ASKED]
+        labels = [f"{method} {path} {query}" for method, path, query in REQUESTS]
         given = await answers(ours), await answers(theirs)
         assert dict(zip(labels, given[0], strict=True)) == dict(zip(labels, given[1], strict=True))
         await theirs.send("DELETE", f"{OURS}/a", {}, {"gracePeriodSeconds": 0})

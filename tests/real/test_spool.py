@@ -37,7 +37,7 @@ MISSED_TICKS = 80
 def spooling_agent_of(
     kafka: Kafka, folder: Path, *, scenario: Path = QUICKSTART, **settings: str
 ) -> Deployable:
-    """Return an agent with a spool; after each restart the played node goes on."""
+    """Return an agent with a spool; after each restart it continues with the same played node."""
     (folder / "spool").mkdir()
     return agent_of(
         kafka,

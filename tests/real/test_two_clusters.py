@@ -37,7 +37,7 @@ SCENARIO = Path(__file__).parents[2] / "scenarios" / "quickstart.yaml"
 NODE = "gpu-node-1"
 POD = "llm-finetune-worker-0"
 CLUSTERS = ("blue", "green")
-LOOK_SECONDS = 120.0
+DEADLINE_SECONDS = 120.0
 
 
 class OneCluster:
@@ -237,7 +237,7 @@ def published_complete(written: Written) -> set[str]:
 
 
 def await_true(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LOOK_SECONDS
+    deadline = time.monotonic() + DEADLINE_SECONDS
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.5)

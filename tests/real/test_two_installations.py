@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "quickstart.yaml"
 NODE_OF = {"blue": "gpu-node-1", "green": "gpu-node-2"}
-LOOK_SECONDS = 120.0
+DEADLINE_SECONDS = 120.0
 RIGHTS = (
     ("--topic", "blue.", "--resource-pattern-type", "prefixed"),
     ("--group", "blue-", "--resource-pattern-type", "prefixed"),
@@ -87,7 +87,7 @@ def test_two_installations_on_one_kafka_book_only_their_own_nodes(
     for right in RIGHTS:
         kafka.grant(*right)
     made = settings_of("blue", kafka)
-    deadline = time.monotonic() + LOOK_SECONDS
+    deadline = time.monotonic() + DEADLINE_SECONDS
     # A granted permission takes effect a moment later.
     while (done := create(made, monkeypatch, capsys))[0] and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -119,7 +119,7 @@ def values(kcat: Kcat, servers: str, topic: str) -> list[dict[str, Any]]:
 
 
 def await_rows(kcat: Kcat, servers: str, topic: str) -> None:
-    deadline = time.monotonic() + LOOK_SECONDS
+    deadline = time.monotonic() + DEADLINE_SECONDS
     while not values(kcat, servers, topic):
         assert time.monotonic() < deadline, f"{topic} has no rows"
         time.sleep(0.5)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.real.services.kube_client import KubeApiClient
     from tests.real.services.prometheus import PrometheusApi
 
-LOOK_SECONDS = 120.0
+DEADLINE_SECONDS = 120.0
 READERS_OF_EVENTS = {"remote_write", "alerts", "store", "rows"}
 IN_TRANSACTIONS = {"join", "rows"}
 IN_GROUPS = READERS_OF_EVENTS | {"join"}
@@ -83,10 +83,12 @@ class Everything:
     async def until_printed(self, message: str, *, by: set[str] | None = None) -> None:
         """Wait until each of them has a failed check with this text, and none has ended."""
 
-        def says(name: str) -> bool:
+        def reports_it(name: str) -> bool:
             return any(message in check["detail"] for check in self._failed(name).values())
 
-        await self._until(lambda: [name for name in by or self._running if not says(name)], message)
+        await self._until(
+            lambda: [name for name in by or self._running if not reports_it(name)], message
+        )
 
     async def until_ready(self) -> None:
         """Wait until no check of any of them fails, except those of parts that do not come back."""
@@ -97,7 +99,7 @@ class Everything:
         await self._until(lambda: [name for name in self._running if fails(name)], "ready")
 
     async def _until(self, waited_for: Callable[[], list[str]], what: str) -> None:
-        end = time.monotonic() + LOOK_SECONDS
+        end = time.monotonic() + DEADLINE_SECONDS
         while missing := await asyncio.to_thread(waited_for):
             for name, each in self._running.items():
                 assert each.exit_status() is None, f"{name} ended: {each.log_tail()}"

@@ -1,5 +1,5 @@
 """aiokafka's clients within ours, to break what no broker breaks on request."""
-# ruff: noqa: ANN401, SLF001  # aiokafka is untyped, and what breaks is its own
+# ruff: noqa: ANN401, SLF001  # aiokafka is untyped, and the tests break its internals
 
 from __future__ import annotations
 

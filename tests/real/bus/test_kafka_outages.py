@@ -197,13 +197,13 @@ async def test_an_unreachable_broker_is_one_clear_line() -> None:
         bus.producer() as producer,
         bus.consumer(Subscription(group="g", topics=[TOPIC.name])) as consumer,
     ):
-        for asking in (
+        for request in (
             producer.publish(TOPIC.name, 0, [numbered(0)]),
             consumer.poll(timeout_seconds=0.1, max_records=1),
             bus.partitions(TOPIC.name),
             create_topics(settings_of(servers), [TOPIC]),
         ):
             with pytest.raises(UnavailableError) as raised:
-                await asking
+                await request
             assert f"cannot connect to Kafka at {servers}" in str(raised.value)
             assert "\n" not in str(raised.value)

@@ -120,11 +120,11 @@ async def test_a_committed_offset_is_returned_once_no_transaction_can_move_it(
     async with bus.consumer(Subscription(group=group, topics=[partition.topic])) as consumer:
         offsets = {aiokafka.TopicPartition(*partition): 1}
         await client.send_offsets_to_transaction(offsets, group)
-        asking = asyncio.create_task(consumer.committed(partition))
-        await asyncio.wait({asking}, timeout=1)
-        assert not asking.done()
+        request = asyncio.create_task(consumer.committed(partition))
+        await asyncio.wait({request}, timeout=1)
+        assert not request.done()
         await client.commit_transaction()
-        assert await asking == 1
+        assert await request == 1
 
 
 async def test_a_writer_that_lost_its_sequence_fails_and_the_next_one_continues(

@@ -94,7 +94,7 @@ def test_topics_whose_configuration_may_not_be_read_are_not_reported_as_differen
         assert (code, "grant it DescribeConfigs on these topics" in message) == (2, True), message
 
 
-def test_topics_that_may_be_described_but_not_created_or_seen_are_reported_as_such(
+def test_missing_rights_to_create_and_to_describe_topics_are_named(
     broker: AuthorizingKafka, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broker.grant(*PREFIX, operations=["DescribeConfigs"])

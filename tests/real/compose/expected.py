@@ -1,4 +1,4 @@
-"""What each panel of the dashboard should show, calculated from the scenario's truth."""
+"""The expected values of each dashboard panel, calculated from the scenario's truth."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def played(topology: Topology) -> Played:
     return play(topology)
 
 
-def test_every_panel_has_an_expected_content() -> None:
+def test_every_panel_has_expected_values() -> None:
     assert EXPECTED.keys() == {panel["title"] for panel in dashboard.panels()}
 
 
@@ -75,7 +75,7 @@ def test_a_panel_shows_the_truth_of_the_scenario(played: Played, title: str) -> 
     assert {**dict.fromkeys(MAY_BE_ABSENT & expected.keys(), 0.0), **shown} == expected
 
 
-def test_the_power_of_the_entries_adds_up_to_the_power_of_the_devices(played: Played) -> None:
+def test_the_power_by_pod_adds_up_to_the_power_of_the_devices(played: Played) -> None:
     (devices,) = played.show("Power", played.window)
     parts = played.show("Power, by pod", played.window)
 
@@ -152,7 +152,7 @@ def test_prometheus_accepted_every_sample(played: Played) -> None:
     assert set(map(float, dropped)) == {0}
 
 
-def test_the_documented_check_prints_the_topics(played: Played) -> None:
+def test_the_topics_pass_the_documented_check(played: Played) -> None:
     """By the address that is published on the host."""
     (written,) = re.findall(r"`(gpuledger topics check --bootstrap-servers [\w:]+)`", OPERATIONS)
     program, *arguments = played.topology.places.move(written, of=SERVICES["kafka"]).split()

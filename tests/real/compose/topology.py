@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 BIN: Final = Path(sys.executable).parent
 READY_SECONDS: Final = 120.0
 MAX_PORTS: Final = 40
-NOT_TO_BE_HAD: Final = frozenset({"grafana"})
+UNAVAILABLE: Final = frozenset({"grafana"})
 """Grafana is neither in the Go modules nor in Debian; the tests send its queries instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Foreign:
-    """A third-party program: what its image does without being told."""
+    """A third-party program, with the defaults that its image sets."""
 
     port: int
     """The port on which it listens."""
@@ -53,9 +53,7 @@ FOREIGN: Final = {
     "alertmanager": Foreign(port=9093, listen="--web.listen-address="),
 }
 SERVICES: Final = {
-    service.name: service
-    for service in compose_file.services()
-    if service.name not in NOT_TO_BE_HAD
+    service.name: service for service in compose_file.services() if service.name not in UNAVAILABLE
 }
 ALWAYS: Final = frozenset(name for name in SERVICES if "profiles" not in SERVICES[name].spec)
 """The services that run by default."""

@@ -36,7 +36,7 @@ PODWATCH: Final = "gpuledger-podwatch"
 SETTLED_SECONDS: Final = 120.0
 _SECTION: Final = re.compile(r"^## On Kubernetes\n(.*?)^## ", re.MULTILINE | re.DOTALL)
 _COMMAND: Final = re.compile(r"^(?:cp|kubectl (?:apply|wait)) .*$", re.MULTILINE)
-_ASKED: Final = re.compile(r"^\$ kubectl (auth can-i .*)\n(yes|no)$", re.MULTILINE)
+_AUTH_QUERY: Final = re.compile(r"^\$ kubectl (auth can-i .*)\n(yes|no)$", re.MULTILINE)
 
 
 def documented() -> str:
@@ -53,7 +53,9 @@ def documented_commands() -> list[list[str]]:
 
 def documented_questions(account: str) -> list[tuple[list[str], str]]:
     """Return each documented `kubectl auth can-i` about an account with its answer."""
-    requested = [(question.split(), answer) for question, answer in _ASKED.findall(documented())]
+    requested = [
+        (question.split(), answer) for question, answer in _AUTH_QUERY.findall(documented())
+    ]
     return [(words, answer) for words, answer in requested if words[-1] == f"--as={account}"]
 
 

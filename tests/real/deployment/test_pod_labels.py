@@ -105,20 +105,20 @@ def test_the_agents_pod_is_admitted_with_its_account(installation: Installation)
 def authorizer(api: KubeApi) -> Callable[[str], tuple[int, str]]:
     """Return a function that reviews a token as a kubelet does."""
 
-    def ask(group: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
+    def create_review(group: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
         status, found = api.request("POST", f"/apis/{group}.k8s.io/v1/{kind}", {"spec": spec})
         assert status == 201, found
         answer: dict[str, Any] = found["status"]
         return answer
 
     def authorize(token: str) -> tuple[int, str]:
-        review = ask("authentication", "tokenreviews", {"token": token})
+        review = create_review("authentication", "tokenreviews", {"token": token})
         if not review.get("authenticated"):
             return 401, "Unauthorized"
         user = review["user"]["username"]
         for subresource in ("pods", "proxy"):
             wanted = {"user": user, "resourceAttributes": {**PODS, "subresource": subresource}}
-            if ask("authorization", "subjectaccessreviews", wanted).get("allowed"):
+            if create_review("authorization", "subjectaccessreviews", wanted).get("allowed"):
                 return 200, ""
         message = f"user={user}, verb=get, resource=nodes, subresource(s)=[pods proxy]"
         return 403, f"Forbidden ({message})"

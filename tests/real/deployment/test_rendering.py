@@ -112,7 +112,7 @@ def test_every_component_is_part_of_an_overlay() -> None:
     assert used == set(kustomizations(kind="Component"))
 
 
-def test_a_generated_name_stands_only_where_a_config_map_or_secret_is_named(
+def test_a_generated_name_is_used_only_as_the_name_of_a_config_map_or_secret(
     rendering: Rendering,
 ) -> None:
     """Kustomize writes it wherever it recognizes the name, such as a Role's `resourceNames`."""
@@ -257,7 +257,7 @@ def test_the_reports_read_the_store_that_the_sink_writes(
     } == {"gpuledger-store"}
 
 
-def test_the_overlay_takes_every_image_from_its_registry(kustomize: Kustomize) -> None:
+def test_the_overlay_pulls_every_image_from_its_registry(kustomize: Kustomize) -> None:
     folder = "overlays/sasl-ssl"
     workloads = [*render(folder).workloads(), *render(f"{folder}/topics").workloads()]
 
@@ -677,11 +677,11 @@ def test_the_agent_may_only_read_a_kubelets_pods_and_only_if_labels_are_configur
 ) -> None:
     roles = [one for one in installation.of_kind("ClusterRole", "Role") if AGENT in title(one)]
     pod = installation.workload(AGENT).pod
-    asks = bool(settings[AGENT]["exposition"]["pod_labels"])
+    reads_labels = bool(settings[AGENT]["exposition"]["pod_labels"])
     rule = {"apiGroups": [""], "resources": ["nodes/pods"], "verbs": ["get"]}
 
-    assert [one["rules"] for one in roles] == ([[rule]] if asks else [])
-    assert pod.get("serviceAccountName") == (AGENT if asks else None)
+    assert [one["rules"] for one in roles] == ([[rule]] if reads_labels else [])
+    assert pod.get("serviceAccountName") == (AGENT if reads_labels else None)
     assert pod["automountServiceAccountToken"] is False
 
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 SCENARIO = ROOT / "scenarios" / "e2e.yaml"
 SCENARIO_SECONDS = 30
-LOOK_SECONDS = 120.0
+DEADLINE_SECONDS = 120.0
 BROKEN = b"this is no JSON {"
 # The consumers of a topic, which reject its broken records.
 READERS = {
@@ -117,7 +117,7 @@ def test_prometheus_answers_a_query_by_namespace_and_pod(
         " * on (cluster, node, gpu_uuid) group_left (method)"
         ' gpuledger_gpu_method_info{quantity="busy"}'
     )
-    found = pipeline.parts.prometheus.await_query(query, deadline_seconds=LOOK_SECONDS)
+    found = pipeline.parts.prometheus.await_query(query, deadline_seconds=DEADLINE_SECONDS)
     labels, (_, value) = found[0]["metric"], found[0]["value"]
     assert labels["owner_name"] == "chat"
     assert labels["method"] == "process_utilization"
@@ -130,14 +130,14 @@ def test_prometheus_has_the_health_of_each_gpu(pipeline: Pipeline) -> None:
         'gpuledger_gpu_ecc_errors_total{kind="uncorrected",counted="volatile"}'
         " * on (cluster, node, gpu_uuid) group_left (gpu_index, model) gpuledger_gpu_info"
     )
-    found = pipeline.parts.prometheus.await_query(query, deadline_seconds=LOOK_SECONDS)
+    found = pipeline.parts.prometheus.await_query(query, deadline_seconds=DEADLINE_SECONDS)
     assert {one["metric"]["gpu_index"] for one in found} >= {"0"}
     assert all(one["metric"]["model"] for one in found)
 
 
 def test_prometheus_counts_the_xid_of_the_gpu_that_had_it(pipeline: Pipeline) -> None:
     query = "sum by (node, xid) (increase(gpuledger_gpu_xid_errors_total[10m])) > 0"
-    found = pipeline.parts.prometheus.await_query(query, deadline_seconds=LOOK_SECONDS)
+    found = pipeline.parts.prometheus.await_query(query, deadline_seconds=DEADLINE_SECONDS)
     assert {(one["metric"]["node"], one["metric"]["xid"]) for one in found} == {("gpu-a", "31")}
 
 
@@ -145,7 +145,7 @@ def test_prometheus_finds_the_gpu_that_works_for_no_pod(pipeline: Pipeline) -> N
     """By the shipped rule, which names the node where the stray benchmark runs."""
     groups = yaml.safe_load((ROOT / "deploy/prometheus/gpuledger.rules.yaml").read_text())["groups"]
     (rule,) = next(group["rules"] for group in groups if group["name"] == "gpuledger-gpus")
-    found = pipeline.parts.prometheus.await_query(rule["expr"], deadline_seconds=LOOK_SECONDS)
+    found = pipeline.parts.prometheus.await_query(rule["expr"], deadline_seconds=DEADLINE_SECONDS)
     assert "gpu-c" in {one["metric"]["node"] for one in found}
     assert all(one["metric"]["gpu_index"] for one in found)
 
@@ -154,7 +154,9 @@ def test_alertmanager_gets_an_alert_with_the_owner_of_the_pod_on_the_gpu_with_an
     pipeline: Pipeline,
 ) -> None:
     """The driver's event went through the agent, the join and the sink."""
-    alerts = pipeline.parts.alertmanager.await_alerts("GpuIncident", deadline_seconds=LOOK_SECONDS)
+    alerts = pipeline.parts.alertmanager.await_alerts(
+        "GpuIncident", deadline_seconds=DEADLINE_SECONDS
+    )
     labels = next(alert["labels"] for alert in alerts if alert["labels"].get("xid") == "31")
     assert (labels["node"], labels["gpu_index"], labels["category"]) == ("gpu-a", "0", "app")
     assert (labels["namespace"], labels["pod"]) == ("research", "pretrain-worker-0")
@@ -184,7 +186,7 @@ def test_a_broken_record_on_each_topic_becomes_a_dead_letter_and_the_stream_cont
 ) -> None:
     """With topic, partition, offset, reason and the original bytes, from each of its consumers."""
     expected = {(topic, reader) for topic, readers in READERS.items() for reader in readers}
-    deadline = time.monotonic() + LOOK_SECONDS
+    deadline = time.monotonic() + DEADLINE_SECONDS
     while len(records := dead_letters(pipeline, kcat)) < len(expected):
         assert time.monotonic() < deadline, records
         time.sleep(0.5)

@@ -194,12 +194,12 @@ class Kafka(Part, KafkaBroker):
 def count_brokers(host: str, port: int) -> int:
     """Return the number of brokers that a broker knows; raises OSError if it does not answer."""
     # Metadata v4, correlation id 1, no client id, no topics, no automatic creation.
-    answer = ask(host, port, struct.pack(">hhihib", 3, 4, 1, NOT_LOGGED, 0, 0))
+    answer = request_raw(host, port, struct.pack(">hhihib", 3, 4, 1, NOT_LOGGED, 0, 0))
     # Correlation id, throttle time, then the array of brokers.
     return int(struct.unpack_from(">iii", answer)[2])
 
 
-def ask(host: str, port: int, request: bytes) -> bytes:
+def request_raw(host: str, port: int, request: bytes) -> bytes:
     """Send a request in Kafka's protocol and return the answer, both without their sizes."""
     with socket.create_connection((host, port), timeout=ANSWER_SECONDS) as connection:
         connection.sendall(struct.pack(">i", len(request)) + request)

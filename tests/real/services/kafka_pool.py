@@ -16,7 +16,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.protocol.admin import DeleteAclsRequest, DeleteGroupsRequest
 from aiokafka.protocol.group import LeaveGroupRequest
 
-from tests.real.services.kafka import Kafka, ask
+from tests.real.services.kafka import Kafka, request_raw
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -134,7 +134,7 @@ def has_transactions(port: int) -> bool:
     # ListTransactions v0, correlation id 1, no client id, these states, any producer.
     states = b"".join(struct.pack(">B", len(state) + 1) + state for state in UNDER_WAY)
     body = struct.pack(">B", len(UNDER_WAY) + 1) + states + b"\x01\x00"
-    answer = ask("127.0.0.1", port, struct.pack(">hhihB", 66, 0, 1, -1, 0) + body)
+    answer = request_raw("127.0.0.1", port, struct.pack(">hhihB", 66, 0, 1, -1, 0) + body)
     # Tags, throttle time, error, unknown states (empty), and the number of transactions plus one.
     tags, _, error, unknown, found = struct.unpack_from(">BihBB", answer, 4)
     if (tags, error, unknown) != (0, 0, 1):

@@ -83,7 +83,7 @@ class Process:
             if _answers(probe):
                 return
             if has_ended:
-                raise PartError(f"{self.name} ended by itself: {self._story()}")
+                raise PartError(f"{self.name} ended early: {self._story()}")
             if time.monotonic() > end_seconds:
                 raise PartError(
                     f"{self.name} was not ready in {deadline_seconds} s: {self._story()}"

@@ -23,7 +23,7 @@ class Answer:
     status: int
     body: bytes
 
-    def json(self) -> Any:  # noqa: ANN401 - what a foreign server answers has no type of ours  # the type of another server's response is not ours
+    def json(self) -> Any:  # noqa: ANN401 - the type of another server's response is not ours
         """Read the body as JSON."""
         return json.loads(self.body)
 
@@ -52,10 +52,12 @@ def fetch(
             return Answer(status=error.code, body=error.read())
 
 
-def await_some(ask: Callable[[], list[Any]], *, what: str, deadline_seconds: float) -> list[Any]:
+def await_some(
+    attempt: Callable[[], list[Any]], *, what: str, deadline_seconds: float
+) -> list[Any]:
     """Fetch until the answer is not empty; raises TimeoutError that contains `what`."""
     end_seconds = time.monotonic() + deadline_seconds
-    while not (found := ask()):
+    while not (found := attempt()):
         if time.monotonic() > end_seconds:
             raise TimeoutError(f"nothing after {deadline_seconds} s: {what}")
         time.sleep(0.1)

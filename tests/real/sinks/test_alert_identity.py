@@ -67,7 +67,7 @@ def xid(code: int, *pods: PodDescription) -> AttributedIncident:
     return happened("xid", *pods, xid=code, category=known.category, severity=known.severity)
 
 
-async def tell(on: MemoryBus, *incidents: AttributedIncident) -> None:
+async def publish_incidents(on: MemoryBus, *incidents: AttributedIncident) -> None:
     """Publish incidents, and wait until their alerts are answered."""
     before = committed(on, ALERTS.group, AT) or 0
     async with on.producer() as producer:
@@ -109,14 +109,14 @@ async def test_a_lost_gpu_fires_at_both_alertmanagers_for_longer_than_the_hold_u
             urls=[one.url, other.url], incident_hold_seconds=2.0, resend_seconds=1.0
         )
         async with sending(on, settings):
-            await tell(on, happened("gpu_lost", pod()))
+            await publish_incidents(on, happened("gpu_lost", pod()))
             await asyncio.sleep(8)  # longer than the hold and Alertmanager's own
             for alertmanager in (one, other):
                 (held,) = await asyncio.to_thread(alertmanager.alerts)
                 assert held["status"]["state"] == "active"
             assert notified(pager) == [("firing", "gpu_lost")]
 
-            await tell(on, happened("gpu_recovered"))
+            await publish_incidents(on, happened("gpu_recovered"))
             await eventually(lambda: notified(pager)[-1] == ("resolved", "gpu_lost"))
             for alertmanager in (one, other):
                 assert await asyncio.to_thread(alertmanager.alerts) == []
@@ -129,7 +129,7 @@ async def test_ticks_in_which_a_lost_gpu_answers_resolve_the_alert(
     async with paging(start_alertmanager) as (one, pager):
         settings = AlertsSettings(urls=[one.url], incident_hold_seconds=1.0, resend_seconds=1.0)
         async with sending(on, settings):
-            await tell(on, happened("gpu_lost"))
+            await publish_incidents(on, happened("gpu_lost"))
             for number in range(1, 6):
                 at_ns = now_ns + (number + 10) * SECOND_NS
                 unresponsive = reading(unresponsive=True) if number < 4 else reading()
@@ -145,11 +145,11 @@ async def test_a_burst_is_one_notification_and_a_worse_xid_is_another(
     async with paging(start_alertmanager, wait_seconds=1) as (one, pager):
         settings = AlertsSettings(urls=[one.url])
         async with sending(on, settings):
-            await tell(on, xid(45), xid(62), xid(154))
+            await publish_incidents(on, xid(45), xid(62), xid(154))
             await eventually(lambda: notified(pager))
             (held,) = await asyncio.to_thread(one.alerts)
             assert held["annotations"]["other_xids"] == "45, 154"
-            await tell(on, xid(79))
+            await publish_incidents(on, xid(79))
             await eventually(lambda: ("firing", "79") in notified(pager))
     assert [call for call in notified(pager) if call[0] == "firing"] == [
         ("firing", "62"),
@@ -165,8 +165,8 @@ async def test_a_name_that_arrives_later_does_not_create_another_alert(
     async with paging(start_alertmanager) as (one, pager):
         settings = AlertsSettings(urls=[one.url])
         async with sending(on, settings):
-            await tell(on, xid(79, unnamed))
-            await tell(on, xid(79, pod()))
+            await publish_incidents(on, xid(79, unnamed))
+            await publish_incidents(on, xid(79, pod()))
             (held,) = await asyncio.to_thread(one.alerts)
     assert "pod" not in held["labels"]
     assert held["annotations"]["pods"] == "research/train-0"
@@ -180,7 +180,7 @@ async def test_an_alert_that_one_of_two_rejects_with_404_reaches_the_other_and_t
     async with paging(start_alertmanager) as (one, _):
         wrong = f"{one.url}/wrong"
         async with sending(on, AlertsSettings(urls=[wrong, one.url]), readiness=readiness):
-            await tell(on, xid(79))
+            await publish_incidents(on, xid(79))
             check = readiness.check(f"alerts.alertmanager {wrong}")
             await eventually(lambda: check.has_failed)
             assert ": 404 " in check.detail
@@ -201,7 +201,7 @@ async def test_labels_for_routing_and_addresses_are_accepted_by_an_alertmanager(
             generator_url="https://grafana.example/d/gpu?var-node={node}",
         )
         async with sending(on, settings):
-            await tell(on, xid(79, pod()))
+            await publish_incidents(on, xid(79, pod()))
             (held,) = await asyncio.to_thread(one.alerts)
     named = {"region": "eu", "label_team": "vision", "owner_name": "train"}
     assert held["labels"] == held["labels"] | named

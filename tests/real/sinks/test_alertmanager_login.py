@@ -59,7 +59,7 @@ class Mounted:
         return AlertsSettings(**(given | others))
 
 
-async def tell(on: MemoryBus, node: str) -> None:
+async def publish_incident(on: MemoryBus, node: str) -> None:
     incident = Incident(
         cluster="default",
         node=node,
@@ -120,7 +120,7 @@ async def test_alerts_are_still_accepted_while_all_credentials_are_replaced(
     )
     settings = mounted.settings(receiver)
     async with sending(on, settings, readiness=readiness):
-        await tell(on, "before")
+        await publish_incident(on, "before")
         await is_held(receiver, "before")
 
         looking = asyncio.create_task(readiness.run_periodic())
@@ -128,11 +128,11 @@ async def test_alerts_are_still_accepted_while_all_credentials_are_replaced(
         await eventually(lambda: credentials.has_failed, within_seconds=WITHIN_SECONDS)
         looking.cancel()
         assert credentials.detail.startswith("alerts.key_file: ")
-        await tell(on, "while-damaged")
+        await publish_incident(on, "while-damaged")
         await is_held(receiver, "while-damaged")
 
         receiver.exchange(second, password="second")
-        await tell(on, "refused")
+        await publish_incident(on, "refused")
         await eventually(lambda: answered.has_failed, within_seconds=WITHIN_SECONDS)
         mounted.write(second, password="second")
         await is_held(receiver, "refused")
@@ -157,6 +157,6 @@ async def test_missing_credentials_are_named_by_the_check(
     answered = readiness.check("alerts.receiver", severity=CheckSeverity.WARNING)
     settings = mounted.settings(receiver, **others)
     async with sending(on, settings, readiness=readiness):
-        await tell(on, "refused")
+        await publish_incident(on, "refused")
         await eventually(lambda: answered.has_failed, within_seconds=WITHIN_SECONDS)
         assert reason in answered.detail

@@ -41,7 +41,7 @@ def gateway(
     return part
 
 
-def ask(capsys: pytest.CaptureFixture[str], sql: str) -> list[dict[str, str]]:
+def run_query(capsys: pytest.CaptureFixture[str], sql: str) -> list[dict[str, str]]:
     assert main(["query", "--store", STORE, sql, "--format", "json"]) == 0
     found: list[dict[str, str]] = json.loads(capsys.readouterr().out)
     return found
@@ -94,11 +94,13 @@ async def test_a_sink_that_is_killed_during_a_commit_loses_and_repeats_nothing(
     sql = "SELECT node, sum(sample_count) AS ticks, sum(busy_ns) AS busy FROM usage GROUP BY ALL"
 
     def is_there() -> bool:
-        found = ask(capsys, sql)
+        found = run_query(capsys, sql)
         return sum(int(each["ticks"]) for each in found) >= (every + 1) * len(NODES)
 
     sink.wait_until(is_there, deadline_seconds=120)
-    found = {each["node"]: (int(each["ticks"]), int(each["busy"])) for each in ask(capsys, sql)}
+    found = {
+        each["node"]: (int(each["ticks"]), int(each["busy"])) for each in run_query(capsys, sql)
+    }
     assert found == dict.fromkeys(NODES, (every + 1, (every + 1) * SECOND_NS // 2))
     assert sink.stop(deadline_seconds=120) == 0
     assert SECRET_KEY not in sink.log.read_text()
@@ -135,7 +137,7 @@ def test_maintenance_and_readers_take_credentials_from_the_environment_and_never
     assert main(["store", "maintain", "--store", STORE, *forever]) == 0
     shown = capsys.readouterr()
     assert "9 files" in shown.out
-    assert ask(capsys, "SELECT node, busy_ns FROM usage_hourly") == [
+    assert run_query(capsys, "SELECT node, busy_ns FROM usage_hourly") == [
         {"node": "node-a", "busy_ns": 9}
     ]
     assert main(["bill", "--store", STORE, "--period", "2024-10", "--format", "json"]) in {0, 3}

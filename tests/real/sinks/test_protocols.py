@@ -62,7 +62,7 @@ remote_write:
 """
 
 
-def told_by(received: list[Received]) -> dict[str, Described]:
+def metadata_in(received: list[Received]) -> dict[str, Described]:
     """Return what requests of 2.0 contain about metrics."""
     return {
         one.series.name: one.described
@@ -110,14 +110,14 @@ async def test_prometheus_3_gets_2_0_and_has_values_and_metadata(
         assert shown == "remote-write 2.0: the receiver reports written samples"
         assert await has_all(prometheus, "node-2-0")
         (busy, *_), sent_on = metrics_of(POD), next_receiver.received
-        await eventually(lambda: busy.name in told_by(sent_on), within_seconds=120)
-    assert told_by(sent_on)[busy.name] == Described(busy.kind, busy.help, busy.unit)
+        await eventually(lambda: busy.name in metadata_in(sent_on), within_seconds=120)
+    assert metadata_in(sent_on)[busy.name] == Described(busy.kind, busy.help, busy.unit)
 
 
 @pytest.mark.parametrize(
     ("receiver", "because"),
     [
-        ("prometheus 3 that takes 1.0 alone", "415"),
+        ("prometheus 3 that accepts only 1.0", "415"),
         ("prometheus 2.42", "204 without a report of written samples"),
         ("victoriametrics", "204 without a report of written samples"),
     ],
@@ -130,7 +130,7 @@ async def test_a_receiver_of_1_0_gets_1_0_and_loses_no_sample(
     because: str,
 ) -> None:
     api: PrometheusApi = victoria_metrics
-    if receiver == "prometheus 3 that takes 1.0 alone":
+    if receiver == "prometheus 3 that accepts only 1.0":
         api = start_prometheus(arguments=[f"{ACCEPTED}=prometheus.WriteRequest"])
     elif receiver == "prometheus 2.42":
         api = start_prometheus_2()

@@ -106,7 +106,7 @@ async def test_a_pods_series_end_with_the_first_tick_without_it(
     assert len(await query(prometheus, 'gpuledger_gpu_power_watts{node="node-ended"}')) == 1
 
 
-async def test_a_query_by_owner_returns_who_is_allocated_idle_gpus(
+async def test_a_query_returns_the_pods_to_which_idle_gpus_are_allocated(
     prometheus: PrometheusApi,
 ) -> None:
     on, first_ns, node = bus(), time.time_ns() - 5 * SECOND_NS, "node-idle"

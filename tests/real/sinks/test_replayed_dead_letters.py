@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 WINDOW = CONFIG + "storage: {tsdb: {out_of_order_time_window: 2h}}\n"
 NODE = "node-late"
-LOOK_SECONDS = 120.0
+DEADLINE_SECONDS = 120.0
 LATE = 3
 BUSY = f'gpuledger_pod_gpu_busy_ratio{{node="{NODE}"}}[1h]'
 
 
-class Letters:
+class DeadLetterCommand:
     """`gpuledger dead-letters`, as users run it."""
 
     def __init__(self, kafka: Kafka) -> None:
@@ -60,20 +60,20 @@ class Letters:
 
 
 @pytest.fixture
-def dead_letters(broker: Kafka) -> Letters:
+def dead_letters(broker: Kafka) -> DeadLetterCommand:
     refuse_stray_settings()
-    return Letters(broker)
+    return DeadLetterCommand(broker)
 
 
 async def eventually(holds: Callable[[], object], *, what: str) -> None:
-    end = time.monotonic() + LOOK_SECONDS
+    end = time.monotonic() + DEADLINE_SECONDS
     while not await asyncio.to_thread(holds):
         assert time.monotonic() < end, what
         await asyncio.sleep(0.3)
 
 
 async def reject_late_ticks(
-    dead_letters: Letters, receiver: Prometheus, start_sink: Callable[..., Sink]
+    dead_letters: DeadLetterCommand, receiver: Prometheus, start_sink: Callable[..., Sink]
 ) -> int:
     """Let a strict Prometheus reject ticks that are half an hour old; return after the first."""
     kafka = dead_letters.kafka
@@ -104,7 +104,7 @@ def stored(receiver: PrometheusApi) -> dict[float, float]:
 async def test_rejected_ticks_are_listed_shown_and_replayed_once_prometheus_accepts_them(
     start_prometheus: Callable[..., Prometheus],
     start_sink: Callable[..., Sink],
-    dead_letters: Letters,
+    dead_letters: DeadLetterCommand,
     kcat: Kcat,
 ) -> None:
     prometheus = start_prometheus()

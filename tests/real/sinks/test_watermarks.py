@@ -36,7 +36,7 @@ DECODER = decoder_of(WATERMARKS.name, Watermark)
 AT = partition_of_node(key_in("default", NODES[0]), partitions=EVENTS.partitions)
 
 
-async def say(kafka: Kafka, start_ns: int, *, events: int) -> None:
+async def publish_watermarks(kafka: Kafka, start_ns: int, *, events: int) -> None:
     """Publish the join's watermark of each partition: the node has sent this many events."""
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     async with KafkaBus(settings).producer() as producer:
@@ -88,7 +88,7 @@ async def test_a_sink_that_is_killed_after_its_commit_has_reported_less_and_neve
     behind = 0
     for number in range(1, ROUNDS + 1):
         first, count = (number - 1) * PER_ROUND, number * PER_ROUND
-        await say(broker, start_ns, events=count)
+        await publish_watermarks(broker, start_ns, events=count)
         await publish(
             broker,
             [
@@ -115,13 +115,13 @@ async def test_a_sink_that_is_killed_after_its_commit_has_reported_less_and_neve
     complete.read_to(AT, count - 1)
     assert (complete.complete_until_ns([AT]) or 0) < start_ns + (count - 1) * SECOND_NS
 
-    def asks(*options: str) -> subprocess.CompletedProcess[str]:
+    def run_watermarks(*options: str) -> subprocess.CompletedProcess[str]:
         servers = ["--bootstrap-servers", broker.bootstrap_servers, "--component", component]
         command: list[str | Path] = [GPULEDGER, "watermarks", *servers, *options]
         return subprocess.run(command, check=False, capture_output=True, text=True)
 
-    sink.wait_until(lambda: asks().returncode == 0, deadline_seconds=120)
-    assert asks("--until", write_moment(start_ns // 10**6)).returncode == 0
-    later = asks("--until", "now")
+    sink.wait_until(lambda: run_watermarks().returncode == 0, deadline_seconds=120)
+    assert run_watermarks("--until", write_moment(start_ns // 10**6)).returncode == 0
+    later = run_watermarks("--until", "now")
     assert (later.returncode, later.stdout.partition(" through")[0]) == (1, "not complete")
     assert sink.stop(deadline_seconds=120) == 0
