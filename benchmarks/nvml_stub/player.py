@@ -1,6 +1,6 @@
 """`python -m benchmarks.nvml_stub.player`: keeps a scenario's answers and `/proc` files up to date.
 
-It runs beside the measured agent, so that the agent's cost does not include the simulation's.
+It runs outside of the measured agent, so that the agent's cost does not include the simulation's.
 """
 
 import argparse

@@ -151,7 +151,7 @@ class ChaosRun:
 
 @asynccontextmanager
 async def _beside(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run this beside the block and end it with the block; a failure of either ends both."""
+    """Run this concurrently with the block, and end it with it; a failure of either ends both."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(each) for each in work]
         yield

@@ -1,4 +1,4 @@
-"""The real parts of a run and the components under test, each of which can be taken away.
+"""The real parts of a run and the components under test; each of them can be taken away.
 
 This module starts and ends them; the schedule decides when something happens to them.
 """

@@ -1,4 +1,4 @@
-"""What happens to which component and when: a plan drawn from a seed. Runs nothing itself."""
+"""A plan of actions, with targets and times, drawn from a seed. Runs nothing itself."""
 
 from __future__ import annotations
 

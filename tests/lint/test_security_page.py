@@ -34,7 +34,7 @@ CENTRAL = (
     gpuledger.dead_letter_queue,
     gpuledger.runtime.process_metrics,
 )
-"""What podwatch, the join and the sinks expose."""
+"""The modules with the metrics of podwatch, the join and the sinks."""
 ACTIONS = {"receive": 1, "send": 2}
 """The column of the table that has an operation's topics."""
 

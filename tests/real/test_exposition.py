@@ -1,4 +1,4 @@
-"""Queries of dashboards, OpenCost and autoscalers for dcgm-exporter, sent to the agent alone.
+"""Queries of dashboards, OpenCost and autoscalers for dcgm-exporter, answered by the agent.
 
 A Prometheus scrapes the agent as a process, which plays a node of GPUs: one pod with two of them,
 two pods on a shared one, a process of the host, and a MIG-partitioned GPU. The queries are other

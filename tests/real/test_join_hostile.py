@@ -266,7 +266,7 @@ async def test_an_open_transaction_of_a_stranger_on_its_inputs_does_not_stop_the
 
 
 async def test_the_join_names_a_topic_with_too_small_a_limit_and_waits_for_it(scene: Scene) -> None:
-    """Its limit was set by hand: no record is rejected because of it, and nothing is lost."""
+    """Its limit was set by hand: no record is rejected for that, and nothing is lost."""
     small = replace(EVENTS, extra={"max.message.bytes": "1000"})
     await scene.make_topics([each if each is not EVENTS else small for each in TOPICS])
     await scene.publish_ticks(BEFORE)

@@ -1,4 +1,4 @@
-"""The simulator's API server beside a real one: the same requests, the same kind of answers."""
+"""The simulator's API server compared with a real one: same requests, same kind of answers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -99,7 +99,7 @@ def reported(event: dict[str, Any]) -> tuple[str, str, str, bool]:
 
 
 async def live(server: Server) -> tuple[list[Any], list[Any]]:
-    """Create, run, end and delete pods; return what two watches report of it afterwards."""
+    """Create, run, end and delete pods; return the events of two watches afterwards."""
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     await server.send("POST", "/api/v1/namespaces", {}, namespace)
     _, (before,) = await server.send("GET", OURS, {})

@@ -91,7 +91,7 @@ async def test_a_reader_skips_batches_that_cannot_be_unpacked(scene: Scene) -> N
 
 
 async def test_a_span_that_ends_in_such_a_batch_reports_it(scene: Scene) -> None:
-    """The batch begins in the span; no other span would report this part of it."""
+    """The batch begins in the span; no other span would report this part."""
     for partition, shown_batch in enumerate(scene.written):
         if isinstance(shown_batch, tuple):
             before, (first, last) = scene.written[partition - 1], shown_batch

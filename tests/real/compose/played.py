@@ -29,7 +29,7 @@ UNNAMED: Final = 'gpuledger_pod_gpu_busy_ratio{namespace=""}'
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """A run of the topology, and a window of it without pods that start or end."""
+    """A run of the topology, and a window in which no pod starts or ends."""
 
     topology: Topology
     prometheus: PrometheusApi

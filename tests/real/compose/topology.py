@@ -1,8 +1,8 @@
 """The services of docker-compose.yml, as processes on this machine.
 
 Services, commands, variables, mounted files, volumes and the start order are read from the file.
-Things that a container has to itself are mapped to this machine: an address such as `kafka:9092` or
-`0.0.0.0:9820` to a free port of 127.0.0.1, a path in a container to a path in a folder of the run.
+A container's addresses, such as `kafka:9092` or `0.0.0.0:9820`, become free ports of 127.0.0.1.
+Its paths become paths in a folder of the run.
 Things that a process cannot have are left out: the containers' users, rights and read-only roots.
 """
 

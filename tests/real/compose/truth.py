@@ -1,4 +1,4 @@
-"""The truth about the scenario within a window: who used how much of which GPU."""
+"""The truth about the scenario within a window: each pod's use of each GPU."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Truth:
         return [pod for pod in lived if any(one.pod is pod for one in self._run.processes)]
 
     def methods(self) -> dict[str, int]:
-        """Count the pairs of a GPU and a pod by whether the pod was alone on the GPU."""
+        """Count the pairs of a GPU and a pod by whether the pod had the GPU to itself."""
         found: Counter[str] = Counter()
         for _, gpu in self.gpus:
             there = {id(one.pod): one.pod for one in gpu.users(self._end_ns - 1)}

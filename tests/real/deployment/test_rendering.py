@@ -52,7 +52,7 @@ INSTALLATIONS = (
     "overlays/pages-tls",
     "overlays/sasl-ssl",
 )
-"""The folders that a user applies as a whole; the topics come beside them."""
+"""The folders that a user applies as a whole; the topics are applied separately."""
 SPOOL = "/var/spool/gpuledger"
 SCRAPERS = {"kubernetes.io/metadata.name": "monitoring"}
 INSPECTED = {

@@ -135,7 +135,7 @@ async def test_a_leftover_placeholder_is_named(
 async def test_agent_and_podwatch_of_a_second_cluster_log_in_under_its_name_and_nothing_else_runs(
     secure_kafka: SecureKafka, kustomize: Kustomize, tmp_path: Path
 ) -> None:
-    """Each has its own user and password, and there is no join, sink or topic beside them."""
+    """Each has its own user and password; nothing else is installed."""
     overlay = copy_of_k8s(tmp_path) / SECOND_CLUSTER
     fill_in(overlay, secure_kafka, users=2)
     rendering = render(overlay)

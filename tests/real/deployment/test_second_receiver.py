@@ -1,4 +1,4 @@
-"""The overlay for a second receiver: a separate sink beside the first, with its own group."""
+"""The overlay for a second receiver: a second sink with its own group."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def test_prometheus_answers_a_query_by_namespace_and_pod(
 
 
 def test_prometheus_has_the_health_of_each_gpu(pipeline: Pipeline) -> None:
-    """Users of remote-write alone can alert on it, by the GPU's labels."""
+    """Users with only remote-write can alert on it, by the GPU's labels."""
     query = (
         'gpuledger_gpu_ecc_errors_total{kind="uncorrected",counted="volatile"}'
         " * on (cluster, node, gpu_uuid) group_left (gpu_index, model) gpuledger_gpu_info"

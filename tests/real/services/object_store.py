@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 BUCKET = "ledger"
 ACCESS_KEY = "gateway-key-id"
-SECRET_KEY = "gateway-secret-that-nobody-may-see"  # of this server alone
+SECRET_KEY = "gateway-secret-that-nobody-may-see"  # only of this server
 
 
 class ObjectStore(Part):
@@ -49,7 +49,7 @@ class ObjectStore(Part):
             self._binary,
             *("--access", ACCESS_KEY, "--secret", SECRET_KEY),
             *("--port", self._address, "--health", "/health"),
-            # In a folder beside it, because not every file system supports file attributes.
+            # In a separate folder, because not every file system supports file attributes.
             *("posix", "--sidecar", data / "attributes", data / "objects"),
         ]
 

@@ -67,7 +67,7 @@ async def test_every_incident_is_counted_once_and_no_counter_falls_whenever_the_
     await make_topics(broker)
     chance = random.Random(31)  # noqa: S311  # moments, not secrets
     run = "incidents"
-    # All of it is in the past, so that its last value is the one queried.
+    # The incidents are in the past, so that the query returns the last value.
     start_ns = time.time_ns() - (TICKS_A_KILL * (KILLS + 1) + 30) * SECOND_NS
     settings = {
         "remote_write__url": prometheus.remote_write_url,
@@ -116,7 +116,7 @@ async def test_every_incident_is_counted_once_and_no_counter_falls_whenever_the_
 
     for code, values in stored(prometheus, by_xid, "xid").items():
         assert values == sorted(values), code
-        # From the first value on: a receiver sees all of it as an increase.
+        # It starts at 0, so a receiver sees the whole count as an increase.
         assert (values[0], values[-1]) == (0, expected[code])
     kinds = stored(prometheus, by_kind, "kind")
     assert kinds["xid"] == sorted(kinds["xid"])

@@ -60,7 +60,7 @@ def test_concurrent_commits_of_writers_are_neither_lost_nor_applied_twice() -> N
             except StaleTableError:
                 continue
 
-    # Two writers of one stream, each offset of which must be there once, and one of another.
+    # Two writers of one stream, whose offsets must be there once, and a writer of another.
     works = [("shared", "a"), ("shared", "b"), ("own", "c")]
     threads = [threading.Thread(target=write, args=work) for work in works]
     for thread in threads:
