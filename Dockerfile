@@ -88,6 +88,9 @@ USER 65532:65532
 FROM runtime AS agent
 # One malloc arena for all threads: they take turns by the interpreter's lock, and an arena each costs the node 0.4 MiB.
 ENV MALLOC_ARENA_MAX=1
+# NVIDIA's container runtime then adds all GPUs and the library of the driver, as for dcgm-exporter's image.
+ENV NVIDIA_VISIBLE_DEVICES=all
+ENV NVIDIA_DRIVER_CAPABILITIES=utility
 COPY --from=agent-environment /opt/gpuledger /opt/gpuledger
 EXPOSE 9820
 ENTRYPOINT ["gpuledger", "agent"]
