@@ -71,7 +71,7 @@ app = App(
     help_format="plaintext",
     help_epilogue=epilogue(
         examples={
-            "This month so far, by namespace, at example prices": (
+            "The newest month, by namespace, at example prices": (
                 "gpuledger bill --store gpuledger-store"
             ),
             "Last month by team and model at your own prices": (
