@@ -178,7 +178,7 @@ def read_swap(argv: Sequence[str], environ: Mapping[str, str]) -> Swap:
 def take_flags(argv: Sequence[str], swap: Swap) -> Iterator[tuple[Flag, str, str]]:
     """Yield the flags with their values and names as given; leave the agent's own arguments.
 
-    The next word is the value of a flag without `=`, but has no effect after a switch.
+    A flag without `=` takes the next word as its value. After a switch, that word is ignored.
     """
     words = deque(argv)
     while words:

@@ -72,7 +72,7 @@ class Quantity:
     """Help of its counter, one sentence."""
 
     def divisor(self, interval_ns: int) -> float:
-        """Return the number by which an amount is divided for its average over a tick.
+        """Return the divisor that turns a tick's amount into its average.
 
         The interval must not be 0. The average is in base units, per second unless the quantity is
         a gauge. One float division is precise enough to recover the whole number; integer

@@ -181,7 +181,7 @@ def _explain(setting: Setting, given: Given) -> str:
 def _written(key: Any, *, is_plain: bool, is_shown: bool) -> str:  # noqa: ANN401  # any built-in value
     """Return an index or key in the form in which it follows its container's name.
 
-    In a mapping that may hold secrets, a key that is not a plain name may be name and value in one.
+    In a mapping that may hold secrets, an unusual key may contain one (`name=value`): it is masked.
     """
     if isinstance(key, _Index):
         return f"[{key}]"

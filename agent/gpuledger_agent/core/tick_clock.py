@@ -66,7 +66,7 @@ class TickClock:
         self.lag_ns = 0
         """Lag of an interval's end behind its tick, so that the driver has sampled all of it."""
         self.is_set_back = False
-        """Whether samples from before the wall clock was set back may still be returned."""
+        """Whether the wall clock was set back and the driver may still return older samples."""
         self._set_back_until = (0, 0)
         """The end of that state: since the epoch, and since boot."""
 

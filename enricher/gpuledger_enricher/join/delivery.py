@@ -40,7 +40,7 @@ class CommitBatch:
     progress: Sequence[Message] = ()
     """Progress of the nodes including this batch; must not become visible before it."""
     watermarks: Sequence[Message] = ()
-    """How far the partition was complete with an earlier, acknowledged batch."""
+    """The watermark messages of an earlier, acknowledged batch."""
     next_offset: int | None = None
     """After delivery, the offset after its last event; `None` if the bus did not report it."""
     offsets: dict[TopicPartition, int] = field(default_factory=dict)

@@ -131,7 +131,7 @@ class StateRestorer:
         self._check.ok("no partition assigned: the group has more members than partitions")
 
     async def run(self, consumer: Consumer) -> frozenset[int]:
-        """Restore the required partitions and return them; their polled records come again.
+        """Restore the required partitions and return them; records polled before are polled again.
 
         Raises `StalledError` if nothing comes for a minute although the bus answers.
         """

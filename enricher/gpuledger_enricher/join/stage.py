@@ -395,7 +395,7 @@ class JoinStage:
 def _bounded(record: PlaceT, *, what: str, lists: Sequence[Mapping[str, Any]]) -> PlaceT:
     """Return a record small enough for an event, emptying the given lists in order if needed.
 
-    Otherwise anybody who may label a namespace could make its pods' events as large as they like.
+    Without a limit, anybody who may label a namespace could inflate the events of its pods.
     """
     for emptied in lists:
         if len(encode(record)) <= MAX_DESCRIPTION_BYTES:

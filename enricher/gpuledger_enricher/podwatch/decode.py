@@ -216,7 +216,7 @@ class PodReader(ObjectReader[PodRecord]):
             meta.owner_references, labels, created_time_ns=created_time_ns
         )
         containers = self._containers.read(spec, status)
-        # Otherwise a container may be restarted, and the pod has not ended with its last one.
+        # Until then, a container may be restarted: the end of the last one is not the pod's.
         is_over = status.phase in _OVER or meta.deletion_timestamp is not None
         return PodRecord(
             cluster=self.cluster,

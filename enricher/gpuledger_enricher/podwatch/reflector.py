@@ -107,9 +107,9 @@ class WatchLists:
         self._unended = 0
 
     def refused(self, error: KubernetesError) -> bool:
-        """Return whether the server does not support it, so that pages must be read now.
+        """Return whether the server cannot list by a watch, so that the list must be paged.
 
-        This is permanent, except for a missing permission, which may be granted.
+        A refusal is permanent, except 403: the permission may be granted later.
         """
         if isinstance(error, NoEndMarkError) or error.status in _UNSUPPORTED:
             self._wanted = False

@@ -11,7 +11,7 @@ from gpuledger.time_ranges import begin_of_unit, parse_moment, parse_range
 from gpuledger_reports.reading.times import DAY_US, HOUR_US, Window
 
 MAX_DAYS: Final = 3_660
-"""Ten years, which take minutes; a longer period is a mistake."""
+"""Ten years. Their bill takes minutes; a longer period is surely a mistake."""
 
 
 def parse_window(text: str, *, option: str, now_us: int, max_days: int = MAX_DAYS) -> Window:

@@ -268,7 +268,7 @@ class _UsageDay:
         return True
 
     def _must_place(self, relation: str) -> bool:
-        """Return whether pods' records may have the pods of some rows, and load them.
+        """Load pod records if rows may lack pods that they name; return whether any were loaded.
 
         Few rows have a container whose pod was unknown when they were written.
         """

@@ -60,7 +60,7 @@ def _is_refused_twice(folder: str) -> bool:
 
 
 def small_files(table: StreamTable, schema: TableSchema) -> dict[str | None, int]:
-    """Return the days with many small files, and their number; the day is `None` without days.
+    """Return the number of small files of each day with many; a table without days has `None`.
 
     Raises ReceiverUnavailableError if the storage does not answer.
     """

@@ -263,7 +263,7 @@ class Resuming:
     async def _look_up(self, wanted: Partitions) -> dict[TopicPartition, NodeTicks]:
         """Load the tables' offsets of partitions; return the ticks seen up to there.
 
-        Raises UserError if they are not of the current topic.
+        Raises UserError if the stored offsets belong to another topic.
         """
 
         def load() -> list[dict[str, int]]:

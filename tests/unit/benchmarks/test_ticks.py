@@ -16,9 +16,7 @@ def test_the_same_seed_gives_the_same_ticks() -> None:
     assert Fleet(nodes=2).tick(1, 5) == Fleet(nodes=2).tick(1, 5)
 
 
-def test_time_and_milliseconds_since_boot_advance_together_as_with_a_clock_that_nobody_sets() -> (
-    None
-):
+def test_wall_clock_and_uptime_advance_together() -> None:
     fleet = Fleet(nodes=1)
     for tick, later in pairwise(fleet.tick(0, number) for number in range(3)):
         assert later.time_ns - tick.time_ns == (later.seq - tick.seq) * 1_000_000 == 1_000_000_000

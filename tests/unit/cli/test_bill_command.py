@@ -341,7 +341,7 @@ def test_an_unknown_line_is_refused_with_where_lines_are_named(
     assert "--format json" in capsys.readouterr().err
 
 
-def test_a_label_that_nobody_has_is_said(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_label_without_values_is_reported(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bill", "--store", store, "--by", "pod,label:teem"]) == 0
     message = capsys.readouterr().err
     assert "--by label:teem: no line item has a value" in message
@@ -365,7 +365,7 @@ def test_nothing_is_closed_that_was_not_named_and_nothing_at_example_prices(
     assert not (Path(store) / "bill_lines").exists()
 
 
-def test_a_close_says_which_period_it_closed_by_what_and_at_which_sum(
+def test_close_prints_period_dimensions_and_total(
     store: str, prices: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     times = ["--from", "2026-10-01T00:00:00Z", "--to", "2026-10-01T03:00:00Z"]

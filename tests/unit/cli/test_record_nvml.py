@@ -29,7 +29,7 @@ def record(out: Path, *more: str) -> int:
     )  # fmt: skip
 
 
-def test_what_it_writes_can_be_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recording_can_be_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "node.jsonl.gz"
     assert record(out) == 0
     assert f"gpuledger agent --source recorded:{out}" in capsys.readouterr().err

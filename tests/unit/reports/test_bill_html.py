@@ -137,7 +137,7 @@ def test_a_page_refers_to_nothing_outside_itself(store: str) -> None:
         assert "@import" not in text
 
 
-def test_a_page_s_policy_lets_its_own_style_and_script_in_and_nothing_else(store: str) -> None:
+def test_the_policy_of_a_page_allows_only_its_own_style_and_script(store: str) -> None:
     read = PageReader(page_of(make(store)))
     (policy,) = (
         attributes["content"]

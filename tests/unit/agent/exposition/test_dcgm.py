@@ -86,7 +86,7 @@ def test_a_device_allocated_to_one_job_has_dcgm_exporters_job_label(
         assert job is None or f'hpc_job="{job}"' in found[uuid]
 
 
-def test_help_and_type_are_dcgm_exporters() -> None:
+def test_help_and_type_match_dcgm_exporter() -> None:
     it = node()
     it.show(sample(gpu(energy_total_millijoules=1_500)))
     text = it.page().decode()

@@ -132,7 +132,7 @@ def test_the_place_of_a_gpu_in_its_fabric_and_rack_is_in_info_metrics() -> None:
     ) == {("devtools", ""): 1}
 
 
-def test_a_container_has_the_use_of_video_engines_if_there_was_any() -> None:
+def test_only_video_engines_in_use_are_shown() -> None:
     it = node(one="ml/a/main")
     it.show(
         sample(

@@ -183,7 +183,7 @@ def test_a_list_that_is_not_supported_counts_as_empty() -> None:
     )
 
 
-def test_the_latest_rates_are_read_with_samples_and_without() -> None:
+def test_the_latest_rates_are_read_even_without_samples() -> None:
     library, gpu = a_gpu(nvmlDeviceGetSamples=sampled((1, 10)))
     assert query_all(gpu).percent == 50
     library.refuse(SAMPLES, pynvml.NVML_ERROR_NOT_SUPPORTED)

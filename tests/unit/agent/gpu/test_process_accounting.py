@@ -149,7 +149,7 @@ def test_a_process_that_still_runs_is_queried_until_it_ends() -> None:
     assert pids(query(accounting)) == [7]
 
 
-def test_an_account_is_in_several_answers_because_one_of_them_may_come_too_late() -> None:
+def test_each_account_is_returned_three_times() -> None:
     buffer = Buffer()
     accounting = on(buffer)
     query(accounting)
@@ -157,7 +157,7 @@ def test_an_account_is_in_several_answers_because_one_of_them_may_come_too_late(
     assert [pids(query(accounting)) for _ in range(5)] == [[7], [7], [7], [], []]
 
 
-def test_the_sums_of_the_newer_call_are_exact() -> None:
+def test_sums_give_exact_percentages() -> None:
     buffer = Buffer()
     accounting = on(buffer)
     query(accounting)

@@ -78,7 +78,7 @@ def test_the_error_for_a_missing_library_names_all_paths_tried_and_the_setting()
     assert "nvml_library" in str(caught.value)
 
 
-def test_a_wrong_setting_is_not_replaced_by_another_library() -> None:
+def test_a_configured_path_has_no_fallback() -> None:
     load = Loader(LIBRARY)
     with pytest.raises(
         LibraryNotFoundError, match=r"nvml_library: /nowhere/lib\.so does not exist"

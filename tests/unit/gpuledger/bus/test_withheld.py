@@ -26,7 +26,7 @@ def shown(topic: str) -> float | None:
     return REGISTRY.get_sample_value("gpuledger_open_transaction_seconds", labels)
 
 
-def test_the_time_counts_from_when_it_was_first_seen_even_without_polls() -> None:
+def test_withheld_time_starts_at_first_sight_even_without_polls() -> None:
     seconds = Seconds()
     withheld = of(seconds)
     for seconds.now in (10.0, 20.0):

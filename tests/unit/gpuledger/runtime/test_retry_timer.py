@@ -37,7 +37,7 @@ def test_a_success_resets_the_waits() -> None:
     assert attempts_of(retry, seconds=4) == [0, 1, 3]
 
 
-def test_a_success_too_soon_after_an_attempt_ends_no_wait() -> None:
+def test_an_early_success_does_not_end_the_wait() -> None:
     retry = timer(calm_seconds=60)
     retry.record_attempt(0)
     retry.record_attempt(0)

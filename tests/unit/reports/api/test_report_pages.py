@@ -242,7 +242,9 @@ async def test_a_store_that_does_not_answer_a_look_in_time_makes_the_service_unr
     assert "request less" not in served.check.detail
 
 
-async def test_the_bill_is_the_commands_and_a_line_of_it_is_explained(served: InlinePages) -> None:
+async def test_the_bill_equals_the_commands_and_its_lines_can_be_explained(
+    served: InlinePages,
+) -> None:
     async with served.running():
         bill = json.loads((await served.get("/bill", "period=2026-10&by=pod")).body)
         line = next(line for line in bill["lines"] if line["pod"] == "a")

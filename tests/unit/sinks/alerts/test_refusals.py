@@ -88,7 +88,7 @@ NOT_OF_THE_ALERTS = [
 
 
 @pytest.mark.parametrize("answer", NOT_OF_THE_ALERTS, ids=lambda answer: answer.text)
-async def test_an_answer_that_says_nothing_of_the_alerts_is_waited_for_and_said(
+async def test_an_unrelated_response_is_retried_and_reported(
     answer: Answer,
 ) -> None:
     on, readiness = bus(), Readiness()

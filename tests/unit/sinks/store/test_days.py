@@ -24,7 +24,7 @@ from tests.unit.sinks.builders import (
 from tests.unit.sinks.store.storing import AT, commits_of_rows, is_committed, offsets, store
 
 
-async def test_one_write_has_rows_of_a_few_days_only(tmp_path: Path) -> None:
+async def test_one_commit_covers_at_most_max_days(tmp_path: Path) -> None:
     """Each day is a folder, and a file that is held open."""
     on = bus()
     day = 86_400

@@ -196,7 +196,7 @@ class ExitMatcher:
         return unknown
 
     def _new(self, accounts: DriverAccounts) -> Iterator[DriverAccount]:
-        """Yield accounts that no earlier tick had, because the driver repeats each for a while."""
+        """Yield the new accounts only: the driver repeats each for a while."""
         self._repeats = {key: left - 1 for key, left in self._repeats.items() if left > 1}
         for uuid, given in accounts.items():
             for pid, totals in given or ():
