@@ -110,6 +110,7 @@ class StateRestorer:
         self._changes = 0
         self._podwatch_awaited_since_seconds: float | None = None
         self._podwatch_timed_out = tuning.podwatch_timeout_seconds <= 0
+        self._gave_up_podwatch = False
         self._seeking: asyncio.Task[Mapping[TopicPartition, int]] | None = None
 
     def require(self, partitions: Iterable[int]) -> None:
@@ -178,7 +179,8 @@ class StateRestorer:
         # Ticks come last: before their pods they would be published without names, and before the
         # progress they would be booked twice.
         consumer.resume(consumer.assignment())
-        self._check.ok(lambda: f"{len(self._stage.pods)} pods")
+        start = "; started without a report from podwatch" if self._gave_up_podwatch else ""
+        self._check.ok(lambda: f"{len(self._stage.pods)} pods{start}")
         _log.info("state_read", count=len(self._stage.pods))
         return True
 
@@ -287,7 +289,7 @@ class StateRestorer:
             if not self._check.has_failed:
                 self._check.waits("waiting for podwatch to report that the pods topic is complete")
             return False
-        self._podwatch_timed_out = True
+        self._podwatch_timed_out = self._gave_up_podwatch = True
         metrics.PODWATCH_TIMEOUTS_TOTAL.inc()
         _log.warning("podwatch_awaited", timeout_seconds=self._tuning.podwatch_timeout_seconds)
         return True

@@ -148,8 +148,9 @@ async def test_without_podwatch_the_work_begins_after_a_timeout_which_is_counted
     await publish(bus, SAMPLES, tick(1))
     with capture_logs() as lines:
         settings = msgspec.structs.replace(SETTINGS, join=tuning)
-        async with joining(bus, settings=settings):
+        async with joining(bus, settings=settings) as readiness:
             (event,) = await read_events(bus, 1)
+            assert "without a report from podwatch" in readiness.check("pods").detail
     assert event.pods[0].state is PodState.PENDING
     assert [line["event"] for line in lines].count("podwatch_awaited") == 1
     assert REGISTRY.get_sample_value(counted) == before + 1
