@@ -24,6 +24,7 @@ PACKAGES: Final = ("gpuledger", "agent", "enricher", "sinks", "reports", "simula
 MANIFESTS: Final = ("deploy", "k8s", "scenarios", "docker-compose.yml")
 CLEAN: Final = [
     *("cli", "simulator", "sinks", "reports", "deploy", "k8s"),
+    "docs/alerts.md",
     "docs/start/overview.md",
     "docs/start/demo.md",
     "docs/start/kubernetes.md",
