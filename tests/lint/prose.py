@@ -25,6 +25,7 @@ MANIFESTS: Final = ("deploy", "k8s", "scenarios", "docker-compose.yml")
 CLEAN: Final = [
     *("cli", "simulator", "sinks", "reports", "deploy", "k8s"),
     "docs/alerts.md",
+    "docs/rows.md",
     "docs/start/overview.md",
     "docs/start/demo.md",
     "docs/start/kubernetes.md",
