@@ -2,7 +2,6 @@
 
 import os
 import sys
-import traceback
 
 from gpuledger.programs import INTERRUPTED, end_on_interrupt, output_error_code, raise_on_interrupt
 
@@ -34,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
         failed = output_error_code(error) if isinstance(error, OSError) else None
         if failed is not None:
             return failed
-        traceback.print_exc()
+        sys.excepthook(type(error), error, error.__traceback__)
         sys.stderr.write("gpuledger: internal error; please report it with the lines above\n")
         return OWN_ERROR
     return code
