@@ -26,6 +26,7 @@ CLEAN: Final = [
     *("cli", "simulator", "sinks", "reports", "deploy", "k8s"),
     "docs/alerts.md",
     "docs/rows.md",
+    *("CONTRIBUTING.md", "SECURITY.md", "docs/architecture.md"),
     "docs/start/overview.md",
     "docs/start/demo.md",
     "docs/start/kubernetes.md",
