@@ -71,7 +71,7 @@ def table(page: str, name: str) -> list[list[str]]:
 
 
 def series() -> Iterator[list[str]]:
-    yield ["series", "type", "labels beside `cluster` and `node`", "meaning"]
+    yield ["series", "type", "labels other than `cluster` and `node`", "meaning"]
     yield ["---"] * 4
     for family in FAMILIES:
         labels = " ".join(f"`{label}`" for label in family.labels)
@@ -80,7 +80,7 @@ def series() -> Iterator[list[str]]:
 
 
 def health_series() -> Iterator[list[str]]:
-    yield ["series", "type", "labels beside `cluster` and `node`", "meaning"]
+    yield ["series", "type", "labels other than `cluster` and `node`", "meaning"]
     yield ["---"] * 4
     for family in (*HEALTH_FAMILIES, *INCIDENT_FAMILIES):
         (metric,) = family.metrics
