@@ -27,6 +27,7 @@ CLEAN: Final = [
     "docs/alerts.md",
     "docs/rows.md",
     *("CONTRIBUTING.md", "SECURITY.md", "docs/architecture.md"),
+    "docs/logs.md",
     "docs/start/overview.md",
     "docs/start/demo.md",
     "docs/start/kubernetes.md",
