@@ -125,7 +125,7 @@ def _of_pages() -> Iterator[str]:
         ):
             yield from re.findall(r"\w+", labels)
             yield from re.findall(r"`(\w+)`", text)  # values of labels
-    checks = (ROOT / "docs/operations.md").read_text().partition("| deployable | check |")[2]
+    checks = (ROOT / "docs/operations.md").read_text().partition("| component | check |")[2]
     for check in re.findall(r"^\| [^|]+ \| ([^|]+) \|", checks.partition("\n\n")[0], re.MULTILINE):
         yield from re.findall(r"\w+", check)
 
