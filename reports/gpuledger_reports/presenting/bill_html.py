@@ -40,8 +40,8 @@ _FOLDER: Final = Path(__file__).with_name("bill_page")
 _MAX_BARS: Final = 20
 _MIN_DAYS: Final = 2
 _PARTS: Final[Mapping[str, str]] = {
-    "used": "allocated and used",
-    "billed_unused": "allocated, unused",
+    "used": "allocated, used",
+    "billed_unused": "unused",
     "tenants": "tenants",
     "shared": "distributed idle",
     "idle": "idle",
