@@ -19,7 +19,7 @@ NESTED = page(b'{"metadata":' + b"[" * 50_000, b"Content-Type: application/json"
 ENDLESS = Raw(begin=b"HTTP/1.1 200 OK\r\n\r\n", again=b" " * MIB, times=10_000)
 ANSWERS = [
     NESTED,
-    ODD_PAGES["a charset that refuses all"],
+    ODD_PAGES["a charset that rejects everything"],
     ODD_PAGES["a date beyond all calendars"],
     NO_HTTP["bytes that are no text"],
     HUGE_PAGES["300 MiB"],

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from tests.real.services.kafka import Kafka
 
 ANSWERS = [
-    ODD_PAGES["Latin-1 said to be UTF-8"],
-    ODD_PAGES["a charset that refuses all"],
+    ODD_PAGES["Latin-1 declared as UTF-8"],
+    ODD_PAGES["a charset that rejects everything"],
     ODD_PAGES["a date beyond all calendars"],
     NO_HTTP["bytes that are no text"],
     HUGE_PAGES["300 MiB"],

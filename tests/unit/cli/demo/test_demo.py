@@ -95,7 +95,7 @@ def test_a_demo_of_20_seconds_ends_with_its_alerts_three_tables_and_three_comman
     scenario.write_text(f"{DEMO_SCENARIO.read_text()}\nspeed: 4\n")
     store = tmp_path / "store"
     ran = run_demo(
-        *("--source", "simulated", "--for", "5s", "--scenario", str(scenario)),
+        *("--source", "simulated", "--for", "8s", "--scenario", str(scenario)),
         *("--store", str(store)),
     )
     assert ran.returncode == 0, ran.stderr
