@@ -20,8 +20,8 @@ ENDLESS = Raw(begin=b"HTTP/1.1 200 OK\r\n\r\n", again=b" " * MIB, times=10_000)
 ANSWERS = [
     NESTED,
     ODD_PAGES["a charset that rejects everything"],
-    ODD_PAGES["a date beyond all calendars"],
-    NO_HTTP["bytes that are no text"],
+    ODD_PAGES["a date outside the calendar"],
+    NO_HTTP["bytes that are not text"],
     HUGE_PAGES["300 MiB"],
     HUGE_PAGES["300 MiB in gzip"],
     ENDLESS,

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 ANSWERS = [
     ODD_PAGES["Latin-1 declared as UTF-8"],
     ODD_PAGES["a charset that rejects everything"],
-    ODD_PAGES["a date beyond all calendars"],
-    NO_HTTP["bytes that are no text"],
+    ODD_PAGES["a date outside the calendar"],
+    NO_HTTP["bytes that are not text"],
     HUGE_PAGES["300 MiB"],
     HUGE_PAGES["300 MiB in gzip"],
 ]
