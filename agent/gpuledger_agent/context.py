@@ -55,7 +55,7 @@ class Host:
     kubelet: Kubelet | None = None
     """Reports which container holds which device; `None` if it must not be queried."""
     pod_list: PodList | None = None
-    """Lists the node's pods with their labels; `None` if there is no such list."""
+    """Lists the node's pods with their labels; `None` without access to the list."""
     list_log_names: ListNames = tuple
     """Returns the names of the containers' logs."""
     list_pod_folders: ListNames = tuple
@@ -97,7 +97,7 @@ async def run_agent(
     context = AgentContext(host=host, settings=settings, readiness=readiness, pod_labels=pod_labels)
     topics = bus.topics if bus else Topics(settings.kafka.topic_prefix)
     count_published_from_zero(topics)
-    # Without a bus there is no queue either, because nothing would ever empty it.
+    # No queue without a bus, because nothing would empty it.
     if bus is None:
         await context.run_node(Outputs(send_queue=None, node_state=node_state, topics=topics))
         return

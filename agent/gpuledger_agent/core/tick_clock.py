@@ -64,7 +64,7 @@ class TickClock:
         self._seq = 0
         self._due_lag_ns = 0
         self.lag_ns = 0
-        """Lag of an interval's end behind its tick, so that the driver has sampled all of it."""
+        """How far an interval ends before its tick; by then the driver has sampled all of it."""
         self.is_set_back = False
         """Whether the wall clock was set back and the driver may still return older samples."""
         self._set_back_until = (0, 0)
@@ -97,7 +97,7 @@ class TickClock:
             self.lag_ns = self._due_lag_ns
 
     def interval(self, at: ClockReading, length_ns: int) -> TickInterval:
-        """Return the next tick's interval, which lags so far that the driver has sampled all of it.
+        """Return the next tick's interval; it ends early enough for the driver to have sampled it.
 
         If the lag changes, intervals still adjoin: they become shorter or longer meanwhile.
         """

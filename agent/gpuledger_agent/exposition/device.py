@@ -119,7 +119,7 @@ class _Counter:
     rate: float | None = None
 
     def update(self, total: int, at_ns: int) -> None:
-        """Record a new reading; if the counter has restarted, there is no rate."""
+        """Record a new reading; the rate is unknown if the counter has restarted."""
         elapsed_seconds = (at_ns - self.at_ns) / NS_PER_SECOND
         # Two readings at the same time give no rate.
         if elapsed_seconds <= 0:

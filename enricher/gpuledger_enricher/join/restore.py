@@ -110,7 +110,6 @@ class StateRestorer:
         self._changes = 0
         self._podwatch_awaited_since_seconds: float | None = None
         self._podwatch_timed_out = tuning.podwatch_timeout_seconds <= 0
-        self._gave_up_podwatch = False
         self._seeking: asyncio.Task[Mapping[TopicPartition, int]] | None = None
 
     def require(self, partitions: Iterable[int]) -> None:
@@ -179,7 +178,7 @@ class StateRestorer:
         # Ticks come last: before their pods they would be published without names, and before the
         # progress they would be booked twice.
         consumer.resume(consumer.assignment())
-        start = "; started without a report from podwatch" if self._gave_up_podwatch else ""
+        start = "; started without a report from podwatch" if self._podwatch_timed_out else ""
         self._check.ok(lambda: f"{len(self._stage.pods)} pods{start}")
         _log.info("state_read", count=len(self._stage.pods))
         return True
@@ -289,7 +288,7 @@ class StateRestorer:
             if not self._check.has_failed:
                 self._check.waits("waiting for podwatch to report that the pods topic is complete")
             return False
-        self._podwatch_timed_out = self._gave_up_podwatch = True
+        self._podwatch_timed_out = True
         metrics.PODWATCH_TIMEOUTS_TOTAL.inc()
         _log.warning("podwatch_awaited", timeout_seconds=self._tuning.podwatch_timeout_seconds)
         return True

@@ -165,7 +165,7 @@ class Kafka(Part, KafkaBroker):
         On a busy machine it is silent for seconds. But after a kill, the controller waits this long
         for the killed broker before it accepts the new one.
         """
-        return 1000 if self._data.exists() else 9000
+        return 3000 if self._data.exists() else 9000
 
     def _format(self) -> None:
         argv = [*self._java("kafka.tools.StorageTool"), "format", "-t", CLUSTER_ID]

@@ -41,7 +41,7 @@ _MAX_JOINT_NS: Final = 500_000_000
 # From most to least reliable; a tick has the least reliable method of its parts.
 _BY_TRUST: Final = (EnergyMethod.COUNTER, EnergyMethod.INTERPOLATED, EnergyMethod.POWER)
 MIN_FREE_NS: Final = 10_000_000_000
-"""Minimum time without a process: a counter's step of 100 ms is a hundredth of it."""
+"""Minimum time without a process. The counter's step of 100 ms is 1 % of it."""
 FREE_BYTES: Final = 64 * 1024 * 1024
 """Maximum memory in use on a board without a process; a process's context takes 100 MiB."""
 

@@ -205,8 +205,7 @@ def _values_by_group(raw: RawGpuSample, interval_ns: int) -> Mapping[CallGroup, 
         "power_milliwatts": raw.power_milliwatts,
         "energy_total_millijoules": raw.energy_millijoules,
     }
-    # After a gap, the chip's counters are means over all of it, which no tick covers; but the tick
-    # is booked by them.
+    # After a gap, the chip's counters are means over the whole gap. They do not describe this tick.
     is_of_this_tick = (raw.activity_ns or 0) <= _MAX_ACTIVITY_TICKS * interval_ns
     return {
         CallGroup.BOOKS: core,

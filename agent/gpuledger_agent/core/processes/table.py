@@ -78,7 +78,7 @@ class KnownProcess:
 
     @property
     def is_mps_server(self) -> bool:
-        """Whether it is the MPS server, by the kernel's name of it."""
+        """Whether the process is the MPS server, judged by its command name."""
         return (self.facts.command or "").startswith(_MPS_SERVER)
 
     @property

@@ -138,7 +138,7 @@ def _translate(name: str, error: pynvml.NVMLError) -> UnavailableError:
     message = f"{name}: {error}"
     if error.value == pynvml.NVML_ERROR_TIMEOUT and name.startswith(_WAITING):
         return NothingHappenedError(message)
-    # If one of the first calls is refused, there is no working driver.
+    # A refusal of one of the first calls means that the driver does not work.
     if error.value in _UNSUPPORTED and name not in _STARTING:
         return UnsupportedError(message)
     NVML_ERRORS.labels(call=name, error=error_name(error)).inc()
@@ -159,8 +159,8 @@ Key = tuple[object, ...]
 class DeviceClient:
     """Queries one device of an open library: a GPU or a MIG instance.
 
-    Each query returns `None` if there is no answer, and raises SourceLostError. To find out whether
-    the lack of an answer is permanent, call `is_unsupported` with the query's key.
+    Each query returns `None` without an answer, and raises SourceLostError. `is_unsupported` reports
+    for a query's key whether its answer is missing permanently.
     """
 
     library: object

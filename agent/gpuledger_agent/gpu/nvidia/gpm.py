@@ -176,8 +176,8 @@ class Gpm:
         The keys are `activity` and `activity_ns` for group SENSORS, `profiling` and `profiling_ns`
         for PROFILING, and `health` and `health_ns` for HEALTH.
 
-        The result is empty if the GPU has no such counters, or if there is no previous sample or
-        it is too old or too recent. Raises SourceLostError.
+        The result is empty if the GPU has no such counters, or if the previous sample is missing,
+        too old or too recent. Raises SourceLostError.
         """
         now_ns = self._monotonic_ns()
         # Keep the previous sample: the next query measures from there.
