@@ -16,7 +16,6 @@ from rich.console import Console
 
 from gpuledger.clock import NS_PER_US
 from gpuledger.errors import ArgumentError, UserError
-from gpuledger.store.query import version_of
 from gpuledger.store.usage_schema import INVENTORY
 from gpuledger_cli.bill_table import bill_table
 from gpuledger_cli.long_work import printing_progress
@@ -127,12 +126,6 @@ class BillOf:
     def dimensions(self) -> tuple[str, ...]:
         """The requested dimensions, without duplicates."""
         return tuple(dict.fromkeys(name.strip() for name in self.by.split(",") if name.strip()))
-
-    @property
-    def lacks_inventory(self) -> bool:
-        """Whether the store has no inventory, which is needed to bill GPUs without samples."""
-        options = storage_options_of(self.storage_option)
-        return version_of(self.store, INVENTORY.name, options) is None
 
     def closed(self) -> list[ClosedLine]:
         """Return the lines of all revisions of the bill; empty if it was never closed."""
@@ -262,7 +255,7 @@ def bill(
         rows_ = (row_of(made, line) for line in made.lines)
         _write(as_json(made) if format == "json" else as_csv(columns_of(made), rows_), output)
     _warn(made, closed)
-    if not stands and bill_of.lacks_inventory:
+    if not stands and made.versions[INVENTORY.name] is None:
         sys.stderr.write(
             "gpuledger: the store has no inventory: GPU time without samples is not billed\n"
         )

@@ -159,8 +159,8 @@ Key = tuple[object, ...]
 class DeviceClient:
     """Queries one device of an open library: a GPU or a MIG instance.
 
-    Each query returns `None` without an answer, and raises SourceLostError. `is_unsupported` reports
-    for a query's key whether its answer is missing permanently.
+    Each query returns `None` without an answer, and raises SourceLostError. For a query's
+    key, `is_unsupported` reports whether its answer is missing permanently.
     """
 
     library: object
