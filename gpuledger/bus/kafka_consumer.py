@@ -119,8 +119,23 @@ class KafkaConsumer:
     async def committed(self, partition: TopicPartition) -> int | None:
         """Return the committed offset, or `None`."""
         client = await self._opened()
-        async with self._connection.requesting(self._doing("reading the committed offset")):
-            return await self._positions.committed(client, partition)
+        doing, is_pending = self._doing("reading the committed offset"), False
+
+        def note_pending() -> None:
+            nonlocal is_pending
+            is_pending = True
+
+        try:
+            async with self._connection.requesting(doing):
+                return await self._positions.committed(client, partition, on_pending=note_pending)
+        except BusUnavailableError as error:
+            if not is_pending:
+                raise
+            raise BusUnavailableError(
+                f"{doing}: a transaction that contains the offset of {partition.topic}-"
+                f"{partition.partition} has not ended; if it does not end, find and abort it with"
+                " Kafka's tools (kafka-transactions.sh find-hanging)"
+            ) from error
 
     async def topic_id(self, topic: str) -> str | None:
         """Request the topic's id from the brokers and return it, or `None` if it has none."""

@@ -11,7 +11,7 @@ which becomes a `Gap` before the consumer continues.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from aiokafka import AIOKafkaConsumer
@@ -112,9 +112,18 @@ class Positions:
                     time_ms=known_time_ms(read[-1].timestamp_ms),
                 )
 
-    async def committed(self, client: AIOKafkaConsumer, partition: TopicPartition) -> int | None:
-        """Return the committed offset, unless it belongs to an earlier topic of the same name."""
-        found = await stable_offsets(client, [named(partition)])
+    async def committed(
+        self,
+        client: AIOKafkaConsumer,
+        partition: TopicPartition,
+        *,
+        on_pending: Callable[[], None],
+    ) -> int | None:
+        """Return the committed offset, unless it belongs to an earlier topic of the same name.
+
+        Calls `on_pending` while a transaction may still change it.
+        """
+        found = await stable_offsets(client, [named(partition)], on_pending=on_pending)
         offset, metadata = found.get(named(partition), (None, ""))
         return None if self._is_of_other_topic(partition, metadata) else offset
 

@@ -60,8 +60,15 @@ _STABLE_VERSION: Final = 7
 _COORDINATOR_LEFT: Final = (NotCoordinatorForGroupError, GroupCoordinatorNotAvailableError)
 
 _Send: TypeAlias = Callable[..., Awaitable[Any]]
-_requires_stable: Final = ContextVar("requires_stable", default=False)
-"""Passes the flag from `stable_offsets` to the request, which aiokafka sends in the same task."""
+_on_pending: Final[ContextVar[Callable[[], None] | None]] = ContextVar("on_pending", default=None)
+"""Set while `stable_offsets` waits; aiokafka sends its request in the same task."""
+
+
+class _PendingOffsetError(GroupLoadInProgressError):  # type: ignore[misc]  # aiokafka is untyped
+    """A transaction is about to change the offset.
+
+    aiokafka does not know this error of the broker; it repeats the request after its base class.
+    """
 
 
 class _StableResponse(Response):  # type: ignore[misc]  # aiokafka is untyped
@@ -144,17 +151,19 @@ async def committed_offsets(
 
 
 async def stable_offsets(
-    client: AIOKafkaConsumer, partitions: Iterable[Any]
+    client: AIOKafkaConsumer, partitions: Iterable[Any], *, on_pending: Callable[[], None]
 ) -> dict[Any, tuple[int, str]]:
     """Wait until no pending transaction can change the committed offsets, then return them.
 
+    Calls `on_pending` for each answer that a transaction is still pending.
+
     Remove once aiokafka requests stable offsets (OffsetFetch from version 7 on, KIP-447).
     """
-    requesting = _requires_stable.set(True)
+    waiting = _on_pending.set(on_pending)
     try:
         return await committed_offsets(client, partitions)
     finally:
-        _requires_stable.reset(requesting)
+        _on_pending.reset(waiting)
 
 
 def heed_refused_offsets(client: AIOKafkaConsumer) -> None:
@@ -178,11 +187,13 @@ def _heeding(send: _Send, *, on_refusal: Callable[[KafkaError], None]) -> _Send:
         # The coordinator sends all its requests by this function; only this kind is checked.
         if not isinstance(request, OffsetFetchRequest):
             return await send(request, *arguments)
-        if _requires_stable.get():
+        if on_pending := _on_pending.get():
             request = _StableOffsets(request._consumer_group, request._partitions)
         answer = await send(request, *arguments)
         if (error := _refusal_of(answer)) is not None:
             on_refusal(error)
+            if on_pending and isinstance(error, _PendingOffsetError):
+                on_pending()
             raise error
         return _as_aiokafka_reads_it(answer)
 
@@ -200,8 +211,7 @@ def _refusal_of(answer: Any) -> KafkaError | None:  # noqa: ANN401  # aiokafka i
         for _, partitions, _ in answer.topics
         for *_, code, _ in partitions
     ):
-        # aiokafka does not know the code; this error makes it retry.
-        return GroupLoadInProgressError("a transaction is about to move the offset")
+        return _PendingOffsetError("a transaction is about to move the offset")
     return None
 
 

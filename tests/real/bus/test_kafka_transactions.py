@@ -127,6 +127,18 @@ async def test_a_committed_offset_is_returned_once_no_transaction_can_move_it(
         assert await request == 1
 
 
+async def test_an_offset_in_a_transaction_that_does_not_end_is_named_with_its_remedy(
+    kafka: Kafka, partition: TopicPartition, stuck: KafkaTransactions
+) -> None:
+    """Brokers keep such a transaction for ever if they lose its marker."""
+    bus = KafkaBus(settings_of(kafka.bootstrap_servers, request_timeout_seconds=2.0))
+    client, group = client_of(stuck), f"g-{partition.topic}"
+    async with bus.consumer(Subscription(group=group, topics=[partition.topic])) as consumer:
+        await client.send_offsets_to_transaction({aiokafka.TopicPartition(*partition): 1}, group)
+        with pytest.raises(BusUnavailableError, match=r"has not ended; .* find-hanging"):
+            await consumer.committed(partition)
+
+
 async def test_a_writer_that_lost_its_sequence_fails_and_the_next_one_continues(
     settings: KafkaSettings, partition: TopicPartition
 ) -> None:

@@ -35,7 +35,6 @@ offsets.topic.num.partitions=2
 transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 transaction.state.log.num.partitions=2
-transaction.abort.timed.out.transaction.cleanup.interval.ms=500
 log.cleaner.backoff.ms=200
 log.cleaner.min.cleanable.ratio=0.01
 log.cleaner.dedupe.buffer.size=8388608
@@ -155,6 +154,9 @@ class Kafka(Part, KafkaBroker):
             "log.dirs": str(self._data),
             "controller.quorum.voters": self.voters(),
             "broker.session.timeout.ms": str(self._session_timeout_ms()),
+            "transaction.abort.timed.out.transaction.cleanup.interval.ms": str(
+                self._abort_interval_ms()
+            ),
         }
         settings = "\n".join(f"{key}={value}" for key, value in lines.items())
         self._properties.write_text(f"{SERVER_PROPERTIES}{settings}\n")
@@ -166,6 +168,15 @@ class Kafka(Part, KafkaBroker):
         for the killed broker before it accepts the new one.
         """
         return 3000 if self._data.exists() else 9000
+
+    def _abort_interval_ms(self) -> int:
+        """Return how often the broker aborts transactions that have timed out.
+
+        Often, so that tests need not wait. But a broker that restarts leads its partitions until
+        the controller fences its previous registration. An abort in between is completed without
+        markers ("Couldn't find leader endpoint …, skip"), which leaves a hanging transaction.
+        """
+        return 10_000 if self._data.exists() else 500
 
     def _format(self) -> None:
         argv = [*self._java("kafka.tools.StorageTool"), "format", "-t", CLUSTER_ID]

@@ -2,6 +2,7 @@
 # ruff: noqa: SLF001  # aiokafka's own names, which are replaced
 
 from collections.abc import Sequence
+from functools import partial
 from io import BytesIO
 from types import SimpleNamespace
 from typing import Any, Final
@@ -81,12 +82,18 @@ def client_of(coordinator: Coordinator) -> Any:  # noqa: ANN401  # aiokafka is u
 
 
 PARTITIONS: Final = [TopicPartition("events", 0), TopicPartition("events", 1)]
-LOOKUPS: Final[Sequence[Any]] = [committed_offsets, stable_offsets]
+
+
+def ignore() -> None:
+    """Take note of nothing."""
+
+
+LOOKUPS: Final[Sequence[Any]] = [committed_offsets, partial(stable_offsets, on_pending=ignore)]
 
 
 async def test_stable_offsets_are_requested_and_returned_as_aiokafka_reads_them() -> None:
     coordinator = Coordinator([(0, 17, "topic_id=a", 0), (1, -1, None, 0)])
-    found: Any = await stable_offsets(client_of(coordinator), PARTITIONS)
+    found: Any = await stable_offsets(client_of(coordinator), PARTITIONS, on_pending=ignore)
     (requested,) = coordinator.requests
     assert requested.require_stable is True
     assert requested.consumer_group == "rows"
@@ -95,7 +102,7 @@ async def test_stable_offsets_are_requested_and_returned_as_aiokafka_reads_them(
 
 
 @pytest.mark.parametrize(
-    ("look_up", "versions"), [(committed_offsets, SINCE_2_5), (stable_offsets, BEFORE_2_5)]
+    ("look_up", "versions"), list(zip(LOOKUPS, [SINCE_2_5, BEFORE_2_5], strict=True))
 )
 async def test_latest_offsets_and_brokers_without_stable_offsets_get_the_request_of_aiokafka(
     look_up: Any,  # noqa: ANN401  # one of the two
@@ -134,16 +141,20 @@ async def test_an_error_is_raised_and_a_coordinator_that_left_is_looked_up_again
 async def test_an_offset_that_a_transaction_is_about_to_change_is_requested_again() -> None:
     """aiokafka retries after this error."""
     coordinator = Coordinator([(0, 17, "", 0), (1, -1, "", UNSTABLE_OFFSET_COMMIT)])
+    pending: list[None] = []
     with pytest.raises(KafkaError) as raised:
-        await stable_offsets(client_of(coordinator), PARTITIONS)
+        await stable_offsets(
+            client_of(coordinator), PARTITIONS, on_pending=lambda: pending.append(None)
+        )
     assert raised.value.retriable
+    assert pending
     assert not coordinator.is_left
 
 
 async def test_latest_offsets_can_be_requested_after_stable_offsets() -> None:
     coordinator = Coordinator([(0, 17, "", 0)])
     client = client_of(coordinator)
-    await stable_offsets(client, PARTITIONS)
+    await stable_offsets(client, PARTITIONS, on_pending=ignore)
     await committed_offsets(client, PARTITIONS)
     assert [requested.API_VERSION for requested in coordinator.requests] == [7, 3]
 
