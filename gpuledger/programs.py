@@ -23,6 +23,8 @@ COMPONENTS: "Final" = {
     "reports": ("gpuledger_reports", "reports"),
 }
 """By component name: the package whose `__main__` runs it, and the extra that it requires."""
+_STANDALONE: "Final" = {"standalone": ("gpuledger_cli.standalone", "demo")}
+"""All components in one process."""
 INTERRUPTED: "Final" = 130
 PIPE_CLOSED: "Final" = 141
 """Exit code of a program that SIGPIPE ends."""
@@ -41,8 +43,8 @@ def main() -> "int | None":
     if sys.argv[1:2] == ["help"]:
         sys.argv[1:] = [*sys.argv[2:], "--help"]
     name = "".join(sys.argv[1:2])
-    if name in COMPONENTS:
-        package, extra = COMPONENTS[name]
+    if found := (COMPONENTS | _STANDALONE).get(name):
+        package, extra = found
         sys.argv[:2] = [f"gpuledger {name}"]
         run = _run if _PRINTING.isdisjoint(sys.argv) else _run_and_print
         return run(f"{package}.__main__", script=sys.argv[0], extra=extra)

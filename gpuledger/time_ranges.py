@@ -43,7 +43,7 @@ _SECONDS: Final = re.compile(r"\d{9,11}", re.ASCII)
 _DAY: Final = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _DATE: Final = re.compile(r"(\d{4})(?:-(\d\d))?(?:-(\d\d))?", re.ASCII)
 _PAIR: Final = re.compile(r"([^,]+),([^,]+)|(\d{9,11})-(\d{9,11})", re.ASCII)
-TIME_FORMS: Final = "2026-11-21T14:00:00Z, 2026-11-21 (start of that day, UTC), -1h30m (ago) or now"
+TIME_FORMS: Final = "2026-11-21T14:00:00Z, 2026-11-21 (start of that day, UTC), -12h (ago) or now"
 RANGE_FORMS: Final = (
     "2026-11, 2026-11-21, 2026, today, yesterday, week, lastweek, month, lastmonth, 7d (until now)"
     " or two times separated by a comma"

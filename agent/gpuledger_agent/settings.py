@@ -5,7 +5,7 @@ import platform
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
@@ -286,7 +286,10 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             )
 
 
-def name_node(settings: AgentSettings, environ: Mapping[str, str]) -> AgentSettings:
+S = TypeVar("S", bound=AgentSettings)
+
+
+def name_node(settings: S, environ: Mapping[str, str]) -> S:
     """Return the settings with the node's name filled in; raises `SettingsError` if it is invalid.
 
     The hostname is lowercased, as the kubelet does.

@@ -234,6 +234,8 @@ def bill(
     # Checked before anything is read, because a bill may take a while.
     if format == "parquet" and output is None:
         raise UserError("--format parquet: missing --output; give the file to write")
+    if focus_allocations and format != "focus":
+        raise UserError(f"--focus-allocations: invalid with --format {format}; add --format focus")
     require_writable(output)
     as_html = _html_writer() if format == "html" else None
     closed = bill_of.closed()

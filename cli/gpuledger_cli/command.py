@@ -84,6 +84,7 @@ _COMPONENTS: Final = {
     "join": "Attribute samples to pods, and publish the events.",
     "sink": "Deliver events to one receiver: remote_write, alerts, store or rows.",
     "reports": "Serve the costs of GPUs over HTTP.",
+    "standalone": "Run the whole pipeline in one process, for one machine without Kafka.",
 }
 for _name, (_path, _help) in _COMMANDS.items():
     app.command(f"gpuledger_cli.{_path}", name=_name, help=_help)

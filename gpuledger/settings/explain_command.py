@@ -24,6 +24,7 @@ _SETTINGS: Final = {
     "join": ("gpuledger_enricher.join.join_settings", "JoinSettings"),
     "sink": ("gpuledger_sinks.settings", "SinkSettings"),
     "reports": ("gpuledger_reports.settings", "ReportsSettings"),
+    "standalone": ("gpuledger_cli.standalone.standalone_settings", "StandaloneSettings"),
 }
 _EXAMPLES: Final = """\
 Examples:

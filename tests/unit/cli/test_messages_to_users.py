@@ -75,7 +75,7 @@ MESSAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
         lambda _: parse_moment("yesterday", option="--from", now_ms=0),
         (
             "--from: invalid time 'yesterday'; write 2026-11-21T14:00:00Z, 2026-11-21 (start of"
-            " that day, UTC), -1h30m (ago) or now"
+            " that day, UTC), -12h (ago) or now"
         ),
     ),
     "a duration": (

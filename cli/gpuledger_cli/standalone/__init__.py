@@ -1,0 +1,1 @@
+"""`gpuledger standalone`: the whole pipeline in one process, for one machine, without Kafka."""

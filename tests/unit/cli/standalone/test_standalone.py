@@ -1,0 +1,157 @@
+"""`gpuledger standalone`: all that one machine sampled is in its store, across starts."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from gpuledger.errors import SettingsError, UserError
+from gpuledger.runtime import Readiness
+from gpuledger.settings import load_settings
+from gpuledger_agent.settings import name_node
+from gpuledger_agent.source_selection import find_source
+from gpuledger_cli.command import main
+from gpuledger_cli.standalone.standalone_command import run_standalone
+from gpuledger_cli.standalone.standalone_settings import StandaloneSettings
+from tests.hanging import HANG_SECONDS
+
+FEW_SAMPLES = 6
+CLOSED_PORT_URL = "http://127.0.0.1:9/api/v1/write"
+
+
+def settings_of(store: Path, **others: str) -> StandaloneSettings:
+    given = {
+        "GPULEDGER_STORE__URI": str(store),
+        "GPULEDGER_STORE__ENTRIES": "true",
+        "GPULEDGER_SOURCE": "simulated",
+        "GPULEDGER_NODE_NAME": "here",
+        "GPULEDGER_SAMPLING_INTERVAL_SECONDS": "0.25",
+    } | {f"GPULEDGER_{name.upper()}": value for name, value in others.items()}
+    loaded = load_settings(
+        StandaloneSettings, prog="gpuledger standalone", description="", argv=[], environ=given
+    )
+    return name_node(loaded, {})
+
+
+def samples_taken() -> float:
+    return REGISTRY.get_sample_value("gpuledger_agent_samples_total") or 0.0
+
+
+async def run_for_samples(settings: StandaloneSettings) -> Readiness:
+    """Run until the agent has taken a few samples, then cancel it as a signal does."""
+    before, readiness = samples_taken(), Readiness()
+    running = asyncio.create_task(run_standalone(settings, readiness, host=find_source(settings)))
+    async with asyncio.timeout(HANG_SECONDS):
+        while samples_taken() < before + FEW_SAMPLES and not running.done():  # noqa: ASYNC110  # a metric has no event
+            await asyncio.sleep(0.02)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    return readiness
+
+
+def queried(store: Path, sql: str, capsys: pytest.CaptureFixture[str]) -> Sequence[dict[str, Any]]:
+    capsys.readouterr()
+    assert main(["query", "--store", str(store), "--format", "json", sql]) == 0
+    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    return found
+
+
+async def test_each_sample_of_each_start_is_stored_exactly_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also those sampled just before the end; and usage sums to the sampled time."""
+    before = samples_taken()
+    for _ in range(2):
+        readiness = await run_for_samples(settings_of(tmp_path))
+        assert "store.receiver" in readiness.report()["checks"]  # type: ignore[operator]
+
+    (stored,) = queried(tmp_path, "SELECT count(DISTINCT (boot_id, seq)) n FROM entries", capsys)
+    repeated = queried(
+        tmp_path,
+        "SELECT count(*) FROM entries GROUP BY boot_id, seq, gpu_uuid, category, pod_uid,"
+        " container_id, job_id, allocated_pod, allocated_container HAVING count(*) > 1",
+        capsys,
+    )
+    assert stored["n"] == samples_taken() - before >= 2 * FEW_SAMPLES
+    assert repeated == []
+    assert queried(tmp_path, "SELECT * FROM gaps", capsys) == []
+
+
+async def test_a_receiver_that_does_not_answer_does_not_keep_usage_from_the_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = settings_of(tmp_path, sinks="store,remote_write", remote_write__url=CLOSED_PORT_URL)
+    await run_for_samples(settings)
+    (counted,) = queried(tmp_path, "SELECT count(DISTINCT seq) seqs FROM entries", capsys)
+    assert counted["seqs"] >= FEW_SAMPLES - 1
+
+
+async def test_the_error_of_a_component_ends_it(tmp_path: Path) -> None:
+    settings = settings_of(
+        tmp_path, sinks="store,remote_write", remote_write__bearer_token="two words"
+    )
+    with pytest.raises(UserError, match=r"remote_write\.bearer_token"):
+        async with asyncio.timeout(HANG_SECONDS):
+            await run_standalone(settings, Readiness(), host=find_source(settings))
+
+
+@pytest.mark.parametrize(
+    ("others", "named"),
+    [
+        ({"remote_write__url": CLOSED_PORT_URL}, "sinks: missing remote_write"),
+        ({"alerts__urls": "http://127.0.0.1:9"}, "sinks: missing alerts"),
+        ({"sinks": ""}, "SINKS: empty list"),
+        ({"sinks": "rows"}, "SINKS"),
+        ({"cluster": "Not A Label"}, "CLUSTER"),
+    ],
+)
+def test_settings_that_would_have_no_effect_are_refused_by_name(
+    others: dict[str, str], named: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingsError, match=named):
+        settings_of(tmp_path, **others)
+
+
+@pytest.mark.parametrize(
+    ("environ", "others"),
+    [
+        ({"KUBECONFIG": "/etc/k3s.yaml"}, {}),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, {}),
+        ({}, {"kubernetes__url": "http://127.0.0.1:8001"}),
+        ({}, {"kubernetes__kubeconfig": "/etc/k3s.yaml"}),
+    ],
+)
+def test_pods_are_watched_if_an_api_server_is_configured(
+    environ: dict[str, str], others: dict[str, str], tmp_path: Path
+) -> None:
+    assert settings_of(tmp_path, **others).has_api_server(environ)
+    assert not settings_of(tmp_path).has_api_server({})
+
+
+def test_sigterm_ends_the_program_with_code_0(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [
+            *(sys.executable, "-m", "gpuledger_cli.standalone"),
+            *("--store", tmp_path, "--source", "simulated", "--listen", "127.0.0.1:0"),
+        ],
+        env=os.environ | {"GPULEDGER_SAMPLING_INTERVAL_SECONDS": "0.25"},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
+        assert running.stderr
+        for line in running.stderr:
+            if '"source_opened"' in line:
+                break
+        running.send_signal(signal.SIGTERM)
+        _, said = running.communicate(timeout=HANG_SECONDS)
+    assert running.returncode == 0, said
+    assert '"service_ended"' in said
