@@ -13,7 +13,7 @@ UV := $(BIN)/uv --quiet
 # uv would pick up another activated environment; the project's own is meant, whatever the caller's shell says.
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
-LOCKED_EXTRAS := agent enricher sinks reports html demo bench
+LOCKED_EXTRAS := agent enricher sinks reports html demo docs bench
 COMPILE := $(UV) pip compile --universal --generate-hashes --no-emit-index-url --no-emit-find-links \
 	--no-annotate --custom-compile-command "make lock" $(LOCK_ARGS)
 
@@ -25,7 +25,7 @@ ON_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/compiled:$(CURDIR)
 # where --pdb and -x work, unless ARGS name a number of processes.
 SPREAD := $(if $(ARGS),,-n auto)
 
-.PHONY: help demo test test-extended test-compiled test-unit test-wheel test-tools compiled lint shape format bench chaos fuzz schemas docs lock sbom clean
+.PHONY: help demo test test-extended test-compiled test-unit test-wheel test-tools compiled lint shape format bench chaos fuzz schemas docs docs-site lock sbom clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,6 +90,11 @@ schemas: $(VENV)/.dev ## Generate docs/schemas/ from the records
 
 docs: $(VENV)/.dev ## Generate the pages of docs/ that are made from the code
 	@$(BIN)/python -m gpuledger_cli.docs_gen docs
+
+# -E reads every page, because a cached page does not repeat its warnings.
+SITE ?= build/site
+docs-site: $(VENV)/.dev ## Build the site of docs/ in build/site; a warning, such as a broken link, is an error
+	@$(BIN)/python -m sphinx -W --keep-going -E -q -j auto -c docs -d $(SITE).doctrees . $(SITE)
 
 lock: $(VENV)/.uv ## Renew requirements/*.lock (newest allowed versions: LOCK_ARGS=--upgrade)
 	@$(COMPILE) pyproject.toml --extra dev --output-file requirements/dev.lock

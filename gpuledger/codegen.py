@@ -1,8 +1,8 @@
-"""Sources of generated pages: the docstrings of fields, and the command that writes pages.
+"""Sources of generated pages: docstrings of fields and constants, and the command that writes them.
 
-Python discards the string under a field, so help texts and JSON Schemas read it from the source
-code, once per class; classes that are made at run time have these strings in an attribute. This
-module does not depend on settings or records.
+Python discards the string under a field or constant, so help texts, pages and JSON Schemas read it
+from the source code, once per class or module. Classes that are made at run time have these strings
+in an attribute. This module does not depend on settings or records.
 """
 
 import ast
@@ -11,8 +11,9 @@ import sys
 import textwrap
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Final
 
 from gpuledger.errors import UserError
@@ -44,6 +45,12 @@ def field_docstrings(cls: type) -> MappingProxyType[str, str]:
     return MappingProxyType(found)
 
 
+@cache
+def constant_docstrings(module: ModuleType) -> MappingProxyType[str, str]:
+    """Return the docstrings of a module's constants on one line each, by name."""
+    return MappingProxyType(_docstrings(ast.parse(inspect.getsource(module)).body))
+
+
 def class_docstring(cls: type) -> str:
     """Return the class's own docstring on one line; empty if it has none."""
     return " ".join((cls.__dict__.get("__doc__") or "").split())
@@ -59,9 +66,14 @@ def _own_docstrings(cls: type) -> dict[str, str]:
     defined = ast.parse(source).body[0]
     if not isinstance(defined, ast.ClassDef):
         return {}
+    return _docstrings(defined.body)
+
+
+def _docstrings(body: list[ast.stmt]) -> dict[str, str]:
+    """Return the string under each annotated name, on one line."""
     return {
         field.target.id: " ".join(text.value.value.split())
-        for field, text in zip(defined.body, defined.body[1:], strict=False)
+        for field, text in pairwise(body)
         if isinstance(field, ast.AnnAssign)
         and isinstance(field.target, ast.Name)
         and isinstance(text, ast.Expr)

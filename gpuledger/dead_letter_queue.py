@@ -26,6 +26,7 @@ from gpuledger.bus.protocol import (
 )
 from gpuledger.clock import NS_PER_MS
 from gpuledger.codec import Decoder, encode, validate
+from gpuledger.dead_letter_reasons import DEAD_LETTER_REASONS
 from gpuledger.errors import BusError, UndecodableError
 from gpuledger.records import DeadLetter
 from gpuledger.runtime.logs import Repeats
@@ -36,25 +37,10 @@ from gpuledger.topics import Topic
 T = TypeVar("T")
 BusErrorT = TypeVar("BusErrorT", bound=BusError)
 
-REASONS: Final = (
-    "undecodable",
-    "unreadable",
-    "invalid",
-    "too_large",
-    "misplaced",
-    "seq_ahead",
-    "future",
-    "too_old",
-    "out_of_order",
-    "rejected",
-    "partial",
-    "failing",
-)
-"""Reasons for rejecting records; `unreadable` is for batches."""
 DEAD_LETTERS_TOTAL: Final = Counter(
     "gpuledger_dead_letters",
     "Total number of rejected records that were written to the dead-letter topic, by topic and"
-    f" reason: {', '.join(f'`{reason}`' for reason in REASONS)}.",
+    f" reason: {', '.join(f'`{reason.name}`' for reason in DEAD_LETTER_REASONS)}.",
     ["topic", "reason"],
 )
 RECORDS_UNREADABLE_TOTAL: Final = Counter(
@@ -65,11 +51,11 @@ RECORDS_UNREADABLE_TOTAL: Final = Counter(
 )
 count_from_zero(RECORDS_UNREADABLE_TOTAL, reason=UnreadableReason)
 DETAIL_CHARACTERS: Final = 1000
-"""Maximum length of a letter's detail, which may quote a record; and anybody may write records."""
+"""Maximum length of `detail`, because it may quote a record, and anybody may write records."""
 _BASE64_BYTES: Final = (MAX_MESSAGE_BYTES - 16 * DETAIL_CHARACTERS) // 4 * 3
 """Bytes of key and value that fit in a letter as base64, next to its other fields."""
 _SMALL_KEY_BYTES: Final = 1024
-"""A key of up to this many bytes always fits in a letter."""
+"""A key of up to this many bytes always fits in a dead-letter record."""
 _SHOWN_KEY_CHARACTERS: Final = 120
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()

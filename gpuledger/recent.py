@@ -18,7 +18,8 @@ FORGOTTEN_AFTER_NS: Final = NS_PER_DAY
 
 
 MAX_A_DAY: Final = 100_000
-"""More nodes or GPUs than a partition normally has; only made-up names exceed it."""
+"""More nodes or GPUs than a partition normally has; only made-up names exceed it. Twice as many are
+kept; how far a sink has seen a node takes 1 kB."""
 
 
 class Budget:

@@ -22,21 +22,28 @@ class TopicUse:
     """The attribute of `Topics`."""
     writers: tuple[str, ...]
     readers: tuple[str, ...] = ()
+    describers: tuple[str, ...] = ()
+    """Those that only look up its partitions and offsets."""
 
 
 _LIST: Final = "dead letters list"
 _REPLAY: Final = "dead letters replay"
+_WATERMARKS: Final = "watermarks"
+_RETIRE: Final = "cluster retire"
 _SINKS: Final = ("sink remote_write", "sink alerts", "sink store", "sink rows")
 _REPLAYABLE_SINKS: Final = ("sink remote_write", "sink store", "sink rows")
 
 USES: Final = (
-    TopicUse(topic="samples", writers=("agent", _REPLAY), readers=("join", "replay")),
+    TopicUse(topic="samples", writers=("agent", _REPLAY), readers=("join", "replay", _RETIRE)),
     TopicUse(topic="readings", writers=("agent",), readers=("sink remote_write",)),
     TopicUse(topic="processes", writers=("agent", _REPLAY), readers=("join",)),
     TopicUse(topic="incidents", writers=("agent", _REPLAY), readers=("join",)),
-    TopicUse(topic="inventory", writers=("agent",), readers=("sink store",)),
+    TopicUse(topic="inventory", writers=("agent", _RETIRE), readers=("sink store", _RETIRE)),
     TopicUse(
-        topic="pods", writers=("podwatch",), readers=("podwatch", "join", "sink store", "replay")
+        topic="pods",
+        writers=("podwatch",),
+        readers=("podwatch", "join", "sink store", "replay"),
+        describers=(_WATERMARKS, _RETIRE),
     ),
     TopicUse(
         topic="nodes",
@@ -48,19 +55,24 @@ USES: Final = (
         writers=("podwatch",),
         readers=("podwatch", "join", "sink store", "replay"),
     ),
-    TopicUse(topic="events", writers=("join",), readers=(*_SINKS, "replay")),
+    TopicUse(
+        topic="events",
+        writers=("join",),
+        readers=(*_SINKS, "replay"),
+        describers=(_WATERMARKS,),
+    ),
     TopicUse(topic="progress", writers=("join",), readers=("join",)),
     TopicUse(
         topic="watermarks",
-        writers=("podwatch", "join", "sink store", "sink rows"),
-        readers=("join", "sink store", "sink rows"),
+        writers=("podwatch", "join", "sink store", "sink rows", _RETIRE),
+        readers=("join", "sink store", "sink rows", _WATERMARKS, _RETIRE),
     ),
     TopicUse(
         topic="attributed_incidents",
         writers=("join",),
         readers=("sink remote_write", "sink alerts", "sink store"),
     ),
-    TopicUse(topic="rows", writers=("sink rows",)),
+    TopicUse(topic="rows", writers=("sink rows",), describers=(_WATERMARKS,)),
     TopicUse(topic="counters", writers=("sink remote_write",), readers=("sink remote_write",)),
     TopicUse(topic="dead_letters", writers=("join", *_SINKS), readers=(_LIST, _REPLAY)),
     TopicUse(topic="replay", writers=(_REPLAY,), readers=_REPLAYABLE_SINKS),
@@ -118,6 +130,8 @@ DEPLOYABLES: Final = (
         shown="`gpuledger topics check`",
         on_all_topics=_CHECKS,
     ),
+    KafkaUser(name=_WATERMARKS, user="gpuledger-watermarks", shown="`gpuledger watermarks`"),
+    KafkaUser(name=_RETIRE, user="gpuledger-cluster-retire", shown="`gpuledger cluster retire`"),
     KafkaUser(name="replay", user="gpuledger-replay", shown="`gpuledger replay`"),
     KafkaUser(
         name=_LIST,
@@ -150,8 +164,8 @@ def grants(who: KafkaUser, topics: Topics) -> Iterator[Grant]:
     `Read` and `Write` imply `Describe`.
     """
     for use in USES:
-        reads, writes = who.name in use.readers, who.name in use.writers
-        operations = (*(["Read"] if reads else []), *(["Write"] if writes else []))
+        users = {"Read": use.readers, "Write": use.writers, "Describe": use.describers}
+        operations = tuple(operation for operation in users if who.name in users[operation])
         if operations:
             name = getattr(topics, use.topic).name
             yield Grant(resource="topic", name=name, operations=operations)
@@ -189,15 +203,21 @@ def table_rows(topics: Topics) -> Iterator[tuple[str, ...]]:
                 if right.resource == resource and operation in right.operations
             )
 
-        others = ", ".join(f"`{operation}`" for operation in who.on_all_topics)
         yield (
             who.shown or who.name,
             named("topic", "Read"),
             named("topic", "Write"),
             named("group", "Read"),
             named("transactionalId", "Write"),
-            f"{others} on all topics that begin with `{topics.prefix}.`" if others else "",
+            _other_operations(who, topics, described=named("topic", "Describe")),
         )
+
+
+def _other_operations(who: KafkaUser, topics: Topics, *, described: str) -> str:
+    if who.on_all_topics:
+        operations = ", ".join(f"`{operation}`" for operation in who.on_all_topics)
+        return f"{operations} on all topics that begin with `{topics.prefix}.`"
+    return f"`Describe` on {described}" if described else ""
 
 
 # Manifests for Strimzi, whose operators create topics and users from them.

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 MAX_CHARACTERS: Final = 2000
-"""Default maximum of `readable`."""
+"""Maximum length of a text of another program in messages, unless a caller sets another."""
 
 
 def readable(text: bytes | str, *, max_characters: int = MAX_CHARACTERS) -> str:

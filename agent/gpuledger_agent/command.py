@@ -26,17 +26,17 @@ _log = structlog.get_logger(__name__)
 # Thresholds of `gc.set_threshold`. A tick makes thousands of objects but hardly any cycles, and the
 # default thresholds spend a tenth of its CPU time on the search for them.
 _COLLECT_AFTER: Final = (10_000, 20, 20)
-_DESCRIPTION: Final = (
+DESCRIPTION: Final = (
     "Run the agent on a GPU node: it samples the GPUs and their processes, publishes the samples to"
     " Kafka and serves them on /metrics. It accepts the flags and the DCGM_EXPORTER_ variables of"
     " dcgm-exporter too."
 )
-_EXAMPLES: Final = (
+EXAMPLES: Final = (
     "GPULEDGER_KAFKA__BOOTSTRAP_SERVERS=kafka:9092 gpuledger agent",
     "gpuledger agent --no-kafka --listen 127.0.0.1:9400",
     "gpuledger agent --no-kafka --source simulated",
 )
-_COMMON: Final = (
+COMMON: Final = (
     "kafka.bootstrap_servers",
     "cluster",
     "node_name",
@@ -83,10 +83,10 @@ def main() -> int:
     settings = load_settings(
         AgentSettings,
         prog="gpuledger agent",
-        description=_DESCRIPTION,
+        description=DESCRIPTION,
         options=OPTIONS,
-        examples=_EXAMPLES,
-        common=_COMMON,
+        examples=EXAMPLES,
+        common=COMMON,
         argv=swap.argv,
         complete=swap.complete,
     )

@@ -75,6 +75,8 @@ class Flag(NamedTuple):
     names: str
     read: Callable[[str], Meaning] = ignore
     own_variable: str = ""
+    meaning: str = "no effect"
+    """The meaning here, for the documentation, in Markdown."""
 
     @property
     def variable(self) -> str:
@@ -83,47 +85,137 @@ class Flag(NamedTuple):
         return self.own_variable or f"{_PREFIX}{name}"
 
 
+_POD_LABELS: Final = (
+    "no effect: list the labels in `exposition.pod_labels`. **Differs:** they are `label_team`, as"
+    " with kube-state-metrics, not `team`"
+)
 SWITCHES: Final = (
-    Flag("kubernetes k", lambda value: {"kubelet.enabled": "auto" if value in _TRUE else "false"}),
-    Flag("kubernetes-enable-pod-uid", turns("exposition.dcgm_pod_uid", "true")),
     Flag(
-        "kubernetes-virtual-gpus", turns("exposition.pod_series", "true"), "KUBERNETES_VIRTUAL_GPUS"
+        "kubernetes k",
+        lambda value: {"kubelet.enabled": "auto" if value in _TRUE else "false"},
+        meaning="`kubelet.enabled`: `auto`, or `false` if it is false. **Differs:** without the"
+        " flag, the agent queries the kubelet if its socket exists",
     ),
-    Flag("kubernetes-enable-dra", accept, "KUBERNETES_ENABLE_DRA"),
-    Flag("no-hostname n", turns("exposition.host_label", "none")),
-    Flag("fake-gpus", ignore, "DCGM_EXPORTER_USE_FAKE_GPUS"),
+    Flag(
+        "kubernetes-enable-pod-uid",
+        turns("exposition.dcgm_pod_uid", "true"),
+        meaning="`exposition.dcgm_pod_uid`",
+    ),
+    Flag(
+        "kubernetes-virtual-gpus",
+        turns("exposition.pod_series", "true"),
+        "KUBERNETES_VIRTUAL_GPUS",
+        "`exposition.pod_series`. **Differs:** a pod has its own part of a shared GPU in three"
+        " families, not a copy of the device in all",
+    ),
+    Flag(
+        "kubernetes-enable-dra",
+        accept,
+        "KUBERNETES_ENABLE_DRA",
+        "always on. **Differs:** there are no `dra_…` labels",
+    ),
+    Flag(
+        "no-hostname n",
+        turns("exposition.host_label", "none"),
+        meaning="`exposition.host_label: none`",
+    ),
+    Flag(
+        "fake-gpus",
+        ignore,
+        "DCGM_EXPORTER_USE_FAKE_GPUS",
+        "no effect: use `--source simulated`",
+    ),
     Flag("web-systemd-socket", ignore, "DCGM_EXPORTER_SYSTEMD_SOCKET"),
-    Flag("replace-blanks-in-model-name rbmn", turns("exposition.dashes_in_model_name", "true")),
-    Flag("debug", turns("log.level", "debug")),
+    Flag(
+        "replace-blanks-in-model-name rbmn",
+        turns("exposition.dashes_in_model_name", "true"),
+        meaning="`exposition.dashes_in_model_name`",
+    ),
+    Flag("debug", turns("log.level", "debug"), meaning="`log.level: debug`"),
     Flag("disable-startup-validate", ignore, "DISABLE_STARTUP_VALIDATE"),
-    Flag("enable-gpu-bind-unbind-watch", accept),
-    *map(Flag, ("use-old-namespace o", "kubernetes-enable-pod-labels", "container-labels")),
-    *map(Flag, ("enable-dcgm-log", "dump-enabled", "dump-compression", "enable-pprof")),
+    Flag("enable-gpu-bind-unbind-watch", accept, meaning="always on"),
+    Flag("use-old-namespace o", meaning="no effect: the agent does not have the names of 1.x"),
+    Flag("kubernetes-enable-pod-labels", meaning=_POD_LABELS),
+    *map(Flag, ("container-labels", "enable-dcgm-log", "dump-enabled", "dump-compression")),
+    Flag("enable-pprof"),
 )
 # If two flags set one setting, the later one counts.
 FLAGS: Final = (
     *SWITCHES,
-    Flag("collectors f", read_counters_file),
-    Flag("address a", sets("http.listen"), "DCGM_EXPORTER_LISTEN"),
-    Flag("collect-interval c", ignore, "DCGM_EXPORTER_INTERVAL"),
-    Flag("kubernetes-gpu-id-type", accept),
-    Flag("nvidia-resource-names", read_resource_names, "NVIDIA_RESOURCE_NAMES"),
     Flag(
-        "pod-resources-kubelet-socket", sets("kubelet.socket"), "DCGM_POD_RESOURCES_KUBELET_SOCKET"
+        "collectors f",
+        read_counters_file,
+        meaning="`exposition.counters_file`; the lists in dcgm-exporter's own image"
+        " (`default-counters.csv`, `dcp-metrics-included.csv` in `/etc/dcgm-exporter`) are built"
+        " in",
     ),
-    Flag("devices d", ignore, "DCGM_EXPORTER_DEVICES_STR"),
-    Flag("switch-devices s", ignore, "DCGM_EXPORTER_OTHER_DEVICES_STR"),
-    Flag("cpu-devices p", ignore, "DCGM_EXPORTER_CPU_DEVICES_STR"),
-    Flag("remote-hostengine-info r", ignore, "DCGM_REMOTE_HOSTENGINE_INFO"),
-    Flag("web-config-file", sets("http.web_config_file")),
-    Flag("clock-events-count-window-size", read_milliseconds),
-    Flag("xid-count-window-size x", read_milliseconds),
-    Flag("log-format", sets("log.format")),
-    Flag("hpc-job-mapping-dir", sets("job_mapping_dir"), "DCGM_HPC_JOB_MAPPING_DIR"),
+    Flag("address a", sets("http.listen"), "DCGM_EXPORTER_LISTEN", "`http.listen`"),
+    Flag(
+        "collect-interval c",
+        ignore,
+        "DCGM_EXPORTER_INTERVAL",
+        "no effect: a scrape has the newest sample; set `sampling_interval_seconds`",
+    ),
+    Flag("kubernetes-gpu-id-type", accept, meaning="both kinds are accepted, whatever the value"),
+    Flag(
+        "nvidia-resource-names",
+        read_resource_names,
+        "NVIDIA_RESOURCE_NAMES",
+        "added to `kubelet.resource_names`",
+    ),
+    Flag(
+        "pod-resources-kubelet-socket",
+        sets("kubelet.socket"),
+        "DCGM_POD_RESOURCES_KUBELET_SOCKET",
+        "`kubelet.socket`",
+    ),
+    Flag(
+        "devices d",
+        ignore,
+        "DCGM_EXPORTER_DEVICES_STR",
+        "all devices are shown, as with `f` and `g+i`; a choice has no effect",
+    ),
+    Flag(
+        "switch-devices s",
+        ignore,
+        "DCGM_EXPORTER_OTHER_DEVICES_STR",
+        "no effect: switches are not shown",
+    ),
+    Flag("cpu-devices p", ignore, "DCGM_EXPORTER_CPU_DEVICES_STR", "no effect: CPUs are not shown"),
+    Flag(
+        "remote-hostengine-info r",
+        ignore,
+        "DCGM_REMOTE_HOSTENGINE_INFO",
+        "no effect: the agent queries the driver, not DCGM",
+    ),
+    Flag("web-config-file", sets("http.web_config_file"), meaning="`http.web_config_file`"),
+    Flag(
+        "clock-events-count-window-size",
+        read_milliseconds,
+        meaning="`exposition.event_window_seconds`. **Differs:** there is one window; the flag for"
+        " XIDs wins",
+    ),
+    Flag(
+        "xid-count-window-size x",
+        read_milliseconds,
+        meaning="`exposition.event_window_seconds`, for at most the last 1000 events of a GPU."
+        " **Differs:** 0 and less are invalid",
+    ),
+    Flag("log-format", sets("log.format"), meaning="`log.format`. **Differs:** JSON without it"),
+    Flag(
+        "hpc-job-mapping-dir",
+        sets("job_mapping_dir"),
+        "DCGM_HPC_JOB_MAPPING_DIR",
+        "`job_mapping_dir`",
+    ),
     Flag("container-runtime-socket", ignore, "DCGM_CONTAINER_RUNTIME_SOCKET"),
     *map(Flag, ("web-read-timeout", "web-write-timeout", "dcgm-log-level", "config-file")),
     *map(Flag, ("dump-directory", "dump-retention", "gpu-bind-unbind-poll-interval")),
-    *map(Flag, ("configmap-data m", "kubernetes-pod-label-allowlist-regex")),
+    Flag(
+        "configmap-data m",
+        meaning="no effect: mount the ConfigMap and pass the file with `-f`",
+    ),
+    Flag("kubernetes-pod-label-allowlist-regex", meaning=_POD_LABELS),
 )
 _BY_NAME: Final = {name: flag for flag in FLAGS for name in flag.names.split()}
 

@@ -31,7 +31,7 @@ class ExpositionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """How many `gpuledger_…` metrics to show: `lean` (each GPU's use, problems and users) or `full`
     (every reading). For DCGM's metrics see `counters_file`."""
     counters_file: Path | None = None
-    """DCGM fields to show, as a list in dcgm-exporter's format; empty means its default list."""
+    """List of DCGM fields to show, in dcgm-exporter's format; empty means its default list."""
     host_label: Literal["hostname", "Hostname", "none"] = "hostname"
     """Label of DCGM's metrics that contains the node name: `hostname` (dcgm-exporter since May
     2026), `Hostname` (before that) or `none`."""
@@ -196,7 +196,7 @@ class SpoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     spill_after_seconds: Annotated[float, msgspec.Meta(ge=0, le=600)] = 5.0
     """How long a sample waits in memory for Kafka before it is spooled, in seconds."""
     catch_up_factor: Annotated[float, msgspec.Meta(ge=2, le=1000)] = 50.0
-    """Maximum rate of sending spooled samples, as a multiple of the sampling rate; agents reduce
+    """Maximum rate of sending spooled samples, in multiples of the sampling rate; agents reduce
     it randomly, by up to half, to spare the brokers."""
 
 

@@ -17,7 +17,7 @@ from gpuledger.time_ranges import (
     write_duration,
 )
 
-_COMMON_CODES: Final = {
+COMMON_CODES: Final = {
     2: "invalid input, or a service is unavailable",
     5: "internal error; please report it",
     130: "interrupted",
@@ -79,7 +79,7 @@ def epilogue(
     """Return the text below the options of a command: examples by title, and exit codes."""
     shown = "\n".join(f"  # {title}\n  {command}" for title, command in examples.items())
     all_codes = {0: "success", **(codes or {})}
-    all_codes |= {code: text for code, text in _COMMON_CODES.items() if code not in all_codes}
+    all_codes |= {code: text for code, text in COMMON_CODES.items() if code not in all_codes}
     written = "\n".join(f"  {code:<3}  {all_codes[code]}" for code in sorted(all_codes))
     parts = [text.strip(), f"Examples:\n{shown}", f"Exit codes:\n{written}"]
     return "\n\n".join(part for part in parts if part)

@@ -63,7 +63,7 @@ def retention_option(table: TableSchema) -> Parameter:
 
 @app.command(
     help_epilogue=epilogue(
-        "Run it every ten minutes, as a CronJob or with --every.",
+        "Run it every ten minutes: with --every, or in a CronJob.",
         examples={
             "Once": "gpuledger store maintain --store s3://ledger/gpuledger",
             "Every ten minutes until SIGTERM": "gpuledger store maintain --every 10m",

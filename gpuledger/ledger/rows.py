@@ -159,7 +159,7 @@ COLUMNS: Final = (
         type=ColumnType.SEQUENCE,
         source="event.seq",
         bounds=Seq,
-        meaning="The tick's number within the boot, as in the event.",
+        meaning="The sample's number within the boot, as in the event.",
     ),
     Column(
         name="row",
@@ -261,7 +261,7 @@ COLUMNS: Final = (
         type=ColumnType.CODE,
         source="entry.category",
         bounds=Category,
-        meaning="Whose use it is: `pod`, `job`, `host`, `unattributed` or `idle`.",
+        meaning="Kind of user: `pod`, `job`, `host`, `unattributed` or `idle`.",
     ),
     Column(
         name="pod_uid",
@@ -388,9 +388,9 @@ COLUMNS: Final = (
         source="allocatee.described.state",
         bounds=PodState,
         optional=True,
-        meaning="For `idle`: what is known about the pod to which this unused part is allocated:"
-        " `known` if a pod record names this node, `foreign` if the pod with this name is on"
-        " another node, `named` if only the kubelet's allocations name it; absent without one.",
+        meaning="For `idle`: state of the pod to which this unused part is allocated. `known` if a"
+        " pod record names this node, `foreign` if the pod with this name is on another node,"
+        " `named` if only the kubelet's allocations name it. Absent without an allocation.",
     ),
     Column(
         name="allocated_pod_uid",

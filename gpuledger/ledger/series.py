@@ -69,8 +69,8 @@ def absent_in(values: Sequence[float | None]) -> bytes:
 
 
 MAX_GROUPS: Final = 16_384
-"""Groups per tick: twice as many as 16 GPUs in 256 shares have. 40 bytes of an event can become
-5 kB of labels, so a tick with this many comes to at most 85 MB."""
+"""Groups per sample: twice as many as 16 GPUs in 256 shares have. 40 bytes of an event can become
+5 kB of labels, so a sample with this many comes to at most 85 MB."""
 _Memory = tuple[str | None, int | str]
 """A memory that compute instances share: the GPU, and the GPU instance or the instance's UUID."""
 _NODE_GROUP: Final = SeriesGroup(NODE, ())

@@ -80,6 +80,6 @@ class BaseRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 class ArrayRecord(BaseRecord, frozen=True, kw_only=True, array_like=True):
     """A record that is encoded as an array, with each field's value at the field's position.
 
-    For records that a tick contains dozens of, where field names would take most of the bytes. A
+    For records that a sample contains dozens of, where field names would take most of the bytes. A
     value that is not known is `null`. New fields are appended; none is ever removed or moved.
     """

@@ -28,25 +28,25 @@ from gpuledger.records.events import GpuEvent
 
 
 class BootProgress(BaseRecord, frozen=True, kw_only=True):
-    """How far an earlier boot of a node is booked."""
+    """How far an earlier boot of a node is attributed."""
 
     boot_id: BootId
     """The kernel's id of the boot."""
     seq: Seq
-    """Number of the boot's last booked tick."""
+    """Number of the boot's last attributed sample."""
     begun_time_ns: Natural | None = None
     """Upper bound of the time at which the boot began, as in `NodeProgress`."""
     first_booked_time_ns: Natural | None = None
-    """When the boot's first tick was booked, as in `NodeProgress`."""
+    """When the boot's first sample was attributed, as in `NodeProgress`."""
     last_booked_time_ns: Natural | None = None
-    """When its last tick was booked, by the worker's clock, nanoseconds since the epoch."""
+    """When its last sample was attributed, by the worker's clock, nanoseconds since the epoch."""
     is_single: bool | None = None
-    """True if only one tick of this boot was booked, while another boot continued. A boot that does
-    not continue is not taken for the node's current one."""
+    """True if only one sample of this boot was attributed, while another boot continued. A boot
+    that does not continue is not taken for the node's current one."""
 
 
 class NodeProgress(BaseRecord, frozen=True, kw_only=True):
-    """The last booked tick of a node; earlier ticks of the same boot count as booked."""
+    """The last attributed sample of a node; earlier ones of its boot count as attributed."""
 
     cluster: ClusterName
     """Cluster name, as set for its agents and podwatch; other names are unique only within it."""
@@ -55,23 +55,23 @@ class NodeProgress(BaseRecord, frozen=True, kw_only=True):
     boot_id: BootId
     """The kernel's id of the boot: the newest one that has continued."""
     seq: Seq
-    """The tick's number within the boot."""
+    """The sample's number within the boot."""
     time_ns: Natural
-    """End of the interval that the tick covers, nanoseconds since the epoch."""
+    """End of the interval that the sample covers, nanoseconds since the epoch."""
     offset: Natural
-    """The tick's offset in its partition of `gpuledger.samples.v1`."""
+    """The sample's offset in its partition of `gpuledger.samples.v1`."""
     begun_time_ns: Natural | None = None
     """Upper bound of the time at which the boot began, nanoseconds since the epoch: from the `seq`
-    of booked ticks and the earlier of two clocks, the records' and the worker's. It serves to
+    of attributed samples and the earlier of two clocks, the records' and the worker's. It serves to
     detect a `seq` that runs ahead; if absent, none is detected."""
     first_booked_time_ns: Natural | None = None
-    """When the boot's first tick was booked, by the worker's clock, nanoseconds since the epoch. If
-    there are too many boots, those booked longest are kept."""
+    """When the boot's first sample was attributed, by the worker's clock, nanoseconds since the
+    epoch. If there are too many boots, those attributed longest are kept."""
     single_time_ns: Natural | None = None
-    """If the last booked tick is the only one of its boot: the end of the interval that it covers,
-    nanoseconds since the epoch."""
+    """If the last attributed sample is the only one of its boot: the end of the interval that it
+    covers, nanoseconds since the epoch."""
     boots_before: Annotated[list[BootProgress], at_most(MAX_BOOTS)] | None = None
-    """A few earlier boots, newest first, then those that were booked longest; absent if none is
+    """A few earlier boots, newest first, then those that were attributed longest; absent if none is
     known."""
 
 
@@ -81,7 +81,7 @@ class UnresponsiveNode(ArrayRecord, frozen=True, kw_only=True):
     node: NodeName
     """The node's name in Kubernetes."""
     since_time_ns: Natural
-    """End of the interval of its last tick, nanoseconds since the epoch; later records may still
+    """End of the interval of its last sample, nanoseconds since the epoch; later records may still
     come."""
 
 
@@ -100,7 +100,7 @@ class Watermark(BaseRecord, frozen=True, kw_only=True):
     """The partition that it covers; the watermark itself is in the partition of the same number."""
     complete_until_ns: Natural
     """The time up to which no more records will come, nanoseconds since the epoch. For the join:
-    event time, from its ticks. For podwatch: the time by its own clock up to which it had seen
+    event time, from its samples. For podwatch: the time by its own clock up to which it had seen
     everything that is in the topic."""
     topic: Word
     """The topic that it covers."""

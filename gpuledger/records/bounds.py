@@ -21,10 +21,10 @@ MAX_MILLIWATTS: Final = MAX_WATTS * 1_000
 MAX_MILLIJOULES: Final = 2**62
 """Highest value of a 64-bit counter of millijoules (`nvmlDeviceGetTotalEnergyConsumption`)."""
 MAX_INTERVAL_SECONDS: Final = 86_400 + 3_600
-"""A day and an hour. A tick comes at most a minute after the one before
-(`sampling_interval_seconds`). If no GPU answers, the next tick covers the time since the last
+"""A day and an hour. A sample comes at most a minute after the one before
+(`sampling_interval_seconds`). If no GPU answers, the next sample covers the time since the last
 answer, until the agent exits after `watchdog_seconds`, at most a day; the hour allows for a slow
-machine. Time that a tick waits in the spool does not count. After a longer interval the agent
+machine. Time that a sample waits in the spool does not count. After a longer interval the agent
 starts over."""
 MAX_INTERVAL_NS: Final = MAX_INTERVAL_SECONDS * 10**9
 """`MAX_INTERVAL_SECONDS` in nanoseconds, the unit of ticks."""
@@ -111,10 +111,10 @@ MAX_ALLOCATIONS: Final = 4_096
 MAX_JOB_ALLOCATIONS: Final = 4_096
 """Jobs on a node's GPUs and instances: 256 devices, each shared by 16 jobs."""
 MAX_ENDED_PROCESSES: Final = 2_048
-"""Processes that ended in one tick; they take half a message. The driver keeps accounts of 4,000
+"""Processes that ended in one sample; they take half a message. The driver keeps accounts of 4,000
 processes per GPU, over hours. The agent keeps at most this many until they are sent."""
 MAX_ENTRIES: Final = MAX_CONTAINERS + MAX_ALLOCATIONS + MAX_JOB_ALLOCATIONS + 4
-"""Per GPU: one entry for each container or job with processes, and one for each with an unused
+"""Per GPU: one for each container or job with processes, and one for each with an unused
 allocation. One each is for the host, for unattributed use, and for the idle part that is not
 allocated; one more is in reserve."""
 MAX_EVENT_PODS: Final = MAX_CONTAINERS + MAX_ALLOCATIONS

@@ -28,7 +28,7 @@ from gpuledger.records.bounds import (
 class ContainerRequest(BaseRecord, frozen=True, kw_only=True):
     """A container's request for GPUs in its pod's spec, which is not an allocation.
 
-    Ticks report what the kubelet has allocated.
+    Samples report what the kubelet has allocated.
     """
 
     resources: Annotated[dict[QualifiedName, Natural], at_most(MAX_RESOURCES)]

@@ -45,12 +45,12 @@ IncidentHash = Annotated[str, msgspec.Meta(max_length=16)]
 
 
 class CountedBoot(ArrayRecord, frozen=True, kw_only=True):
-    """Up to which tick a boot is counted."""
+    """The last counted sample of a boot."""
 
     boot_id: BootId
     """The kernel's id of the boot."""
     seq: Seq
-    """Number of the boot's last counted tick."""
+    """Number of the boot's last counted sample."""
 
 
 class CountedPod(ArrayRecord, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ class CountedSeries(ArrayRecord, frozen=True, kw_only=True):
     category: Word
     """Category of the use: `pod`, `job`, `host`, `unattributed` or `idle`."""
     seen_time_ns: Natural
-    """Time of the last tick in which it appeared."""
+    """Time of the last sample in which it appeared."""
     amounts: Annotated[list[BigNatural | None], at_most(MAX_QUANTITIES)]
     """Counter values, in the order of the record's `quantities`; `null` if the value was never
     known."""
@@ -94,9 +94,9 @@ class WaitingUse(ArrayRecord, frozen=True, kw_only=True):
     ident: UserIdent
     """Key for looking up the names: a container id, a pod UID or `namespace/pod/container`."""
     since_time_ns: Natural
-    """Start of its first tick, nanoseconds since the epoch."""
+    """Start of its first sample, nanoseconds since the epoch."""
     seen_time_ns: Natural
-    """Time of its last tick."""
+    """Time of its last sample."""
     pod: Natural
     """Position of its pod in the record's `pods`, as far as that is known."""
     amounts: Annotated[list[BigNatural | None], at_most(MAX_QUANTITIES)]
@@ -131,7 +131,7 @@ class CountedIncidents(ArrayRecord, frozen=True, kw_only=True):
     gpu: Id
     """UUID of the GPU, or its bus address if nothing more is known."""
     seen_time_ns: Natural
-    """Time of its last tick or its last incident."""
+    """Time of its last sample or its last incident."""
     kinds: Annotated[list[CountedKind], at_most(MAX_COUNTED_WORDS)]
     """Number of incidents of each kind."""
     xids: Annotated[list[CountedXid], at_most(MAX_COUNTED_WORDS)]
@@ -151,7 +151,7 @@ class NodeCounters(BaseRecord, frozen=True, kw_only=True):
     node: NodeName
     """The node's name in Kubernetes."""
     time_ns: Natural
-    """Time of the last counted tick, nanoseconds since the epoch."""
+    """Time of the last counted sample, nanoseconds since the epoch."""
     boots: Annotated[list[CountedBoot], at_most(MAX_BOOTS)]
     """How far each boot is counted, the current one last."""
     gpus: Annotated[list[Id], at_most(2 * MAX_COUNTED_SERIES)]

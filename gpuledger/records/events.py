@@ -75,7 +75,7 @@ class PodState(OpenEnum):
     """How much is known about a pod that has entries or allocations.
 
     `known` pods have all names; `named` pods have only namespace and name, which come from the
-    kubelet's allocations. The state does not affect what is booked.
+    kubelet's allocations. The state does not affect the amounts.
     """
 
     KNOWN = "known"
@@ -85,7 +85,7 @@ class PodState(OpenEnum):
 
 
 class Entry(ArrayRecord, frozen=True, kw_only=True):
-    """One category's use of one GPU in one tick, in whole numbers."""
+    """One category's use of one GPU in one sample, in whole numbers."""
 
     category: Category
     """Category of the use: `pod`, `job`, `host`, `unattributed` or `idle`."""
@@ -95,7 +95,7 @@ class Entry(ArrayRecord, frozen=True, kw_only=True):
     """Time in which its kernels ran; for `idle`: in which no kernel ran; absent without a reading.
     Negative only for `unattributed` in a late adjustment."""
     memory_bytes: Natural | None = None
-    """Device memory in use over the tick; for `idle`: free memory; absent without a reading."""
+    """Device memory in use over the sample; for `idle`: free memory; absent without a reading."""
     energy_millijoules: Natural | None = None
     """Energy used; absent if the GPU reports neither energy nor power."""
     allocation: Natural | None = None
@@ -117,7 +117,7 @@ class PodDescription(BaseRecord, frozen=True, kw_only=True):
     """UID of the pod; absent if the node reported only a container id or a name."""
     state: PodState
     """`known` if a pod record names this node, `foreign` if it names another node. Without a
-    record, `named` if the tick's allocations identify the pod, otherwise `pending`."""
+    record, `named` if the sample's allocations identify the pod, otherwise `pending`."""
     namespace: Label | None = None
     """Its namespace, if known or named."""
     name: Subdomain | None = None
@@ -189,7 +189,7 @@ class EventAllocation(ArrayRecord, frozen=True, kw_only=True):
 
 
 class GpuBooks(BaseRecord, frozen=True, kw_only=True):
-    """One GPU in one tick: its readings, and the entries that they are booked on."""
+    """One GPU in one sample: its readings, and the entries among which they are divided."""
 
     # Included so that an event can be checked without the tick.
     reading: GpuReading
@@ -197,14 +197,15 @@ class GpuBooks(BaseRecord, frozen=True, kw_only=True):
     entries: Annotated[list[Entry], at_most(MAX_ENTRIES)]
     """The entries; for each quantity they add up exactly to the device's total."""
     busy_method: BusyMethod | None = None
-    """How the entries' busy time was determined. `exclusive`: one category had everything.
-    `process_utilization`: from samples of each process. `equal_turns`, `mps_server`: derived from
-    such samples. `memory_share`: by each one's memory. `equal_share`: in equal parts. Absent
-    without a reading of use."""
+    """How the entries' busy time was determined. Measured: `exclusive`, because one category had
+    everything; `process_utilization`, from samples of each process; `accounting`, in late
+    adjustments. Modelled from such samples: `equal_turns`. Apportioned: `mps_server`, by its
+    clients; `memory_share`, by each one's memory; `equal_share`, in equal parts. Absent without a
+    reading of use."""
     memory_method: MemoryMethod | None = None
     """How the entries' memory was determined. `measured`: per process. `scaled`: processes reported
     more than is in use. `apportioned`: all memory in use belongs to the only category on the
-    device. Absent without a reading of memory."""
+    device. `unified`: the memory belongs to the machine. Absent without a reading of memory."""
     energy_method: EnergyMethod | None = None
     """For a MIG instance, whose own reading lacks it: how the energy of its GPU was determined. Its
     entries have a part of that energy. Absent without energy."""
@@ -225,13 +226,13 @@ class GpuBooks(BaseRecord, frozen=True, kw_only=True):
     """Memory slices of this row, in the same way; slices that compute instances share are on the
     first one's row."""
     gpu_compute_slices: SmallNatural | None = None
-    """Compute slices of the physical GPU; absent if that is not in the tick."""
+    """Compute slices of the physical GPU; absent if that is not in the sample."""
     gpu_memory_slices: SmallNatural | None = None
     """Memory slices of the physical GPU."""
 
 
 class LateAdjustment(BaseRecord, frozen=True, kw_only=True):
-    """Use by a process in ticks that did not see it, booked on it after it ended."""
+    """Use by a process in samples that did not see it, attributed to it after it ended."""
 
     gpu: Natural
     """Position of the GPU in the event's `gpus`."""
@@ -240,22 +241,22 @@ class LateAdjustment(BaseRecord, frozen=True, kw_only=True):
     started_boottime_ns: BoottimeNs
     """Start of the process since the node's boot."""
     from_seq: Seq
-    """The first of the ticks in which it used the GPU."""
+    """The first of the samples in which it used the GPU."""
     from_time_ns: Natural
-    """Start of that tick's interval, nanoseconds since the epoch."""
+    """Start of that sample's interval, nanoseconds since the epoch."""
     until_seq: Seq
-    """The last of these ticks."""
+    """The last of these samples."""
     until_time_ns: Natural
-    """End of that tick's interval, nanoseconds since the epoch."""
+    """End of that sample's interval, nanoseconds since the epoch."""
     entries: Annotated[list[Entry], at_most(MAX_ENTRIES)]
-    """Busy time booked on the process's category, and the same amount subtracted from
+    """Busy time added to the process's category, and the same amount subtracted from
     `unattributed`; adds up to zero."""
     busy_method: BusyMethod
     """How it was determined: `accounting`, from the driver's accounting of the process."""
 
 
 class GpuEvent(BaseRecord, frozen=True, kw_only=True):
-    """One tick of one node, booked. `(cluster, node, boot_id, seq)` is its identity."""
+    """One attributed sample of one node. `(cluster, node, boot_id, seq)` is its identity."""
 
     cluster: ClusterName
     """Cluster name, as set for its agents and podwatch; other names are unique only within it."""
@@ -264,22 +265,22 @@ class GpuEvent(BaseRecord, frozen=True, kw_only=True):
     boot_id: BootId
     """The kernel's id of the boot."""
     seq: Seq
-    """The tick's number within the boot, from the agent."""
+    """The sample's number within the boot, from the agent."""
     time_ns: Natural
     """End of the covered interval, nanoseconds since the epoch."""
     interval_ns: IntervalNs
     """Length of the covered interval."""
     late: bool | None = None
-    """True if the node began the tick late, or if the tick came more than 30 s after its partition
-    had passed it."""
+    """True if the node began the sample late, or if the sample came more than 30 s after its
+    partition had passed it."""
     gap_ns: Natural | None = None
-    """Time between this interval and the tick booked before it that no tick covers."""
+    """Time between this interval and the previous sample that no sample covers."""
     gpus: Annotated[list[GpuBooks], at_most(MAX_GPUS)]
     """Readings and entries of each GPU of the node, including GPUs that did not answer."""
     pods: Annotated[list[PodDescription], at_most(MAX_EVENT_PODS)]
     """The pods that have entries or allocations, each once."""
     containers: Annotated[list[EventContainer], at_most(MAX_CONTAINERS)]
-    """The containers that have entries, in the tick's order."""
+    """The containers that have entries, in the sample's order."""
     allocations: Annotated[list[EventAllocation], at_most(MAX_ALLOCATIONS)]
     """The containers to which GPUs are allocated, including those that run nothing there, by the
     kubelet's names: namespace, pod, container."""
@@ -288,4 +289,4 @@ class GpuEvent(BaseRecord, frozen=True, kw_only=True):
     node_description: NodeDescription | None = None
     """Properties of the node; absent if nothing is known about it."""
     late_adjustments: Annotated[list[LateAdjustment], at_most(MAX_ENDED_PROCESSES)] | None = None
-    """Adjustments to this tick and earlier ones, for processes that have ended."""
+    """Adjustments to this sample and earlier ones, for processes that have ended."""

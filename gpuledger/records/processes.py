@@ -33,37 +33,37 @@ from gpuledger.records.bounds import (
 class ProcessExit(BaseRecord, frozen=True, kw_only=True):
     """A process that has finished with a GPU, with the driver's accounting of its use.
 
-    It is in the first tick of the GPU whose interval covers the process's end there.
+    It is in the first sample of the GPU whose interval covers the process's end there.
     """
 
     gpu: Natural
-    """Position of the GPU in the tick's `gpus`."""
+    """Position of the GPU in the sample's `gpus`."""
     pid: Pid
     """Process id in the node's own pid namespace."""
     started_boottime_ns: BoottimeNs
     """Start of the process since the node's boot."""
     container: Natural | None = None
-    """Position of its container or job in the tick's `containers`; absent for processes of the
+    """Position of its container or job in the sample's `containers`; absent for processes of the
     host."""
     lifetime_ns: DurationNs
     """How long it had the GPU open, according to the driver's accounting."""
     busy_ns: DurationNs
     """Time in which its kernels ran, from the driver's accounting: a percentage of its lifetime."""
     sampled_busy_ns: DurationNs
-    """Busy time that ticks have reported for it: its part of the device's busy time while only its
-    container was on the GPU, otherwise its own samples."""
+    """Busy time that samples have reported for it: its part of the device's busy time while only
+    its container was on the GPU, otherwise its own samples."""
     reserved_busy_ns: DurationNs
-    """Busy time of the device that is reserved for this process: from ticks in which no process was
-    seen on the GPU, and not reserved for another process."""
+    """Busy time of the device that is reserved for this process: from samples in which no process
+    was seen on the GPU, and not reserved for another process."""
     # Ticks by number and by time: the number identifies the tick, the time places it in the books.
     from_seq: Seq
-    """The first tick that covers part of its time on the GPU, as far as the agent remembers."""
+    """The first sample that covers part of its time on the GPU, as far as the agent remembers."""
     from_time_ns: Natural
-    """Start of that tick's interval, nanoseconds since the epoch."""
+    """Start of that sample's interval, nanoseconds since the epoch."""
     until_seq: Seq
-    """The last tick that covers part of that time."""
+    """The last sample that covers part of that time."""
     until_time_ns: Natural
-    """End of that tick's interval, nanoseconds since the epoch."""
+    """End of that sample's interval, nanoseconds since the epoch."""
 
 
 class ProcessChange(OpenEnum):

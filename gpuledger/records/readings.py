@@ -41,9 +41,9 @@ class GpuThrottling(BaseRecord, frozen=True, kw_only=True):
 
     # Bits, not names: a driver may set bits that this version does not know.
     reasons: Natural | None = None
-    """Reasons at the tick, as NVML's bits: 1 idle, 2 applications' clocks, 4 power cap, 8 hardware
-    slowdown, 0x10 sync boost, 0x20 software thermal, 0x40 hardware thermal, 0x80 power brake,
-    0x100 display clocks; newer drivers may set others."""
+    """Sum of NVML's bits for the reasons at the sample: 1 idle, 2 applications' clocks, 4 power
+    cap, 8 hardware slowdown, 0x10 sync boost, 0x20 software thermal, 0x40 hardware thermal, 0x80
+    power brake, 0x100 display clocks. Newer drivers may set others."""
     power_ns_total: DurationNs | None = None
     """Time with reduced clocks because of the power limit."""
     thermal_ns_total: DurationNs | None = None
@@ -65,7 +65,7 @@ class GpuThrottling(BaseRecord, frozen=True, kw_only=True):
 
 
 class GpuHealth(BaseRecord, frozen=True, kw_only=True):
-    """Errors and wear; absent in ticks in which they were not queried."""
+    """Errors and wear; absent in samples in which they were not queried."""
 
     # Free text instead of an enumeration: newer drivers add values.
     recovery_action: Word | None = None
@@ -256,7 +256,7 @@ class GpuHealth(BaseRecord, frozen=True, kw_only=True):
 
 
 class GpuLimits(BaseRecord, frozen=True, kw_only=True):
-    """Limits of power, temperature and clocks; absent in ticks without the GPU's health."""
+    """Limits of power, temperature and clocks; absent in samples without the GPU's health."""
 
     power_limit_enforced_milliwatts: Milliwatts | None = None
     """The limit in force: the lowest of all that are set."""
@@ -292,12 +292,12 @@ class GpuProfiling(BaseRecord, frozen=True, kw_only=True):
     """Measurements by the chip's own counters (GPM: Hopper and newer).
 
     The ratios of the graphics engine, the multiprocessors, any tensor pipe and the memory interface
-    cover the tick. All others are means over `interval_ns`, and absent in ticks in which they were
-    not queried.
+    cover the sample. All others are means over `interval_ns`, and absent in samples in which they
+    were not queried.
     """
 
     interval_ns: DurationNs | None = None
-    """Time before the tick over which the others are means: since they were last queried."""
+    """Time before the sample over which the others are means: since they were last queried."""
     graphics_engine_active_ratio: Ratio | None = None
     """Share of time in which the graphics or compute engine was busy."""
     sm_active_ratio: Ratio | None = None
@@ -356,7 +356,7 @@ class GpuTraffic(BaseRecord, frozen=True, kw_only=True):
 
 
 class EnergyMethod(OpenEnum):
-    """How the energy of a tick was determined."""
+    """How the energy of a sample was determined."""
 
     COUNTER = "counter"
     """From the driver's counter, read at both ends of the covered interval."""
@@ -382,12 +382,12 @@ class BusyMethod(OpenEnum):
 
 
 class GpuReading(ArrayRecord, frozen=True, kw_only=True):
-    """Readings of one GPU or MIG instance in a tick; values that the driver lacks are absent."""
+    """Readings of one GPU or MIG instance in a sample; values that the driver lacks are absent."""
 
     uuid: Id
     """The driver's UUID, `GPU-…` or `MIG-…`: the device's identity."""
     index: SmallNatural
-    """The driver's index of the GPU at this tick: for display only, never a key."""
+    """The driver's index of the GPU at this sample: for display only, never a key."""
     model: Word | None = None
     """The product name, such as `NVIDIA H100 80GB HBM3`."""
     parent_uuid: Id | None = None
@@ -399,7 +399,7 @@ class GpuReading(ArrayRecord, frozen=True, kw_only=True):
     mig_profile: Word | None = None
     """On a MIG instance: its profile, such as `1g.10gb`."""
     mig_enabled: bool | None = None
-    """On a GPU: true if it is partitioned into instances, whose rows follow it in the tick."""
+    """On a GPU: true if it is partitioned into instances, whose rows follow it in the sample."""
     utilization_ratio: Ratio | None = None
     """Share of the covered interval in which at least one kernel ran, 0 to 1."""
     memory_utilization_ratio: Ratio | None = None
@@ -407,7 +407,7 @@ class GpuReading(ArrayRecord, frozen=True, kw_only=True):
     memory_total_bytes: MemoryBytes | None = None
     """Size of the device memory, including the driver's reserved part."""
     memory_used_bytes: MemoryBytes | None = None
-    """Memory in use at the tick, without the driver's reserved part. Drivers before 510 do not
+    """Memory in use at the sample, without the driver's reserved part. Drivers before 510 do not
     report that part separately: then it is included and `memory_reserved_bytes` is absent."""
     memory_reserved_bytes: MemoryBytes | None = None
     """Memory that the driver and the firmware keep for themselves."""
@@ -415,14 +415,14 @@ class GpuReading(ArrayRecord, frozen=True, kw_only=True):
     """Power draw; averaged by the driver over one second on most GPUs since Ampere."""
     energy_millijoules: TickMillijoules | None = None
     """Energy drawn in the covered interval, determined by `energy_method`. It is the difference of
-    two running totals, so that consecutive ticks add up to the driver's counter."""
+    two running totals, so that consecutive samples add up to the driver's counter."""
     energy_total_millijoules: Millijoules | None = None
     """The driver's energy counter; it restarts when the driver is loaded."""
     energy_method: EnergyMethod | None = None
     """How `energy_millijoules` was determined; absent if that is absent."""
     idle_draw_milliwatts: Milliwatts | None = None
-    """The lowest power that the GPU drew over a tick without processes since the agent started;
-    absent until there was such a tick, and on MIG instances."""
+    """The lowest power that the GPU drew over a sample without processes since the agent started;
+    absent until there was such a sample, and on MIG instances."""
     temperature_celsius: Celsius | None = None
     """Temperature of the GPU's die."""
     sm_clock_hertz: Hertz | None = None
@@ -430,7 +430,7 @@ class GpuReading(ArrayRecord, frozen=True, kw_only=True):
     memory_clock_hertz: Hertz | None = None
     """Clock of the device memory."""
     sm_active_ratio: Ratio | None = None
-    """Share of cycles since the tick before in which a multiprocessor had at least one warp,
+    """Share of cycles since the sample before in which a multiprocessor had at least one warp,
     averaged over all. This and the next two: from the chip's counters (Hopper and newer)."""
     tensor_active_ratio: Ratio | None = None
     """Share of cycles in which any tensor pipe was active."""
@@ -442,7 +442,7 @@ class GpuReading(ArrayRecord, frozen=True, kw_only=True):
     memory_slices: SmallNatural | None = None
     """Memory slices, in the same way; compute instances of one GPU instance share its slices."""
     unresponsive: bool | None = None
-    """True for a GPU or instance of the last inventory that did not answer in this tick: the row
+    """True for a GPU or instance of the last inventory that did not answer in this sample: the row
     has its identity and slices, but no measurements."""
     memory_unified: bool | None = None
     """True for a GPU without its own memory: `memory_total_bytes` is the machine's memory, and
@@ -453,10 +453,10 @@ class GpuReading(ArrayRecord, frozen=True, kw_only=True):
 
 
 class GpuDetails(BaseRecord, frozen=True, kw_only=True):
-    """Readings of one GPU or MIG instance in a tick that are not booked."""
+    """Readings of one GPU or MIG instance in a sample that are not attributed."""
 
     uuid: Id
-    """The driver's UUID, `GPU-…` or `MIG-…`, as in the tick's `GpuReading`."""
+    """The driver's UUID, `GPU-…` or `MIG-…`, as in the sample's `GpuReading`."""
     encoder_utilization_ratio: Ratio | None = None
     """Share of the driver's last window in which the video encoders were busy."""
     decoder_utilization_ratio: Ratio | None = None
@@ -481,9 +481,9 @@ class GpuDetails(BaseRecord, frozen=True, kw_only=True):
     throttling: GpuThrottling | None = None
     """Why the clocks were reduced, and for how long."""
     health: GpuHealth | None = None
-    """Errors and wear, in ticks in which they were queried."""
+    """Errors and wear, in samples in which they were queried."""
     limits: GpuLimits | None = None
-    """Limits, in ticks in which they were queried."""
+    """Limits, in samples in which they were queried."""
     resets: Annotated[list[Word], at_most(MAX_COUNTERS)] | None = None
-    """Field names of the counters that fell since the tick before, which means they restarted. A
+    """Field names of the counters that fell since the sample before, which means they restarted. A
     single link's counter has the link number appended: `nvlink_link_sent_bytes_totals.3`."""

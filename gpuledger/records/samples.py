@@ -50,7 +50,7 @@ class ProcessKind(OpenEnum):
 
 
 class ContainerRef(ArrayRecord, frozen=True, kw_only=True):
-    """A container or job, taken from a cgroup path; the tick's processes point to it."""
+    """A container or job, taken from a cgroup path; the sample's processes point to it."""
 
     container_id: Id | None = None
     """The runtime's id, 64 hexadecimal digits; absent if the path names only a pod."""
@@ -62,10 +62,10 @@ class ContainerRef(ArrayRecord, frozen=True, kw_only=True):
 
 
 class GpuProcess(ArrayRecord, frozen=True, kw_only=True):
-    """One process on one GPU in a tick."""
+    """One process on one GPU in a sample."""
 
     gpu: Natural
-    """Position of the GPU, or of the MIG instance, in the tick's `gpus`."""
+    """Position of the GPU, or of the MIG instance, in the sample's `gpus`."""
     pid: Pid
     """Process id in the node's own pid namespace."""
     kind: ProcessKind
@@ -73,15 +73,15 @@ class GpuProcess(ArrayRecord, frozen=True, kw_only=True):
     started_boottime_ns: BoottimeNs | None = None
     """Start of the process since the node's boot. Node, boot id, pid and this identify it."""
     container: Natural | None = None
-    """Position of its container or job in the tick's `containers`; absent for processes of the
+    """Position of its container or job in the sample's `containers`; absent for processes of the
     host."""
     memory_used_bytes: MemoryBytes | None = None
-    """Device memory it holds at the tick."""
+    """Device memory it holds at the sample."""
     sm_utilization_ratio: Ratio | None = None
     """Share of the covered interval in which its kernels ran, 0 to 1, from all samples in it."""
     ended: bool | None = None
-    """True if the process was in an earlier tick and is gone: its last kernels may have run in the
-    covered interval, but it ran for at most a part of the interval."""
+    """True if the process was in an earlier sample and is gone: its last kernels may have run in
+    the covered interval, but it ran for at most a part of the interval."""
     encoder_utilization_ratio: Ratio | None = None
     """Share of the covered interval in which the video encoders worked for it, 0 to 1; absent if
     they did not."""
@@ -132,7 +132,7 @@ class JobAllocation(ArrayRecord, frozen=True, kw_only=True):
 
 
 class NodeSample(BaseRecord, frozen=True, kw_only=True):
-    """One tick of one node: everything that the node knew about its GPUs at that instant."""
+    """One sample of one node: everything that the node knew about its GPUs at that instant."""
 
     cluster: ClusterName
     """Cluster name, as set for its agents and podwatch; other names are unique only within it."""
@@ -141,33 +141,34 @@ class NodeSample(BaseRecord, frozen=True, kw_only=True):
     boot_id: BootId
     """The kernel's id of this boot (`/proc/sys/kernel/random/boot_id`)."""
     seq: Seq
-    """Milliseconds from boot to the tick: rises with each tick, also when the agent restarts."""
+    """Milliseconds from boot to the sample: rises with each sample, also when the agent
+    restarts."""
     # A wall clock, which may be set to anything; `seq` gives order and age.
     time_ns: Natural
-    """End of the covered interval, nanoseconds since the epoch: the tick's event time."""
+    """End of the covered interval, nanoseconds since the epoch: the sample's event time."""
     interval_ns: IntervalNs
     """Length of the covered interval by the monotonic clock; shares are relative to it."""
     late: bool | None = None
-    """True if the tick began late, by more than half of the sampling interval."""
+    """True if the sample began late, by more than half of the sampling interval."""
     gpus: Annotated[list[GpuReading], at_most(MAX_GPUS)]
     """Readings of the node's GPUs, one per GPU; each GPU is followed by its MIG instances."""
     # Listed once and referenced by position: repeated per process, ids would be most of a tick.
     containers: Annotated[list[ContainerRef], at_most(MAX_CONTAINERS)]
-    """Containers and jobs of the tick's processes, including processes that ended; each once."""
+    """Containers and jobs of the sample's processes, including processes that ended; each once."""
     processes: Annotated[list[GpuProcess], at_most(MAX_PROCESSES)]
     """The processes on the GPUs, one entry for each GPU that a process uses; empty if the agent's
     pid namespace is not the driver's, because its pids would name other processes."""
     allocations: Annotated[list[DeviceAllocation], at_most(MAX_ALLOCATIONS)]
     """Devices that the kubelet has allocated; empty if the kubelet does not answer."""
     ended_processes: Annotated[list[ProcessExit], at_most(MAX_ENDED_PROCESSES)] | None = None
-    """Processes that finished with a GPU by this tick, if the driver's accounting is on."""
+    """Processes that finished with a GPU by this sample, if the driver's accounting is on."""
     job_allocations: Annotated[list[JobAllocation], at_most(MAX_JOB_ALLOCATIONS)] | None = None
     """GPUs that a scheduler has allocated to jobs, from the directory that its prolog writes;
     absent if there are none, or nothing writes the directory."""
 
 
 class NodeReadings(BaseRecord, frozen=True, kw_only=True):
-    """Other readings of a node in a tick, under the tick's `(cluster, node, boot_id, seq)`."""
+    """Other readings of a node in a sample, under the sample's `(cluster, node, boot_id, seq)`."""
 
     cluster: ClusterName
     """Cluster name, as set for its agents and podwatch; other names are unique only within it."""
@@ -176,9 +177,9 @@ class NodeReadings(BaseRecord, frozen=True, kw_only=True):
     boot_id: BootId
     """The kernel's id of this boot."""
     seq: Seq
-    """Milliseconds from boot to the tick."""
+    """Milliseconds from boot to the sample."""
     time_ns: Natural
-    """End of the interval that the tick covers, nanoseconds since the epoch."""
+    """End of the interval that the sample covers, nanoseconds since the epoch."""
     interval_ns: IntervalNs
     """Length of the covered interval by the monotonic clock."""
     gpus: Annotated[list[GpuDetails], at_most(MAX_GPUS)]

@@ -260,17 +260,24 @@ def _describe_one(hint: Any) -> str:  # noqa: ANN401  # any type annotation
         base, *notes = get_args(hint)
         # Annotations other than msgspec.Meta have no constraints.
         bounds = (
-            f"{sign} {bound:g}"
+            f"{sign} {_number(bound)}"
             for note in notes
             for name, sign in _BOUNDS.items()
             if (bound := getattr(note, name, None)) is not None
         )
         return " ".join(filter(None, [describe(base), " and ".join(bounds)]))
     if get_origin(hint) is Literal:
-        return "one of " + ", ".join(map(str, get_args(hint)))
+        values = [str(value) for value in get_args(hint)]
+        return f"one of {', '.join(values)}" if len(values) > 1 else values[0]
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return "one of " + ", ".join(str(member.value) for member in hint)
     return _describe_whole(hint) or _NAMES.get(hint, str(hint))
+
+
+def _number(bound: float) -> str:
+    """Return a bound with all its digits, which `:g` would round."""
+    shown = f"{bound:g}"
+    return f"{bound:.0f}" if "e+" in shown else shown
 
 
 def _describe_whole(hint: Any) -> str | None:  # noqa: ANN401  # any type annotation

@@ -31,10 +31,15 @@ from gpuledger.settings.sources import (
 
 S = TypeVar("S", bound=msgspec.Struct)
 _SHOWN_SETTINGS: Final = 10
-_EXIT_CODES: Final = (
+EXIT_CODES: Final = (
     "Exit codes: 0 ended by SIGTERM or SIGINT; 1 failed; 2 invalid settings or arguments, or a"
     " missing extra."
 )
+
+_CONFIG: Final = ("--config", "FILE", "settings file (YAML)")
+_PRINT_CONFIG: Final = ("--print-config", "", "print the settings, secrets masked, and exit")
+SHARED_OPTIONS: Final = (_CONFIG, _PRINT_CONFIG)
+"""Name, value and help of the options of every component, next to `--help` and `--version`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,12 +160,10 @@ class _Parser(argparse.ArgumentParser):
             if not option.name.startswith("-"):
                 details["nargs"] = "?"
             self.add_argument(option.name, **details)
-        self.add_argument("--config", type=Path, metavar="FILE", help="settings file (YAML)")
-        self.add_argument(
-            "--print-config",
-            action="store_true",
-            help="print the settings, secrets masked, and exit",
-        )
+        name, metavar, text = _CONFIG
+        self.add_argument(name, type=Path, metavar=metavar, help=text)
+        name, _, text = _PRINT_CONFIG
+        self.add_argument(name, action="store_true", help=text)
         self.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
 
     @override
@@ -177,14 +180,13 @@ class _Parser(argparse.ArgumentParser):
             file.flush()
 
     def _epilog(self) -> Iterator[str]:
-        left_out = {name for option in self._options for name in _not_chosen(option, self._given)}
-        by_name = {setting.name: setting for setting in self._settings}
-        common = [by_name[name] for name in self._common]
-        shown = [setting for setting in common if setting.path[0] not in left_out][:_SHOWN_SETTINGS]
+        shown = shown_settings(
+            self._settings, options=self._options, common=self._common, given=self._given
+        )
         if shown:
             yield "Common settings, by name in the file, with default and environment variable:\n"
             yield summarize(shown)
-        yield fold(_EXIT_CODES) + "\n"
+        yield fold(EXIT_CODES) + "\n"
         component = self.prog.removeprefix("gpuledger ")
         yield f"All {len(self._settings)} settings: gpuledger config explain {component}"
 
@@ -198,6 +200,20 @@ class _Parser(argparse.ArgumentParser):
     @override
     def error(self, message: str) -> NoReturn:
         raise SettingsError(f"{mask_texts(message, self._given)}; --help lists all options")
+
+
+def shown_settings(
+    settings: Sequence[Setting],
+    *,
+    options: Sequence[Option],
+    common: Sequence[str],
+    given: Sequence[str] = (),
+) -> list[Setting]:
+    """Return the settings that `--help` shows after the given arguments, at most ten."""
+    left_out = {name for option in options for name in _not_chosen(option, given)}
+    by_name = {setting.name: setting for setting in settings}
+    listed = [by_name[name] for name in common]
+    return [setting for setting in listed if setting.path[0] not in left_out][:_SHOWN_SETTINGS]
 
 
 def _introduction(description: str, examples: Sequence[str]) -> str:

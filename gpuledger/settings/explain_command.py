@@ -18,7 +18,7 @@ from gpuledger.settings.sources import settings_of
 from gpuledger.texts import find_near
 
 _USER_ERROR: Final = 2
-_SETTINGS: Final = {
+SETTINGS_CLASSES: Final = {
     "agent": ("gpuledger_agent.settings", "AgentSettings"),
     "podwatch": ("gpuledger_enricher.podwatch.pod_settings", "PodwatchSettings"),
     "join": ("gpuledger_enricher.join.join_settings", "JoinSettings"),
@@ -56,7 +56,7 @@ def settings_text(component: str, prefix: str = "") -> str:
 
     A prefix is a setting or a group, such as `kafka`. Raises `SettingsError` if there is none.
     """
-    module, name = _SETTINGS[component]
+    module, name = SETTINGS_CLASSES[component]
     model: type[msgspec.Struct] = getattr(import_module(module), name)
     settings = settings_of(model)
     if not prefix:
@@ -88,7 +88,10 @@ def _parser() -> _Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     described.add_argument(
-        "component", choices=tuple(_SETTINGS), metavar="COMPONENT", help=", ".join(_SETTINGS)
+        "component",
+        choices=tuple(SETTINGS_CLASSES),
+        metavar="COMPONENT",
+        help=", ".join(SETTINGS_CLASSES),
     )
     described.add_argument(
         "prefix", nargs="?", default="", metavar="PREFIX", help="setting or group of settings"

@@ -15,7 +15,7 @@ from gpuledger.settings.secret import Secret
 from gpuledger.settings.sources import REQUIRED, Setting
 
 _MAX_WIDTH: Final = 100
-_HEAD: Final = """\
+HEAD: Final = """\
 Settings by name in the file, with default and environment variable. Variables override the
 file, options override both. A secret can also be read from the file that NAME_file or
 VARIABLE_FILE names. If the default of a text or path is none, null and the empty text
@@ -25,7 +25,7 @@ also mean none.
 
 def explain_all(settings: Sequence[Setting]) -> str:
     """Return the help on all settings of a component."""
-    return "\n".join((_HEAD, explain(settings)))
+    return "\n".join((HEAD, explain(settings)))
 
 
 def explain(settings: Sequence[Setting]) -> str:
@@ -45,7 +45,9 @@ def fold(text: str, *, indent: str = "") -> str:
 
 
 def _entry(setting: Setting, meaning: str) -> str:
-    default = "required" if setting.default is REQUIRED else f"default {_shown(setting.default)}"
+    default = (
+        "required" if setting.default is REQUIRED else f"default {show_default(setting.default)}"
+    )
     filled = fold(meaning, indent=" " * 6)
     return f"  {setting.name} ({default})\n      {setting.variable}\n{filled}\n"
 
@@ -55,7 +57,8 @@ def _first_sentence(meaning: str) -> str:
     return f"{first}." if ends else first
 
 
-def _shown(default: Any) -> str:  # noqa: ANN401  # any setting
+def show_default(default: Any) -> str:  # noqa: ANN401  # any setting
+    """Return a setting's default for display."""
     if default is None or default == "":
         return "none"
     if isinstance(default, Secret | Path | str):

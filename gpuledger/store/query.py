@@ -138,7 +138,7 @@ def open_table(
         return None
     except (DeltaError, OSError) as error:
         message = unfold(error)
-        remedy = "; see Repair in docs/store.md" if is_damage(message) else ""
+        remedy = '; see "Repair a table" in docs/guides/store.md' if is_damage(message) else ""
         if _CREDENTIALS in message:
             remedy = "; set the credentials in the environment or in store.storage_options"
         raise UserError(

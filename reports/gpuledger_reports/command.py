@@ -13,16 +13,16 @@ from gpuledger_reports.api.store_state import StoreState
 from gpuledger_reports.pricing.policy_file import read_policy
 from gpuledger_reports.settings import ReportsSettings
 
-_DESCRIPTION: Final = (
+DESCRIPTION: Final = (
     "Serve GPU costs over HTTP from the store, which is only read. /allocation is OpenCost's API;"
     " /openapi.json describes all endpoints."
 )
-_EXAMPLES: Final = (
+EXAMPLES: Final = (
     "GPULEDGER_STORE__URI=gpuledger-store gpuledger reports",
     "curl 'http://localhost:9824/allocation?window=7d&aggregate=namespace'",
     "curl 'http://localhost:9824/bill?period=2026-10&by=team'",
 )
-_COMMON: Final = (
+COMMON: Final = (
     "store.uri",
     "store.storage_options",
     "prices",
@@ -42,9 +42,9 @@ def main() -> int:
     settings = load_settings(
         ReportsSettings,
         prog="gpuledger reports",
-        description=_DESCRIPTION,
-        examples=_EXAMPLES,
-        common=_COMMON,
+        description=DESCRIPTION,
+        examples=EXAMPLES,
+        common=COMMON,
     )
     # Before serving, so that mistakes in the price file are reported to whoever starts the service.
     read = read_policy(settings.prices)

@@ -14,18 +14,18 @@ from gpuledger_sinks.registry import KINDS
 from gpuledger_sinks.settings import SinkSettings
 
 _KINDS_SHOWN: Final = "\n".join(f"  {kind.name:<14}{kind.summary}" for kind in KINDS.values())
-_DESCRIPTION: Final = f"""Run a sink, which delivers events to one receiver.
+DESCRIPTION: Final = f"""Run a sink, which delivers events to one receiver.
 
 {_KINDS_SHOWN}
 
 Each sink is a consumer group of its own. Run several of one sink to share its partitions."""
-_EXAMPLES: Final = (
+EXAMPLES: Final = (
     "GPULEDGER_REMOTE_WRITE__URL=http://prometheus:9090/api/v1/write gpuledger sink remote_write",
     "GPULEDGER_STORE__URI=s3://ledger/gpuledger gpuledger sink store",
     "gpuledger sink alerts --config sinks.yaml",
 )
 # `--help` shows the first ten that apply to the chosen sink.
-_COMMON: Final = (
+COMMON: Final = (
     "kafka.bootstrap_servers",
     "http.listen",
     "log.level",
@@ -51,7 +51,7 @@ _COMMON: Final = (
     "kafka.sasl_username",
     "kafka.sasl_password",
 )
-_KIND: Final = Option(
+KIND: Final = Option(
     name="kind",
     setting="kind",
     help="sink to run; put it before --help to see its settings",
@@ -66,10 +66,10 @@ def main() -> int:
     settings = load_settings(
         SinkSettings,
         prog="gpuledger sink",
-        description=_DESCRIPTION,
-        options=[_KIND],
-        examples=_EXAMPLES,
-        common=_COMMON,
+        description=DESCRIPTION,
+        options=[KIND],
+        examples=EXAMPLES,
+        common=COMMON,
     )
     about = {
         "sink": settings.kind,

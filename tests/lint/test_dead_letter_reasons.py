@@ -1,4 +1,4 @@
-"""docs/events.md lists every reason of a dead letter, and the command that shows who wrote one."""
+"""Every reason for a dead letter is described; docs/reference/topics.md shows who wrote one."""
 
 import ast
 import base64
@@ -11,18 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from gpuledger.dead_letter_queue import DEAD_LETTERS_TOTAL
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES
+from gpuledger.dead_letter_reasons import DEAD_LETTER_REASONS
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "events.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "topics.md").read_text()
 PACKAGES = ("gpuledger", "enricher", "sinks")
-
-
-def rows() -> dict[str, list[str]]:
-    """Return the cells of the table of reasons, by reason."""
-    table = PAGE.partition("| `reason` |")[2].partition("\n\n")[0]
-    found = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
-    return {cells[0].strip("`"): cells[1:] for cells in found}
 
 
 def given_reasons() -> set[str]:
@@ -57,16 +51,23 @@ def _texts(value: ast.expr) -> Iterator[str]:
             pass
 
 
-def test_the_table_has_each_reason_that_the_code_gives_and_the_metric_names() -> None:
-    help_text = next(iter(DEAD_LETTERS_TOTAL.collect())).documentation
+def test_the_catalogue_has_each_reason_that_the_code_gives() -> None:
+    known = {reason.name for reason in DEAD_LETTER_REASONS}
 
-    assert set(rows()) == set(re.findall(r"`(\w+)`", help_text))
-    assert given_reasons() <= set(rows())
+    assert len(known) == len(DEAD_LETTER_REASONS)
+    assert given_reasons() <= known
     assert len(given_reasons()) > 7
 
 
-def test_each_reason_has_a_meaning_a_writer_and_an_action() -> None:
-    assert [reason for reason, cells in rows().items() if len(cells) != 3 or not all(cells)] == []
+def test_each_reason_has_a_meaning_a_cause_and_an_action() -> None:
+    for reason in DEAD_LETTER_REASONS:
+        assert all(text.endswith(".") for text in (reason.meaning, reason.cause, reason.action))
+
+
+def test_the_maximum_size_that_a_reason_names_is_that_of_messages() -> None:
+    (too_large,) = (each for each in DEAD_LETTER_REASONS if each.name == "too_large")
+
+    assert f"{MAX_MESSAGE_BYTES:,} bytes" in too_large.meaning
 
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not installed")

@@ -23,7 +23,9 @@ from tests.lint.prose import (
 
 RULES = ROOT / "deploy/prometheus/gpuledger.rules.yaml"
 # Generated from the code; other tests compare them with it.
-METRIC_PAGES = (ROOT / "docs/metrics.md", ROOT / "docs/node-metrics.md")
+METRIC_PAGES = tuple(
+    ROOT / "docs" / "reference" / f"{name}.md" for name in ("metrics", "agent-metrics", "series")
+)
 GLOSSARY_ROW = re.compile(r"^\| (?P<words>[^|]+) \| [^|]+ \| (?P<refused>[^|]*) \|$", re.MULTILINE)
 OPENINGS = re.compile(r"(Give(?! up| back)|Gives|Tell whether|Say whether|Take that|Make out)\b")
 # Words of the glossary that Python, asyncio, Prometheus or a format uses for something else.

@@ -1,4 +1,4 @@
-"""Every log line follows docs/logs.md: event, keys, and from `warning` on a row in its table."""
+"""Every log line follows docs/reference/log-events.md; from `warning` on it has a row there."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 ROOT: Final = Path(__file__).parents[2]
-PAGE: Final = (ROOT / "docs" / "logs.md").read_text()
+PAGE: Final = (ROOT / "docs" / "reference" / "log-events.md").read_text()
 PACKAGES: Final = ("agent", "enricher", "sinks", "reports", "gpuledger", "cli", "simulator")
 QUIET: Final = {"debug", "info"}
 UNITS: Final = ("_count", "_seconds", "_bytes")
@@ -88,8 +88,8 @@ def names(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
 
-SHARED_KEYS: Final = {name for row in rows("Names") for name in names(row[0])}
-EVENTS: Final = {name for row in rows("From warning on") for name in names(row[0])}
+SHARED_KEYS: Final = {name for row in rows("Shared keys") for name in names(row[0])}
+EVENTS: Final = {name for row in rows("Events from warning on") for name in names(row[0])}
 
 
 @BY_PLACE

@@ -47,6 +47,7 @@ SETTINGS = (
 )
 # The object of `gpuledger demo --format json`.
 DEMO_SUMMARY = (IncidentLine, OwnerCost, PodLine, RunBill, StoreLine, Summary)
+SERIES_PAGES = (ROOT / "docs/guides/prometheus.md", ROOT / "docs/reference/series.md")
 DASHBOARD = ROOT / "deploy/compose/grafana/dashboards/gpuledger.json"
 OPENAPI = ROOT / "reports/gpuledger_reports/api/openapi.yaml"
 # Names of other projects that contain a rejected word.
@@ -117,7 +118,7 @@ def _of_tables() -> Iterator[str]:
 
 def _of_pages() -> Iterator[str]:
     yield from re.findall(r"^ *- alert: (\w+)$", RULES.read_text(), re.MULTILINE)
-    for page in (*METRIC_PAGES, ROOT / "docs/remote-write.md"):
+    for page in (*METRIC_PAGES, *SERIES_PAGES):
         yield from re.findall(r"\bgpuledger_\w+", page.read_text())
     for page in METRIC_PAGES:
         for labels, text in re.findall(
@@ -125,7 +126,7 @@ def _of_pages() -> Iterator[str]:
         ):
             yield from re.findall(r"\w+", labels)
             yield from re.findall(r"`(\w+)`", text)  # values of labels
-    checks = (ROOT / "docs/operations.md").read_text().partition("| component | check |")[2]
+    checks = (ROOT / "docs/reference/checks.md").read_text().partition("| component | check |")[2]
     for check in re.findall(r"^\| [^|]+ \| ([^|]+) \|", checks.partition("\n\n")[0], re.MULTILINE):
         yield from re.findall(r"\w+", check)
 

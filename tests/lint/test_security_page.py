@@ -1,4 +1,4 @@
-"""docs/security.md names the existing topics, groups and workloads, and no others."""
+"""The page of permissions names the existing topics and groups, and no others."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,8 @@ from gpuledger_sinks.registry import KINDS
 from tests.default_topics import BY_NAME
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "security.md").read_text()
+PERMISSIONS = (ROOT / "docs" / "reference" / "permissions.md").read_text()
+HARDENING = (ROOT / "docs" / "guides" / "security-hardening.md").read_text()
 GROUPS = {
     "join": JOIN,
     **{f"sink {kind.name}": kind.group for kind in KINDS.values()},
@@ -41,7 +42,7 @@ ACTIONS = {"receive": 1, "send": 2}
 
 def rows() -> dict[str, list[str]]:
     """Return the cells of the table of Kafka permissions by component."""
-    table = PAGE.partition("| who | reads | writes |")[2].partition("\n\n")[0]
+    table = PERMISSIONS.partition("| who | reads | writes |")[2].partition("\n\n")[0]
     found = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
     return {cells[0]: cells for cells in found}
 
@@ -81,7 +82,7 @@ def test_groups_and_transactional_ids_are_those_of_the_components() -> None:
 
 @pytest.mark.parametrize("module", CENTRAL, ids=lambda module: module.__name__)
 def test_only_the_agents_metrics_page_names_nodes_pods_or_users_of_gpus(module: ModuleType) -> None:
-    assert "No names of nodes, pods or users of GPUs" in PAGE
+    assert "No names of nodes, pods or users of GPUs" in HARDENING
     families = [value for value in vars(module).values() if isinstance(value, MetricWrapperBase)]
     labels = {label for family in families for label in family._labelnames}  # noqa: SLF001  # a family has labels only with series
 

@@ -1,4 +1,4 @@
-"""The Prometheus queries of docs/remote-write.md."""
+"""The queries of docs/guides/prometheus.md, and the alerts of docs/reference/series.md."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Final
 
 from tests.unit.deployment.deployables import ROOT
 
-PAGE: Final = (ROOT / "docs" / "remote-write.md").read_text()
+PAGE: Final = (ROOT / "docs" / "guides" / "prometheus.md").read_text()
+_SERIES: Final = (ROOT / "docs" / "reference" / "series.md").read_text()
 
 
 def alerts() -> dict[str, str]:
     """Return the expressions of the page's alerts, by their subject."""
-    table = PAGE.partition("<!-- alerts:begin -->")[2].partition("<!-- alerts:end -->")[0]
-    rows = re.findall(r"^\| (.+?) \| `(.+)` \|$", table, flags=re.MULTILINE)
-    return {what: expression.replace(r"\|", "|") for what, expression in rows}
+    listed = _SERIES.partition("<!-- alerts:begin -->")[2].partition("<!-- alerts:end -->")[0]
+    return dict(re.findall(r"^- (.+?): `(.+)`$", listed, flags=re.MULTILINE))

@@ -390,7 +390,7 @@ def test_promtool_parses_the_page_and_accepts_our_own_names(
 
 def documented_collector(cluster: Cluster) -> dict[str, Any]:
     """Return the documented configuration of the collector, scraping the test's agent."""
-    page = (ROOT / "docs" / "remote-write.md").read_text()
+    page = (ROOT / "docs" / "guides" / "prometheus.md").read_text()
     text = page.partition("collector:begin -->\n```yaml\n")[2].partition("```")[0]
     config: dict[str, Any] = yaml.safe_load(text)
     (scraped,) = config["receivers"]["prometheus"]["config"]["scrape_configs"]

@@ -58,8 +58,14 @@ class Case(NamedTuple):
     operation: str
 
 
-COMMANDS: Final = {"replay", "dead letters list", "dead letters replay"}
-"""For users, who see it at once: test_topics_rights, test_replay, test_dead_letter_rights."""
+COMMANDS: Final = {
+    "watermarks",
+    "cluster retire",
+    "replay",
+    "dead letters list",
+    "dead letters replay",
+}
+"""For users, who see it at once: test_retire_rights, test_replay, test_dead_letter_rights."""
 CASES: Final = [
     Case(who, grant, operation)
     for who in DEPLOYABLES

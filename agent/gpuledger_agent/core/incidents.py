@@ -64,74 +64,107 @@ XID: Final = "xid"
 NO_ACTION: Final = "NONE"
 
 
-class _Kind(NamedTuple):
+class KindFacts(NamedTuple):
+    """The facts of an incident kind."""
+
     severity: Severity
+    sources: str
+    """Where it is detected, for the documentation."""
     message: str
     action: str | None = None
+    """The advised action, by NVIDIA's name."""
 
 
-_KINDS: Final = {
-    "ecc_uncorrected": _Kind(Severity.CRITICAL, "Uncorrected memory error"),
-    "ecc_corrected_storm": _Kind(Severity.WARNING, "Very many corrected memory errors"),
-    "page_retirement_pending": _Kind(
-        Severity.WARNING, "A part of the memory will be replaced at the next reset", "RESET_GPU"
+_EVENTS: Final = "driver events"
+_READINGS: Final = "readings"
+_FABRIC: Final = "readings, from Hopper"
+_SLOWDOWN: Final = "readings, for `incidents.slowdown_seconds` without a break"
+_AGENT: Final = "the agent"
+KIND_FACTS: Final = {
+    "ecc_uncorrected": KindFacts(
+        Severity.CRITICAL, "driver events, readings", "Uncorrected memory error"
     ),
-    "page_retirement_failed": _Kind(
-        Severity.CRITICAL, "A part of the memory could not be replaced", "CONTACT_SUPPORT"
+    "ecc_corrected_storm": KindFacts(
+        Severity.WARNING, _EVENTS, "Very many corrected memory errors"
     ),
-    "row_remap_pending": _Kind(
-        Severity.WARNING, "A memory row will be replaced at the next reset", "RESET_GPU"
+    "page_retirement_pending": KindFacts(
+        Severity.WARNING,
+        "driver events; before Ampere also readings",
+        "A part of the memory will be replaced at the next reset",
+        "RESET_GPU",
     ),
-    "row_remap_done": _Kind(Severity.INFO, "No memory row is waiting to be replaced any longer"),
-    "row_remap_failed": _Kind(
-        Severity.CRITICAL, "A memory row could not be replaced", "CONTACT_SUPPORT"
+    "page_retirement_failed": KindFacts(
+        Severity.CRITICAL, _EVENTS, "A part of the memory could not be replaced", "CONTACT_SUPPORT"
     ),
-    "poison_nonfatal": _Kind(Severity.WARNING, "Poisoned data was contained", "RESTART_APP"),
-    "poison_fatal": _Kind(Severity.CRITICAL, "Poisoned data was used", "RESET_GPU"),
-    "sram_threshold_exceeded": _Kind(
+    "row_remap_pending": KindFacts(
+        Severity.WARNING, _READINGS, "A memory row will be replaced at the next reset", "RESET_GPU"
+    ),
+    "row_remap_done": KindFacts(
+        Severity.INFO, _READINGS, "No memory row is waiting to be replaced any longer"
+    ),
+    "row_remap_failed": KindFacts(
+        Severity.CRITICAL, _READINGS, "A memory row could not be replaced", "CONTACT_SUPPORT"
+    ),
+    "poison_nonfatal": KindFacts(
+        Severity.WARNING, _EVENTS, "Poisoned data was contained", "RESTART_APP"
+    ),
+    "poison_fatal": KindFacts(Severity.CRITICAL, _EVENTS, "Poisoned data was used", "RESET_GPU"),
+    "sram_threshold_exceeded": KindFacts(
         Severity.CRITICAL,
+        _READINGS,
         "The on-chip memory (SRAM) has more errors than its manufacturer allows",
         "CONTACT_SUPPORT",
     ),
-    "fabric_bandwidth_degraded": _Kind(
-        Severity.WARNING, "The NVLink fabric has less than its full bandwidth"
+    "fabric_bandwidth_degraded": KindFacts(
+        Severity.WARNING, _FABRIC, "The NVLink fabric has less than its full bandwidth"
     ),
-    "fabric_route_recovery": _Kind(
-        Severity.WARNING, "Routes of the NVLink fabric are being recovered"
+    "fabric_route_recovery": KindFacts(
+        Severity.WARNING, _FABRIC, "Routes of the NVLink fabric are being recovered"
     ),
-    "fabric_route_unhealthy": _Kind(
-        Severity.CRITICAL, "A route of the NVLink fabric is unhealthy: jobs over NVLink fail"
+    "fabric_route_unhealthy": KindFacts(
+        Severity.CRITICAL,
+        _FABRIC,
+        "A route of the NVLink fabric is unhealthy: jobs over NVLink fail",
     ),
-    "fabric_access_timeout": _Kind(
-        Severity.WARNING, "An access over the NVLink fabric timed out and is being recovered"
-    ),
-    "nvlink_recovery_failed": _Kind(Severity.CRITICAL, "An NVLink could not be recovered"),
-    "pcie_link_degraded": _Kind(
+    "fabric_access_timeout": KindFacts(
         Severity.WARNING,
+        _FABRIC,
+        "An access over the NVLink fabric timed out and is being recovered",
+    ),
+    "nvlink_recovery_failed": KindFacts(
+        Severity.CRITICAL, "readings, from Blackwell", "An NVLink could not be recovered"
+    ),
+    "pcie_link_degraded": KindFacts(
+        Severity.WARNING,
+        "readings, for a minute in performance state 0",
         "The PCIe link is slower than the GPU and the machine support",
         "CHECK_MECHANICALS",
     ),
-    "hardware_thermal_slowdown": _Kind(
-        Severity.WARNING, "The hardware slows the clocks down because of the temperature"
+    "hardware_thermal_slowdown": KindFacts(
+        Severity.WARNING, _SLOWDOWN, "The hardware slows the clocks down because of the temperature"
     ),
-    "power_brake_slowdown": _Kind(
-        Severity.WARNING, "The machine's power supply slows the clocks down"
+    "power_brake_slowdown": KindFacts(
+        Severity.WARNING, _SLOWDOWN, "The machine's power supply slows the clocks down"
     ),
-    "state_ended": _Kind(Severity.INFO, "State ended"),
-    "gpu_unavailable": _Kind(Severity.CRITICAL, "The GPU is not available"),
-    "recovery_action": _Kind(
-        Severity.WARNING, "The recovery action that the driver requests has changed"
+    "state_ended": KindFacts(Severity.INFO, _READINGS, "State ended"),
+    "gpu_unavailable": KindFacts(Severity.CRITICAL, _EVENTS, "The GPU is not available"),
+    "recovery_action": KindFacts(
+        Severity.WARNING,
+        "driver events, readings",
+        "The recovery action that the driver requests has changed",
     ),
-    "mig_changed": _Kind(Severity.INFO, "The layout of MIG instances has changed"),
-    "gpu_lost": _Kind(Severity.CRITICAL, "The driver no longer answers for this GPU"),
-    "gpu_recovered": _Kind(Severity.INFO, "The driver answers for this GPU again"),
-    "driver_reloaded": _Kind(Severity.INFO, "The driver was reloaded"),
-    "agent_ended": _Kind(
-        Severity.CRITICAL, "The agent ends because no GPU answers; it is then restarted"
+    "mig_changed": KindFacts(
+        Severity.INFO, "driver events, the agent", "The layout of MIG instances has changed"
     ),
-    "driver_unbound": _Kind(Severity.INFO, "The driver is being unbound from this GPU"),
+    "gpu_lost": KindFacts(Severity.CRITICAL, _AGENT, "The driver no longer answers for this GPU"),
+    "gpu_recovered": KindFacts(Severity.INFO, _AGENT, "The driver answers for this GPU again"),
+    "driver_reloaded": KindFacts(Severity.INFO, _AGENT, "The driver was reloaded"),
+    "agent_ended": KindFacts(
+        Severity.CRITICAL, _AGENT, "The agent ends because no GPU answers; it is then restarted"
+    ),
+    "driver_unbound": KindFacts(Severity.INFO, _AGENT, "The driver is being unbound from this GPU"),
 }
-KINDS: Final = frozenset({XID, *_KINDS})
+KINDS: Final = frozenset({XID, *KIND_FACTS})
 """All incident kinds that the agent reports."""
 
 
@@ -166,7 +199,7 @@ def make_incident(
         words = f"{known.meaning}: {known.code}" if known.category == UNKNOWN else known.meaning
         own_severity, advice = known.severity, known.immediate
     else:
-        own_severity, words, advice = _KINDS[kind]
+        own_severity, _, words, advice = KIND_FACTS[kind]
     asks = kind == "recovery_action" or (kind == XID and xid == RECOVERY_ACTION_CHANGED)
     if asks and action is not None:
         # The action that the driver requests determines the severity.
@@ -203,7 +236,7 @@ def severities_of(kind: str) -> tuple[Severity, ...]:
     """Return the severities that incidents of one of `KINDS` can have."""
     if kind == XID:
         return tuple(Severity)
-    own = _KINDS[kind].severity
+    own = KIND_FACTS[kind].severity
     return (Severity.INFO, own, Severity.CRITICAL) if kind == "recovery_action" else (own,)
 
 

@@ -1,9 +1,8 @@
 """The metrics with dcgm-exporter's names, types, help texts and labels.
 
 `RowWriter` writes the labels of each device and of the containers that use it. Its rules ensure
-that no sum over a family counts a GPU twice; see docs/adr/011-exposition-names.md. `DcgmPage`
-writes the families' values. `dcgm_fields` defines the fields, including those with several series
-per device.
+that no sum over a family counts a GPU twice; see ADR 011. `DcgmPage` writes the families' values.
+`dcgm_fields` defines the fields, including those with several series per device.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -42,18 +42,18 @@ from gpuledger_sinks.registry import KINDS
 from gpuledger_sinks.store.maintainer import Maintainer, MaintenanceSettings
 
 _log = structlog.get_logger(__name__)
-_DESCRIPTION: Final = (
+DESCRIPTION: Final = (
     "Run the whole pipeline in one process, for one machine without Kafka: agent, join and sinks,"
     " and podwatch if an API server is configured. It stores the usage in a directory, maintains"
     " the store, and serves the agent's /metrics."
 )
 _RECEIVER: Final = "http://prometheus:9090/api/v1/write"
-_EXAMPLES: Final = (
+EXAMPLES: Final = (
     "gpuledger standalone --store /var/lib/gpuledger/store",
     "gpuledger standalone --source simulated --store try-store --listen 127.0.0.1:9820",
     f"GPULEDGER_REMOTE_WRITE__URL={_RECEIVER} gpuledger standalone --sinks store,remote_write",
 )
-_COMMON: Final = (
+COMMON: Final = (
     "store.uri",
     "sinks",
     "source",
@@ -65,7 +65,7 @@ _COMMON: Final = (
     "kubernetes.kubeconfig",
     "log.level",
 )
-_OPTIONS: Final = (
+OPTIONS: Final = (
     Option(name="--store", setting="store.uri", help="directory of the store", metavar="DIRECTORY"),
     Option(name="--sinks", setting="sinks", help="sinks to run, separated by commas"),
     *(option for option in AGENT_OPTIONS if option.name in {"--source", "--listen"}),
@@ -81,10 +81,10 @@ def main() -> int:
     settings = load_settings(
         StandaloneSettings,
         prog="gpuledger standalone",
-        description=_DESCRIPTION,
-        options=_OPTIONS,
-        examples=_EXAMPLES,
-        common=_COMMON,
+        description=DESCRIPTION,
+        options=OPTIONS,
+        examples=EXAMPLES,
+        common=COMMON,
     )
     settings = name_node(replace(settings, spool=SpoolSettings(directory="")), os.environ)
     configure_logs(settings.log)

@@ -45,12 +45,16 @@ from gpuledger_enricher.join.worker import JoinWorker
 
 # One for each caller, because a backoff grows with the failures of the call that it delays.
 _new_backoff: Final = partial(Backoff, first_seconds=0.2, max_seconds=10.0)
-_EXAMPLES: Final = (
+DESCRIPTION: Final = (
+    "Run a worker of the join: it attributes the samples of each GPU to pods and publishes events"
+    " whose entries sum to the GPU. Run at most one worker per partition."
+)
+EXAMPLES: Final = (
     "GPULEDGER_KAFKA__BOOTSTRAP_SERVERS=kafka:9092 gpuledger join",
     "gpuledger join --config join.yaml",
     "gpuledger join --config join.yaml --print-config",
 )
-_COMMON: Final = (
+COMMON: Final = (
     "kafka.bootstrap_servers",
     "kafka.security_protocol",
     "kafka.sasl_mechanism",
@@ -72,10 +76,9 @@ def main() -> int:
     settings = load_settings(
         JoinSettings,
         prog="gpuledger join",
-        description="Run a worker of the join: it attributes the samples of each GPU to pods and"
-        " publishes events whose entries sum to the GPU. Run at most one worker per partition.",
-        examples=_EXAMPLES,
-        common=_COMMON,
+        description=DESCRIPTION,
+        examples=EXAMPLES,
+        common=COMMON,
     )
     topics = Topics(settings.kafka.topic_prefix)
     about = {

@@ -123,7 +123,7 @@ count_from_zero(TRANSACTIONS_ABORTED_TOTAL, cause=("fenced", "unavailable", "ref
 PODS: Final = Gauge("gpuledger_join_pods", "Number of pods known to this worker.")
 NODES: Final = Gauge("gpuledger_join_nodes", "Number of node records known to this worker.")
 NAMESPACES: Final = Gauge(
-    "gpuledger_join_namespaces", "Number of namespaces, all of which are known to this worker."
+    "gpuledger_join_namespaces", "Number of namespaces in the worker's memory; each worker has all."
 )
 PLACES_CUT_TOTAL: Final = Counter(
     "gpuledger_join_descriptions_cut",

@@ -261,7 +261,7 @@ class ChosenAnnotations(Generic[NotesT]):
 # who may create pods may write these annotations on any pod, and would put their own pod's name on
 # another pod's use. So a mirror must have everything that a kubelet gives it: both annotations with
 # the same value, the Node as its owner, and no service account, which the API server gives to every
-# pod except mirrors. docs/security.md describes what remains possible for an attacker.
+# pod except mirrors. docs/concepts/security.md describes what remains possible for an attacker.
 
 MAX_HASH_LENGTH: Final = 64
 """A kubelet's hash has 32 characters, and a UID from a manifest 36."""

@@ -42,12 +42,16 @@ from gpuledger_enricher.podwatch.reflector import Reflector
 from gpuledger_enricher.podwatch.table import ObjectTable
 from gpuledger_enricher.watched_records import RecordT
 
-_EXAMPLES: Final = (
+DESCRIPTION: Final = (
+    "Run podwatch, once per cluster: it watches the Kubernetes API server and publishes records of"
+    " pods, nodes and namespaces to Kafka."
+)
+EXAMPLES: Final = (
     "GPULEDGER_KAFKA__BOOTSTRAP_SERVERS=kafka:9092 gpuledger podwatch",
     "GPULEDGER_KUBERNETES__KUBECONFIG=~/.kube/config gpuledger podwatch",
     "gpuledger podwatch --config podwatch.yaml",
 )
-_COMMON: Final = (
+COMMON: Final = (
     "kafka.bootstrap_servers",
     "cluster",
     "kubernetes.url",
@@ -329,10 +333,9 @@ def main() -> int:
     settings = load_settings(
         PodwatchSettings,
         prog="gpuledger podwatch",
-        description="Run podwatch, once per cluster: it watches the Kubernetes API server and"
-        " publishes records of pods, nodes and namespaces to Kafka.",
-        examples=_EXAMPLES,
-        common=_COMMON,
+        description=DESCRIPTION,
+        examples=EXAMPLES,
+        common=COMMON,
     )
     kubernetes = settings.kubernetes
     about = {

@@ -1,7 +1,7 @@
 """Masks a request's credentials in its server's answer. Does no I/O.
 
 Answers are shown on an open page and in the log, and may quote a password. So each secret is
-searched for in its usual forms, which `docs/security.md` lists.
+searched for in its usual forms, which `docs/concepts/security.md` lists.
 """
 
 import base64

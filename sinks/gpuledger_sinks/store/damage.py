@@ -1,8 +1,9 @@
 """Explains deltalake's errors in one line, for whoever has to act.
 
 A table whose newest commit or checkpoint was cut short (full disk, power failure) can be neither
-read nor written until that file is removed; see "Repair" in docs/store.md. deltalake's error does
-not name the file, so it is looked for here if the store is a local directory.
+read nor written until that file is removed; see "Repair a table" in docs/guides/store.md.
+deltalake's error does not name the file, so it is looked for here if the store is a local
+directory.
 
 deltalake accepts a commit that was cut off right after a line: such a commit has rows without their
 offsets, and the rows would be appended again. Each commit therefore announces the offsets of its
@@ -26,6 +27,7 @@ _GIVE_CREDENTIALS: Final = (
     "set the credentials of the object store in store.storage_options, in the environment"
     " (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) or by the machine's role"
 )
+_REPAIR: Final = 'see "Repair a table" in docs/guides/store.md'
 _SHOWN_CHARACTERS: Final = 600
 ANNOUNCEMENT: Final = "gpuledger.offsets"
 """The key in `commitInfo` for the streams that the commit moves, with their offsets, as JSON."""
@@ -59,7 +61,7 @@ def storage_errors(uri: str) -> Iterator[None]:
     except BaseException as error:
         if type(error) is Exception:  # DataFusion's errors do not have their own class
             cause = unfold(error)[:_SHOWN_CHARACTERS]
-            message = f"store {uri}: cannot read its rows: {cause}; see Repair in docs/store.md"
+            message = f"store {uri}: cannot read its rows: {cause}; {_REPAIR}"
             raise ReceiverUnavailableError(message) from error
         if not is_panic(error):
             raise
@@ -100,7 +102,7 @@ def _announced(commit_info: Mapping[str, Any]) -> dict[str, int]:
 
 def _damaged(uri: str) -> str:
     files = ", ".join(damaged_files(uri)) or "one of the newest files of _delta_log"
-    return f"its log is damaged ({files}); repair it as described in docs/store.md under Repair"
+    return f"its log is damaged ({files}); {_REPAIR}"
 
 
 def is_panic(error: BaseException) -> bool:

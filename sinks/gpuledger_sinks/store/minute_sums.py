@@ -41,7 +41,7 @@ MEASURED_MEMORY: Final = frozenset(
 )
 MEASURED_ENERGY: Final = frozenset({EnergyMethod.COUNTER.value})
 MAX_EVENT_ROWS: Final = 200_000
-"""Maximum number of rows of one event: eight GPUs with forty entries each, for ten hours."""
+"""Maximum number of rows of one event: eight GPUs with forty usage records each, for ten hours."""
 MINUTES_A_DAY: Final = 1440
 _US_PER_MINUTE: Final = 60_000_000
 _INT64_MAX: Final = 2**63 - 1

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tests.real.services.kafka import KafkaDistribution
     from tests.real.services.kcat import Kcat
 
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+INSTALL_PAGE = (ROOT / "docs" / "guides" / "install.md").read_text()
 SCRAPED = '{job!="",__name__=~"gpuledger_.+"}'
 SENT = '{job="",__name__=~"gpuledger_.+"}'
 
@@ -154,7 +154,7 @@ def test_prometheus_accepted_every_sample(played: Played) -> None:
 
 def test_the_topics_pass_the_documented_check(played: Played) -> None:
     """By the address that is published on the host."""
-    (written,) = re.findall(r"`(gpuledger topics check --bootstrap-servers [\w:]+)`", OPERATIONS)
+    (written,) = re.findall(r"`(gpuledger topics check --bootstrap-servers [\w:]+)`", INSTALL_PAGE)
     program, *arguments = played.topology.places.move(written, of=SERVICES["kafka"]).split()
     done = subprocess.run(
         [BIN / program, *arguments],

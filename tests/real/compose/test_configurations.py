@@ -43,7 +43,7 @@ def test_promtool_accepts_the_rules(promtool: Path) -> None:
 def test_promtool_accepts_the_documented_scrape_configuration(
     promtool: Path, tmp_path: Path
 ) -> None:
-    page = (ROOT / "docs" / "operations.md").read_text()
+    page = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()
     (block,) = re.findall(r"```yaml\n(scrape_configs:.*?)```", page, re.DOTALL)
     (tmp_path / "prometheus.yml").write_text(block)
     rules = ROOT / "deploy" / "prometheus" / "gpuledger.rules.yaml"

@@ -34,28 +34,19 @@ COPY: Final = "overlays/my-cluster"
 NAMESPACE: Final = "gpuledger"
 PODWATCH: Final = "gpuledger-podwatch"
 SETTLED_SECONDS: Final = 120.0
-_SECTION: Final = re.compile(r"^## On Kubernetes\n(.*?)^## ", re.MULTILINE | re.DOTALL)
+PAGE: Final = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()
 _COMMAND: Final = re.compile(r"^(?:cp|kubectl (?:apply|wait)) .*$", re.MULTILINE)
 _AUTH_QUERY: Final = re.compile(r"^\$ kubectl (auth can-i .*)\n(yes|no)$", re.MULTILINE)
 
 
-def documented() -> str:
-    """Return the section of docs/operations.md on Kubernetes."""
-    found = _SECTION.search((ROOT / "docs" / "operations.md").read_text())
-    assert found
-    return found[1]
-
-
 def documented_commands() -> list[list[str]]:
     """Return the commands that install, in order, without their comments."""
-    return [line.split("#")[0].split() for line in _COMMAND.findall(documented())]
+    return [line.split("#")[0].split() for line in _COMMAND.findall(PAGE)]
 
 
 def documented_questions(account: str) -> list[tuple[list[str], str]]:
     """Return each documented `kubectl auth can-i` about an account with its answer."""
-    requested = [
-        (question.split(), answer) for question, answer in _AUTH_QUERY.findall(documented())
-    ]
+    requested = [(question.split(), answer) for question, answer in _AUTH_QUERY.findall(PAGE)]
     return [(words, answer) for words, answer in requested if words[-1] == f"--as={account}"]
 
 

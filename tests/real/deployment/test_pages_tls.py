@@ -37,9 +37,9 @@ OF_NO_CLUSTER: Final = {
 
 
 def documented(key: str) -> Any:  # noqa: ANN401  # any YAML
-    """Return the block of docs/operations.md on TLS that has a key."""
-    page = (ROOT / "docs" / "operations.md").read_text()
-    section = page.partition("**Over TLS, with a login.**")[2].partition("**From which")[0]
+    """Return the block of docs/guides/kubernetes.md on TLS that has a key."""
+    page = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()
+    section = page.partition("### Scrape over TLS with a password\n")[2].partition("\n### ")[0]
     blocks = map(yaml.safe_load, re.findall(r"```yaml\n(.*?)```", section, re.DOTALL))
     (found,) = [block for block in blocks if key in block]
     return found

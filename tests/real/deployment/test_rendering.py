@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -130,7 +131,7 @@ def test_a_generated_name_is_used_only_as_the_name_of_a_config_map_or_secret(
 def test_the_documented_command_prints_what_to_keep_even_for_pods_between_two_runs(
     rendering: Rendering,
 ) -> None:
-    page = (ROOT / "docs" / "operations.md").read_text()
+    page = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()
     (pattern,) = re.findall(r"kubectl kustomize k8s\S+ \| grep -E '(.*?)'", page)
 
     for name in rendering.hashed_names().values():
@@ -386,7 +387,7 @@ def test_the_documented_patch_lets_another_namespace_scrape(
     overlay.mkdir()
     (patch,) = re.findall(
         r"```yaml\n(patches:\n.*?NetworkPolicy.*?)```",
-        (ROOT / "docs" / "operations.md").read_text(),
+        (ROOT / "docs" / "guides" / "kubernetes.md").read_text(),
         re.DOTALL,
     )
     made = {"resources": ["../../base"], **yaml.safe_load(patch)}
@@ -553,8 +554,8 @@ def test_the_store_of_the_sink_is_maintained_as_rendered(
 @pytest.mark.parametrize(
     ("page", "workload", "mounted"),
     [
-        ("bill.md", "gpuledger-bill", "/etc/gpuledger/prices.yaml"),
-        ("reports.md", "gpuledger-reports", "/etc/gpuledger-prices/prices.yaml"),
+        ("guides/close-a-month.md", "gpuledger-bill", "/etc/gpuledger/prices.yaml"),
+        ("guides/reports-api.md", "gpuledger-reports", "/etc/gpuledger-prices/prices.yaml"),
     ],
 )
 def test_the_documented_lines_add_the_bill_with_its_prices_to_a_copy_of_the_overlay(
@@ -580,7 +581,9 @@ def test_the_documented_patch_makes_the_reports_read_a_store_elsewhere(
     kustomize: Kustomize, tmp_path: Path
 ) -> None:
     overlay = copy_of_k8s(tmp_path) / "overlays" / "reports"
-    _put_at_the_head(overlay / "kustomization.yaml", _documented("reports.md", "patches"))
+    _put_at_the_head(
+        overlay / "kustomization.yaml", _documented("guides/reports-api.md", "patches")
+    )
     reports = render(overlay).workload("gpuledger-reports")
 
     assert reports.settings(tmp_path)["store"]["uri"] == "s3://books/gpuledger"
@@ -592,7 +595,8 @@ def test_the_documented_patch_makes_the_reports_read_a_store_elsewhere(
 def _documented(page: str, key: str) -> dict[str, list[Any]]:
     """Return the block of a page of docs/ that begins with this list of a kustomization."""
     text = (ROOT / "docs" / page).read_text()
-    (lines,) = re.findall(rf"```yaml\n({key}:\n.*?)```", text, re.DOTALL)
+    blocks = map(dedent, re.findall(r"```yaml\n(.*?)```", text, re.DOTALL))
+    (lines,) = (block for block in blocks if block.startswith(f"{key}:\n"))
     loaded: dict[str, list[Any]] = yaml.safe_load(lines)
     return loaded
 

@@ -53,7 +53,7 @@ WORKLOADS: Final = (
     "gpuledger-topics",
 )
 SECRET: Final = "/run/secrets/kafka"
-PAGE: Final = (ROOT / "docs" / "operations.md").read_text()
+PAGE: Final = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()
 HASH: Final = re.compile(r"-[bcdfghkmt2456789]{10}$")
 
 
@@ -280,9 +280,7 @@ def mounted_secrets(rendering: Rendering, *, optional: bool = False) -> set[tupl
 
 def documented_secrets() -> dict[tuple[str, str], set[str]]:
     """Return the required keys of each Secret of the table, by namespace and name."""
-    section = PAGE.partition("**Secrets that something else makes**")[2].partition(
-        "ConfigMaps and"
-    )[0]
+    section = PAGE.partition("### Use Secrets from another tool\n")[2].partition("\n### ")[0]
     found: dict[tuple[str, str], set[str]] = {}
     for name, of_which, places, keys in re.findall(
         r"^ *\| `([\w-]+)`([^|]*) \| ([^|]+) \| ([^|;]+)[^|]* \|[^|]+\|$", section, re.MULTILINE

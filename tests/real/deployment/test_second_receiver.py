@@ -35,7 +35,7 @@ SECOND: Final = "overlays/second-receiver"
 NAME: Final = "gpuledger-sink-remote-write-second"
 GROUP: Final = "gpuledger-second-remote-write"
 FIRST: Final = "gpuledger-sink-remote-write"
-PAGE: Final = (ROOT / "docs" / "operations.md").read_text()
+PAGE: Final = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()
 WITHIN_SECONDS: Final = 120.0
 decode_dead_letter: Final = Decoder(topic=DEAD_LETTERS.name, record=DeadLetter).decode
 
@@ -188,7 +188,7 @@ def test_with_the_documented_rights_it_starts_at_the_oldest_event_or_the_configu
 
 def documented_command() -> list[str]:
     """Return the command that sets a group to the end."""
-    section = PAGE.partition("\n### A second receiver\n")[2].partition("\n### ")[0]
+    section = PAGE.partition("\n## Add a second receiver\n")[2].partition("\n## ")[0]
     found: list[str] = re.findall(
         r"^ *(kafka-consumer-groups\.sh (?:.*\\\n)*.*)$", section, re.MULTILINE
     )

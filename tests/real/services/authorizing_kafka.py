@@ -52,6 +52,8 @@ class AuthorizingKafka(SecureKafka):
         **SecureKafka.users,
         "gpuledger-sink-remote-write-second": "staple-of-second",
         "gpuledger-replay": "staple-of-replay",
+        "gpuledger-watermarks": "staple-of-watermarks",
+        "gpuledger-cluster-retire": "staple-of-cluster-retire",
         "gpuledger-topics-check": "staple-of-topics-check",
         "gpuledger-dead-letters": "staple-of-dead-letters",
         "gpuledger-dead-letters-replay": "staple-of-dead-letters-replay",

@@ -145,15 +145,13 @@ async def test_the_alerts_of_the_page_fire_on_their_incidents(
 
     requested = remote_write_page.alerts()
     about = {
-        "a GPU fell off the bus": [incident(node=node, xid=79, time_ns=start_ns + 6 * SECOND_NS)],
-        "XIDs of a GPU, whichever they are": [
-            incident(node=node, xid=31, time_ns=start_ns + 6 * SECOND_NS)
-        ],
-        "XIDs come at a rate": [
+        "A GPU fell off the bus": [incident(node=node, xid=79, time_ns=start_ns + 6 * SECOND_NS)],
+        "Any XID of a GPU": [incident(node=node, xid=31, time_ns=start_ns + 6 * SECOND_NS)],
+        "Repeated XIDs": [
             incident(node=node, xid=31, time_ns=start_ns + 6 * SECOND_NS + number)
             for number in range(1, 9)
         ],
-        "memory errors rise": [
+        "Memory errors rise": [
             incident(node=node, kind="ecc_uncorrected", time_ns=start_ns + 6 * SECOND_NS)
         ],
     }

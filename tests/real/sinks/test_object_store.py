@@ -118,7 +118,7 @@ def test_the_polars_example_of_the_page_runs_unchanged(
     del options["aws_secret_access_key"]
     given = [f"--storage-option={name}={value}" for name, value in options.items()]
     assert main(["store", "maintain", "--store", STORE, "--usage-retention=0d", *given]) == 0
-    page = (Path(__file__).parents[3] / "docs" / "store.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "guides" / "store.md").read_text()
     examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (example,) = [each for each in examples if "polars" in each]
     capsys.readouterr()

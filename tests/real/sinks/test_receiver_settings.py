@@ -1,4 +1,4 @@
-"""The settings that docs/remote-write.md requires of receivers, on real ones, with and without."""
+"""The settings that docs/guides/prometheus.md requires, on receivers with and without them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def send(to: PrometheusApi, node: str, *, time_ns: int) -> str:
 def test_compose_configures_its_prometheus_as_the_page_documents() -> None:
     (service,) = [one for one in compose_file.services() if one.name == "prometheus"]
 
-    page = (ROOT / "docs" / "remote-write.md").read_text()
+    page = (ROOT / "docs" / "guides" / "prometheus.md").read_text()
 
     assert RECEIVER_FLAG in service.spec["command"]
     assert RECEIVER_FLAG in page

@@ -1,4 +1,4 @@
-// A collector with what docs/remote-write.md configures, and an exporter that prints.
+// A collector with what docs/guides/prometheus.md configures, and an exporter that prints.
 package main
 
 import (

@@ -9,7 +9,7 @@ import pytest
 
 from gpuledger.errors import SettingsError
 from gpuledger.settings import load_settings
-from gpuledger_agent.dcgm_exporter import FLAGS, Flag, read_swap
+from gpuledger_agent.dcgm_exporter import FLAGS, read_swap
 from gpuledger_agent.settings import AgentSettings
 from tests.errors import has_words
 
@@ -223,13 +223,6 @@ def test_every_flag_can_be_given_by_each_of_its_names() -> None:
     assert len(names) == len(set(names))
     variables = [flag.variable for flag in FLAGS]
     assert len(variables) == len(set(variables))
-
-
-@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.names.split()[0])
-def test_the_documentation_lists_every_flag(flag: Flag) -> None:
-    page = Path(__file__).parents[3] / "docs" / "agent.md"
-    assert f"`{flag.variable}`" in page.read_text()
-    assert f"`--{flag.names.split()[0]}`" in page.read_text()
 
 
 def test_the_program_reports_an_invalid_value_in_one_line() -> None:

@@ -45,7 +45,7 @@ from tests.truth_runs import (
     watch,
 )
 
-PAGE = (Path(__file__).parents[3] / "docs" / "attribution.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "concepts" / "accuracy.md").read_text()
 SHARED = [kind for kind in CLASSES if not kind.startswith("one pod")]
 MEASURED = [name for name in DRIVERS if name not in UNMEASURED | MODELLED]
 JOULES = ["each window", "mean since the question", "windows of 1 s"]

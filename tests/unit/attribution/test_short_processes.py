@@ -33,7 +33,7 @@ from gpuledger_simulator.simulation import SimulatedNode, Simulation
 from tests.examples import examples
 from tests.ticks import tick_of
 
-PAGE: Final = (Path(__file__).parents[3] / "docs" / "attribution.md").read_text()
+PAGE: Final = (Path(__file__).parents[3] / "docs" / "concepts" / "attribution.md").read_text()
 EPOCH_NS: Final = 1_795_000_000_000_000_000
 SECOND_NS: Final = 10**9
 RUN_SECONDS: Final = 24.0

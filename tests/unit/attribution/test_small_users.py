@@ -1,4 +1,4 @@
-"""The bias caused by the driver's whole percents: remeasures the table in docs/attribution.md."""
+"""The bias of the driver's whole percents: remeasures the table in docs/concepts/accuracy.md."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -16,7 +16,7 @@ from gpuledger_simulator.simulation import Simulation
 from tests.ticks import tick_of
 from tests.unit.owners import pod_of
 
-PAGE: Final = (Path(__file__).parents[3] / "docs" / "attribution.md").read_text()
+PAGE: Final = (Path(__file__).parents[3] / "docs" / "concepts" / "accuracy.md").read_text()
 EPOCH_NS: Final = 1_795_000_000_000_000_000
 RUN_SECONDS: Final = 60
 BIG_RATIO: Final = 0.5

@@ -224,7 +224,8 @@ def test_the_documented_prolog_gives_a_job_the_gpu_that_slurm_allocated(tmp_path
     rows = "\n".join(f"{index}, GPU-{index}, {minor}" for index, minor in orders)
     smi.write_text(f"#!/bin/sh\ncat <<'ROWS'\n{rows}\nROWS\n")
     smi.chmod(0o755)
-    script = prolog_in((ROOT / "docs" / "agent.md").read_text()).replace("/run", str(tmp_path))
+    page = (ROOT / "docs" / "guides" / "slurm.md").read_text()
+    script = prolog_in(page).replace("/run", str(tmp_path))
     environment = {
         "PATH": f"{programs}:/usr/bin:/bin",
         "SLURM_JOB_ID": "4242",

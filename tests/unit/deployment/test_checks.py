@@ -1,4 +1,4 @@
-"""The table of checks in docs/operations.md has those of the code, with their severities."""
+"""The table of docs/reference/checks.md has those of the code, with their severities."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ import pytest
 from gpuledger_sinks.registry import KINDS
 
 ROOT: Final = Path(__file__).parents[3]
-PAGE: Final = (ROOT / "docs" / "operations.md").read_text()
+PAGE: Final = (ROOT / "docs" / "reference" / "checks.md").read_text()
 FOLDERS: Final = {
     "all": "gpuledger",
     "agent": "agent",
@@ -19,6 +19,7 @@ FOLDERS: Final = {
     "join": "enricher/gpuledger_enricher/join",
     "sinks": "sinks",
     "reports": "reports",
+    "standalone": "cli/gpuledger_cli/standalone",
 }
 OF_A_KIND: Final = r"^(<sink>|pods)\."
 OF_A_SINK: Final = rf"^({'|'.join(KINDS)}|…)\."
@@ -72,7 +73,7 @@ def test_a_failure_that_the_agent_can_work_with_leaves_it_ready() -> None:
     assert critical == {"nvml", "samples"}
 
 
-@pytest.mark.parametrize("deployable", sorted(FOLDERS.keys() - {"all", "reports"}))
+@pytest.mark.parametrize("deployable", sorted(FOLDERS.keys() - {"all", "reports", "standalone"}))
 def test_every_component_has_the_same_check_for_kafka(deployable: str) -> None:
     last_words = {re.sub(r"^<\w+>\.", "", name) for name, _ in written(deployable)}
 

@@ -6,6 +6,7 @@ Kustomize's output is checked against the programs and a real API server in test
 import json
 import re
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -44,8 +45,9 @@ def test_a_manifest_follows_the_schema_of_its_kind(
 def test_the_documented_policy_lets_one_more_namespace_query_reports(
     definitions: dict[str, Any],
 ) -> None:
-    page = (ROOT / "docs" / "reports.md").read_text()
-    blocks = map(yaml.safe_load, re.findall(r"```yaml\n(.*?)```", page, re.DOTALL))
+    page = (ROOT / "docs" / "guides" / "reports-api.md").read_text()
+    texts = map(dedent, re.findall(r"```yaml\n(.*?)```", page, re.DOTALL))
+    blocks = map(yaml.safe_load, texts)
     (policy,) = (block for block in blocks if block.get("kind") == "NetworkPolicy")
     (pods,) = (
         made["spec"]["template"]

@@ -1,4 +1,4 @@
-"""docs/operations.md names existing ports, variables, metrics and topics."""
+"""The guides name existing ports, variables, metrics and topics."""
 
 import os
 import re
@@ -23,6 +23,7 @@ import gpuledger_sinks.metrics
 from gpuledger.programs import COMPONENTS
 from gpuledger.settings.sources import settings_of, variable_of
 from gpuledger_agent.settings import AgentSettings
+from gpuledger_cli.standalone.standalone_settings import StandaloneSettings
 from gpuledger_enricher.join.join_settings import JoinSettings
 from gpuledger_enricher.podwatch.pod_settings import PodwatchSettings
 from gpuledger_reports.settings import ReportsSettings
@@ -32,12 +33,19 @@ from tests.tables import for_each
 from tests.unit.deployment import deployables, manifests
 from tests.unit.deployment.deployables import ROOT
 
-PAGE: Final = (ROOT / "docs" / "operations.md").read_text()
+GUIDES: Final = ROOT / "docs" / "guides"
+INSTALL: Final = (GUIDES / "install.md").read_text()
+MONITORING: Final = (GUIDES / "monitoring.md").read_text()
+REFERENCE: Final = [ROOT / "docs" / "reference" / f"{name}.md" for name in ("checks", "log-events")]
+PAGES: Final = [page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "adr"]
+EVERY_PAGE: Final = "\n".join(page.read_text() for page in PAGES)
+TEXT: Final = "\n".join(page.read_text() for page in (*GUIDES.glob("*.md"), *REFERENCE))
 MODELS: Final[tuple[type[msgspec.Struct], ...]] = (
     AgentSettings,
     PodwatchSettings,
     JoinSettings,
     SinkSettings,
+    StandaloneSettings,
 )
 WITHOUT_KAFKA: Final[tuple[type[msgspec.Struct], ...]] = (ReportsSettings,)
 METRICS: Final = (
@@ -52,6 +60,14 @@ METRICS: Final = (
 )
 
 
+GPU_METRICS: Final = {
+    name
+    for page in ("series", "agent-metrics")
+    for name in re.findall(
+        r"\bgpuledger_[a-z_]+", (ROOT / "docs" / "reference" / f"{page}.md").read_text()
+    )
+}
+"""Generated from the series of the remote-write sink and the agent's metrics."""
 with (ROOT / "pyproject.toml").open("rb") as _file:
     PACKAGES: Final = {*tomllib.load(_file)["tool"]["importlinter"]["root_packages"]}
 
@@ -63,7 +79,7 @@ def variables(model: type[msgspec.Struct]) -> set[str]:
     return files | {setting.variable for setting in found}
 
 
-@for_each("variable", sorted(set(re.findall(r"\bGPULEDGER_\w+", PAGE))))
+@for_each("variable", sorted(set(re.findall(r"\bGPULEDGER_\w+", EVERY_PAGE))))
 def test_a_variable_is_accepted_by_a_component_and_a_shared_one_by_all(variable: str) -> None:
     has_kafka = "GPULEDGER_KAFKA__" in variable
     models = MODELS if has_kafka else (*MODELS, *WITHOUT_KAFKA)
@@ -73,7 +89,7 @@ def test_a_variable_is_accepted_by_a_component_and_a_shared_one_by_all(variable:
     assert all(takes) if is_shared else any(takes)
 
 
-@for_each("metric", sorted(set(re.findall(r"\bgpuledger_[a-z_]+", PAGE)) - PACKAGES))
+@for_each("metric", sorted(set(re.findall(r"\bgpuledger_[a-z_]*[a-z]\b", TEXT)) - PACKAGES))
 def test_a_metric_is_exposed(metric: str) -> None:
     found = [value for module in METRICS for value in vars(module).values()]
     exposed = {
@@ -83,15 +99,15 @@ def test_a_metric_is_exposed(metric: str) -> None:
         for family in value.collect()
     }
 
-    assert metric.removesuffix("_total") in exposed
+    assert metric.removesuffix("_total") in exposed or metric in GPU_METRICS
 
 
 def test_a_topic_is_one_of_the_table() -> None:
-    assert set(re.findall(r"gpuledger\.[a-z-]+\.v\d", PAGE)) <= set(BY_NAME)
+    assert set(re.findall(r"gpuledger\.[a-z-]+\.v\d", TEXT)) <= set(BY_NAME)
 
 
 def test_the_ports_are_those_on_which_the_images_listen() -> None:
-    written = dict(re.findall(r"^\| (\w+) \| (\d{4}) \|$", PAGE, flags=re.MULTILINE))
+    written = dict(re.findall(r"^\| (\w+) \| (\d{4}) \|$", MONITORING, flags=re.MULTILINE))
     exposed = {
         name: port
         for name, stage in deployables.targets().items()
@@ -104,13 +120,19 @@ def test_the_ports_are_those_on_which_the_images_listen() -> None:
 def test_every_extra_for_users_is_in_the_table_of_extras() -> None:
     with (ROOT / "pyproject.toml").open("rb") as file:
         extras = set(tomllib.load(file)["project"]["optional-dependencies"])
-    section = PAGE.partition("| extra | what for |")[2].partition("\n\n")[0]
+    section = INSTALL.partition("| extra | what for |")[2].partition("\n\n")[0]
 
-    assert set(re.findall(r"^\| `(\w+)`", section, re.MULTILINE)) == extras - {"dev", "bench"}
+    assert set(re.findall(r"^\| `(\w+)`", section, re.MULTILINE)) == extras - {
+        "dev",
+        "bench",
+        "docs",
+    }
 
 
-@pytest.mark.parametrize("page", ["operations.md", "security.md"])
-def test_the_permissions_of_every_workload_are_documented(page: str) -> None:
+@pytest.mark.parametrize(
+    "page", ["guides/kubernetes.md", "guides/security-hardening.md", "reference/permissions.md"]
+)
+def test_every_workload_is_documented(page: str) -> None:
     text = (ROOT / "docs" / page).read_text()
     tables = re.findall(r"^\| (?:workload|deployable) \|.*?\n\n", text, re.MULTILINE | re.DOTALL)
     reported = {word for table in tables for word in re.findall(r"^\|[^|]*", table, re.MULTILINE)}
@@ -125,13 +147,16 @@ def test_the_permissions_of_every_workload_are_documented(page: str) -> None:
 
 
 def test_every_page_installs_a_local_wheel_because_no_registry_has_one() -> None:
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", *PAGES]
     assert [
-        page.name for page in pages if re.search(r"install '?gpuledger\b", page.read_text())
+        page.name
+        for page in pages
+        for code in re.findall(r"```.*?```|`[^`]+`", page.read_text(), re.DOTALL)
+        if re.search(r"install '?gpuledger\b", code)
     ] == []
 
 
-PROCESSES: Final = PAGE.partition("## As plain processes")[2].partition("```console\n")[2]
+PROCESSES: Final = INSTALL.partition("## Run plain processes")[2].partition("```console\n")[2]
 STARTED: Final = re.findall(
     rf"^(.*gpuledger (?:{'|'.join(COMPONENTS)})\b.*) &$",
     PROCESSES.partition("```")[0],

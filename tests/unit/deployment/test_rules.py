@@ -1,4 +1,4 @@
-"""Alerting: the table for people, the rules for Prometheus, and the series of both."""
+"""The shipped alerting rules: their series, their severities and their runbooks."""
 
 import re
 import subprocess
@@ -6,7 +6,6 @@ import sys
 from functools import cache
 from typing import Any, Final
 
-import yaml
 from prometheus_client import Counter
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -14,7 +13,8 @@ from prometheus_client.samples import Sample
 from gpuledger.ledger.families import FAMILIES
 from gpuledger.records.incidents import INCIDENT_KINDS
 from gpuledger.runtime import CheckSeverity
-from gpuledger_cli.docs_gen import DEPLOYABLES, collectors_of
+from gpuledger_cli.docs_gen.metrics_page import DEPLOYABLES, collectors_of
+from gpuledger_cli.docs_gen.series_page import rules_by_group
 from gpuledger_sinks.registry import KINDS
 from tests.tables import for_each
 from tests.unit.deployment import watching
@@ -22,13 +22,9 @@ from tests.unit.deployment.deployables import ROOT
 from tests.unit.deployment.watching import Row, Selector
 
 ROWS: Final = watching.rows()
-GROUPS: Final = {
-    group["name"]: group["rules"]
-    for group in yaml.safe_load((ROOT / "deploy/prometheus/gpuledger.rules.yaml").read_text())[
-        "groups"
-    ]
-}
-RULES: Final = GROUPS["gpuledger"]
+GROUPS: Final = rules_by_group()
+RULES: Final = [rule for rules in GROUPS.values() for rule in rules]
+RUNBOOKS: Final = ROOT / "docs" / "reference" / "alerts.md"
 OF_WHICH: Final = "{{ $labels.instance }}: "
 OF_WHICH_CHECK: Final = "{{ $labels.instance }}, check {{ $labels.check }}: "
 COME_LATER: Final = {
@@ -49,7 +45,9 @@ COUNTED: Final = sorted(
         if selector.metric.endswith("_total") and selector.metric not in COME_LATER
     }
 )
-DOCUMENTED: Final = watching.PAGE.rpartition("known beforehand are there from the start")[2]
+DOCUMENTED: Final = watching.MONITORING.partition("These metrics appear later:")[2].partition(
+    "\n#"
+)[0]
 _TOPICS: Final = "from gpuledger.topics import Topics"
 _JOIN_METRICS: Final = "import gpuledger_enricher.join.join_metrics as m"
 FRESH: Final = (
@@ -100,16 +98,8 @@ def selected(selector: Selector) -> list[float]:
     ]
 
 
-def rule_of(row: Row) -> dict[str, Any]:
-    (found,) = (rule for rule in RULES if rule["alert"] == row.alert)
-    return dict(found)
-
-
-def test_every_line_of_the_table_is_read_as_a_row() -> None:
-    section = watching.PAGE.partition("## What to watch")[2]
-    lines = re.findall(r"^\| `Gpu", section, re.MULTILINE)  # an alert
-
-    assert len(lines) == len(ROWS) > 20
+def test_the_file_has_rules() -> None:
+    assert len(ROWS) > 20
 
 
 @for_each("selector", COUNTED)
@@ -179,20 +169,31 @@ def test_each_severity_of_a_check_has_a_rule() -> None:
     assert severities == {severity.value for severity in CheckSeverity}
 
 
-@for_each("row", ROWS)
-def test_a_row_has_a_rule(row: Row) -> None:
-    rule = rule_of(row)
+@for_each("rule", RULES)
+def test_a_rule_has_a_severity_two_sentences_and_a_section_of_the_page_as_its_runbook(
+    rule: dict[str, Any],
+) -> None:
+    of_which = OF_WHICH_CHECK if "gpuledger_check_ok" in rule["expr"] else OF_WHICH
+    # A sum has no instance.
+    is_summed = re.search(r"\bby \(cluster", rule["expr"])
 
-    assert rule["expr"] == row.expression
-    assert rule.get("for", "") == row.lasts
-    assert rule["labels"] == {"severity": row.severity}
-    of_which = OF_WHICH_CHECK if "gpuledger_check_ok" in row.expression else OF_WHICH
-    assert rule["annotations"]["summary"].removeprefix(of_which) == watching.plain(row.meaning)
-    assert rule["annotations"]["description"] == watching.plain(row.remedy)
+    assert rule["labels"].keys() == {"severity"}
+    assert rule["annotations"].keys() == {"runbook_url", "summary", "description"}
+    assert rule["annotations"]["summary"].startswith(of_which) != bool(is_summed)
+    base, _, anchor = rule["annotations"]["runbook_url"].partition("/docs/reference/alerts.md#")
+    headings = re.findall(r"^### (\w+)$", RUNBOOKS.read_text(), re.MULTILINE)
+    assert base == "https://gpuledger.example"
+    assert anchor == rule["alert"].lower()
+    assert anchor in map(str.lower, headings)
 
 
-def test_every_rule_has_a_row() -> None:
-    assert [rule["alert"] for rule in RULES] == [row.alert for row in ROWS]
+@for_each("rule", RULES)
+def test_every_page_and_heading_that_a_rule_names_exists(rule: dict[str, Any]) -> None:
+    texts = "\n".join(rule["annotations"].values())
+    for page, anchor in re.findall(r"\((docs/[\w/-]+\.md)(?:#([\w-]+))?\)", texts):
+        headings = re.findall(r"^#+ (.+)$", (ROOT / page).read_text(), re.MULTILINE)
+        anchors = {re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in headings}
+        assert not anchor or anchor in anchors
 
 
 def test_a_rule_on_gpus_selects_series_that_remote_write_sends() -> None:

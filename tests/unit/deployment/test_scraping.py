@@ -1,4 +1,4 @@
-"""The examples of docs/operations.md by which a cluster's Prometheus finds every metrics page."""
+"""The examples of docs/guides/kubernetes.md by which Prometheus finds every metrics page."""
 
 import re
 from typing import Any, Final
@@ -6,12 +6,14 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from tests.unit.deployment import manifests, watching
+from tests.unit.deployment import manifests
+from tests.unit.deployment.deployables import ROOT
 from tests.unit.deployment.manifests import Manifest
 
+PAGE: Final = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()
 BLOCKS: Final[list[dict[str, Any]]] = [
     yaml.safe_load(block)
-    for block in re.findall(r"```yaml\n(.*?)```", watching.PAGE, re.DOTALL)
+    for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     if "scrape_configs:" in block or "kind: PodMonitor" in block
 ]
 SCRAPE: Final = next(block["scrape_configs"][0] for block in BLOCKS if "scrape_configs" in block)

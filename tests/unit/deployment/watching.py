@@ -1,29 +1,23 @@
-"""The rows of "What to watch" in docs/operations.md, as values."""
+"""The shipped rules on components' own metrics, and the selectors in their expressions."""
 
 import re
 from typing import Final, NamedTuple
 
+from gpuledger_cli.docs_gen.series_page import rules_by_group
 from tests.unit.deployment.deployables import ROOT
 
-PAGE: Final = (ROOT / "docs" / "operations.md").read_text()
-_SECTION: Final = PAGE.partition("## What to watch")[2]
-_ROW: Final = re.compile(
-    r"^\| `(\w+)` \| `([^`]+)` \| (\w*) \| (\w+) \| (.+?) \| (.+?) \|$", re.MULTILINE
-)
-_LINK: Final = re.compile(r"(?P<begin>\()?\[(?P<text>[^\]]+)\]\((?P<target>[^)]+)\)(?(begin)\))")
+MONITORING: Final = (ROOT / "docs" / "guides" / "monitoring.md").read_text()
 _MATCHER: Final = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
 
 
 class Row(NamedTuple):
-    """A row: what to alert on, and what it means."""
+    """A rule: what to alert on."""
 
     alert: str
     expression: str
     lasts: str
     """How long it must hold, as Prometheus writes it; empty if once is enough."""
     severity: str
-    meaning: str
-    remedy: str
 
 
 class Selector(NamedTuple):
@@ -39,19 +33,11 @@ class Selector(NamedTuple):
 
 
 def rows() -> list[Row]:
-    """Return the rows of the table."""
-    return [Row(*found) for found in _ROW.findall(_SECTION)]
-
-
-def plain(cell: str) -> str:
-    """Return a cell as an annotation has it: a link becomes its target."""
-    return _LINK.sub(_place_of, cell).replace("`", "")
-
-
-def _place_of(link: re.Match[str]) -> str:
-    page = "operations.md" if link["target"].startswith("#") else ""
-    place = f"(docs/{page}{link['target']})"
-    return place if link["begin"] else f"{link['text']} {place}"
+    """Return the rules."""
+    return [
+        Row(rule["alert"], rule["expr"], rule.get("for", ""), rule["labels"]["severity"])
+        for rule in rules_by_group()["gpuledger"]
+    ]
 
 
 def selectors(expression: str) -> list[Selector]:

@@ -1,23 +1,20 @@
-"""docs/events.md names the positions of array records, in their order."""
+"""docs/reference/topics.md lists the positions of array records, in their order."""
 
 from pathlib import Path
 
+import pytest
+
 from gpuledger.records import Entry, EventAllocation, EventContainer, GpuReading
+from gpuledger.records.base import ArrayRecord
 
-PAGE = (Path(__file__).parents[3] / "docs" / "events.md").read_text()
-ARRAYS = {
-    "`entries[]`": Entry,
-    "`containers[]`": EventContainer,
-    "`allocations[]`": EventAllocation,
-    "`reading`": GpuReading,
-}
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "topics.md").read_text()
 
 
-def test_the_page_names_the_positions_of_arrays_in_their_order() -> None:
-    between = PAGE.partition("<!-- places:begin -->\n")[2].partition("<!-- places:end -->")[0]
-    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in between.splitlines()]
+@pytest.mark.parametrize("record", [Entry, EventContainer, EventAllocation, GpuReading])
+def test_the_page_lists_the_positions_of_arrays_in_their_order(record: type[ArrayRecord]) -> None:
+    section = PAGE.partition(f"#### {record.__name__}\n")[2].partition("\n####")[0]
+    rows = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("|")]
 
-    assert dict(rows[2:]) == {
-        name: ", ".join(f"`{field}`" for field in record.__struct_fields__)
-        for name, record in ARRAYS.items()
-    }
+    assert [(int(position), field.strip()) for position, field in rows[2:]] == [
+        (position, f"`{field}`") for position, field in enumerate(record.__struct_fields__)
+    ]

@@ -121,7 +121,7 @@ def _duration(text: str) -> object:
     ("parse", "text", "message"),
     [
         *(
-            (_moment, text, "-1h30m")
+            (_moment, text, "-12h")
             for text in ("", "yesterday", "-", "-1", "1h", "-1h30", "14Z", "2026-02-30")
         ),
         (_moment, "2026-11-21T14:00:00", "Z for UTC"),

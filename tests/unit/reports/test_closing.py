@@ -225,7 +225,7 @@ def test_a_bill_is_corrected_in_the_currency_in_which_it_was_closed(tmp_path: Pa
 
 
 def test_prices_of_another_currency_correct_a_bill_by_their_rate(tmp_path: Path) -> None:
-    """As the message and docs/bill.md say to whom it is refused."""
+    """As the message and docs/guides/close-a-month.md say to whom it is refused."""
     store = store_of(tmp_path, allocated(0, "a"))
     close(bill_of(store, "currency: EUR\n" + PRICES, hours=1), store)
     dollars = (
@@ -312,7 +312,7 @@ def test_a_period_of_which_something_is_missing_is_not_closed(
 
 
 def test_the_page_has_the_columns_of_the_table() -> None:
-    page = (Path(__file__).parents[3] / "docs/bill.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/reference/bill-columns.md").read_text()
     table = page.partition("<!-- bill_lines:begin -->")[2].partition("<!-- bill_lines:end -->")[0]
     rows = [line.split("|")[1:4] for line in table.strip().splitlines()[2:]]
     assert [(name.strip(" `"), null.strip()) for name, _, null in rows] == [

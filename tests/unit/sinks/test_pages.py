@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from gpuledger.ledger.families import FAMILIES, INCIDENT_FAMILIES
 from gpuledger.ledger.health import HEALTH_FAMILIES
-from gpuledger.ledger.rows import EntryRow
 from gpuledger.ledger.series import EventSeries
 from gpuledger.records import (
     Category,
@@ -24,44 +23,27 @@ from gpuledger.records import (
     EventContainer,
     NodeDescription,
 )
-from gpuledger.schemas import schema_of
-from gpuledger.store.query import DERIVED_COLUMNS, entries_sql
-from gpuledger.store.schema import ENTRIES, GAPS, PODS, StoreColumn, TableSchema
-from gpuledger.store.usage_schema import (
-    INCIDENTS,
-    INVENTORY,
-    NAMESPACES,
-    NODES,
-    USAGE,
-    USAGE_DAILY,
-    USAGE_HOURLY,
-)
+from gpuledger.store.query import DERIVED_COLUMNS, entries_sql, no_entries_sql
+from gpuledger.store.schema import ENTRIES
+from gpuledger.store.usage_schema import USAGE, USAGE_DAILY, USAGE_HOURLY
+from gpuledger.store.views import TABLES, create_views
 from gpuledger_agent.exposition.dcgm_fields import default_counters
+from gpuledger_cli.docs_gen import series_page
+from gpuledger_cli.docs_gen.tables_page import types_of
 from gpuledger_sinks.remote_write.active_series import ActiveSeries
 from gpuledger_sinks.remote_write.node_intervals import NodeIntervals
 from gpuledger_sinks.rows import encoded_rows_of
 from gpuledger_sinks.store.table import EntriesTable, GapsTable
-from tests.default_topics import ROWS
 from tests.unit.sinks.builders import SECOND_NS, START_NS, books, entry, event, holder, pod, reading
 from tests.unit.sinks.remote_write.interval_samples import RECORD
 from tests.unit.sinks.store.storing import AT, STREAM, a_row, fill
 
 DOCS = Path(__file__).parents[3] / "docs"
-DCGM_RULES = yaml.safe_load(
-    (DOCS.parent / "deploy" / "prometheus" / "gpuledger.dcgm.rules.yaml").read_text()
-)["groups"][0]["rules"]
-RECORDED = {rule["record"] for rule in DCGM_RULES if rule["record"].startswith("DCGM_")}
+GUIDE = DOCS / "guides" / "store.md"
+DCGM_RULES = yaml.safe_load(series_page.DCGM_RULES.read_text())["groups"][0]["rules"]
+RECORDED = series_page.recorded_fields()
 USED: dict[str, Any] = {"busy_ns": 1, "memory_bytes": 1, "energy_millijoules": 1}
-TYPES = {
-    "Decimal128(38, 0)": "decimal(38,0)",
-    "Utf8": "string",
-    "Int32": "integer",
-    "Int64": "long",
-    "Float64": "double",
-    "Date32": "date",
-    "Boolean": "boolean",
-    'Timestamp(µs, "UTC")': "timestamp",
-}
+USAGE_SUMS = (USAGE_HOURLY.name, USAGE_DAILY.name)
 
 
 def table(page: str, name: str) -> list[list[str]]:
@@ -70,47 +52,8 @@ def table(page: str, name: str) -> list[list[str]]:
     return [[cell.strip() for cell in row.strip("|\n").split("|")] for row in between.splitlines()]
 
 
-def series() -> Iterator[list[str]]:
-    yield ["series", "type", "labels other than `cluster` and `node`", "meaning"]
-    yield ["---"] * 4
-    for family in FAMILIES:
-        labels = " ".join(f"`{label}`" for label in family.labels)
-        for metric in family.metrics:
-            yield [f"`{metric.name}`", metric.kind, labels, metric.help]
-
-
-def health_series() -> Iterator[list[str]]:
-    yield ["series", "type", "labels other than `cluster` and `node`", "meaning"]
-    yield ["---"] * 4
-    for family in (*HEALTH_FAMILIES, *INCIDENT_FAMILIES):
-        (metric,) = family.metrics
-        labels = " ".join(f"`{label}`" for label in family.labels)
-        yield [f"`{metric.name}`", metric.kind, labels, metric.help]
-
-
-def columns(of: Sequence[StoreColumn] = ENTRIES.columns) -> Iterator[list[str]]:
-    yield ["column", "type", "null"]
-    yield ["---"] * 3
-    for column in of:
-        shown = str(column.kind).removeprefix("arro3.core.DataType<").rstrip(">\n")
-        yield [f"`{column.name}`", TYPES[shown], "yes" if column.nullable else ""]
-
-
-def row_columns() -> Iterator[list[str]]:
-    record = schema_of(ROWS)["$defs"][EntryRow.__name__]
-    yield ["column", "type", "absent"]
-    yield ["---"] * 3
-    for name, schema in record["properties"].items():
-        kind = {"object": "object of strings"}.get(schema.get("type"), schema.get("type", "string"))
-        yield [f"`{name}`", kind, "" if name in record["required"] else "yes"]
-
-
 def as_markdown(rows: Iterator[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def test_the_page_lists_the_series_that_are_sent() -> None:
-    assert table("remote-write.md", "series") == list(series()), as_markdown(series())
 
 
 READ = (
@@ -123,18 +66,16 @@ READ = (
 OF_THE_CHIP = ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio")
 
 
-def test_the_page_lists_what_dcgm_exporter_has_by_default_and_no_rule_records() -> None:
-    (_, _, *rows) = table("remote-write.md", "dcgm")
-
+def test_each_default_field_of_dcgm_exporter_that_no_rule_records_has_a_replacement() -> None:
     missing = [one.field.old for one in default_counters() if one.field.old not in RECORDED]
-    assert [name for name, _ in rows] == [f"`{name}`" for name in missing]
+    assert set(missing) == series_page.INSTEAD.keys()
 
 
-def test_the_series_that_the_page_names_instead_of_a_field_of_dcgm_are_sent() -> None:
+def test_the_series_that_replace_a_field_of_dcgm_are_sent() -> None:
     families = (*HEALTH_FAMILIES, *INCIDENT_FAMILIES)
     known = {metric.name for family in families for metric in family.metrics} | RECORDED
 
-    instead = " ".join(instead for _, instead in table("remote-write.md", "dcgm")[2:])
+    instead = " ".join(series_page.INSTEAD.values())
     assert set(re.findall(r"\b(?:gpuledger|DCGM)_\w+", instead)) <= known
 
 
@@ -149,10 +90,6 @@ def test_the_rules_of_dcgm_exporters_names_read_series_that_are_sent() -> None:
         for category in ("pod", "category")
     }
     assert read <= known
-
-
-def test_the_page_lists_the_series_of_health() -> None:
-    assert table("remote-write.md", "health") == list(health_series()), as_markdown(health_series())
 
 
 @pytest.mark.parametrize("interval_seconds", [0, 15])
@@ -185,44 +122,26 @@ def test_the_page_says_how_many_samples_a_node_of_8_gpus_with_10_containers_has(
     # Its counters have begun before.
     samples = ActiveSeries().encode(dataclasses.replace(sent, begun={})).samples
 
-    page = (DOCS / "remote-write.md").read_text().partition("## Cost")[2]
+    page = (DOCS / "reference" / "series.md").read_text().partition("## Cost")[2]
     assert f"| {samples} |" in page
 
 
-def test_the_page_lists_the_columns_of_the_table() -> None:
-    assert table("store.md", "columns") == list(columns()), as_markdown(columns())
-
-
-def test_the_page_lists_what_the_relation_has_beside_the_columns_of_the_table(
-    tmp_path: Path,
-) -> None:
+def test_a_relation_with_rows_has_the_columns_and_types_that_the_page_lists(tmp_path: Path) -> None:
     fill(tmp_path, [event()])
-    with duckdb.connect() as connection:
-        described = connection.execute(f"DESCRIBE FROM {entries_sql(str(tmp_path))}").fetchall()
-    types = {name: kind for name, kind, *_ in described}
 
-    expected = [["column", "type", "is"], ["---"] * 3]
-    expected += [[f"`{name}`", types[name], f"`{sql}`"] for name, sql in DERIVED_COLUMNS.items()]
-    assert table("store.md", "derived") == expected, as_markdown(iter(expected))
-    assert types.keys() == {column.name for column in ENTRIES.columns} | DERIVED_COLUMNS.keys()
+    found = types_of(f"FROM {entries_sql(str(tmp_path))}")
+    assert found == types_of(f"FROM {no_entries_sql()}")
+    assert found.keys() == {column.name for column in ENTRIES.columns} | DERIVED_COLUMNS.keys()
 
 
-def test_the_page_lists_the_columns_of_the_table_of_gaps() -> None:
-    found = columns(GAPS.columns)
-    assert table("store.md", "gaps") == list(found), as_markdown(columns(GAPS.columns))
+@pytest.mark.parametrize("name", [name for name in TABLES if name not in USAGE_SUMS])
+def test_the_page_lists_each_column_of_each_table_with_its_meaning(name: str) -> None:
+    text = (DOCS / "reference" / "tables.md").read_text()
+    between = text.partition(f"<!-- {name}: begin -->")[2].partition(f"<!-- {name}: end -->")[0]
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in between.splitlines()[4:-1]]
 
-
-def test_the_page_lists_the_columns_of_the_table_of_pods() -> None:
-    found = columns(PODS.columns)
-    assert table("store.md", "pods") == list(found), as_markdown(columns(PODS.columns))
-
-
-@pytest.mark.parametrize(
-    "schema", [USAGE, NODES, NAMESPACES, INVENTORY, INCIDENTS], ids=lambda schema: schema.name
-)
-def test_the_page_lists_the_columns_of_each_other_table(schema: TableSchema) -> None:
-    found = columns(schema.columns)
-    assert table("store.md", schema.name) == list(found), as_markdown(columns(schema.columns))
+    assert [column for column, *_ in rows] == [f"`{each.name}`" for each in TABLES[name].columns]
+    assert all(meaning for *_, meaning in rows)
 
 
 def test_hours_and_days_have_the_columns_of_minutes() -> None:
@@ -231,10 +150,6 @@ def test_hours_and_days_have_the_columns_of_minutes() -> None:
         assert names == [
             period if column.name == "minute" else column.name for column in USAGE.columns
         ]
-
-
-def test_the_page_lists_the_columns_of_a_row() -> None:
-    assert table("rows.md", "rows") == list(row_columns()), as_markdown(row_columns())
 
 
 def test_the_query_of_the_rows_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +165,9 @@ def test_the_query_of_the_rows_page_runs(tmp_path: Path, monkeypatch: pytest.Mon
     Path("rows.json").write_bytes(b"\n".join(rows))
     (query,) = [
         one
-        for one in re.findall(r"```sql\n(.*?)```", (DOCS / "rows.md").read_text(), re.DOTALL)
+        for one in re.findall(
+            r"```sql\n(.*?)```", (DOCS / "reference" / "topics.md").read_text(), re.DOTALL
+        )
         if "read_json" in one
     ]
 
@@ -292,7 +209,7 @@ def test_the_query_of_the_page_says_which_bills_are_not_complete_and_whom_it_con
 def test_no_example_of_the_page_sums_the_busy_time_of_users_with_that_in_which_nothing_ran() -> (
     None
 ):
-    page = (DOCS / "store.md").read_text()
+    page = GUIDE.read_text()
     examples = re.findall(r"```(?:sql|python|console)\n(.*?)```", page, re.DOTALL)
     sums = [each for each in examples if re.search(r"sum\((?:busy|gpu_hours)|busy_ns\W*sum", each)]
 
@@ -302,7 +219,7 @@ def test_no_example_of_the_page_sums_the_busy_time_of_users_with_that_in_which_n
 
 def python_of_the_page(word: str) -> str:
     pattern = r"```python\n(.*?)```"
-    examples: list[str] = re.findall(pattern, (DOCS / "store.md").read_text(), re.DOTALL)
+    examples: list[str] = re.findall(pattern, GUIDE.read_text(), re.DOTALL)
     (found,) = [example for example in examples if word in example]
     return found
 
@@ -326,13 +243,26 @@ def test_the_query_of_the_page_says_who_held_idle_gpus_for_how_long(tmp_path: Pa
         [event(tick, entries=[entry(), *idle], allocated_to=allocated) for tick in range(2)],
     )
 
-    found = ask(sql_of_the_page("idle_gpu_hours"), view_of(tmp_path))
+    # Hours have the columns of single samples that the query reads.
+    hours = "CREATE VIEW usage_hourly AS FROM entries"
+    found = ask(sql_of_the_page("idle_gpu_hours"), view_of(tmp_path), hours)
 
     assert found == [
         ("default", None, None, 1.5),
         ("default", "research", "notebook-0", 1.0),
         ("default", "serving", "chat-0", 0.5),
     ]
+
+
+def test_each_query_of_hours_on_the_page_runs_on_the_views_of_a_store(tmp_path: Path) -> None:
+    fill(tmp_path, [event()])
+    queries = re.findall(r"```sql\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    of_hours = [query for query in queries if "FROM usage_hourly" in query]
+
+    assert len(of_hours) == 3
+    with duckdb.connect() as connection:
+        create_views(connection, str(tmp_path))
+        assert [connection.execute(query).fetchall() for query in of_hours] == [[]] * 3
 
 
 def test_the_query_of_the_page_counts_each_gap_once(tmp_path: Path) -> None:
@@ -342,7 +272,7 @@ def test_the_query_of_the_page_counts_each_gap_once(tmp_path: Path) -> None:
 
 
 def sql_of_the_page(word: str) -> str:
-    queries: list[str] = re.findall(r"```sql\n(.*?)```", (DOCS / "store.md").read_text(), re.DOTALL)
+    queries: list[str] = re.findall(r"```sql\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     (found,) = [query for query in queries if word in query]
     return found
 

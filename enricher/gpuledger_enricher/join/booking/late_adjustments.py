@@ -19,8 +19,8 @@ from gpuledger.records import (
 )
 
 MAX_BEHIND_NS: Final = 25 * NS_PER_HOUR
-"""Maximum time from an end to its tick. An agent reports an end in the first tick that covers it,
-and no tick covers more than a day."""
+"""Maximum time from an end to its sample. An agent reports an end in the first sample that covers
+it, and no sample covers more than a day."""
 LIFETIME_PARTS: Final = 200
 """Accounting rounds to whole percents, so it cannot resolve less than half a percent: a lifetime
 divided by this number."""

@@ -32,8 +32,8 @@ from gpuledger_enricher.watched_records import WatchedRecord, is_older
 # are kept for six hours, in which they can be joined again.
 MAX_FORMER_CONTAINERS: Final = 100
 PAST_VERSIONS_NS: Final = 8 * NS_PER_HOUR
-"""How long past versions are kept before the newest one: the retention of ticks plus the hours that
-they may have waited on their node."""
+"""How long past versions are kept before the newest one: the retention of samples plus the hours
+that they may have waited on their node."""
 MAX_PAST_VERSIONS: Final = 4_096
 """Maximum per object; a pod whose labels change all the time gets a version every few seconds."""
 SKEW_NS: Final = NS_PER_MINUTE

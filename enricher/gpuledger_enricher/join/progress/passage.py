@@ -44,13 +44,13 @@ _LATE_NS: Final = round(LATE_SECONDS * NS_PER_SECOND)
 # - A node counts as away after the default of one hour of silence. A node whose ticks waited longer
 #   does not influence its partition meanwhile, but all of its ticks are accepted.
 # - `seq` may seem to run ahead by up to a day of waiting. With a longer spool, ticks are lost only
-#   if the node's clock is a day ahead as well (docs/operations.md, "A tick that ran ahead").
+#   if the node's clock is a day ahead as well (docs/concepts/clocks.md).
 _AWAY_NS: Final = NS_PER_HOUR
 _ON_NODE_NS: Final = NS_PER_DAY
 # Brokers accept timestamps up to this far ahead of their clock (`gpuledger.topics`).
 _REPORTED_AHEAD_NS: Final = NS_PER_DAY
 MAX_AHEAD_NS: Final = _REPORTED_AHEAD_NS + _ON_NODE_NS
-"""No honest tick runs ahead by more than this while one of the two clocks is right."""
+"""No honest sample runs ahead by more than this while one of the two clocks is right."""
 
 
 class BootWatermark(NamedTuple):

@@ -3,7 +3,7 @@
 import pytest
 
 from gpuledger.errors import UserError
-from gpuledger_cli.docs_gen import code, put_between_marks, table
+from gpuledger_cli.docs_gen.markdown import code, mark_code, put_between_marks, table
 from tests.errors import has_words
 
 PAGE = "# A\n\n<!-- it: begin -->\nold\n<!-- it: end -->\n\nrest\n"
@@ -34,3 +34,17 @@ def test_only_what_stands_between_the_marks_is_replaced() -> None:
 def test_a_mark_that_is_missing_is_named(mark: str) -> None:
     with pytest.raises(UserError, match=mark):
         put_between_marks(PAGE.replace(mark, ""), "it", ["new"])
+
+
+@pytest.mark.parametrize(
+    ("text", "marked"),
+    [
+        ("without --yes, only count", "without `--yes`, only count"),
+        ("__idle__: not allocated", "`__idle__`: not allocated"),
+        ("the DCGM_EXPORTER_ variables", "the `DCGM_EXPORTER_` variables"),
+        ("read `--config` and --to", "read `--config` and `--to`"),
+        ("a well-known KEY=VALUE", "a well-known KEY=VALUE"),
+    ],
+)
+def test_options_and_special_values_of_a_text_are_marked_as_code(text: str, marked: str) -> None:
+    assert mark_code(text) == marked

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import Metric
 
-from gpuledger_cli.docs_gen import DEPLOYABLES, collectors_of
+from gpuledger_cli.docs_gen.metrics_page import DEPLOYABLES, collectors_of
 from tests.tables import for_each
 
 ROOT = Path(__file__).parents[4]
@@ -29,7 +29,7 @@ PREFIXES: dict[str, str | tuple[str, ...]] = {
     "reports": "gpuledger_reports_",
     "join and sinks": "gpuledger_",
     "every consumer of a topic": "gpuledger_",
-    "every deployable": "gpuledger_",
+    "every component": "gpuledger_",
 }
 
 

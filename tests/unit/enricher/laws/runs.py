@@ -124,7 +124,8 @@ def draw_lives(random: Random, node: str) -> list[Life]:
     """Draw, for each GPU, one or two lanes of successive pods, and the host's.
 
     In an instance there is one lane, and no two of its pods meet in a tick, because the driver
-    reports only the instance as a whole and the user would be a guess (see docs/attribution.md).
+    reports only the instance as a whole and the user would be a guess (see
+    docs/concepts/attribution.md).
     """
     made = []
     if node == PARTITIONED:

@@ -13,7 +13,7 @@ import structlog
 from gpuledger.runtime import configure_logs
 from gpuledger.settings import LogSettings, Secret
 
-PAGE: Final = (Path(__file__).parents[4] / "docs" / "logs.md").read_text()
+PAGE: Final = (Path(__file__).parents[4] / "docs" / "reference" / "log-events.md").read_text()
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:

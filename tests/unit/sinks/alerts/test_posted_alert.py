@@ -48,7 +48,7 @@ def test_an_alert_says_where_to_read_on_and_where_it_comes_from() -> None:
     ],
 )
 def test_the_documented_address_of_what_to_do_is_that_of_the_page(labels: dict[str, str]) -> None:
-    page = (Path(__file__).parents[4] / "docs" / "alerts.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "guides" / "alerts.md").read_text()
     (template,) = re.findall(r"RUNBOOK_URL='(.*?)'", page)
     address = posted(labels, runbook_url=template)["annotations"]["runbook_url"]
     begin = template.partition("/gpu/")[0]

@@ -1,4 +1,4 @@
-"""A sender's duties, by their numbers in the checklist of docs/remote-write.md."""
+"""A sender's duties, by their numbers in the checklist of docs/reference/series.md."""
 
 import re
 import struct
@@ -645,6 +645,6 @@ def test_every_duty_that_is_a_senders_of_samples_has_a_test_and_a_row_of_the_pag
     for several in re.findall(r"def test_duties_((?:\d+_)+)", tests):
         tested |= {int(number) for number in several.split("_") if number}
     assert tested == set(range(1, 32)) - NOT_OURS.keys()
-    page = (ROOT / "docs" / "remote-write.md").read_text()
+    page = (ROOT / "docs" / "reference" / "series.md").read_text()
     rows = {int(number) for number in re.findall(r"^\| (\d{1,2}) \|", page, re.MULTILINE)}
     assert rows == set(range(1, 32))

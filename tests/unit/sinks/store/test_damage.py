@@ -110,7 +110,7 @@ def test_a_damaged_log_is_one_line_that_names_the_file_and_is_repaired_as_the_pa
         EntriesTable(store_uri=str(tmp_path)).load([STREAM])
     message = str(raised.value)
     assert f"is damaged ({name})" in message
-    assert "docs/store.md" in message
+    assert "docs/guides/store.md" in message
     assert "\n" not in message
     assert "<unknown>" not in message
 

@@ -78,7 +78,7 @@ class Store:
         )
 
     def lose_newest(self, count: int = 1) -> None:
-        """Move the newest commits of the minutes out, as docs/store.md says under Repair."""
+        """Move the newest commits of the minutes out, as docs/guides/store.md says."""
         for commit in sorted((self.path / "usage" / "_delta_log").glob("*.json"))[-count:]:
             commit.rename(self.path / f"aside-{commit.name}")
         self._commits -= count

@@ -1,4 +1,4 @@
-"""docs/attribution.md: its example agrees with the join's books, and it lists every method."""
+"""The pages on attribution: their examples agree with the books, and no method is missing."""
 
 from pathlib import Path
 from typing import Final
@@ -22,14 +22,16 @@ from gpuledger_enricher.join.booking.shares import (
 from tests.unit.enricher.join.ticks import GIB, SECOND_NS, process, sample
 
 ROOT: Final = Path(__file__).parents[5]
-PAGE: Final = (ROOT / "docs" / "attribution.md").read_text()
+CONCEPTS: Final = ROOT / "docs" / "concepts"
+PAGE: Final = (CONCEPTS / "attribution.md").read_text()
+ALLOCATION_PAGE: Final = (CONCEPTS / "usage-and-idle.md").read_text()
 INTERVAL_NS: Final = 2 * SECOND_NS
 MEMORY_AFTER_THE_END_BYTES: Final = 34 * GIB
 
 
-def table(name: str) -> list[list[str]]:
+def table(name: str, *, page: str = PAGE) -> list[list[str]]:
     """Return the rows of a marked table, without its head."""
-    between = PAGE.partition(f"<!-- {name}:begin -->\n")[2].partition(f"<!-- {name}:end -->")[0]
+    between = page.partition(f"<!-- {name}:begin -->\n")[2].partition(f"<!-- {name}:end -->")[0]
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in between.splitlines()]
     return rows[2:]
 
@@ -201,7 +203,7 @@ def test_the_example_of_allocated_time_agrees_with_the_join() -> None:
         slices, of = row.compute_slices or 0, row.gpu_compute_slices or 1
         holder = "" if held.parts[0][0] is None else "chat"
         found.append((name, slices, holder, seconds, seconds * slices / of))
-    *rows, total = table("allocated")
+    *rows, total = table("allocated", page=ALLOCATION_PAGE)
 
     assert [[*row[:3], *map(float, row[3:])] for row in rows] == [
         [name, str(slices), holder, seconds, round(of_physical_gpu, 3)]

@@ -1,7 +1,8 @@
-"""Each entry against its exact share: an oracle in fractions, by the rules of docs/attribution.md.
+"""Each entry against its exact share: an oracle in fractions, by the documented rules.
 
-It shares no code with the join. A partitioned GPU is checked in two steps, as it is booked: the
-integer energy of each row against the GPU's energy, and the row's entries against the row.
+The rules are in docs/concepts/attribution.md. It shares no code with the join. A partitioned
+GPU is checked in two steps, as it is booked: the integer energy of each row against the GPU's
+energy, and the row's entries against the row.
 """
 
 from fractions import Fraction

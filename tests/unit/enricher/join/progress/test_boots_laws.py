@@ -2,8 +2,8 @@
 
 The attack model: an attacker who may write ticks writes any number of them under the node's name,
 of any boot including the node's own, with any `seq` and any timestamp, starting once the node's
-boot has been booked. One attack remains and is left out here (see docs/operations.md): a `seq` of
-the node's own boot that is ahead by less than two days makes its later ticks duplicates.
+boot has been booked. One attack remains and is left out here (see docs/concepts/clocks.md): a
+`seq` of the node's own boot that is ahead by less than two days makes its later ticks duplicates.
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,149 @@
+"""reference/permissions.md: rights on Kafka, and rights of each workload on Kubernetes and nodes.
+
+The rights on Kafka are in `gpuledger.rights`. The others are in the manifests of k8s/, so the page
+can only be made in a checkout.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from gpuledger.rights import COLUMNS, table_rows
+from gpuledger.topics import Topics
+from gpuledger_cli.docs_gen.markdown import code, head, table
+
+MANIFESTS: Final = Path(__file__).parents[3] / "k8s"
+_Object = Mapping[str, Any]
+_HEAD: Final = head(
+    "Permissions",
+    audience="SRE",
+    about="""\
+Permissions that each component and command needs on Kafka, on the Kubernetes API and on nodes. Use
+this page to create users and to review an installation.""",
+)
+_KAFKA: Final = """
+## Kafka
+
+Names are those without a prefix of your own (`kafka.topic_prefix`). *Reads* is the operation `Read`
+on the topic, *writes* is `Write`; both imply `Describe`. A group needs `Read`. Transactional ids
+need `Write` on all ids with that prefix (`--resource-pattern-type prefixed`). To create the users,
+see [Kafka](../guides/kafka.md): `gpuledger topics export` prints the same permissions for Strimzi
+and for `kafka-acls.sh`.
+"""
+_KAFKA_NOTES: Final = """
+- `gpuledger replay` reads `gpuledger.events.v1` only with `--compare` or `--topic`. With `--topic`
+  it also needs `Write` on that topic.
+- `gpuledger watermarks` needs `Describe` only on the topic of its `--component`: events (join and
+  store), rows or pods.
+- `gpuledger query`, `bill`, `store` and `reports` do not connect to Kafka.
+- Another reader needs `Read` on its topics, and on its group if it uses one.
+- A second sink of a kind needs the permissions of its row, but on its own groups and ids.
+"""
+_RBAC: Final = """
+## Kubernetes API
+
+Only these service accounts have roles. All other workloads have no permissions and no token.
+"""
+_WORKLOADS: Final = """
+## Nodes
+
+All containers drop all capabilities and have a read-only root file system, no privilege escalation,
+and the seccomp profile `RuntimeDefault`.
+"""
+_CHANGES: Final = """
+Components for the overlay change the agent's rights:
+
+| component | change |
+| --- | --- |
+| `agent-without-root` | user 65532; the host's `/var/log/containers` (read-only) only |
+| `agent-pod-labels` | the service account `gpuledger-agent`, with a token for an hour |
+| `agent-mig` | the capability `SYS_ADMIN`, with privilege escalation |
+
+See [Security hardening](../guides/security-hardening.md) for the risks.
+"""
+_RBAC_COLUMNS: Final = ("service account", "scope", "resources", "verbs", "only the object")
+_WORKLOAD_COLUMNS: Final = ("workload", "user", "host processes", "host directories", "token")
+_CONTROLLERS: Final = {"Deployment", "DaemonSet", "StatefulSet", "Job", "CronJob"}
+
+
+def permissions_page() -> str:
+    """Return the page, in Markdown."""
+    objects = list(read_manifests(MANIFESTS))
+    lines = [
+        *_HEAD.splitlines(),
+        *_KAFKA.splitlines(),
+        "",
+        *table(COLUMNS, table_rows(Topics())),
+        *_KAFKA_NOTES.splitlines(),
+        *_RBAC.splitlines(),
+        "",
+        *table(_RBAC_COLUMNS, rbac_rows(objects)),
+        *_WORKLOADS.splitlines(),
+        "",
+        *table(_WORKLOAD_COLUMNS, workload_rows(objects)),
+        *_CHANGES.splitlines(),
+    ]
+    return "\n".join([*lines, ""])
+
+
+def read_manifests(directory: Path) -> Iterator[_Object]:
+    """Yield the Kubernetes objects in a directory's files; overlays only change these."""
+    for part in ("base", "topics", "components"):
+        for file in sorted((directory / part).rglob("*.yaml")):
+            for found in yaml.safe_load_all(file.read_text(encoding="utf-8")):
+                if "metadata" in found:
+                    yield found
+
+
+def rbac_rows(objects: list[_Object]) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each rule of each role that a binding gives to a service account."""
+    roles = {(one["kind"], one["metadata"]["name"]): one for one in objects if "rules" in one}
+    for binding in (one for one in objects if "roleRef" in one):
+        role = roles[binding["roleRef"]["kind"], binding["roleRef"]["name"]]
+        for subject in binding["subjects"]:
+            for rule in role["rules"]:
+                yield (
+                    code(f"{subject['namespace']}/{subject['name']}"),
+                    "cluster"
+                    if binding["kind"] == "ClusterRoleBinding"
+                    else f"namespace {code(binding['metadata']['namespace'])}",
+                    ", ".join(code(name) for name in _resources(rule)),
+                    ", ".join(code(verb) for verb in rule["verbs"]),
+                    code(*rule.get("resourceNames", ())),
+                )
+
+
+def _resources(rule: _Object) -> Iterator[str]:
+    for group in rule["apiGroups"]:
+        for resource in rule["resources"]:
+            yield f"{resource}.{group}" if group else resource
+
+
+def workload_rows(objects: list[_Object]) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each workload: its user, its access to the node, and its token."""
+    for workload in (one for one in objects if one["kind"] in _CONTROLLERS):
+        pod = _pod_of(workload)
+        mounts = [each for one in pod["containers"] for each in one.get("volumeMounts", ())]
+        modes = {each["name"]: each.get("readOnly", False) for each in mounts}
+        paths = [
+            f"{code(volume['hostPath']['path'])} ({'read' if modes[volume['name']] else 'write'})"
+            for volume in pod.get("volumes", ())
+            if "hostPath" in volume
+        ]
+        name = workload["metadata"]["name"]
+        yield (
+            f"{code(name)} ({workload['kind']})",
+            str(pod["securityContext"]["runAsUser"]),
+            "yes" if pod.get("hostPID") else "",
+            ", ".join(paths),
+            "yes" if pod.get("automountServiceAccountToken", True) else "",
+        )
+
+
+def _pod_of(workload: _Object) -> _Object:
+    spec = workload["spec"]
+    spec = spec["jobTemplate"]["spec"] if workload["kind"] == "CronJob" else spec
+    found: _Object = spec["template"]["spec"]
+    return found

@@ -1,0 +1,89 @@
+"""reference/permissions.md states what the manifests grant."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from gpuledger_cli.docs_gen.permissions_page import (
+    MANIFESTS,
+    permissions_page,
+    rbac_rows,
+    read_manifests,
+    workload_rows,
+)
+
+OBJECTS = list(read_manifests(MANIFESTS))
+PODS: list[Any] = [
+    (spec.get("jobTemplate", {}).get("spec") or spec)["template"]["spec"]
+    for spec in (one["spec"] for one in OBJECTS if "spec" in one)
+    if "template" in (spec.get("jobTemplate", {}).get("spec") or spec)
+]
+
+
+def test_every_container_has_the_restrictions_that_the_page_states() -> None:
+    containers = [container for pod in PODS for container in pod["containers"]]
+
+    assert len(containers) > 8
+    for container in containers:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+    for pod in PODS:
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
+def test_only_the_workloads_of_bound_service_accounts_have_a_token() -> None:
+    tokens = {row[0] for row in workload_rows(OBJECTS) if row[-1]}
+
+    assert tokens == {"`gpuledger-podwatch` (Deployment)"}
+    assert {row[0] for row in rbac_rows(OBJECTS)} == {
+        "`gpuledger/gpuledger-podwatch`",
+        "`gpuledger-agent/gpuledger-agent`",
+    }
+
+
+def test_every_component_that_changes_the_agents_rights_is_listed() -> None:
+    components = {path.name for path in (MANIFESTS / "components").glob("agent-*")}
+
+    assert (
+        set(re.findall(r"^\| `(agent-[a-z-]+)` \|", permissions_page(), re.MULTILINE)) == components
+    )
+
+
+def test_a_rule_with_names_shows_them_and_a_volume_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "one.yaml").write_text(
+        """
+kind: Role
+metadata: {name: r, namespace: n}
+rules: [{apiGroups: [g.io], resources: [things], resourceNames: [a, b], verbs: [get]}]
+---
+kind: RoleBinding
+metadata: {name: r, namespace: n}
+roleRef: {kind: Role, name: r}
+subjects: [{kind: ServiceAccount, name: s, namespace: n}]
+---
+kind: CronJob
+metadata: {name: w}
+spec:
+  jobTemplate:
+    spec:
+      template:
+        spec:
+          hostPID: true
+          automountServiceAccountToken: false
+          securityContext: {runAsUser: 0}
+          containers: [{volumeMounts: [{name: v}, {name: r, readOnly: true}]}]
+          volumes: [{name: v, hostPath: {path: /w}}, {name: r, hostPath: {path: /r}}]
+"""
+    )
+    objects = list(read_manifests(tmp_path))
+
+    assert list(rbac_rows(objects)) == [
+        ("`n/s`", "namespace `n`", "`things.g.io`", "`get`", "`a` `b`")
+    ]
+    assert list(workload_rows(objects)) == [
+        ("`w` (CronJob)", "0", "yes", "`/w` (write), `/r` (read)", "")
+    ]
