@@ -1,17 +1,17 @@
-# One target per deployable: docker build --target agent|podwatch|join|sinks|reports|cli --tag gpuledger-agent:0.1.0 .
+# One target per component: docker build --target agent|podwatch|join|sinks|reports|cli --tag gpuledger-agent:0.1.0 .
 #
 #   base ── tools ── wheel                    the distribution, built once from the checkout; its hot modules are
-#     │       │                               compiled, so that each architecture and version of Python has its own
-#     │       └───── agent-environment        one virtual environment per lock file: exact versions, hashes checked;
-#     │              enricher-environment     the wheel comes last, so that a change of code installs nothing anew
+#     │       │                               compiled for one architecture and one Python version
+#     │       └───── agent-environment        one virtual environment per lock file, with exact versions and checked
+#     │              enricher-environment     hashes; the wheel comes last, so a code change reinstalls only the wheel
 #     │              sinks-environment
 #     │              reports-environment
 #     │              demo-environment
 #     └── runtime ── agent podwatch join sinks reports cli
 #
-# The final images hold Python, one environment and nothing that builds. They run as a number, so that
-# `runAsNonRoot` can be checked; they write nowhere but where a volume is mounted.
-# Tag for people, digest (of the index for all architectures) for machines: renew both together.
+# The final images contain Python and one environment, without build tools. They run under a numeric user id, so that
+# Kubernetes can check `runAsNonRoot`. They write only to mounted volumes.
+# The tag is for readers; the digest, of the index of all architectures, selects the image. Update both together.
 FROM python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d AS base
 ENV PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
@@ -43,7 +43,7 @@ COPY simulator simulator
 COPY cli cli
 RUN ["python", "-m", "hatchling", "build", "--target", "wheel", "--directory", "/wheels"]
 
-# uv compiles to bytecode here, because the images that run are read-only.
+# uv compiles to bytecode here, because the final images run read-only.
 FROM tools AS agent-environment
 COPY requirements/agent.lock requirements/
 RUN ["uv", "pip", "install", "--compile-bytecode", "--require-hashes", "--requirement", "requirements/agent.lock"]
@@ -75,7 +75,7 @@ COPY --from=wheel /wheels /wheels
 RUN ["uv", "pip", "install", "--compile-bytecode", "--no-deps", "--no-index", "--find-links", "/wheels", "gpuledger"]
 
 FROM base AS runtime
-# A fresh named volume takes the owner of the folder that it covers.
+# A new named volume gets the owner of the directory at its mount point.
 RUN ["install", "--directory", "--owner=65532", "--group=65532", "/var/lib/gpuledger", "/var/spool/gpuledger"]
 ENV PATH=/opt/gpuledger/bin:$PATH
 LABEL org.opencontainers.image.title="gpuledger" \
@@ -86,9 +86,9 @@ WORKDIR /var/lib/gpuledger
 USER 65532:65532
 
 FROM runtime AS agent
-# One malloc arena for all threads: they take turns by the interpreter's lock, and an arena each costs the node 0.4 MiB.
+# One malloc arena for all threads: the GIL serializes them, and an arena per thread costs 0.4 MiB of memory each.
 ENV MALLOC_ARENA_MAX=1
-# NVIDIA's container runtime then adds all GPUs and the library of the driver, as for dcgm-exporter's image.
+# These make NVIDIA's container runtime add all GPUs and the driver's library, as in dcgm-exporter's image.
 ENV NVIDIA_VISIBLE_DEVICES=all
 ENV NVIDIA_DRIVER_CAPABILITIES=utility
 COPY --from=agent-environment /opt/gpuledger /opt/gpuledger

@@ -1,8 +1,8 @@
 """Compile the hot modules of the wheel with Cython.
 
-pyproject.toml lists the modules. Their Python sources lie beside the extension modules in the
-wheel; types for the compiler are in `.pxd` files beside the sources. An editable install compiles
-nothing. Without a C compiler the wheel is pure Python: it gives the same results more slowly.
+pyproject.toml lists the modules. The wheel contains their Python sources next to the extension
+modules; `.pxd` files next to the sources contain types for the compiler. An editable install does
+not compile. Without a C compiler, the wheel is pure Python: it gives the same results more slowly.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ from setuptools.errors import BaseError, CompileError, LinkError
 
 DIRECTIVES: Final[Mapping[str, object]] = {
     "language_level": 3,
-    # Annotations are written for people and mypy, where an `int` is accepted as a `float`.
+    # Annotations are for readers and mypy, which accept an `int` for a `float`.
     "annotation_typing": False,
 }
 FLAGS: Final = (
@@ -33,7 +33,7 @@ FLAGS: Final = (
     # A fused multiply-add (gcc's default on arm64) rounds once and Python rounds twice. The results
     # must be the same on every architecture, compiled or not.
     "-ffp-contract=off",
-    "-w",  # warnings about generated C help nobody
+    "-w",  # warnings about generated C are of no use
 )
 _JOBS: Final = os.cpu_count() or 1
 
@@ -43,12 +43,12 @@ class NoCompilerError(Exception):
 
 
 class CompiledModules(BuildHookInterface[BuilderConfig]):
-    """Adds an extension module to the wheel beside each source that pyproject.toml lists."""
+    """Adds an extension module to the wheel next to each source that pyproject.toml lists."""
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # type: ignore[explicit-override]  # typing_extensions is not part of the build environment
-        """Compile for a standard wheel; without a compiler print one line and build a pure one."""
+        """Compile for a standard wheel; without a compiler, print one line and build a pure one."""
         if self.target_name != "wheel" or version != "standard":
             return
         modules = [Path(name) for name in self.config.get("modules", [])]
@@ -118,9 +118,9 @@ def _import_name(module: Path) -> str:
 def _require_compiler() -> None:
     headers = Path(sysconfig.get_path("include"))
     if shutil.which(_compiler()) is None:
-        raise NoCompilerError(f"there is no C compiler ({_compiler()})")
+        raise NoCompilerError(f"missing C compiler: {_compiler()}")
     if not (headers / "Python.h").exists():
-        raise NoCompilerError(f"there is no {headers / 'Python.h'}")
+        raise NoCompilerError(f"missing header: {headers / 'Python.h'}")
 
 
 def _compiler() -> str:

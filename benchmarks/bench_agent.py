@@ -27,7 +27,7 @@ from benchmarks.processes import cpu_seconds
 from gpuledger.bus.administration import create_topics
 from gpuledger.errors import UnavailableError
 from gpuledger.settings import KafkaSettings
-from tests.real.end_to_end.deployables import Deployable
+from tests.real.end_to_end.components import Component
 
 NAME = "agent"
 _NODE: Final = "bench-node"
@@ -125,7 +125,7 @@ def _playing(folder: Path) -> Iterator[None]:
         player.wait()
 
 
-def _agent(folder: Path, bootstrap_servers: str) -> Deployable:
+def _agent(folder: Path, bootstrap_servers: str) -> Component:
     os.environ["LD_LIBRARY_PATH"] = str(folder)
     os.environ["MALLOC_ARENA_MAX"] = "1"  # as in the image
     os.environ["NVML_STUB_MEMORY"] = str(folder / "memory")
@@ -134,7 +134,7 @@ def _agent(folder: Path, bootstrap_servers: str) -> Deployable:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
     subprocess.run([sys.executable, "-c", _ALL_OF_THE_AGENT], check=True)  # noqa: S603  # our own
-    return Deployable(
+    return Component(
         name="agent",
         command=["python", "-c", _PROGRAM, ",".join(_not_in_image()), "--source", "nvml"],
         folder=folder,
@@ -161,7 +161,7 @@ def _plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _measure(agent: Deployable, seconds: float) -> Iterator[Figure]:
+def _measure(agent: Component, seconds: float) -> Iterator[Figure]:
     _scrape_for(agent, _WARM_UP_SECONDS)
     cpu, began = cpu_seconds(agent.pid), time.monotonic()
     early_bytes = _status_bytes(agent.pid, "VmRSS")
@@ -176,7 +176,7 @@ def _measure(agent: Deployable, seconds: float) -> Iterator[Figure]:
     yield Figure(name="agent_threads", value=_status(agent.pid, "Threads"), unit="threads")
 
 
-def _scrape_for(agent: Deployable, seconds: float) -> None:
+def _scrape_for(agent: Component, seconds: float) -> None:
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
         time.sleep(min(left, _SCRAPE_SECONDS))

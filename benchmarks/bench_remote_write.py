@@ -36,7 +36,7 @@ from gpuledger.settings import KafkaSettings
 from gpuledger_sinks.remote_write.active_series import ActiveSeries
 from gpuledger_sinks.remote_write.node_intervals import IntervalSamples
 from gpuledger_sinks.remote_write.wire import TimedSamples, Version, encode_request
-from tests.real.end_to_end.deployables import Deployable
+from tests.real.end_to_end.components import Component
 
 NAME = "remote_write"
 _TICKS: Final = 300
@@ -103,8 +103,8 @@ def _measure_sending() -> Iterator[Figure]:
                 )
 
 
-def _sink(settings: KafkaSettings, receiver: str, folder: Path, group: str) -> Deployable:
-    return Deployable(
+def _sink(settings: KafkaSettings, receiver: str, folder: Path, group: str) -> Component:
+    return Component(
         name=group,
         command=["gpuledger", "sink", "remote_write"],
         folder=folder / group,
@@ -124,7 +124,7 @@ class _Progress(NamedTuple):
     cpu_seconds: float
 
     @classmethod
-    def of(cls, sink: Deployable) -> "_Progress":
+    def of(cls, sink: Component) -> "_Progress":
         found = _SENT.search(sink.metrics())
         return cls(float(found[1]) if found else 0.0, cpu_seconds(sink.pid))
 

@@ -21,7 +21,7 @@ from gpuledger.records.base import DEFAULT_CLUSTER
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import partition_of_node
 from tests.default_topics import EVENTS, TOPICS
-from tests.real.end_to_end.deployables import Deployable
+from tests.real.end_to_end.components import Component
 from tests.real.services.kafka import Kafka
 
 NAME = "republishing"
@@ -65,7 +65,7 @@ async def _publish(settings: KafkaSettings) -> None:
 
 def _measure(kafka: Kafka, folder: Path) -> tuple[_Reading, _Reading]:
     """Return a reading of the sink as soon as it writes, and one when it is done."""
-    sink = Deployable(
+    sink = Component(
         name=_KIND,
         command=["gpuledger", "sink", _KIND],
         folder=folder,
@@ -86,7 +86,7 @@ def _measure(kafka: Kafka, folder: Path) -> tuple[_Reading, _Reading]:
     return first, last
 
 
-def _read(sink: Deployable) -> _Reading:
+def _read(sink: Component) -> _Reading:
     sent = f'gpuledger_sink_sent_total{{sink="{_KIND}"}}'
     messages = sink.metric(sent) if sent in sink.metrics() else 0.0
     return _Reading(

@@ -34,7 +34,7 @@ from gpuledger.topics import partition_of_node
 from gpuledger_sinks.store.minute_sums import MinuteSums, bookings_of
 from gpuledger_sinks.store.table import UsageTable
 from tests.default_topics import EVENTS
-from tests.real.end_to_end.deployables import Deployable
+from tests.real.end_to_end.components import Component
 
 NAME = "store"
 _GPUS: Final = 2
@@ -71,7 +71,7 @@ def _events_a_core_second() -> float:
         settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
         asyncio.run(create_topics(settings))
         asyncio.run(_publish(settings))
-        sink = Deployable(
+        sink = Component(
             name="bench-store",
             command=["gpuledger", "sink", "store"],
             folder=Path(name) / "sink",
@@ -90,7 +90,7 @@ def _events_a_core_second() -> float:
             sink.stop()
 
 
-def _rate(sink: Deployable, store: Path) -> float:
+def _rate(sink: Component, store: Path) -> float:
     begun_ticks, begun = _ticks_stored(store), cpu_seconds(sink.pid)
     deadline = time.monotonic() + _DEADLINE_SECONDS
     entries = 4 * _GPUS

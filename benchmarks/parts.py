@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpuledger.errors import UnavailableError
 from tests.default_topics import SAMPLES
-from tests.real.end_to_end.deployables import Deployable
+from tests.real.end_to_end.components import Component
 from tests.real.services.kafka import Kafka
 from tests.tools import catalogue
 from tests.tools.errors import MissingToolError
@@ -34,11 +34,11 @@ def run_kafka() -> Iterator[Kafka]:
 
 
 @contextmanager
-def run_workers(kafka: Kafka, *, count: int, folder: Path) -> Iterator[Sequence[Deployable]]:
+def run_workers(kafka: Kafka, *, count: int, folder: Path) -> Iterator[Sequence[Component]]:
     """Start workers of the join as processes with default settings; each gets an equal share."""
     servers = {"KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers}
     workers = [
-        Deployable(
+        Component(
             name=f"join-{number}",
             command=["gpuledger", "join"],
             folder=folder / f"join-{number}",
@@ -54,7 +54,7 @@ def run_workers(kafka: Kafka, *, count: int, folder: Path) -> Iterator[Sequence[
         yield workers
 
 
-def _wait_for_shares(workers: Sequence[Deployable]) -> None:
+def _wait_for_shares(workers: Sequence[Component]) -> None:
     deadline = time.monotonic() + _SHARES_SECONDS
     share = SAMPLES.partitions // len(workers)
     for worker in workers:

@@ -163,5 +163,5 @@ def message_of(watermark: Watermark, *, time_ns: int) -> Message:
 
 
 def name_publisher(client_id: str) -> str:
-    """Return this process's name as publisher; it differs from others with the same client id."""
+    """Return this process's name as a publisher: its client id and its host."""
     return f"{client_id}@{socket.gethostname()}"[:MAX_WORD_LENGTH]

@@ -16,7 +16,7 @@ class DeadLetterReason:
     cause: str
     """The usual causes."""
     action: str
-    """What to do about it."""
+    """The steps that an operator takes."""
 
 
 DEAD_LETTER_REASONS: Final = (

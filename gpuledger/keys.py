@@ -26,7 +26,7 @@ class OfNode(Protocol):
 
     @property
     def node(self) -> str:
-        """The node's name in it."""
+        """The node's name within its cluster."""
 
 
 class NodeId(NamedTuple):
@@ -35,7 +35,7 @@ class NodeId(NamedTuple):
     cluster: str
     """The node's cluster."""
     node: str
-    """The node's name in it."""
+    """The node's name within its cluster."""
 
 
 def key_in(cluster: str, name: str) -> str:

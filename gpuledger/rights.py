@@ -1,6 +1,6 @@
 """Permissions of each component on Kafka: the only source of the table, manifests, ACLs and tests.
 
-Each topic has a row in `USES`, each component one in `DEPLOYABLES`. `grants` derives from both the
+Each topic has a row in `USES`, each component one in `KAFKA_USERS`. `grants` derives from both the
 permissions of each user, with the names of one installation. Nothing here contacts a broker.
 """
 
@@ -16,7 +16,7 @@ Resource = Literal["topic", "group", "transactionalId"]
 
 @dataclass(frozen=True, kw_only=True)
 class TopicUse:
-    """The writers and readers of a topic, by their names in `DEPLOYABLES`."""
+    """The writers and readers of a topic, by their names in `KAFKA_USERS`."""
 
     topic: str
     """The attribute of `Topics`."""
@@ -100,7 +100,7 @@ class KafkaUser:
 
 _CHECKS: Final = ("Describe", "DescribeConfigs")
 
-DEPLOYABLES: Final = (
+KAFKA_USERS: Final = (
     KafkaUser(name="agent", user="gpuledger-agent"),
     KafkaUser(name="podwatch", user="gpuledger-podwatch"),
     KafkaUser(name="join", user="gpuledger-join", group="gpuledger-join", is_transactional=True),
@@ -193,7 +193,7 @@ COLUMNS: Final = ("who", "reads", "writes", "group", "transactional ids", "other
 
 def table_rows(topics: Topics) -> Iterator[tuple[str, ...]]:
     """Yield a Markdown row for each user, with the columns in `COLUMNS`."""
-    for who in DEPLOYABLES:
+    for who in KAFKA_USERS:
         found = list(grants(who, topics))
 
         def named(resource: Resource, operation: str, found: list[Grant] = found) -> str:
@@ -256,7 +256,7 @@ def strimzi_manifests(
         spec["replicas"] = replicas
         spec["config"] = topic.config(replication_factor=replicas)
         yield made("KafkaTopic", name, spec)
-    for who in DEPLOYABLES:
+    for who in KAFKA_USERS:
         acls = [_acl_of(grant) for grant in grants(who, topics)]
         spec = {
             "authentication": {"type": "scram-sha-512"},
@@ -278,7 +278,7 @@ def _acl_of(grant: Grant) -> dict[str, object]:
 
 def acl_commands(topics: Topics, *, bootstrap_servers: str) -> Iterator[str]:
     """Yield a command of Kafka's own tool for each grant, after a comment that names the user."""
-    for who in DEPLOYABLES:
+    for who in KAFKA_USERS:
         user = _name_of_object(topics.group(who.user))
         yield f"# {who.shown or who.name}"
         for grant in grants(who, topics):

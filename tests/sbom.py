@@ -13,7 +13,7 @@ from typing import Final
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 
-from tests.unit.deployment.deployables import ROOT, Stage, stages, targets
+from tests.unit.deployment.components import ROOT, Stage, stages, targets
 
 _PYTHON: Final = re.compile(r"python:(\d+\.\d+)\.\d+(?=-)")
 _ENVIRONMENT: Final = re.compile(r"--from=([\w-]+-environment) ")

@@ -32,7 +32,7 @@ from gpuledger_agent.settings import AgentSettings
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 _ANSWER_RATIO: Final = 0.25
-"""Maximum wait for the kubelet's answer, as a fraction of a tick, counted from its start."""
+"""Maximum wait for the kubelet's answer, in fractions of a tick, counted from its start."""
 
 
 @dataclass(kw_only=True)
@@ -56,7 +56,7 @@ class Schedule:
 
 
 class InventoryTracker:
-    """One node's GPUs as of the driver's last answer; resolves device ids to them."""
+    """One node's GPUs in the driver's last answer; resolves device ids to them."""
 
     def __init__(self, *, node: NodeId, boot_id: str) -> None:
         self._node = node
@@ -197,7 +197,7 @@ class SampleLoop:
         """Limit a failure to the loss of the fast polls' data, and log it once."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001  # the next tick queries all of it again
+        except Exception as error:  # noqa: BLE001  # the next tick repeats all queries
             FAST_POLLS_FAILED.inc()
             self.sampler.drop_fast_polls()
             if count := _repeats.count(f"look {type(error).__name__}"):
@@ -212,13 +212,13 @@ class SampleLoop:
         await self.clock.sleep(max(0.0, (at_ns - self.clock.monotonic_ns()) / NS_PER_SECOND))
 
     async def _try_tick(self, *, late: bool = False) -> bool:
-        """Make one tick; a failure costs only that tick and is logged once."""
+        """Make one tick; a failure costs only that tick and is logged once a minute at most."""
         try:
             has_answered = await self.tick(late=late)
         except Exception as error:  # noqa: BLE001  # the ticks that follow matter more
             TICKS_FAILED.inc()
             self.sampler.forget()
-            detail = f"the last tick failed: {type(error).__name__}: {error}"
+            detail = f"the last sample failed: {type(error).__name__}: {error}"
             if count := _repeats.count(type(error).__name__):
                 _log.exception("sample_failed", count=count)
             self.samples_check.failed(detail)
@@ -228,7 +228,7 @@ class SampleLoop:
 
             def describe() -> str:
                 seconds_ago = (clock.monotonic_ns() - made_ns) / NS_PER_SECOND
-                return f"the last tick was {seconds_ago:.1f} s ago"
+                return f"the last sample was {seconds_ago:.1f} s ago"
 
             self.samples_check.ok(describe)
         return has_answered

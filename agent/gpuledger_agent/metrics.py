@@ -61,9 +61,7 @@ ACCOUNTS_LATE: Final = Counter(
 EXITS_UNREPORTED: Final = Counter(
     "gpuledger_agent_process_exits_unreported",
     "Total number of the driver's process accounts that no sample reports, by reason:"
-    " `unidentified` (gone before its owner was seen), `undated` (no start, length or use), `older`"
-    " (began before this agent), `gpu_gone` (no later sample had its GPU), `too_many` (too many"
-    " waited to be reported).",
+    " `unidentified`, `undated`, `older` (than the agent), `gpu_gone` or `too_many`.",
     ["reason"],
 )
 count_from_zero(
@@ -83,9 +81,8 @@ GPU_DEADLINES_MISSED: Final = Counter(
 )
 CALL_GROUPS_FAILED: Final = Counter(
     "gpuledger_agent_call_groups_failed",
-    "Total number of call groups that a GPU did not answer, by reason: `deadline`, `hangs` (its"
-    " thread has not returned from an earlier sample), `error`, or `probe` (a repeated query failed"
-    " again).",
+    "Total number of call groups that a GPU did not answer, by reason: `deadline`, `hangs` (since"
+    " an earlier sample), `error` or `probe` (a repeated query).",
     ["gpu_uuid", "group", "reason"],
 )
 BREAKER_OPEN: Final = Gauge(
@@ -118,16 +115,15 @@ PUBLISH_FAILURES: Final = Counter(
 )
 MESSAGES_REJECTED: Final = Counter(
     "gpuledger_agent_messages_rejected",
-    "Total number of records left out because no broker accepts them, by reason: `too_large`, or"
-    " `future` (rejected by the broker as too far in the future; made while the node's clock was"
-    " wrong).",
+    "Total number of records that brokers do not accept, by reason: `too_large` or `future`"
+    " (stamped by a node clock that ran ahead).",
     ["reason"],
 )
 count_from_zero(MESSAGES_REJECTED, reason=("too_large", "future"))
 VALUES_CUT: Final = Counter(
     "gpuledger_agent_values_cut",
-    "Total number of texts and lists cut to the maximum length of a record's field, by field, such"
-    " as `NodeSample.processes`; of lists, the rows left out are counted.",
+    "Total number of texts shortened and list rows left out to keep a record's limits, by field,"
+    " such as `NodeSample.processes`.",
     ["field"],
 )
 JOB_ALLOCATIONS: Final = Gauge(
@@ -136,9 +132,8 @@ JOB_ALLOCATIONS: Final = Gauge(
 )
 JOB_FILES_REJECTED: Final = Counter(
     "gpuledger_agent_job_files_rejected",
-    "Total number of files in the scheduler's directory that were not fully usable in a sample, by"
-    " reason: `unreadable`, `malformed` (a line is not an id), `too_many` (files, jobs in a file,"
-    " or allocations in all), `unknown_gpu`, or `unknown_instance`.",
+    "Total number of the scheduler's job files not fully usable in a sample, by reason:"
+    " `unreadable`, `malformed`, `too_many`, `unknown_gpu` or `unknown_instance`.",
     ["reason"],
 )
 count_from_zero(
@@ -205,8 +200,8 @@ INCIDENTS_DROPPED: Final = Counter(
 )
 EVENT_SET_FAILURES: Final = Counter(
     "gpuledger_agent_event_set_failures",
-    "Total number of times that waiting for the driver's events failed, by reason: `create`,"
-    " `register` (for one GPU), `wait`, or `hang` (too many threads hang in earlier waits).",
+    "Total number of failures to wait for the driver's events, by reason: `create`, `register`"
+    " (one GPU), `wait` or `hang` (in too many earlier waits).",
     ["reason"],
 )
 count_from_zero(EVENT_SET_FAILURES, reason=("create", "register", "wait", "hang"))
@@ -238,9 +233,8 @@ SPOOL_WRITTEN: Final = Counter(
 )
 SPOOL_DROPPED: Final = Counter(
     "gpuledger_agent_spool_samples_dropped",
-    "Total number of samples and other messages in the spool that will never be sent, by reason:"
-    " `bytes` or `age` (the spool's limits), `damaged` (an unreadable file), `hung` (the disk does"
-    " not answer), `late` (found after newer ones had been sent).",
+    "Total number of spooled samples and other messages that will never be sent, by reason:"
+    " `bytes`, `age`, `damaged` (file), `hung` (disk) or `late`.",
     ["reason"],
 )
 count_from_zero(SPOOL_DROPPED, reason=("bytes", "age", "damaged", "hung", "late"))

@@ -292,7 +292,7 @@ S = TypeVar("S", bound=AgentSettings)
 def name_node(settings: S, environ: Mapping[str, str]) -> S:
     """Return the settings with the node's name filled in; raises `SettingsError` if it is invalid.
 
-    The hostname is lowercased, as the kubelet does.
+    The hostname is lowercased, like a node name from the kubelet.
     """
     if settings.node_name:
         origin, name = "node_name", settings.node_name
@@ -307,6 +307,6 @@ def name_node(settings: S, environ: Mapping[str, str]) -> S:
         raise SettingsError(
             f"{origin}: invalid Kubernetes node name: {shown} (lowercase letters, digits, '-' and"
             f" '.', at most {MAX_NODE_NAME_LENGTH} characters); set NODE_NAME to the node's"
-            " metadata.name, as the shipped DaemonSet does from spec.nodeName"
+            " metadata.name; the shipped DaemonSet sets it from spec.nodeName"
         ) from error
     return msgspec.structs.replace(settings, node_name=name)

@@ -269,6 +269,7 @@ def _describe(nvml: object, stop: _Stop) -> tuple[str | None, str | None, list[s
             names.append("?")
             _print(f"GPU {index}: {error}")
             hangs = True
+    # While a call hangs, the shutdown could hang as well.
     if not hangs:
         watched.run(cast("NvmlLibrary", watched).nvmlShutdown)
     return driver, version, names

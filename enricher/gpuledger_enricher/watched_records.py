@@ -1,4 +1,4 @@
-"""What podwatch and the join both need for podwatch's records. Pure.
+"""Functions for podwatch's records that both podwatch and the join use. Pure.
 
 `is_older` decides which of two versions of a Kubernetes object is the older one. podwatch may
 publish an old version after a newer one: a leader that was suspended in the middle of a batch sends

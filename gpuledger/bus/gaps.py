@@ -31,15 +31,14 @@ RECORDS_MISSED_TOTAL: Final = Counter(
 )
 GAPS_TOTAL: Final = Counter(
     "gpuledger_gaps",
-    "Total number of times that a consumer group could not continue at its position, by reason:"
-    " `retention` (records were removed before it read them), `topic_recreated` (the topic was"
-    " deleted and recreated), `truncated` (the partition lost records that had been read).",
+    "Total number of gaps in a consumer group's reading, by reason: `retention` (records removed"
+    " unread), `topic_recreated` or `truncated` (read records lost).",
     ["topic", "consumer", "reason"],
 )
 OPEN_TRANSACTION_SECONDS: Final = Gauge(
     "gpuledger_open_transaction_seconds",
-    "Time for which an open Kafka transaction has kept a consumer group from the records after it,"
-    " in seconds: the longest of the topic's partitions that this process reads.",
+    "Longest time for which an open Kafka transaction has blocked a consumer group in a partition"
+    " of this process, in seconds.",
     ["topic", "consumer"],
 )
 

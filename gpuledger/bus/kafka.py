@@ -55,7 +55,7 @@ class KafkaBus:
     @asynccontextmanager
     async def producer(self) -> AsyncIterator[Producer]:
         """Open a producer; it connects with the first batch."""
-        # Not connected yet, so that a deployable can start and report while brokers are down.
+        # Not connected yet, so that a component can start and report while brokers are down.
         producer = KafkaProducer(self._connection)
         try:
             yield producer

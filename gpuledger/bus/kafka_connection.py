@@ -238,7 +238,7 @@ class KafkaConnection:
         self.topic_ids: dict[str, Mapping[str, str | None]] = {}
         """The topic ids of each group read here, which its commits carry as metadata."""
         self._refusals = RefusedConnections(mask=self._mask)
-        # Before the first client, which logs from its first connection on.
+        # Must precede the first client, because a client logs as soon as it connects.
         demote_logs()
         close_left_connections()
         if readiness and settings.security_protocol != "PLAINTEXT":

@@ -201,7 +201,7 @@ class KafkaConsumer:
         try:
             return await fetch(client, self._rebalances, deadline=deadline, max_records=max_records)
         except OffsetOutOfRangeError as error:
-            await self._positions.go_on_after(client, error)
+            await self._positions.skip_to_available(client, error)
         except NoOffsetForPartitionError as error:
             # Raised between the assignment and our own seek, which may have happened since.
             (partition,) = error.args
@@ -318,7 +318,7 @@ def group_arguments(subscription: Subscription, settings: KafkaSettings) -> dict
         "request_timeout_ms": int(longest_seconds * 1000),
         "group_id": subscription.group,
         "group_instance_id": subscription.group_instance_id or settings.group_instance_id or None,
-        # Equal partition numbers of all topics go to one member, as a node's pods and ticks need.
+        # One member gets equal partition numbers of all topics: it needs a node's pods and ticks.
         "partition_assignment_strategy": (_assignor_of(subscription.stage),),
         # Records removed before they were read raise an error, which becomes a gap, not a jump.
         "auto_offset_reset": "none",

@@ -172,7 +172,9 @@ class Positions:
                 )
         self._is_out_of_date = bool(others) or self._absent_checks >= ABSENT_ANSWERS
 
-    async def go_on_after(self, client: AIOKafkaConsumer, error: OffsetOutOfRangeError) -> None:
+    async def skip_to_available(
+        self, client: AIOKafkaConsumer, error: OffsetOutOfRangeError
+    ) -> None:
         """Report the gap after a rejected offset, and seek to the first available one."""
         (refused,) = error.args
         for at, offset in refused.items():

@@ -104,6 +104,7 @@ class _Totals:
         for value in values:
             if value is not None:
                 bits |= bit
+                # In the order of the fields of `_MetricTotals`.
                 numbers[at] += value * interval_ns
                 numbers[at + 1] += value
                 if not has & bit or value > numbers[at + 2]:

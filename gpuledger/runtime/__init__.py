@@ -1,4 +1,4 @@
-"""What every deployable needs to run: logs, health pages, checks, signals, retries."""
+"""The runtime of every component: logs, health endpoints, checks, signals, retries."""
 
 from gpuledger.runtime.http.health_pages import serve_health
 from gpuledger.runtime.logs import configure_logs

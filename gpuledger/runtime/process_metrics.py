@@ -1,4 +1,4 @@
-"""Metrics of every deployable's checks and certificates, and `count_from_zero` for counters."""
+"""Metrics of every component's checks and certificates, and `count_from_zero` for counters."""
 
 from collections.abc import Iterable
 from itertools import product

@@ -1,4 +1,4 @@
-"""Named checks that show whether a deployable can do its work; other modules serve them.
+"""Named checks that show whether a component can do its work; other modules serve them.
 
 A lasting state is reported only by its check: `gpuledger_check_ok` follows it, `/readyz` shows it,
 and the log has one line when it starts to fail and one when it recovers. So a loop that retries
@@ -134,12 +134,12 @@ def _call_later(seconds: float, call: Callable[[], None]) -> Cancellable | None:
 
 
 class CheckSeverity(StrEnum):
-    """How a failed check affects the deployable's readiness."""
+    """How a failed check affects the component's readiness."""
 
     CRITICAL = "critical"
-    """The deployable cannot do its work: not ready."""
+    """The component cannot do its work: not ready."""
     WARNING = "warning"
-    """The deployable works with limitations: ready."""
+    """The component works with limitations: ready."""
 
 
 Detail = str | Callable[[], str]
@@ -242,7 +242,7 @@ class CheckParts:
 
 
 class Readiness:
-    """A deployable's checks; it is ready if it has critical checks and all of them pass."""
+    """A component's checks; it is ready if it has critical checks and all of them pass."""
 
     def __init__(self, **checks: Check) -> None:
         self._checks = checks
@@ -290,7 +290,7 @@ class Readiness:
             check.end()
 
     def is_ready(self) -> bool:
-        """Return whether all critical checks pass; without any, the deployable is not ready."""
+        """Return whether all critical checks pass; without any, the component is not ready."""
         critical = [c for c in self._checks.values() if c.severity is CheckSeverity.CRITICAL]
         return bool(critical) and all(check.is_ok for check in critical)
 

@@ -1,7 +1,7 @@
-"""Runs a deployable from its start to its exit code.
+"""Runs a component from its start to its exit code.
 
 Handles signals, the deadline for shutdown, uncaught errors, logs and health pages. Knows nothing of
-the deployable's own work.
+the component's own work.
 """
 
 import asyncio
@@ -145,10 +145,11 @@ class _Deadline:
 
     The thread is started in advance and woken through a pipe. A signal handler can neither start a
     thread nor take a lock, because the interrupted code may be doing the same. The handler may not
-    even run: if a signal arrives just before the main thread blocks in a system call, for example
-    writing to a standard error that is not read, Python calls the handler only after that call. So
-    the interpreter itself writes to the pipe (`signal.set_wakeup_fd`), independent of the main
-    thread. The thread then wakes an event loop that is about to wait, so that it calls the handler.
+    even run: a signal may arrive just before the main thread blocks in a system call, for example
+    while it writes to a standard error that is not read. Python then calls the handler only after
+    that call. So the interpreter itself writes to the pipe (`signal.set_wakeup_fd`), independent of
+    the main thread. The thread then wakes an event loop that is about to wait, so that it calls the
+    handler.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -229,7 +230,7 @@ def _foreseen(error: BaseException, kind: type[GpuledgerError]) -> GpuledgerErro
 
 
 class ServiceSettings(Protocol):
-    """The settings that every deployable has."""
+    """The settings that every component has."""
 
     @property
     def http(self) -> HttpSettings:
@@ -254,7 +255,7 @@ def run_service(
     """Run `main` with logs and health pages until it ends or a signal arrives.
 
     Returns the exit code. `page` is appended to the process's own metrics on `/metrics`. `others`
-    answers all other paths. `about` adds facts about this deployable to the first log line: its
+    answers all other paths. `about` adds facts about this component to the first log line: its
     work, destination and identity.
     """
     configure_logs(settings.log)

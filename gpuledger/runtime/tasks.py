@@ -6,9 +6,9 @@
 - `asyncio.TaskGroup`: for tasks that all end without being cancelled.
 - `in_daemon_thread`: for blocking calls. A slow or unavailable storage may block a call for
   minutes, and an import on a busy node for seconds; neither can be cancelled. The event loop waits
-  at its end for asyncio's own threads, so a deployable would be killed instead of stopping in time.
-  The call must be atomic, because the process may exit in the middle of it.
-- `end_where_stalled`: ends a deployable that makes no progress.
+  at its end for asyncio's own threads, so a component would be killed instead of stopping in time.
+  The call must be atomic, because the process may exit before the call ends.
+- `end_where_stalled`: ends a component that makes no progress.
 """
 
 import asyncio

@@ -12,7 +12,13 @@ import msgspec
 from typing_extensions import override
 
 from gpuledger.records.base import MAX_CLUSTER_NAME_LENGTH, ClusterName
-from gpuledger.settings.secret import MASK, Secret, may_part_a_login, shown_brokers, shown_url
+from gpuledger.settings.secret import (
+    MASK,
+    Secret,
+    may_contain_credentials,
+    shown_brokers,
+    shown_url,
+)
 from gpuledger.texts import shorten
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -59,7 +65,7 @@ class ClientCredentialsSettings(
             require_http_url(self.token_url)
         except ValueError as error:
             raise ValueError(f"token_url: {error}") from error
-        if may_part_a_login(self.token_url) or "#" in self.token_url:
+        if may_contain_credentials(self.token_url) or "#" in self.token_url:
             raise ValueError(
                 "token_url: must not contain a login or a fragment; set client_id and client_secret"
             )
@@ -256,7 +262,7 @@ def require_brokers(servers: str) -> None:
         if found and 0 < int(found["port"]) <= _MAX_PORT:
             continue
         remedy = "expected host:port[,host:port…]"
-        if may_part_a_login(servers):
+        if may_contain_credentials(servers):
             remedy += "; set user and password in kafka.sasl_username and kafka.sasl_password"
         elif "://" in servers:
             remedy += " without a scheme; set TLS and login in kafka.security_protocol"
@@ -277,7 +283,7 @@ def require_http_url(url: str) -> None:
         has_host = bool(parts.hostname)
     except ValueError:
         remedy = "; put an IPv6 address in brackets, http://[::1]:9090/path"
-        if may_part_a_login(url):
+        if may_contain_credentials(url):
             remedy = _REMEDY_OF_LOGIN
         raise ValueError(f"{shown}: invalid host{remedy}") from None
     try:
@@ -305,6 +311,6 @@ def _remedy_of_port(parts: SplitResult) -> str:
     """Return the remedy for an invalid port: fix it, or escape a password that hides the host."""
     # With a user, the parser has found the host after it, so this really is the port.
     before_path = "" if "@" in parts.netloc else parts.netloc
-    if may_part_a_login(f"{before_path}{parts.path}{parts.query}{parts.fragment}"):
+    if may_contain_credentials(f"{before_path}{parts.path}{parts.query}{parts.fragment}"):
         return _REMEDY_OF_LOGIN
     return f"; use a port from 1 to {_MAX_PORT}"

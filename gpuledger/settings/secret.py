@@ -30,7 +30,7 @@ _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'\\]+")
 _WORD: Final = re.compile(r"\\u[0-9A-Fa-f]{4}|\\.|[^\s\"'\\]+")
 
 
-def may_part_a_login(text: str) -> bool:
+def may_contain_credentials(text: str) -> bool:
     """Return whether the text contains something that may separate a login from a host."""
     return any(sign in text for sign in _AT)
 
@@ -48,7 +48,7 @@ def shown_url(url: str) -> str:
     host = parts.netloc.rpartition("@")[2]
     name = host if port is None else host.removesuffix(f":{port}")
     behind = f"{parts.path}{parts.query}{parts.fragment}"
-    if not _HOST.fullmatch(name.removesuffix(":")) or may_part_a_login(behind):
+    if not _HOST.fullmatch(name.removesuffix(":")) or may_contain_credentials(behind):
         return MASK
     if has_scheme:
         is_whole = host or parts.scheme == "file"
@@ -108,7 +108,7 @@ def _mask_word(word: str) -> str:
     if found is None or "@" in word[: found.start()]:
         return MASK if "@" in word[1:] and not _is_path(word) else word
     url = found[0].rstrip(_PUNCTUATION)
-    if not (may_part_a_login(url) or any(sign in url for sign in _BEHIND)):
+    if not (may_contain_credentials(url) or any(sign in url for sign in _BEHIND)):
         return word
     return word[: found.start()] + shown_url(url) + word[found.start() + len(url) :]
 
@@ -118,7 +118,7 @@ def _is_path(text: str) -> bool:
 
 
 def _may_hold_secret(text: str) -> bool:
-    is_parted = may_part_a_login(text) or any(sign in text for sign in _BEHIND)
+    is_parted = may_contain_credentials(text) or any(sign in text for sign in _BEHIND)
     return is_parted and not _is_path(text)
 
 

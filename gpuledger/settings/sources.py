@@ -154,9 +154,10 @@ class Given:
 
 Layer = Mapping[Path, Given]
 
-# Kubernetes (like Docker links) sets these in each container for every Service of the namespace;
-# otherwise a Service named gpuledger-join would prevent all components from starting.
 _MAX_BYTES: Final = 1 << 20  # of a settings file; all settings with their help take 20 kB
+# Variables that Kubernetes, like Docker links, sets in each container for every Service of the
+# namespace. They are ignored; otherwise a Service named gpuledger-join would keep all components
+# from starting.
 _SERVICE_LINK: Final = re.compile(
     r"\w+_SERVICE_(HOST|PORT(_\w+)?)|\w+_PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?"
 )

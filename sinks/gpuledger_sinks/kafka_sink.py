@@ -226,7 +226,8 @@ class KafkaSink(Sink):
             if offset >= self._undelivered.get(partition, 0):
                 self._undelivered.pop(partition, None)
         self._seen.forget(wanted)
-        # A partition revoked meanwhile has no writer, and may have been assigned again.
+        # A partition that was revoked meanwhile has no writer. It stays unopened, because it may
+        # have been assigned again.
         taken_over = {at for at in wanted if at.partition in self._writers}
         self._unopened -= taken_over
         if self._relay is not None:

@@ -13,7 +13,7 @@ import msgspec
 from gpuledger.runtime.http.no_proxy import NoProxyEntry
 from gpuledger.settings import Secret
 from gpuledger.settings.groups import ClientCredentialsSettings, require_http_url
-from gpuledger.settings.secret import may_part_a_login
+from gpuledger.settings.secret import may_contain_credentials
 
 MinTlsVersion = Literal["1.2", "1.3"]
 _HOST: Final = re.compile(r"[\w.-]+", re.ASCII)
@@ -204,7 +204,7 @@ def _refuse_unusable_proxy(settings: ReceiverSettings) -> None:
 
 
 def _refuse_unusable_proxy_url(url: str) -> None:
-    if may_part_a_login(url):
+    if may_contain_credentials(url):
         raise ValueError(
             "proxy_url: must not contain credentials; use proxy_username and proxy_password_file"
         )

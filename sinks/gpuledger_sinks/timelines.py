@@ -139,7 +139,7 @@ class Arrival(NamedTuple):
 
 
 class Timeline:
-    """The time of one node, according to its ticks."""
+    """Tracks the time and the boots of one node by its ticks."""
 
     __slots__ = (
         "_boot_id",

@@ -12,7 +12,7 @@ from benchmarks.ticks import Fleet, node_name
 from gpuledger.bus.kafka import KafkaBus
 from tests.chaos.agents import Publishing, make_agents
 from tests.chaos.disturbing import Disturbance
-from tests.chaos.parts import SESSION_SECONDS, Deployables, RealParts
+from tests.chaos.parts import SESSION_SECONDS, Components, RealParts
 from tests.chaos.pods import Pods
 from tests.chaos.published_pods import await_published_pods
 from tests.chaos.reader import EventsReader
@@ -62,12 +62,12 @@ class ChaosRun:
             await self._parts.start()
             pods = Pods(self._parts.kube_api)
             agents = await asyncio.to_thread(self._make_agents, pods)
-            deployables = await asyncio.to_thread(self._make_deployables)
+            components = await asyncio.to_thread(self._make_components)
             try:
-                await asyncio.to_thread(deployables.start)
-                return await self._disturb(agents, pods, deployables)
+                await asyncio.to_thread(components.start)
+                return await self._disturb(agents, pods, components)
             finally:
-                deployables.kill()
+                components.kill()
         finally:
             self._parts.discard()
 
@@ -82,17 +82,15 @@ class ChaosRun:
         uids = pods.create(nodes, containers)
         return make_agents(fleet, uids=uids, partitions=SAMPLES.partitions)
 
-    def _make_deployables(self) -> Deployables:
-        return Deployables(parts=self._parts, folder=self._folder, workers=self._plan.workers)
+    def _make_components(self) -> Components:
+        return Components(parts=self._parts, folder=self._folder, workers=self._plan.workers)
 
-    async def _disturb(self, agents: list[Agent], pods: Pods, deployables: Deployables) -> Verdict:
+    async def _disturb(self, agents: list[Agent], pods: Pods, components: Components) -> Verdict:
         tally = Tally({agent.node: agent.boot_id for agent in agents})
         bus = KafkaBus(self._parts.settings)
         servers = self._parts.kafka.bootstrap_servers
         reader = EventsReader(bootstrap_servers=servers, tally=tally)
-        disturbance = Disturbance(
-            parts=self._parts, deployables=deployables, print_line=self._print
-        )
+        disturbance = Disturbance(parts=self._parts, components=components, print_line=self._print)
         self._started = time.monotonic()
         async with _beside(reader.run(), disturbance.keep_up(), self._show(tally)):
             async with _beside(pods.keep_changing()):
@@ -102,7 +100,7 @@ class ChaosRun:
             await self._drain(tally, reader)
             reported = await await_published_pods(bus=bus, pods=pods, seconds=_PODS_SECONDS)
         self._print(reported.as_line())
-        self._report_end(await asyncio.to_thread(deployables.end), disturbance)
+        self._report_end(await asyncio.to_thread(components.end), disturbance)
         return tally.judge()
 
     async def _publish_disturbed(

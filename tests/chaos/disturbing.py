@@ -12,7 +12,7 @@ from tests.chaos.schedule import BROKER, Action, Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tests.chaos.parts import Deployables, RealParts
+    from tests.chaos.parts import Components, RealParts
 
 _POLL_SECONDS: Final = 0.5
 _STANDSTILL_SECONDS: Final = 0.7
@@ -24,10 +24,10 @@ class Disturbance:
     """Takes components away and brings them back, one action per component at a time."""
 
     def __init__(
-        self, *, parts: RealParts, deployables: Deployables, print_line: Callable[[str], None]
+        self, *, parts: RealParts, components: Components, print_line: Callable[[str], None]
     ) -> None:
         self._parts = parts
-        self._deployables = deployables.deployables
+        self._components = components.components
         self._print = print_line
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.ended_by_themselves = 0
@@ -45,7 +45,7 @@ class Disturbance:
         """Restart components that ended without being stopped, until cancelled."""
         while True:
             await asyncio.sleep(_POLL_SECONDS)
-            for name, each in self._deployables.items():
+            for name, each in self._components.items():
                 if self._locks[name].locked() or (status := each.exit_status()) is None:
                     continue
                 self.ended_by_themselves += 1
@@ -81,7 +81,7 @@ class Disturbance:
         self._print("API server is back")
 
     async def _kill(self, action: Action) -> None:
-        target = self._deployables[action.target]
+        target = self._components[action.target]
         await asyncio.to_thread(target.kill)
         await asyncio.sleep(action.away_seconds)
         target.start()
@@ -96,14 +96,14 @@ class Disturbance:
             broker.send(signal.SIGSTOP)
             try:
                 await asyncio.sleep(_STANDSTILL_SECONDS)
-                await asyncio.to_thread(self._deployables[action.target].kill)
+                await asyncio.to_thread(self._components[action.target].kill)
             finally:
                 broker.send(signal.SIGCONT)
         await asyncio.sleep(action.away_seconds)
-        self._deployables[action.target].start()
+        self._components[action.target].start()
 
     async def _stop(self, action: Action) -> None:
-        target = self._deployables[action.target]
+        target = self._components[action.target]
         target.pause()
         try:
             await asyncio.sleep(action.away_seconds)

@@ -13,7 +13,7 @@ from gpuledger.bus.administration import create_topics
 from gpuledger.errors import UnavailableError
 from gpuledger.settings import KafkaSettings
 from tests.real.deployment.rendering import RBAC, render
-from tests.real.end_to_end.deployables import Deployable
+from tests.real.end_to_end.components import Component
 from tests.real.services.kafka import Kafka
 from tests.real.services.kubernetes import KubeApi
 from tests.tools import catalogue
@@ -74,37 +74,37 @@ class RealParts:
             stack.callback(self.kube_api.discard)
 
 
-class Deployables:
+class Components:
     """podwatch and the workers of the join."""
 
     def __init__(self, *, parts: RealParts, folder: Path, workers: int) -> None:
         self._servers = parts.kafka.bootstrap_servers
         self._folder = folder
         kubeconfig = {"KUBERNETES__KUBECONFIG": str(parts.podwatch_kubeconfig())}
-        made = [self._deployable("podwatch", **kubeconfig)]
-        made += [self._deployable(f"join-{number}") for number in range(workers)]
-        self.deployables = {each.name: each for each in made}
+        made = [self._component("podwatch", **kubeconfig)]
+        made += [self._component(f"join-{number}") for number in range(workers)]
+        self.components = {each.name: each for each in made}
 
     def start(self) -> None:
         """Start all; return when all are ready."""
-        for each in self.deployables.values():
+        for each in self.components.values():
             each.start()
-        for each in self.deployables.values():
+        for each in self.components.values():
             each.wait_until_ready()
 
     def end(self) -> dict[str, int | None]:
         """End all by SIGTERM; return the exit codes."""
-        return {name: each.stop() for name, each in self.deployables.items()}
+        return {name: each.stop() for name, each in self.components.items()}
 
     def kill(self) -> None:
         """Kill all processes, including stopped ones."""
         with ExitStack() as stack:
-            for each in self.deployables.values():
+            for each in self.components.values():
                 stack.callback(each.kill)
 
-    def _deployable(self, name: str, **settings: str) -> Deployable:
+    def _component(self, name: str, **settings: str) -> Component:
         program = name.split("-", maxsplit=1)[0]
-        return Deployable(
+        return Component(
             name=name,
             command=["gpuledger", program],
             folder=self._folder / name,

@@ -26,7 +26,7 @@ from gpuledger_agent.gpu.protocol import (
 from tests.hanging import HANG_SECONDS
 
 ANSWERS: dict[CallGroup, dict[str, Any]] = {
-    CallGroup.BOOKS: {"energy_millijoules": 1},
+    CallGroup.USAGE: {"energy_millijoules": 1},
     CallGroup.SENSORS: {"sensors": {"clock": 1}},
     CallGroup.READINGS: {"readings": {"throttled": 2}},
     CallGroup.PROFILING: {"profiling": {"active": 3}},

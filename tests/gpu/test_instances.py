@@ -26,7 +26,7 @@ def gpus() -> Iterator[list[NvidiaGpu]]:
 
 def booked(gpu: NvidiaGpu) -> RawGpuSample:
     return RawGpuSample(
-        uuid=gpu.uuid, index=gpu.index, **gpu.query(CallGroup.BOOKS, SampleCursor())
+        uuid=gpu.uuid, index=gpu.index, **gpu.query(CallGroup.USAGE, SampleCursor())
     )
 
 

@@ -25,7 +25,7 @@ from tests.ticks import tick_gpu
 
 TICKS = 6
 MAX_SECONDS = {
-    CallGroup.BOOKS: 0.05,
+    CallGroup.USAGE: 0.05,
     CallGroup.SENSORS: 0.1,
     CallGroup.READINGS: 0.05,
     CallGroup.PROFILING: 0.1,
@@ -133,7 +133,7 @@ def test_every_reading_is_returned_or_refused(watched: list[Watched]) -> None:
         requested = [
             reading
             for group in CallGroup
-            if group is not CallGroup.BOOKS
+            if group is not CallGroup.USAGE
             for reading in specs_for(group, one.gpu.driver)
         ]
         outcomes = one.gpu.client.outcomes

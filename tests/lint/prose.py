@@ -6,6 +6,7 @@ by its budget.
 """
 
 import ast
+import inspect
 import io
 import re
 import sys
@@ -24,12 +25,18 @@ ROOT: Final = Path(__file__).parents[2]
 PACKAGES: Final = ("gpuledger", "agent", "enricher", "sinks", "reports", "simulator", "cli")
 MANIFESTS: Final = ("deploy", "k8s", "scenarios", "docker-compose.yml")
 CLEAN: Final = [
+    "gpuledger",
+    "agent",
+    "enricher",
     "cli",
     "simulator",
     "sinks",
     "reports",
     "deploy",
     "k8s",
+    "scenarios",
+    "docker-compose.yml",
+    "CHANGELOG.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
     "docs",
@@ -77,6 +84,16 @@ def strings(node: ast.AST) -> Iterator[str]:
                 yield from strings(child)
 
 
+def without_blocks(docstring: str) -> str:
+    """Return a docstring without its tables and indented blocks, which are not sentences."""
+    paragraphs = inspect.cleandoc(docstring).split("\n\n")
+    return "\n\n".join(
+        one
+        for one in paragraphs
+        if not all(line.startswith(("    ", "|")) for line in one.split("\n"))
+    )
+
+
 def python_texts(file: Path) -> Iterator[Text]:
     """Yield a module's docstrings, help texts, error messages and comments."""
     source = file.read_text()
@@ -92,7 +109,9 @@ def python_texts(file: Path) -> Iterator[Text]:
                 kind = "help"
             case _:
                 continue
-        yield from (Text(f"{file}:{value.lineno}", kind, text) for text in strings(value))
+        for text in strings(value):
+            prose = without_blocks(text) if kind == "docstring" else text
+            yield Text(f"{file}:{value.lineno}", kind, prose)
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     found = (token for token in tokens if token.type == tokenize.COMMENT)
     comments = ((one.start[0], one.line[: one.start[1]], one.string) for one in found)

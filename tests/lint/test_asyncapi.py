@@ -149,6 +149,6 @@ def test_every_consumer_names_its_group_and_the_groups_match_the_code() -> None:
 
 
 def test_every_operation_names_a_component_or_the_command() -> None:
-    programs = {one["x-deployable"] for one in OPERATIONS.values()}
+    programs = {one["x-component"] for one in OPERATIONS.values()}
 
     assert programs <= {"gpuledger", *(f"gpuledger {name}" for name in COMPONENTS)}

@@ -16,7 +16,7 @@ from gpuledger.keys import key_in
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import partition_of_node
 from tests.default_topics import EVENTS, SAMPLES
-from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
+from tests.real.end_to_end.components import Component, refuse_stray_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -40,7 +40,7 @@ class JoinWorkers:
         refuse_stray_settings()
         self.settings = KafkaSettings(bootstrap_servers=servers)
         self.fleet = Fleet(nodes=nodes)
-        self.started: list[Deployable] = []
+        self.started: list[Component] = []
         self._folder, self._nodes = folder, nodes
         self._environment = {
             "KAFKA__BOOTSTRAP_SERVERS": servers,
@@ -50,10 +50,10 @@ class JoinWorkers:
             **environment,
         }
 
-    def start(self) -> Deployable:
+    def start(self) -> Component:
         """Start one more worker."""
         name = f"join-{len(self.started)}"
-        worker = Deployable(
+        worker = Component(
             name=name,
             command=["gpuledger", "join"],
             folder=self._folder / name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from tests.unit.deployment.deployables import ROOT
+from tests.unit.deployment.components import ROOT
 
 PAGE: Final = (ROOT / "docs" / "guides" / "prometheus.md").read_text()
 _SERIES: Final = (ROOT / "docs" / "reference" / "series.md").read_text()

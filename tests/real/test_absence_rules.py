@@ -13,18 +13,18 @@ import pytest
 RULES: Final = Path(__file__).parents[2] / "deploy" / "prometheus" / "gpuledger.rules.yaml"
 GONE: Final = {
     "agent": {
-        'up{job="gpuledger",deployable="agent",instance="n1"}': "1x10 0x230",
+        'up{job="gpuledger",component="agent",instance="n1"}': "1x10 0x230",
         'gpuledger_agent_driver_up{instance="n1"}': "1x10 stale",
         'gpuledger_agent_gpus_lost{instance="n1"}': "0x10 stale",
     },
     "podwatch": {
-        'up{job="gpuledger",deployable="podwatch",instance="pw"}': "1x10 0x230",
+        'up{job="gpuledger",component="podwatch",instance="pw"}': "1x10 0x230",
         'gpuledger_podwatch_leading{cluster="default",instance="pw"}': "1x10 stale",
         'gpuledger_podwatch_watermark_timestamp_seconds{cluster="default",kind="pods",'
         'instance="pw"}': "0+60x10 stale",
     },
     "join": {
-        'up{job="gpuledger",deployable="join",instance="j"}': "1x10 0x230",
+        'up{job="gpuledger",component="join",instance="j"}': "1x10 0x230",
         'gpuledger_join_lag_seconds{instance="j"}': "0x10 stale",
         'gpuledger_join_watermark_timestamp_seconds{instance="j"}': "0+60x10 stale",
         'gpuledger_check_ok{check="delivery",severity="critical",instance="j"}': "1x10 stale",
@@ -73,12 +73,12 @@ def alerts_firing(
     return round(float(got[1]))
 
 
-@pytest.mark.xfail(raises=AssertionError, reason="no rule sees that a deployable is not there")
-@pytest.mark.parametrize("deployable", GONE)
+@pytest.mark.xfail(raises=AssertionError, reason="no rule sees that a component is not there")
+@pytest.mark.parametrize("component", GONE)
 def test_a_component_that_is_missing_for_hours_raises_an_alert(
-    deployable: str, promtool: Path, tmp_path: Path
+    component: str, promtool: Path, tmp_path: Path
 ) -> None:
-    series = ALIVE | GONE[deployable]
+    series = ALIVE | GONE[component]
     assert alerts_firing(series, at="4h", promtool=promtool, folder=tmp_path) > 0
 
 

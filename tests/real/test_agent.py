@@ -19,7 +19,7 @@ from gpuledger.keys import key_in
 from gpuledger.records import NodeReadings, NodeSample, ProcessRecord
 from gpuledger.settings import KafkaSettings
 from tests.default_topics import PROCESSES, READINGS, SAMPLES
-from tests.real.end_to_end.deployables import Deployable
+from tests.real.end_to_end.components import Component
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,8 +33,8 @@ MOST_WITHOUT_READINGS = 10
 
 def agent_of(
     kafka: Kafka, folder: Path, *, scenario: Path = QUICKSTART, **settings: str
-) -> Deployable:
-    return Deployable(
+) -> Component:
+    return Component(
         name="agent",
         command=["gpuledger", "agent", "--source", f"simulated:{scenario}"],
         folder=folder,
@@ -81,7 +81,7 @@ async def read_all(kafka: Kafka) -> Read:
     return read
 
 
-def dropped(agent: Deployable) -> float:
+def dropped(agent: Component) -> float:
     """Return how many ticks the agent reports as dropped."""
     return agent.metric("gpuledger_agent_samples_dropped_total")
 
@@ -89,7 +89,7 @@ def dropped(agent: Deployable) -> float:
 PUBLISHED = f'gpuledger_agent_records_published_total{{topic="{SAMPLES.name}"}}'
 
 
-async def until_published(agent: Deployable, *, more_than: float) -> float:
+async def until_published(agent: Component, *, more_than: float) -> float:
     """Return how many ticks the broker has acknowledged, once there are more than this."""
     async with asyncio.timeout(120):
         while (count := agent.metric(PUBLISHED)) <= more_than:  # noqa: ASYNC110  # a process

@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuledger_agent.exposition.dcgm_fields import all_fields
-from tests.real.end_to_end.deployables import BIN
+from tests.real.end_to_end.components import BIN
 from tests.real.services import web
 from tests.real.services.ports import free_ports
 from tests.real.services.process import Process

@@ -14,7 +14,7 @@ from gpuledger.settings import KafkaSettings
 from gpuledger_sinks.registry import ROWS
 from tests.default_topics import TOPICS
 from tests.real.deployment.test_kafka_rights import granted_rights
-from tests.real.end_to_end.deployables import BIN, refuse_stray_settings
+from tests.real.end_to_end.components import BIN, refuse_stray_settings
 from tests.unit.cli.dead_letters.builders import JOIN, record_of, reject
 from tests.unit.enricher.join.ticks import sample
 from tests.unit.sinks.builders import event

@@ -16,7 +16,7 @@ from gpuledger.bus.protocol import Message
 from gpuledger.settings import KafkaSettings
 from tests.default_topics import DEAD_LETTERS, EVENTS, SAMPLES, TOPICS
 from tests.real.changed_topics import delete
-from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
+from tests.real.end_to_end.components import Component, refuse_stray_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,11 +40,11 @@ UNDONE = {
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[str, Kafka], Deployable]]:
+def start(tmp_path: Path) -> Iterator[Callable[[str, Kafka], Component]]:
     refuse_stray_settings()
-    started: list[Deployable] = []
+    started: list[Component] = []
 
-    def start(name: str, kafka: Kafka) -> Deployable:
+    def start(name: str, kafka: Kafka) -> Component:
         own = {
             "join": {
                 "JOIN__COMMIT_INTERVAL_SECONDS": "0.1",
@@ -57,7 +57,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[str, Kafka], Deployable]]:
             },
         }
         servers = {"KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers}
-        one = Deployable(
+        one = Component(
             name=name,
             command=COMMANDS[name],
             folder=tmp_path / name,
@@ -72,21 +72,21 @@ def start(tmp_path: Path) -> Iterator[Callable[[str, Kafka], Deployable]]:
         each.kill()
 
 
-def total(of: Deployable, name: str) -> float:
+def total(of: Component, name: str) -> float:
     lines = of.metrics().splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
 
 
-def has_counted(of: Deployable, name: str, *, least: float) -> bool:
+def has_counted(of: Component, name: str, *, least: float) -> bool:
     return total(of, name) >= least
 
 
-def rejected(of: Deployable) -> list[int]:
+def rejected(of: Component) -> list[int]:
     lines = [line for line in of.log.read_text().splitlines() if '"records_rejected"' in line]
     return [json.loads(line)["count"] for line in lines]
 
 
-def reports_waiting_dead_letters(one: Deployable) -> bool:
+def reports_waiting_dead_letters(one: Component) -> bool:
     failed = [check for check in one.readyz()["checks"].values() if not check["ok"]]
     return any(
         "1 dead letter waits to be published: " in check["detail"]
@@ -95,7 +95,7 @@ def reports_waiting_dead_letters(one: Deployable) -> bool:
     )
 
 
-async def until(holds: Callable[[], bool], one: Deployable) -> None:
+async def until(holds: Callable[[], bool], one: Component) -> None:
     end = time.monotonic() + DEADLINE_SECONDS
     while not await asyncio.to_thread(holds):
         assert time.monotonic() < end, f"{one.name}: {one.readyz()}"
@@ -103,7 +103,7 @@ async def until(holds: Callable[[], bool], one: Deployable) -> None:
 
 
 async def test_a_record_is_counted_and_logged_as_rejected_once_its_dead_letter_is_on_the_topic(
-    start_kafka: Callable[[], Kafka], start: Callable[[str, Kafka], Deployable], kcat: Kcat
+    start_kafka: Callable[[], Kafka], start: Callable[[str, Kafka], Component], kcat: Kcat
 ) -> None:
     kafka = await asyncio.to_thread(start_kafka)
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from gpuledger_simulator.simulation import open_simulation
-from tests.real.end_to_end.deployables import Deployable
+from tests.real.end_to_end.components import Component
 from tests.real.services import web
 from tests.real.services.process import Process
 from tests.real.services.prometheus import Prometheus
@@ -110,7 +110,7 @@ PODS_OF_2 = {"chat-7c9d8b6f5d-x2x9z": "chat", "embeddings-0": "embeddings"}
 class Cluster:
     """A Prometheus that scrapes the agent, and the truth about the node that the agent plays."""
 
-    agent: Deployable
+    agent: Component
     prometheus: Prometheus
     simulation: Simulation
     at_seconds: float
@@ -168,7 +168,7 @@ def cluster(prometheus_binary: Path, tmp_path_factory: pytest.TempPathFactory) -
     scenario = folder / "scenario.yaml"
     scenario.write_text(SCENARIO)
     epoch_ns = time.time_ns()
-    agent = Deployable(
+    agent = Component(
         name="agent",
         command=[
             "gpuledger",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.fakes.hostile_http import HUGE_PAGES, MIB, NO_HTTP, ODD_PAGES, Raw, answering, page
-from tests.real.end_to_end.deployables import Deployable
+from tests.real.end_to_end.components import Component
 from tests.real.sinks.running_sinks import make_topics
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ async def test_podwatch_retries_whatever_answers_at_the_api_servers_address(
     broker = await asyncio.to_thread(start_kafka)
     await make_topics(broker)
     async with answering(ANSWERS) as server:
-        podwatch = Deployable(
+        podwatch = Component(
             name="podwatch",
             command=["gpuledger", "podwatch"],
             folder=tmp_path,

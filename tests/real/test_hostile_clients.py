@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import bcrypt
 import pytest
 
-from tests.real.end_to_end.deployables import Deployable
+from tests.real.end_to_end.components import Component
 from tests.real.services import web
 from tests.real.services.certificates import Authority
 
@@ -31,7 +31,7 @@ GET = b"GET /metrics HTTP/1.1\r\nHost: a\r\n"
 CLOSED = b"Connection: close\r\n\r\n"
 
 
-class Agent(Deployable):
+class Agent(Component):
     """One agent, with a web configuration unless its text is empty."""
 
     def __init__(self, folder: Path, text: str) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.compiled import hot_modules
-from tests.unit.deployment.deployables import ROOT, Stage, entrypoint, stages, targets
+from tests.unit.deployment.components import ROOT, Stage, entrypoint, stages, targets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -16,7 +16,7 @@ from gpuledger.keys import key_in
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import partition_of_node
 from tests.default_topics import EVENTS, PODS, SAMPLES
-from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
+from tests.real.end_to_end.components import Component, refuse_stray_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,9 +61,9 @@ async def test_a_worker_that_dies_loses_no_tick_and_no_name(
     }
 
 
-def worker(kafka: Kafka, folder: Path, number: int) -> Deployable:
+def worker(kafka: Kafka, folder: Path, number: int) -> Component:
     """Return a worker that is not started yet."""
-    return Deployable(
+    return Component(
         name=f"join-{number}",
         command=["gpuledger", "join"],
         folder=folder / f"join-{number}",

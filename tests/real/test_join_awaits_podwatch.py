@@ -22,7 +22,7 @@ from gpuledger.settings import KafkaSettings
 from gpuledger.store.query import entries_sql
 from gpuledger.topics import partition_of_node
 from tests.default_topics import EVENTS, SAMPLES, WATERMARKS
-from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
+from tests.real.end_to_end.components import Component, refuse_stray_settings
 from tests.unit.enricher.join.ticks import process, sample
 from tests.unit.enricher.podwatch.builders import hex_id, pod
 from tests.unit.enricher.podwatch.misbehaving import misbehaving_server, page
@@ -70,8 +70,8 @@ async def test_no_pod_is_without_a_name_if_podwatch_starts_ten_seconds_later(
     await create_topics(settings)
     environment = {"KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers}
 
-    def deployable(name: str, **more: str) -> Deployable:
-        return Deployable(
+    def component(name: str, **more: str) -> Component:
+        return Component(
             name=name,
             command=["gpuledger", name],
             folder=tmp_path / name,
@@ -80,8 +80,8 @@ async def test_no_pod_is_without_a_name_if_podwatch_starts_ten_seconds_later(
 
     async with misbehaving_server() as api:
         api.lists.append(page(*(pod(f"uid-{node}", node=node) for node in NODES)))
-        join = deployable("join")
-        podwatch = deployable("podwatch", KUBERNETES__URL=api.url)
+        join = component("join")
+        podwatch = component("podwatch", KUBERNETES__URL=api.url)
         try:
             join.start()
             for number in range(LATER_SECONDS):
@@ -117,8 +117,8 @@ async def test_no_row_of_the_store_is_without_a_name_once_a_late_podwatch_is_the
     await create_topics(settings)
     folder = tmp_path / "ledger"
 
-    def deployable(name: str, *arguments: str, **more: str) -> Deployable:
-        return Deployable(
+    def component(name: str, *arguments: str, **more: str) -> Component:
+        return Component(
             name=name,
             command=["gpuledger", name, *arguments],
             folder=tmp_path / name,
@@ -127,9 +127,9 @@ async def test_no_row_of_the_store_is_without_a_name_once_a_late_podwatch_is_the
 
     async with misbehaving_server() as api:
         api.lists.append(page(*(pod(f"uid-{node}", node=node) for node in NODES)))
-        join = deployable("join", JOIN__PODWATCH_TIMEOUT_SECONDS="0")
-        podwatch = deployable("podwatch", KUBERNETES__URL=api.url)
-        sink = deployable(
+        join = component("join", JOIN__PODWATCH_TIMEOUT_SECONDS="0")
+        podwatch = component("podwatch", KUBERNETES__URL=api.url)
+        sink = component(
             "sink", "store", STORE__URI=str(folder), STORE__ENTRIES="true", STORE__FLUSH_SECONDS="1"
         )
         try:

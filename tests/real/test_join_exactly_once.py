@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.real.end_to_end.deployables import Deployable
+    from tests.real.end_to_end.components import Component
     from tests.real.services.kafka import Kafka
 
 NODES = 2
@@ -102,7 +102,7 @@ class Scene(JoinWorkers):
             ]
         )
 
-    async def pause_in_transaction(self, worker: Deployable) -> int:
+    async def pause_in_transaction(self, worker: Component) -> int:
         """Stop a worker in an open transaction; return how many ticks per node were published."""
         published = 0
         async with asyncio.timeout(DEADLINE_SECONDS):
@@ -112,7 +112,7 @@ class Scene(JoinWorkers):
                 if await self._is_paused_in_transaction(worker):
                     return published
 
-    async def _is_paused_in_transaction(self, worker: Deployable) -> bool:
+    async def _is_paused_in_transaction(self, worker: Component) -> bool:
         """Stop a worker repeatedly, because transactions are short; leave it stopped in one."""
         end = time.monotonic() + ROUND_SECONDS
         while time.monotonic() < end:

@@ -39,7 +39,7 @@ from tests.default_topics import (
     TOPICS,
 )
 from tests.raw_batches import ZSTD, Raw, pack
-from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
+from tests.real.end_to_end.components import Component, refuse_stray_settings
 from tests.real.hostile_batches import (
     HEADERS,
     HOSTILE,
@@ -82,7 +82,7 @@ class Scene:
         self._fleet = Fleet(nodes=2)
         self._settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
         self.bus = KafkaBus(self._settings)
-        self.worker = Deployable(
+        self.worker = Component(
             name="join",
             command=["gpuledger", "join"],
             folder=folder,
@@ -286,7 +286,7 @@ async def test_the_join_names_a_topic_with_too_small_a_limit_and_waits_for_it(sc
         worker.kill()
 
 
-async def until(probe: Callable[[], bool], worker: Deployable) -> None:
+async def until(probe: Callable[[], bool], worker: Component) -> None:
     deadline = time.monotonic() + DEADLINE_SECONDS
     while True:
         with suppress(OSError):

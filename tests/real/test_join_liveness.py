@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.real.end_to_end.deployables import Deployable
+    from tests.real.end_to_end.components import Component
     from tests.real.services.kafka import Kafka
     from tests.real.services.kafka_cluster import KafkaCluster
 
@@ -91,14 +91,14 @@ async def coordinator_of(servers: str) -> int:
     return found
 
 
-async def reading_back(*workers: Deployable) -> None:
+async def reading_back(*workers: Component) -> None:
     """Wait until each worker has partitions that it has not read back yet."""
     async with asyncio.timeout(DEADLINE_SECONDS):
         while not all(map(is_reading_back, workers)):  # noqa: ASYNC110  # a log has no event
             await asyncio.sleep(0.02)
 
 
-def is_reading_back(worker: Deployable) -> bool:
+def is_reading_back(worker: Component) -> bool:
     log = worker.log_tail()
     return log.rfind('"partitions_assigned"') > log.rfind('"state_read"')
 

@@ -18,7 +18,7 @@ from gpuledger.topics import partition_of_node
 from gpuledger_enricher.podwatch.kinds import NAMESPACE, NODE
 from tests.default_topics import EVENTS, SAMPLES
 from tests.podwatch_cluster import MERGE
-from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
+from tests.real.end_to_end.components import Component, refuse_stray_settings
 from tests.real.test_podwatch import RealCluster
 from tests.unit.enricher.join.ticks import process, sample
 
@@ -50,7 +50,7 @@ async def test_a_namespaces_label_and_a_nodes_zone_are_in_the_event(
     environment = {"KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers}
     podwatch_settings = {"KUBERNETES__KUBECONFIG": str(kube_api.kubeconfig)}
     started = [
-        Deployable(
+        Component(
             name=name,
             command=["gpuledger", name],
             folder=tmp_path / name,

@@ -18,7 +18,7 @@ from gpuledger.records.bounds import MAX_INTERVAL_NS
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import partition_of_node
 from tests.default_topics import DEAD_LETTERS, EVENTS, PODS, SAMPLES
-from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
+from tests.real.end_to_end.components import Component, refuse_stray_settings
 from tests.unit.enricher.join.ticks import CONTAINER_IDS, UIDS, pod, process, sample
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class World:
     def __init__(self, *, kafka: Kafka, kcat: Kcat, folder: Path) -> None:
         self._servers, self._kcat = kafka.bootstrap_servers, kcat
         self.settings = KafkaSettings(bootstrap_servers=self._servers)
-        self.worker = Deployable(
+        self.worker = Component(
             name="join",
             command=["gpuledger", "join"],
             folder=folder / "join",

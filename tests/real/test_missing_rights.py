@@ -17,11 +17,11 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
-from gpuledger.rights import DEPLOYABLES, Grant, KafkaUser, grants
+from gpuledger.rights import KAFKA_USERS, Grant, KafkaUser, grants
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import Topic, Topics
 from tests.real.deployment.test_kafka_rights import RESOURCES
-from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
+from tests.real.end_to_end.components import Component, refuse_stray_settings
 from tests.real.services.authorizing_kafka import Operation, Right, allow_on
 from tests.real.services.oauth_kafka import OauthKafka
 from tests.real.services.starter import running
@@ -68,7 +68,7 @@ COMMANDS: Final = {
 """For users, who see it at once: test_retire_rights, test_replay, test_dead_letter_rights."""
 CASES: Final = [
     Case(who, grant, operation)
-    for who in DEPLOYABLES
+    for who in KAFKA_USERS
     for grant in grants(who, Topics())
     for operation in grant.operations
     if not who.on_all_topics and who.name not in COMMANDS
@@ -95,7 +95,7 @@ def brokers(
             folder = tmp_path_factory.mktemp("stages")
             own = {"agent": {"SPOOL__DIRECTORY": str(folder / "spool")}, "join": {}}
             stages = {
-                name: Deployable(
+                name: Component(
                     name=name,
                     command=["gpuledger", name],
                     folder=folder / name,
@@ -195,9 +195,9 @@ def login(brokers: OauthKafka, user: str, folder: Path) -> dict[str, str]:
     }
 
 
-def shown(deployable: Deployable) -> str:
+def shown(component: Component) -> str:
     try:
-        return orjson.dumps(deployable.readyz()).decode()
+        return orjson.dumps(component.readyz()).decode()
     except OSError:
         return ""
 
@@ -237,7 +237,7 @@ def test_a_missing_right_is_named(
         own["STORE__URI"] = str(tmp_path / "store")
         # A watermark is written once it covers rows.
         own["STORE__FLUSH_SECONDS"] = "1"
-    made = Deployable(
+    made = Component(
         name=f"{user}",
         command=["gpuledger", name, *([kind] if kind else [])],
         folder=tmp_path / "run",

@@ -26,7 +26,7 @@ from tests.default_topics import (
     SAMPLES,
     TOPICS,
 )
-from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
+from tests.real.end_to_end.components import Component, refuse_stray_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,8 +40,8 @@ NODE = "gpu-node-1"
 WITHIN_SECONDS = 120.0
 
 
-def start(stack: ExitStack, servers: str, folder: Path, *command: str, **own: str) -> Deployable:
-    made = Deployable(
+def start(stack: ExitStack, servers: str, folder: Path, *command: str, **own: str) -> Component:
+    made = Component(
         name="-".join(command),
         command=["gpuledger", *command],
         folder=folder / "-".join(command),
@@ -122,16 +122,16 @@ def test_topics_with_different_numbers_are_named_with_both_numbers(
             READINGS.name: start(stack, servers, tmp_path, "agent", **spool, **agent),
             EVENTS.name: start(stack, servers, tmp_path, "join"),
         }
-        for name, deployable in running.items():
+        for name, component in running.items():
             deadline = time.monotonic() + WITHIN_SECONDS
-            while f"{name} 6" not in (output := detail_of(deployable)):
+            while f"{name} 6" not in (output := detail_of(component)):
                 assert time.monotonic() < deadline, output
                 time.sleep(0.2)
             assert f"{SAMPLES.name} 3" in output
 
 
-def detail_of(deployable: Deployable) -> str:
+def detail_of(component: Component) -> str:
     try:
-        return str(deployable.readyz()["checks"]["kafka"]["detail"])
+        return str(component.readyz()["checks"]["kafka"]["detail"])
     except (OSError, KeyError):
         return ""

@@ -15,7 +15,7 @@ from gpuledger.settings import KafkaSettings
 from tests.default_topics import PODS
 from tests.real.changed_topics import recreate
 from tests.real.deployment.rendering import RBAC, render
-from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
+from tests.real.end_to_end.components import Component, refuse_stray_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,7 +40,7 @@ class Cluster:
         self._kafka = kafka
         self._kcat = kcat
         self._folder = folder
-        self._started: list[Deployable] = []
+        self._started: list[Component] = []
         api.create_namespace(NAMESPACE)
         for manifest in render().of_kind(*RBAC):
             api.apply(manifest)
@@ -48,9 +48,9 @@ class Cluster:
             namespace=NAMESPACE, name="gpuledger-podwatch"
         )
 
-    def podwatch(self, name: str, **settings: str) -> Deployable:
+    def podwatch(self, name: str, **settings: str) -> Component:
         """Start a podwatch."""
-        made = Deployable(
+        made = Component(
             name=name,
             command=["gpuledger", "podwatch"],
             folder=self._folder / name,

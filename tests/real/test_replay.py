@@ -24,7 +24,7 @@ from gpuledger.records import GpuEvent
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import Topic, partition_of_node
 from tests.default_topics import EVENTS, PODS, SAMPLES, TOPICS
-from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
+from tests.real.end_to_end.components import Component, refuse_stray_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -137,9 +137,9 @@ async def run_first(kafka: Kafka, settings: KafkaSettings, folder: Path) -> None
             each.kill()
 
 
-def worker(kafka: Kafka, folder: Path, number: int) -> Deployable:
+def worker(kafka: Kafka, folder: Path, number: int) -> Component:
     """Return a worker that is not started yet."""
-    return Deployable(
+    return Component(
         name=f"join-{number}",
         command=["gpuledger", "join"],
         folder=folder / f"join-{number}",

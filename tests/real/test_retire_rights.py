@@ -19,7 +19,7 @@ from gpuledger.settings import KafkaSettings
 from gpuledger.topics import partition_of_node
 from tests.default_topics import INVENTORY, PODS, TOPICS, WATERMARKS
 from tests.real.deployment.test_kafka_rights import granted_rights
-from tests.real.end_to_end.deployables import BIN, refuse_stray_settings
+from tests.real.end_to_end.components import BIN, refuse_stray_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,7 +19,7 @@ from gpuledger.runtime import Readiness
 from gpuledger.settings import KafkaSettings
 from tests.default_topics import ROWS, SAMPLES
 from tests.real.bus.test_kafka_security import secured
-from tests.real.end_to_end.deployables import Deployable
+from tests.real.end_to_end.components import Component
 from tests.real.services.certificates import Authority
 from tests.real.services.kafka import KafkaBroker
 from tests.real.services.process import Process
@@ -141,13 +141,13 @@ class Working:
         self._plaintext = KafkaBroker(bootstrap_servers=kafka.plaintext_bootstrap_servers)
         self._next_tick = 0
         login = mounted.login(kafka)
-        self.agent = Deployable(
+        self.agent = Component(
             name="agent",
             command=["gpuledger", "agent", "--source", f"simulated:{QUICKSTART}"],
             folder=folder,
             environment={**login, "NODE_NAME": NODE},
         )
-        self.sink = Deployable(
+        self.sink = Component(
             name="sink", command=["gpuledger", "sink", "rows"], folder=folder, environment=login
         )
         self.both = (self.agent, self.sink)
@@ -296,8 +296,8 @@ def restart(kafka: RotatedKafka) -> None:
     kafka.start()
 
 
-def credential_messages(deployable: Deployable) -> Iterator[str]:
-    for line in map(orjson.loads, deployable.log.read_bytes().splitlines()):
+def credential_messages(component: Component) -> Iterator[str]:
+    for line in map(orjson.loads, component.log.read_bytes().splitlines()):
         if line["event"] in READ:
             yield line["event"]
         elif line.get("check") == CHECK:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.real.end_to_end.deployables import Deployable
+    from tests.real.end_to_end.components import Component
     from tests.real.services.kafka import Kafka
 
 TICK_SECONDS = 0.25
@@ -36,7 +36,7 @@ MISSED_TICKS = 80
 
 def spooling_agent_of(
     kafka: Kafka, folder: Path, *, scenario: Path = QUICKSTART, **settings: str
-) -> Deployable:
+) -> Component:
     """Return an agent with a spool; after each restart it continues with the same played node."""
     (folder / "spool").mkdir()
     return agent_of(
@@ -52,13 +52,13 @@ def spooling_agent_of(
     )
 
 
-async def wait_until_empty(agent: Deployable) -> None:
+async def wait_until_empty(agent: Component) -> None:
     async with asyncio.timeout(120):
         while agent.metric("gpuledger_agent_spool_samples") > 0:  # noqa: ASYNC110  # a process
             await asyncio.sleep(READ_SECONDS)
 
 
-async def wait_until_spooled(agent: Deployable, ticks: int) -> None:
+async def wait_until_spooled(agent: Component, ticks: int) -> None:
     async with asyncio.timeout(120):
         while agent.metric("gpuledger_agent_spool_samples") < ticks:  # noqa: ASYNC110  # a process
             await asyncio.sleep(READ_SECONDS)

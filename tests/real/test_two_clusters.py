@@ -23,7 +23,7 @@ from gpuledger.errors import UserError
 from gpuledger.keys import key_in, split_key
 from gpuledger.store.query import entries_sql
 from tests.default_topics import DEAD_LETTERS, EVENTS, PODS, ROWS, WATERMARKS
-from tests.real.end_to_end.deployables import BIN, Deployable, refuse_stray_settings
+from tests.real.end_to_end.components import BIN, Component, refuse_stray_settings
 from tests.real.services.ports import free_ports
 from tests.real.services.process import Process
 
@@ -51,18 +51,18 @@ class OneCluster:
         # One epoch for both, so their pods have the same UIDs.
         self._epoch = folder / "epoch"
 
-    def agent(self) -> Deployable:
+    def agent(self) -> Component:
         """Return the agent of the node that both clusters have."""
-        return self._deployable("agent", {
+        return self._component("agent", {
             "NODE_NAME": NODE,
             "SOURCE": f"simulated:{self.scenario(has_pods=True)}",
             "SIMULATOR__EPOCH_FILE": str(self._epoch),
             "SPOOL__DIRECTORY": "",
         })  # fmt: skip
 
-    def podwatch(self, url: str, name: str = "podwatch") -> Deployable:
+    def podwatch(self, url: str, name: str = "podwatch") -> Component:
         """Return a podwatch of an API server."""
-        return self._deployable(name, {"KUBERNETES__URL": url})
+        return self._component(name, {"KUBERNETES__URL": url})
 
     def api_server(self, *, has_pods: bool) -> tuple[Process, str]:
         """Return an API server, with the pods of the scenario or without any, and its address."""
@@ -91,9 +91,9 @@ class OneCluster:
         path.write_text(yaml.safe_dump(played))
         return path
 
-    def _deployable(self, name: str, environment: Mapping[str, str]) -> Deployable:
+    def _component(self, name: str, environment: Mapping[str, str]) -> Component:
         command = name.partition("-")[0]
-        return Deployable(
+        return Component(
             name=f"{self.name}-{name}",
             command=["gpuledger", command],
             folder=self._folder / name,
@@ -164,10 +164,10 @@ def test_two_clusters_with_equal_names_on_one_kafka_and_in_one_store_do_not_coll
 ) -> None:
     store = str(tmp_path / "store")
     written = Written(servers=servers, kcat=kcat, store=store)
-    podwatches: dict[str, tuple[OneCluster, Deployable]] = {}
+    podwatches: dict[str, tuple[OneCluster, Component]] = {}
     with ExitStack() as stack:
 
-        def start(one: Process | Deployable) -> None:
+        def start(one: Process | Component) -> None:
             stack.callback(one.kill)
             one.start()
 
@@ -209,7 +209,7 @@ def uids_of(written: Written, cluster: str) -> set[str]:
     return {pod["uid"] for pod in written.pods(cluster) if pod}
 
 
-def central(servers: str, *, store: str, folder: Path) -> list[Deployable]:
+def central(servers: str, *, store: str, folder: Path) -> list[Component]:
     """Return the components that the clusters share: a join, a sink of rows, and one of a store."""
     commands = {
         "join": (["gpuledger", "join"], {}),
@@ -220,7 +220,7 @@ def central(servers: str, *, store: str, folder: Path) -> list[Deployable]:
         ),
     }
     return [
-        Deployable(
+        Component(
             name=name,
             command=command,
             folder=folder / f"central-{name}",

@@ -14,7 +14,7 @@ import pytest
 from gpuledger.topics import Topics
 from gpuledger_cli.__main__ import main
 from tests.default_topics import TOPICS
-from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
+from tests.real.end_to_end.components import Component, refuse_stray_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,13 +59,13 @@ def create(
     return code, message.out + message.err
 
 
-def deployables(prefix: str, settings: Mapping[str, str], folder: Path) -> list[Deployable]:
+def components(prefix: str, settings: Mapping[str, str], folder: Path) -> list[Component]:
     """Return an agent, a join and a sink of rows; the node's name identifies the installation."""
     agent = {"NODE_NAME": NODE_OF[prefix], "SOURCE": f"simulated:{SCENARIO}"}
     commands = {"agent": agent, "join": {"JOIN__PODWATCH_TIMEOUT_SECONDS": "0"}, "sink": {}}
     kinds = {"sink": ["rows"]}
     return [
-        Deployable(
+        Component(
             name=f"{prefix}-{name}",
             command=["gpuledger", name, *kinds.get(name, [])],
             folder=folder / f"{prefix}-{name}",
@@ -99,7 +99,7 @@ def test_two_installations_on_one_kafka_book_only_their_own_nodes(
     servers = kafka.plaintext_bootstrap_servers
     with ExitStack() as stack:
         for prefix in NODE_OF:
-            for each in deployables(prefix, settings_of(prefix, kafka), tmp_path):
+            for each in components(prefix, settings_of(prefix, kafka), tmp_path):
                 stack.callback(each.kill)
                 each.start()
         for prefix in NODE_OF:

@@ -13,7 +13,7 @@ from gpuledger.bus.administration import create_topics
 from gpuledger.settings import KafkaSettings
 from tests.default_topics import EVENTS, PODS, SAMPLES, TOPICS
 from tests.real.changed_topics import delete
-from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
+from tests.real.end_to_end.components import Component, refuse_stray_settings
 from tests.real.services import web
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Everything:
 
     def __init__(self, *, folder: Path, receivers: Mapping[str, str]) -> None:
         self._folder, self._receivers = folder, receivers
-        self._running: dict[str, Deployable] = {}
+        self._running: dict[str, Component] = {}
 
     def start(self, **settings: str) -> None:
         """Start all of them."""
@@ -63,7 +63,7 @@ class Everything:
             "store": {"STORE__URI": str(self._folder / "table")},
         }
         for name, command in commands.items():
-            self._running[name] = Deployable(
+            self._running[name] = Component(
                 name=name,
                 command=command,
                 folder=self._folder / name,

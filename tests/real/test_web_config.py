@@ -1,4 +1,4 @@
-"""A deployable behind TLS and a password, scraped by a real Prometheus."""
+"""A component behind TLS and a password, scraped by a real Prometheus."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import bcrypt
 
-from tests.real.end_to_end.deployables import Deployable
+from tests.real.end_to_end.components import Component
 from tests.real.services.certificates import Authority
 from tests.real.services.web import await_some
 
@@ -49,7 +49,7 @@ def test_prometheus_scrapes_with_certificate_and_password_and_not_without_either
     authority.issue("prometheus")
     hashed = bcrypt.hashpw(b"right", bcrypt.gensalt(5)).decode()
     (tmp_path / "web.yml").write_text(WEB_CONFIG.format(hashed=hashed))
-    agent = Deployable(
+    agent = Component(
         name="agent",
         command=["gpuledger", "agent", "--no-kafka", "--source", "simulated"],
         folder=tmp_path,

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 def run_hatchling(
     folder: Path, *arguments: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Build a wheel into the folder with hatchling; its output explains a failure."""
+    """Build a wheel into the directory with hatchling; its output explains a failure."""
     target = arguments or ("--target", "wheel")
     return subprocess.run(
         [sys.executable, "-m", "hatchling", "build", *target, "--directory", str(folder)],

@@ -1,7 +1,7 @@
 """The installed wheel: the packages in site-packages, and every program running.
 
-The environment is a clean one. The dependencies are those of the tests' environment, whose folder
-comes after it on the path.
+The environment is a clean one. The dependencies are those of the tests' environment, whose
+directory comes after it on the path.
 """
 
 import os
@@ -62,8 +62,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     run([*uv, "--no-deps", "--no-index", str(wheel)])
     (packages,) = (folder / "venv" / "lib").glob("python*/site-packages")
     names = {path.name for path in packages.iterdir()}
-    # A folder that a .pth file names is on the path, but the .pth files in it, such as that of the
-    # editable install, are not read.
+    # A directory that a .pth file names is on the path, but the .pth files in it, such as that of
+    # the editable install, are not read.
     folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     (packages / "dependencies.pth").write_text("\n".join(sorted(folders)) + "\n")
     return Environment(python.parent, names)

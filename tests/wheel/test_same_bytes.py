@@ -57,7 +57,7 @@ class Worker:
 
 @contextmanager
 def start_worker(*path: Path) -> Iterator[Worker]:
-    """Yield a worker that finds its modules in these folders, in this order."""
+    """Yield a worker that finds its modules in these directories, in this order."""
     found = os.pathsep.join(map(str, path))
     with subprocess.Popen(
         [sys.executable, "-m", "tests.unit.enricher.laws.stage_worker"],

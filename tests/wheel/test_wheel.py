@@ -21,13 +21,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         return archive.namelist()
 
 
-def test_the_wheel_holds_the_packages_and_nothing_else(wheel: list[str]) -> None:
+def test_the_wheel_contains_only_the_packages(wheel: list[str]) -> None:
     top = {name.partition("/")[0] for name in wheel}
 
     assert top == {*PACKAGES, f"gpuledger-{PYPROJECT['project']['version']}.dist-info"}
 
 
-def test_the_wheel_holds_each_hot_module_compiled_and_as_source(wheel: list[str]) -> None:
+def test_the_wheel_contains_each_hot_module_compiled_and_as_source(wheel: list[str]) -> None:
     suffix = EXTENSION_SUFFIXES[0]
     compiled = {name.removesuffix(suffix) for name in wheel if name.endswith(suffix)}
     expected = {name.replace(".", "/") for name in hot_modules()}
@@ -48,9 +48,7 @@ def test_the_wheel_holds_each_hot_module_compiled_and_as_source(wheel: list[str]
         "gpuledger_reports/pricing/list_prices.yaml",
     ],
 )
-def test_files_that_programs_read_beside_their_code_are_in_the_wheel(
-    wheel: list[str], file: str
-) -> None:
+def test_data_files_of_programs_are_in_the_wheel(wheel: list[str], file: str) -> None:
     """So that they work without a checkout."""
     assert file in wheel
 

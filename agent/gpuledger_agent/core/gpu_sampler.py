@@ -747,7 +747,7 @@ def _mean_ratio(
     reading: str,
     validator: Validator,
 ) -> float | None:
-    """Return the mean over the covered time, or `None` if part of it is unknown."""
+    """Return the mean over the covered time, or `None` if it is partly unknown."""
     if cover.has_gap:
         return None
     if percent is None:

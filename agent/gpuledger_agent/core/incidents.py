@@ -1,8 +1,8 @@
 """Incidents: detections by sources, their deduplication, and the incidents made from them.
 
-An event that happens to a GPU (an XID, an ECC error, a lost GPU, a reloaded driver) is detected by
-several sources: the driver's events, the kernel log, the readings, and the driver's own start and
-end. All of them use this module, which knows neither NVML nor a clock.
+Several sources detect the same event of a GPU, such as an XID, an ECC error, a lost GPU or a
+reloaded driver. The sources are the driver's events, the kernel log, the readings, and the driver's
+own start and end. All of them use this module, which depends neither on NVML nor on a clock.
 
 1. `make_incident` adds each kind's severity, advice and message.
 2. `Deduplicator` removes repetitions. One source never reports the same event twice, so a detection

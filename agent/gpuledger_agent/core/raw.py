@@ -18,7 +18,7 @@ from gpuledger.records import GpuFacts, ProcessKind
 class CallGroup(Enum):
     """Queries that are made together, most important first; each group has a deadline."""
 
-    BOOKS = "books"
+    USAGE = "usage"
     """Booked values: samples, memory, energy, processes. Without them a GPU is not in the tick."""
     SENSORS = "sensors"
     """Other values of the tick's main record: temperature, clocks, and the chip's counters that
@@ -30,7 +30,7 @@ class CallGroup(Enum):
     HEALTH = "health"
     """Errors, wear and limits: rarely."""
 
-    # Members are singletons, and `Enum.__hash__` is a Python call, made some 250 times a tick.
+    # Members are singletons, and `Enum.__hash__` is a Python call, made about 250 times a tick.
     __hash__ = object.__hash__
 
 

@@ -210,7 +210,7 @@ class ReadingSpec:
 
 
 READINGS: Final[Mapping[CallGroup, Mapping[str, ReadingSpec]]] = {
-    CallGroup.BOOKS: {
+    CallGroup.USAGE: {
         "utilization_ratio": ReadingSpec(RATIO),
         "memory_utilization_ratio": ReadingSpec(RATIO),
         "memory_total_bytes": ReadingSpec(MEMORY_BYTES),

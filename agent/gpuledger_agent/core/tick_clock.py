@@ -1,7 +1,7 @@
 """A node's clocks from tick to tick: computes tick intervals and detects a wall clock set back.
 
 Each interval begins at the end of the previous one. It lags behind the tick far enough that the
-driver has sampled all of it:
+driver has sampled the whole interval:
 
     NEW ── first answers ──▶ OPEN ── each tick ──▶ OPEN
 
@@ -64,7 +64,7 @@ class TickClock:
         self._seq = 0
         self._due_lag_ns = 0
         self.lag_ns = 0
-        """How far an interval ends before its tick; by then the driver has sampled all of it."""
+        """Time from an interval's end to its tick, so that the driver has sampled the interval."""
         self.is_set_back = False
         """Whether the wall clock was set back and the driver may still return older samples."""
         self._set_back_until = (0, 0)

@@ -231,7 +231,7 @@ _WARN: Final = 10
 _FAIL: Final = 20
 _FINE: Final = (_PASS, "DCGM_FR_OK")
 _ALL: Final = "ALL"
-# XID 79, or 0 for no XID: XIDs before the agent's start are unknown.
+# XID 79, or 0 if no XID was seen, because XIDs before the agent's start are unknown.
 _OFF_THE_BUS: Final = (0, 79)
 _THERMAL_REASONS: Final = 0x20 | 0x40
 _POWER_BRAKE_REASON: Final = 0x80

@@ -79,7 +79,7 @@ class GpuAvailability:
 
 
 class GpuPool:
-    """Queries all GPUs of an open source."""
+    """Queries all GPUs of a GPU source that has been opened."""
 
     def __init__(
         self,

@@ -103,9 +103,9 @@ async def wait_at_most(future: "Future[Any]", seconds: float) -> None:
 # How long a GPU waits for the one before it. Queries in turn take half the CPU time of concurrent
 # ones, where each call releases the GIL and the threads wake one another for it.
 _MAX_TURN_SECONDS: Final = 0.02
-# Fractions of a tick's deadline, so that no group but BOOKS can use all of it.
+# Fractions of a tick's deadline, so that only BOOKS can use the whole deadline.
 _SHARES: Final = {
-    CallGroup.BOOKS: 1.0,
+    CallGroup.USAGE: 1.0,
     CallGroup.SENSORS: 0.5,
     CallGroup.READINGS: 0.5,
     CallGroup.PROFILING: 0.5,
@@ -168,7 +168,7 @@ class PollRequest:
         probing = self.probing
         try:
             for group in self.awaited:
-                if not self._query(group) and group is CallGroup.BOOKS:
+                if not self._query(group) and group is CallGroup.USAGE:
                     # Without BOOKS the GPU has no sample, and the other groups would fail too.
                     probing = ()
                     break

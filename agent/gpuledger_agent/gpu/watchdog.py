@@ -26,7 +26,7 @@ STALLED_EXIT_CODE: Final = 70
 _CHECKS: Final = 20
 """Number of checks within the watchdog's timeout."""
 _LONGEST_PAUSE: Final = 0.25
-"""Longest pause between two checks, as a fraction of the timeout.
+"""Longest pause between two checks, in fractions of the timeout.
 
 After a longer pause the process must have been stopped.
 """

@@ -140,7 +140,7 @@ class GpuWorker:
     @property
     def is_unresponsive(self) -> bool:
         """Whether the GPU is only probed because it did not answer BOOKS."""
-        return self._breakers[CallGroup.BOOKS].is_open
+        return self._breakers[CallGroup.USAGE].is_open
 
     @property
     def silence(self) -> str:
@@ -168,10 +168,10 @@ class GpuWorker:
         if self.is_stuck and not self._free_thread(now_ns):
             return None
         self._request = None
-        core = self._breakers[CallGroup.BOOKS].permit(now_ns)
+        core = self._breakers[CallGroup.USAGE].permit(now_ns)
         if core is Permit.PROBE:
             # No other group: without BOOKS the GPU has no sample in this tick.
-            self._request = PollRequest.to(self.gpu, cursor, (), (CallGroup.BOOKS,))
+            self._request = PollRequest.to(self.gpu, cursor, (), (CallGroup.USAGE,))
         elif core is Permit.QUERY:
             due = [CallGroup.SENSORS]
             if self._readings.take(now_ns):
@@ -186,7 +186,7 @@ class GpuWorker:
                 for group, permit in permits.items()
                 if permit is Permit.PROBE and not self._leaked.hangs_in(self.gpu.uuid, group)
             ]
-            groups = (CallGroup.BOOKS, *awaited)
+            groups = (CallGroup.USAGE, *awaited)
             self._request = PollRequest.to(self.gpu, cursor, groups, probing)
         return self._request
 
@@ -207,13 +207,13 @@ class GpuWorker:
                 self._breakers[group].failed(now_ns, reason="error")
             elif group in request.answers:
                 self._breakers[group].succeeded()
-            elif group is CallGroup.BOOKS or is_late:
+            elif group is CallGroup.USAGE or is_late:
                 self._breakers[group].failed(now_ns, reason="deadline")
-        error = request.errors.get(CallGroup.BOOKS)
+        error = request.errors.get(CallGroup.USAGE)
         self._core_error = str(error) if error else None
         if isinstance(error, SourceLostError):
             raise error
-        if CallGroup.BOOKS not in request.answers:
+        if CallGroup.USAGE not in request.answers:
             return None
         return RawGpuSample(uuid=self.gpu.uuid, index=self.gpu.index, **values)
 
@@ -234,7 +234,7 @@ class GpuWorker:
         if not self._request or group is None:
             return False
         breaker = self._breakers[group]
-        if group is CallGroup.BOOKS:
+        if group is CallGroup.USAGE:
             # A new thread would probably hang too, so one is started only for a probe.
             if not breaker.is_open:
                 breaker.failed(now_ns, reason="hangs")

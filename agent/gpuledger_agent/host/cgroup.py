@@ -3,9 +3,9 @@
 This module parses the lines of `/proc/<pid>/cgroup` with pure functions. It opens no files and does
 not know pods' names.
 
-A path is split into segments at `/` and at `:` (containerd writes `slice:cri-containerd:id` into
-one path element), and only whole segments are matched: `libpod-<64 hex>` contains `pod` and a
-desktop's scope may contain a UUID, but neither is a pod.
+A path is split into segments at `/` and at `:`, because containerd writes
+`slice:cri-containerd:id` into one path element. Only whole segments are matched: `libpod-<64 hex>`
+contains `pod` and a desktop's scope may contain a UUID, but neither is a pod.
 
 If a path contains several pods, the outermost counts: the kubelet created that cgroup, but the pod
 itself may have created those below it, with another pod's UID in their names. If the node is itself
@@ -170,8 +170,8 @@ def _locate_path(segments: Sequence[str], node_path: tuple[str, ...]) -> _Place:
         segments = segments[len(root) :]
     elif root[-2:] == (_UP, _UP) and tuple(segments[: len(root) - 1]) == root[:-1]:
         # With one `..` less, the path is in the agent's own top-level slice, whose name it lacks.
-        # With Docker that is system.slice, as it is Slurm's. Only root can create cgroups directly
-        # below a top-level slice.
+        # With Docker and Slurm that is system.slice. Only root can create cgroups directly below a
+        # top-level slice.
         is_below, segments = True, [_SYSTEM_SLICE, *segments[len(root) - 1 :]]
     pods = ((index, found) for index, found in enumerate(map(_POD.fullmatch, segments)) if found)
     index, pod = next(pods, (-1, None))

@@ -1,7 +1,7 @@
 """Access to `/proc`: reads files and processes, and detects which pid namespace `/proc` shows.
 
-A pid alone does not identify a process, because it can be reused. So the start time is read before
-and after the cgroup, and both must be equal.
+A pid does not identify a process, because it can be reused. So the start time is read before and
+after the cgroup, and both must be equal.
 
 The driver reports pids of the machine's first pid namespace. In the `/proc` of another namespace,
 the same pids belong to other processes, so usage would silently be attributed to wrong containers.
@@ -174,7 +174,7 @@ def check_procfs(procfs: Procfs, *, wanted: bool | Literal["auto"] = "auto") -> 
 
 
 def shows_kernel_threads(procfs: Procfs) -> bool:
-    """Return whether process 2 is a kernel thread, as it is only in the first pid namespace."""
+    """Return whether process 2 is a kernel thread: true only in the first pid namespace."""
     try:
         _, _, fields = procfs.read(_KTHREADD).rpartition(b")")
         return bool(int(fields.split()[_FLAGS_FIELD]) & _KERNEL_THREAD)

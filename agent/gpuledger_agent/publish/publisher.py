@@ -3,8 +3,8 @@
 Bundles taken from the queue are in flight until all of their topics are acknowledged, so nothing is
 lost or reordered. Messages that no broker accepts are left out and counted: those that are too
 large, and those stamped by a clock that ran ahead. The latter are left out only if the broker
-rejects them and the node's current clock agrees that they are in the future: either clock alone may
-be wrong, and setting a clock back must not cost earlier ticks.
+rejects them and the node's current clock agrees that they are in the future. Either clock may be
+wrong, and setting a clock back must not cost earlier ticks.
 
 A backlog is sent faster than it was made, but not at full speed (`pause_seconds`), so that a fleet
 that reconnects does not flood the brokers.
@@ -42,7 +42,7 @@ def pause_seconds(times_ms: Sequence[int], *, factor: float, chance: float) -> f
     The wait is their total time divided by `factor`, or up to twice that, by `chance` (0 to 1). The
     total time is estimated from the median gap, because clocks jump and agents are restarted.
     """
-    if len(times_ms) < 2:  # noqa: PLR2004  # one bundle is no backlog
+    if len(times_ms) < 2:  # noqa: PLR2004  # one bundle is not a backlog
         return 0.0
     steps_ms = sorted(
         min(max(0, after - before), _LONGEST_TICK_MS) for before, after in pairwise(times_ms)
@@ -109,7 +109,7 @@ class SamplePublisher:
         begin = f"{trouble}; " if trouble else ""
         send_queue = self._send_queue
         return lambda: (
-            f"{begin}ticks wait: {send_queue.bundles_in_memory} in memory,"
+            f"{begin}samples wait: {send_queue.bundles_in_memory} in memory,"
             f" {send_queue.bundles_on_disk} on disk"
         )
 

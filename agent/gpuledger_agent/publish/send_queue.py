@@ -187,7 +187,7 @@ class SendQueue:
         return bool(self._in_flight)
 
     async def _take_from_disk(self, max_bundles: int) -> None:
-        """Put the oldest bundles of the disk in flight, if it can be read now."""
+        """Put the oldest bundles on disk in flight, if the disk can be read now."""
         spool = self._spool
         if spool is None or not self._is_open or self._reading.wait_seconds:
             return
@@ -270,8 +270,8 @@ class SendQueue:
         if self._usable:
             self._usable.set(not (memory_only or self._reading.error))
         if memory_only and not waits:
-            self._check.failed(f"ticks wait in memory only: {memory_only}")
+            self._check.failed(f"samples wait in memory only: {memory_only}")
         elif error := waits or self._reading.error:
-            self._check.failed(f"cannot read ticks on disk, newer ones wait: {error}")
+            self._check.failed(f"cannot read samples on disk, newer ones wait: {error}")
         else:
-            self._check.ok(lambda: f"{self._bundles_on_disk} ticks on disk")
+            self._check.ok(lambda: f"{self._bundles_on_disk} samples on disk")

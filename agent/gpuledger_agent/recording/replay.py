@@ -173,6 +173,7 @@ class ReplayLibrary:
         return self._answer(lines[-1], arguments)
 
     def _answer(self, line: RecordingLine, arguments: tuple[Any, ...]) -> Any:  # noqa: ANN401  # as above
+        """Fill the arguments as recorded, then return or raise the recorded result."""
         for argument, filled in zip(arguments, line.filled or (), strict=False):
             if isinstance(filled, dict):
                 struct = filled.get("byref", filled)

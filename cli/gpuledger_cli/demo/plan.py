@@ -10,7 +10,7 @@ from gpuledger.errors import UserError
 from gpuledger.records.base import DEFAULT_CLUSTER
 from gpuledger.settings import KafkaSettings
 from gpuledger.settings.groups import require_brokers, require_cluster_name, require_http_url
-from gpuledger.settings.secret import mask_address, may_part_a_login, shown_brokers
+from gpuledger.settings.secret import mask_address, may_contain_credentials, shown_brokers
 
 Source = Literal["auto", "nvml", "simulated"]
 DEMO_SCENARIO: Final = Path(__file__).with_name("demo.yaml")
@@ -73,7 +73,7 @@ def parse_bus(bus: str) -> KafkaSettings | None:
     if bus == "memory":
         return None
     servers = bus.removeprefix(_KAFKA_SCHEME)
-    if may_part_a_login(bus):
+    if may_contain_credentials(bus):
         raise UserError(
             f"--bus {shown_brokers(bus)}: credentials are not supported; give only host:port of"
             " each broker"

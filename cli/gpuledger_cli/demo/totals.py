@@ -242,8 +242,8 @@ class Tally:
     def _cover(self, event: GpuEvent) -> None:
         stretches = self.covered_ns.setdefault(node_key(event), [])
         start = event.time_ns - event.interval_ns
-        # The wall clock and the monotonic clock are read one after the other, so ticks within a
-        # hundredth of their interval are adjacent.
+        # The wall clock and the monotonic clock are read one after the other, so ticks count as
+        # adjacent if the gap is at most a hundredth of the interval.
         if stretches and abs(start - stretches[-1][1]) <= event.interval_ns // 100:
             stretches[-1] = (stretches[-1][0], event.time_ns)
         else:

@@ -17,7 +17,7 @@ import gpuledger_reports.api.metrics
 import gpuledger_sinks.metrics
 from gpuledger_cli.docs_gen.markdown import code, head, table
 
-DEPLOYABLES: Final = {
+METRICS_MODULES: Final = {
     "agent": gpuledger_agent.metrics,
     "podwatch": gpuledger_enricher.podwatch.pod_metrics,
     "join": gpuledger_enricher.join.join_metrics,
@@ -48,7 +48,7 @@ def metrics_page() -> str:
     """Return the page, in Markdown."""
     own = (
         line
-        for name, module in DEPLOYABLES.items()
+        for name, module in METRICS_MODULES.items()
         for line in ("", f"## {name.capitalize()}", "", *table(_COLUMNS, _own_rows(module)))
     )
     lines = (

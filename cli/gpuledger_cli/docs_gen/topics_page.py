@@ -6,7 +6,7 @@ Topics, permissions and JSON Schemas have the content; this module only prints t
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from gpuledger.rights import DEPLOYABLES, USES
+from gpuledger.rights import KAFKA_USERS, USES
 from gpuledger.schemas import schema_of
 from gpuledger.topics import Topic, Topics
 from gpuledger_cli.docs_gen.markdown import code, put_between_marks, table
@@ -46,7 +46,7 @@ def _row_of(topic: Topic) -> tuple[str, ...]:
 
 
 def _shown(users: Iterable[str]) -> str:
-    names = {one.name: one.shown or one.name for one in DEPLOYABLES}
+    names = {one.name: one.shown or one.name for one in KAFKA_USERS}
     return ", ".join(names[user] for user in users)
 
 

@@ -86,7 +86,7 @@ def main() -> int:
         examples=EXAMPLES,
         common=COMMON,
     )
-    settings = name_node(replace(settings, spool=SpoolSettings(directory="")), os.environ)
+    settings = name_node(settings, os.environ)
     configure_logs(settings.log)
     host = find_source(settings)
     node_state = make_node_state(
@@ -139,13 +139,15 @@ async def run_standalone(
             stages.start(f"the sink {name}", sink)
         joined = JoinSettings(join=replace(_JOIN, podwatch_timeout_seconds=podwatch_seconds))
         stages.start("the join", run_join(bus=views["join"], settings=joined, readiness=readiness))
-        if "store" in settings.sinks:
+        if "store" in settings.sinks and settings.maintain:
             stages.start("maintenance", _maintain(settings, readiness, clock=host.clock))
         if has_api_server:
             watching = _watch_pods(settings, readiness, bus=bus, clock=host.clock)
             stages.start("podwatch", watching)
+        # The bus in memory is always available, so the agent needs no spool.
+        sampled = replace(settings, spool=SpoolSettings(directory=""))
         agent = run_agent(
-            host=host, bus=bus, settings=settings, readiness=readiness, node_state=node_state
+            host=host, bus=bus, settings=sampled, readiness=readiness, node_state=node_state
         )
         stages.start_agent("the agent", agent)
         await stages.wait(asyncio.Event())

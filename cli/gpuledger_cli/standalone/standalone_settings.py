@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 from typing_extensions import override
 
-from gpuledger_agent.settings import AgentSettings, SpoolSettings
+from gpuledger_agent.settings import AgentSettings
 from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings
 from gpuledger_sinks.settings import AlertsSettings, RemoteWriteSettings, StoreSettings
 
@@ -19,10 +19,11 @@ class StandaloneSettings(AgentSettings, frozen=True, kw_only=True, forbid_unknow
     `kafka`, `no_kafka` and `spool` have no effect, because nothing leaves the process.
     """
 
-    spool: SpoolSettings = SpoolSettings(directory="")
-    """Without effect."""
     sinks: list[SinkName] = msgspec.field(default_factory=lambda: ["store"])
     """Sinks to run: `store`, `remote_write` and `alerts`."""
+    maintain: bool = True
+    """Whether to maintain the store every ten minutes. Disable it to run `gpuledger store maintain`
+    with other options, such as a longer retention."""
     store: StoreSettings = StoreSettings()
     """Settings of the store sink."""
     remote_write: RemoteWriteSettings = RemoteWriteSettings()

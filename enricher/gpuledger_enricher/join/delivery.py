@@ -95,7 +95,7 @@ class CommitBatches:
         return self._batches.setdefault(partition, made)
 
     def seconds_left(self, *, now: float) -> float | None:
-        """Return how many seconds to go on gathering, at least 0; `None` if there is no batch."""
+        """Return how many more seconds to gather records, at least 0; `None` without a batch."""
         if not self._batches:
             return None
         if sum(batch.records for batch in self._batches.values()) >= self._max_records:

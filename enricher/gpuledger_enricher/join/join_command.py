@@ -97,10 +97,12 @@ def main() -> int:
 async def run_join(*, bus: Bus, settings: JoinSettings, readiness: Readiness) -> None:
     """Join until cancelled; wait for missing brokers, topics and permissions.
 
-    Raises `FreshStartError` if no call to Kafka has returned for ten minutes. The checks are
-    `kafka` (ok while the brokers answer), `pods` (ok once the pods of the assigned partitions have
-    been read), `delivery` (ok while results can be published) and the warning `namespaces` (ok
-    while namespaces can be followed).
+    Raises `FreshStartError` if no call to Kafka has returned for ten minutes. The checks:
+
+    - `kafka` is ok while the brokers answer.
+    - `pods` is ok once the pods of the assigned partitions have been read.
+    - `delivery` is ok while results can be published.
+    - `namespaces`, a warning, is ok while namespaces can be followed.
     """
     settings = _in_group_of(bus.topics, settings)
     metrics.count_topics_from_zero(bus.topics)

@@ -59,9 +59,8 @@ FOREIGN_POD: Final = "foreign_pod"
 FOREIGN_ALLOCATION: Final = "foreign_allocation"
 NAMES_REFUSED_TOTAL: Final = Counter(
     "gpuledger_join_names_rejected",
-    "Total number of pods whose names a node's events and incidents did not get, by reason:"
-    " `foreign_pod` (the pod is placed on another node), `foreign_allocation` (the kubelet reports"
-    " a device for a pod that is placed on another node).",
+    "Total number of pods not named in events and incidents, by reason: `foreign_pod` (placed on"
+    " another node) or `foreign_allocation` (device allocated to such a pod).",
     ["reason"],
 )
 count_from_zero(NAMES_REFUSED_TOTAL, reason=(FOREIGN_POD, FOREIGN_ALLOCATION))
@@ -114,9 +113,8 @@ RETRIES_TOTAL: Final = Counter(
 )
 TRANSACTIONS_ABORTED_TOTAL: Final = Counter(
     "gpuledger_join_transactions_aborted",
-    "Total number of transactions aborted and processed again, by cause: `fenced` (another worker"
-    " has the partition, or it took too long), `unavailable`, `refused` (a topic or a permission is"
-    " missing).",
+    "Total number of transactions aborted and repeated, by cause: `fenced` (by another worker or a"
+    " timeout), `unavailable` or `refused` (topic or permission missing).",
     ["cause"],
 )
 count_from_zero(TRANSACTIONS_ABORTED_TOTAL, cause=("fenced", "unavailable", "refused"))
@@ -128,8 +126,7 @@ NAMESPACES: Final = Gauge(
 PLACES_CUT_TOTAL: Final = Counter(
     "gpuledger_join_descriptions_cut",
     "Total number of descriptions shortened to fit into an event, by part: `namespace` or `node`"
-    " (labels or annotations over 8 KiB), `namespaces` (over 64 KiB in total), `event` (over the"
-    " maximum message size: without namespaces and node).",
+    " (over 8 KiB), `namespaces` (over 64 KiB) or `event` (maximum message size).",
     ["what"],
 )
 count_from_zero(PLACES_CUT_TOTAL, what=("namespace", "node", "namespaces", "event"))
@@ -148,8 +145,8 @@ MIN_AGE_SECONDS: Final = Gauge(
 )
 SEQ_AHEAD_TOTAL: Final = Counter(
     "gpuledger_join_seq_ahead",
-    "Total number of samples whose `seq` exceeds the time since boot by over a day. Over two days"
-    " they are dead letters; below, the boot's samples up to that `seq` count as duplicates.",
+    "Total number of samples whose `seq` exceeds the time since boot by over a day; over two days"
+    " makes them dead letters.",
 )
 NODES_UNBOOKED: Final = Gauge(
     "gpuledger_join_nodes_unprocessed",

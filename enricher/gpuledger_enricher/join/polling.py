@@ -54,7 +54,7 @@ async def poll(
 
 
 STEP_BYTES: Final = 262_144
-"""Maximum bytes of the values in one step of several records: some 20 ms of work for ticks."""
+"""Maximum bytes of the values in one step of several records: about 20 ms of work for ticks."""
 
 
 def steps_of(records: Sequence[Record]) -> Iterator[Sequence[Record]]:

@@ -203,7 +203,7 @@ class JoinStage:
                     self.pods_completeness.expect(found)
 
     def skip_dead_letters(self, partition: TopicPartition, *, before: int) -> None:
-        """Reject no record before an offset of a partition again: it was rejected before."""
+        """Write no dead letters for records before an offset again, because they exist already."""
         self._dead_letters.skip_before(partition, before)
 
     def restart_listening(self) -> None:
@@ -357,7 +357,7 @@ class JoinStage:
         """
         value = encode(made)
         if size_bytes(record.key, value) > MAX_MESSAGE_BYTES and isinstance(made, GpuEvent):
-            # What is booked must not depend on the descriptions of the node and the namespaces.
+            # Entries must not depend on the descriptions of the node and the namespaces.
             metrics.PLACES_CUT_TOTAL.labels(what="event").inc()
             value = encode(replace(made, namespaces=None, node_description=None))
         size = size_bytes(record.key, value)

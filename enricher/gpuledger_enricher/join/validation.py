@@ -6,8 +6,8 @@ publish for nodes whose records other workers read.
 
 Decoding checks the types of a tick; this module checks the rules between fields. Nothing is
 repaired. Checking positions is free for a valid tick, because booking an invalid one raises. A GPU,
-an instance or a container that a tick lists twice would be booked twice, and which of the two is
-right is unknown: the whole tick is rejected, like any other that contradicts itself.
+an instance or a container that a tick lists twice would be booked twice, and it is unknown which of
+the two is right. So the whole tick is rejected, like any other that contradicts itself.
 """
 
 from collections.abc import Callable

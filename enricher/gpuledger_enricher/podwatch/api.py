@@ -40,8 +40,8 @@ _REMEDIES: Final[dict[int, str]] = {
     HTTPStatus.FORBIDDEN: _NO_PERMISSION,
 }
 # An expired version has three names: `Expired`, with 410, for a list or a watch; `Gone` on older
-# servers; `ResourceVersionTooLarge`, with 504, on a server that is behind the one that returned the
-# version, or whose etcd was restored from a backup, so that it never catches up.
+# servers; `ResourceVersionTooLarge`, with 504. A server returns the last one if it is behind the
+# server that returned the version. It never catches up if its etcd was restored from a backup.
 _EXPIRED_REASONS: Final = frozenset({"Expired", "Gone", "ResourceVersionTooLarge"})
 _SHOWN_CHARACTERS: Final = 200
 _SUCCESS: Final = frozenset({HTTPStatus.OK, HTTPStatus.CREATED})

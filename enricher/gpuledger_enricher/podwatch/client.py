@@ -98,7 +98,7 @@ async def _open_session(settings: KubernetesSettings) -> "_LoggedIn":
     except TimeoutError:
         why = f"a credential plug-in does not answer within {_LOAD_SECONDS:g} s"
     except Exception as error:  # noqa: BLE001  # the loaders raise whatever a malformed file makes them raise
-        # Most messages about a kubeconfig quote a part of it, which may be a secret.
+        # Most messages about a kubeconfig quote from the file, which may contain a secret.
         why = str(error) if in_cluster or isinstance(error, OSError) else type(error).__name__
     raise KubernetesError(f"the Kubernetes configuration cannot be used: {why}")
 

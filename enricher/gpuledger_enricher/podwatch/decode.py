@@ -321,7 +321,7 @@ class NamespaceReader(ObjectReader[NamespaceRecord]):
 # JSON that is nested deeper than a decoder can follow is truncated at a depth nobody reads. Pure.
 #
 # A decoder also parses what it skips, and gives up at Python's recursion limit. The API server
-# stores some 10,000 levels (in `managedFields`, which any tenant may write); nothing that is read
+# stores about 10,000 levels (in `managedFields`, which any tenant may write); nothing that is read
 # here is deeper than ten.
 
 MAX_DEPTH: Final = 64

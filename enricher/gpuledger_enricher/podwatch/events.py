@@ -239,7 +239,7 @@ async def split_lines(
 
 
 class UnreadableObjects:
-    """The objects whose newest state cannot be read, as a check; their last readable states stay.
+    """A check of the objects whose newest state cannot be read; their last readable states stay.
 
     Each is remembered until it can be read or is deleted.
     """

@@ -139,7 +139,7 @@ def _id_of(container_id: str | None) -> str | None:
 # The controlling owner is the workload, by its own kind and name: StatefulSet, DaemonSet, Job,
 # PyTorchJob, RayCluster, Workflow, or whatever else created the pod. If that owner only acts for
 # another object, the pod's own labels lead to it. Each rule requires both the owner's kind and the
-# mark that the project documents, because people copy labels onto pods of all sorts:
+# mark that the project documents, because people copy labels onto pods of all sorts.
 #
 # * A workload whose pods are created by other controllers writes its name into a label of the pods:
 #   `_LABELS_OF_MAKERS` lists them. KubeRay writes the kind and the name of the object for which it
@@ -221,7 +221,7 @@ def _by_minute(job: str, created_time_ns: int) -> Owner | None:
 
 
 class ChosenAnnotations(Generic[NotesT]):
-    """The annotations named in the settings, as a struct to decode and as a dictionary."""
+    """The annotations named in the settings: a struct to decode, and a dictionary."""
 
     def __init__(self, names: Iterable[str], *, base: type[NotesT]) -> None:
         """Choose `names`; `base` is the struct with the annotations that are always read."""
@@ -260,8 +260,9 @@ class ChosenAnnotations(Generic[NotesT]):
 # manifest. In the API server it has a mirror, which contains that UID in two annotations. Anybody
 # who may create pods may write these annotations on any pod, and would put their own pod's name on
 # another pod's use. So a mirror must have everything that a kubelet gives it: both annotations with
-# the same value, the Node as its owner, and no service account, which the API server gives to every
-# pod except mirrors. docs/concepts/security.md describes what remains possible for an attacker.
+# the same value, the Node as its owner, and no service account. The API server gives a service
+# account to every pod except mirrors. docs/concepts/security.md describes what remains possible for
+# an attacker.
 
 MAX_HASH_LENGTH: Final = 64
 """A kubelet's hash has 32 characters, and a UID from a manifest 36."""
@@ -283,8 +284,8 @@ def mirrored_hash(
 
 # The GPUs that a container requests.
 #
-# Amounts are those in the spec, in each resource's own unit: `nvidia.com/gpu` counts GPUs or
-# replicas; HAMi's `nvidia.com/gpumem` and Volcano's `volcano.sh/vgpu-memory` are in MiB, Alibaba's
+# Amounts are those in the spec, in each resource's own unit. `nvidia.com/gpu` counts GPUs or
+# replicas. HAMi's `nvidia.com/gpumem` and Volcano's `volcano.sh/vgpu-memory` are in MiB, Alibaba's
 # `aliyun.com/gpu-mem` in GiB, `nvidia.com/gpucores` and similar ones in percent of a GPU. MPS shows
 # in an environment variable. A claim has the name of its ResourceClaim: from the pod's spec, or
 # from its status if the claim was created from a template.

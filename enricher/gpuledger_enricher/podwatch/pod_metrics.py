@@ -118,7 +118,7 @@ EARLY_TOMBSTONES: Final = Counter(
 count_from_zero(EARLY_TOMBSTONES, kind=KINDS)
 WATERMARK_TIMESTAMP: Final = Gauge(
     "gpuledger_podwatch_watermark_timestamp_seconds",
-    "Time up to which the topic is complete by podwatch, in seconds since the epoch, by kind (only"
+    "Time up to which podwatch's topic is complete, in seconds since the epoch, by kind (only"
     " `pod`); 0 before the first report and on standby.",
     ["cluster", "kind"],
 )

@@ -1,12 +1,12 @@
 """Follows the objects of a kind: lists, watches, and starts again after every failure.
 
-Four thin layers, each an asynchronous generator of steps: `_stream` is one watch request, which may
-begin with all objects; `_list` and `_list_then_watch` combine lists and watches; `_connection` ends
-with a pause; `run` is the loop. The only state is the version reached and whether the server can
-list as a watch. The caller finds the objects that were deleted between two lists, because it has
-the previous ones.
+It has four thin layers, each an asynchronous generator of steps. `_stream` is one watch request,
+which may begin with all objects. `_list` and `_list_then_watch` combine lists and watches.
+`_connection` ends with a pause, and `run` is the loop. The only state is the version reached and
+whether the server can list as a watch. The caller finds the objects that were deleted between two
+lists, because it has the previous ones.
 
-What Kubernetes guarantees, and the consequences:
+Guarantees of Kubernetes, and their consequences:
 
 * A `resourceVersion` is opaque and belongs to one server's history. The reflector keeps the newest
   one it has seen and sends it back; it never compares or calculates.
@@ -183,7 +183,7 @@ class Reflector(Generic[RecordT]):
     def _pause_seconds(self, error: KubernetesError | None) -> float:
         """Return the pause after a connection, in seconds.
 
-        After a connection that lasted longer than the last pause, the backoff starts again: a
+        The backoff starts again after a connection that lasted longer than the last pause. So a
         server that closes at once does not get too many requests, and one that closes after a while
         does not get too few.
         """
@@ -208,7 +208,7 @@ class Reflector(Generic[RecordT]):
                     async for step in steps:
                         yield step
             except KubernetesError as error:
-                # With a version, the list was complete, and the watch after it failed.
+                # If there is a version, the list was complete, and only the watch after it failed.
                 if self.version is not None or not self._watch_lists.refused(error):
                     raise
             else:

@@ -32,10 +32,10 @@ def encode_password_at_login() -> None:
 def hand_logins_to_providers() -> None:
     """Make OAUTHBEARER logins call the `log_in` method of their token provider.
 
-    aiokafka treats a rejected token, which is reported in a response without an error code, as a
-    successful login. It also exposes neither the connection, which has to log in again, nor the
-    session's lifetime. Remove once aiokafka implements KIP-368 (aio-libs/aiokafka#1105) and
-    detects rejected tokens.
+    A broker reports a rejected token in a response without an error code, and aiokafka mistakes
+    that response for a successful login. It also exposes neither the connection, which has to log
+    in again, nor the session's lifetime. Remove once aiokafka implements KIP-368
+    (aio-libs/aiokafka#1105) and detects rejected tokens.
     """
 
     def authenticator_oauth(connection: AIOKafkaConnection) -> TokenLogin:
@@ -59,8 +59,8 @@ class TokenLogin:
 async def log_in_by_token(connection: AIOKafkaConnection, token: str, *, is_again: bool) -> float:
     """Log in a connection; return the session's lifetime in seconds, infinite if not reported.
 
-    An open connection logs in again (KIP-368) between its other requests. Brokers require that no
-    request comes between the two of a login; aiokafka ensures this by sending requests immediately.
+    An open connection logs in again (KIP-368) between its other requests. The two
+    requests of a login must follow each other directly; aiokafka sends requests immediately.
     Raises aiokafka's errors, `SaslAuthenticationFailed` if the token is rejected. Remove together
     with `hand_logins_to_providers`.
     """

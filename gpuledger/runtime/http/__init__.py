@@ -1,6 +1,6 @@
 """HTTP servers and clients.
 
-`client` needs aiohttp, which not every deployable installs, so nothing is imported here.
+`client` needs aiohttp, which not every component installs, so nothing is imported here.
 """
 
 import sys

@@ -37,7 +37,7 @@ from gpuledger.texts import MAX_CHARACTERS, readable
 MAX_BODY_BYTES: Final = 64 * 1024
 """Maximum number of bytes read from a body that is only shown."""
 _READ_BYTES: Final = 8 * MAX_CHARACTERS
-"""How much of it is decoded: enough to show, even after masking."""
+"""Maximum number of bytes decoded from such a body: enough to show, even after masking."""
 BODY_SECONDS: Final = 5.0
 """Timeout for reading such a body after the status."""
 # aiohttp raises its own errors for most server faults, but its parser may raise ValueError, and a

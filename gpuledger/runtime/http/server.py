@@ -1,7 +1,7 @@
 """The HTTP/1.1 server: uvicorn's protocol over h11, with limits on waiting connections.
 
-`uvicorn.Server` is not used: it wakes ten times a second, handles signals, exits the process if the
-address is in use, does not limit connections before their TLS handshake, and cannot replace the TLS
+`uvicorn.Server` is not used: it wakes ten times a second, handles signals, and exits the process if
+the address is in use. It neither limits connections before their TLS handshake nor replaces the TLS
 context while it listens.
 """
 

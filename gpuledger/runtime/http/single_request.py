@@ -1,6 +1,6 @@
-"""Sends one HTTPS request over a new connection, with h11, which every deployable has.
+"""Sends one HTTPS request over a new connection, with h11, which every component has.
 
-For rare requests in deployables without an HTTP library: a token, the kubelet's pods. It neither
+For rare requests in components without an HTTP library: a token, the kubelet's pods. It neither
 uses a proxy nor follows redirects, because the request is only meant for this server. The answer's
 size is limited. The caller sets the deadline.
 """

@@ -1,7 +1,7 @@
 """Tokens from an OAuth 2.0 token endpoint, by client credentials (RFC 6749, section 4.4).
 
 Each token takes one request over a separate connection, either by `post_form` with h11, which every
-deployable has, or by the caller's function. An endpoint may hang, answer anything, or quote the
+component has, or by the caller's function. An endpoint may hang, answer anything, or quote the
 request. So each request has a deadline, the answer's size is limited, and secrets are masked in
 error messages.
 """

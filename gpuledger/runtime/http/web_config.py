@@ -156,7 +156,7 @@ class WebGuard:
     def __init__(self, file: Path, *, check: Check, watch: FileWatch | None = None) -> None:
         """Read the file and its certificates; raise `UserError` with the file and field.
 
-        The check fails after an invalid change; the previous version then stays in force.
+        After an invalid change, `check` fails and the previous version stays in force.
         """
         self._file, self._watch = file, watch or FileWatch([file])
         self._files = FilesInForce(

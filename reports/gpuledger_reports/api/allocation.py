@@ -172,11 +172,12 @@ def _is_shared(values: Values, question: AllocationQuestion) -> bool:
 
 def _name(question: AllocationQuestion, values: Values) -> _Name:
     """Return the name of the allocation that a tenant's line belongs to."""
-    text = "/".join(_part(requested, values) for requested in question.aggregate)
+    text = "/".join(_name_part(requested, values) for requested in question.aggregate)
     return _Name(passes(values, question.filters, is_absent=lambda _: False), text)
 
 
-def _part(requested: str, values: Values) -> str:
+def _name_part(requested: str, values: Values) -> str:
+    """Return the part of an allocation's name for one requested field, as OpenCost writes it."""
     if requested in ("controller", *CONTROLLER_KINDS):
         kind, name = values["owner_kind"], values["owner_name"]
         if ABSENT & {kind, name} or CONTROLLER_KINDS.get(requested, kind) != kind:

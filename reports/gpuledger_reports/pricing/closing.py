@@ -144,7 +144,7 @@ def closed_lines(
 def close(
     bill: Bill, store_uri: str, storage_options: dict[str, str] | None = None
 ) -> list[dict[str, Any]]:
-    """Append the difference to earlier revisions, if any, and return its rows.
+    """Append a revision with the differences from earlier revisions, and return its rows.
 
     Raises UserError if someone else closed the same bill meanwhile, or if it was closed in another
     currency.
@@ -311,7 +311,7 @@ def standing_bill(
 
 
 def taken_back(closed: ClosedLine) -> BillLine:
-    """Return a closed line that was reversed, with all amounts zero."""
+    """Return the line that remains after a closed line was reversed: all its amounts are zero."""
     return _standing_line(closed, dict.fromkeys(AMOUNTS, Decimal(0)))
 
 

@@ -94,7 +94,7 @@ class PriceBook:
 
     def rate_of(self, facts: DeviceTraits, day: date) -> Rate:
         """Return a device's rate on a day; raises UserError if an exchange rate is missing."""
-        # Cached: there are few classes of devices, and one day for each day of the period.
+        # Cached: a period has few combinations of device class and day.
         key = (facts, day)
         if key not in self._found:
             self._found[key] = self._find(facts, day)

@@ -139,7 +139,7 @@ class TenantBook:
         return version_at(versions, since_us) if versions else None
 
     def _bearer_of(self, key: PartyKey, since_us: int) -> str | None:
-        """Return the UID of the node's newest pod with a name in an hour."""
+        """Return the UID of the newest pod that had the key's name on the node in that hour."""
         named = (key.cluster, key.node, key.namespace or "", key.pod or "")
         there, soon = [], []
         for uid in self._named.get(named, ()):

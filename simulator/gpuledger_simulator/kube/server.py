@@ -252,7 +252,7 @@ class PodDriver:
 
 
 def write_kubeconfig(path: Path, url: str) -> None:
-    """Write a kubeconfig for the simulated API server, with a user without credentials."""
+    """Write a kubeconfig for the simulated API server; its user has no credentials."""
     content = {
         "apiVersion": "v1",
         "kind": "Config",

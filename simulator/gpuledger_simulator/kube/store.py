@@ -54,12 +54,12 @@ def already_exists(plural: str, name: str) -> ApiError:
 
 
 def expired(message: str) -> ApiError:
-    """410 for a version that is no longer available."""
+    """Return the error 410 for a version that is no longer available."""
     return ApiError(code=410, reason="Expired", message=message)
 
 
 def too_new(version: int, current: int) -> ApiError:
-    """504 for a version that does not exist yet."""
+    """Return the error 504 for a version that does not exist yet."""
     return ApiError(
         code=504,
         reason="Timeout",

@@ -162,7 +162,7 @@ class SystemEventCalls(Subject):
     """The functions for events of the driver itself."""
 
     def __init__(self, session: Session, happened: Sequence[tuple[int, int]] = ()) -> None:
-        """Create the functions from the times, since the scenario's start, and types of events."""
+        """Create the functions for events, as times since the scenario's start and types."""
         super().__init__(session)
         self._system_events = happened
 

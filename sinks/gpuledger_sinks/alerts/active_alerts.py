@@ -215,7 +215,7 @@ class ActiveAlerts:
     ) -> None:
         """Activate an alert from `at_ns` until `end_state`, or until unseen for `unresponsive_ns`.
 
-        Takes a slot as `hold` does.
+        If too many are active, an older one is dropped, as by `hold`.
         """
         alert, known, _ = self._begin(labels, annotations, at_ns=at_ns, now=now)
         alert.hold_ns, alert.unresponsive_ns = hold_ns, unresponsive_ns
@@ -308,7 +308,7 @@ class ActiveAlerts:
             self.drop(key)
 
     def not_awaited(self) -> list[ActiveAlert]:
-        """Return the alerts without an answer, and whose answer is not awaited yet."""
+        """Return the alerts whose newest change is neither answered nor being sent."""
         return [
             alert
             for alert in self

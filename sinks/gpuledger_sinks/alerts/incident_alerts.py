@@ -359,7 +359,7 @@ def _gpu_of(incident: Incident) -> _Gpu:
 
 
 def _burst_of(attributed: AttributedIncident) -> _Subject:
-    """Return whom a burst concerns: the node's operators, or the owner of one pod."""
+    """Return the subject of a burst: the GPU, or one pod that uses it."""
     incident = attributed.incident
     if not is_of_an_app(incident):
         return (_XID, _OF_GPU)

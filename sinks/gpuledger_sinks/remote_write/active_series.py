@@ -435,7 +435,7 @@ class ActiveSeries:
     def _take_ended(
         self, node: _Node, samples: IntervalSamples
     ) -> Mapping[SeriesGroup, SampleGroup]:
-        """Remove the groups that a tick ends: of an ended pod, a lost GPU, a changed label."""
+        """Remove and return the groups that a tick ends, for example those of a pod that ended."""
         ended = [group for group in node.groups if group not in samples.values]
         found = {group: node.groups.pop(group) for group in ended}
         for last in found.values():

@@ -303,7 +303,8 @@ class NodeIntervals:
             # Moved to the end, so that the boot heard of longest ago is first.
             self._boots.pop(boot_id, None)
             self._boots[boot_id] = seq
-        # The running boot is last even after late ticks: a resumed sink begins with it.
+        # The running boot stays last even after late ticks, because a resumed sink takes the last
+        # one as the running boot.
         if at_work is not None:
             self._boots[at_work] = self._boots.pop(at_work)
         while len(self._boots) > MAX_SEEN_BOOTS:

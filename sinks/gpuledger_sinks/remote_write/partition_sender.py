@@ -124,7 +124,7 @@ class SenderParts:
 
 
 class PartitionSender:
-    """Sends the records of one partition in order, for as long as that takes."""
+    """Sends the records of one partition in order, and retries without a time limit."""
 
     def __init__(self, at: TopicPartition, *, shared: SenderParts, taken_over: TakenOver) -> None:
         """Continue from the partition's saved counters."""
@@ -215,8 +215,8 @@ class PartitionSender:
     async def end(self, context: SinkContext) -> None:
         """Let the request in flight finish; forget everything else without ending series.
 
-        The receiver may have accepted a request that is cancelled in flight, so its ticks come
-        twice. If all requests were answered, the state is committed.
+        The receiver may have accepted a request that is cancelled in flight, so its ticks
+        may be sent twice. If all requests were answered, the state is committed.
         """
         # Checked first, because a batch that was begun is still among the waiting ones.
         is_idle = not self._waiting and (self._task is None or self._task.done())

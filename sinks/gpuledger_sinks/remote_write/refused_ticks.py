@@ -41,7 +41,7 @@ _repeats: Final = Repeats()
 
 
 class RefusedTicks:
-    """The state of one partition's rejections."""
+    """Tracks the rejected ticks of one partition, and the nodes whose ticks are sent separately."""
 
     def __init__(self, *, receiver: str, check: Check, clock: Clock, repeated_before: int) -> None:
         """Take the receiver's displayed address and its check.

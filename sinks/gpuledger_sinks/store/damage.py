@@ -51,8 +51,8 @@ def storage_errors(uri: str) -> Iterator[None]:
     """Raise ReceiverUnavailableError for deltalake's errors from storage or damage.
 
     Use it around every call that queries a table, because even looking up a number may read the
-    log. Also use it around every call that makes columns: a panic in Rust, there or in a write, is
-    not an `Exception` and would end any code that does not expect it.
+    log. Also use it around every call that builds columns: a panic in Rust, there or in a write,
+    is not an `Exception`, so an `except Exception` would not catch it.
     """
     try:
         yield

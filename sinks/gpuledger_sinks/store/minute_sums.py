@@ -449,7 +449,7 @@ def _rows_of(key: tuple[Any, ...], owner: Any, sums: Sums, partition: int) -> li
 
 
 def _storable(amounts: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Return the sums as rows that add up to them, if one exceeds its column."""
+    """Return the sums as one row, or as several if a sum exceeds its column."""
     if not any(amount is not None and abs(amount) > _INT64_MAX for amount in amounts):
         return [amounts]
     found = []

@@ -88,7 +88,7 @@ class GapRecorder:
     """
 
     def __init__(self, *, gaps: GapsTable, rows: TimedTable, stored: Stored, clock: Clock) -> None:
-        """Take the table of gaps, and the one whose rows show the time before a gap."""
+        """Take the table of gaps, and the table in which to look up the time before a gap."""
         self._table, self._rows = gaps, rows
         self._stored, self._clock = stored, clock
         self._waiting: list[Gap] = []

@@ -107,10 +107,11 @@ DAILY: Final = Period(
 def sums_sql(
     period: Period, relation: str, where: str, *, has: Collection[str] | None = None
 ) -> str:
-    """Return the SQL that makes the upper table's rows from the lower table's rows for `where`.
+    """Return the SQL that sums rows of the period's source into rows of its target table.
 
-    Rows with invented amounts stay separate, so that no sum exceeds its column. `has` are the
-    columns of the lower table, all of them if absent; sums of missing columns are null.
+    `where` selects the source rows. Rows with invented amounts stay separate, so that no sum
+    exceeds its column. `has` are the columns of the source table, all of them if absent; sums of
+    missing columns are null.
     """
     unit = period.target_column
     sums, singles, grouped = [], [], []
@@ -128,7 +129,7 @@ def sums_sql(
         if name not in _AGGREGATES and value != "NULL":
             grouped.append(value)
     huge = _huge_sql(has)
-    # The statistics of a column show that no file has such rows.
+    # The second query reads almost nothing: files without such rows are excluded by statistics.
     return (
         f"SELECT {', '.join(sums)} FROM {relation}"  # noqa: S608  # no user's text
         f" WHERE ({where}) AND ({huge}) IS NOT TRUE GROUP BY {', '.join(grouped)}"

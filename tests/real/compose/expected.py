@@ -86,15 +86,15 @@ EXPECTED: Mapping[str, Callable[[Truth], Expected]] = {
     "GPUs allocated, by pod": lambda truth: by_pod(
         truth, lambda pod: about(truth.allocated(pod), rel=0.01)
     ),
-    "How it is known": lambda truth: {
+    "Attribution method": lambda truth: {
         method: gpus(count) for method, count in truth.methods().items()
     },
     "Incidents, by kind": lambda _: {},
-    "How late the books are": lambda truth: {
+    "Event delay": lambda truth: {
         name: between(-2, 60) for name in ("join", "remote_write", "alerts", "store")
     },
 }
 """The expected content of each panel, by the names in its legend."""
 MAY_BE_ABSENT = frozenset({"unattributed"})
-OF_THE_DEPLOYABLES = frozenset({"How late the books are"})
+OF_THE_COMPONENTS = frozenset({"Event delay"})
 """Scraped values have the time of the scrape, so a change shows with the next one."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import yaml
 
 from gpuledger_simulator.scenario.load import load_scenario
-from tests.real.compose.expected import OF_THE_DEPLOYABLES
+from tests.real.compose.expected import OF_THE_COMPONENTS
 from tests.real.compose.panel_queries import Grafana, Shown
 from tests.real.compose.topology import SERVICES, Topology
 from tests.real.compose.truth import Truth
@@ -61,7 +61,7 @@ class Played:
 
     def show_all_of(self, title: str, names: Collection[str]) -> list[Shown]:
         """Show the window of a panel; a panel of scraped values once all names are there."""
-        if title not in OF_THE_DEPLOYABLES:
+        if title not in OF_THE_COMPONENTS:
             return self.show(title, self.window)
         end_seconds = time.monotonic() + WAIT_SECONDS
         while True:

@@ -20,11 +20,11 @@ from tests.real.compose.expected import EXPECTED, MAY_BE_ABSENT
 from tests.real.compose.panel_queries import Grafana
 from tests.real.compose.played import WAIT_SECONDS, Played, play
 from tests.real.compose.topology import ALWAYS, BIN, SERVICES, Topology
-from tests.real.end_to_end.deployables import refuse_stray_settings
+from tests.real.end_to_end.components import refuse_stray_settings
 from tests.real.services.alertmanager import AlertmanagerApi
 from tests.real.services.web import await_some
 from tests.unit.deployment import dashboard
-from tests.unit.deployment.deployables import ROOT
+from tests.unit.deployment.components import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

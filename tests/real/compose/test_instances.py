@@ -16,7 +16,7 @@ from gpuledger_sinks.settings import RemoteWriteSettings
 from tests.real.compose.panel_queries import Grafana, Shown
 from tests.ticks import event_of, play
 from tests.unit.deployment import dashboard
-from tests.unit.deployment.deployables import ROOT
+from tests.unit.deployment.components import ROOT
 from tests.unit.sinks.remote_write.interval_samples import samples_of
 
 if TYPE_CHECKING:

@@ -2,8 +2,9 @@
 
 Services, commands, variables, mounted files, volumes and the start order are read from the file.
 A container's addresses, such as `kafka:9092` or `0.0.0.0:9820`, become free ports of 127.0.0.1.
-Its paths become paths in a folder of the run.
-Things that a process cannot have are left out: the containers' users, rights and read-only roots.
+Its paths become paths in a directory of the run.
+Things that a process cannot have are left out: the containers' users, permissions and read-only
+roots.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from tests.real.services import web
 from tests.real.services.kafka import Kafka, KafkaDistribution, count_brokers
 from tests.real.services.ports import free_ports
 from tests.real.services.process import Process
-from tests.unit.deployment import compose_file, deployables
+from tests.unit.deployment import components, compose_file
+from tests.unit.deployment.components import ROOT
 from tests.unit.deployment.compose_file import Mount, Service
-from tests.unit.deployment.deployables import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -83,7 +84,7 @@ class Places:
         return f"127.0.0.1:{self.port(service, port)}"
 
     def volume(self, name: str) -> Path:
-        """Return the folder that replaces a named volume."""
+        """Return the directory that replaces a named volume."""
         made = self.folder / "volumes" / name
         made.mkdir(parents=True, exist_ok=True)
         return made
@@ -216,7 +217,7 @@ class Topology:
         if service.name not in {one.name for one in compose_file.deployed()}:
             return variables
         command = [self.places.move(word, of=service) for word in service.command()]
-        for path, value in leaves_of(deployables.settings(command, variables)):
+        for path, value in leaves_of(components.settings(command, variables)):
             moved = self.places.move(value, of=service)
             if moved != value:
                 variables[variable_of(path)] = moved

@@ -29,7 +29,7 @@ class Used:
     gpus: float
     """GPUs kept busy."""
     bytes: float
-    """Device memory held."""
+    """Device memory used."""
     watts: float
     """Power drawn by its kernels, and the idle power during that time."""
 
@@ -90,7 +90,7 @@ class Truth:
         return Used(gpus=gpus, bytes=allocated, watts=watts)
 
     def allocated(self, pod: PlannedPod) -> float:
-        """Return how many GPUs a pod holds; a GPU shared by several counts in equal parts."""
+        """Return the number of GPUs of a pod; a GPU shared by several counts in equal parts."""
         there = [
             {id(one.pod) for one in gpu.users(self._end_ns - 1) if one.pod is not None}
             for _, gpu in self.gpus

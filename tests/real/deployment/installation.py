@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.real.deployment.rendering import K8S, Rendering, Workload, render
-from tests.real.end_to_end.deployables import BIN, Deployable
+from tests.real.end_to_end.components import BIN, Component
 from tests.real.services.kustomize import KustomizeError
 from tests.real.services.secure_kafka import WORKLOADS
-from tests.unit.deployment.deployables import ROOT
+from tests.unit.deployment.components import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -86,7 +86,7 @@ class Installation:
     api: KubeApi
     kubectl: Kubectl
     folder: Path
-    """The folder with the copy of k8s/."""
+    """The directory with the copy of k8s/."""
     root: str
     """The kustomization that is applied as a whole, under k8s/."""
     topics: str
@@ -172,7 +172,7 @@ class Installation:
         assert status == 201, found
         return bool(found["status"]["allowed"])
 
-    def start(self, workload: Workload) -> Deployable:
+    def start(self, workload: Workload) -> Component:
         """Start a workload's program as rendered, on a free port.
 
         In a pod, podwatch finds the token of its service account and its namespace under
@@ -186,7 +186,7 @@ class Installation:
             kubeconfig = self.api.kubeconfig_of(namespace=namespace, name=account)
             environment["GPULEDGER_KUBERNETES__KUBECONFIG"] = str(kubeconfig)
             environment["GPULEDGER_LEASE__NAMESPACE"] = namespace
-        # A `Deployable` gets only variables with our prefix, so the node's name is set as a
+        # A `Component` gets only variables with our prefix, so the node's name is set as a
         # setting.
         environment["GPULEDGER_NODE_NAME"] = environment.pop("NODE_NAME", "")
         ours = {
@@ -194,9 +194,7 @@ class Installation:
             for name, value in environment.items()
             if name.startswith("GPULEDGER_") and value
         }
-        made = Deployable(
-            name=workload.name, command=laid_out.argv, folder=folder, environment=ours
-        )
+        made = Component(name=workload.name, command=laid_out.argv, folder=folder, environment=ours)
         made.start()
         return made
 

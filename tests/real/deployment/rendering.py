@@ -14,8 +14,8 @@ import yaml
 
 from tests.real.services.kustomize import Kustomize
 from tests.tools import catalogue
-from tests.unit.deployment import deployables
-from tests.unit.deployment.deployables import ROOT, Stage
+from tests.unit.deployment import components
+from tests.unit.deployment.components import ROOT, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -37,7 +37,7 @@ _HASHED: Final = re.compile(r"(?P<name>.+)-[bcdfghkmt2456789]{10}")
 
 
 def kustomizations(*, kind: str = "Kustomization") -> list[str]:
-    """Return the folders under k8s/ with a kustomization of this kind."""
+    """Return the directories under k8s/ with a kustomization of this kind."""
     found = sorted(K8S.rglob("kustomization.yaml"))
     return [
         str(file.parent.relative_to(K8S))
@@ -48,7 +48,7 @@ def kustomizations(*, kind: str = "Kustomization") -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class LaidOut:
-    """A container's command and environment, with its files under a folder."""
+    """A container's command and environment, with its files under a directory."""
 
     argv: list[str]
     environment: dict[str, str]
@@ -132,12 +132,12 @@ class Workload:
     @property
     def stage(self) -> Stage:
         """The Dockerfile stage that its image is built from, in whatever registry."""
-        return deployables.target_of(self.container["image"].rpartition("/")[2])
+        return components.target_of(self.container["image"].rpartition("/")[2])
 
     @property
     def command(self) -> list[str]:
         """The container's command."""
-        return [*deployables.entrypoint(self.stage), *self.container["args"]]
+        return [*components.entrypoint(self.stage), *self.container["args"]]
 
     def as_pod(self) -> Manifest:
         """Return the pod that its controller would create."""
@@ -167,7 +167,7 @@ class Workload:
         }
 
     def lay_out(self, folder: Path) -> LaidOut:
-        """Write its files under a folder, and return the command that finds them there."""
+        """Write its files under a directory, and return the command that finds them there."""
         mounts = [mount["mountPath"] for mount in self.container.get("volumeMounts", [])]
 
         def moved(text: str) -> str:
@@ -185,7 +185,7 @@ class Workload:
     def settings(self, folder: Path) -> dict[str, Any]:
         """Return the settings with which its program would start, as the program prints them."""
         laid_out = self.lay_out(folder / self.name)
-        return deployables.settings(laid_out.argv, laid_out.environment)
+        return components.settings(laid_out.argv, laid_out.environment)
 
     def _content(self, volume: Manifest) -> Iterator[tuple[str, bytes]]:
         if "configMap" in volume:
@@ -236,7 +236,7 @@ class Workload:
 
 
 def render(folder: Path | str = "base") -> Rendering:
-    """Return Kustomize's output for a folder of k8s/, or for another one given by its full path.
+    """Return Kustomize's output for a directory of k8s/, or another one given by its full path.
 
     Raises MissingToolError if Kustomize has not been built.
     """

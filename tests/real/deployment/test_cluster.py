@@ -23,19 +23,19 @@ from tests.real.deployment.installation import (
     fill_in,
 )
 from tests.real.deployment.rendering import kustomizations, render
-from tests.real.end_to_end.deployables import refuse_stray_settings
+from tests.real.end_to_end.components import refuse_stray_settings
 from tests.real.services import web
 from tests.real.services.kafka import Kafka
 from tests.real.services.kubernetes import KubeApi
 from tests.real.services.kustomize import Kubectl
 from tests.real.services.secure_kafka import SecureKafka
 from tests.real.services.starter import running
-from tests.unit.deployment.deployables import ROOT
+from tests.unit.deployment.components import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.real.end_to_end.deployables import Deployable
+    from tests.real.end_to_end.components import Component
     from tests.real.services.kafka import KafkaDistribution
     from tests.real.services.kcat import Kcat
 
@@ -185,7 +185,7 @@ def test_the_pods_of_every_workload_are_admitted_in_its_namespace(
         eventually(lambda pod=pod: installation.admits(pod) == "")  # type: ignore[misc]  # a default is how a loop's value is bound
 
 
-def test_the_pod_that_closes_bills_is_admitted_beside_the_sinks(
+def test_the_pod_that_closes_bills_is_admitted_in_its_namespace(
     installation: Installation,
 ) -> None:
     pod = render("overlays/bill").workload("gpuledger-bill").as_pod()
@@ -236,12 +236,12 @@ def test_every_program_starts_as_rendered_and_answers_its_probes(
     started = {}
     try:
         for workload in installation.rendering().services():
-            started[workload.name] = deployable = installation.start(workload)
+            started[workload.name] = component = installation.start(workload)
             for name in ("startupProbe", "livenessProbe", "readinessProbe"):
                 path = workload.container[name]["httpGet"]["path"]
-                eventually(lambda url=f"{deployable.health}{path}": answers(url))  # type: ignore[misc]  # as above
+                eventually(lambda url=f"{component.health}{path}": answers(url))  # type: ignore[misc]  # as above
     finally:
-        statuses = {name: deployable.stop() for name, deployable in started.items()}
+        statuses = {name: component.stop() for name, component in started.items()}
 
     assert statuses == dict.fromkeys(statuses, 0)
 
@@ -270,7 +270,7 @@ def test_podwatch_leads_and_publishes_with_only_the_rights_of_its_account(
         assert podwatch.stop() == 0, podwatch.log_tail()
 
 
-def lease_check(podwatch: Deployable) -> str:
+def lease_check(podwatch: Component) -> str:
     answer = web.fetch(f"{podwatch.health}/readyz")
     detail: str = answer.json()["checks"]["lease"]["detail"]
     return detail if answer.status == 200 else ""

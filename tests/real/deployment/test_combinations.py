@@ -28,7 +28,7 @@ COMPONENTS: Final = sorted(
 
 @pytest.fixture
 def overlay(tmp_path: Path) -> Path:
-    """Return the folder of an overlay to be written, in a copy of k8s/."""
+    """Return the directory of an overlay to be written, in a copy of k8s/."""
     folder = copy_of_k8s(tmp_path) / "overlays" / "pair"
     folder.mkdir()
     return folder

@@ -13,14 +13,14 @@ import pytest
 from gpuledger.bus.administration import create_topics
 from gpuledger.codec import Decoder
 from gpuledger.records import DeadLetter, GpuEvent
-from gpuledger.rights import DEPLOYABLES, grants
+from gpuledger.rights import KAFKA_USERS, grants
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import Topic, Topics
 from tests.default_topics import DEAD_LETTERS, EVENTS, INVENTORY, PROCESSES, READINGS, ROWS, SAMPLES
 from tests.lint.test_security_page import GROUPS
 from tests.real.deployment.installation import OVERLAY, copy_of_k8s, eventually, fill_in
 from tests.real.deployment.rendering import Rendering, render
-from tests.real.end_to_end.deployables import BIN, Deployable, refuse_stray_settings
+from tests.real.end_to_end.components import BIN, Component, refuse_stray_settings
 from tests.real.services.authorizing_kafka import AuthorizingKafka, Operation, Resource, Right
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tests.real.services.kube_client import KubeApiClient
     from tests.real.services.kustomize import Kustomize
 
-WITHIN_SECONDS: Final = 120.0
+WITHIN_SECONDS: Final = 300.0
 _decode_dead_letter: Final = Decoder(topic=DEAD_LETTERS.name, record=DeadLetter).decode
 
 
@@ -45,7 +45,7 @@ RESOURCES: Final = {
 
 def granted_rights() -> Iterator[Right]:
     """Yield the access list entries of the permissions table."""
-    for who in DEPLOYABLES:
+    for who in KAFKA_USERS:
         for grant in grants(who, Topics()):
             for operation in grant.operations:
                 kind, name = RESOURCES[grant.resource], grant.name
@@ -54,7 +54,7 @@ def granted_rights() -> Iterator[Right]:
 
 def start(
     workload: Workload, folder: Path, overridden: Mapping[str, str] | None = None
-) -> Deployable:
+) -> Component:
     laid_out = workload.lay_out(folder)
     environment = {**laid_out.environment, **(overridden or {})}
     ours = {
@@ -62,7 +62,7 @@ def start(
         for name, value in environment.items()
         if name.startswith("GPULEDGER_")
     }
-    made = Deployable(name=workload.name, command=laid_out.argv, folder=folder, environment=ours)
+    made = Component(name=workload.name, command=laid_out.argv, folder=folder, environment=ours)
     made.start()
     return made
 
@@ -104,7 +104,7 @@ def overlay(
     return kafka, Rendering(objects=objects)
 
 
-def test_the_documented_rights_suffice_for_every_workload_and_command(
+def test_the_documented_permissions_suffice_for_every_workload_and_command(
     overlay: tuple[AuthorizingKafka, Rendering],
     kube_api: KubeApiClient,
     kcat: Kcat,
@@ -120,7 +120,7 @@ def test_the_documented_rights_suffice_for_every_workload_and_command(
     assert "differs" not in run(["gpuledger", "topics", "check"], kafka, "topics-check")
     for topic in (SAMPLES, EVENTS):
         kcat.produce(plain, topic.name, b"no record", partition=0)
-    started: dict[str, Deployable] = {}
+    started: dict[str, Component] = {}
     podwatch = {
         "GPULEDGER_KUBERNETES__KUBECONFIG": str(kube_api.kubeconfig),
         "GPULEDGER_LEASE__ENABLED": "false",
@@ -160,7 +160,7 @@ def test_the_documented_rights_suffice_for_every_workload_and_command(
         run([*replay, "--topic", again.name], kafka, "replay")
         assert count(again) > 0
     finally:
-        statuses = {name: deployable.stop() for name, deployable in started.items()}
+        statuses = {name: component.stop() for name, component in started.items()}
 
     assert statuses == dict.fromkeys(statuses, 0)
     denied = re.compile(r"[Nn]ot authorized|[Aa]uthorizationFailed")

@@ -13,10 +13,10 @@ import yaml
 
 from tests.real.deployment.installation import OVERLAY, copy_of_k8s, eventually
 from tests.real.deployment.rendering import Rendering, render
-from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
+from tests.real.end_to_end.components import Component, refuse_stray_settings
 from tests.real.services import web
 from tests.real.services.certificates import Authority
-from tests.unit.deployment.deployables import ROOT
+from tests.unit.deployment.components import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ def fill_in(folder: Path, authority: Authority) -> None:
     (folder / "web.yml").write_text(written.replace('"PLACEHOLDER"', f'"{hashed}"'))
 
 
-def start(workload: Workload, folder: Path) -> Deployable:
+def start(workload: Workload, folder: Path) -> Component:
     laid_out = workload.lay_out(folder)
     environment = {
         name.removeprefix("GPULEDGER_"): value
@@ -64,7 +64,7 @@ def start(workload: Workload, folder: Path) -> Deployable:
         if name.startswith("GPULEDGER_")
     }
     environment["KAFKA__BOOTSTRAP_SERVERS"] = "127.0.0.1:1"
-    made = Deployable(
+    made = Component(
         name=workload.name,
         command=laid_out.argv,
         folder=folder,
@@ -104,7 +104,7 @@ def status(url: str, authority: Authority, **headers: str) -> int:
 def test_every_workload_answers_its_probes_over_tls_and_metrics_only_after_a_login(
     filled_in: Rendering, authority: Authority, tmp_path: Path
 ) -> None:
-    started: dict[str, Deployable] = {}
+    started: dict[str, Component] = {}
     login = {"Authorization": "Basic cHJvbWV0aGV1czpyaWdodA=="}
     try:
         for workload in filled_in.services():
@@ -117,7 +117,7 @@ def test_every_workload_answers_its_probes_over_tls_and_metrics_only_after_a_log
             assert status(f"{at_work.health}/metrics", authority) == 401
             assert status(f"{at_work.health}/metrics", authority, **login) == 200
     finally:
-        statuses = {name: deployable.stop() for name, deployable in started.items()}
+        statuses = {name: component.stop() for name, component in started.items()}
 
     assert statuses == dict.fromkeys(statuses, 0)
 

@@ -23,7 +23,7 @@ from tests.real.deployment.installation import (
 )
 from tests.real.deployment.rendering import FIELDS
 from tests.real.deployment.test_cluster import MAY_NOT
-from tests.real.end_to_end.deployables import refuse_stray_settings
+from tests.real.end_to_end.components import refuse_stray_settings
 from tests.real.services.certificates import Authority
 from tests.real.services.kustomize import Kubectl
 from tests.real.services.starter import running
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.real.end_to_end.deployables import Deployable
+    from tests.real.end_to_end.components import Component
     from tests.real.services.kubernetes import KubeApi
 
 OVERLAY = "overlays/agent-pod-labels"
@@ -150,7 +150,7 @@ async def test_the_agent_reads_the_nodes_pods_with_only_the_rights_of_its_accoun
             assert await asyncio.to_thread(agent.stop) == 0, agent.log_tail()
 
 
-def start_agent(installation: Installation, port: int) -> Deployable:
+def start_agent(installation: Installation, port: int) -> Component:
     """Start the agent as rendered, except for the port and brokers that do not exist here."""
     installation.overridden = {
         "GPULEDGER_KUBELET__API__PORT": str(port),
@@ -167,7 +167,7 @@ def write_login(installation: Installation, authority: Authority) -> None:
     (folder / "token").write_text(installation.api.token_of(namespace=AGENT, name=AGENT))
 
 
-def check_of(agent: Deployable) -> tuple[bool, str]:
+def check_of(agent: Component) -> tuple[bool, str]:
     """Return the state and detail of the check of pod labels."""
     try:
         check = agent.readyz()["checks"]["pod_labels"]

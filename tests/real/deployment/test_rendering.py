@@ -27,8 +27,8 @@ from tests.real.deployment.rendering import (
     strings,
 )
 from tests.real.services.kustomize import KustomizeError
-from tests.unit.deployment import deployables
-from tests.unit.deployment.deployables import ROOT
+from tests.unit.deployment import components
+from tests.unit.deployment.components import ROOT
 from tests.unit.reports.stores import allocated, inventory_row, write_store
 from tests.unit.sinks.store.test_maintainer import fill
 
@@ -53,7 +53,7 @@ INSTALLATIONS = (
     "overlays/pages-tls",
     "overlays/sasl-ssl",
 )
-"""The folders that a user applies as a whole; the topics are applied separately."""
+"""The directories that a user applies as a whole; the topics are applied separately."""
 SPOOL = "/var/spool/gpuledger"
 SCRAPERS = {"kubernetes.io/metadata.name": "monitoring"}
 INSPECTED = {
@@ -128,7 +128,7 @@ def test_a_generated_name_is_used_only_as_the_name_of_a_config_map_or_secret(
     assert [place for place in places if not REFERENCES.fullmatch(place[1])] == []
 
 
-def test_the_documented_command_prints_what_to_keep_even_for_pods_between_two_runs(
+def test_the_documented_command_prints_every_generated_object_that_must_be_kept(
     rendering: Rendering,
 ) -> None:
     page = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()
@@ -153,7 +153,7 @@ def test_every_config_map_is_generated_and_used(rendering: Rendering) -> None:
     assert made <= used
 
 
-def test_everything_that_a_workload_names_is_rendered_beside_it(rendering: Rendering) -> None:
+def test_every_object_that_a_workload_names_is_rendered_too(rendering: Rendering) -> None:
     for workload in rendering.workloads():
         named = workload.files().keys() | workload.environment().keys()
         assert named or workload.pod["volumes"], workload.name
@@ -166,7 +166,7 @@ def test_everything_that_a_workload_names_is_rendered_beside_it(rendering: Rende
             rendering.get("PriorityClass", priority)
 
 
-def test_everything_that_a_binding_names_is_rendered_beside_it(rendering: Rendering) -> None:
+def test_every_object_that_a_binding_names_is_rendered_too(rendering: Rendering) -> None:
     for binding in rendering.of_kind("RoleBinding", "ClusterRoleBinding"):
         role, namespace = binding["roleRef"], binding["metadata"].get("namespace")
         rendering.get(role["kind"], role["name"], namespace if role["kind"] == "Role" else None)
@@ -185,8 +185,8 @@ def test_references_follow_names_that_an_overlay_changes_and_the_lease_keeps_its
     rendering = render(overlay)
     (role,) = rendering.of_kind("Role")
 
-    test_everything_that_a_workload_names_is_rendered_beside_it(rendering)
-    test_everything_that_a_binding_names_is_rendered_beside_it(rendering)
+    test_every_object_that_a_workload_names_is_rendered_too(rendering)
+    test_every_object_that_a_binding_names_is_rendered_too(rendering)
     assert role["metadata"]["name"] == "eu-gpuledger-podwatch-2"
     assert role["rules"][0]["resourceNames"] == ["gpuledger-podwatch"]
 
@@ -204,7 +204,7 @@ def test_an_overlay_cannot_silently_put_everything_into_one_namespace(
         render(overlay)
 
 
-def test_the_agent_has_a_namespace_of_its_own(installation: Rendering) -> None:
+def test_the_agent_has_its_own_namespace(installation: Rendering) -> None:
     found = {each.name: each.namespace for each in installation.workloads()}
 
     assert found.pop(AGENT) == "gpuledger-agent"
@@ -233,7 +233,7 @@ def test_only_the_agents_namespace_admits_pods_that_need_more_than_restricted(
 def test_every_image_is_started_by_a_workload(installation: Rendering) -> None:
     """Only reports may be absent."""
     started = {each.stage.name for each in installation.workloads()}
-    assert started | {"reports"} == set(deployables.targets())
+    assert started | {"reports"} == set(components.targets())
 
 
 def test_the_reports_read_the_store_that_the_sink_writes(
@@ -317,7 +317,7 @@ def test_a_container_opens_the_port_on_which_its_program_listens(
     opened = {each.name: each.container["ports"] for each in installation.services()}
 
     assert opened == {
-        name: [{"name": "http", "containerPort": deployables.listen_port(loaded)}]
+        name: [{"name": "http", "containerPort": components.listen_port(loaded)}]
         for name, loaded in settings.items()
     }
 
@@ -422,7 +422,7 @@ def test_the_topics_are_created_by_an_existing_command(installation: Rendering) 
     job = installation.workload("gpuledger-topics")
     join = installation.workload("gpuledger-join")
 
-    assert "partitions" in deployables.run([*job.command, "--help"], {})
+    assert "partitions" in components.run([*job.command, "--help"], {})
     assert brokers_of(job) == brokers_of(join)
 
 
@@ -443,7 +443,7 @@ def test_every_volume_is_mounted_and_every_mount_has_a_volume(installation: Rend
         assert sorted(mounts) == sorted(volumes)
 
 
-def test_only_the_agent_sees_host_folders_and_it_writes_only_its_spool(
+def test_only_the_agent_mounts_host_directories_and_it_writes_only_to_its_spool(
     installation: Rendering,
 ) -> None:
     for workload in installation.workloads():
@@ -476,7 +476,7 @@ def test_only_the_agent_runs_as_root_and_an_overlay_avoids_that(kustomize: Kusto
     assert found == {folder: [] if folder == ROOTLESS else [AGENT] for folder in INSTALLATIONS}
 
 
-def test_without_root_the_agent_spools_where_it_may_write(kustomize: Kustomize) -> None:
+def test_without_root_the_agent_spools_to_a_writable_directory(kustomize: Kustomize) -> None:
     agent = render(ROOTLESS).workload(AGENT)
     (mount,) = [one for one in agent.container["volumeMounts"] if one["mountPath"] == SPOOL]
     (volume,) = [one for one in agent.pod["volumes"] if one["name"] == mount["name"]]
@@ -485,7 +485,7 @@ def test_without_root_the_agent_spools_where_it_may_write(kustomize: Kustomize) 
     assert agent.pod["securityContext"]["fsGroup"] == agent.pod["securityContext"]["runAsUser"]
 
 
-def test_the_agent_finds_the_hosts_folders_where_it_expects_them(
+def test_the_agents_settings_name_the_mounted_host_directories(
     settings: dict[str, dict[str, Any]],
 ) -> None:
     kubelet = settings[AGENT]["kubelet"]
@@ -608,7 +608,7 @@ def _put_at_the_head(file: Path, added: dict[str, list[Any]]) -> None:
     file.write_text(yaml.safe_dump(merged))
 
 
-def test_the_bill_runs_where_the_stores_volume_is_and_is_not_repeated_if_that_is_useless(
+def test_the_bill_runs_on_the_node_of_the_stores_volume_and_is_not_retried_after_a_final_error(
     kustomize: Kustomize,
 ) -> None:
     rendering = render(BILL)
@@ -638,7 +638,7 @@ def test_a_container_has_the_least_privilege(installation: Rendering) -> None:
             continue  # it has its own test
         pod = workload.pod["securityContext"]
         # The kubelet's socket admits only user 0.
-        users = ["0:0"] if is_root(workload) else deployables.stages()["runtime"].values("USER")
+        users = ["0:0"] if is_root(workload) else components.stages()["runtime"].values("USER")
         assert workload.container["securityContext"] == {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -652,7 +652,7 @@ def test_a_container_has_the_least_privilege(installation: Rendering) -> None:
         assert workload.pod["automountServiceAccountToken"] == (workload.name == PODWATCH)
 
 
-def test_podwatch_may_only_read_what_it_watches_and_keep_its_own_lease(
+def test_podwatch_may_only_read_its_watched_objects_and_keep_its_own_lease(
     installation: Rendering, settings: dict[str, dict[str, Any]]
 ) -> None:
     cluster_role = installation.get("ClusterRole", PODWATCH)
@@ -693,7 +693,7 @@ def title(made: Manifest) -> str:
     return str(made["metadata"]["name"])
 
 
-def test_nothing_grants_the_right_to_run_commands_in_every_pod(rendering: Rendering) -> None:
+def test_nothing_grants_permission_to_run_commands_in_every_pod(rendering: Rendering) -> None:
     granted = {
         (group, resource, verb)
         for role in rendering.of_kind("ClusterRole", "Role")

@@ -23,7 +23,7 @@ from gpuledger_enricher.podwatch.pod_settings import PodwatchSettings
 from gpuledger_sinks.settings import SinkSettings
 from tests.real.deployment.installation import OVERLAY, SECOND_CLUSTER, copy_of_k8s, fill_in
 from tests.real.deployment.rendering import K8S, Rendering, Workload, render
-from tests.unit.deployment.deployables import ROOT
+from tests.unit.deployment.components import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -12,7 +12,7 @@ import pytest
 from gpuledger.bus.administration import create_topics
 from gpuledger.codec import Decoder
 from gpuledger.records import DeadLetter
-from gpuledger.rights import DEPLOYABLES, grants
+from gpuledger.rights import KAFKA_USERS, grants
 from gpuledger.settings import KafkaSettings, Option, load_settings
 from gpuledger.topics import Topics
 from gpuledger_sinks.settings import SinkSettings
@@ -20,9 +20,9 @@ from tests.default_topics import DEAD_LETTERS, EVENTS
 from tests.real.deployment.installation import OVERLAY, copy_of_k8s, eventually, fill_in
 from tests.real.deployment.rendering import Rendering, Workload, render
 from tests.real.deployment.test_kafka_rights import RESOURCES, start
-from tests.real.end_to_end.deployables import refuse_stray_settings
+from tests.real.end_to_end.components import refuse_stray_settings
 from tests.real.services.authorizing_kafka import AuthorizingKafka, Operation, Right
-from tests.unit.deployment.deployables import ROOT
+from tests.unit.deployment.components import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,7 +52,9 @@ def sink_settings(workload: Workload, folder: Path) -> SinkSettings:
     )
 
 
-def test_it_has_its_own_group_receiver_and_logins(kustomize: Kustomize, tmp_path: Path) -> None:
+def test_the_second_sink_has_its_own_group_receiver_and_logins(
+    kustomize: Kustomize, tmp_path: Path
+) -> None:
     (second,) = render(SECOND).workloads()
     sinks = [each for each in render(OVERLAY).workloads() if each.stage.name == "sinks"]
     first = {each.name: sink_settings(each, tmp_path) for each in sinks}
@@ -80,7 +82,7 @@ def test_no_settings_file_that_several_kinds_read_names_a_group(
                     assert not re.search(rb"^group:", content, re.MULTILINE), (folder, path)
 
 
-def test_it_equals_the_first_sink_except_for_its_names_its_group_and_its_login(
+def test_the_second_sink_equals_the_first_except_for_its_names_its_group_and_its_login(
     kustomize: Kustomize,
 ) -> None:
     """So the tests of the base's Deployment and Service apply to these as well."""
@@ -107,7 +109,7 @@ def test_it_equals_the_first_sink_except_for_its_names_its_group_and_its_login(
     }
 
 
-def test_it_changes_nothing_of_an_installation_beside_it(kustomize: Kustomize) -> None:
+def test_the_second_sink_changes_nothing_of_an_installation(kustomize: Kustomize) -> None:
     """Objects that both have, such as the brokers, are the same under the same name."""
 
     def by_name(rendering: Rendering) -> dict[tuple[str, ...], object]:
@@ -125,7 +127,7 @@ def test_it_changes_nothing_of_an_installation_beside_it(kustomize: Kustomize) -
 
 def rights_of_the_second() -> Iterator[Right]:
     """Yield the permissions of the first, with the user and group of the second, as documented."""
-    (first,) = [who for who in DEPLOYABLES if who.name == "sink remote_write"]
+    (first,) = [who for who in KAFKA_USERS if who.name == "sink remote_write"]
     for grant in grants(replace(first, group=GROUP), Topics()):
         for operation in grant.operations:
             kind, is_prefix = RESOURCES[grant.resource], grant.is_prefix
@@ -156,7 +158,7 @@ def refused(kafka: AuthorizingKafka, kcat: Kcat) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("is_set_to_the_end", [False, True])
-def test_with_the_documented_rights_it_starts_at_the_oldest_event_or_the_configured_position(
+def test_the_documented_permissions_let_the_second_sink_start_at_the_oldest_or_configured_offset(
     installed: tuple[AuthorizingKafka, Workload],
     kcat: Kcat,
     tmp_path: Path,

@@ -14,13 +14,13 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.protocol.admin import DescribeAclsRequest
 
 from gpuledger.bus.administration import create_topics
-from gpuledger.rights import DEPLOYABLES, grants
+from gpuledger.rights import KAFKA_USERS, grants
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import Topics
 from tests.real.deployment.test_kafka_rights import RESOURCES
-from tests.real.end_to_end.deployables import BIN
+from tests.real.end_to_end.components import BIN
 from tests.real.services.authorizing_kafka import Operation, Right
-from tests.unit.deployment.deployables import ROOT
+from tests.unit.deployment.components import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +62,7 @@ def run_tool(kafka: AuthorizingKafka, command: str) -> None:
 
 def all_groups() -> set[str]:
     """Return every consumer group of an installation."""
-    granted = [grant for who in DEPLOYABLES for grant in grants(who, Topics())]
+    granted = [grant for who in KAFKA_USERS for grant in grants(who, Topics())]
     return {grant.name for grant in granted if grant.resource == "group"}
 
 
@@ -143,7 +143,7 @@ def test_the_documented_pipeline_prints_commands_that_remove_all_acls_of_a_user(
     start_authorizing_kafka: Callable[[], AuthorizingKafka], tmp_path: Path
 ) -> None:
     kafka = start_authorizing_kafka()
-    (who,) = [who for who in DEPLOYABLES if who.name == ONE_USER]
+    (who,) = [who for who in KAFKA_USERS if who.name == ONE_USER]
     granted = [
         Right(who.user, Operation[name], RESOURCES[one.resource], one.name, is_prefix=one.is_prefix)
         for one in grants(who, Topics())

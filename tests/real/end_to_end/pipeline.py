@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpuledger.clock import NS_PER_SECOND
 from tests.real.deployment.rendering import RBAC, render
-from tests.real.end_to_end.deployables import BIN, Deployable
+from tests.real.end_to_end.components import BIN, Component
 from tests.real.services.process import Process
 
 if TYPE_CHECKING:
@@ -78,18 +78,18 @@ class Pipeline:
         self._driver.start()
         # The scenario's first pods must not wait for all others to start.
         self._driver.wait_until(self._uids.exists, deadline_seconds=60)
-        for deployable in self.everything():
-            deployable.start()
-        for deployable in self.everything():
-            deployable.wait_until_ready()
+        for component in self.everything():
+            component.start()
+        for component in self.everything():
+            component.wait_until_ready()
 
-    def everything(self) -> Iterator[Deployable]:
+    def everything(self) -> Iterator[Component]:
         """Yield all components, upstream first."""
         yield from (*self.agents, self.podwatch, *self.joins, *self.sinks)
 
     def end(self) -> dict[str, int | None]:
         """End everything, upstream first; return the exit codes."""
-        statuses = {deployable.name: deployable.stop() for deployable in self.everything()}
+        statuses = {component.name: component.stop() for component in self.everything()}
         self._driver.stop()
         return statuses
 
@@ -97,24 +97,24 @@ class Pipeline:
         """Kill all processes."""
         with ExitStack() as stack:
             stack.callback(self._driver.kill)
-            for deployable in self.everything():
-                stack.callback(deployable.kill)
+            for component in self.everything():
+                stack.callback(component.kill)
 
     def wait_for_second(self, second: float) -> None:
         """Wait until the scenario has reached this second."""
         wanted_ns = self._simulation.epoch_ns + round(second * 1e9)
         time.sleep(max(0.0, (wanted_ns - time.time_ns()) / 1e9))
 
-    def _deployable(self, name: str, *command: str, **environment: str) -> Deployable:
+    def _component(self, name: str, *command: str, **environment: str) -> Component:
         servers = self.parts.kafka.bootstrap_servers
-        return Deployable(
+        return Component(
             name=name,
             command=list(command),
             folder=self._folder / name,
             environment={"KAFKA__BOOTSTRAP_SERVERS": servers, **environment},
         )
 
-    def _agent(self, node: str) -> Deployable:
+    def _agent(self, node: str) -> Component:
         spool = self._folder / f"spool-{node}"
         spool.mkdir()
         settings = {
@@ -124,9 +124,9 @@ class Pipeline:
             "SIMULATOR__EPOCH_NS": str(self._simulation.epoch_ns),
             "SIMULATOR__UIDS_FILE": str(self._uids),
         }
-        return self._deployable(f"agent-{node}", "gpuledger", "agent", **settings)
+        return self._component(f"agent-{node}", "gpuledger", "agent", **settings)
 
-    def _podwatch(self) -> Deployable:
+    def _podwatch(self) -> Component:
         """Watch with only the permissions of the manifests."""
         kube_api = self.parts.kube_api
         kube_api.create_namespace(NAMESPACE)
@@ -134,14 +134,14 @@ class Pipeline:
             kube_api.apply(manifest)
         file = kube_api.service_account_kubeconfig(namespace=NAMESPACE, name="gpuledger-podwatch")
         settings = {"KUBERNETES__KUBECONFIG": str(file)}
-        return self._deployable("podwatch", "gpuledger", "podwatch", **settings)
+        return self._component("podwatch", "gpuledger", "podwatch", **settings)
 
-    def _join(self, number: int) -> Deployable:
+    def _join(self, number: int) -> Component:
         name = f"join-{number}"
         settings = {"KAFKA__GROUP_INSTANCE_ID": name, "KAFKA__SESSION_TIMEOUT_SECONDS": "6"}
-        return self._deployable(name, "gpuledger", "join", **settings)
+        return self._component(name, "gpuledger", "join", **settings)
 
-    def _make_sinks(self) -> list[Deployable]:
+    def _make_sinks(self) -> list[Component]:
         parts = self.parts
         settings = {
             "remote_write": {"REMOTE_WRITE__URL": parts.prometheus.remote_write_url},
@@ -153,7 +153,7 @@ class Pipeline:
             },
         }
         return [
-            self._deployable(kind, "gpuledger", "sink", kind, **section)
+            self._component(kind, "gpuledger", "sink", kind, **section)
             for kind, section in settings.items()
         ]
 

@@ -28,7 +28,7 @@ from tests.default_topics import (
     PROCESSES,
     SAMPLES,
 )
-from tests.real.end_to_end.deployables import refuse_stray_settings
+from tests.real.end_to_end.components import refuse_stray_settings
 from tests.real.end_to_end.pipeline import UIDS_FILE, Pipeline, RealParts, begin_ns
 
 if TYPE_CHECKING:

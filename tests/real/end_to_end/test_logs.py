@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpuledger_simulator.simulation import open_simulation
-from tests.real.end_to_end.deployables import refuse_stray_settings
+from tests.real.end_to_end.components import refuse_stray_settings
 from tests.real.end_to_end.pipeline import UIDS_FILE, Pipeline, RealParts, begin_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from tests.real.end_to_end.deployables import Deployable
+    from tests.real.end_to_end.components import Component
     from tests.real.services.alertmanager import AlertmanagerApi
     from tests.real.services.kafka import Kafka
     from tests.real.services.kube_client import KubeApiClient
@@ -71,9 +71,9 @@ def pipeline(
         made.kill()
 
 
-def loud_lines(deployable: Deployable) -> list[Line]:
+def loud_lines(component: Component) -> list[Line]:
     """Return the complete lines at warning or above."""
-    lines = deployable.log.read_text().splitlines()
+    lines = component.log.read_text().splitlines()
     return [
         line
         for line in map(json.loads, lines)
@@ -85,17 +85,17 @@ def loud_lines_of(pipeline: Pipeline) -> dict[str, list[Line]]:
     return {one.name: lines for one in pipeline.everything() if (lines := loud_lines(one))}
 
 
-def wait_until_all_is_well(deployables: Sequence[Deployable]) -> None:
+def wait_until_all_is_well(components: Sequence[Component]) -> None:
     """Wait until no check of any component fails, including those that do not affect readiness."""
     end_seconds = time.monotonic() + BACK_SECONDS
-    while failing := {one.name: found for one in deployables if (found := failing_checks(one))}:
+    while failing := {one.name: found for one in components if (found := failing_checks(one))}:
         assert time.monotonic() < end_seconds, failing
         time.sleep(0.5)
 
 
-def failing_checks(deployable: Deployable) -> dict[str, str]:
+def failing_checks(component: Component) -> dict[str, str]:
     """Return the failing checks, each with its reason."""
-    checks = deployable.readyz()["checks"]
+    checks = component.readyz()["checks"]
     return {name: check["detail"] for name, check in checks.items() if not check["ok"]}
 
 
@@ -112,9 +112,9 @@ def checks_of_kafka(name: str) -> set[str]:
     }[kind]
 
 
-def keep_open(deployable: Deployable) -> http.client.HTTPConnection:
+def keep_open(component: Component) -> http.client.HTTPConnection:
     """Fetch a page as Prometheus does, and keep the connection open."""
-    connection = http.client.HTTPConnection(deployable.health.removeprefix("http://"))
+    connection = http.client.HTTPConnection(component.health.removeprefix("http://"))
     connection.request("GET", "/metrics")
     connection.getresponse().read()
     return connection
@@ -123,14 +123,14 @@ def keep_open(deployable: Deployable) -> http.client.HTTPConnection:
 def test_an_outage_of_kafka_is_two_lines_and_an_open_scrape_is_no_error_at_the_end(
     pipeline: Pipeline, broker: Kafka
 ) -> None:
-    deployables = list(pipeline.everything())
+    components = list(pipeline.everything())
     time.sleep(HEALTHY_SECONDS)
     assert loud_lines_of(pipeline) == {}
 
     broker.kill()
     time.sleep(AWAY_SECONDS)
     broker.start()
-    wait_until_all_is_well(deployables)
+    wait_until_all_is_well(components)
 
     for name, lines in loud_lines_of(pipeline).items():
         checks = {line.get("check") for line in lines}
@@ -146,11 +146,11 @@ def test_an_outage_of_kafka_is_two_lines_and_an_open_scrape_is_no_error_at_the_e
             assert message in (once, [*once, "check_failed"]), (name, lines)
             assert own[1]["failed_seconds"] > 1
     # podwatch makes no request to Kafka while no pod changes.
-    silent = {one.name for one in deployables} - loud_lines_of(pipeline).keys()
+    silent = {one.name for one in components} - loud_lines_of(pipeline).keys()
     assert silent <= {pipeline.podwatch.name}
 
     before = loud_lines_of(pipeline)
-    connections = [keep_open(one) for one in deployables]
+    connections = [keep_open(one) for one in components]
     assert set(pipeline.end().values()) == {0}
     assert loud_lines_of(pipeline) == before
     for connection in connections:

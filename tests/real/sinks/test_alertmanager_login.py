@@ -101,11 +101,11 @@ def receiver(alertmanager_binary: Path, starter: Starter, first: Authority) -> S
     )
 
 
-async def is_held(receiver: SecuredAlertmanager, node: str) -> None:
-    def held() -> list[Any]:
+async def wait_for_alert(receiver: SecuredAlertmanager, node: str) -> None:
+    def alerts() -> list[Any]:
         return [alert for alert in receiver.alerts() if alert["labels"]["node"] == node]
 
-    await asyncio.to_thread(lambda: await_some(held, what=node, deadline_seconds=WITHIN_SECONDS))
+    await asyncio.to_thread(lambda: await_some(alerts, what=node, deadline_seconds=WITHIN_SECONDS))
 
 
 async def test_alerts_are_still_accepted_while_all_credentials_are_replaced(
@@ -121,7 +121,7 @@ async def test_alerts_are_still_accepted_while_all_credentials_are_replaced(
     settings = mounted.settings(receiver)
     async with sending(on, settings, readiness=readiness):
         await publish_incident(on, "before")
-        await is_held(receiver, "before")
+        await wait_for_alert(receiver, "before")
 
         looking = asyncio.create_task(readiness.run_periodic())
         mounted.key_file.write_text("damaged")
@@ -129,13 +129,13 @@ async def test_alerts_are_still_accepted_while_all_credentials_are_replaced(
         looking.cancel()
         assert credentials.detail.startswith("alerts.key_file: ")
         await publish_incident(on, "while-damaged")
-        await is_held(receiver, "while-damaged")
+        await wait_for_alert(receiver, "while-damaged")
 
         receiver.exchange(second, password="second")
         await publish_incident(on, "refused")
         await eventually(lambda: answered.has_failed, within_seconds=WITHIN_SECONDS)
         mounted.write(second, password="second")
-        await is_held(receiver, "refused")
+        await wait_for_alert(receiver, "refused")
         assert credentials.is_ok
         await eventually(lambda: answered.is_ok, within_seconds=WITHIN_SECONDS)
 

@@ -113,12 +113,12 @@ async def test_an_incident_is_listed_with_its_xid_and_its_pod(
 
 WRONG: dict[str, dict[str, Any]] = {
     "no labels": {"labels": {}},
-    "a label of that name": {"labels": {"a-b": "1"}},
+    "an invalid label name": {"labels": {"a-b": "1"}},
     "a label that is a number": {"labels": {"alertname": 5}},
     "no label set": {"labels": None},
     "an end before the start": {"endsAt": "2020-01-01T00:00:00Z"},
-    "such a time": {"startsAt": "yesterday"},
-    "such an address": {"generatorURL": ":::"},
+    "an invalid time": {"startsAt": "yesterday"},
+    "an invalid address": {"generatorURL": ":::"},
 }
 """Alerts that no Alertmanager accepts, whether or not it accepts the others of the request."""
 

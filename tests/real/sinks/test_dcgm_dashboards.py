@@ -18,7 +18,7 @@ from gpuledger.records import Category
 from gpuledger_sinks.registry import REMOTE_WRITE
 from tests.real.services.prometheus import CONFIG
 from tests.real.sinks.running_sinks import make_topics, publish
-from tests.unit.deployment.deployables import ROOT
+from tests.unit.deployment.components import ROOT
 from tests.unit.sinks.builders import SECOND_NS, books, entry, event, holder, reading
 
 if TYPE_CHECKING:

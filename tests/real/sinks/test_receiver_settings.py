@@ -15,7 +15,7 @@ from gpuledger_sinks.remote_write.write_client import open_client
 from gpuledger_sinks.settings import RemoteWriteSettings
 from tests.real.services.prometheus import Prometheus
 from tests.unit.deployment import compose_file
-from tests.unit.deployment.deployables import ROOT
+from tests.unit.deployment.components import ROOT
 from tests.unit.sinks.builders import SECOND_NS, event
 from tests.unit.sinks.remote_write.interval_samples import samples_of
 

@@ -14,7 +14,7 @@ import pytest
 
 from gpuledger.keys import key_in
 from tests.default_topics import DEAD_LETTERS, EVENTS, ROWS
-from tests.real.end_to_end.deployables import refuse_stray_settings
+from tests.real.end_to_end.components import refuse_stray_settings
 from tests.real.services import web
 from tests.real.services.prometheus import CONFIG
 from tests.real.sinks.running_sinks import make_topics, publish

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from gpuledger_sinks.remote_write.wire import STALE_VALUE, encode_value
 from tests.real.sinks.scraping_sender import send_pages
-from tests.unit.deployment.deployables import ROOT
+from tests.unit.deployment.components import ROOT
 from tests.unit.sinks.builders import eventually, running
 from tests.unit.sinks.receiver import Answer, Receiver, receiving
 from tests.unit.sinks.remote_write.oracle import (

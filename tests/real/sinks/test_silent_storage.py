@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LAG = 'gpuledger_sink_lag_seconds{sink="store"}'
 
 
-async def test_its_check_never_passes_and_fails_soon_and_waiting_events_are_lag(
+async def test_the_check_fails_soon_and_waiting_events_are_lag_if_the_storage_never_answers(
     broker: Kafka, start_sink: Callable[..., Sink]
 ) -> None:
     await make_topics(broker)

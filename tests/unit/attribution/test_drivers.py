@@ -250,7 +250,7 @@ class StraySampleGpu:
 
     def query(self, group: CallGroup, cursor: SampleCursor) -> dict[str, Any]:
         answer = self._gpu.query(group, cursor)
-        if group is CallGroup.BOOKS:
+        if group is CallGroup.USAGE:
             answer["samples"] = (*(answer["samples"] or ()), self._stray)
         return answer
 

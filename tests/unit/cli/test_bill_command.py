@@ -1,4 +1,4 @@
-"""`gpuledger bill` as its users meet it: formats, exit codes, mistakes in one line."""
+"""`gpuledger bill` as users run it: formats, exit codes, errors in one line."""
 
 import html
 import json
@@ -55,17 +55,17 @@ def prices(tmp_path: Path) -> str:
     return str(file)
 
 
-def test_a_time_counted_from_now_is_of_whole_hours(
+def test_a_time_relative_to_now_is_in_whole_hours(
     store: str, prices: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing was used in the last week, as the store's usage is of 2026-10-01 alone."""
+    """The last week has no usage, because the store's usage is only of 2026-10-01."""
     arguments = ["--from", "-7d", "--to", "now", "--prices", prices, "--format", "json"]
     code = main(["bill", "--store", store, *arguments])
     assert "whole hours" not in capsys.readouterr().err
     assert code in (0, 4)
 
 
-def test_from_alone_goes_as_far_as_usage_is_complete(
+def test_a_period_without_an_end_ends_where_usage_is_complete(
     store: str, prices: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["bill", "--store", store, "--prices", prices, "--format", "json"]
@@ -77,7 +77,7 @@ def test_from_alone_goes_as_far_as_usage_is_complete(
     assert "usage is complete up to 2026-10-01T03:00:00Z only" in capsys.readouterr().err
 
 
-def test_now_is_the_end_of_the_hour_under_way(
+def test_now_is_the_end_of_the_current_hour(
     store: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_ns = (BEGIN_US + 2 * HOUR_US) * 1000 + HOUR_NS // 2
@@ -88,7 +88,7 @@ def test_now_is_the_end_of_the_hour_under_way(
     assert (bill["from"], bill["to"]) == ("2026-10-01T00:00:00Z", "2026-10-01T03:00:00Z")
 
 
-def test_a_mistake_of_ours_is_one_line_and_an_exit_code_of_its_own(
+def test_an_internal_error_is_one_line_with_its_own_exit_code(
     store: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: BillTally) -> None:
@@ -102,13 +102,13 @@ def test_a_mistake_of_ours_is_one_line_and_an_exit_code_of_its_own(
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(b"PAR1")])
-def test_a_file_of_the_store_that_cannot_be_read_is_one_line_and_may_be_tried_again(
+def test_an_unreadable_file_of_the_store_is_one_line_and_a_retryable_exit_code(
     store: str,
     prices: str,
     damage: Callable[[Path], object],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """By the exit code a CronJob tries again; 1 would mean that the month cannot be closed."""
+    """By the exit code a CronJob retries; 1 would mean that the month cannot be closed."""
     for file in (Path(store) / "usage_hourly").rglob("*.parquet"):
         damage(file)
     arguments = ["--store", store, "--period", "2026-10", "--prices", prices]
@@ -119,7 +119,7 @@ def test_a_file_of_the_store_that_cannot_be_read_is_one_line_and_may_be_tried_ag
         assert error.count("\n") == 1
 
 
-def test_a_time_that_no_bill_is_of_is_refused_at_once(
+def test_an_impossible_period_is_rejected_immediately(
     store: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--from", "2016-01-01T00:00:00Z", "--to", "2027-01-01T00:00:00Z"]
@@ -128,7 +128,7 @@ def test_a_time_that_no_bill_is_of_is_refused_at_once(
     assert main(["bill", "--store", store, "--period", "\u0662\u0660\u0662\u0666-10"]) == 2
 
 
-def test_json_has_what_the_bill_says_with_costs_as_texts(
+def test_json_has_the_content_of_the_bill_with_costs_as_strings(
     store: str, prices: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["bill", "--store", store, "--period", "2026-10", "--by", "namespace,pod"]
@@ -150,7 +150,7 @@ def test_json_has_what_the_bill_says_with_costs_as_texts(
     assert capsys.readouterr().out == written
 
 
-def test_the_newest_month_is_billed_at_example_prices_where_nothing_is_said(
+def test_without_options_the_newest_month_is_billed_at_example_prices(
     store: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bill", "--store", store]) == 0
@@ -161,7 +161,7 @@ def test_the_newest_month_is_billed_at_example_prices_where_nothing_is_said(
     assert message in printed.err
 
 
-def test_the_same_lines_are_written_as_csv_and_parquet(
+def test_csv_and_parquet_have_the_same_lines(
     store: str, prices: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["bill", "--store", store, "--prices", prices, "--by", "owner"]
@@ -180,7 +180,7 @@ def test_the_same_lines_are_written_as_csv_and_parquet(
     assert ("Job/train", Decimal("7.00")) in in_csv
 
 
-def test_the_page_s_command_explains_a_line_of_that_very_page(
+def test_the_command_on_a_page_explains_a_line_of_that_page(
     store: str, prices: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "bill.html"
@@ -195,7 +195,7 @@ def test_the_page_s_command_explains_a_line_of_that_very_page(
     assert "price h100: 7 USD per GPU h" in capsys.readouterr().out
 
 
-def test_the_page_of_last_month_names_the_month_for_whoever_reads_it_later(store: str) -> None:
+def test_the_page_of_last_month_contains_the_dates_for_later_readers(store: str) -> None:
     made = bill_of(store)
     requested = BillOf(store=store, period="lastmonth").arguments(made)
     begin, end = map(time_text, made.window)
@@ -212,7 +212,7 @@ def test_a_page_has_no_value_of_a_storage_option(
     assert "s3cr3t" not in page
 
 
-def test_a_page_without_its_libraries_is_one_line_with_the_remedy(store: str) -> None:
+def test_without_its_libraries_a_page_is_one_line_with_the_remedy(store: str) -> None:
     code = (
         "import sys; sys.modules['vl_convert'] = None; from gpuledger_cli.command import main;"
         " sys.exit(main(sys.argv[1:]))"
@@ -239,12 +239,12 @@ def test_a_line_is_explained_down_to_its_price_and_its_events(
     assert "GPU-a a allocated 3600  partition 3, offsets 0 to 9" in explained
     assert "GPU-a a used 1800  partition 3, offsets 0 to 9" in explained
     assert "all 2 rows: allocated 3600 s, used 1800 s" in explained
-    # As over HTTP: a beginning that no other line has is enough.
+    # As over HTTP: a unique prefix is enough.
     assert main(["bill", "explain", line[:8], *arguments]) == 0
     assert capsys.readouterr().out == explained
 
 
-def test_gpus_without_a_price_are_an_exit_code_of_their_own(
+def test_gpus_without_a_price_have_their_own_exit_code(
     store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "none.yaml").write_text("prices: []\n")
@@ -252,10 +252,10 @@ def test_gpus_without_a_price_are_an_exit_code_of_their_own(
     assert "no price for H100: 3.0 GPU-hours" in capsys.readouterr().err
 
 
-def test_a_period_with_nothing_to_bill_is_an_exit_code_of_its_own(
+def test_a_period_with_nothing_to_bill_has_its_own_exit_code(
     store: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A period to come is no mistake, and where usage is is said."""
+    """A future period is not an error, and the output shows where usage exists."""
     for period, message in (
         ("2027-01", "nothing to bill: usage is complete up to 2026-10-01T03:00:00Z only"),
         ("2026-09-01", "nothing to bill: usage begins at 2026-10-01T00:00:00Z"),
@@ -269,7 +269,7 @@ def test_a_period_with_nothing_to_bill_is_an_exit_code_of_its_own(
         assert bill["usage_until"] == min("2026-10-01T03:00:00Z", bill["to"])
 
 
-def test_a_hole_in_usage_says_what_there_is_around_it(
+def test_a_period_within_a_gap_of_usage_reports_the_usage_around_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     usage = [allocated(0, "a"), allocated(47, "a")]
@@ -279,7 +279,7 @@ def test_a_hole_in_usage_says_what_there_is_around_it(
     assert "from 2026-10-01T00:00:00Z to 2026-10-03T00:00:00Z" in capsys.readouterr().err
 
 
-def test_check_names_every_mistake_and_says_what_is_there_where_there_is_none(
+def test_check_names_every_error_and_summarizes_a_valid_file(
     prices: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bill", "check", prices]) == 0
@@ -292,7 +292,7 @@ def test_check_names_every_mistake_and_says_what_is_there_where_there_is_none(
 
 
 @pytest.mark.parametrize("text", ["", "currency: EUR\n", "prices: []\n"])
-def test_a_file_without_any_price_is_a_mistake(
+def test_a_file_without_a_price_is_an_error(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "prices.yaml"
@@ -319,7 +319,7 @@ def test_a_file_without_any_price_is_a_mistake(
         (["--storage-option", "=x"], ["--storage-option", "KEY=VALUE"]),
     ],
 )
-def test_a_mistake_in_what_is_asked_is_one_line_with_its_remedy(
+def test_an_invalid_option_is_one_line_with_the_remedy(
     store: str, arguments: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bill", "--store", store, *arguments]) == 2
@@ -327,14 +327,12 @@ def test_a_mistake_in_what_is_asked_is_one_line_with_its_remedy(
     assert [part for part in parts if part not in line] == []
 
 
-def test_a_store_without_usage_is_named_with_the_remedy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_store_without_usage_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bill", "--store", str(tmp_path)]) == 2
     assert str(tmp_path) in capsys.readouterr().err
 
 
-def test_an_unknown_line_is_refused_with_where_lines_are_named(
+def test_an_unknown_line_is_rejected_with_the_way_to_list_lines(
     store: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bill", "explain", "zzz", "--store", store]) == 2
@@ -356,7 +354,7 @@ def test_a_label_without_values_is_reported(store: str, capsys: pytest.CaptureFi
         (["--prices", "prices.yaml"], ["--period", "2026-10"]),
     ],
 )
-def test_nothing_is_closed_that_was_not_named_and_nothing_at_example_prices(
+def test_close_requires_a_period_and_a_file_of_prices(
     store: str, given: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bill", "close", "--store", store, *given]) == 2
@@ -378,7 +376,7 @@ def test_close_prints_period_dimensions_and_total(
     assert "by pod: nothing has changed since it was closed: 21.00 USD" in capsys.readouterr().out
 
 
-def test_other_commands_start_without_what_bills_need() -> None:
+def test_other_commands_start_without_the_libraries_of_bills() -> None:
     code = (
         "import sys; from gpuledger_cli.command import main; main(['cgroup', '--help']);"
         " print([m for m in ('duckdb', 'deltalake', 'reports') if m in sys.modules])"
@@ -387,7 +385,7 @@ def test_other_commands_start_without_what_bills_need() -> None:
     assert ran.stdout.splitlines()[-1] == "[]"
 
 
-def test_a_store_of_the_environment_is_billed_without_arguments(
+def test_a_store_from_the_environment_is_billed_without_arguments(
     store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("GPULEDGER_STORE__URI", store)

@@ -37,7 +37,7 @@ def printed(bill: Bill, width: int) -> str:
 
 
 @pytest.mark.parametrize("width", [20, 60, 80, 100, 120, 160, 300])
-def test_costs_and_line_ids_are_whole_on_a_terminal_of_any_width(bill: Bill, width: int) -> None:
+def test_costs_and_line_ids_are_shown_in_full_at_any_width(bill: Bill, width: int) -> None:
     text = printed(bill, width)
     assert [line.id for line in bill.lines if line.id not in text] == []
     assert text.count(" 13,300.00 ") >= len(bill.lines)
@@ -49,21 +49,21 @@ def test_a_table_is_no_wider_than_the_terminal(bill: Bill, width: int) -> None:
     assert max(map(len, printed(bill, width).splitlines())) <= width
 
 
-def test_texts_of_dimensions_fold_before_a_column_goes(bill: Bill) -> None:
+def test_texts_of_dimensions_are_wrapped_before_a_column_is_omitted(bill: Bill) -> None:
     text = printed(bill, 150)
     assert OWNER not in text
     assert "not shown" not in text
     assert OWNER in printed(bill, 220)
 
 
-def test_columns_that_find_no_room_are_named(bill: Bill) -> None:
-    """The last of the numbers first, and never what a line costs."""
+def test_omitted_columns_are_named(bill: Bill) -> None:
+    """The last numeric column is omitted first, and the cost never."""
     text = " ".join(printed(bill, 80).split())
     assert "not shown, terminal too narrow: Unused cost, Used GPU-hours" in text
 
 
-def test_idle_is_charged_and_was_held_by_nobody(bill: Bill) -> None:
-    """As in the files: a column has one meaning, and what is charged has its own."""
+def test_idle_time_is_billed_and_not_allocated(bill: Bill) -> None:
+    """As in the files: each column has one meaning, and billed time has its own column."""
     (idle,) = (row for row in printed(bill, 300).splitlines() if "idle" in row)
     assert [cell.strip() for cell in idle.split("│")[5:9]] == ["0.0", "0.0", "", "1.0"]
 
@@ -73,7 +73,7 @@ def test_efficiency_is_used_over_allocated(bill: Bill) -> None:
     assert [cell.strip() for cell in line.split("│")[5:9]] == ["1.0", "0.017", "1.6 %", "1.0"]
 
 
-def test_short_times_have_two_digits_that_say_something_and_budgets_their_currency(
+def test_short_times_have_two_significant_digits_and_budgets_their_currency(
     bill: Bill,
 ) -> None:
     text = printed(bill, 300)

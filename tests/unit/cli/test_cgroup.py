@@ -1,4 +1,4 @@
-"""`gpuledger cgroup`: what people see of the agent's understanding of a cgroup line."""
+"""`gpuledger cgroup`: how the agent interprets a cgroup line."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""What `gpuledger cluster retire` takes back of what is gone, over the bus in memory."""
+"""`gpuledger cluster retire` ends the GPUs of a deleted cluster, over the bus in memory."""
 
 import pytest
 
@@ -21,7 +21,7 @@ from tests.unit.sinks.builders import PARTITIONS, START_NS, bus
 
 HOUR_NS = 3_600 * 10**9
 NOW_NS = START_NS + HOUR_NS
-"""An hour after the nodes here have told what they have."""
+"""An hour after the nodes have published their inventories."""
 A, B = NodeId("gone", "node-a"), NodeId("gone", "node-b")
 STAYS = NodeId("stays", "node-a")
 DECODER = decoder_of(INVENTORY.name, Inventory)
@@ -47,7 +47,7 @@ def inventory(node: NodeId, *gpus: str, after_s: int = 0) -> Inventory:
 
 
 async def reported(*inventories: Inventory, podwatch_ago_s: int | None = None) -> MemoryBus:
-    """Return a bus that has these, and podwatch's word of the cluster that is gone."""
+    """Return a bus with these inventories, and podwatch's watermarks of the deleted cluster."""
     on = bus()
     for each in inventories:
         node = NodeId(each.cluster, each.node)
@@ -74,7 +74,7 @@ async def retire(on: MemoryBus, node: str | None = None, *, ago_s: int = 0) -> R
 
 
 def stays(on: MemoryBus) -> list[tuple[NodeId, str, int | None]]:
-    """Return each board's node and end in hours from the start, as store and bill make of it."""
+    """Return each GPU's node and end in hours from the start, as store and bill calculate them."""
     rows = [
         InventoryRow(cluster, node, since_us, record.offset, gpu, model)
         for record in on.kept(INVENTORY.name)
@@ -92,9 +92,7 @@ def stays(on: MemoryBus) -> list[tuple[NodeId, str, int | None]]:
     ]
 
 
-async def test_the_boards_of_a_cluster_that_is_gone_end_whether_podwatch_spoke_of_it_or_not() -> (
-    None
-):
+async def test_the_gpus_of_a_deleted_cluster_end_with_or_without_podwatchs_watermarks() -> None:
     for podwatch_ago_s in (None, 60):
         on = await reported(
             inventory(A, "GPU-a", "GPU-b"),
@@ -122,7 +120,7 @@ async def test_one_node_is_retired_and_its_cluster_stays() -> None:
     assert len((await read_watermarks(on, "podwatch"))[1]) == PARTITIONS
 
 
-async def test_what_is_retired_twice_is_retired_once_and_comes_back_with_its_agents_word() -> None:
+async def test_a_second_retirement_has_no_effect_and_an_inventory_of_the_agent_ends_it() -> None:
     on = await reported(inventory(A, "GPU-a"))
     await retire(on)
     assert await retire(on) == Retired(watermarks=0, nodes=0, gpu_count=0)
@@ -132,7 +130,7 @@ async def test_what_is_retired_twice_is_retired_once_and_comes_back_with_its_age
     assert stays(on) == [(A, "GPU-a", 1), (A, "GPU-a", None)]
 
 
-async def test_a_node_may_have_gone_before_and_costs_until_then() -> None:
+async def test_a_retirement_may_be_backdated() -> None:
     on = await reported(inventory(A, "GPU-a"))
     await retire(on, ago_s=1800)
 
@@ -140,7 +138,7 @@ async def test_a_node_may_have_gone_before_and_costs_until_then() -> None:
     assert (gone.time_ns, gone.gpus) == (NOW_NS - 1800 * 10**9, [])
 
 
-async def test_a_node_whose_clock_is_ahead_is_gone_all_the_same() -> None:
+async def test_a_node_whose_clock_is_ahead_is_retired_too() -> None:
     on = await reported(inventory(A, "GPU-a", after_s=5 * 3600))
     await retire(on)
 
@@ -151,7 +149,7 @@ async def test_a_node_whose_clock_is_ahead_is_gone_all_the_same() -> None:
     ("node", "says"),
     [(None, ("other", "gone", "stays")), ("node-c", ("node-c", "node-a", "node-b"))],
 )
-async def test_what_nothing_is_known_of_is_refused_with_what_is_known(
+async def test_an_unknown_cluster_or_node_is_rejected_with_the_known_ones(
     node: str | None, says: tuple[str, ...]
 ) -> None:
     on = await reported(inventory(A, "GPU-a"), inventory(B, "GPU-b"), inventory(STAYS, "GPU-c"))
@@ -161,7 +159,7 @@ async def test_what_nothing_is_known_of_is_refused_with_what_is_known(
 
 
 @pytest.mark.parametrize("node", [None, "node-b"])
-async def test_while_an_agent_ticks_nothing_is_retired(node: str | None) -> None:
+async def test_nothing_is_retired_while_an_agent_ticks(node: str | None) -> None:
     on = await reported(inventory(A, "GPU-a"), inventory(B, "GPU-b"))
     await put(on, SAMPLES.name, A, b"any tick", ago_s=121)
     await put(on, SAMPLES.name, B, b"any tick", ago_s=119)
@@ -172,7 +170,7 @@ async def test_while_an_agent_ticks_nothing_is_retired(node: str | None) -> None
     assert (await retire(on, "node-a")).gpu_count == 1
 
 
-async def test_while_podwatch_is_at_work_nothing_is_retired() -> None:
+async def test_nothing_is_retired_while_podwatch_runs() -> None:
     on = await reported(inventory(A, "GPU-a"), podwatch_ago_s=59)
     with pytest.raises(UserError, check=has_words("podwatch", "was running", "stop it")):
         await retire(on)
@@ -182,13 +180,15 @@ async def test_while_podwatch_is_at_work_nothing_is_retired() -> None:
 
 
 @pytest.mark.parametrize("ago_s", [-1, 3601])
-async def test_it_is_gone_neither_in_the_future_nor_before_it_told_what_it_has(ago_s: int) -> None:
+async def test_the_time_of_a_retirement_is_neither_in_the_future_nor_before_the_inventory(
+    ago_s: int,
+) -> None:
     on = await reported(inventory(A, "GPU-a"))
     with pytest.raises(UserError, check=has_words("--since")):
         await retire(on, ago_s=ago_s)
 
 
-async def test_an_inventory_that_the_store_does_not_believe_is_nobodys() -> None:
+async def test_an_inventory_that_the_store_rejects_is_ignored() -> None:
     on = await reported()
     await put(on, INVENTORY.name, B, encode(inventory(A, "GPU-a")), ago_s=3600)
     await put(on, INVENTORY.name, B, b"{", ago_s=3600)

@@ -1,4 +1,4 @@
-"""The command for people answers, and tells mistakes in one line."""
+"""The command for users: help, completion, version, and errors in one line."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("group", ["", "bill", "dead-letters", "store", "topics"])
-def test_a_group_by_itself_prints_its_help(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_group_without_a_command_prints_its_help(
+    group: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(group.split()) == 0
     bare = capsys.readouterr().out
     assert main([*group.split(), "--help"]) == 0
@@ -69,7 +71,7 @@ def test_help_of_each_command_has_examples_exit_codes_and_describes_every_option
     )
 
 
-def test_a_group_alone_prints_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_group_without_a_command_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["topics"]) == 0
     shown = capsys.readouterr().out
     assert all(command in shown for command in ("create", "check", "export", "ACLs"))
@@ -134,7 +136,7 @@ def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[s
         ),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(
+def test_an_invalid_argument_is_one_line_and_exit_code_2(
     argv: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(argv) == 2
@@ -194,7 +196,7 @@ def test_help_shows_the_limits_of_a_duration(capsys: pytest.CaptureFixture[str])
         ["demo", "--format", "http://usr:hunter2@host:9090/w"],
     ],
 )
-def test_a_mistake_is_told_without_the_password_in_it(
+def test_an_error_is_reported_without_the_password_in_its_value(
     argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(argv) == 2
@@ -206,7 +208,7 @@ def test_a_mistake_is_told_without_the_password_in_it(
     assert message.count("\n") == 1
 
 
-def test_output_that_nobody_reads_on_ends_it_without_a_complaint() -> None:
+def test_a_closed_pipe_ends_the_command_without_an_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing) as output:
@@ -221,7 +223,7 @@ def test_output_that_nobody_reads_on_ends_it_without_a_complaint() -> None:
     assert (ran.returncode, ran.stderr) == (141, b"")
 
 
-def test_help_loads_no_stage() -> None:
+def test_help_loads_no_component() -> None:
     code = (
         "import sys; from gpuledger_cli.__main__ import main; main(['--help']); print(*sys.modules)"
     )

@@ -1,4 +1,4 @@
-"""What mistakes are answered with, in full: field or option, value and remedy, in one line.
+"""The complete error messages: field or option, value and remedy, in one line.
 
 Tests of what is refused look at the error's type and at the names in its message
 (`tests.errors.has_words`); how a message is worded is held here alone.
@@ -30,7 +30,7 @@ def load_agent(*argv: str, **environ: str) -> AgentSettings:
     return load_settings(AgentSettings, prog="p", description="", argv=argv, environ=environ)
 
 
-def web_config_of_nothing(folder: Path) -> Any:  # noqa: ANN401  # only its error is looked at
+def web_config_of_nothing(folder: Path) -> Any:  # noqa: ANN401  # only its error is used
     (folder / "web.yml").write_text("{}\n")
     return read_web_config(folder / "web.yml")
 
@@ -110,7 +110,7 @@ MESSAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
         (
             "NODE_NAME: invalid Kubernetes node name: 'node_1' (lowercase letters, digits, '-' and"
             " '.', at most 253 characters); set NODE_NAME to the node's"
-            " metadata.name, as the shipped DaemonSet does from spec.nodeName"
+            " metadata.name; the shipped DaemonSet sets it from spec.nodeName"
         ),
     ),
     "a kubelet of a recording": (
@@ -177,7 +177,7 @@ MESSAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
 
 
 @pytest.mark.parametrize("mistake", MESSAGES)
-def test_a_mistake_is_answered_with_what_to_do(mistake: str, tmp_path: Path) -> None:
+def test_an_error_has_the_documented_message(mistake: str, tmp_path: Path) -> None:
     make, message = MESSAGES[mistake]
     in_full = re.escape(message.replace("{folder}", str(tmp_path)))
     with pytest.raises((UserError, ValueError), match=f"^{in_full}$"):

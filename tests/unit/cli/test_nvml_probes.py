@@ -1,4 +1,4 @@
-"""What `record-nvml` says of the driver that it met, on drivers of each form."""
+"""The findings of `record-nvml` about the driver, for each variant of a driver."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -55,7 +55,7 @@ def probes(driver: Mapping[str, Any], *, gpu: Mapping[str, Any] | None = None) -
         ({"processes": "mean"}, "their sum is unknown"),
     ],
 )
-def test_the_form_of_process_samples_is_told(driver: Mapping[str, Any], words: str) -> None:
+def test_the_form_of_process_samples_is_reported(driver: Mapping[str, Any], words: str) -> None:
     assert words in probes(driver).process_form()
 
 
@@ -66,7 +66,7 @@ def test_the_form_of_process_samples_is_told(driver: Mapping[str, Any], words: s
         (pynvml.NVML_ERROR_NOT_FOUND, "process samples: no process computes"),
     ],
 )
-def test_a_refusal_of_process_samples_is_no_absence_of_processes(code: int, words: str) -> None:
+def test_an_error_of_process_samples_does_not_count_as_no_processes(code: int, words: str) -> None:
     library = Altered(nvmlDeviceGetSamples=lambda *_: (1, []))
     library.refuse("nvmlDeviceGetProcessUtilization", code)
     found = GpuProbes(library, object(), sleep=lambda _: None).process_form()
@@ -76,7 +76,7 @@ def test_a_refusal_of_process_samples_is_no_absence_of_processes(code: int, word
 @pytest.mark.parametrize(
     ("call_seconds", "words"), [(0.0, "moves at least every 10 ms"), (0.03, "every 40 ms")]
 )
-def test_steps_of_the_counter_are_timed_by_the_clock(call_seconds: float, words: str) -> None:
+def test_steps_of_the_counter_are_measured_with_the_clock(call_seconds: float, words: str) -> None:
     clock = ManualClock(start_ns=EPOCH_NS)
 
     def energy(_: object) -> int:
@@ -88,7 +88,7 @@ def test_steps_of_the_counter_are_timed_by_the_clock(call_seconds: float, words:
     assert words in requested.energy_steps()
 
 
-def test_a_gpu_that_hangs_costs_its_own_findings_alone() -> None:
+def test_a_gpu_that_hangs_affects_only_its_own_findings() -> None:
     library = (
         Simulation(
             load_scenario(QUICKSTART), epoch_ns=EPOCH_NS, clock=ManualClock(start_ns=EPOCH_NS)
@@ -113,7 +113,7 @@ def test_a_gpu_that_hangs_costs_its_own_findings_alone() -> None:
     assert "nvmlShutdown" not in done, "it would wait for the call that hangs"
 
 
-def test_processes_that_wait_come_to_more_than_the_device() -> None:
+def test_waiting_processes_sum_to_more_than_the_device() -> None:
     sums = []
     for driver in ({}, {"process_time": "submitted"}):
         words = probes(driver).process_form().split()
@@ -134,5 +134,5 @@ def test_processes_that_wait_come_to_more_than_the_device() -> None:
         ({"energy_counter": "absent"}, "NotSupported"),
     ],
 )
-def test_the_steps_of_the_energy_counter_are_told(gpu: Mapping[str, Any], words: str) -> None:
+def test_the_steps_of_the_energy_counter_are_reported(gpu: Mapping[str, Any], words: str) -> None:
     assert words in probes({}, gpu=gpu).energy_steps()

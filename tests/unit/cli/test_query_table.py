@@ -22,7 +22,9 @@ def printed(*, width: int | None = None, expanded: bool | None = None) -> str:
 
 
 @given(width=st.none() | st.integers(1, 200), expanded=st.sampled_from([True, False, None]))
-def test_every_value_is_whole_at_any_width(*, width: int | None, expanded: bool | None) -> None:
+def test_every_value_is_shown_in_full_at_any_width(
+    *, width: int | None, expanded: bool | None
+) -> None:
     text = printed(width=width, expanded=expanded)
     assert [cell for row in ROWS for cell in row if cell not in text] == []
 
@@ -38,12 +40,12 @@ def test_rows_wider_than_the_terminal_are_expanded_and_others_are_a_table() -> N
     assert "RECORD" not in printed()
 
 
-def test_the_option_decides_whatever_the_width() -> None:
+def test_the_option_overrides_the_width() -> None:
     assert printed(width=120, expanded=True) == printed(width=40)
     assert printed(width=40, expanded=False) == printed()
 
 
-def test_further_lines_of_a_value_stand_below_its_first_one() -> None:
+def test_the_further_lines_of_a_value_are_below_its_first_one() -> None:
     out = io.StringIO()
     print_rows(out, ["a", "long"], [["one\ntwo", "[x]"]], expanded=True)
     assert out.getvalue().splitlines()[1:] == ["a    | one", "     | two", "long | [x]"]
@@ -62,6 +64,6 @@ def test_the_store_and_its_options_come_from_the_environment_of_the_components(
     assert "GPULEDGER_STORE__STORAGE_OPTIONS" in capsys.readouterr().err
 
 
-def test_expanded_is_only_for_tables(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_tables_can_be_expanded(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["query", "SELECT 1", "--store", "s", "--format", "csv", "--expanded"]) == 2
     assert "--expanded: only for --format table" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The recording command: a file that the agent can play, or one line on what is missing."""
+"""The recording command: a file that the agent can replay, or one line with the cause."""
 
 import contextlib
 import subprocess
@@ -41,7 +41,7 @@ def test_a_recording_can_be_played(tmp_path: Path, capsys: pytest.CaptureFixture
     assert len(played.gpus.open()) == 2
 
 
-def test_a_redacted_file_holds_none_of_the_nodes_uuids(tmp_path: Path) -> None:
+def test_a_redacted_file_contains_none_of_the_nodes_uuids(tmp_path: Path) -> None:
     out = tmp_path / "node.jsonl"
     assert record(out, "--redact") == 0
     text = out.read_text()
@@ -111,14 +111,14 @@ def test_the_only_node_of_a_scenario_needs_no_name(tmp_path: Path) -> None:
     assert record_played(tmp_path, scenario_of(tmp_path, "gpu-a")) == 0
 
 
-def test_of_several_nodes_one_is_to_be_named(
+def test_a_scenario_with_several_nodes_requires_a_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert record_played(tmp_path, scenario_of(tmp_path, "gpu-a", "gpu-b")) == 2
     assert "give --node, one of gpu-a, gpu-b" in capsys.readouterr().err
 
 
-def test_what_was_recorded_until_a_call_hangs_is_in_the_file(tmp_path: Path) -> None:
+def test_records_from_before_a_call_hangs_are_in_the_file(tmp_path: Path) -> None:
     out = tmp_path / "node.jsonl.gz"
     header = RecordingHeader(
         time_ns=1,
@@ -192,7 +192,7 @@ OWN = OTHER.replace(b"other", b"gpuledger-nvml-recording")
         (OTHER, "expected format gpuledger-nvml-recording"),
     ],
 )
-def test_a_file_that_is_no_recording_is_named(
+def test_a_file_that_is_not_a_recording_is_named(
     tmp_path: Path, content: bytes, complaint: str
 ) -> None:
     file = tmp_path / "x.jsonl"

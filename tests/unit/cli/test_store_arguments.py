@@ -1,4 +1,4 @@
-"""A file that a command writes is there whole or as it was, whatever goes wrong."""
+"""A file that a command writes is complete or unchanged, whatever fails."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_a_file_that_cannot_be_written_is_named_in_one_line(
 
 
 @by_command
-def test_a_disk_that_is_full_is_said_of_the_file(
+def test_a_full_disk_is_reported_for_the_file(
     store: str, command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(store, command, Path("/dev/full")) == 2
@@ -67,7 +67,7 @@ def test_a_disk_that_is_full_is_said_of_the_file(
 
 
 @by_command
-def test_the_file_is_new_and_alone_where_it_was_written_and_a_link_to_it_stays_one(
+def test_the_file_is_replaced_without_leftovers_and_a_link_to_it_remains(
     store: str, command: tuple[str, ...], tmp_path: Path
 ) -> None:
     target, link = tmp_path / "target", tmp_path / "link"
@@ -80,7 +80,7 @@ def test_the_file_is_new_and_alone_where_it_was_written_and_a_link_to_it_stays_o
 
 
 @by_command
-def test_what_was_there_before_is_there_still_after_a_run_that_failed(
+def test_a_run_that_fails_keeps_the_previous_file(
     store: str, command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "made"

@@ -1,4 +1,4 @@
-"""`gpuledger store maintain` and `gpuledger query`, as people run them."""
+"""`gpuledger store maintain` and `gpuledger query`, as users run them."""
 
 import csv
 import io
@@ -57,7 +57,7 @@ def cells(table: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
 
 
-def test_maintaining_does_each_step_and_ends_with_a_table_of_what_was_done(
+def test_maintain_runs_each_step_and_prints_a_table_of_the_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill(tmp_path, commits=10)
@@ -80,7 +80,7 @@ def test_maintaining_does_each_step_and_ends_with_a_table_of_what_was_done(
     assert shown.err == ""
 
 
-def test_on_a_terminal_one_line_says_which_step_is_under_way(tmp_path: Path) -> None:
+def test_on_a_terminal_one_line_shows_the_current_step(tmp_path: Path) -> None:
     fill(tmp_path, commits=10)
     ours, theirs = os.openpty()
     argv = [sys.executable, "-m", "gpuledger_cli", "store", "maintain", "--store", str(tmp_path)]
@@ -102,7 +102,7 @@ def test_on_a_terminal_one_line_says_which_step_is_under_way(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("command", [("store", "maintain"), ("query",)])
-def test_the_help_says_of_each_option_what_it_is_for(
+def test_the_help_describes_each_option(
     command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*command, "--help"]) == 0
@@ -112,7 +112,7 @@ def test_the_help_says_of_each_option_what_it_is_for(
     assert "--empty-" not in shown
 
 
-def test_a_dry_run_says_what_would_be_done_and_changes_nothing(
+def test_a_dry_run_shows_the_steps_and_changes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill(tmp_path, commits=10)
@@ -127,8 +127,8 @@ def test_a_dry_run_says_what_would_be_done_and_changes_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_it_is_done_again_and_again_until_the_process_is_told_to_end(tmp_path: Path) -> None:
-    """A store that is not there yet is waited for."""
+def test_maintenance_repeats_until_the_process_is_stopped(tmp_path: Path) -> None:
+    """It waits for a store that does not exist yet."""
     path = tmp_path / "store"
     command = ["store", "maintain", "--store", str(path), *FOREVER, "--every", "1s"]
     with subprocess.Popen(
@@ -147,7 +147,9 @@ def test_it_is_done_again_and_again_until_the_process_is_told_to_end(tmp_path: P
             process.kill()
 
 
-def test_a_mistyped_store_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistyped_store_is_not_created(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert maintain(tmp_path / "mistyped") == 2
     assert "no such directory" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
@@ -170,7 +172,7 @@ def test_json_and_csv_have_every_digit(store: Path, capsys: pytest.CaptureFixtur
     ]
 
 
-def test_json_has_numbers_beyond_64_bits_and_tables_what_stands_in_brackets(
+def test_json_has_numbers_beyond_64_bits_and_tables_show_text_in_brackets(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
@@ -183,7 +185,7 @@ def test_json_has_numbers_beyond_64_bits_and_tables_what_stands_in_brackets(
 
 
 @pytest.mark.parametrize("form", ["csv", "table"])
-def test_decimals_in_lists_and_structs_are_written_as_those_alone_are(
+def test_decimals_in_lists_and_structs_are_written_like_others(
     store: Path, form: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
@@ -203,7 +205,7 @@ def test_a_damaged_log_is_one_line(store: Path, capsys: pytest.CaptureFixture[st
     assert (shown.count("\n"), "usage_hourly" in shown, "Repair" in shown) == (1, True, True)
 
 
-def test_maintaining_a_store_without_a_data_file_is_one_line_and_exit_code_2(
+def test_maintaining_a_store_with_a_missing_data_file_is_one_line_and_exit_code_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill(tmp_path, commits=2)
@@ -221,7 +223,7 @@ def test_a_table_is_not_cut_off_in_a_pipe(store: Path, capsys: pytest.CaptureFix
     assert "namespace_annotations" in shown
 
 
-def test_json_is_written_a_part_at_a_time_as_one_list(
+def test_json_is_written_in_parts_as_one_list(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for count in (0, 1, 25_000):
@@ -230,7 +232,7 @@ def test_json_is_written_a_part_at_a_time_as_one_list(
         assert json.loads(capsys.readouterr().out) == [{"i": number} for number in range(count)]
 
 
-def test_parquet_goes_to_a_file_and_stays_exact(store: Path, tmp_path: Path) -> None:
+def test_parquet_is_written_to_a_file_with_exact_values(store: Path, tmp_path: Path) -> None:
     file = tmp_path / "found.parquet"
     assert ask(store, SQL, "--format", "parquet", "--output", str(file)) == 0
     with duckdb.connect() as connection:
@@ -252,7 +254,7 @@ def test_parquet_goes_to_a_file_and_stays_exact(store: Path, tmp_path: Path) -> 
         ("PIVOT usage ON category", (), "IN"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(
+def test_an_invalid_query_is_one_line_and_exit_code_2(
     store: Path,
     sql: str,
     options: tuple[str, ...],
@@ -302,12 +304,12 @@ def test_a_mistake_is_one_line_and_exit_code_2(
         "FROM query('FROM read_text(''{outside}/secret'')')",
         "FROM read_csv('http://127.0.0.1:1/secret')",
         "FROM duckdb_secrets()",
-        # Names of variables of the program that asks.
+        # Names of variables of the program that queries.
         "FROM rows",
         "FROM files",
     ],
 )
-def test_a_query_makes_no_file_and_reads_none_but_the_stores(
+def test_a_query_creates_no_file_and_reads_only_those_of_the_store(
     store: Path, tmp_path: Path, sql: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outside = tmp_path / "outside"
@@ -325,12 +327,12 @@ def test_a_query_makes_no_file_and_reads_none_but_the_stores(
 
 
 @pytest.mark.parametrize("sql", ["SHOW TABLES", "DESCRIBE usage", "SUMMARIZE usage", "FROM usage;"])
-def test_whatever_gives_rows_of_the_store_is_answered(store: Path, sql: str) -> None:
+def test_every_statement_that_returns_rows_of_the_store_is_executed(store: Path, sql: str) -> None:
     assert ask(store, sql) == 0
 
 
 @pytest.mark.parametrize("name", ["it's", "a[b]*?", "a=b c", "linked"])
-def test_a_store_is_asked_whatever_its_folder_is_called(
+def test_the_stores_directory_may_have_any_name(
     store: Path, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved = store.parent / name
@@ -346,10 +348,10 @@ def test_a_store_is_asked_whatever_its_folder_is_called(
         assert json.loads(capsys.readouterr().out) == [{"n": 10}]
 
 
-def test_what_does_not_fit_into_memory_is_spilled_and_answered(
+def test_a_result_that_does_not_fit_into_memory_is_spilled(
     store: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """To the folder that DuckDB has for it, which a connection that is confined may use."""
+    """To DuckDB's directory for it, which a confined connection may use."""
     monkeypatch.chdir(tmp_path)
     with duckdb.connect() as connection:
         files = create_views(connection, str(store))
@@ -360,7 +362,7 @@ def test_what_does_not_fit_into_memory_is_spilled_and_answered(
     assert found == [(5_000_000,)]
 
 
-def test_a_query_of_hours_that_nobody_has_summed_up_says_how_they_are(
+def test_a_query_of_hours_that_are_not_summed_up_reports_the_remedy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill(tmp_path, commits=1)
@@ -387,7 +389,7 @@ def test_ctrl_c_ends_a_query_that_would_run_for_hours(store: Path) -> None:
 
 
 def wait_until_busy(pid: int) -> None:
-    """Wait until threads other than the main one have worked for half a second."""
+    """Wait until threads other than the main one have run for half a second."""
     end = time.monotonic() + HANG_SECONDS
     while time.monotonic() < end:
         ticks = 0
@@ -405,7 +407,7 @@ def test_an_interrupt_before_the_query_begins_is_not_lost() -> None:
     interrupts = threading.Semaphore(0)
 
     def begins_late() -> bool:
-        signal.raise_signal(signal.SIGINT)  # the main thread heeds it
+        signal.raise_signal(signal.SIGINT)  # the main thread handles it
         return all(interrupts.acquire(timeout=HANG_SECONDS) for _ in range(3))
 
     try:

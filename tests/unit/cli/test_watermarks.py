@@ -1,4 +1,4 @@
-"""What `gpuledger watermarks` shows, over the bus in memory."""
+"""The output of `gpuledger watermarks`, over the bus in memory."""
 
 from gpuledger.bus.protocol import Message
 from gpuledger.completeness import message_of
@@ -34,14 +34,14 @@ def test_a_time_is_complete_once_every_partition_is() -> None:
     ]
 
 
-def test_what_is_not_complete_names_its_partitions_and_up_to_when_they_are() -> None:
+def test_incomplete_partitions_are_named_with_their_times() -> None:
     assert lines(output(0, seconds=5), output(1, seconds=60), until_seconds=60) == [
         "not complete through 2026-11-20T12:01:00Z, only through 2026-11-20T12:00:05Z",
         "partition 0, cluster default: complete through 2026-11-20T12:00:05Z",
     ]
 
 
-def test_a_partition_of_which_nothing_is_known_is_not_complete() -> None:
+def test_a_partition_without_a_watermark_is_not_complete() -> None:
     assert lines(output(0, seconds=5)) == [
         "not complete: no watermark of 1 of 2 partitions",
         "partition 1: no watermark",
@@ -55,7 +55,7 @@ def test_unresponsive_nodes_are_named_with_the_end_of_their_last_tick() -> None:
     ]
 
 
-async def test_of_each_partition_what_its_stage_says_counts_and_nothing_else() -> None:
+async def test_only_the_newest_valid_watermark_of_each_partition_counts() -> None:
     on = bus()
     async with on.producer() as producer:
         for each in (
@@ -63,7 +63,7 @@ async def test_of_each_partition_what_its_stage_says_counts_and_nothing_else() -
             output(0, seconds=7),
             output(0, seconds=9, component="join"),
             output(0, seconds=9, component="rows", topic=ROWS.name),
-            output(1, seconds=9),  # in the partition of another
+            output(1, seconds=9),  # in the partition of another one
             output(0, seconds=100 * 365 * 86_400),
         ):
             message = message_of(each, time_ns=NOON_NS)

@@ -10,8 +10,8 @@ from typing import Any, Final
 import yaml
 
 from gpuledger.programs import COMPONENTS
-from tests.unit.deployment import deployables
-from tests.unit.deployment.deployables import ROOT, Stage
+from tests.unit.deployment import components
+from tests.unit.deployment.components import ROOT, Stage
 
 OURS: Final = "gpuledger-"
 
@@ -44,7 +44,7 @@ class Service:
 
     @property
     def stage(self) -> Stage:
-        return deployables.target_of(self.image)
+        return components.target_of(self.image)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -86,11 +86,11 @@ class Service:
     def _entrypoint(self) -> Sequence[str]:
         """Return what the image itself starts; for images of others it is unknown."""
         given: Sequence[str] = self.spec.get("entrypoint", ())
-        return given or (deployables.entrypoint(self.stage) if self.is_ours else ())
+        return given or (components.entrypoint(self.stage) if self.is_ours else ())
 
     def _copied(self) -> dict[str, Path]:
         """Return the files that our image takes from the checkout, by their place in it."""
-        copied = deployables.copied(self.stage) if self.is_ours else ()
+        copied = components.copied(self.stage) if self.is_ours else ()
         return {target: ROOT / source for source, target in copied}
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from tests.unit.deployment.deployables import ROOT
+from tests.unit.deployment.components import ROOT
 
 GRAFANA: Final = ROOT / "deploy" / "compose" / "grafana"
 _METRIC: Final = re.compile(r"\bgpuledger_\w+")

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import yaml
 
-from tests.unit.deployment.deployables import ROOT
+from tests.unit.deployment.components import ROOT
 
 Manifest = dict[str, Any]
 

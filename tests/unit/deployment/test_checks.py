@@ -27,9 +27,9 @@ OF_A_SINK: Final = rf"^({'|'.join(KINDS)}|…)\."
 Checks = set[tuple[str, str]]
 
 
-def written(deployable: str) -> Checks:
+def written(component: str) -> Checks:
     """Return name and severity of each check in the page's table."""
-    row = rf"^\| {deployable} \| `([^`]+)` \| (critical|warning) \|"
+    row = rf"^\| {component} \| `([^`]+)` \| (critical|warning) \|"
     return set(re.findall(row, PAGE, flags=re.MULTILINE))
 
 
@@ -62,9 +62,9 @@ def _name(argument: ast.expr) -> str:
     return str(argument.value)
 
 
-@pytest.mark.parametrize("deployable", FOLDERS)
-def test_the_checks_of_a_component_are_those_of_the_table(deployable: str) -> None:
-    assert sorted(written(deployable)) == sorted(made(ROOT / FOLDERS[deployable]))
+@pytest.mark.parametrize("component", FOLDERS)
+def test_the_checks_of_a_component_are_those_of_the_table(component: str) -> None:
+    assert sorted(written(component)) == sorted(made(ROOT / FOLDERS[component]))
 
 
 def test_a_failure_that_the_agent_can_work_with_leaves_it_ready() -> None:
@@ -73,9 +73,9 @@ def test_a_failure_that_the_agent_can_work_with_leaves_it_ready() -> None:
     assert critical == {"nvml", "samples"}
 
 
-@pytest.mark.parametrize("deployable", sorted(FOLDERS.keys() - {"all", "reports", "standalone"}))
-def test_every_component_has_the_same_check_for_kafka(deployable: str) -> None:
-    last_words = {re.sub(r"^<\w+>\.", "", name) for name, _ in written(deployable)}
+@pytest.mark.parametrize("component", sorted(FOLDERS.keys() - {"all", "reports", "standalone"}))
+def test_every_component_has_the_same_check_for_kafka(component: str) -> None:
+    last_words = {re.sub(r"^<\w+>\.", "", name) for name, _ in written(component)}
 
     assert "kafka" in last_words
     assert "bus" not in last_words

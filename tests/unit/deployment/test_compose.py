@@ -16,13 +16,13 @@ from jsonschema import Draft202012Validator
 from gpuledger.programs import COMPONENTS
 from gpuledger.settings import load_settings
 from gpuledger_cli.kafka_options import TopicsSettings
-from tests.unit.deployment import compose_file, deployables
+from tests.unit.deployment import components, compose_file
+from tests.unit.deployment.components import ROOT
 from tests.unit.deployment.compose_file import Service
-from tests.unit.deployment.deployables import ROOT
 
 COMPOSE = ROOT / "deploy" / "compose"
 SERVICES = {service.name: service for service in compose_file.services()}
-DEPLOYED = {service.name: service for service in compose_file.deployed()}
+ComponentOYED = {service.name: service for service in compose_file.deployed()}
 OPTIONAL = {name for name, service in SERVICES.items() if "profiles" in service.spec}
 SettingsOf = Callable[[str], dict[str, Any]]
 EPOCH = re.compile(r"simulator:\n  epoch_ns: \d{19}\n")
@@ -51,8 +51,8 @@ def simulation(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def settings_of(simulation: Path) -> SettingsOf:
     def settings(name: str) -> dict[str, Any]:
-        command, environment = DEPLOYED[name].on_this_machine({"simulation": simulation})
-        return deployables.settings(command, environment)
+        command, environment = ComponentOYED[name].on_this_machine({"simulation": simulation})
+        return components.settings(command, environment)
 
     return settings
 
@@ -65,7 +65,7 @@ def test_it_follows_the_compose_specification() -> None:
 
 
 def test_every_component_has_a_service() -> None:
-    assert {service.command()[1] for service in DEPLOYED.values()} == set(COMPONENTS)
+    assert {service.command()[1] for service in ComponentOYED.values()} == set(COMPONENTS)
 
 
 @pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
@@ -114,7 +114,7 @@ def test_the_named_volumes_are_those_that_are_used() -> None:
 
 
 def test_our_volumes_cover_the_directories_that_the_image_makes_writable() -> None:
-    (command,) = deployables.stages()["runtime"].values("RUN")
+    (command,) = components.stages()["runtime"].values("RUN")
     writable = {word for word in json.loads(command) if word.startswith("/")}
     covered = {
         mount.target
@@ -136,7 +136,7 @@ def test_a_service_waits_only_for_existing_services(service: Service) -> None:
         assert is_healthy == ("healthcheck" in SERVICES[name].spec), name
 
 
-@pytest.mark.parametrize("name", DEPLOYED)
+@pytest.mark.parametrize("name", ComponentOYED)
 def test_a_component_accepts_its_command_and_its_environment(
     settings_of: SettingsOf, name: str
 ) -> None:
@@ -146,10 +146,10 @@ def test_a_component_accepts_its_command_and_its_environment(
         assert "kafka" not in loaded
     else:
         assert loaded["kafka"]["bootstrap_servers"] == "kafka:9092"
-    assert deployables.listen_port(loaded) == int(DEPLOYED[name].stage.values("EXPOSE")[0])
+    assert components.listen_port(loaded) == int(ComponentOYED[name].stage.values("EXPOSE")[0])
 
 
-@pytest.mark.parametrize("name", DEPLOYED)
+@pytest.mark.parametrize("name", ComponentOYED)
 def test_every_url_in_the_settings_is_a_service_and_its_port(
     settings_of: SettingsOf, name: str
 ) -> None:
@@ -162,7 +162,7 @@ def test_every_url_in_the_settings_is_a_service_and_its_port(
 
 
 def test_every_node_of_the_scenario_has_an_agent() -> None:
-    agents = [service for service in DEPLOYED.values() if service.stage.name == "agent"]
+    agents = [service for service in ComponentOYED.values() if service.stage.name == "agent"]
     (source,) = {agent.environment["GPULEDGER_SOURCE"] for agent in agents}
     scenario = yaml.safe_load((ROOT / "scenarios" / Path(source).name).read_text())
 
@@ -194,7 +194,7 @@ def test_the_topics_are_created_by_an_existing_command() -> None:
         TopicsSettings, prog="topics", description="", argv=[], environ=service.environment
     )
 
-    assert "partitions" in deployables.run([*service.command(), "--help"], {})
+    assert "partitions" in components.run([*service.command(), "--help"], {})
     assert loaded.kafka.bootstrap_servers == "kafka:9092"
 
 
@@ -215,9 +215,9 @@ def test_prometheus_scrapes_every_always_running_component_on_its_port(
 ) -> None:
     (job,) = yaml.safe_load((COMPOSE / "prometheus.yml").read_text())["scrape_configs"]
     scraped = {target for group in job["static_configs"] for target in group["targets"]}
-    always = DEPLOYED.keys() - OPTIONAL
+    always = ComponentOYED.keys() - OPTIONAL
 
-    assert scraped == {f"{name}:{deployables.listen_port(settings_of(name))}" for name in always}
+    assert scraped == {f"{name}:{components.listen_port(settings_of(name))}" for name in always}
 
 
 def test_nothing_waits_for_an_optional_service() -> None:

@@ -7,7 +7,7 @@ from itertools import chain
 import pytest
 
 from gpuledger.programs import COMPONENTS
-from tests.unit.deployment.deployables import (
+from tests.unit.deployment.components import (
     PYPROJECT,
     ROOT,
     VERSION,

@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 
 from tests.tables import for_each
 from tests.unit.deployment import manifests
-from tests.unit.deployment.deployables import ROOT
+from tests.unit.deployment.components import ROOT
 from tests.unit.deployment.manifests import K8S, Manifest
 
 

@@ -30,8 +30,8 @@ from gpuledger_reports.settings import ReportsSettings
 from gpuledger_sinks.settings import SinkSettings
 from tests.default_topics import BY_NAME
 from tests.tables import for_each
-from tests.unit.deployment import deployables, manifests
-from tests.unit.deployment.deployables import ROOT
+from tests.unit.deployment import components, manifests
+from tests.unit.deployment.components import ROOT
 
 GUIDES: Final = ROOT / "docs" / "guides"
 INSTALL: Final = (GUIDES / "install.md").read_text()
@@ -110,7 +110,7 @@ def test_the_ports_are_those_on_which_the_images_listen() -> None:
     written = dict(re.findall(r"^\| (\w+) \| (\d{4}) \|$", MONITORING, flags=re.MULTILINE))
     exposed = {
         name: port
-        for name, stage in deployables.targets().items()
+        for name, stage in components.targets().items()
         for port in stage.values("EXPOSE")
     }
 
@@ -134,7 +134,7 @@ def test_every_extra_for_users_is_in_the_table_of_extras() -> None:
 )
 def test_every_workload_is_documented(page: str) -> None:
     text = (ROOT / "docs" / page).read_text()
-    tables = re.findall(r"^\| (?:workload|deployable) \|.*?\n\n", text, re.MULTILINE | re.DOTALL)
+    tables = re.findall(r"^\| workload \|.*?\n\n", text, re.MULTILINE | re.DOTALL)
     reported = {word for table in tables for word in re.findall(r"^\|[^|]*", table, re.MULTILINE)}
     kinds = ("Deployment", "DaemonSet", "Job", "CronJob")
     names = {

@@ -13,12 +13,12 @@ from prometheus_client.samples import Sample
 from gpuledger.ledger.families import FAMILIES
 from gpuledger.records.incidents import INCIDENT_KINDS
 from gpuledger.runtime import CheckSeverity
-from gpuledger_cli.docs_gen.metrics_page import DEPLOYABLES, collectors_of
+from gpuledger_cli.docs_gen.metrics_page import METRICS_MODULES, collectors_of
 from gpuledger_cli.docs_gen.series_page import rules_by_group
 from gpuledger_sinks.registry import KINDS
 from tests.tables import for_each
 from tests.unit.deployment import watching
-from tests.unit.deployment.deployables import ROOT
+from tests.unit.deployment.components import ROOT
 from tests.unit.deployment.watching import Row, Selector
 
 ROWS: Final = watching.rows()
@@ -123,7 +123,7 @@ def test_a_series_that_a_row_selects_exists_at_the_start_or_the_page_documents_t
 def test_a_counter_starts_at_zero_or_the_page_documents_that_it_does_not() -> None:
     counters = {
         family.name + "_total"
-        for module in DEPLOYABLES.values()
+        for module in METRICS_MODULES.values()
         for collector in collectors_of(module)
         if isinstance(collector, Counter)
         for family in collector.describe()

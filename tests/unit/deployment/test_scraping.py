@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tests.unit.deployment import manifests
-from tests.unit.deployment.deployables import ROOT
+from tests.unit.deployment.components import ROOT
 from tests.unit.deployment.manifests import Manifest
 
 PAGE: Final = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()

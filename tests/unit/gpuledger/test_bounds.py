@@ -106,7 +106,7 @@ SIZES = st.integers(-(2**63), 2**63 - 1)
 
 @pytest.mark.parametrize(("field", "made", "most"), OF_A_TICK)
 @given(data=st.data())
-def test_a_tick_is_accepted_up_to_its_bounds_and_beyond_them_refused_with_the_fields_name(
+def test_a_tick_is_accepted_at_its_bounds_and_beyond_them_rejected_with_the_fields_name(
     field: str, made: Callable[[int], NodeSample], most: int, data: st.DataObject
 ) -> None:
     value = data.draw(st.one_of(SIZES, st.integers(0, most), st.sampled_from([0, most, most + 1])))

@@ -12,7 +12,7 @@ import pytest
 from gpuledger.programs import COMPONENTS
 
 SUBCOMMANDS = {package: name for name, (package, _) in COMPONENTS.items()}
-DEPLOYABLES = tuple(SUBCOMMANDS)
+PACKAGES = tuple(SUBCOMMANDS)
 INTERRUPTED = 130
 # Raises the signal in the process itself, just when the first slow module is imported.
 SIGNALLED = """
@@ -58,7 +58,7 @@ def signalled(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("start", STARTS)
-@pytest.mark.parametrize("module", DEPLOYABLES)
+@pytest.mark.parametrize("module", PACKAGES)
 def test_a_signal_before_the_work_ends_a_component_with_zero(
     module: str, start: str, number: signal.Signals
 ) -> None:
@@ -81,7 +81,7 @@ def test_a_closed_standard_stream_is_replaced_by_the_null_device(closed: str, be
     assert subprocess.run(started, check=False, timeout=60).returncode == 7
 
 
-@pytest.mark.parametrize("module", DEPLOYABLES)
+@pytest.mark.parametrize("module", PACKAGES)
 def test_a_component_ends_with_its_exit_code_whatever_its_threads_are_doing(module: str) -> None:
     """Interpreter shutdown, shown by `atexit`, would change that code."""
     code = (
@@ -106,7 +106,7 @@ def test_ctrl_c_before_the_work_ends_the_command_quietly_with_130(at: str, start
     assert ended == (INTERRUPTED, b"")
 
 
-@pytest.mark.parametrize("module", [*DEPLOYABLES, "gpuledger_cli"])
+@pytest.mark.parametrize("module", [*PACKAGES, "gpuledger_cli"])
 def test_only_our_own_empty_packages_are_imported_before_signals_are_handled(
     module: str,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpuledger.rights import DEPLOYABLES, USES, grants, strimzi_manifests
+from gpuledger.rights import KAFKA_USERS, USES, grants, strimzi_manifests
 from gpuledger.topics import Topics
 from gpuledger_cli.__main__ import main
 from gpuledger_enricher.join.join_settings import GROUP
@@ -20,7 +20,7 @@ OPERATIONS = {"Read", "Write", "Create", "Describe", "DescribeConfigs"}
 
 def test_each_topic_has_a_row_and_each_row_names_existing_components() -> None:
     assert [getattr(Topics(), use.topic).name for use in USES] == [one.name for one in TOPICS]
-    names = {who.name for who in DEPLOYABLES}
+    names = {who.name for who in KAFKA_USERS}
     for use in USES:
         assert use.writers
         assert {*use.writers, *use.readers} <= names
@@ -28,7 +28,7 @@ def test_each_topic_has_a_row_and_each_row_names_existing_components() -> None:
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
 def test_a_sink_has_its_own_group_and_reads_its_own_topics(kind: SinkKind) -> None:
-    who = next(each for each in DEPLOYABLES if each.name == f"sink {kind.name}")
+    who = next(each for each in KAFKA_USERS if each.name == f"sink {kind.name}")
     found = list(grants(who, Topics()))
     reads = {each.name for each in found if each.resource == "topic" and "Read" in each.operations}
     assert who.group == kind.group
@@ -43,12 +43,12 @@ def test_a_sink_has_its_own_group_and_reads_its_own_topics(kind: SinkKind) -> No
 
 
 def test_the_join_has_its_own_group() -> None:
-    by_name = {who.name: who for who in DEPLOYABLES}
+    by_name = {who.name: who for who in KAFKA_USERS}
     assert by_name["join"].group == GROUP
 
 
 def test_all_names_of_an_installation_begin_with_its_prefix() -> None:
-    for who in DEPLOYABLES:
+    for who in KAFKA_USERS:
         for grant in grants(who, Topics("blue")):
             assert grant.name.startswith(("blue.", "blue-"))
             assert set(grant.operations) <= OPERATIONS
@@ -62,7 +62,7 @@ def test_the_command_prints_topics_and_users_for_strimzi(
     found = list(yaml.safe_load_all(capsys.readouterr().out))
     topics = Topics("Blue_Team")
     assert found == list(strimzi_manifests(topics, cluster="main", partitions=24))
-    assert len(found) == len(topics) + len(DEPLOYABLES)
+    assert len(found) == len(topics) + len(KAFKA_USERS)
     by_name = {each["metadata"]["name"]: each for each in found}
     assert by_name["blue-team.samples.v1"]["spec"]["topicName"] == "Blue_Team.samples.v1"
     assert by_name["blue-team.samples.v1"]["spec"]["partitions"] == 24
@@ -85,7 +85,7 @@ def test_the_command_prints_a_command_for_each_acl(
     monkeypatch.setenv("GPULEDGER_KAFKA__BOOTSTRAP_SERVERS", "kafka:9092")
     assert main(["topics", "export", "--format", "acls"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line[0] != "#"]
-    assert len(lines) == sum(1 for who in DEPLOYABLES for _ in grants(who, Topics("blue")))
+    assert len(lines) == sum(1 for who in KAFKA_USERS for _ in grants(who, Topics("blue")))
     assert (
         "kafka-acls.sh --bootstrap-server kafka:9092 --add --allow-principal User:blue-sink-rows"
         " --operation Write --transactional-id blue-rows- --resource-pattern-type prefixed"

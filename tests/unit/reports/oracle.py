@@ -1,4 +1,4 @@
-"""The rules of charging once more, plainly: one board and hour at a time, nothing but integers.
+"""The rules of billing in plain Python: one physical GPU and hour at a time, only integers.
 
 `gpuledger_reports.reading.charging_sql` has the same in SQL.
 """
@@ -16,7 +16,7 @@ Row = Mapping[str, Any]
 
 
 class Claim(NamedTuple):
-    """By what a tenant is charged."""
+    """The basis by which a tenant is billed."""
 
     basis: str = "allocated"
     weight: int = 0
@@ -30,10 +30,10 @@ def factor_of(row: Row) -> int:
     return 0 if row.get("parent_uuid") else UNITS
 
 
-def device_of(row: Row) -> Any:  # noqa: ANN401  # something to be told apart and sorted by
-    """Return by what a row's device is known, in the order in which SQL has devices."""
+def device_of(row: Row) -> Any:  # noqa: ANN401  # any hashable and sortable value
+    """Return the identity of a row's device, in the order in which SQL sorts devices."""
     shape = [row.get(name) for name in ("mig_profile", "compute_slices", "gpu_compute_slices")]
-    # What is absent comes last.
+    # Absent values come last.
     return (row["gpu_uuid"], *((value is None, value) for value in shape))
 
 
@@ -53,9 +53,9 @@ def fit(amounts: Mapping[Any, int], to: int) -> dict[Any, int]:
 def charge_gpu_hour(
     rows: Sequence[Row], there_ns: int | None, claim_of: Callable[[str], Claim]
 ) -> Counter[str]:
-    """Return the units that each tenant is charged of a board in an hour, and each kind of idle.
+    """Return the units of a physical GPU's hour by tenant and by kind of idle.
 
-    `there_ns` is for how long the board was in the inventory; absent where that never had it.
+    `there_ns` is its time in the inventory; `None` if it was never there.
     """
     allocated: dict[tuple[Any, str], int] = defaultdict(int)
     unresponsive: dict[tuple[Any, str], int] = defaultdict(int)

@@ -17,7 +17,7 @@ BEGIN_US = int(datetime(2026, 10, 1, tzinfo=UTC).timestamp()) * 1_000_000
 TABLES = {table.name: table for table in (USAGE, USAGE_HOURLY, INVENTORY, NODES, PODS, NAMESPACES)}
 
 Value = Any
-"""Of a column of any type."""
+"""The value of a column of any type."""
 Row = Mapping[str, Value]
 
 
@@ -44,7 +44,7 @@ def usage_row(hour: int, *, gpu: str = "GPU-a", category: str = "idle", **fields
 
 
 def allocated(hour: int, pod: str | None, allocated_ns: int = HOUR_NS, **fields: Value) -> Row:
-    """Return the row of what a pod of namespace ns holds, or nobody."""
+    """Return a row of time allocated to a pod of namespace ns, or unallocated time."""
     holder = (
         {}
         if pod is None
@@ -61,7 +61,7 @@ def allocated(hour: int, pod: str | None, allocated_ns: int = HOUR_NS, **fields:
 
 
 def used(hour: int, pod: str, busy_ns: int, **fields: Value) -> Row:
-    """Return the row of what a pod of namespace ns used."""
+    """Return a row of usage of a pod of namespace ns."""
     user = {"pod_uid": f"uid-{pod}", "pod_state": "known", "namespace": "ns", "pod": pod}
     return usage_row(hour, category="pod", busy_ns=busy_ns, **{**user, **fields})
 
@@ -134,7 +134,7 @@ def write_store(
 
 
 def minute_row(row: Row, minute: int) -> Row:
-    """Return a row of an hour as one of a minute of it, counted from the hour's begin."""
+    """Return an hour's row as that of one of its minutes, counted from the start of the hour."""
     return {**row, "hour": row["hour"] + minute * 60_000_000}
 
 

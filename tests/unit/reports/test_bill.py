@@ -1,4 +1,4 @@
-"""What a bill says: whose each cost is, by which price, and that all of it adds up."""
+"""The lines of a bill: tenants, prices and costs, and that they add up."""
 
 from collections.abc import Sequence
 from decimal import Decimal
@@ -45,7 +45,7 @@ def bill_of(
     since: int = 0,
     hours: int = 4,
 ) -> Bill:
-    """Return the bill of the first hours of the first day, from one of them on."""
+    """Return the bill of the first hours of the first day, starting at one of them."""
     read = ReadPolicy(parse_policy(policy), "0" * 64, "test")
     maker = BillMaker(UsageReader(store, distinguishes_gpus="gpu" in by), read, by=by)
     window = Window(BEGIN_US + since * HOUR_US, BEGIN_US + hours * HOUR_US)
@@ -53,7 +53,7 @@ def bill_of(
 
 
 def costs(bill: Bill) -> dict[str, str]:
-    """Return the cost of each line by its values, with its kind of idle where it has one."""
+    """Return the cost of each line by its values, and its kind of idle if it has one."""
     return {
         "/".join((*line.values, *([line.idle_kind] if line.idle_kind else []))): f"{line.cost:f}"
         for line in bill.lines
@@ -65,7 +65,7 @@ def store_of(tmp_path: Path, *usage: Row, **tables: Sequence[Row]) -> str:
     return write_store(tmp_path, properties=None, usage_hourly=usage, inventory=inventory, **tables)
 
 
-def test_who_holds_pays_and_what_nobody_used_of_it_is_shown(tmp_path: Path) -> None:
+def test_a_tenant_pays_for_allocated_time_and_its_unused_cost_is_shown(tmp_path: Path) -> None:
     busy = HOUR_NS // 4
     store = store_of(
         tmp_path,
@@ -82,7 +82,7 @@ def test_who_holds_pays_and_what_nobody_used_of_it_is_shown(tmp_path: Path) -> N
     assert bill.data_coverage_ratio == Fraction(1)
 
 
-def test_an_hour_of_an_instance_costs_its_slices_of_the_board(tmp_path: Path) -> None:
+def test_an_hour_of_an_instance_costs_its_share_of_slices(tmp_path: Path) -> None:
     cut: Row = {"parent_uuid": "GPU-a", "gpu_compute_slices": 7}
     store = store_of(
         tmp_path,
@@ -96,7 +96,9 @@ def test_an_hour_of_an_instance_costs_its_slices_of_the_board(tmp_path: Path) ->
     assert costs(bill_of(store, SEVEN.replace("prices: [", own_price))) == by_slices | {"a": "1.50"}
 
 
-def test_an_instance_costs_its_slices_of_memory_where_the_policy_says_so(tmp_path: Path) -> None:
+def test_an_instance_costs_its_share_of_memory_slices_if_the_policy_requires_it(
+    tmp_path: Path,
+) -> None:
     board: Row = {"gpu_compute_slices": 7, "gpu_memory_slices": 8}
     cut: Row = {"parent_uuid": "GPU-a", "mig_profile": "1g.20gb", "compute_slices": 1, **board}
     store = store_of(
@@ -115,16 +117,21 @@ def test_an_instance_costs_its_slices_of_memory_where_the_policy_says_so(tmp_pat
 @pytest.mark.parametrize(
     ("inventory", "nodes", "no_data"),
     [
-        pytest.param([inventory_row()], [], "14.00", id="there all the time"),
-        pytest.param([inventory_row(hour=1.5)], [], "10.50", id="from its first version on"),
+        pytest.param([inventory_row()], [], "14.00", id="present all the time"),
         pytest.param(
-            [inventory_row(), inventory_row(None, hour=1.5)], [], "3.50", id="until it is gone"
+            [inventory_row(hour=1.5)], [], "10.50", id="present from its first version on"
+        ),
+        pytest.param(
+            [inventory_row(), inventory_row(None, hour=1.5)],
+            [],
+            "3.50",
+            id="present until its removal",
         ),
         pytest.param(
             [inventory_row()],
             [node_row(), node_row(hour=1.25, deleted_time=BEGIN_US + HOUR_US + HOUR_US // 4)],
             "1.75",
-            id="until the node is deleted",
+            id="present until the node is deleted",
         ),
         pytest.param(
             [inventory_row()],
@@ -134,15 +141,15 @@ def test_an_instance_costs_its_slices_of_memory_where_the_policy_says_so(tmp_pat
                 node_row(hour=1.75),
             ],
             "10.50",
-            id="and again from when the node is back",
+            id="present again once the node is back",
         ),
         pytest.param([], [], None, id="never in the inventory"),
     ],
 )
-def test_what_was_there_and_no_tick_covers_is_no_data(
+def test_the_time_of_a_present_gpu_without_ticks_is_no_data(
     tmp_path: Path, inventory: list[Row], nodes: list[Row], no_data: str | None
 ) -> None:
-    """The first of three hours is covered; another GPU's row says that there is usage of all."""
+    """Only the first of three hours has ticks; a row of another GPU extends usage to all three."""
     other = [inventory_row("GPU-z", hour=99)]
     store = store_of(
         tmp_path,
@@ -155,13 +162,13 @@ def test_what_was_there_and_no_tick_covers_is_no_data(
     assert found.get("__no_data__/no_data") == no_data
 
 
-def test_nothing_is_billed_beyond_the_last_usage(tmp_path: Path) -> None:
+def test_time_after_the_last_usage_is_not_billed(tmp_path: Path) -> None:
     bill = bill_of(store_of(tmp_path, allocated(0, "a")), hours=24)
     assert costs(bill) == {"a": "7.00"}
     assert not bill.is_complete
 
 
-def test_pods_are_found_late_by_uid_and_by_name_and_what_they_have_is_one_line(
+def test_rows_of_a_pod_known_by_uid_or_by_name_are_one_line(
     tmp_path: Path,
 ) -> None:
     store = store_of(
@@ -177,7 +184,7 @@ def test_pods_are_found_late_by_uid_and_by_name_and_what_they_have_is_one_line(
     assert gpu_seconds(bill.lines[0].used) == 3600
 
 
-def test_a_name_means_the_pod_that_had_it_in_that_hour(tmp_path: Path) -> None:
+def test_a_name_refers_to_the_pod_that_had_it_in_that_hour(tmp_path: Path) -> None:
     by_name: Row = {
         "allocated_pod_state": "named",
         "allocated_namespace": "ns",
@@ -198,7 +205,7 @@ def test_a_name_means_the_pod_that_had_it_in_that_hour(tmp_path: Path) -> None:
     assert costs(bill_of(store, by=["owner_name"])) == {"1": "7.00", "2": "14.00"}
 
 
-def test_labels_are_those_of_the_time_of_use(tmp_path: Path) -> None:
+def test_labels_are_those_at_the_time_of_use(tmp_path: Path) -> None:
     store = store_of(
         tmp_path,
         *(allocated(hour, "a") for hour in range(3)),
@@ -210,7 +217,7 @@ def test_labels_are_those_of_the_time_of_use(tmp_path: Path) -> None:
     assert costs(bill_of(store, by=["label:team"])) == {"blue": "7.00", "red": "14.00"}
 
 
-def test_annotations_are_those_of_the_time_of_use_and_may_stand_for_labels(tmp_path: Path) -> None:
+def test_annotations_are_those_at_the_time_of_use_and_can_replace_labels(tmp_path: Path) -> None:
     store = store_of(
         tmp_path,
         *(allocated(hour, "a") for hour in range(3)),
@@ -227,7 +234,7 @@ def test_annotations_are_those_of_the_time_of_use_and_may_stand_for_labels(tmp_p
     assert costs(bill_of(store, policy, by=["centre"])) == expected
 
 
-def test_a_dimension_of_ones_own_takes_the_first_value_that_there_is(tmp_path: Path) -> None:
+def test_a_custom_dimension_has_the_first_existing_value(tmp_path: Path) -> None:
     policy = (
         SEVEN
         + "dimensions: {project: ['label:project', 'namespace-annotation:project', namespace]}\n"
@@ -244,7 +251,7 @@ def test_a_dimension_of_ones_own_takes_the_first_value_that_there_is(tmp_path: P
     assert costs(bill_of(store, policy, by=["project"])) == expected
 
 
-def test_who_has_no_such_value_is_told_from_work_of_nobody_who_was_seen(tmp_path: Path) -> None:
+def test_missing_values_of_tenants_differ_from_unattributed_and_host_usage(tmp_path: Path) -> None:
     store = store_of(
         tmp_path,
         allocated(0, "a"),
@@ -262,7 +269,7 @@ def test_who_has_no_such_value_is_told_from_work_of_nobody_who_was_seen(tmp_path
     }
 
 
-def test_a_team_is_the_label_of_the_pod_or_its_namespace_where_no_file_says_otherwise(
+def test_without_a_policy_a_team_is_the_label_of_the_pod_or_of_its_namespace(
     tmp_path: Path,
 ) -> None:
     store = store_of(
@@ -278,7 +285,7 @@ def test_a_team_is_the_label_of_the_pod_or_its_namespace_where_no_file_says_othe
     assert costs(bill_of(store, own, by=["team"], hours=2)) == expected
 
 
-def test_teams_are_told_by_a_table_with_days(tmp_path: Path) -> None:
+def test_teams_can_be_assigned_by_a_table_with_dates(tmp_path: Path) -> None:
     policy = SEVEN + (
         "dimensions: {team: ['label:team']}\n"
         "teams:\n"
@@ -296,7 +303,9 @@ def test_teams_are_told_by_a_table_with_days(tmp_path: Path) -> None:
     assert costs(bill_of(store, policy, by=["team"])) == expected
 
 
-def test_use_of_nobody_who_holds_is_charged_by_time_where_nobody_holds(tmp_path: Path) -> None:
+def test_usage_without_an_allocation_is_billed_by_time_if_the_gpu_is_not_allocated(
+    tmp_path: Path,
+) -> None:
     store = store_of(
         tmp_path,
         allocated(0, None),
@@ -313,7 +322,7 @@ def test_use_of_nobody_who_holds_is_charged_by_time_where_nobody_holds(tmp_path:
     }
 
 
-def test_a_gpu_that_does_not_answer_is_overhead(tmp_path: Path) -> None:
+def test_time_of_an_unresponsive_gpu_is_overhead(tmp_path: Path) -> None:
     store = store_of(tmp_path, allocated(0, "a", unresponsive_ns=HOUR_NS // 2))
     assert costs(bill_of(store)) == {"a": "3.50", "__unresponsive__/overhead": "3.50"}
 
@@ -328,7 +337,7 @@ def test_a_gpu_that_does_not_answer_is_overhead(tmp_path: Path) -> None:
         ("basis: used, match: {pod: b}", {"a": "7.00"}),
     ],
 )
-def test_each_tenant_pays_by_its_basis_and_idle_has_the_rest(
+def test_each_tenant_pays_by_its_basis_and_the_rest_is_unused(
     tmp_path: Path, basis: str, expected: dict[str, str]
 ) -> None:
     store = store_of(tmp_path, allocated(0, "a"), used(0, "a", HOUR_NS // 4))
@@ -358,7 +367,7 @@ def test_each_tenant_pays_by_its_basis_and_idle_has_the_rest(
         ),
     ],
 )
-def test_idle_is_shared_as_the_file_says(
+def test_idle_cost_is_distributed_as_the_policy_requires(
     tmp_path: Path, share: str, expected: dict[str, str]
 ) -> None:
     store = store_of(
@@ -373,7 +382,7 @@ def test_idle_is_shared_as_the_file_says(
     assert costs(bill_of(store, policy)) == expected
 
 
-def test_idle_is_shared_among_those_of_the_same_pool_alone(tmp_path: Path) -> None:
+def test_idle_cost_is_distributed_only_within_a_pool(tmp_path: Path) -> None:
     other: Row = {"node": "m", "gpu": "GPU-m"}
     store = store_of(
         tmp_path,
@@ -391,7 +400,7 @@ def test_idle_is_shared_among_those_of_the_same_pool_alone(tmp_path: Path) -> No
     assert found["two/__no_data__/no_data"] == "7.00"
 
 
-def test_energy_is_charged_beside_the_hours_where_it_has_a_price(tmp_path: Path) -> None:
+def test_energy_is_billed_in_addition_to_hours_if_it_has_a_price(tmp_path: Path) -> None:
     policy = SEVEN + "energy: [{name: grid, per_kilowatt_hour: 0.20, pue: 1.5}]"
     store = store_of(
         tmp_path,
@@ -408,7 +417,7 @@ def test_gpus_without_a_price_cost_nothing_and_are_named(tmp_path: Path) -> None
     assert {model: gpu_seconds(units) for model, units in bill.unpriced.items()} == {"H100": 3600}
 
 
-def test_what_an_instance_is_charged_by_its_own_price_is_not_without_one(tmp_path: Path) -> None:
+def test_an_instance_with_its_own_price_does_not_count_as_unpriced(tmp_path: Path) -> None:
     cut: Row = {"parent_uuid": "GPU-a", "gpu_compute_slices": 7, "mig_profile": "4g.40gb"}
     store = store_of(
         tmp_path,
@@ -422,7 +431,7 @@ def test_what_an_instance_is_charged_by_its_own_price_is_not_without_one(tmp_pat
     assert Fraction(unpriced, UNITS * 10**9) == left_over
 
 
-def test_a_budget_says_what_is_spent_and_what_it_will_come_to(tmp_path: Path) -> None:
+def test_a_budget_shows_the_spent_amount_and_a_forecast(tmp_path: Path) -> None:
     policy = SEVEN + (
         "budgets: [{name: nlp, amount: 100, match: {namespace: ns}, from: 2026-10-01,"
         " to: 2026-10-02}]"
@@ -433,7 +442,7 @@ def test_a_budget_says_what_is_spent_and_what_it_will_come_to(tmp_path: Path) ->
     assert state.forecast == Fraction(112)
 
 
-def test_an_hour_is_billed_by_what_held_when_it_began(tmp_path: Path) -> None:
+def test_an_hour_is_billed_by_the_facts_at_its_start(tmp_path: Path) -> None:
     policy = (
         "prices:\n"
         "- {name: spot, capacity_type: spot, per_gpu_hour: 2}\n"
@@ -450,8 +459,8 @@ def test_an_hour_is_billed_by_what_held_when_it_began(tmp_path: Path) -> None:
 EVEN = "{kind: no_data, share: even}, {kind: overhead, share: used}"
 
 
-def test_alike_nodes_are_told_apart_from_when_one_of_them_changes(tmp_path: Path) -> None:
-    """Also on later days, on which nothing changes: what stands for both must be like both."""
+def test_nodes_with_equal_facts_are_distinguished_once_one_of_them_changes(tmp_path: Path) -> None:
+    """Even on later days without changes: a group of nodes has the same facts all day."""
     spot = "{name: spot, capacity_type: spot, per_gpu_hour: 2}"
     policy = f"prices: [{spot}, {{name: rest, per_gpu_hour: 7}}]"
     hours = [*range(3), *range(24, 27)]
@@ -465,15 +474,15 @@ def test_alike_nodes_are_told_apart_from_when_one_of_them_changes(tmp_path: Path
             node_row(node="n", capacity_type="spot"),
         ],
     )
-    # Of m two hours at 2 and four at 7; of n six at 2.
+    # m: two hours at 2 and four at 7; n: six hours at 2.
     expected = "44.00"
     assert costs(bill_of(store, policy, by=["namespace"], hours=48)) == {"ns": expected}
     assert costs(bill_of(store, policy, by=["node"], hours=48)) == {"m": "32.00", "n": "12.00"}
     assert costs(bill_of(store, policy, by=["owner"], hours=48)) == {"__unallocated__": expected}
 
 
-def test_a_deleted_node_was_what_it_was_before(tmp_path: Path) -> None:
-    """The record of a deletion has nothing of the node but its name."""
+def test_a_deleted_node_keeps_its_facts_for_the_time_before(tmp_path: Path) -> None:
+    """The record of a deletion contains only the node's name."""
     policy = "prices: [{name: own, node_pool: dgx, per_gpu_hour: 7}]"
     store = store_of(
         tmp_path,
@@ -511,10 +520,10 @@ inventories = st.lists(
 
 @examples(40)
 @given(rows=rows_of_hours(), policy=st.sampled_from(POLICIES), inventory=inventories)
-def test_the_lines_of_any_bill_sum_to_what_the_gpus_cost(
+def test_the_lines_of_any_bill_sum_to_the_cost_of_the_gpus(
     rows: list[Row], policy: str, inventory: list[Row]
 ) -> None:
-    """Exactly before they are rounded, and as rounded too; and twice the same."""
+    """Exactly before rounding, and also as rounded; a second bill is equal."""
     with TemporaryDirectory() as folder:
         store = write_store(Path(folder), usage_hourly=rows, inventory=inventory)
         bill = bill_of(store, policy, by=["node", "pod"])
@@ -529,7 +538,7 @@ def test_the_lines_of_any_bill_sum_to_what_the_gpus_cost(
 
 @examples(15)
 @given(rows=rows_of_hours())
-def test_boards_that_are_there_cost_their_hours_whatever_rows_say_of_them(rows: list[Row]) -> None:
+def test_present_gpus_cost_their_hours_whatever_their_rows_contain(rows: list[Row]) -> None:
     inventory = [inventory_row(gpu) for gpu in ("GPU-a", "GPU-b")]
     with TemporaryDirectory() as folder:
         bill = bill_of(write_store(Path(folder), usage_hourly=rows, inventory=inventory))
@@ -540,9 +549,14 @@ def test_boards_that_are_there_cost_their_hours_whatever_rows_say_of_them(rows: 
 @pytest.mark.parametrize(
     ("rows", "inventory", "cost"),
     [
-        pytest.param([allocated(0, "a", model=None)], [inventory_row()], 7, id="a row without one"),
         pytest.param(
-            [allocated(0, "a", model="H100 NVL")], [inventory_row()], 7, id="renamed in rows"
+            [allocated(0, "a", model=None)], [inventory_row()], 7, id="a row without a model"
+        ),
+        pytest.param(
+            [allocated(0, "a", model="H100 NVL")],
+            [inventory_row()],
+            7,
+            id="another name in the row",
         ),
         pytest.param(
             [allocated(0, "a")], [inventory_row(model=None)], 7, id="not in the inventory"
@@ -551,17 +565,17 @@ def test_boards_that_are_there_cost_their_hours_whatever_rows_say_of_them(rows: 
             [allocated(0, "a"), allocated(1, "a", model="A100")],
             [inventory_row(), inventory_row(hour=0.5, model="A100")],
             10,
-            id="another one from the next whole hour on",
+            id="another model from the next full hour on",
         ),
         pytest.param(
             [allocated(0, "a", gpu="MIG-1", parent_uuid="GPU-a", model="H100 MIG 7g", **SEVENTH)],
             [inventory_row()],
             1,
-            id="an instance that is called otherwise than its board",
+            id="an instance whose name differs from its GPU's",
         ),
     ],
 )
-def test_a_row_its_board_and_their_price_have_one_model(
+def test_a_row_its_gpu_and_their_price_have_one_model(
     tmp_path: Path, rows: list[Row], inventory: list[Row], cost: int
 ) -> None:
     policy = (
@@ -572,13 +586,13 @@ def test_a_row_its_board_and_their_price_have_one_model(
     assert bill.unpriced == {}
 
 
-def test_time_of_an_instance_of_which_nobody_knows_the_slices_is_no_data(tmp_path: Path) -> None:
+def test_time_of_an_instance_with_unknown_slices_is_no_data(tmp_path: Path) -> None:
     unknown = {**SEVENTH, "compute_slices": None}
     store = store_of(tmp_path, allocated(0, "a", gpu="MIG-1", parent_uuid="GPU-a", **unknown))
     assert costs(bill_of(store)) == {"__no_data__/no_data": "7.00"}
 
 
-def test_made_up_amounts_are_billed_as_no_more_than_the_gpu(tmp_path: Path) -> None:
+def test_absurd_amounts_are_billed_as_no_more_than_the_gpu(tmp_path: Path) -> None:
     store = store_of(
         tmp_path, allocated(0, "a", 2**62), allocated(0, "b", 2**62), used(0, "b", 2**62)
     )
@@ -589,10 +603,10 @@ def test_made_up_amounts_are_billed_as_no_more_than_the_gpu(tmp_path: Path) -> N
     ("nodes", "no_data"),
     [
         pytest.param([], None, id="from its first usage on"),
-        pytest.param([node_row(node="m", hour=1)], "7.00", id="or from when Kubernetes has it"),
+        pytest.param([node_row(node="m", hour=1)], "7.00", id="or from its node in Kubernetes on"),
     ],
 )
-def test_a_board_of_a_node_without_a_clock_costs_nothing_before_it_was_there(
+def test_a_gpu_of_a_node_without_a_clock_costs_nothing_before_it_was_present(
     tmp_path: Path, nodes: list[Row], no_data: str | None
 ) -> None:
     store = store_of(
@@ -614,7 +628,7 @@ def test_a_board_of_a_node_without_a_clock_costs_nothing_before_it_was_there(
 @pytest.mark.parametrize(
     ("before", "after", "idle"), [("prod", "batch", "7.00"), ("batch", "prod", "7.00")]
 )
-def test_a_basis_by_a_label_holds_for_the_time_of_that_label(
+def test_a_basis_selected_by_a_label_applies_for_the_time_of_that_label(
     tmp_path: Path, before: str, after: str, idle: str
 ) -> None:
     policy = SEVEN + "basis: [{match: {'label:tier': batch}, basis: used}]\n"
@@ -634,10 +648,10 @@ def test_a_basis_by_a_label_holds_for_the_time_of_that_label(
     }
 
 
-def test_a_pod_that_was_deleted_long_ago_is_nobody_whatever_its_versions_were(
+def test_a_pod_deleted_long_ago_is_not_a_tenant_whatever_its_versions(
     tmp_path: Path,
 ) -> None:
-    """Its first versions say nothing of the deletion, and another holder may have its name."""
+    """Its first versions do not contain the deletion, and another pod may have its name."""
     long_ago = {"created_time": BEGIN_US - 4800 * HOUR_US, "labels": '{"team": "gone"}'}
     store = store_of(
         tmp_path,
@@ -651,8 +665,8 @@ def test_a_pod_that_was_deleted_long_ago_is_nobody_whatever_its_versions_were(
     assert UsageReader(store).pods(Window(BEGIN_US, BEGIN_US + HOUR_US)) == []
 
 
-def test_a_bill_names_the_versions_that_it_was_made_of(tmp_path: Path) -> None:
-    """What is committed while it is made is in neither."""
+def test_a_bill_contains_the_table_versions_that_it_was_made_from(tmp_path: Path) -> None:
+    """Neither the bill nor its versions include commits made meanwhile."""
     store = store_of(tmp_path, allocated(0, "a"), allocated(3, "a"))
     read = ReadPolicy(parse_policy(SEVEN), "0" * 64, "test")
     maker = BillMaker(UsageReader(store), read, by=["pod"])
@@ -671,9 +685,9 @@ UNNAMED_ALLOCATEE: Row = {
 
 
 def states_of(rows: list[Row], state: str, unnamed: set[int]) -> list[Row]:
-    """Return the rows as written before the pod named b was known, or by a node's word alone.
+    """Return the rows as written before pod b was known, or as only its node reported it.
 
-    Some of them do not even name it.
+    Some of them do not contain its name.
     """
     found: list[Row] = []
     for number, row in enumerate(rows):
@@ -699,12 +713,12 @@ def states_of(rows: list[Row], state: str, unnamed: set[int]) -> list[Row]:
     unnamed={0},
     recorded="",
 )
-def test_a_bill_by_fewer_dimensions_is_the_sum_of_one_by_more(
+def test_a_bill_by_fewer_dimensions_is_the_sum_of_a_bill_by_more(
     rows: list[Row], state: str, unnamed: set[int], recorded: str
 ) -> None:
-    """However finely rows are told apart to make it: by namespace, by pod's name or by its UID.
+    """Whatever else divides the rows: the namespace, the pod's name or its UID.
 
-    And a bill is the sum of those of the parts of its time.
+    A bill is also the sum of the bills of the parts of its period.
     """
     with TemporaryDirectory() as folder:
         store = write_store(
@@ -721,7 +735,7 @@ def test_a_bill_by_fewer_dimensions_is_the_sum_of_one_by_more(
 
 
 def amounts_of(*bills: Bill) -> dict[tuple[str, str | None], tuple[Fraction, ...]]:
-    """Return what lines of all bills have by their first value and kind of idle."""
+    """Return the amounts of the lines of all bills by their first value and kind of idle."""
     found: dict[tuple[str, str | None], tuple[Fraction, ...]] = {}
     for line in (line for bill in bills for line in bill.lines):
         key = (line.values[0], line.idle_kind)
@@ -731,7 +745,7 @@ def amounts_of(*bills: Bill) -> dict[tuple[str, str | None], tuple[Fraction, ...
     return found
 
 
-def test_an_unknown_dimension_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_unknown_dimension_is_rejected_by_name(tmp_path: Path) -> None:
     store = store_of(tmp_path, allocated(0, "a"))
     with pytest.raises(ArgumentError, match="by: unknown dimension 'nmespace'"):
         bill_of(store, by=["nmespace"])
@@ -744,10 +758,10 @@ def test_an_unknown_dimension_is_refused_by_name(tmp_path: Path) -> None:
     inventory=inventories,
     hours=st.sampled_from([1, 2, 24]),
 )
-def test_bills_of_times_that_follow_one_another_are_those_of_each_alone(
+def test_bills_of_consecutive_periods_equal_those_made_separately(
     rows: list[Row], policy: str, inventory: list[Row], hours: int
 ) -> None:
-    """Whether a time ends with a day or within one; of boards that always are of one model."""
+    """Whether a period ends with a day or within one; for GPUs whose model does not change."""
     rows = [{**row, "model": "H100"} for row in rows]
     inventory = [{**row, "model": "H100"} for row in inventory]
     windows = [
@@ -765,8 +779,8 @@ def test_bills_of_times_that_follow_one_another_are_those_of_each_alone(
     assert [bill.end_us for bill in together] == [bill.end_us for bill in alone]
 
 
-def test_versions_of_a_pod_that_say_nothing_new_are_not_read(tmp_path: Path) -> None:
-    """All but one: what a pod was called at a time is known without them, and when it was gone."""
+def test_versions_of_a_pod_without_a_change_are_not_read(tmp_path: Path) -> None:
+    """All but one: the others do not affect the pod's name at a time or its deletion."""
     gone = BEGIN_US + 3 * HOUR_US
     versions = [
         pod_row("a", hour=0),

@@ -1,4 +1,4 @@
-"""Bills as a page: nothing is loaded, nothing a tenant is called runs, and tables are exact."""
+"""Bills as HTML: nothing is loaded, no tenant's name is executed, and tables are exact."""
 
 import re
 from base64 import b64encode
@@ -54,7 +54,7 @@ VOID = {"meta", "input"}
 
 
 class PageReader(HTMLParser):
-    """What a page is made of: its elements, and the texts in some of them."""
+    """The content of a page: its elements, and the texts in some of them."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def make(
     since: int = 0,
     hours: int = 72,
 ) -> Bill:
-    """Return the bill of the hours of the first days, from one of them on."""
+    """Return the bill of the hours of the first days, starting at one of them."""
     read = ReadPolicy(parse_policy(policy), "0" * 64, "test")
     maker = BillMaker(UsageReader(store), read, by=by)
     window = Window(BEGIN_US + since * HOUR_US, BEGIN_US + hours * HOUR_US)
@@ -109,7 +109,7 @@ def page_of(bill: Bill) -> str:
 
 @pytest.fixture
 def store(tmp_path: Path) -> str:
-    """Three days of tenants of any name, idle, and a GPU that no tick covers."""
+    """Three days of tenants with arbitrary names, idle time, and a GPU without data."""
     rows = [
         row
         for number, name in enumerate((*HOSTILE, "ns"))
@@ -137,7 +137,7 @@ def test_a_page_refers_to_nothing_outside_itself(store: str) -> None:
         assert "@import" not in text
 
 
-def test_the_policy_of_a_page_allows_only_its_own_style_and_script(store: str) -> None:
+def test_the_security_policy_of_a_page_allows_only_its_own_style_and_script(store: str) -> None:
     read = PageReader(page_of(make(store)))
     (policy,) = (
         attributes["content"]
@@ -156,7 +156,7 @@ def test_the_policy_of_a_page_allows_only_its_own_style_and_script(store: str) -
         "base-uri": "'none'",
         "form-action": "'none'",
     }
-    # What the policy forbids is not there to begin with: attributes that run or style.
+    # The page has nothing that the policy forbids: attributes with scripts or styles.
     assert [
         name
         for _, attributes in read.elements
@@ -165,7 +165,7 @@ def test_the_policy_of_a_page_allows_only_its_own_style_and_script(store: str) -
     ] == []
 
 
-def test_whatever_a_tenant_is_called_is_text(store: str) -> None:
+def test_the_name_of_a_tenant_is_always_text(store: str) -> None:
     bill = make(store, SEVEN + BUDGETS)
     read = PageReader(page_of(bill))
     kinds = {tag for tag, _ in read.elements}
@@ -173,13 +173,13 @@ def test_whatever_a_tenant_is_called_is_text(store: str) -> None:
     names = read.inside("bdi")
     assert [name for name in HOSTILE if printable(name) not in names] == []
     assert "all of <b>ns</b>" in names
-    # In the drawings they are shortened, and whole where one points at them.
+    # The drawings shorten names, and show them in full on hover.
     message = read.inside("title")
     assert any(HOSTILE[0] in text for text in message)
     assert "\x01" not in page_of(bill)
 
 
-def test_the_table_has_each_line_with_its_very_cost(store: str) -> None:
+def test_the_table_has_each_line_with_its_exact_cost(store: str) -> None:
     bill = make(store)
     page = page_of(bill)
     rows = re.findall(
@@ -208,20 +208,20 @@ def test_the_same_bill_is_the_same_page_byte_for_byte(store: str) -> None:
     assert page_of(make(store, SEVEN + BUDGETS)) == page_of(make(store, SEVEN + BUDGETS))
 
 
-def test_days_sum_to_what_the_gpus_cost_to_the_last_fraction(store: str) -> None:
+def test_days_sum_exactly_to_the_cost_of_the_gpus(store: str) -> None:
     prices = "prices: [{name: h100, model: H100, purchase: {capital: 25000, lifetime_hours: 7}}]\n"
     bill = make(store, prices)
     assert [day.begin_us for day in bill.days] == [
         BEGIN_US + number * 24 * HOUR_US for number in range(3)
     ]
     assert sum(cost for day in bill.days for cost in day.costs.values()) == bill.exact_asset_cost
-    # Two tenants a day, and a second GPU from 16:00 of the second day on, which nothing covers.
+    # Two tenants a day, and from 16:00 of the second day on a second GPU without data.
     hour = bill.days[0].costs[None] / 2
     assert [day.costs["no_data"] / hour for day in bill.days] == [22, 22 + 8, 45]
     assert [day.costs.get("idle", 0) / hour for day in bill.days] == [0, 0, 1]
 
 
-def test_many_tenants_are_one_bar_in_the_chart_and_a_row_each_in_the_table(
+def test_many_tenants_are_one_bar_in_the_chart_and_one_row_each_in_the_table(
     tmp_path: Path,
 ) -> None:
     usage = [
@@ -238,7 +238,7 @@ def test_many_tenants_are_one_bar_in_the_chart_and_a_row_each_in_the_table(
     assert len([name for name in names if name.startswith("team-")]) == 40
 
 
-def test_what_one_should_know_before_paying_stands_at_the_top(store: str) -> None:
+def test_warnings_before_payment_are_at_the_top(store: str) -> None:
     bill = make(store, "prices: []", hours=96)
     page = page_of(bill)
     assert "Usage is complete up to 2026-10-04T00:00:00Z only; the bill goes no further." in page
@@ -246,7 +246,7 @@ def test_what_one_should_know_before_paying_stands_at_the_top(store: str) -> Non
     assert '<span class="state">open</span>' in page
 
 
-def test_a_large_part_of_which_nothing_is_known_is_said_with_its_cost(store: str) -> None:
+def test_a_large_part_without_data_is_shown_with_its_cost(store: str) -> None:
     bill = make(store)
     (no_data,) = (line for line in bill.lines if line.idle_kind == "no_data")
     page = page_of(bill)
@@ -255,7 +255,7 @@ def test_a_large_part_of_which_nothing_is_known_is_said_with_its_cost(store: str
     assert "for time without data" not in lenient
 
 
-def test_the_first_look_has_the_largest_kind_of_idle_in_words_of_its_own(store: str) -> None:
+def test_the_summary_names_the_largest_kind_of_idle(store: str) -> None:
     page = page_of(make(store))
     words = re.findall(r'class="tile"><span>([^<]+)</span>', page)
     assert words[1:3] == ["unused cost", "no data"]
@@ -264,7 +264,7 @@ def test_the_first_look_has_the_largest_kind_of_idle_in_words_of_its_own(store: 
 @pytest.mark.parametrize(
     ("price", "labels"), [("0.005", {"0.1", "0.2"}), ("7", {"100", "300"}), ("7000", {"100,000"})]
 )
-def test_the_costs_of_days_are_plain_numbers_of_the_currency(
+def test_the_costs_of_days_are_plain_numbers_in_the_currency(
     store: str, price: str, labels: set[str]
 ) -> None:
     page = page_of(make(store, SEVEN.replace("7}", f"{price}}}")))
@@ -274,7 +274,7 @@ def test_the_costs_of_days_are_plain_numbers_of_the_currency(
     assert not any(label[-1].isalpha() for label in shown)
 
 
-def test_names_are_whole_where_there_is_room_for_them(tmp_path: Path) -> None:
+def test_names_are_shown_in_full_if_there_is_room(tmp_path: Path) -> None:
     name = "training-run-0042-worker-0-a"
     rows = [allocated(0, "a", allocated_namespace=name)]
     page = page_of(make(write_store(tmp_path, usage_hourly=rows), hours=1))
@@ -286,7 +286,7 @@ def state_in(page: str) -> str:
     return str(state)
 
 
-def test_a_page_of_what_was_closed_says_so_and_warns_of_nothing(store: str) -> None:
+def test_the_page_of_a_closed_bill_shows_its_state_and_no_warning(store: str) -> None:
     bill = make(store, SEVEN)
     close(bill, store)
     closed = closed_lines(store, bill.window, bill.by)
@@ -299,12 +299,12 @@ def test_a_page_of_what_was_closed_says_so_and_warns_of_nothing(store: str) -> N
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        pytest.param(SEVEN, "would cost the same now", id="the same"),
+        pytest.param(SEVEN, "would cost the same now", id="the same price"),
         pytest.param(SEVEN.replace("7}", "8}"), "USD more since, in 8 lines", id="another price"),
         pytest.param(f"currency: EUR\n{SEVEN}", "revision 1 is in USD", id="another currency"),
     ],
 )
-def test_a_page_of_a_closed_period_that_was_calculated_again_says_what_changed(
+def test_a_page_of_a_recalculated_closed_period_shows_the_changes(
     store: str, policy: str, message: str
 ) -> None:
     bill = make(store, SEVEN)
@@ -316,7 +316,7 @@ def test_a_page_of_a_closed_period_that_was_calculated_again_says_what_changed(
     assert message in page
 
 
-def test_what_went_from_one_line_to_another_since_the_close_is_a_change(tmp_path: Path) -> None:
+def test_a_move_between_lines_since_the_close_is_a_change(tmp_path: Path) -> None:
     late = [
         allocated(hour, None, allocated_pod_uid="uid-x", allocated_pod_state="pending")
         for hour in range(72)
@@ -333,21 +333,21 @@ def test_what_went_from_one_line_to_another_since_the_close_is_a_change(tmp_path
     assert "0.00 USD more since, in 2 lines" in as_html(again, closed=closed, arguments=[])
 
 
-def test_budgets_say_what_is_left_and_what_it_comes_to(store: str) -> None:
+def test_budgets_show_the_remaining_amount_and_a_forecast(store: str) -> None:
     page = page_of(make(store, SEVEN + BUDGETS, hours=24 * 3))
     row = page[page.index("<bdi>all of &lt;b&gt;") :]
     values = re.findall(r'<data value="([^"]+)">', row)[:4]
     assert [Decimal(value) for value in values] == [10, 7, 3, 7]
 
 
-def test_a_period_with_nothing_to_bill_is_a_page_that_says_so(store: str) -> None:
+def test_the_page_of_a_period_without_usage_reports_this(store: str) -> None:
     read = ReadPolicy(parse_policy(SEVEN), "0" * 64, "test")
     later = Window(BEGIN_US + 2400 * HOUR_US, BEGIN_US + 2401 * HOUR_US)
     bill = BillMaker(UsageReader(store), read, by=["namespace"]).make(later, with_days=True)
     assert "nothing to bill" in page_of(bill)
 
 
-def test_every_colour_is_there_in_light_in_dark_and_in_print(store: str) -> None:
+def test_every_colour_is_defined_for_light_dark_and_print(store: str) -> None:
     page = page_of(make(store, SEVEN + BUDGETS))
     blocks = re.findall(r":root \{(.*?)\}", page, re.DOTALL)
     assert len(blocks) == 3

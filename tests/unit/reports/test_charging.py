@@ -1,4 +1,4 @@
-"""Every unit of a board's time is charged once, and as the rules say."""
+"""Every unit of a physical GPU's time is billed once, by the rules."""
 
 from collections import Counter, defaultdict
 from itertools import pairwise
@@ -39,7 +39,7 @@ CLAIMS = {
     "uid-d": Claim("blended", 1, 3),
 }
 ALL_ALLOCATED: dict[str, Claim] = {}
-# Lengths that meet the edges: nothing, an hour, a bit more, and thirds that leave remainders.
+# Lengths at the edges: zero, an hour, slightly more, and thirds that leave remainders.
 lengths = st.one_of(
     st.sampled_from([0, 1, HOUR_NS // 3, HOUR_NS // 2, HOUR_NS, HOUR_NS + 7]),
     st.integers(0, HOUR_NS + HOUR_NS // 8),
@@ -53,13 +53,13 @@ DEVICES: list[dict[str, Any]] = [
     {"gpu": "MIG-b1", "mig_profile": "1g", **PART_OF_B, "compute_slices": 1},
     {"gpu": "MIG-b2", "mig_profile": "4g", **PART_OF_B, "compute_slices": 4},
 ]
-# The same board within the same hour: whole before it was cut, and cut anew under the same UUID.
+# The same GPU within one hour: whole, then partitioned, and repartitioned with the same UUID.
 RECUT: list[dict[str, Any]] = [
     {"gpu": "GPU-b"},
     {"gpu": "MIG-b1", "mig_profile": "2g", **PART_OF_B, "compute_slices": 2},
 ]
 
-# What a node could not find out of a GPU when it was asked, or says otherwise than before.
+# Facts that a node could not read, or that differ from earlier ones.
 mismatch: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
     [{}, {}, {}, {"model": None}, {"model": "A100"}, {"compute_slices": None}]
 )
@@ -67,7 +67,7 @@ mismatch: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
 
 @st.composite
 def rows_of_hours(draw: st.DrawFn) -> list[Row]:
-    """Draw the rows of some hours of a whole GPU and of one that is cut into two instances."""
+    """Draw the rows of some hours of a whole GPU and of one partitioned into two instances."""
     rows: list[Row] = []
     for hour in range(HOURS):
         for device in [*DEVICES, *draw(st.sampled_from([[], [], RECUT]))]:
@@ -97,7 +97,7 @@ inventories = st.sampled_from(
 
 
 def billed_by_store(store: str, claims: dict[str, Claim]) -> Counter[str]:
-    """Return the units that each tenant and kind of idle is charged by SQL."""
+    """Return the units by tenant and by kind of idle, as SQL calculates them."""
 
     def basis_of(party: PartyKey, since_us: int) -> PartyBasis:
         claim = claims.get(party.uid or "", Claim())
@@ -137,7 +137,7 @@ def inventory_rows(boards: dict[str, list[tuple[float, bool]]]) -> list[Row]:
 
 
 def time_there_ns(versions: list[tuple[float, bool]], hour: int) -> int:
-    """Return for how long a board was there in an hour."""
+    """Return the time for which a GPU was present in an hour."""
     edges = [*versions, (99.0, False)]
     return sum(
         max(0, round((min(until, hour + 1) - max(since, hour)) * HOUR_NS))
@@ -163,7 +163,7 @@ def expected(
     return billed
 
 
-def test_the_documented_example_is_charged_as_documented(tmp_path: Path) -> None:
+def test_the_documented_example_has_the_documented_result(tmp_path: Path) -> None:
     (rows, charges) = _tables(charging_sql.__doc__ or "")
     minute_ns = HOUR_NS // 60
     written = [
@@ -179,7 +179,7 @@ def test_the_documented_example_is_charged_as_documented(tmp_path: Path) -> None
     documented = {names.get(to, to): int(minutes) for to, minutes, _ in charges}
     billed = billed_by_store(store, {"uid-b": Claim("used")})
     hour = {to: units // (minute_ns * UNITS) for to, units in billed.items()}
-    assert hour == {**documented, "no_data": 60}  # of the second hour there is no usage
+    assert hour == {**documented, "no_data": 60}  # the second hour has no usage
     assert len(rows) == 5
 
 
@@ -193,10 +193,10 @@ def _tables(text: str) -> tuple[list[list[str]], list[list[str]]]:
     return first, second
 
 
-@pytest.mark.parametrize("claims", [ALL_ALLOCATED, CLAIMS], ids=["all pay what they hold", "mixed"])
+@pytest.mark.parametrize("claims", [ALL_ALLOCATED, CLAIMS], ids=["all by allocated time", "mixed"])
 @examples(60)
 @given(rows=rows_of_hours(), boards=inventories)
-def test_the_charges_of_each_board_and_hour_are_those_of_the_rules(
+def test_the_result_for_each_gpu_and_hour_equals_that_of_the_rules(
     claims: dict[str, Claim], rows: list[Row], boards: dict[str, list[tuple[float, bool]]]
 ) -> None:
     with TemporaryDirectory() as folder:
@@ -206,7 +206,7 @@ def test_the_charges_of_each_board_and_hour_are_those_of_the_rules(
 
 @examples(30)
 @given(rows=rows_of_hours())
-def test_minutes_are_charged_as_the_hour_that_they_add_up_to(rows: list[Row]) -> None:
+def test_minutes_are_billed_like_the_hour_that_they_sum_to(rows: list[Row]) -> None:
     minutes = [{**row, "hour": row["hour"] + 59 * 60_000_000} for row in rows]
     boards = {"GPU-a": [(-24.0, True)], "GPU-b": [(-24.0, True)]}
     with TemporaryDirectory() as folder, TemporaryDirectory() as other:

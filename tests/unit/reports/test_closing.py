@@ -1,4 +1,4 @@
-"""Closed bills stay, and what changes later is a correction line each."""
+"""Closed bills do not change; later changes are correction lines."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -64,12 +64,12 @@ def arguments(store: str, tmp_path: Path) -> list[str]:
     return ["--store", store, "--period", "2026-10-01", "--by", "pod", "--prices", prices]
 
 
-def test_a_late_hour_after_the_close_gives_corrections_that_sum_to_the_difference(
+def test_a_late_hour_after_the_close_causes_corrections_that_sum_to_the_difference(
     store: str, arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bill", "close", *arguments]) == 0
     assert "revision 1: 2 lines, 168.00" in capsys.readouterr().out
-    # A second GPU, of which the store hears after the close.
+    # A second GPU, whose rows arrive after the close.
     write_store(
         Path(store),
         usage_hourly=[
@@ -94,7 +94,7 @@ def test_a_late_hour_after_the_close_gives_corrections_that_sum_to_the_differenc
     assert "nothing has changed" in capsys.readouterr().out
 
 
-def test_a_closed_period_shows_what_was_closed_whatever_it_would_cost_now(
+def test_a_closed_period_shows_the_closed_bill_whatever_its_cost_now(
     store: str, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def written(*options: str) -> tuple[str, str]:
@@ -105,7 +105,7 @@ def test_a_closed_period_shows_what_was_closed_whatever_it_would_cost_now(
     before, _ = written()
     main(["bill", "close", *arguments])
     capsys.readouterr()
-    # Another price, and a GPU of which the store heard late.
+    # Another price, and a GPU whose rows arrive late.
     (tmp_path / "prices.yaml").write_text(PRICES.replace("7", "9"))
     write_store(Path(store), usage_hourly=[allocated(3, "b", gpu="GPU-b")])
     after, message = written()
@@ -141,7 +141,7 @@ def test_a_closed_period_is_shown_in_every_format(
 
 @examples(10)
 @given(first=rows_of_hours(), late=rows_of_hours(), policy=st.sampled_from(POLICIES))
-def test_revisions_sum_to_the_bill_as_it_is_by_the_last_of_them(
+def test_revisions_sum_to_the_bill_at_the_time_of_the_last_one(
     first: list[Row], late: list[Row], policy: str
 ) -> None:
     with TemporaryDirectory() as folder:
@@ -161,7 +161,7 @@ def test_revisions_sum_to_the_bill_as_it_is_by_the_last_of_them(
 
 
 def shown_rows(bill: Bill) -> list[dict[str, object]]:
-    """Return the rows of lines that have something, to the digits that are shown."""
+    """Return the rows of lines with an amount, with the displayed digits."""
     rows = [row_of(bill, line) for line in bill.lines]
     return [row for row in rows if any(row[name] for name in AMOUNTS)]
 
@@ -180,7 +180,7 @@ def test_an_explanation_shows_every_revision_of_a_line(
     assert "revision 2: correction 7.00 USD" in explained
 
 
-def test_a_line_that_is_gone_is_taken_back_whole(tmp_path: Path) -> None:
+def test_a_line_that_no_longer_exists_is_corrected_to_zero(tmp_path: Path) -> None:
     before = bill_of(store_of(tmp_path / "before", allocated(0, "a")))
     after = bill_of(store_of(tmp_path / "after", allocated(0, "b")))
     first = revision_rows(before, [], closed_time_us=0)
@@ -193,17 +193,16 @@ def test_a_line_that_is_gone_is_taken_back_whole(tmp_path: Path) -> None:
     assert {row["charge_class"] for row in second} == {"correction"}
 
 
-def test_of_two_who_close_at_once_one_is_refused(tmp_path: Path) -> None:
+def test_the_second_of_two_concurrent_closes_is_rejected(tmp_path: Path) -> None:
     rows = revision_rows(bill_of(store_of(tmp_path, allocated(0, "a"))), [], closed_time_us=0)
     append_revision(str(tmp_path), rows, stream="bill", revision=1)
     with pytest.raises(UserError, match="revision 1"):
         append_revision(str(tmp_path), rows, stream="bill", revision=1)
 
 
-def test_of_two_who_close_for_the_first_time_at_once_both_find_one_table(
+def test_concurrent_first_closes_share_one_table_and_only_one_succeeds(
     tmp_path: Path,
 ) -> None:
-    """And one of them is refused: the commit knows what the other one closed."""
     rows = revision_rows(bill_of(store_of(tmp_path, allocated(0, "a"))), [], closed_time_us=0)
 
     def close_it(_: int) -> str:
@@ -224,8 +223,8 @@ def test_a_bill_is_corrected_in_the_currency_in_which_it_was_closed(tmp_path: Pa
         close(bill_of(store, PRICES.replace("7", "8"), hours=1), store)
 
 
-def test_prices_of_another_currency_correct_a_bill_by_their_rate(tmp_path: Path) -> None:
-    """As the message and docs/guides/close-a-month.md say to whom it is refused."""
+def test_prices_in_another_currency_correct_a_bill_by_their_exchange_rate(tmp_path: Path) -> None:
+    """As the message of the rejection and docs/guides/close-a-month.md recommend."""
     store = store_of(tmp_path, allocated(0, "a"))
     close(bill_of(store, "currency: EUR\n" + PRICES, hours=1), store)
     dollars = (
@@ -236,10 +235,10 @@ def test_prices_of_another_currency_correct_a_bill_by_their_rate(tmp_path: Path)
     assert (correction["cost"], correction["currency"]) == (Decimal("0.20"), "EUR")
 
 
-def test_what_went_from_one_line_to_another_is_a_change_and_can_be_explained(
+def test_a_move_between_lines_is_a_change_and_can_be_explained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A name that came late takes nothing from the sum of the bill, and all from a line."""
+    """A late name does not change the sum of the bill, and empties a line."""
     late = [
         allocated(h, None, allocated_pod_uid="uid-x", allocated_pod_state="pending")
         for h in range(24)
@@ -261,8 +260,8 @@ def test_what_went_from_one_line_to_another_is_a_change_and_can_be_explained(
     assert "revision 2: correction -168" in capsys.readouterr().out
 
 
-def test_a_line_that_the_service_shows_as_it_was_closed_it_can_explain(tmp_path: Path) -> None:
-    """Also where nothing of it is left by now."""
+def test_the_service_can_explain_a_line_that_it_shows_as_closed(tmp_path: Path) -> None:
+    """Even if the line no longer has any cost."""
     late = [
         allocated(h, None, allocated_pod_uid="uid-x", allocated_pod_state="pending")
         for h in range(24)
@@ -295,7 +294,7 @@ def test_a_line_that_the_service_shows_as_it_was_closed_it_can_explain(tmp_path:
         ([allocated(hour, "a") for hour in range(24)], "prices: []", "no price for H100"),
     ],
 )
-def test_a_period_of_which_something_is_missing_is_not_closed(
+def test_a_period_with_missing_data_or_prices_is_not_closed(
     tmp_path: Path,
     usage: list[dict[str, object]],
     prices: str,
@@ -327,7 +326,7 @@ def answer_settings(store: str, folder: Path, *, memory_bytes: int = 256 * 2**20
     )
 
 
-def test_a_closed_period_takes_no_more_memory_of_the_service_than_an_open_one_may(
+def test_a_closed_period_has_the_memory_limit_of_an_open_one(
     store: str, arguments: list[str], tmp_path: Path
 ) -> None:
     main(["bill", "close", *arguments])
@@ -336,7 +335,7 @@ def test_a_closed_period_takes_no_more_memory_of_the_service_than_an_open_one_ma
     assert (tight.status, json.loads(tight.body)["parameter"]) == (400, "period")
 
 
-def test_the_service_shows_a_closed_period_as_the_command_does(
+def test_the_service_shows_a_closed_period_like_the_command(
     store: str, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = answer_settings(store, tmp_path)
@@ -351,8 +350,8 @@ def test_the_service_shows_a_closed_period_as_the_command_does(
     assert (answered["state"], answered["revision"]) == ("closed", 1)
 
 
-def test_lines_whose_ids_somebody_made_equal_are_closed_both(store: str) -> None:
-    """Ids are short, and names are anybody's."""
+def test_two_lines_with_the_same_id_are_both_closed(store: str) -> None:
+    """Ids are short, and users choose names."""
     made = bill_of(store, PRICES, hours=24)
     bill = replace(made, lines=[replace(line, id="c55a851b8b23") for line in made.lines])
     rows = close(bill, store)

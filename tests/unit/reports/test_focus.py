@@ -1,4 +1,4 @@
-"""FOCUS 1.2: names, types, nullability and values as the specification's tables have them."""
+"""FOCUS 1.2: names, types, nullability and values as in the tables of the specification."""
 
 import json
 import re
@@ -35,7 +35,7 @@ from tests.unit.reports.stores import (
 )
 from tests.unit.reports.test_bill import bill_of, store_of
 
-# A row may be off by what its line was rounded by.
+# A row may differ by as much as its line was rounded.
 UNIT = Decimal("0.02")
 MANDATORY = """
 BilledCost BillingAccountId BillingAccountName BillingCurrency BillingPeriodEnd BillingPeriodStart
@@ -71,7 +71,7 @@ VALUES: dict[str, set[str | None]] = {
     "ConsumedUnit": {None, "Hours", "kWh"},
     "PricingUnit": {None, "Hours", "kWh"},
 }
-# What the specification wants of usage that is no correction.
+# What the specification requires of usage that is not a correction.
 OF_USAGE = [
     "PricingQuantity",
     "PricingUnit",
@@ -85,7 +85,7 @@ OF_USAGE = [
     "PricingCurrencyListUnitPrice",
     "PricingCurrencyContractedUnitPrice",
 ]
-# Of each pair the second is null where the first is.
+# The second of each pair is null if and only if the first one is.
 NULL_TOGETHER = (
     ("PricingQuantity", "PricingUnit"),
     ("PricingUnit", "PricingQuantity"),
@@ -109,7 +109,7 @@ NOT_NEGATIVE = [
 
 
 def broken_rules(row: Mapping[str, Value]) -> list[str]:
-    """Return which conditions between columns a row breaks."""
+    """Return which conditions between columns a row violates."""
     is_usage = row["ChargeCategory"] == "Usage"
     is_correction = row["ChargeClass"] == "Correction"
     broken = [
@@ -159,7 +159,7 @@ idle: [{kind: idle, share: allocated}]
 
 @pytest.fixture
 def store(tmp_path: Path) -> str:
-    """Return a store with a spot GPU, one that is cut, one without a price, and idle of all."""
+    """Return a store with a spot GPU, a partitioned one, an unpriced one, and idle time of each."""
     slices: dict[str, Value] = {
         "gpu_compute_slices": 7,
         "compute_slices": 1,
@@ -208,7 +208,7 @@ def value_is_of(kind: str, value: Value) -> bool:
     return isinstance(value, str) and bool(value)
 
 
-def test_every_value_is_of_its_columns_type_and_one_of_those_allowed(bill: Bill) -> None:
+def test_every_value_has_its_columns_type_and_is_one_of_the_allowed_ones(bill: Bill) -> None:
     rows = list(focus_rows(bill, allocations=True))
     assert len(rows) > 4
     for row in rows:
@@ -220,7 +220,7 @@ def test_every_value_is_of_its_columns_type_and_one_of_those_allowed(bill: Bill)
             assert row[name] in allowed
 
 
-def test_the_rows_sum_to_the_bill_and_those_of_a_line_to_the_line(bill: Bill) -> None:
+def test_the_rows_sum_to_the_bill_and_the_rows_of_a_line_to_the_line(bill: Bill) -> None:
     rows = list(focus_rows(bill, allocations=False))
     assert sum(row["BilledCost"] for row in rows) == bill.line_cost == bill.asset_cost
     for line in bill.lines:
@@ -228,19 +228,19 @@ def test_the_rows_sum_to_the_bill_and_those_of_a_line_to_the_line(bill: Bill) ->
 
 
 @pytest.mark.parametrize("by", ["pod,gpu,region,zone", "node", "namespace,model", "zone,pod"])
-def test_every_row_keeps_the_conditions_between_columns(store: str, by: str) -> None:
+def test_every_row_satisfies_the_conditions_between_columns(store: str, by: str) -> None:
     rows = list(focus_rows(bill_of(store, POLICY, by=by.split(",")), allocations=True))
     assert [rule for row in rows for rule in broken_rules(row)] == []
     assert {row["PricingCategory"] for row in rows} == {"Standard", "Dynamic", None}
     assert {row["PricingCurrency"] for row in rows} == {"USD", "EUR"}
-    # A price is of one SKU, whatever rows of the price book are of several models.
+    # Each price has one SKU, even if a row of the price book covers several models.
     skus = defaultdict(set)
     for row in rows:
         skus[row["SkuPriceId"]].add(row["SkuId"])
     assert all(len(of_price) == 1 for of_price in skus.values())
 
 
-def test_a_region_or_zone_that_nobody_knows_is_null(bill: Bill) -> None:
+def test_an_unknown_region_or_zone_is_null(bill: Bill) -> None:
     rows = [row for row in focus_rows(bill, allocations=False) if row["ResourceId"] is not None]
     places = {
         (row["ResourceId"], row["RegionId"], row["RegionName"], row["AvailabilityZone"])
@@ -250,13 +250,13 @@ def test_a_region_or_zone_that_nobody_knows_is_null(bill: Bill) -> None:
     assert places == {("GPU-a", None, None, None), ("GPU-s", "north", "north", "north-1")}
 
 
-def test_a_dimension_of_ones_own_that_is_of_gpus_is_no_sub_account(store: str) -> None:
+def test_a_custom_dimension_of_gpus_is_not_a_sub_account(store: str) -> None:
     policy = POLICY + "dimensions: {place: [zone]}\n"
     rows = list(focus_rows(bill_of(store, policy, by=["place", "pod"]), allocations=False))
     assert {row["SubAccountType"] for row in rows} == {"pod"}
 
 
-def test_the_allocated_parts_of_an_origin_sum_to_one(bill: Bill) -> None:
+def test_the_allocated_ratios_of_an_asset_cost_sum_to_one(bill: Bill) -> None:
     ratios: dict[str, Decimal] = defaultdict(Decimal)
     for row in focus_rows(bill, allocations=True):
         if row["AllocatedMethodDetails"]:
@@ -266,7 +266,7 @@ def test_the_allocated_parts_of_an_origin_sum_to_one(bill: Bill) -> None:
     assert set(ratios.values()) == {1}
 
 
-def test_a_closed_bill_is_what_was_closed_and_a_row_for_each_correction(store: str) -> None:
+def test_a_closed_bill_has_its_closed_rows_and_a_row_for_each_correction(store: str) -> None:
     first = bill_of(store, POLICY, by=["pod"])
     kept = list(focus_rows(first, allocations=True))
     append(store, revision_rows(first, [], closed_time_us=0))
@@ -288,7 +288,7 @@ def test_a_closed_bill_is_what_was_closed_and_a_row_for_each_correction(store: s
     assert sum(row["BilledCost"] for row in rows) == second.line_cost == standing.line_cost
     assert [rule for row in rows for rule in broken_rules(row)] == []
     assert {row["x_Revision"] for row in corrections} == {"2"}
-    # With the digits of the currency in all rows, as texts show them.
+    # All rows have the digits of the currency, as texts show them.
     assert {row["BilledCost"].as_tuple().exponent for row in rows} == {-2}
 
 

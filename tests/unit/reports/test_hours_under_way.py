@@ -1,4 +1,4 @@
-"""What a bill takes of hours that are not over, and up to when there is usage."""
+"""Bills of hours that are not over, and the time through which there is usage."""
 
 import shutil
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ def minutes_of(hour: int, minutes: Sequence[int], pod: str = "a", **fields: obje
 
 
 def hours_of_rows(rows: Sequence[Row]) -> dict[str, str]:
-    """Return what a commit of these rows says of itself."""
+    """Return the properties of a commit of these rows."""
     return describe(hours={row["hour"] // HOUR_US for row in rows})
 
 
@@ -46,8 +46,8 @@ def roll_up(store: Path) -> None:
     Rollup(HOURLY, store_uri=str(store)).run(time_ms=0)
 
 
-def test_an_hour_under_way_is_billed_by_all_its_minutes(tmp_path: Path) -> None:
-    """Its sums are of when the rollup last ran, up to ten minutes before."""
+def test_the_current_hour_is_billed_by_all_its_minutes(tmp_path: Path) -> None:
+    """The rollup may have run up to ten minutes before."""
     store = write_store(tmp_path, inventory=[inventory_row()])
     for rows in (minutes_of(0, range(60)), minutes_of(1, range(10))):
         write_store(tmp_path, properties=hours_of_rows(rows), usage=rows)
@@ -59,7 +59,7 @@ def test_an_hour_under_way_is_billed_by_all_its_minutes(tmp_path: Path) -> None:
     assert bill.data_coverage_ratio == 1
 
 
-def test_usage_ends_with_the_end_of_its_newest_minute_where_older_ones_were_purged(
+def test_usage_ends_with_its_newest_minute_if_older_ones_were_purged(
     tmp_path: Path,
 ) -> None:
     rows = minutes_of(0, range(60))
@@ -72,7 +72,7 @@ def test_usage_ends_with_the_end_of_its_newest_minute_where_older_ones_were_purg
     assert UsageReader(store).usage_end_us == BEGIN_US + later * HOUR_US + 10 * MINUTE_US
 
 
-def test_sums_that_say_nothing_of_themselves_do_not_hide_minutes(tmp_path: Path) -> None:
+def test_sums_without_a_version_do_not_hide_minutes(tmp_path: Path) -> None:
     store = write_store(
         tmp_path,
         inventory=[inventory_row()],
@@ -82,7 +82,7 @@ def test_sums_that_say_nothing_of_themselves_do_not_hide_minutes(tmp_path: Path)
     assert costs(bill_of(store, hours=2)) == {"a": "10.50"}
 
 
-def test_hours_of_which_the_minutes_are_gone_are_those_of_the_sums(tmp_path: Path) -> None:
+def test_hours_whose_minutes_were_purged_are_those_of_the_sums(tmp_path: Path) -> None:
     rows = minutes_of(0, range(60))
     write_store(tmp_path, properties=hours_of_rows(rows), usage=rows, inventory=[inventory_row()])
     roll_up(tmp_path)
@@ -95,7 +95,7 @@ def test_hours_of_which_the_minutes_are_gone_are_those_of_the_sums(tmp_path: Pat
     assert costs(bill_of(store, hours=1))["a"] == "7.00"
 
 
-def test_what_came_since_a_store_was_opened_does_not_stand_for_what_came_before(
+def test_commits_after_a_store_was_opened_do_not_change_its_snapshot(
     tmp_path: Path,
 ) -> None:
     for hour in (0, 1):
@@ -110,7 +110,7 @@ def test_what_came_since_a_store_was_opened_does_not_stand_for_what_came_before(
 
 
 def test_sums_of_a_table_that_was_repaired_since_do_not_hide_minutes(tmp_path: Path) -> None:
-    """It has another commit of the number that was summed up."""
+    """Its commit with the number that was summed up is another one."""
     store = write_store(tmp_path, inventory=[inventory_row()])
     lost = minutes_of(0, range(10))
     write_store(tmp_path, properties=hours_of_rows(lost), usage=lost)
@@ -124,16 +124,20 @@ def test_sums_of_a_table_that_was_repaired_since_do_not_hide_minutes(tmp_path: P
 @pytest.mark.parametrize(
     ("complete", "usage_end", "refused"),
     [
-        pytest.param({}, 4 * HOUR_US - MINUTE_US, True, id="not said: the newest minute's end"),
+        pytest.param({}, 4 * HOUR_US - MINUTE_US, True, id="unknown: the newest minute's end"),
         pytest.param({"3": 4 * HOUR_US + 7}, 4 * HOUR_US, False, id="complete"),
-        pytest.param({"3": 3 * HOUR_US + 90 * 10**6}, 3 * HOUR_US + MINUTE_US, True, id="not yet"),
-        pytest.param({"3": 9 * HOUR_US, "4": 2 * HOUR_US}, 2 * HOUR_US, True, id="one is behind"),
+        pytest.param(
+            {"3": 3 * HOUR_US + 90 * 10**6}, 3 * HOUR_US + MINUTE_US, True, id="incomplete"
+        ),
+        pytest.param(
+            {"3": 9 * HOUR_US, "4": 2 * HOUR_US}, 2 * HOUR_US, True, id="one partition behind"
+        ),
     ],
 )
-def test_usage_is_billed_up_to_where_all_of_it_is_there(
+def test_usage_is_billed_through_the_time_for_which_it_is_complete(
     tmp_path: Path, complete: dict[str, int], usage_end: int, *, refused: bool
 ) -> None:
-    """Also where rows of other nodes reach further: of the others nothing is known yet."""
+    """Even if rows of some nodes are later: for the other nodes nothing is known yet."""
     rows = [
         row
         for hour in range(HOURS)
@@ -162,7 +166,7 @@ def test_usage_is_billed_up_to_where_all_of_it_is_there(
         max_size=6,
     )
 )
-def test_a_bill_is_that_of_the_minutes_whenever_hours_were_summed_up(
+def test_a_bill_equals_that_of_the_minutes_whenever_hours_were_summed_up(
     commits: list[tuple[int, list[int], bool]],
 ) -> None:
     with TemporaryDirectory() as summed, TemporaryDirectory() as plain:
@@ -183,10 +187,10 @@ def test_a_bill_is_that_of_the_minutes_whenever_hours_were_summed_up(
         assert costs(bill_of(summed, hours=2)) == costs(bill_of(plain, hours=2))
 
 
-def test_a_bill_says_what_the_stores_retention_has_removed_and_is_closed_no_more(
+def test_a_bill_with_usage_removed_by_retention_reports_this_and_cannot_be_closed(
     tmp_path: Path,
 ) -> None:
-    """Minutes alone may go: their hours are there."""
+    """Minutes may be removed if their hours still exist."""
     rows = minutes_of(0, range(60))
     store = write_store(
         tmp_path, properties=hours_of_rows(rows), usage=rows, inventory=[inventory_row()]

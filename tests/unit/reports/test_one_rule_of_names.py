@@ -1,4 +1,4 @@
-"""A bill and a query find pods, nodes and namespaces by one rule, whatever is known by when."""
+"""A bill and a query find pods, nodes and namespaces by one rule, whatever arrives when."""
 
 from collections import Counter
 from pathlib import Path
@@ -43,7 +43,7 @@ moments = st.sampled_from([-30.0, -1, -1 / 3600, 0, 4 / 3600, 6 / 3600, 0.5, 1, 
 
 @st.composite
 def pods(draw: st.DrawFn) -> list[Row]:
-    """Draw the versions of some pods, of which some have one name after the other."""
+    """Draw the versions of some pods, some of which reuse a name."""
     rows: list[Row] = []
     for number in range(draw(st.integers(0, 3))):
         created, length = draw(moments), draw(st.sampled_from([None, 0.0, 0.5, 1.0]))
@@ -102,7 +102,7 @@ Drawn = list[tuple[int, dict[str, Any]]]
     using=[(0, {"container_id": "c0", "pod_state": "pending"})],
     holding=[],
 )
-# Deleted long ago, by rows that name it alone: at work all the same.
+# Deleted long ago, and yet in rows that contain only the name.
 @example(
     records=[LONG_GONE],
     using=[(0, {"pod_uid": "uid-0", "pod_state": "pending"})],
@@ -113,7 +113,7 @@ Drawn = list[tuple[int, dict[str, Any]]]
     using=[(0, {"container_id": "c0", "pod_state": "pending"})],
     holding=[],
 )
-# Versions that are told by no number are older than those that are.
+# Versions without a number are older than those with one.
 @example(
     records=[
         pod_row("a", pod_uid="uid-0", owner_name=owner, resource_version=number, kafka_offset=at)
@@ -122,7 +122,9 @@ Drawn = list[tuple[int, dict[str, Any]]]
     using=[(0, {"pod_uid": "uid-0", "pod_state": "pending"})],
     holding=[],
 )
-def test_a_bill_names_whom_a_query_names(records: list[Row], using: Drawn, holding: Drawn) -> None:
+def test_a_bill_and_a_query_find_the_same_pods(
+    records: list[Row], using: Drawn, holding: Drawn
+) -> None:
     rows = [usage_row(hour, category="pod", busy_ns=HOUR_NS // 4, **user) for hour, user in using]
     rows += [allocated(hour, None, HOUR_NS // 2, **holder) for hour, holder in holding]
     rows += [allocated(hour, None, 0) for hour in range(2)]
@@ -150,7 +152,7 @@ def test_a_bill_names_whom_a_query_names(records: list[Row], using: Drawn, holdi
 
 
 Said = tuple[float, bool, str | None, str | None]
-"""When something was said, whether it was deleted, the number of its version, and its team."""
+"""A version: its hour, whether it is a deletion, its resource version, and its team."""
 deletions = st.sampled_from([False, False, True])
 resource_versions = st.sampled_from([None, "x", "7", "10"])
 teams = st.sampled_from(["blue", "red", None])
@@ -158,7 +160,7 @@ teams = st.sampled_from(["blue", "red", None])
 
 @st.composite
 def versions(draw: st.DrawFn) -> list[Said]:
-    """Draw what was said of a node or a namespace."""
+    """Draw the versions of a node or a namespace."""
     hours = draw(st.lists(st.sampled_from([-1.0, 0.25, 0.75, 1, 1.5, 2]), max_size=5))
     return [(hour, draw(deletions), draw(resource_versions), draw(teams)) for hour in hours]
 
@@ -177,14 +179,14 @@ def fields_of(offset: int, message: Said) -> dict[str, Any]:
 
 @examples(60)
 @given(of_node=versions(), of_namespace=versions())
-# Deleted before the hour, and made anew within it.
+# Deleted before the hour, and recreated within it.
 @example(
     of_node=[(-1, False, "1", "blue"), (0.75, True, "2", None), (1.5, False, "3", "red")],
     of_namespace=[(-1, False, "1", "red"), (0.75, True, "2", None), (1.5, False, "3", "blue")],
 )
 @example(of_node=[(-1, False, "10", "red"), (-1, False, "7", "blue")], of_namespace=[])
 @example(of_node=[(0.25, True, "1", None), (1.5, False, "2", "red")], of_namespace=[])
-def test_a_bill_takes_nodes_and_namespaces_for_what_a_query_does(
+def test_a_bill_and_a_query_find_the_same_nodes_and_namespaces(
     of_node: list[Said], of_namespace: list[Said]
 ) -> None:
     with TemporaryDirectory() as folder, duckdb.connect() as connection:

@@ -1,4 +1,4 @@
-"""The file of prices and policies: each mistake is named with its line, field and remedy."""
+"""The file of prices and policies: each error is reported with its line, field and remedy."""
 
 from datetime import date
 from decimal import Decimal
@@ -94,7 +94,7 @@ EXAMPLE = Path(__file__).parents[3] / "deploy/bill/prices.yaml"
         ),
     ],
 )
-def test_a_mistake_is_named_with_its_line_its_field_and_what_to_do(
+def test_an_error_is_reported_with_its_line_its_field_and_the_remedy(
     text: str, parts: list[str]
 ) -> None:
     with pytest.raises(PolicyError) as raised:
@@ -103,7 +103,7 @@ def test_a_mistake_is_named_with_its_line_its_field_and_what_to_do(
 
 
 @pytest.mark.parametrize("number", ["010", "0x10", "1:30", "1_000", "0b11"])
-def test_numbers_that_yaml_reads_as_others_than_people_are_mistakes(number: str) -> None:
+def test_numbers_that_yaml_reads_differently_from_people_are_errors(number: str) -> None:
     with pytest.raises(PolicyError, match=f"line 1.*invalid number {number}"):
         parse_policy(f"prices: [{{name: a, per_gpu_hour: {number}}}]")
 
@@ -121,18 +121,18 @@ def test_every_digit_of_a_price_counts() -> None:
         ("idle: [{kind: idle, share: allocated, mig_profile: '7g.*'}]", "whole physical GPUs"),
     ],
 )
-def test_what_could_not_mean_anything_is_refused(text: str, remedy: str) -> None:
+def test_meaningless_policies_are_rejected(text: str, remedy: str) -> None:
     with pytest.raises(PolicyError, match=remedy):
         parse_policy(text)
 
 
-def test_all_mistakes_between_the_parts_are_named_at_once() -> None:
+def test_all_errors_between_the_parts_are_reported_at_once() -> None:
     with pytest.raises(PolicyError) as raised:
         parse_policy("currency: XXX\nteams:\n- {team: a, match: {nmespace: b}}")
     assert [mistake[:6] for mistake in raised.value.mistakes] == ["line 1", "line 3"]
 
 
-def test_all_mistakes_of_all_rows_are_named_at_once_in_the_order_of_their_lines() -> None:
+def test_all_errors_of_all_rows_are_reported_at_once_in_the_order_of_their_lines() -> None:
     text = """currency: EUR
 prices:
 - {name: a, per_gpu_hour: 1,5, modell: x}
@@ -165,7 +165,7 @@ budgets:
     ]
 
 
-def test_the_hash_of_a_file_is_of_what_it_means(tmp_path: Path) -> None:
+def test_the_hash_of_a_file_depends_only_on_its_meaning(tmp_path: Path) -> None:
     texts = [
         "prices: [{name: a, per_gpu_hour: 1.50}]",
         "# dear\nprices:\n- per_gpu_hour: 1.50\n  name: a\n",
@@ -189,7 +189,7 @@ def test_the_example_of_the_repository_is_valid_and_has_every_part() -> None:
         if getattr(price, kind) is not None
     }
     assert kinds == {"per_gpu_hour", "instance", "purchase"}
-    # What is optional stands in it too, so that nobody has to look elsewhere how it is called.
+    # It also contains the optional fields, so that readers find their names.
     text = EXAMPLE.read_text()
     fields = {
         field
@@ -204,7 +204,7 @@ def test_the_example_of_the_repository_is_valid_and_has_every_part() -> None:
     assert [field for field in sorted(fields) if f"{field}:" not in text] == []
 
 
-def test_the_built_in_prices_say_of_each_where_from_when_and_that_nobody_checked_it() -> None:
+def test_each_built_in_price_states_its_source_its_date_and_that_it_was_not_checked() -> None:
     policy = read_policy(None).policy
     assert all(price.as_of and price.as_of.year >= 2025 for price in policy.prices)
     words = ("not checked", "guess")
@@ -238,7 +238,9 @@ def test_the_built_in_prices_say_of_each_where_from_when_and_that_nobody_checked
         ("NVIDIA GeForce RTX 4090", None),
     ],
 )
-def test_the_built_in_prices_know_the_products_by_their_names(model: str, name: str | None) -> None:
+def test_the_built_in_prices_recognize_products_by_their_names(
+    model: str, name: str | None
+) -> None:
     book = PriceBook(read_policy(None).policy)
     price = book.rate_of(DeviceTraits("prod", "n", model), date(2026, 10, 1)).price
     assert (price.name if price else None) == name
@@ -271,7 +273,7 @@ prices:
             {"instance_type": "p5.48xlarge", "region": "us-east-1"},
             date(2026, 9, 1),
             "machine",
-            # 98.32 x 9 / (9 x 8 + 0.9 x 192 + 0.1 x 2048) to the last digit, and no further.
+            # 98.32 x 9 / (9 x 8 + 0.9 x 192 + 0.1 x 2048), exactly.
             Fraction(88488, 100) / Fraction(4496, 10),
         ),
         (
@@ -282,7 +284,7 @@ prices:
         ),
     ],
 )
-def test_the_first_row_that_fits_the_device_and_the_day_is_its_price(
+def test_the_first_row_that_matches_the_device_and_the_day_is_its_price(
     facts: dict[str, str], day: date, name: str, rate: Fraction
 ) -> None:
     known = {"cluster": "prod", "node": "n", **facts}
@@ -292,7 +294,7 @@ def test_the_first_row_that_fits_the_device_and_the_day_is_its_price(
     assert (found.price.name, found.per_gpu_hour) == (name, rate)
 
 
-def test_amounts_of_other_currencies_need_a_rate_of_the_day() -> None:
+def test_amounts_in_other_currencies_require_a_rate_of_the_day() -> None:
     device = DeviceTraits("prod", "n", "H100", capacity_type="spot")
     with pytest.raises(Exception, match="no exchange rate for USD on 2025-12-31"):
         PriceBook(parse_policy(RATES.replace(", to: 2026-10-01", ", to: 2025-01-01"))).rate_of(
@@ -304,7 +306,7 @@ def test_amounts_of_other_currencies_need_a_rate_of_the_day() -> None:
     amounts=st.lists(st.fractions(min_value=-1000, max_value=1000), max_size=12),
     digits=st.integers(0, 4),
 )
-def test_rounded_lines_sum_to_the_rounded_sum_and_none_is_off_by_a_unit(
+def test_rounded_lines_sum_to_the_rounded_sum_and_none_differs_by_a_whole_unit(
     amounts: list[Fraction], digits: int
 ) -> None:
     rounded = quantize_together(amounts, digits=digits)
@@ -336,7 +338,7 @@ def test_amounts_are_written_without_exponents(amount: Fraction | Decimal, text:
     assert text_of(amount) == text
 
 
-def test_aliases_of_aliases_are_refused_before_they_are_read() -> None:
+def test_nested_aliases_are_rejected_before_they_are_expanded() -> None:
     layers = [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 12)]
     text = "\n".join(["l0: &l0 [1, 2, 3]", *layers])
     with pytest.raises(PolicyError, match="values, including aliases"):

@@ -1,4 +1,4 @@
-"""`gpuledger reports` as its users start it."""
+"""`gpuledger reports` as users start it."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from gpuledger_reports.settings import ReadStoreSettings, ReportsSettings, Reque
 from tests.unit.reports.api.report_requests import ask, small_store
 
 
-async def test_it_answers_by_its_settings_and_is_ready_when_the_store_was_read(
+async def test_the_service_uses_its_settings_and_is_ready_once_the_store_was_read(
     tmp_path: Path,
 ) -> None:
     reported = small_store(tmp_path)
@@ -29,7 +29,7 @@ async def test_it_answers_by_its_settings_and_is_ready_when_the_store_was_read(
     await asyncio.sleep(0)  # it begins
     assert not readiness.is_ready()
     response = await ask(pages.app(), "/bill", "by=pod")
-    while not readiness.is_ready():  # noqa: ASYNC110  # another process is asked
+    while not readiness.is_ready():  # noqa: ASYNC110  # another process is queried
         await asyncio.sleep(0.001)
     await end_tasks(task)
     assert json.loads(response.body)["line_cost"] == "28.00"
@@ -46,7 +46,7 @@ async def test_it_answers_by_its_settings_and_is_ready_when_the_store_was_read(
         ("KAFKA__BOOTSTRAP_SERVERS", "kafka:9092", "GPULEDGER_KAFKA__BOOTSTRAP_SERVERS"),
     ],
 )
-def test_a_mistake_in_the_settings_is_one_line_that_names_it(
+def test_an_invalid_setting_is_one_line_that_names_it(
     variable: str,
     value: str,
     named: str,

@@ -1,4 +1,4 @@
-"""Who pays for idle by a table, what budgets are of, and what a line is made of."""
+"""Distribution of idle cost by a table, the days of budgets, and the parts of a line."""
 
 from collections import defaultdict
 from decimal import Decimal
@@ -40,11 +40,11 @@ def budget(since: str, until: str, match: str = "{namespace: ns}") -> str:
     ("since", "until", "spent", "forecast"),
     [
         pytest.param("2026-10-01", "2026-10-02", 168, 168, id="days before the end of the bill"),
-        pytest.param("2026-10-02", "2026-10-03", 84, 168, id="days from within it"),
-        pytest.param("2026-10-01", "2026-10-04", 252, 504, id="days beyond it"),
+        pytest.param("2026-10-02", "2026-10-03", 84, 168, id="days within it"),
+        pytest.param("2026-10-01", "2026-10-04", 252, 504, id="days after it"),
     ],
 )
-def test_a_budget_is_of_its_own_days_whatever_the_bill_is_of(
+def test_a_budget_covers_its_own_days_whatever_the_period_of_the_bill(
     tmp_path: Path, since: str, until: str, spent: int, forecast: int
 ) -> None:
     store = store_of(tmp_path, *(allocated(hour, "a") for hour in range(36)))
@@ -52,13 +52,13 @@ def test_a_budget_is_of_its_own_days_whatever_the_bill_is_of(
     assert (state.spent, state.forecast) == (Fraction(spent), Fraction(forecast))
 
 
-def test_a_budget_of_other_days_than_the_bill_has_is_not_shown(tmp_path: Path) -> None:
+def test_a_budget_for_days_outside_the_bill_is_not_shown(tmp_path: Path) -> None:
     store = store_of(tmp_path, allocated(0, "a"))
     for since, until in (("2026-09-01", "2026-10-01"), ("2026-11-01", "2026-12-01")):
         assert bill_of(store, SEVEN + budget(since, until)).budgets == []
 
 
-def test_a_budget_has_the_idle_that_a_table_gives_it(tmp_path: Path) -> None:
+def test_a_budget_includes_the_idle_cost_that_a_table_assigns(tmp_path: Path) -> None:
     store = store_of(tmp_path, allocated(0, "a"), allocated(1, None))
     policy = SEVEN + TABLE + budget("2026-10-01", "2026-11-01", "{team: ns}")
     bill = bill_of(store, policy, by=["team"], hours=2)
@@ -66,7 +66,7 @@ def test_a_budget_has_the_idle_that_a_table_gives_it(tmp_path: Path) -> None:
     assert bill.budgets[0].spent == 14
 
 
-def test_idle_that_a_table_shares_stays_with_its_cluster(tmp_path: Path) -> None:
+def test_idle_cost_distributed_by_a_table_stays_with_its_cluster(tmp_path: Path) -> None:
     store = store_of(
         tmp_path,
         *(allocated(0, "a"), allocated(1, None)),
@@ -85,7 +85,7 @@ def test_idle_that_a_table_shares_stays_with_its_cluster(tmp_path: Path) -> None
 
 
 def test_the_parts_of_a_line_sum_to_it(tmp_path: Path) -> None:
-    """Each of half a cent or so: rounded each for itself they would be nothing, and a cent more."""
+    """Each is about half a cent; rounded separately they would be nothing or a cent too much."""
     store = store_of(tmp_path, allocated(0, "a", energy_millijoules=18_000_000))
     policy = "prices: [{name: h, per_gpu_hour: 0.005}]\nenergy: [{name: e, per_kilowatt_hour: 1}]\n"
     bill = bill_of(store, policy)
@@ -94,7 +94,7 @@ def test_the_parts_of_a_line_sum_to_it(tmp_path: Path) -> None:
     assert row["gpu_cost"] + row["energy_cost"] + row["shared_cost"] == row["cost"]
 
 
-def test_the_columns_that_no_dimension_may_be_called_are_those_of_a_line(tmp_path: Path) -> None:
+def test_the_reserved_names_of_dimensions_are_the_columns_of_a_line(tmp_path: Path) -> None:
     bill = bill_of(store_of(tmp_path, allocated(0, "a")))
     row = row_of(bill, bill.lines[0])
     assert set(row) - {"pod"} == OWN_COLUMNS
@@ -108,7 +108,7 @@ def test_a_label_with_a_quote_is_a_column_of_parquet(tmp_path: Path) -> None:
     assert file.stat().st_size > 0
 
 
-def test_brackets_of_a_model_are_no_pattern(tmp_path: Path) -> None:
+def test_brackets_in_a_model_are_literal(tmp_path: Path) -> None:
     name = "A100 [PG506]"
     store = store_of(tmp_path, allocated(0, "a", model=name), inventory=[inventory_row(model=name)])
     policy = "prices: [{name: h, model: 'A100 [PG506]', per_gpu_hour: 7}]"
@@ -116,7 +116,7 @@ def test_brackets_of_a_model_are_no_pattern(tmp_path: Path) -> None:
 
 
 def explained(store: str, policy: str, kind: str, *, hours: int, max_rows: int = 5) -> list[str]:
-    """Return what is said of the usage of the one line of a kind of idle."""
+    """Return the explanation of the usage of the only line of a kind of idle."""
     read = ReadPolicy(parse_policy(policy), "0" * 64, "test")
     maker = BillMaker(UsageReader(store), read, by=["namespace"])
     bill = maker.make(Window(BEGIN_US, BEGIN_US + hours * HOUR_US))
@@ -126,7 +126,7 @@ def explained(store: str, policy: str, kind: str, *, hours: int, max_rows: int =
     return texts[head + 1 :]
 
 
-def test_unresponsive_time_is_explained_by_the_rows_that_have_it(tmp_path: Path) -> None:
+def test_unresponsive_time_is_explained_by_its_rows(tmp_path: Path) -> None:
     unresponsive = allocated(0, "a", HOUR_NS, unresponsive_ns=HOUR_NS // 2)
     row, last = explained(
         store_of(tmp_path, unresponsive, allocated(1, "a")), SEVEN, "overhead", hours=2
@@ -135,7 +135,7 @@ def test_unresponsive_time_is_explained_by_the_rows_that_have_it(tmp_path: Path)
     assert "all 1 rows: allocated 3600 s" in last
 
 
-def test_what_is_held_and_not_charged_to_its_holder_is_explained_by_the_rows_of_holders(
+def test_unused_time_is_explained_by_the_rows_of_the_allocations(
     tmp_path: Path,
 ) -> None:
     policy = SEVEN + "basis: [{basis: used, match: {pod: a}}]"
@@ -154,10 +154,8 @@ def test_what_is_held_and_not_charged_to_its_holder_is_explained_by_the_rows_of_
 @pytest.mark.parametrize(
     ("max_rows", "shown", "message"), [(1, 1, "2 more rows"), (3, 3, ""), (0, 3, "")]
 )
-def test_rows_that_are_not_shown_are_counted(
-    tmp_path: Path, max_rows: int, shown: int, message: str
-) -> None:
-    """Also where they are of nothing."""
+def test_omitted_rows_are_counted(tmp_path: Path, max_rows: int, shown: int, message: str) -> None:
+    """Even if their amounts are zero."""
     hosts = [usage_row(hour, category="host", busy_ns=1 if hour == 0 else 0) for hour in range(3)]
     store = store_of(tmp_path, allocated(2, None), *hosts)
     texts = explained(store, SEVEN, "overhead", hours=3, max_rows=max_rows)
@@ -172,10 +170,12 @@ SHARED = "shared: [{{match: {{namespace: operator}}, share: {share}{more}}}]\n"
 @pytest.mark.parametrize(
     ("share", "more", "expected"),
     [
-        pytest.param("own_line", "", {"a": "7.00", "b": "21.00", "operator": "7.00"}, id="not"),
+        pytest.param(
+            "own_line", "", {"a": "7.00", "b": "21.00", "operator": "7.00"}, id="not shared"
+        ),
         pytest.param("even", "", {"a": "10.50", "b": "24.50", "operator": "0.00"}, id="evenly"),
         pytest.param(
-            "allocated", "", {"a": "8.75", "b": "26.25", "operator": "0.00"}, id="by held time"
+            "allocated", "", {"a": "8.75", "b": "26.25", "operator": "0.00"}, id="by allocated time"
         ),
         pytest.param(
             "table",
@@ -185,7 +185,7 @@ SHARED = "shared: [{{match: {{namespace: operator}}, share: {share}{more}}}]\n"
         ),
     ],
 )
-def test_who_works_for_all_others_is_paid_by_them(
+def test_the_cost_of_a_shared_namespace_is_paid_by_the_others(
     tmp_path: Path, share: str, more: str, expected: dict[str, str]
 ) -> None:
     store = store_of(
@@ -200,7 +200,7 @@ def test_who_works_for_all_others_is_paid_by_them(
     assert bill.line_cost == bill.asset_cost == 35
 
 
-def test_costs_are_shared_among_those_who_had_alike_gpus(tmp_path: Path) -> None:
+def test_costs_are_shared_only_among_tenants_of_the_same_kind_of_gpu(tmp_path: Path) -> None:
     store = store_of(
         tmp_path,
         allocated(0, "x", allocated_namespace="operator"),
@@ -208,12 +208,12 @@ def test_costs_are_shared_among_those_who_had_alike_gpus(tmp_path: Path) -> None
     )
     policy = "prices: [{name: any, per_gpu_hour: 7}]\n" + SHARED.format(share="allocated", more="")
     bill = bill_of(store, policy, by=["namespace"], hours=1)
-    # Nobody else had one of the operator's: it stays where it is.
+    # Nobody else had a GPU like the operator's: its cost stays there.
     assert costs(bill) == {"a": "7.00", "operator": "7.00"}
 
 
 def test_energy_that_others_pay_stays_on_its_line(tmp_path: Path) -> None:
-    """Of no time at all: a process of the host on a GPU that somebody holds."""
+    """Without any time: a host process on a GPU that is allocated to a pod."""
     store = store_of(
         tmp_path,
         allocated(0, "a", energy_millijoules=3_600_000_000),

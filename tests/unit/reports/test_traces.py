@@ -1,4 +1,4 @@
-"""Bills of real clusters: what their tenants pay by shares, and what by whole GPUs."""
+"""Bills of real clusters: the costs of tenants by shares, compared with whole GPUs."""
 
 import csv
 import gzip
@@ -22,13 +22,13 @@ def rows_of(name: str) -> list[dict[str, str]]:
 
 
 def hours_of(begin_second: int, end_second: int) -> Iterator[tuple[int, int]]:
-    """Yield each hour that a time touches, with the seconds of it."""
+    """Yield each hour that a period touches, with its seconds in that hour."""
     for hour in range(begin_second // 3600, -(-end_second // 3600)):
         yield hour, min(end_second, (hour + 1) * 3600) - max(begin_second, hour * 3600)
 
 
-def test_pods_that_share_gpus_pay_for_their_shares_and_not_for_whole_ones(tmp_path: Path) -> None:
-    """15,219 GPU-hours if each is billed a whole GPU, 7,077 by what was given to it."""
+def test_pods_that_share_gpus_pay_for_their_shares_and_not_for_whole_gpus(tmp_path: Path) -> None:
+    """15,219 GPU-hours if each pod pays for a whole GPU, 7,077 by the allocated shares."""
     usage: list[Row] = []
     whole_seconds = share_milliseconds = 0
     for row in rows_of("openb_shared_pods.csv.gz"):
@@ -37,7 +37,7 @@ def test_pods_that_share_gpus_pay_for_their_shares_and_not_for_whole_ones(tmp_pa
         whole_seconds += end - begin
         share_milliseconds += (end - begin) * share
         for hour, seconds in hours_of(begin, end):
-            # All of them on the first day, each day of a pod on a GPU of its own: no sum changes.
+            # All on the first day; each day of a pod is on its own GPU, which changes no sum.
             part_ns = seconds * share * NS_PER_SECOND // 1000
             where = {"gpu": f"GPU-{row['name']}-{hour // 24}", "model": "openb"}
             usage.append(allocated(hour % 24, row["name"], part_ns, **where))

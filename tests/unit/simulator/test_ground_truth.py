@@ -26,7 +26,7 @@ def test_the_usage_of_a_pod_is_the_sum_of_its_busy_intervals(
     assert usage.joules == pytest.approx(busy_ns / 1e9 * (700 - 70))
 
 
-def test_pods_and_host_together_used_at_most_the_time_of_the_devices(
+def test_pods_and_host_together_used_no_more_than_the_devices_time(
     simulation: Simulation, epoch_ns: int
 ) -> None:
     start, end = 0, 12 * SECOND

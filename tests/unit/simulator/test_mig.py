@@ -269,7 +269,7 @@ def test_a_gpu_has_the_slices_of_its_largest_profile(
     answer = (
         NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns)
         .open()[0]
-        .query(CallGroup.BOOKS, SampleCursor())
+        .query(CallGroup.USAGE, SampleCursor())
     )
     assert (answer["compute_slices"], answer["memory_slices"]) == slices
 

@@ -56,11 +56,11 @@ def reading(**changes: object) -> GpuReading:
 
 
 CONTAINERS = [ContainerRef(container_id="c" * 64, pod_uid="uid-train")]
-"""All containers that the tests speak of: the table of each event."""
+"""All containers of the tests: the table of each event."""
 
 
 def container(*, pod_uid: str | None, container_id: str | None) -> int:
-    """Return a container's place in the table of all events."""
+    """Return a container's position in the table of all events."""
     ref = ContainerRef(container_id=container_id, pod_uid=pod_uid)
     if ref not in CONTAINERS:
         CONTAINERS.append(ref)
@@ -101,7 +101,7 @@ def pod(**changes: object) -> PodDescription:
 
 
 def holder(name: str = "notebook-0", **changes: object) -> PodDescription:
-    """Return a pod that holds a GPU, with the container `jupyter`."""
+    """Return a pod to which a GPU is allocated, with the container `jupyter`."""
     values: dict[str, Any] = {"uid": f"uid-{name}", "name": name, "owner_name": None}
     return pod(**values | changes)
 
@@ -109,7 +109,7 @@ def holder(name: str = "notebook-0", **changes: object) -> PodDescription:
 def settlement(
     busy_ns: int = SECOND_NS // 4, owner: Entry | None = None, **changes: object
 ) -> LateAdjustment:
-    """Return what is booked of the three seconds before the first event, on a pod or `owner`."""
+    """Return a late adjustment for the three seconds before the first event, by default a pod's."""
     nothing: dict[str, Any] = {"memory_bytes": None, "energy_millijoules": None}
     owed = owner or entry(busy_ns=busy_ns, **nothing)
     values: dict[str, Any] = {
@@ -128,7 +128,7 @@ def settlement(
 
 
 def books(of: GpuReading | None = None, *entries: Entry, **changes: object) -> GpuBooks:
-    """Return a GPU's books, by how they are found on a GPU that is shared in time."""
+    """Return a GPU's books; the default methods are those of a time-sliced GPU."""
     values: dict[str, Any] = {
         "busy_method": BusyMethod.PROCESS_UTILIZATION,
         "memory_method": MemoryMethod.MEASURED,
@@ -147,13 +147,13 @@ def event(
     allocated_to: Sequence[PodDescription] = (),
     **changes: object,
 ) -> GpuEvent:
-    """Return an event; `entries` may be held by `allocated_to`, of which each has one container."""
+    """Return an event; each of the allocatees `allocated_to` has one container."""
     booked = [entry(), entry(Category.IDLE)] if entries is None else list(entries)
     described = [pod()] if pods is None else list(pods)
     given: dict[str, Any] = {"gpus": [books(of, *booked)], "late_adjustments": None} | changes
     of_event = [*(given["gpus"] or ()), *(given["late_adjustments"] or ())]
     used = [one.container for each in of_event for one in each.entries if one.container is not None]
-    # Of the table of all events no more than this one points to: it grows with each test.
+    # Only the containers that this event uses: the table of all events grows with each test.
     containers = _described(CONTAINERS[: max(used, default=-1) + 1], described)
     first = len(described)
     values: dict[str, Any] = {
@@ -175,7 +175,7 @@ def event(
 
 
 def _described(refs: list[ContainerRef], pods: list[PodDescription]) -> list[EventContainer]:
-    """Return containers with their pods; one that is not described is added as a pending one."""
+    """Return containers with their pods; one without a description gets a pending pod."""
     places = {one.uid: place for place, one in reversed(list(enumerate(pods)))}
     found = []
     for ref in refs:
@@ -193,7 +193,7 @@ BUS_TOPICS = [
     replace(topic, partitions=PARTITIONS) if topic is not DEAD_LETTERS else topic
     for topic in TOPICS
 ]
-"""The topics of every bus here, with few partitions."""
+"""The topics of every bus of these tests, with few partitions."""
 
 
 def bus() -> MemoryBus:
@@ -205,7 +205,7 @@ def place_of(node: str, topic: str = EVENTS.name) -> TopicPartition:
 
 
 async def publish(to: MemoryBus, *events: GpuEvent | bytes, node: str = NODE) -> None:
-    """Publish events in their node's partition; bytes go in as they are, in that of `node`."""
+    """Publish events in their node's partition; bytes go unchanged into that of `node`."""
     async with to.producer() as producer:
         for one in events:
             if isinstance(one, bytes):
@@ -228,22 +228,22 @@ def committed(of: MemoryBus, group: str, at: TopicPartition) -> int | None:
 
 
 async def set_back(on: MemoryBus, group: str, to: Mapping[TopicPartition, int]) -> None:
-    """Let a group have committed less, as where commits were lost."""
+    """Set a group's offsets back, as after lost commits."""
     async with on.transactions("set back") as transactions:
         await transactions.commit({}, offsets=to, group=group)
 
 
 async def eventually(holds: Callable[[], T], *, within_seconds: float = HANG_SECONDS) -> T:
-    """Return what `holds()` gives, as soon as that is true."""
+    """Return the result of `holds()` as soon as it is true."""
     async with asyncio.timeout(within_seconds):
-        while not (found := holds()):  # noqa: ASYNC110  # what is waited for has no event
+        while not (found := holds()):  # noqa: ASYNC110  # the condition has no event
             await asyncio.sleep(0.005)
     return found
 
 
 @asynccontextmanager
 async def running(work: Awaitable[T]) -> AsyncIterator[asyncio.Task[T]]:
-    """Run `work` beside the test and cancel it at the end; its failure is the test's."""
+    """Run `work` during the test and cancel it at the end; its failure fails the test."""
     task = asyncio.ensure_future(work)
     try:
         yield task
@@ -254,14 +254,14 @@ async def running(work: Awaitable[T]) -> AsyncIterator[asyncio.Task[T]]:
 
 
 class ManualClock:
-    """A clock that the test moves by hand; sleeping moves it too, and is remembered."""
+    """A clock that the test moves by hand; sleeping moves it too, and is recorded."""
 
     def __init__(self, now_ns: int = START_NS) -> None:
         self.now_ns = now_ns
         self.slept: list[float] = []
 
     def advance(self, seconds: float) -> bool:
-        """Move on; true, so that it can stand before a condition."""
+        """Move on; return true, so that it can precede a condition."""
         self.now_ns += round(seconds * SECOND_NS)
         return True
 

@@ -1,4 +1,4 @@
-"""Nodes whose wall clocks are wrong or set: what they tell, second by second, as it arrives."""
+"""Nodes whose wall clocks are wrong or set: their ticks, second by second, as they arrive."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ HOUR = 3600
 YEAR = 365 * 86_400
 TO_1970, FROM_1970 = "to 1970", "from 1970"
 UP_SECONDS = 100_000
-"""For how long the first boot has been up at second 0."""
+"""The uptime of the first boot at second 0."""
 COUNT = 45
 
 Steps = Sequence[tuple[int, int | str]]
-"""At which second the wall clock is set, and how many seconds ahead."""
+"""The second at which the wall clock is set, and by how many seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """A tick that arrives in a second; of a spool it is one that was made earlier."""
+    """A tick that arrives in a second; a tick from a spool was sampled earlier."""
 
     arrives: int
     second: int
@@ -29,7 +29,7 @@ class Told:
     steps: Steps = ()
 
     def event(self, entries: Sequence[Entry], *, node: str, start_ns: int) -> GpuEvent:
-        """Return the tick, of a node of which second 0 is at `start_ns`."""
+        """Return the tick, of a node whose second 0 is at `start_ns`."""
         played = ManualClock(start_ns=start_ns + self.second * SECOND_NS)
         booted_ns = played.time_ns() - self.up_seconds * SECOND_NS
         by_name = {TO_1970: -start_ns, FROM_1970: start_ns}
@@ -58,7 +58,7 @@ def of_one_boot(steps: Steps, seconds: range = range(COUNT)) -> list[Told]:
 
 
 def rebooted(at: int, steps: Steps, count: int = COUNT) -> list[Told]:
-    """Return the ticks of a node that is back at a second, the clock being wrong only then."""
+    """Return the ticks of a node that has rebooted at a second, with a wrong clock until then."""
     return [
         *of_one_boot((), range(at - 5)),
         *(
@@ -69,7 +69,7 @@ def rebooted(at: int, steps: Steps, count: int = COUNT) -> list[Told]:
 
 
 def _with_late_spool(steps: Steps) -> Iterator[Told]:
-    """Yield a reboot after which the spool of the earlier boot comes between the new ticks."""
+    """Yield a reboot after which the spool of the earlier boot arrives between the new ticks."""
     spooled = iter(of_one_boot((), range(8, 18)))
     for reported in (*of_one_boot((), range(8)), *rebooted(23, steps)[18:]):
         yield reported

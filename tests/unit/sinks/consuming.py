@@ -1,4 +1,4 @@
-"""The consume loop over a bus in memory, with consumers that fail and sinks that do as told."""
+"""The consume loop over a bus in memory, with failing consumers and scripted sinks."""
 
 import asyncio
 from collections.abc import (
@@ -49,7 +49,7 @@ AT = place_of(NODE)
 
 
 class Recorder(Sink):
-    """A sink that takes everything, when its gate is open."""
+    """A sink that accepts everything while its gate is open."""
 
     name = "recorder"
 
@@ -152,7 +152,7 @@ class FlakyBus(MemoryBus):
 
 
 class Spoiled(MemoryConsumer):
-    """A consumer that cannot unpack what is no JSON, as if it came in a batch of ten."""
+    """A consumer that cannot unpack invalid JSON, as if it were in a batch of ten."""
 
     @override
     async def poll(
@@ -187,7 +187,7 @@ def flaky(**failures: int) -> FlakyBus:
 
 
 class ScriptedConsumer:
-    """A consumer each of whose polls is a step of the test's; after the last nothing comes."""
+    """A consumer whose polls are the test's steps; after the last one they are empty."""
 
     def __init__(self, subscription: Subscription, script: "Script") -> None:
         self._subscription, self._script = subscription, script
@@ -235,7 +235,7 @@ Step = Callable[[ScriptedConsumer], Awaitable[Mapping[TopicPartition, Sequence[R
 
 
 class Script:
-    """The steps that are left, and what was given in those that were done."""
+    """The remaining steps, and the records returned by the completed ones."""
 
     def __init__(self, steps: Iterable[Step]) -> None:
         self._steps = iter(steps)

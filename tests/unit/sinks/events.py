@@ -1,4 +1,4 @@
-"""Any event that a join could make, for laws about what is made of events."""
+"""Any event that a join could publish, for laws about data derived from events."""
 
 from typing import TypeVar
 
@@ -34,7 +34,7 @@ _CONTAINER = st.builds(
     pod_uid=st.sampled_from(["uid-train", "uid-stranger", None]),
     container_id=st.sampled_from(["c" * 64, "d" * 64, None]),
 )
-# Up to what 64 bits hold, beyond which sums and products are.
+# Up to 64 bits; sums and products exceed that.
 _QUANTITY = st.none() | st.integers(0, 2**63 - 1)
 _TIME = st.none() | st.integers(-(2**63), 2**63 - 1)
 _RATIO = st.none() | st.integers(0, 10**6).map(lambda millionths: millionths / 10**6)
@@ -42,7 +42,7 @@ _Open = TypeVar("_Open", bound=OpenEnum)
 
 
 def _words(of: type[_Open]) -> st.SearchStrategy[_Open]:
-    """Return the words of an enumeration, and any that a newer version may have added."""
+    """Return the members of an enumeration, and any value that a newer version may have added."""
     unknown = st.text(st.characters(codec="utf-8"), min_size=1, max_size=MAX_VALUE_LENGTH)
     return st.sampled_from(of) | unknown.map(of)
 

@@ -1,4 +1,4 @@
-"""Every kind of sink that talks HTTP to a receiver, as one that sends an empty request."""
+"""Every kind of sink that sends HTTP requests to a receiver, as one that sends an empty request."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def posting(
     timeout_seconds: float = 10.0,
     **given: Any,  # noqa: ANN401  # any settings
 ) -> AsyncIterator[Posting]:
-    """Open a client of a kind; its times are a clock's that the test moves."""
+    """Open a client of a kind that uses a clock which the test moves."""
     clock, check, token_check = Seconds(), Check(), Check()
     settings = settings_of(kind, url, **given)
     credentials = ReceiverCredentials(
@@ -81,7 +81,7 @@ async def posting(
 
 
 def serving(authority: Authority, host: str | None = None) -> ssl.SSLContext:
-    """Return the context of a server whose certificate is for a host alone, or for this machine."""
+    """Return the context of a server with a certificate for only one host, or for this machine."""
     pair = authority.issue(host or "server", host=host)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(pair.certificate, pair.key)

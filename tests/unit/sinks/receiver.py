@@ -1,4 +1,4 @@
-"""An HTTP receiver that answers as the test says and keeps what it was sent."""
+"""An HTTP receiver that answers as the test configures and records its requests."""
 
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -29,10 +29,10 @@ class Receiver:
     """The next answers, in order; afterwards every request is answered by its body."""
     by_body: Callable[[bytes], Answer] = lambda _: Answer(204)
     login: str = ""
-    """The `Authorization` without which a request is answered 401; empty takes everybody's."""
+    """The `Authorization` without which a request is answered with 401; empty accepts any."""
 
     hangs_up: bool = False
-    """Whether it ends the connection in the place of an answer."""
+    """Whether it closes the connection instead of answering."""
 
     async def answer(self, request: web.Request) -> web.Response:
         body = await request.read()

@@ -1,4 +1,4 @@
-"""Wall clocks that are wrong or set: what alerts and series make of their nodes' ticks.
+"""Wall clocks that are wrong or set, and how alerts and series treat their nodes' ticks.
 
 The laws hold for a node's clock as the simulator plays it, whatever it is set to.
 """
@@ -25,7 +25,7 @@ each_case = pytest.mark.parametrize("case", CASES)
 
 @dataclass
 class Receiver:
-    """As Prometheus takes requests: whole or not at all, in each series' order or nearly so."""
+    """Accepts requests like Prometheus: whole or not at all, in order within its window."""
 
     window_seconds: int = 0
     newest_ms: int = 0
@@ -45,7 +45,7 @@ class Receiver:
 def sent(
     ticks: Sequence[Told], receiver: Receiver, *, poll: int = 1, lag_seconds: int = 0
 ) -> Counter[str]:
-    """Return what became of ticks that are polled so many at a time: reasons and how often."""
+    """Return the outcomes of ticks that are polled in groups: reasons and how often."""
     outcome: Counter[str] = Counter()
     series, timelines = ActiveSeries(), Timelines()
     for start in range(0, len(ticks), poll):
@@ -81,7 +81,7 @@ def written(
     is_behind = time_ms <= receiver.newest_ms
     if receiver.takes(time_ms, now_ns // 1_000_000):
         return "stored"
-    # What is refused for its order stood alone, so that no other node's ticks went down with it.
+    # A tick that is rejected for its order was sent separately, so that it took no other down.
     assert encoded.is_behind == is_behind
     return "out_of_order"
 
@@ -90,7 +90,7 @@ WITHOUT_WINDOW = {
     "never set": {},
     "four minutes ahead once": {"future": 1},
     "an hour ahead for five seconds": {"future": 5},
-    # No receiver without a window takes what is behind: it is sent all the same.
+    # A receiver without a window rejects late ticks; they are sent all the same.
     "set back an hour": {"out_of_order": 38},
     "an hour behind until it is set right": {},
     "a year ahead after a reboot until NTP": {"future": 5},
@@ -101,7 +101,7 @@ WITHOUT_WINDOW = {
 
 @each_case
 @pytest.mark.parametrize(("poll", "lag_seconds"), [(1, 0), (100, 0), (100, 2 * HOUR)])
-def test_all_that_a_receiver_without_a_window_can_take_is_sent(
+def test_all_ticks_that_a_receiver_without_a_window_can_accept_are_sent(
     case: str, poll: int, lag_seconds: int
 ) -> None:
     ticks = CASES[case]
@@ -111,7 +111,7 @@ def test_all_that_a_receiver_without_a_window_can_take_is_sent(
 
 
 @each_case
-def test_a_receiver_with_a_window_takes_what_is_behind_too(case: str) -> None:
+def test_a_receiver_with_a_window_accepts_late_ticks_too(case: str) -> None:
     ticks = CASES[case]
     lost = {reason: n for reason, n in WITHOUT_WINDOW[case].items() if reason != "out_of_order"}
     assert sent(ticks, Receiver(window_seconds=2 * HOUR)) == {
@@ -122,7 +122,7 @@ def test_a_receiver_with_a_window_takes_what_is_behind_too(case: str) -> None:
 
 @st.composite
 def excursions(draw: st.DrawFn) -> tuple[list[tuple[int, int]], set[int]]:
-    """Draw settings that are taken back within a minute, and the seconds in between."""
+    """Draw clock changes that are reverted within a minute, and the seconds between them."""
     found: list[tuple[int, int]] = []
     wrong: set[int] = set()
     second = 0
@@ -138,7 +138,7 @@ def excursions(draw: st.DrawFn) -> tuple[list[tuple[int, int]], set[int]]:
 
 
 @given(drawn=excursions())
-def test_a_clock_that_is_wrong_for_less_than_a_minute_costs_its_own_ticks_at_most(
+def test_a_clock_that_is_wrong_for_less_than_a_minute_costs_at_most_its_own_ticks(
     drawn: tuple[list[tuple[int, int]], set[int]],
 ) -> None:
     found, wrong = drawn
@@ -159,7 +159,7 @@ def test_a_clock_that_stays_ahead_is_believed_after_a_minute() -> None:
     assert receiver.newest_ms == START_NS // 10**6 + (199 + 240) * 1000
 
 
-def test_a_node_that_was_always_a_little_ahead_loses_nothing() -> None:
+def test_a_node_that_was_always_slightly_ahead_loses_nothing() -> None:
     assert sent(of_one_boot([(-1, 240)]), Receiver()) == {"stored": COUNT}
 
 
@@ -168,7 +168,7 @@ def test_a_node_that_was_always_a_little_ahead_loses_nothing() -> None:
         st.tuples(st.sampled_from("abcd"), st.integers(1, 8), st.integers(-5, 5)), max_size=60
     )
 )
-def test_each_tick_is_new_once_and_only_its_boots_order_counts(
+def test_each_tick_is_new_once_and_only_the_order_within_its_boot_counts(
     arrivals: list[tuple[str, int, int]],
 ) -> None:
     timelines, furthest = Timelines(), dict[str, int]()
@@ -179,7 +179,7 @@ def test_each_tick_is_new_once_and_only_its_boots_order_counts(
         furthest[boot] = max(seq, furthest.get(boot, 0))
 
 
-def test_nodes_that_are_gone_for_a_day_are_forgotten() -> None:
+def test_nodes_are_forgotten_a_day_after_their_last_tick() -> None:
     timelines = Timelines()
     for hour in range(200):
         timelines.observe(event(node=f"node-{hour}"), received_ns=hour * HOUR * SECOND_NS)

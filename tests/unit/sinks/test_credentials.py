@@ -1,4 +1,4 @@
-"""What a request goes with is what the files have when it is sent, or had when they were right."""
+"""A request uses the current credentials of the files, or the last valid ones."""
 
 import ssl
 from pathlib import Path
@@ -30,7 +30,7 @@ SECOND = {TOKEN: "Bearer second", PASSWORD: "Basic bWU6c2Vjb25k"}
 
 
 class Mounted:
-    """Settings whose secret is in a file, and the credentials that are made of them."""
+    """Settings whose secret is in a file, and the credentials read from them."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         self.file, self.ca_file = folder / kind, folder / "ca" / "ca.pem"
@@ -46,20 +46,20 @@ class Mounted:
         )
 
     def client(self, http: HttpClient, url: str) -> RemoteWriteClient:
-        """Return a client that goes with them."""
+        """Return a client that uses the credentials."""
         protocol = ProtocolInForce("1.0", check=Check())
         return RemoteWriteClient(
             http=http, url=url, credentials=self.credentials, protocol=protocol
         )
 
     def login(self) -> str:
-        """Return what a request says now, a second later."""
+        """Return the login of a request one second later."""
         self.clock.advance(1.0)
         return self.credentials.current().headers["Authorization"]
 
 
 @pytest.mark.parametrize("kind", [TOKEN, PASSWORD])
-def test_a_changed_secret_counts_for_the_next_request(tmp_path: Path, kind: str) -> None:
+def test_a_changed_secret_is_used_by_the_next_request(tmp_path: Path, kind: str) -> None:
     mounted = Mounted(tmp_path, kind)
     assert mounted.login() == FIRST[kind]
     mounted.file.write_text("second\n")
@@ -70,13 +70,13 @@ DAMAGES = {
     "gone": None,
     "empty": b"",
     "blank": b"\n",
-    "no text": b"\xff\xfe-and-longer-than-before",
+    "not text": b"\xff\xfe-and-longer-than-before",
 }
 
 
 @pytest.mark.parametrize("kind", [TOKEN, PASSWORD])
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_secret_leaves_the_former_in_force_and_is_told_once_until_it_is_mended(
+def test_a_damaged_secret_keeps_the_previous_one_in_use_and_is_logged_once(
     tmp_path: Path, kind: str, damage: str
 ) -> None:
     mounted, content = Mounted(tmp_path, kind), DAMAGES[damage]
@@ -98,7 +98,7 @@ def test_a_damaged_secret_leaves_the_former_in_force_and_is_told_once_until_it_i
 
 
 @pytest.mark.parametrize("token", ["hunter2 words", "hunter2\tlines", "hunter2\u00f6", "  \n"])
-def test_what_no_header_can_carry_is_no_token_and_is_not_shown(tmp_path: Path, token: str) -> None:
+def test_an_invalid_token_is_rejected_and_not_shown(tmp_path: Path, token: str) -> None:
     mounted = Mounted(tmp_path, TOKEN)
     mounted.file.write_text(token)
     assert mounted.login() == FIRST[TOKEN]
@@ -108,7 +108,7 @@ def test_what_no_header_can_carry_is_no_token_and_is_not_shown(tmp_path: Path, t
         ReceiverCredentials(mounted.settings, section="remote_write", check=mounted.check)
 
 
-def test_a_damaged_authority_leaves_the_former_in_force_and_its_name_is_said(
+def test_a_damaged_authority_keeps_the_previous_one_in_use_and_is_named(
     tmp_path: Path,
 ) -> None:
     mounted = Mounted(tmp_path, TOKEN)
@@ -122,7 +122,7 @@ def test_a_damaged_authority_leaves_the_former_in_force_and_its_name_is_said(
 
 
 @pytest.mark.parametrize("settings", [{}, {TOKEN: Secret("first")}])
-def test_what_stands_in_no_file_is_not_looked_for(settings: dict[str, Any]) -> None:
+def test_settings_without_a_file_are_valid_without_one(settings: dict[str, Any]) -> None:
     check = Readiness().check("remote_write.credentials", severity=CheckSeverity.WARNING)
     credentials = ReceiverCredentials(
         RemoteWriteSettings(**settings), section="remote_write", check=check
@@ -131,8 +131,8 @@ def test_what_stands_in_no_file_is_not_looked_for(settings: dict[str, Any]) -> N
     assert check.is_ok
 
 
-async def test_the_authority_that_the_file_has_now_is_the_only_one_trusted(tmp_path: Path) -> None:
-    """Also where a connection to a server of the former one is still open."""
+async def test_only_the_current_authority_of_the_file_is_trusted(tmp_path: Path) -> None:
+    """Even if a connection to a server of the previous one is still open."""
     mounted, other = Mounted(tmp_path, TOKEN), Authority(folder=tmp_path / "other")
     async with (
         receiving(context=_serving(mounted.authority)) as first,
@@ -151,7 +151,7 @@ async def test_the_authority_that_the_file_has_now_is_the_only_one_trusted(tmp_p
 
 
 @pytest.mark.parametrize("kind", [TOKEN, PASSWORD])
-async def test_a_request_that_is_refused_goes_through_once_the_file_has_what_is_asked_for(
+async def test_a_rejected_request_succeeds_once_the_file_has_the_right_secret(
     tmp_path: Path, kind: str
 ) -> None:
     mounted = Mounted(tmp_path, kind)
@@ -186,7 +186,7 @@ def _serving(authority: Authority) -> ssl.SSLContext:
         ("https://127.0.0.1:1", "cannot connect to 127.0.0.1:1: Connection refused"),
     ],
 )
-async def test_a_receiver_that_is_away_is_told_by_its_address_why_and_by_which_setting(
+async def test_an_unavailable_receiver_is_reported_with_address_cause_and_setting(
     kind: str, setting: str, url: str, message: str
 ) -> None:
     async with posting(kind, url) as client:
@@ -200,7 +200,7 @@ async def test_a_receiver_that_is_away_is_told_by_its_address_why_and_by_which_s
     assert "ssl" not in text
 
 
-async def test_a_token_endpoint_that_is_away_does_not_name_the_receivers_address() -> None:
+async def test_an_unavailable_token_endpoint_does_not_name_the_receivers_address() -> None:
     oauth = ClientCredentialsSettings(
         token_url="https://127.0.0.1:1/token", client_id="me", client_secret=Secret("x")
     )
@@ -211,7 +211,7 @@ async def test_a_token_endpoint_that_is_away_does_not_name_the_receivers_address
     assert "remote_write.url" not in str(raised.value)
 
 
-async def test_a_receiver_that_refuses_the_login_is_not_said_to_be_silent() -> None:
+async def test_a_receiver_that_rejects_the_login_is_not_reported_as_unresponsive() -> None:
     check = Readiness().check("remote_write.protocol", severity=CheckSeverity.WARNING)
     async with (
         receiving(Answer(401, "who?")) as receiver,

@@ -1,4 +1,4 @@
-"""A tick that comes twice is recognised by its node, boot and seq, whatever its time."""
+"""A repeated tick is recognized by its node, boot and sequence number, whatever its time."""
 
 from collections.abc import Sequence
 
@@ -24,27 +24,27 @@ def news(*ticks: tuple[str, int], shown: Sequence[int] = ()) -> list[bool]:
 @pytest.mark.parametrize(
     ("what", "ticks", "is_new"),
     [
-        ("a tick again", [("a", 1), ("a", 1), ("a", 2)], [True, False, True]),
-        ("what came before it", [("a", 2), ("a", 1)], [True, False]),
+        ("a repeated tick", [("a", 1), ("a", 1), ("a", 2)], [True, False, True]),
+        ("an earlier tick", [("a", 2), ("a", 1)], [True, False]),
         (
-            "two boots in turns",
+            "two alternating boots",
             [("a", 5), ("b", 1), ("a", 6), ("b", 1), ("a", 6), ("b", 2)],
             [True, True, True, False, False, True],
         ),
     ],
 )
-def test_what_is_not_beyond_its_boots_last_tick_was_seen_before(
+def test_a_tick_not_beyond_the_last_one_of_its_boot_is_a_duplicate(
     what: str, ticks: list[tuple[str, int]], is_new: list[bool]
 ) -> None:
     assert news(*ticks) == is_new, what
 
 
 @given(shown=st.lists(st.integers(-(10**9), 10**9), min_size=6, max_size=6))
-def test_no_time_that_a_tick_shows_makes_it_new_or_old(shown: list[int]) -> None:
+def test_the_time_of_a_tick_does_not_make_it_new_or_old(shown: list[int]) -> None:
     ticks = [("a", 5), ("b", 1), ("a", 6), ("b", 1), ("a", 6), ("b", 2)]
     assert news(*ticks, shown=shown) == news(*ticks)
 
 
-def test_of_the_last_five_boots_everything_is_remembered() -> None:
+def test_ticks_of_the_last_five_boots_are_remembered() -> None:
     boots = [(boot, 7) for boot in "abcde"]
     assert news(*boots, *boots) == [True] * 5 + [False] * 5

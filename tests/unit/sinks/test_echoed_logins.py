@@ -1,4 +1,4 @@
-"""A receiver that quotes the login it was sent puts it neither on /readyz nor into the log."""
+"""A receiver that echoes its login puts it neither on /readyz nor into the log."""
 
 import asyncio
 import base64
@@ -36,7 +36,7 @@ LOGINS: dict[str, tuple[dict[str, object], str]] = {
 
 
 async def shown(work: asyncio.Future[None], readiness: Readiness, check: str) -> str:
-    """Return what the check and the log say once the receiver has answered."""
+    """Return the check's detail and the log after the receiver has answered."""
     with capture_logs() as logs:
         async with running(work):
             await eventually(lambda: "invalid credentials" in readiness.check(check).detail)
@@ -53,7 +53,7 @@ def leading_to(quoted: str) -> Answer:
 
 @pytest.mark.parametrize("answer", [refusing, leading_to])
 @pytest.mark.parametrize("login", LOGINS)
-async def test_remote_write_shows_no_login_that_its_receiver_quotes(
+async def test_remote_write_shows_no_login_that_its_receiver_echoes(
     login: str, answer: Callable[[str], Answer]
 ) -> None:
     given, quoted = LOGINS[login]
@@ -70,7 +70,7 @@ async def test_remote_write_shows_no_login_that_its_receiver_quotes(
 
 
 @pytest.mark.parametrize("quoted", [f"Basic {BASIC}", f"bob:{PASSWORD}", PASSWORD])
-async def test_alerts_show_no_login_that_an_alertmanager_quotes(quoted: str) -> None:
+async def test_alerts_show_no_login_that_an_alertmanager_echoes(quoted: str) -> None:
     on, readiness = bus(), Readiness()
     async with receiving(by_body=lambda _: refusing(quoted)) as receiver:
         url = with_login(receiver)

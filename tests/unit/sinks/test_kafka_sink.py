@@ -1,4 +1,4 @@
-"""The shell of the sinks that write to Kafka: each event's values there once, whatever happens."""
+"""The common part of the sinks that write to Kafka: each event's values there exactly once."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -49,7 +49,7 @@ NODES = [f"node-{number}" for number in range(6)]
 
 
 def two_of(given: GpuEvent) -> list[bytes]:
-    """Make two values of an event, so that half of one would be seen."""
+    """Return two values of an event, so that a half-written event would show."""
     if given.node == "node-broken":
         raise ValueError("holder: position 9 is not one of the event's holders")
     if given.node == "node-large":
@@ -67,7 +67,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Kind(SinkKind):
-    """A kind that writes what is given here."""
+    """A kind that writes the values given here."""
 
     values_of: Callable[[GpuEvent], Sequence[bytes]]
 
@@ -115,7 +115,7 @@ def ticks(count: int, *, first: int = 0) -> list[GpuEvent]:
     return [event(tick, node=node) for tick in range(first, first + count) for node in NODES]
 
 
-async def test_values_lie_in_the_partition_of_their_event_with_its_key_and_its_time() -> None:
+async def test_values_are_in_the_partition_of_their_event_with_its_key_and_its_time() -> None:
     on = bus()
     await publish(on, event(0, node="node-1"), event(1, node="node-1"))
     async with running(republishing(on)):
@@ -143,7 +143,7 @@ async def test_offsets_are_committed_with_the_values_and_a_restart_repeats_nothi
     assert texts(on) == expected([event(tick) for tick in range(3)])
 
 
-async def test_a_tick_that_was_published_twice_is_written_once() -> None:
+async def test_a_tick_published_twice_is_written_once() -> None:
     on = bus()
     await publish(on, event(0), event(1), event(1), event(0), event(2))
     async with running(republishing(on)):
@@ -162,7 +162,7 @@ UNFIT: list[tuple[str, GpuEvent | bytes, str]] = [
 
 
 @pytest.mark.parametrize(("reason", "unfit", "detail"), UNFIT, ids=[row[0] for row in UNFIT])
-async def test_an_event_of_which_nothing_can_be_written_is_put_aside_whole(
+async def test_an_event_that_cannot_be_written_is_a_dead_letter_as_a_whole(
     reason: str, unfit: GpuEvent | bytes, detail: str
 ) -> None:
     on = bus()
@@ -181,7 +181,7 @@ async def test_an_event_of_which_nothing_can_be_written_is_put_aside_whole(
 
 
 class Shaken(MemoryBus):
-    """A bus whose commits fail by a plan: before anything is done, or after all of it was."""
+    """A bus whose commits fail by a plan: before they start, or after they are complete."""
 
     plan: list[str]
 
@@ -224,7 +224,7 @@ def shaken(*plan: str) -> Shaken:
     [("before",), ("after",), ("before", "before", "after"), ("well", "after", "before", "well")],
     ids=" ".join,
 )
-async def test_a_commit_that_fails_leaves_nothing_out_and_nothing_twice(
+async def test_a_failing_commit_omits_nothing_and_repeats_nothing(
     plan: tuple[str, ...],
 ) -> None:
     on, clock, readiness = shaken(*plan), ManualClock(), Readiness()
@@ -243,7 +243,7 @@ def counted(name: str, **labels: str) -> float:
     return REGISTRY.get_sample_value(name, labels) or 0.0
 
 
-async def test_what_is_put_aside_is_counted_once_however_often_it_is_read_again() -> None:
+async def test_a_dead_letter_is_counted_once_however_often_its_record_is_read_again() -> None:
     def so_far() -> tuple[float, float]:
         found_dead_letters = counted(
             "gpuledger_dead_letters_total", topic=EVENTS.name, reason="future"
@@ -252,7 +252,7 @@ async def test_what_is_put_aside_is_counted_once_however_often_it_is_read_again(
             "gpuledger_sink_dropped_total", sink="rows", reason="future"
         )
 
-    on, clock, readiness, before = shaken("before", "before"), Held(), Readiness(), so_far()
+    on, clock, readiness, before = shaken("before", "before"), PausedClock(), Readiness(), so_far()
     check = readiness.check("rows.receiver")
     await publish(on, event(0, time_ns=AHEAD_NS))
     async with running(republishing(on, clock=clock, readiness=readiness)):
@@ -266,8 +266,8 @@ async def test_what_is_put_aside_is_counted_once_however_often_it_is_read_again(
     assert so_far() == (before[0] + 1, before[1] + 1)
 
 
-class Held(ManualClock):
-    """A clock whose waits end when the test says so."""
+class PausedClock(ManualClock):
+    """A clock whose waits end when the test ends them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -281,14 +281,14 @@ class Held(ManualClock):
             await self._goes_on.wait()
 
     def go_on(self) -> None:
-        """End the wait that is under way."""
+        """End the current wait."""
         self.waiting = False
         self._goes_on.set()
         self._goes_on = asyncio.Event()
 
 
 class Deaf(MemoryBus):
-    """A bus that commits nothing of one partition."""
+    """A bus that does not commit one of its partitions."""
 
     number: int | None
 
@@ -300,7 +300,7 @@ class Deaf(MemoryBus):
             yield ShakenTransactions(inner, plan)
 
 
-async def test_the_check_goes_on_failing_while_one_partition_of_several_is_not_delivered() -> None:
+async def test_the_check_fails_while_one_of_several_partitions_is_not_delivered() -> None:
     on, readiness = Deaf(), Readiness()
     on.number = AT.partition
     on.create(BUS_TOPICS)
@@ -322,7 +322,7 @@ async def test_the_check_goes_on_failing_while_one_partition_of_several_is_not_d
 
 
 class Endless(MemoryBus):
-    """A bus that commits nothing of one partition, and says so once its writer is closed."""
+    """A bus that does not commit one partition, and fails once its writer is closed."""
 
     number: int
 
@@ -358,7 +358,7 @@ class EndlessTransactions:
         await self._ended.wait()
 
 
-async def test_the_check_tells_nothing_of_a_partition_that_is_anothers() -> None:
+async def test_the_check_does_not_fail_for_a_partition_of_another_member() -> None:
     on, readiness = Endless(), Readiness()
     on.create(BUS_TOPICS)
     stays, goes = (next(node for node in NODES if place_of(node)[1] == at) for at in (0, 1))
@@ -381,13 +381,13 @@ async def test_the_check_tells_nothing_of_a_partition_that_is_anothers() -> None
                 assert readiness.check("rows.receiver").is_ok
 
 
-async def test_who_was_shut_out_waits_and_then_goes_on_from_what_is_committed() -> None:
+async def test_a_fenced_sink_waits_and_then_continues_from_the_committed_offset() -> None:
     on, clock = bus(), ManualClock()
     await publish(on, event(0))
     async with running(republishing(on, clock=clock)):
         await eventually(lambda: committed(on, GROUP, AT) == 1)
         async with on.transactions(f"{GROUP}-{AT.partition}") as other:
-            # Another owner does the next event of the partition, before it is ours again.
+            # Another owner writes the next event of the partition, before this sink owns it again.
             await other.commit(
                 {TO: [Message(None, b"the other's", 0)]}, offsets={AT: 2}, group=GROUP
             )
@@ -417,7 +417,7 @@ async def test_two_sinks_share_the_partitions_and_write_each_event_once() -> Non
     ("topic", "remedy"),
     [(ROWS.name, "no topic 'gpuledger.rows.v1'"), ("others", "kafka-topics.sh --create")],
 )
-async def test_a_topic_that_is_missing_is_waited_for_and_said_with_what_to_do(
+async def test_a_sink_waits_for_a_missing_topic_and_reports_the_remedy(
     topic: str, remedy: str
 ) -> None:
     on, readiness = MemoryBus([EVENTS, DEAD_LETTERS]), Readiness()
@@ -429,7 +429,7 @@ async def test_a_topic_that_is_missing_is_waited_for_and_said_with_what_to_do(
         await eventually(readiness.is_ready)
 
 
-async def test_a_topic_with_fewer_partitions_takes_a_node_in_one_of_them() -> None:
+async def test_a_topic_with_fewer_partitions_has_each_node_in_one_of_them() -> None:
     narrow = Topic(name="others", record=GpuEvent, key="node", partitions=3)
     on, events = MemoryBus([EVENTS, DEAD_LETTERS, narrow]), ticks(3)
     async with on.producer() as producer:
@@ -453,7 +453,7 @@ async def test_a_topic_with_fewer_partitions_takes_a_node_in_one_of_them() -> No
         )
 
 
-async def test_after_a_poll_that_was_not_full_more_is_waited_for() -> None:
+async def test_a_sink_waits_for_more_records_after_a_poll_that_was_not_full() -> None:
     on, clock = bus(), ManualClock()
     await publish(on, *(event(tick) for tick in range(14)))
     async with running(republishing(on, clock=clock, commit_interval_seconds=0.25)):
@@ -465,8 +465,8 @@ async def test_after_a_poll_that_was_not_full_more_is_waited_for() -> None:
     assert clock.slept == [0.25]
 
 
-async def test_what_is_much_is_written_in_several_transactions_each_with_its_offset() -> None:
-    """Nothing is held of what comes behind it."""
+async def test_a_large_batch_is_written_in_several_transactions_each_with_its_offset() -> None:
+    """No transaction keeps values of a later one in memory."""
     on = bus()
     events = [event(tick) for tick in range(5)]
     value = b"x" * 900_000

@@ -1,4 +1,4 @@
-"""Partitions go side by side, but for what is large."""
+"""Partitions are processed concurrently, except for large batches."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ def batch(number: int, *, size_bytes: int) -> Batch:
 
 
 @pytest.mark.parametrize(("size_bytes", "at_once"), [(LARGE_BYTES, 4), (LARGE_BYTES + 1, 1)])
-async def test_one_partition_at_a_time_works_on_what_is_large(
+async def test_only_one_partition_at_a_time_processes_a_large_batch(
     size_bytes: int, at_once: int
 ) -> None:
     turns, working, maximum = LargeTurns(), 0, 0
@@ -35,7 +35,7 @@ async def test_one_partition_at_a_time_works_on_what_is_large(
     assert maximum == at_once
 
 
-async def test_who_stops_waiting_for_its_turn_keeps_nobody_from_it() -> None:
+async def test_a_partition_that_stops_waiting_for_its_turn_blocks_no_other() -> None:
     turns = LargeTurns()
     large = batch(0, size_bytes=LARGE_BYTES + 1)
     async with turns.enter(large):

@@ -1,4 +1,4 @@
-"""The consume loop: what is committed, what is put aside, and what waits."""
+"""The consume loop: what it commits, rejects, and waits for."""
 
 import asyncio
 from collections.abc import (
@@ -30,7 +30,7 @@ from tests.unit.sinks.builders import (
 from tests.unit.sinks.consuming import AT, GROUP, Recorder, SpoiledBus, consuming, is_committed
 
 
-async def test_what_is_acknowledged_is_committed_and_nothing_else() -> None:
+async def test_only_acknowledged_records_are_committed() -> None:
     on, sink = bus(), Recorder()
     await publish(on, event(0), event(1))
     async with running(consuming(on, sink)):
@@ -44,7 +44,7 @@ async def test_what_is_acknowledged_is_committed_and_nothing_else() -> None:
     assert committed(on, GROUP, AT) == 2
 
 
-async def test_what_cannot_be_decoded_is_a_dead_letter_and_the_rest_is_taken() -> None:
+async def test_an_undecodable_record_becomes_a_dead_letter_and_the_others_are_processed() -> None:
     on, sink = bus(), Recorder()
     await publish(on, b"bad", event(1), b"worse")
     async with running(consuming(on, sink)):
@@ -54,14 +54,14 @@ async def test_what_cannot_be_decoded_is_a_dead_letter_and_the_rest_is_taken() -
     assert [offset for _, offset in sink.taken] == [1]
 
 
-async def test_while_a_receiver_is_slow_polling_goes_on_and_brings_nothing_more() -> None:
+async def test_polling_continues_without_new_records_while_a_receiver_is_slow() -> None:
     on, sink = bus(), Recorder()
     await publish(on, event(0))
     sink.gate.clear()
     async with running(consuming(on, sink)):
         await eventually(lambda: sink.entered == 1)
         await publish(on, event(1), event(2))
-        # Another member can only join where this one goes on polling.
+        # Another member can join only if this one continues to poll.
         async with running(consuming(on, other := Recorder())):
             await eventually(lambda: sink.released)
             assert sink.entered == 1
@@ -71,7 +71,7 @@ async def test_while_a_receiver_is_slow_polling_goes_on_and_brings_nothing_more(
     assert offsets == [0, 1, 2]
 
 
-async def test_an_end_commits_what_was_acknowledged_last() -> None:
+async def test_the_last_acknowledged_offset_is_committed_at_the_end() -> None:
     on, sink = bus(), Recorder()
     await publish(on, event(0))
     async with running(consuming(on, sink)):
@@ -83,9 +83,7 @@ async def test_an_end_commits_what_was_acknowledged_last() -> None:
     assert sink.released
 
 
-async def test_a_batch_that_cannot_be_unpacked_is_told_to_the_sink_before_what_is_behind_it() -> (
-    None
-):
+async def test_an_unreadable_batch_is_reported_to_the_sink_before_the_records_after_it() -> None:
     on, sink, gaps = SpoiledBus(), Recorder(), Readiness().check("gaps")
     on.create(BUS_TOPICS)
     await publish(on, event(0), b"undecodable", b"spoiled", event(3))
@@ -98,7 +96,7 @@ async def test_a_batch_that_cannot_be_unpacked_is_told_to_the_sink_before_what_i
     assert (gap.first_offset, gap.next_offset, taken_before) == (1, 3, 0)
     assert (dead_letter.reason, dead_letter.offset, dead_letter.last_offset) == ("unreadable", 1, 2)
     assert [offset for _, offset in sink.taken] == [0, 3]
-    assert not gaps.has_failed  # what lies there and is skipped is told by its letter
+    assert not gaps.has_failed  # skipped records that still exist are reported by their dead letter
 
 
 async def test_an_error_of_the_sink_itself_ends_the_loop() -> None:
@@ -111,7 +109,7 @@ async def test_an_error_of_the_sink_itself_ends_the_loop() -> None:
         await consuming(bus(), Broken())
 
 
-async def test_the_start_says_what_runs_where_to_and_as_whom_and_then_what_it_holds() -> None:
+async def test_the_start_logs_sink_receiver_and_group_and_then_the_partitions() -> None:
     with capture_logs() as logged:
         async with running(consuming(bus(), Recorder("http://prometheus:9090/write"))):
             await eventually(lambda: len(logged) >= 2)
@@ -129,7 +127,7 @@ async def test_the_start_says_what_runs_where_to_and_as_whom_and_then_what_it_ho
     assert assigned["partitions"] == {EVENTS.name: list(range(PARTITIONS))}
 
 
-def test_progress_gives_what_is_done_beyond_what_was_committed() -> None:
+def test_uncommitted_offsets_are_those_acknowledged_after_the_last_commit() -> None:
     progress, other = AcknowledgedOffsets(), TopicPartition("t", 1)
     progress.begin({AT, other})
     progress.done(AT, 5)
@@ -150,5 +148,5 @@ def test_progress_gives_what_is_done_beyond_what_was_committed() -> None:
     assert progress.uncommitted() == {other: 1}
 
 
-async def test_the_tests_topics_have_the_partitions_that_they_say() -> None:
+async def test_the_topics_of_the_tests_have_the_declared_partitions() -> None:
     assert await bus().partitions(EVENTS.name) == PARTITIONS

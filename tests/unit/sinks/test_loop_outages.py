@@ -1,4 +1,4 @@
-"""The consume loop while brokers, topics and rights are away, and what its checks say."""
+"""The consume loop without brokers, topics or permissions, and its checks."""
 
 from collections.abc import (
     AsyncIterator,
@@ -41,7 +41,7 @@ from tests.unit.sinks.consuming import AT, Recorder, consuming, flaky, is_commit
     ("failures", "opened"),
     [({"poll": 3}, 1), ({"commit": 3}, 1), ({"poll": 8}, 2), ({"commit": 8}, 2)],
 )
-async def test_a_bus_that_fails_is_tried_again_and_at_last_opened_anew(
+async def test_a_failing_bus_is_retried_and_finally_reopened(
     failures: dict[str, int], opened: int
 ) -> None:
     on, sink, clock, check = flaky(**failures), Recorder(), ManualClock(), Check()
@@ -55,7 +55,7 @@ async def test_a_bus_that_fails_is_tried_again_and_at_last_opened_anew(
     assert clock.slept[1] > clock.slept[0]
 
 
-async def test_the_check_of_the_bus_recovers_while_the_receiver_is_still_away() -> None:
+async def test_the_check_of_the_bus_recovers_while_the_receiver_is_still_unavailable() -> None:
     on, sink, clock, check = flaky(), Recorder(), ManualClock(), Check()
     await publish(on, event(0))
     sink.gate.clear()
@@ -66,11 +66,11 @@ async def test_the_check_of_the_bus_recovers_while_the_receiver_is_still_away() 
             await eventually(lambda: check.has_failed or not on.newest.failures["poll"])
             await eventually(lambda: check.is_ok)
 
-    # Failures that are far apart are no reason to open the consumer anew.
+    # Failures that are far apart are no reason to reopen the consumer.
     assert on.opened == 1
 
 
-async def test_while_commits_fail_and_polls_do_not_the_check_goes_on_failing() -> None:
+async def test_the_check_keeps_failing_if_only_commits_fail() -> None:
     on, sink, reported = flaky(commit=5), Recorder(), list[bool]()
     watched = Check(on_change=lambda each: reported.append(each.is_ok))
     await publish(on, event(0))
@@ -82,7 +82,7 @@ async def test_while_commits_fail_and_polls_do_not_the_check_goes_on_failing() -
     assert reported.count(False) == 1
 
 
-async def test_a_topic_that_is_missing_is_named_and_waited_for() -> None:
+async def test_a_missing_topic_is_named_and_waited_for() -> None:
     on, sink, clock, check = MemoryBus([EVENTS]), Recorder(), ManualClock(), Check()
     async with running(consuming(on, sink, clock=clock, check=check)):
         await eventually(lambda: "gpuledger.dead-letters.v1" in check.detail)
@@ -91,7 +91,7 @@ async def test_a_topic_that_is_missing_is_named_and_waited_for() -> None:
         await eventually(lambda: check.is_ok)
 
 
-async def test_a_member_for_which_no_partition_is_left_is_ready_and_says_so() -> None:
+async def test_a_member_without_a_partition_is_ready_and_reports_this() -> None:
     on = MemoryBus([Topic(name=EVENTS.name, record=GpuEvent, key="node", partitions=1)])
     on.create([DEAD_LETTERS])
     checks = [Check(), Check()]
@@ -111,7 +111,7 @@ async def test_a_member_for_which_no_partition_is_left_is_ready_and_says_so() ->
         assert all(check.is_ok for check in checks)
 
 
-async def test_an_outage_of_the_bus_is_logged_where_it_begins_and_where_it_ends() -> None:
+async def test_an_outage_of_the_bus_is_logged_when_it_begins_and_when_it_ends() -> None:
     on, sink, readiness = flaky(poll=7), Recorder(), Readiness()
     await publish(on, event(0))
     with capture_logs() as logged:
@@ -122,7 +122,7 @@ async def test_an_outage_of_the_bus_is_logged_where_it_begins_and_where_it_ends(
     assert reported == ["check_failed", "check_recovered"]
 
 
-async def test_the_detail_of_a_healthy_sink_is_that_of_the_moment() -> None:
+async def test_the_detail_of_a_healthy_sink_is_current() -> None:
     on, sink, clock, check = bus(), Recorder(), ManualClock(), Check()
     async with running(consuming(on, sink, clock=clock, check=check)):
         await eventually(lambda: check.is_ok)
@@ -136,7 +136,7 @@ async def test_the_detail_of_a_healthy_sink_is_that_of_the_moment() -> None:
         await eventually(lambda: check.detail.endswith(", 0 s behind"))
 
 
-async def test_what_was_removed_unread_stays_in_the_check_of_gaps_and_the_sink_ready() -> None:
+async def test_removed_unread_records_stay_in_the_check_of_gaps_and_the_sink_is_ready() -> None:
     on, sink, readiness = bus(), Recorder(), Readiness()
     gaps = readiness.check("t.gaps", severity=CheckSeverity.WARNING)
     how = {"check": readiness.check("t.kafka"), "gaps": gaps}
@@ -158,7 +158,7 @@ async def test_what_was_removed_unread_stays_in_the_check_of_gaps_and_the_sink_r
     assert [offset for _, offset in sink.taken] == [0, 1, 2, 3, 7, 8, 9]
 
 
-async def test_a_commit_that_is_refused_until_the_group_was_polled_is_tried_after_a_poll() -> None:
+async def test_a_commit_that_fails_until_the_group_is_polled_is_retried_after_a_poll() -> None:
     class Polls(MemoryConsumer):
         has_polled = True
 

@@ -1,4 +1,4 @@
-"""The consume loop as partitions come and go: whose records, letters and offsets they are."""
+"""The consume loop during rebalances: who owns records, dead letters and offsets."""
 
 import asyncio
 from collections.abc import (
@@ -52,7 +52,7 @@ from tests.unit.sinks.consuming import (
 @pytest.mark.parametrize(
     "error", [ReceiverUnavailableError("disk full"), NotAssignedError("another has it")]
 )
-async def test_partitions_are_given_up_where_the_receiver_or_the_commit_fails(
+async def test_partitions_are_released_even_if_the_receiver_or_the_commit_fails(
     error: Exception,
 ) -> None:
     class Failing(Recorder):
@@ -79,7 +79,7 @@ async def test_partitions_are_given_up_where_the_receiver_or_the_commit_fails(
 KEPT, LOST = (TopicPartition(EVENTS.name, number) for number in range(2))
 
 
-async def test_what_was_not_acknowledged_of_a_partition_that_is_given_up_is_no_lag() -> None:
+async def test_unacknowledged_records_of_a_lost_partition_are_not_lag() -> None:
     sink, clock, check = Recorder(), ManualClock(), Check()
     sink.acknowledges = False
 
@@ -109,8 +109,8 @@ async def test_what_was_not_acknowledged_of_a_partition_that_is_given_up_is_no_l
     assert details == ["2 partitions assigned, 42 s behind", "1 partitions assigned, 0 s behind"]
 
 
-class Held:
-    """What a member goes through, poll by poll, and what it committed; all polls end with it."""
+class ScriptedMember:
+    """A member whose polls follow a script, and its commits; it ends after the last poll."""
 
     def __init__(self, sink: Recorder) -> None:
         self.sink = sink
@@ -144,7 +144,7 @@ class Held:
         self.sink.gate.set()
         return {}
 
-    async def looks(self, consumer: ScriptedConsumer) -> Polled:
+    async def records_commits(self, consumer: ScriptedConsumer) -> Polled:
         self.commits = consumer.commits
         return {}
 
@@ -160,22 +160,24 @@ class Held:
         **how: Any,  # noqa: ANN401  # as consuming takes it
     ) -> None:
         on = on or ScriptedBus()
-        on.script = Script([*steps, *[self.looks] * 9, self.ends])
+        on.script = Script([*steps, *[self.records_commits] * 9, self.ends])
         async with running(consuming(on, self.sink, **how)):
             await asyncio.wait_for(self.over.wait(), HANG_SECONDS)
         self.given = on.script.given
 
 
 class Stuck(Recorder):
-    """A sink whose receiver is away, and which tells of everything once it is back."""
+    """A sink whose receiver is unavailable, and which accepts everything once it is back."""
 
     def __init__(self) -> None:
         super().__init__()
         self.gate.clear()
 
 
-async def test_what_was_polled_before_a_partition_went_and_came_back_is_never_committed() -> None:
-    member = Held(Stuck())
+async def test_records_polled_before_a_partition_was_lost_and_regained_are_never_committed() -> (
+    None
+):
+    member = ScriptedMember(Stuck())
     await member.through(
         member.gains(KEPT, brings=first_of(KEPT, offset=4)),
         member.loses(KEPT),
@@ -187,12 +189,12 @@ async def test_what_was_polled_before_a_partition_went_and_came_back_is_never_co
     assert member.commits == []
 
 
-async def test_of_a_partition_that_came_back_what_is_polled_then_is_committed_as_it_is() -> None:
-    # After a topic was made anew its offsets begin again, below those that were done before.
-    member = Held(Recorder())
+async def test_records_polled_after_a_partition_was_regained_are_committed_at_any_offset() -> None:
+    # The offsets of a recreated topic start again, below those that were processed before.
+    member = ScriptedMember(Recorder())
     await member.through(
         member.gains(KEPT, brings=first_of(KEPT, offset=4)),
-        member.looks,
+        member.records_commits,
         member.loses(KEPT),
         member.gains(KEPT, brings=first_of(KEPT, offset=0)),
     )
@@ -200,8 +202,8 @@ async def test_of_a_partition_that_came_back_what_is_polled_then_is_committed_as
     assert member.commits == [{KEPT: 5}, {KEPT: 1}]
 
 
-class LetterlessBus(ScriptedBus):
-    """A bus whose topic of dead letters is absent until it is made."""
+class BusWithoutDeadLetters(ScriptedBus):
+    """A bus without a topic of dead letters until the test creates it."""
 
     is_absent = True
 
@@ -209,11 +211,11 @@ class LetterlessBus(ScriptedBus):
     @asynccontextmanager
     async def producer(self) -> AsyncIterator[Producer]:
         async with super().producer() as producer:
-            yield _LetterlessProducer(producer, self)
+            yield _ProducerWithoutDeadLetters(producer, self)
 
 
-class _LetterlessProducer:
-    def __init__(self, inner: Producer, on: LetterlessBus) -> None:
+class _ProducerWithoutDeadLetters:
+    def __init__(self, inner: Producer, on: BusWithoutDeadLetters) -> None:
         self._inner, self._on = inner, on
 
     async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
@@ -226,8 +228,8 @@ def bad_first_of(partition: TopicPartition) -> Polled:
     return {partition: [Record(*partition, 0, 1, b"key", b"{")]}
 
 
-async def test_dead_letters_lie_on_the_bus_before_the_offsets_behind_them_are_committed() -> None:
-    member = Held(Recorder())
+async def test_dead_letters_are_on_the_bus_before_the_offsets_after_them_are_committed() -> None:
+    member = ScriptedMember(Recorder())
     committed_before: list[Mapping[TopicPartition, int]] = []
 
     async def topic_is_made(consumer: ScriptedConsumer) -> Polled:
@@ -235,21 +237,21 @@ async def test_dead_letters_lie_on_the_bus_before_the_offsets_behind_them_are_co
         on.is_absent = False
         return {}
 
-    on = LetterlessBus([replace(EVENTS, partitions=2), DEAD_LETTERS])
+    on = BusWithoutDeadLetters([replace(EVENTS, partitions=2), DEAD_LETTERS])
     bad = member.gains(KEPT, brings=bad_first_of(KEPT))
-    await member.through(bad, member.looks, member.looks, topic_is_made, on=on)
+    await member.through(bad, member.records_commits, member.records_commits, topic_is_made, on=on)
 
     assert (committed_before, member.commits) == ([], [{KEPT: 1}])
 
 
-async def test_letters_of_a_partition_that_is_given_up_are_the_next_owners_to_publish() -> None:
-    member = Held(Recorder())
+async def test_dead_letters_of_a_lost_partition_are_left_to_its_next_owner() -> None:
+    member = ScriptedMember(Recorder())
 
     async def topic_is_made(_: ScriptedConsumer) -> Polled:
         on.is_absent = False
         return {}
 
-    on = LetterlessBus([replace(EVENTS, partitions=2), DEAD_LETTERS])
+    on = BusWithoutDeadLetters([replace(EVENTS, partitions=2), DEAD_LETTERS])
     await member.through(
         member.gains(KEPT, LOST, brings={**bad_first_of(KEPT), **bad_first_of(LOST)}),
         member.loses(LOST),
@@ -263,7 +265,7 @@ async def test_letters_of_a_partition_that_is_given_up_are_the_next_owners_to_pu
     assert reported == [KEPT]
 
 
-async def test_what_is_put_aside_after_its_partition_was_given_up_is_not_published() -> None:
+async def test_a_record_rejected_after_its_partition_was_lost_is_not_published() -> None:
     class LateRejecting(Stuck):
         @override
         async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
@@ -271,7 +273,7 @@ async def test_what_is_put_aside_after_its_partition_was_given_up_is_not_publish
             for record, _ in (item for batch in batches for item in batch.items):
                 context.dead_letters.reject(record, reason="invalid", detail="late")
 
-    member = Held(LateRejecting())
+    member = ScriptedMember(LateRejecting())
 
     on = ScriptedBus([replace(EVENTS, partitions=2), DEAD_LETTERS])
     await member.through(
@@ -285,7 +287,7 @@ async def test_what_is_put_aside_after_its_partition_was_given_up_is_not_publish
     assert await dead_letters(on) == []
 
 
-async def test_what_is_acknowledged_while_it_is_given_up_is_committed() -> None:
+async def test_a_record_acknowledged_while_its_partition_is_released_is_committed() -> None:
     class Finishing(Recorder):
         @override
         async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
@@ -296,17 +298,17 @@ async def test_what_is_acknowledged_while_it_is_given_up_is_committed() -> None:
             for partition in partitions:
                 context.acknowledge(partition, 1)
 
-    member = Held(Finishing())
+    member = ScriptedMember(Finishing())
     await member.through(member.gains(KEPT, brings=first_of(KEPT)), member.loses(KEPT))
 
     assert member.commits == [{KEPT: 1}]
 
 
 @pytest.mark.parametrize("comes_back", [0, 1])
-async def test_of_a_partition_that_comes_beside_the_work_nothing_is_read_before_it_is_over(
+async def test_a_partition_gained_during_processing_is_not_read_before_it_ends(
     comes_back: int,
 ) -> None:
-    member = Held(Stuck())
+    member = ScriptedMember(Stuck())
     back = [member.loses(LOST), member.gains(LOST, brings=first_of(LOST))] if comes_back else []
     await member.through(
         member.gains(KEPT, brings=first_of(KEPT)),
@@ -321,7 +323,7 @@ async def test_of_a_partition_that_comes_beside_the_work_nothing_is_read_before_
     assert member.given == taken
 
 
-async def test_what_was_polled_before_the_sink_set_its_partition_elsewhere_is_let_go() -> None:
+async def test_records_polled_before_the_sink_moved_its_position_are_discarded() -> None:
     class Setting(Recorder):
         is_set = False
 
@@ -331,7 +333,7 @@ async def test_what_was_polled_before_the_sink_set_its_partition_elsewhere_is_le
             self.is_set = bool(voided)
             return voided
 
-    member = Held(Setting())
+    member = ScriptedMember(Setting())
     await member.through(
         member.gains(KEPT, brings=first_of(KEPT, offset=4)),
         member.brings(first_of(KEPT, offset=2)),
@@ -340,14 +342,14 @@ async def test_what_was_polled_before_the_sink_set_its_partition_elsewhere_is_le
     assert member.sink.taken == [(KEPT, 2)]
 
 
-async def test_what_the_sink_has_committed_itself_is_not_committed_again() -> None:
+async def test_offsets_that_the_sink_commits_itself_are_not_committed_again() -> None:
     class Committing(Recorder):
         @override
         async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
             for batch in batches:
                 context.acknowledge(batch.partition, batch.next_offset, commits_itself=True)
 
-    member, clock, check = Held(Committing()), ManualClock(), Check()
+    member, clock, check = ScriptedMember(Committing()), ManualClock(), Check()
     brings = member.gains(KEPT, brings=first_of(KEPT))
     await member.through(brings, check=check, clock=clock)
     clock.advance(42)
@@ -356,7 +358,7 @@ async def test_what_the_sink_has_committed_itself_is_not_committed_again() -> No
     assert check.detail.endswith(", 0 s behind")
 
 
-async def test_what_waits_in_a_partition_that_has_just_come_is_lag_before_a_sink_prepares() -> None:
+async def test_records_of_a_new_partition_are_lag_before_the_sink_prepares() -> None:
     class Preparing(Recorder):
         def __init__(self) -> None:
             super().__init__()
@@ -369,15 +371,15 @@ async def test_what_waits_in_a_partition_that_has_just_come_is_lag_before_a_sink
 
     sink, clock = Preparing(), ManualClock()
     clock.advance(42)
-    member = Held(sink)
-    # The poll by which it comes brings nothing yet: its records are still being fetched.
+    member = ScriptedMember(sink)
+    # The poll that gains it returns nothing yet: its records are still being fetched.
     await member.through(member.gains(KEPT), member.brings(first_of(KEPT)), clock=clock)
 
     assert sink.behind[0] == 42
 
 
 @pytest.mark.parametrize("comes_back", [0, 1])
-async def test_what_left_while_the_sink_prepared_is_neither_worked_on_nor_behind(
+async def test_a_partition_lost_while_the_sink_prepared_is_neither_processed_nor_lag(
     comes_back: int,
 ) -> None:
     class Preparing(Stuck):
@@ -387,7 +389,7 @@ async def test_what_left_while_the_sink_prepared_is_neither_worked_on_nor_behind
             return frozenset()
 
     check, clock = Check(), ManualClock()
-    member = Held(Preparing())
+    member = ScriptedMember(Preparing())
     back = [member.gains(LOST)] if comes_back else []
     await member.through(
         member.gains(KEPT, LOST, brings=first_of(LOST)),

@@ -1,4 +1,4 @@
-"""The sinks' pages say what the code does: their tables are the code's, their example runs."""
+"""The documentation of the sinks matches the code: tables, numbers and runnable examples."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ READ = (
 OF_THE_CHIP = ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio")
 
 
-def test_each_default_field_of_dcgm_exporter_that_no_rule_records_has_a_replacement() -> None:
+def test_each_default_field_of_dcgm_exporter_without_a_rule_has_a_replacement() -> None:
     missing = [one.field.old for one in default_counters() if one.field.old not in RECORDED]
     assert set(missing) == series_page.INSTEAD.keys()
 
@@ -79,7 +79,7 @@ def test_the_series_that_replace_a_field_of_dcgm_are_sent() -> None:
     assert set(re.findall(r"\b(?:gpuledger|DCGM)_\w+", instead)) <= known
 
 
-def test_the_rules_of_dcgm_exporters_names_read_series_that_are_sent() -> None:
+def test_the_rules_for_names_of_dcgm_exporter_read_series_that_are_sent() -> None:
     families = (*FAMILIES, *HEALTH_FAMILIES)
     known = {metric.name for family in families for metric in family.metrics}
 
@@ -94,7 +94,7 @@ def test_the_rules_of_dcgm_exporters_names_read_series_that_are_sent() -> None:
 
 @pytest.mark.parametrize("interval_seconds", [0, 15])
 @pytest.mark.parametrize("read", [READ, (*READ, *OF_THE_CHIP)], ids=["plain", "chip"])
-def test_the_page_says_how_many_samples_a_node_of_8_gpus_with_10_containers_has(
+def test_the_page_states_the_number_of_samples_of_a_node_of_8_gpus_with_10_containers(
     read: Sequence[str], interval_seconds: int
 ) -> None:
     request = {"trainer": ContainerRequest(resources={"nvidia.com/gpu": 1})}
@@ -119,14 +119,14 @@ def test_the_page_says_how_many_samples_a_node_of_8_gpus_with_10_containers_has(
         "default/node", values=EventSeries(), interval_ns=interval_seconds * SECOND_NS
     )
     (sent,) = [*node.add(one, RECORD, is_past=False), *node.close()]
-    # Its counters have begun before.
+    # Its counters started before.
     samples = ActiveSeries().encode(dataclasses.replace(sent, begun={})).samples
 
     page = (DOCS / "reference" / "series.md").read_text().partition("## Cost")[2]
     assert f"| {samples} |" in page
 
 
-def test_a_relation_with_rows_has_the_columns_and_types_that_the_page_lists(tmp_path: Path) -> None:
+def test_a_relation_with_rows_has_the_documented_columns_and_types(tmp_path: Path) -> None:
     fill(tmp_path, [event()])
 
     found = types_of(f"FROM {entries_sql(str(tmp_path))}")
@@ -174,7 +174,9 @@ def test_the_query_of_the_rows_page_runs(tmp_path: Path, monkeypatch: pytest.Mon
     assert ask(query) == [("default", "research", "train-0", "vision", 1.0)]
 
 
-def test_the_query_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_query_of_energy_by_pod_on_the_store_page_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     entries = EntriesTable(store_uri="gpuledger-store")
     entries.load([STREAM])
@@ -186,7 +188,7 @@ def test_the_query_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert shown == [("default", "research", "train-0", 0.5, 2**30, 100, 0.5 / 3600)]
 
 
-def test_the_query_of_the_page_says_which_bills_are_not_complete_and_whom_it_concerns(
+def test_the_documented_query_returns_which_bills_are_incomplete_and_the_nodes_concerned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -206,9 +208,7 @@ def test_the_query_of_the_page_says_which_bills_are_not_complete_and_whom_it_con
     assert [(row[0], *row[3:]) for row in shown] == [("retention", 8, ["default/node-a"])]
 
 
-def test_no_example_of_the_page_sums_the_busy_time_of_users_with_that_in_which_nothing_ran() -> (
-    None
-):
+def test_no_documented_query_adds_the_busy_time_of_idle_to_that_of_users() -> None:
     page = GUIDE.read_text()
     examples = re.findall(r"```(?:sql|python|console)\n(.*?)```", page, re.DOTALL)
     sums = [each for each in examples if re.search(r"sum\((?:busy|gpu_hours)|busy_ns\W*sum", each)]
@@ -232,7 +232,9 @@ def shown_by(example: str, monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[o
     return [one.rows for one in shown]
 
 
-def test_the_query_of_the_page_says_who_held_idle_gpus_for_how_long(tmp_path: Path) -> None:
+def test_the_documented_query_returns_to_which_pods_idle_gpus_were_allocated_and_for_how_long(
+    tmp_path: Path,
+) -> None:
     allocated = [holder(), holder("chat-0", namespace="serving")]
     idle = [
         entry(Category.IDLE, busy_ns=seconds * SECOND_NS, allocation=holder)
@@ -254,7 +256,7 @@ def test_the_query_of_the_page_says_who_held_idle_gpus_for_how_long(tmp_path: Pa
     ]
 
 
-def test_each_query_of_hours_on_the_page_runs_on_the_views_of_a_store(tmp_path: Path) -> None:
+def test_each_documented_query_of_hours_runs_on_the_views_of_a_store(tmp_path: Path) -> None:
     fill(tmp_path, [event()])
     queries = re.findall(r"```sql\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     of_hours = [query for query in queries if "FROM usage_hourly" in query]
@@ -265,7 +267,7 @@ def test_each_query_of_hours_on_the_page_runs_on_the_views_of_a_store(tmp_path: 
         assert [connection.execute(query).fetchall() for query in of_hours] == [[]] * 3
 
 
-def test_the_query_of_the_page_counts_each_gap_once(tmp_path: Path) -> None:
+def test_the_documented_query_counts_each_gap_once(tmp_path: Path) -> None:
     fill(tmp_path, [event(0), event(9, gap_ns=8 * SECOND_NS), event(12, gap_ns=2 * SECOND_NS)])
 
     assert ask(sql_of_the_page("AS gap"), view_of(tmp_path)) == [("default", "node-a", 10.0)]

@@ -1,4 +1,4 @@
-"""Receivers behind a proxy: by what way a request goes, and what is said where it does not."""
+"""Receivers behind a proxy: the path of a request, and the error if it fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 HOST = "receiver.test"
-"""A host that the proxy alone knows."""
+"""A host that only the proxy can resolve."""
 SECRET = "hunter2-of-the-proxy"
 
 
@@ -33,7 +33,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 async def behind_proxy(
     scheme: str, authority: Authority, *, login: str = "", proxy_scheme: str = "http"
 ) -> AsyncIterator[tuple[Receiver, HttpProxy, dict[str, Any]]]:
-    """Serve a receiver and the proxy that it is reached by; yield the settings for it, too."""
+    """Serve a receiver and its proxy; yield both and the settings for them."""
     context = serving(authority, HOST) if scheme == "https" else None
     at_proxy = serving(authority) if proxy_scheme == "https" else None
     async with (
@@ -47,7 +47,7 @@ async def behind_proxy(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("proxy_scheme", ["http", "https"])
 @pytest.mark.parametrize("scheme", ["http", "https"])
-async def test_a_receiver_is_reached_by_the_proxy_which_looks_its_name_up(
+async def test_a_receiver_is_reached_through_the_proxy_which_resolves_its_name(
     kind: str, scheme: str, proxy_scheme: str, authority: Authority
 ) -> None:
     async with (
@@ -65,7 +65,7 @@ async def test_a_receiver_is_reached_by_the_proxy_which_looks_its_name_up(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("scheme", ["http", "https"])
-async def test_the_login_at_the_proxy_is_what_its_file_has_now_and_the_proxys_alone(
+async def test_the_login_at_the_proxy_is_the_current_one_of_its_file_and_goes_only_to_the_proxy(
     kind: str, scheme: str, authority: Authority, tmp_path: Path
 ) -> None:
     file = tmp_path / "password"
@@ -87,7 +87,7 @@ async def test_the_login_at_the_proxy_is_what_its_file_has_now_and_the_proxys_al
     assert f"{kind}.proxy_username and .proxy_password" in shown
     assert SECRET not in shown
     (received,) = receiver.received
-    # A proxy takes it out of a plain request, as this one does not.
+    # A proxy removes it from a plain request; this one does not.
     assert scheme == "http" or "Proxy-Authorization" not in received.headers
 
 
@@ -104,7 +104,7 @@ REFUSALS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("refusal", REFUSALS)
-async def test_a_proxy_that_refuses_is_named_by_its_setting_and_shows_no_secret(
+async def test_a_proxy_that_rejects_requests_is_named_by_its_setting_and_shows_no_secret(
     kind: str, refusal: str, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     raw, message = REFUSALS[refusal]
@@ -127,7 +127,7 @@ async def test_a_proxy_that_refuses_is_named_by_its_setting_and_shows_no_secret(
     "proxy_url", ["http://127.0.0.1:1", "http://no-such-host.invalid:3128", "https://127.0.0.1:1"]
 )
 @pytest.mark.parametrize("scheme", ["http", "https"])
-async def test_a_proxy_that_is_away_is_named_by_its_setting(
+async def test_an_unavailable_proxy_is_named_by_its_setting(
     kind: str, proxy_url: str, scheme: str
 ) -> None:
     async with posting(kind, f"{scheme}://{HOST}/api", proxy_url=proxy_url) as client:
@@ -137,7 +137,9 @@ async def test_a_proxy_that_is_away_is_named_by_its_setting(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_proxy_that_hangs_ends_the_request_in_time(kind: str, authority: Authority) -> None:
+async def test_a_proxy_that_hangs_ends_the_request_within_the_timeout(
+    kind: str, authority: Authority
+) -> None:
     async with (
         behind_proxy("https", authority) as (_, proxy, settings),
         posting(kind, f"https://{HOST}", timeout_seconds=0.5, **settings) as client,
@@ -149,7 +151,7 @@ async def test_a_proxy_that_hangs_ends_the_request_in_time(kind: str, authority:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_no_proxy_names_is_reached_directly_and_so_is_this_machine(
+async def test_hosts_without_a_proxy_and_this_machine_are_reached_directly(
     kind: str, authority: Authority
 ) -> None:
     async with behind_proxy("http", authority) as (receiver, proxy, settings):
@@ -163,7 +165,7 @@ async def test_what_no_proxy_names_is_reached_directly_and_so_is_this_machine(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_the_environment_says_nothing_of_a_proxy(
+async def test_proxy_variables_of_the_environment_are_ignored(
     kind: str, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with behind_proxy("http", authority) as (_, proxy, _settings):
@@ -183,8 +185,8 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "socks": ({"proxy_url": "socks5://proxy"}, "proxy_url: .*must begin with http"),
     "path": ({"proxy_url": "http://proxy/path"}, "proxy_url: .*give scheme, host and port"),
     "port": ({"proxy_url": "http://proxy:x"}, "proxy_url: .*port"),
-    "user alone": ({**PROXY, "proxy_username": "me"}, "proxy_username and proxy_password belong"),
-    "password alone": ({**PROXY, "proxy_password": Secret(SECRET)}, "proxy_username and proxy_p"),
+    "only a user": ({**PROXY, "proxy_username": "me"}, "proxy_username and proxy_password belong"),
+    "only a password": ({**PROXY, "proxy_password": Secret(SECRET)}, "proxy_username and proxy_p"),
     "colon": (
         {**PROXY, "proxy_username": "a:b", "proxy_password": Secret(SECRET)},
         "proxy_username: must not contain a colon",
@@ -196,7 +198,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_proxy_that_cannot_be_used_is_refused_by_its_field(kind: str, mistake: str) -> None:
+def test_an_invalid_proxy_is_rejected_by_its_field(kind: str, mistake: str) -> None:
     given, message = MISTAKES[mistake]
     with pytest.raises(ValueError, match=message) as caught:
         settings_of(kind, "http://receiver", **given)

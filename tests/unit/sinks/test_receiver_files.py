@@ -26,7 +26,7 @@ LOGINS = {
 
 
 async def is_taken(client: Posting) -> bool:
-    """Return whether a request goes through, a second later."""
+    """Return whether a request succeeds one second later."""
     client.clock.advance(1.0)
     try:
         await client.send()
@@ -37,7 +37,7 @@ async def is_taken(client: Posting) -> bool:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("login", LOGINS)
-async def test_a_changed_login_counts_for_the_next_request(
+async def test_a_changed_login_is_used_by_the_next_request(
     kind: str, login: str, tmp_path: Path
 ) -> None:
     file, (first, second) = tmp_path / login, LOGINS[login]
@@ -55,7 +55,7 @@ async def test_a_changed_login_counts_for_the_next_request(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_header_has_the_value_that_its_file_has_now(kind: str, tmp_path: Path) -> None:
+async def test_a_header_has_the_current_value_of_its_file(kind: str, tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("first\n")
     given: dict[str, Any] = {"header_files": {"X-Api-Key": str(file)}}
@@ -68,7 +68,7 @@ async def test_a_header_has_the_value_that_its_file_has_now(kind: str, tmp_path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_changed_authority_counts_for_the_next_request(kind: str, tmp_path: Path) -> None:
+async def test_a_changed_authority_is_used_by_the_next_request(kind: str, tmp_path: Path) -> None:
     first, second = (Authority(folder=tmp_path / name) for name in ("first", "second"))
     file = tmp_path / "ca.pem"
     shutil.copy(first.certificate, file)
@@ -84,7 +84,7 @@ async def test_a_changed_authority_counts_for_the_next_request(kind: str, tmp_pa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_changed_certificate_of_its_own_counts_for_the_next_request(
+async def test_a_changed_client_certificate_is_used_by_the_next_request(
     kind: str, tmp_path: Path
 ) -> None:
     authority, other = (Authority(folder=tmp_path / name) for name in ("first", "second"))
@@ -133,7 +133,7 @@ def load(section: str, **given: str) -> SinkSettings:
 
 @pytest.mark.parametrize("section", KINDS)
 @pytest.mark.parametrize("secret", GIVEN)
-def test_a_secret_is_given_by_a_file_and_shown_nowhere(
+def test_a_secret_can_be_in_a_file_and_is_never_shown(
     section: str, secret: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "secret"
@@ -154,7 +154,7 @@ def test_a_secret_is_given_by_a_file_and_shown_nowhere(
         ("OAUTH__TOKEN_URL", "http://issuer", "expected https"),
     ],
 )
-def test_a_mistake_is_told_by_the_name_that_was_given(
+def test_an_invalid_setting_is_reported_by_the_name_that_the_user_wrote(
     section: str, name: str, value: str, message: str
 ) -> None:
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""How a receiver's certificate and its TLS are held against the settings."""
+"""How a receiver's certificate and TLS version are checked against the settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAME = "receiver.internal"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_the_certificate_must_have_the_name_that_is_set_which_is_asked_for(
+async def test_the_certificate_must_have_the_configured_server_name_which_is_sent_as_sni(
     kind: str, tmp_path: Path
 ) -> None:
     authority, requested = Authority(folder=tmp_path), list[str | None]()
@@ -50,13 +50,13 @@ async def test_the_certificate_must_have_the_name_that_is_set_which_is_asked_for
         (ssl.TLSVersion.TLSv1_1, "1.2", False),
     ],
 )
-async def test_no_version_of_tls_below_the_least_is_spoken(
+async def test_no_tls_version_below_the_minimum_is_used(
     kind: str, spoken: ssl.TLSVersion, least: str, *, is_taken: bool, tmp_path: Path
 ) -> None:
     authority = Authority(folder=tmp_path)
     context = serving(authority)
     if spoken < ssl.TLSVersion.TLSv1_2:
-        context.set_ciphers("DEFAULT:@SECLEVEL=0")  # or OpenSSL itself would not offer it
+        context.set_ciphers("DEFAULT:@SECLEVEL=0")  # otherwise OpenSSL itself would not offer it
         with pytest.warns(DeprecationWarning, match="TLSv1_1"):
             context.minimum_version = spoken
         with pytest.warns(DeprecationWarning, match="TLSv1_1"):
@@ -80,11 +80,11 @@ async def test_no_version_of_tls_below_the_least_is_spoken(
 
 
 ALERT = b"\x15\x03\x01\x00\x02\x02\x46"
-"""`protocol_version`, as servers say it that do not just hang up."""
+"""The alert `protocol_version`, which servers send that do not just close the connection."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_server_that_says_to_speak_another_version_is_told_with_the_setting(
+async def test_a_server_that_requires_another_tls_version_is_reported_with_the_setting(
     kind: str,
 ) -> None:
     async def alert(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -113,7 +113,7 @@ async def test_a_server_that_says_to_speak_another_version_is_told_with_the_sett
         ("https://receiver", "ü", "server_name: invalid host name"),
     ],
 )
-def test_a_name_that_no_certificate_can_have_is_refused_by_its_field(
+def test_a_server_name_that_no_certificate_can_have_is_rejected_by_its_field(
     kind: str, url: str, name: str, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""Receivers that want a token of a token endpoint: when it is asked for, and what is shown."""
+"""Receivers that require a token of a token endpoint: when it is requested, and what is shown."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 class Opaque(TokenIssuer):
-    """Gives tokens that say nothing of themselves, each another one."""
+    """Issues tokens without an expiry, each one different."""
 
     def __init__(self) -> None:
         super().__init__(TokenKeys(), for_seconds=FOR_SECONDS)
@@ -58,7 +58,7 @@ def logins(receiver: Receiver) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_token_is_asked_for_once_and_again_before_it_ends(
+async def test_a_token_is_requested_once_and_again_before_it_expires(
     kind: str, authority: Authority
 ) -> None:
     issuer = Opaque()
@@ -79,7 +79,7 @@ async def test_a_token_is_asked_for_once_and_again_before_it_ends(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_token_that_is_answered_401_is_renewed_once(
+async def test_a_token_that_is_answered_with_401_is_renewed_once(
     kind: str, authority: Authority
 ) -> None:
     issuer = Opaque()
@@ -101,7 +101,7 @@ async def test_a_token_that_is_answered_401_is_renewed_once(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_secret_that_changes_counts_for_the_next_token(
+async def test_a_changed_secret_is_used_for_the_next_token(
     kind: str, authority: Authority, tmp_path: Path
 ) -> None:
     file, issuer = tmp_path / "secret", Opaque()
@@ -145,7 +145,7 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("odd", ODD)
-async def test_an_endpoint_that_gives_no_token_is_named_and_shows_no_secret(
+async def test_an_endpoint_without_a_token_in_its_response_is_named_and_shows_no_secret(
     kind: str, odd: str, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     issuer, (set_up, message) = Opaque(), ODD[odd]
@@ -174,7 +174,7 @@ async def test_an_endpoint_that_gives_no_token_is_named_and_shows_no_secret(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_an_endpoint_that_is_away_or_not_trusted_is_named(
+async def test_an_unavailable_or_untrusted_endpoint_is_named(
     kind: str, authority: Authority, tmp_path: Path
 ) -> None:
     other = Authority(folder=tmp_path)
@@ -192,7 +192,9 @@ async def test_an_endpoint_that_is_away_or_not_trusted_is_named(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_the_endpoint_is_reached_by_the_proxy_too(kind: str, authority: Authority) -> None:
+async def test_the_endpoint_is_reached_through_the_proxy_too(
+    kind: str, authority: Authority
+) -> None:
     issuer, host = Opaque(), "issuer.test"
     async with (
         issuer.serve(authority, host=host) as url,
@@ -216,9 +218,7 @@ async def test_the_endpoint_is_reached_by_the_proxy_too(kind: str, authority: Au
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("status", [403, 500])
-async def test_no_other_answer_than_401_has_a_token_renewed(
-    kind: str, status: int, authority: Authority
-) -> None:
+async def test_only_a_401_causes_a_new_token(kind: str, status: int, authority: Authority) -> None:
     issuer = Opaque()
     async with (
         issuer.serve(authority) as url,
@@ -248,7 +248,7 @@ def test_a_token_endpoint_excludes_another_login(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_an_authority_of_the_endpoint_that_cannot_be_read_is_refused(
+async def test_an_unreadable_authority_of_the_endpoint_is_rejected(
     kind: str, authority: Authority, tmp_path: Path
 ) -> None:
     (tmp_path / "ca.pem").write_text("no PEM")

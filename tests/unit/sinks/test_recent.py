@@ -1,4 +1,4 @@
-"""What sinks remember of nodes is forgotten after a day, by one rule, whatever their names are."""
+"""Sinks forget nodes after a day, by one rule, whatever the names of the nodes are."""
 
 import gc
 import tracemalloc
@@ -20,7 +20,7 @@ Take = Callable[[GpuEvent], object]
 
 
 def kept_of(days: dict[str, int], *, queried_on_day: int) -> set[str]:
-    """Return which keys, last used on a day each, are remembered on another day."""
+    """Return which keys, each last used on a given day, are remembered on another day."""
     recent: Recent[str, int] = Recent()
     for day in range(queried_on_day + 1):
         recent.go_on(day * DAY * 10**9)
@@ -32,12 +32,12 @@ def kept_of(days: dict[str, int], *, queried_on_day: int) -> set[str]:
     return {key for key, _ in recent.items()}
 
 
-def test_what_was_used_today_or_on_the_day_before_is_remembered() -> None:
+def test_keys_used_today_or_yesterday_are_remembered() -> None:
     days = {f"until day {day}": day for day in range(6)}
     assert kept_of(days, queried_on_day=5) == {"until day 4", "until day 5"}
 
 
-def test_what_was_forgotten_by_name_is_gone_on_both_days() -> None:
+def test_a_removed_key_is_removed_from_both_days() -> None:
     recent: Recent[str, int] = Recent()
     recent.go_on(0)
     recent["a"], recent["b"], recent["c"] = 1, 2, 3
@@ -104,11 +104,11 @@ def test_memory_does_not_grow_with_the_names_of_nodes_that_come_and_go(
             used.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
-    # By then the caches of names, which are as large as they are for any number of nodes, are full.
+    # By then the caches of names, whose size does not depend on the number of nodes, are full.
     assert max(used[12:]) < 1.2 * max(used[6:9])
 
 
-def test_names_that_come_once_take_bounded_memory_and_what_is_used_on_stays() -> None:
+def test_one_time_names_take_bounded_memory_and_names_in_use_stay() -> None:
     recent: Recent[str, int] = Recent(max_a_day=100)
     recent["node"] = 1
     for number in range(10_000):

@@ -1,4 +1,4 @@
-"""The kinds of sink: each has what the table promises."""
+"""The kinds of sink: each has everything that the table requires."""
 
 import inspect
 
@@ -14,19 +14,19 @@ ALL = list(KINDS.values())
 
 
 @pytest.mark.parametrize("kind", ALL, ids=KINDS)
-def test_a_kind_has_a_section_of_the_settings_with_the_bound_of_a_poll(kind: SinkKind) -> None:
+def test_the_settings_of_each_kind_limit_the_records_of_a_poll(kind: SinkKind) -> None:
     assert getattr(SinkSettings(kind=kind.name), kind.name).max_poll_records >= 1
 
 
 @pytest.mark.parametrize("kind", ALL, ids=KINDS)
-def test_a_kinds_module_opens_a_sink_as_the_contract_says(kind: SinkKind) -> None:
+def test_a_kinds_module_opens_a_sink_with_the_declared_parameters(kind: SinkKind) -> None:
     wanted = set(inspect.signature(OpenSink.__call__).parameters) - {"self"}
 
     assert set(inspect.signature(kind.load()).parameters) == wanted
 
 
 @pytest.mark.parametrize("kind", ALL, ids=KINDS)
-def test_what_a_kind_drops_is_counted_from_zero(kind: SinkKind) -> None:
+def test_the_drop_counters_of_a_kind_start_at_zero(kind: SinkKind) -> None:
     DROPPED_TOTAL.clear()
     count_sink_from_zero(kind, TOPICS)
     counted = {

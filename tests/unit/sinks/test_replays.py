@@ -1,4 +1,4 @@
-"""Replayed events reach the receiver of the sink that rejected them, once, and nobody else."""
+"""Replayed events reach only the receiver of the sink that rejected them, once."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ LATE = Answer(400, "out of order sample", {"Content-Type": "text/plain"})
 
 
 async def replay(on: MemoryBus, *events: GpuEvent, group: str, first_offset: int = 0) -> None:
-    """Write events to the replay topic, with offsets that count from `first_offset`."""
+    """Write events to the replay topic, with offsets starting at `first_offset`."""
     async with on.producer() as producer:
         for place, each in enumerate(events):
             partition = place_of(each.node).partition
@@ -73,7 +73,7 @@ async def replay(on: MemoryBus, *events: GpuEvent, group: str, first_offset: int
 async def run_until_replayed(
     on: MemoryBus, kind: SinkKind, settings: object, *, group: str | None = None, ends: int
 ) -> None:
-    """Run a sink until it is done with so many records of the replay topic."""
+    """Run a sink until it has processed a number of records of the replay topic."""
     at = TopicPartition(REPLAY.name, place_of(NODE).partition)
     work = run_sink(
         kind, bus=on, settings=settings, readiness=Readiness(), clock=ManualClock(), group=group
@@ -91,7 +91,7 @@ def to(receiver: Receiver, **changes: Any) -> RemoteWriteSettings:  # noqa: ANN4
     return RemoteWriteSettings(**given | changes)
 
 
-async def test_a_sink_takes_what_names_its_group_and_skips_the_rest() -> None:
+async def test_a_sink_processes_records_that_name_its_group_and_skips_the_others() -> None:
     on = bus()
     await replay(on, event(0), group="their-group")
     await replay(on, event(1), group=REMOTE_WRITE.group)
@@ -126,7 +126,7 @@ async def test_a_replayed_event_has_the_gauges_that_the_sink_would_have_sent() -
             await eventually(lambda: committed(on, REMOTE_WRITE.group, place_of(NODE)) == 1)
         at_once = [one for got in receiver.received for one in parse_compressed(got.body)]
 
-    # Counters have gone on since, and lack nothing.
+    # Counters have advanced since, and lack nothing.
     of_use = {metric.name for metric in (*COUNTERS.metrics, *INCIDENTS.metrics)}
     assert sorted(replayed) == sorted(one for one in at_once if one.name not in of_use)
 
@@ -134,7 +134,7 @@ async def test_a_replayed_event_has_the_gauges_that_the_sink_would_have_sent() -
 @pytest.mark.parametrize(
     ("answers", "reason"),
     [
-        # The client asks once more, after a request without samples that is taken.
+        # The client repeats the request after one without samples, which is accepted.
         ((TOO_LONG, Answer(204), TOO_LONG), "rejected"),
         ((LATE,), "out_of_order"),
     ],
@@ -153,7 +153,7 @@ async def test_an_event_that_is_rejected_again_is_a_dead_letter_of_the_same_reco
     assert dead_letter.value_base64 is not None
 
 
-async def test_ticks_beyond_the_sinks_own_bounds_are_rejected_without_being_sent() -> None:
+async def test_ticks_beyond_the_sinks_own_limits_are_rejected_without_being_sent() -> None:
     on = bus()
     await replay(
         on,
@@ -168,7 +168,7 @@ async def test_ticks_beyond_the_sinks_own_bounds_are_rejected_without_being_sent
     assert [dead_letter.reason for dead_letter in await dead_letters(on)] == ["future", "too_old"]
 
 
-async def test_a_receiver_that_is_unavailable_is_waited_for() -> None:
+async def test_an_unavailable_receiver_is_waited_for() -> None:
     on = bus()
     await replay(on, event(0), group=REMOTE_WRITE.group)
     async with receiving(Answer(503), Answer(503)) as receiver:
@@ -179,7 +179,7 @@ async def test_a_receiver_that_is_unavailable_is_waited_for() -> None:
 
 
 async def test_a_replayed_tick_ends_no_series_of_its_node() -> None:
-    """One that lies between others, with a pod that they do not have, and the other way round."""
+    """One between other ticks, with a pod that they lack, and vice versa."""
     on = bus()
     await replay(on, event(0), event(5, entries=[], pods=[]), group=REMOTE_WRITE.group)
     async with receiving() as receiver:
@@ -197,7 +197,7 @@ async def test_rows_are_written_to_the_rows_topic() -> None:
     kept = on.kept(ROWS_TOPIC.name)
     assert {json.decode(one.value or b"", type=EntryRow).seq for one in kept} == {1000}
     assert [one.partition for one in kept] == [place_of(NODE).partition] * 2
-    # The second is further ahead than is written.
+    # The second one is too far in the future to be written.
     assert [dead_letter.reason for dead_letter in await dead_letters(on)] == ["future"]
 
 
@@ -210,12 +210,12 @@ async def test_the_store_has_each_event_once_however_often_it_is_replayed(tmp_pa
     await replay(on, event(0), event(1), group=STORE.group)
     await run_until_replayed(on, STORE, settings, ends=6)
 
-    # Two rows of each event.
+    # Two rows per event.
     assert offsets(tmp_path) == [0] * 2 + [1] * 2
     assert count_rows(str(tmp_path), name="usage") == 4
 
 
-async def test_replayed_rows_leave_the_completeness_of_a_store_as_it_is(tmp_path: Path) -> None:
+async def test_replayed_rows_do_not_change_the_completeness_of_a_store(tmp_path: Path) -> None:
     on, uri = bus(), str(tmp_path)
     table = UsageTable(store_uri=uri)
     table.load(["s"])
@@ -229,7 +229,7 @@ async def test_replayed_rows_leave_the_completeness_of_a_store_as_it_is(tmp_path
     assert valid_through_us(DeltaTable(f"{uri}/usage").history(1)) == marks
 
 
-async def test_a_day_that_is_not_stored_is_rejected_and_the_others_are_stored(
+async def test_an_event_of_a_day_that_is_not_stored_is_rejected_and_the_others_are_stored(
     tmp_path: Path,
 ) -> None:
     on = bus()

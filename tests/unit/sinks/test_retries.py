@@ -1,4 +1,4 @@
-"""What is asked of a receiver is tried again until it answers."""
+"""Requests to a receiver are retried until it answers."""
 
 from itertools import count
 
@@ -10,7 +10,7 @@ from gpuledger_sinks.errors import ReceiverUnavailableError, RejectedError, retr
 from tests.unit.sinks.builders import ManualClock
 
 
-async def test_an_outage_of_the_receiver_is_logged_where_it_begins_and_where_it_ends() -> None:
+async def test_an_outage_of_the_receiver_is_logged_when_it_begins_and_when_it_ends() -> None:
     check, attempts = Readiness().check("t.receiver"), count()
 
     async def attempt() -> None:
@@ -24,7 +24,7 @@ async def test_an_outage_of_the_receiver_is_logged_where_it_begins_and_where_it_
     assert check.detail == "there"
 
 
-async def test_a_receiver_that_names_a_time_is_left_alone_until_then() -> None:
+async def test_no_request_is_sent_before_the_time_that_the_receiver_names() -> None:
     clock, check, attempts = ManualClock(), Check(), count()
 
     async def attempt() -> None:
@@ -37,7 +37,7 @@ async def test_a_receiver_that_names_a_time_is_left_alone_until_then() -> None:
     assert check.is_ok
 
 
-async def test_a_final_answer_is_not_tried_again() -> None:
+async def test_a_final_response_is_not_retried() -> None:
     async def attempt() -> None:
         raise RejectedError("400 no")
 

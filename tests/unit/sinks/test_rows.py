@@ -1,4 +1,4 @@
-"""Flat rows: they say what the event and the store's rows say, and an SQL engine reads them."""
+"""Flat rows equal the event and the store's rows, and an SQL engine reads them directly."""
 
 import json
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ from tests.unit.sinks.builders import (
 from tests.unit.sinks.events import events
 
 RECORD = Record("gpuledger.events.v1", 3, 17, 0, None, b"")
-# The day and the place on Kafka are the store's own: partition column and trace of its offsets.
+# Only the store has the day, its partition column, and the Kafka position, for its offsets.
 STORES_OWN = {"event_date", "kafka_partition", "kafka_offset"}
 
 
@@ -53,7 +53,7 @@ MAPS = {column.name for column in COLUMNS if column.type is ColumnType.LABELS}
 
 
 def as_in_the_store(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a flat row with the values that the store has for the same."""
+    """Return a flat row with the values that the store has for the same entry."""
     names = [column.name for column in ENTRIES.columns if column.name not in STORES_OWN]
     at = datetime.fromisoformat(row["time"])
     since = at - datetime(1970, 1, 1, tzinfo=UTC)
@@ -82,13 +82,13 @@ def in_the_store(one: GpuEvent) -> list[dict[str, Any]]:
 
 @examples(50)
 @given(events())
-def test_a_row_says_what_the_stores_row_says_under_the_same_names(one: GpuEvent) -> None:
+def test_a_row_has_the_values_of_the_stores_row_under_the_same_names(one: GpuEvent) -> None:
     assert [as_in_the_store(row) for row in rows(one)] == in_the_store(one)
 
 
 @examples(50)
 @given(events())
-def test_a_row_has_no_other_column_than_the_stores_and_its_number(one: GpuEvent) -> None:
+def test_a_row_has_only_the_stores_columns_and_its_number(one: GpuEvent) -> None:
     allowed = {column.name for column in ENTRIES.columns} - STORES_OWN | {"row"}
 
     assert all(row.keys() <= allowed for row in rows(one))
@@ -96,7 +96,7 @@ def test_a_row_has_no_other_column_than_the_stores_and_its_number(one: GpuEvent)
 
 @examples(50)
 @given(events())
-def test_rows_are_numbered_through_their_event(one: GpuEvent) -> None:
+def test_the_rows_of_an_event_are_numbered_consecutively(one: GpuEvent) -> None:
     count = sum(len(each.entries) for each in [*one.gpus, *(one.late_adjustments or ())])
 
     assert [row["row"] for row in rows(one)] == list(range(count))
@@ -104,8 +104,8 @@ def test_rows_are_numbered_through_their_event(one: GpuEvent) -> None:
 
 @examples(50)
 @given(events())
-def test_a_row_says_what_its_entry_says_digit_for_digit(one: GpuEvent) -> None:
-    """Whatever its category and its methods are called, of which a newer version may have more."""
+def test_a_row_has_the_exact_values_of_its_entry(one: GpuEvent) -> None:
+    """Whatever its category and methods are; a newer version may have other ones."""
     for row, (booked, methods) in zip(rows(one), entries_of(one), strict=True):
         message = {name: row.get(name) for name in (*AMOUNTS, *methods)}
         assert message == {name: getattr(booked, name) for name in AMOUNTS} | methods
@@ -116,7 +116,7 @@ AMOUNTS = tuple(quantity.name for quantity in BOOKED)
 
 
 def entries_of(one: GpuEvent) -> Iterator[tuple[Entry, dict[str, str | None]]]:
-    """Yield the entries of an event in their order, each with how its amounts were found."""
+    """Yield the entries of an event in their order, each with the methods of its amounts."""
     for of_gpu in one.gpus:
         methods = (of_gpu.busy_method, of_gpu.memory_method, of_gpu.energy_method)
         for booked in of_gpu.entries:
@@ -134,7 +134,7 @@ METHODS = ("busy_method", "memory_method", "energy_method")
     millionths=st.integers(0, 10**6),
     interval_ns=st.integers(1, 10**11),
 )
-def test_the_active_time_of_a_gpus_rows_sums_to_its_counters_to_the_last_digit(
+def test_the_active_time_of_a_gpus_rows_sums_to_its_counters_exactly(
     busy: list[int], millionths: int, interval_ns: int
 ) -> None:
     booked = [entry(busy_ns=each) for each in busy]
@@ -152,7 +152,7 @@ def test_the_active_time_of_a_gpus_rows_sums_to_its_counters_to_the_last_digit(
 
 @examples(50)
 @given(events())
-def test_a_row_is_the_record_of_its_topic_and_flat(one: GpuEvent) -> None:
+def test_a_row_is_a_flat_record_of_its_topic(one: GpuEvent) -> None:
     decoder: Decoder[Any] = Decoder(topic=ROWS.name, record=EntryRow)
     for value in encoded_rows_of(
         one,
@@ -165,7 +165,7 @@ def test_a_row_is_the_record_of_its_topic_and_flat(one: GpuEvent) -> None:
 
 @examples(50)
 @given(events())
-def test_an_event_that_is_read_again_gives_the_same_bytes(one: GpuEvent) -> None:
+def test_an_event_that_is_encoded_and_decoded_gives_the_same_bytes(one: GpuEvent) -> None:
     decoder: Decoder[GpuEvent] = Decoder(topic="events", record=GpuEvent)
 
     assert encoded_rows_of(
@@ -185,18 +185,18 @@ def test_an_event_that_is_read_again_gives_the_same_bytes(one: GpuEvent) -> None
         (2**63 - 1, "2262-04-11T23:47:16.854775Z"),
     ],
 )
-def test_time_is_utc_to_the_microsecond(time_ns: int, written: str) -> None:
+def test_time_is_utc_in_microseconds(time_ns: int, written: str) -> None:
     assert {row["time"] for row in rows(event(time_ns=time_ns))} == {written}
 
 
-def test_a_holder_that_the_event_does_not_list_is_refused_by_its_position() -> None:
+def test_an_allocatee_that_the_event_does_not_list_is_rejected_by_its_position() -> None:
     booked = [entry(Category.IDLE, allocation=1)]
 
     with pytest.raises(ValueError, check=has_words("allocation", "1")):
         encoded_rows_of(event(entries=booked, allocated_to=[holder()]), ingested_time_ns=START_NS)
 
 
-def test_a_gpu_that_the_event_does_not_list_is_refused_by_its_position() -> None:
+def test_a_gpu_that_the_event_does_not_list_is_rejected_by_its_position() -> None:
     with pytest.raises(ValueError, check=has_words("gpu", "1")):
         encoded_rows_of(
             event(late_adjustments=[settlement(gpu=1)]),
@@ -218,12 +218,12 @@ SQL: list[tuple[str, str, list[tuple[Any, ...]]]] = [
         [("vision",)],
     ),
     (
-        "what comes again is dropped by its identity",
+        "a repeated row is dropped by its identity",
         "SELECT count(*), count(DISTINCT (node, boot_id, seq, row)) FROM rows",
         [(8, 4)],
     ),
     (
-        "what is not known is null",
+        "an unknown value is null",
         "SELECT DISTINCT category FROM rows WHERE namespace IS NULL AND energy_millijoules IS NULL",
         [("idle",)],
     ),
@@ -236,7 +236,7 @@ SQL: list[tuple[str, str, list[tuple[Any, ...]]]] = [
 
 
 @pytest.mark.parametrize(("case", "query", "expected"), SQL, ids=[row[0] for row in SQL])
-def test_an_sql_engine_reads_rows_by_columns_without_taking_anything_apart(
+def test_an_sql_engine_reads_rows_by_columns_without_parsing(
     case: str, query: str, expected: list[tuple[Any, ...]], tmp_path: Path
 ) -> None:
     booked = [entry(), entry(Category.IDLE, energy_millijoules=None)]

@@ -1,4 +1,4 @@
-"""What `gpuledger sink` makes of its command line and environment."""
+"""The settings of `gpuledger sink`, from its command line and environment."""
 
 import re
 
@@ -23,7 +23,7 @@ def load(*argv: str, **environ: str) -> SinkSettings:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_needs_nothing_but_its_name(kind: str) -> None:
+def test_each_kind_requires_only_its_name(kind: str) -> None:
     assert load(KIND=kind).kind == kind
 
 
@@ -31,7 +31,7 @@ def test_each_kind_needs_nothing_but_its_name(kind: str) -> None:
     ("typed", "meant"),
     [("remotewrite", "remote_write"), ("alert", "alerts"), ("delta-store", "store")],
 )
-def test_a_kind_that_there_is_not_names_the_nearest(
+def test_an_unknown_kind_is_reported_with_the_nearest_one(
     typed: str, meant: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["gpuledger sink", typed])
@@ -68,12 +68,12 @@ def test_a_kind_that_there_is_not_names_the_nearest(
         ({"KIND": "rows", "ROWS__TOPIC": ""}, "ROWS__TOPIC"),
     ],
 )
-def test_a_setting_that_cannot_work_is_named(environ: dict[str, str], message: str) -> None:
+def test_an_invalid_setting_is_named(environ: dict[str, str], message: str) -> None:
     with pytest.raises(SettingsError, match=f"(?i){message}"):
         load(**environ)
 
 
-def test_secrets_are_masked_where_settings_are_printed(
+def test_secrets_are_masked_in_printed_settings(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):
@@ -114,9 +114,7 @@ def test_secrets_are_masked_where_settings_are_printed(
         ("ftp://host/w", "must begin with http:// or https://"),
     ],
 )
-def test_an_address_to_which_nothing_can_be_sent_is_refused(
-    variable: str, url: str, output: str
-) -> None:
+def test_an_invalid_address_is_rejected(variable: str, url: str, output: str) -> None:
     with pytest.raises(SettingsError) as raised:
         load(**{variable: url})
 
@@ -127,14 +125,14 @@ def test_an_address_to_which_nothing_can_be_sent_is_refused(
 @pytest.mark.parametrize(
     "url", ["http://a", "https://usr:p%40w@a.b:9090/w?x=y", "http://[::1]:9/w"]
 )
-def test_an_address_with_a_host_is_taken(url: str) -> None:
+def test_an_address_with_a_host_is_accepted(url: str) -> None:
     loaded = load(KIND="alerts", REMOTE_WRITE__URL=url, ALERTS__URLS=url)
 
     assert (loaded.remote_write.url, loaded.alerts.urls) == (url, [url])
 
 
 @pytest.mark.parametrize("end", ["/api/v2/alerts", "/api/v2/alerts/", "/api/v1/alerts", "/api/v2"])
-def test_the_address_of_an_alertmanager_ends_before_the_path_that_is_added(end: str) -> None:
+def test_an_alertmanagers_address_must_not_contain_the_path_that_is_added(end: str) -> None:
     named = has_words("ALERTS__URLS", f"prefix{end}", "use http://am:9093/prefix")
     with pytest.raises(SettingsError, check=named):
         load(KIND="alerts", ALERTS__URLS=f"http://am:9093/prefix{end}")
@@ -144,13 +142,13 @@ def test_the_address_of_an_alertmanager_ends_before_the_path_that_is_added(end: 
 
 @pytest.mark.parametrize("group", ["a b/c", "a/b", "ä", "a\n", "a" * 201])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_names_no_consumer_group_is_refused(kind: str, group: str) -> None:
+def test_an_invalid_consumer_group_is_rejected(kind: str, group: str) -> None:
     with pytest.raises(SettingsError, check=has_words("GPULEDGER_GROUP", "a-z, A-Z, 0-9")):
         load(KIND=kind, GROUP=group)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_help_of_a_kind_has_its_own_settings_and_those_of_all_kinds_alone(
+def test_the_help_of_a_kind_has_only_its_own_settings_and_the_common_ones(
     kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["gpuledger sink", kind, "--help"])

@@ -1,4 +1,4 @@
-"""Requests that are signed for AWS: by which keys, until when, and what is shown of them."""
+"""Requests that are signed for AWS: which keys, their expiry, and what is shown of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FOR_SECONDS = 1000.0
 
 
 def signed(receiver: Receiver, keys: AwsKeys, *, at_seconds: float = 0.0) -> list[bool]:
-    """Return of each request whether it was signed by these keys, at that time."""
+    """Return for each request whether it was signed by these keys, at that time."""
     return [
         received.headers["Authorization"]
         == signature_headers(
@@ -45,7 +45,7 @@ def signed(receiver: Receiver, keys: AwsKeys, *, at_seconds: float = 0.0) -> lis
     ]
 
 
-async def test_a_request_is_signed_by_the_keys_that_the_files_have_now(tmp_path: Path) -> None:
+async def test_a_request_is_signed_with_the_current_keys_of_the_files(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text("first\n")
     secret = Secret.load(file, name="secret_access_key")
@@ -83,7 +83,7 @@ async def test_a_request_is_signed_by_the_keys_that_the_files_have_now(tmp_path:
 
 
 class Sts(TokenIssuer):
-    """STS, which gives other keys for each token."""
+    """STS that issues other keys for each token."""
 
     def __init__(self) -> None:
         super().__init__(TokenKeys())
@@ -91,7 +91,7 @@ class Sts(TokenIssuer):
         self.set_keys(1)
 
     def set_keys(self, number: int) -> AwsKeys:
-        """Answer with the keys of that number from now on; return them."""
+        """Answer with the keys of that number from now on; return the keys."""
         keys = AwsKeys(
             access_key_id=f"ASIA{number}",
             secret_access_key=f"{SECRET}/+={number}",
@@ -113,14 +113,14 @@ class Sts(TokenIssuer):
 
 @pytest.fixture
 def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Authority:
-    """Return the authority that the system trusts, as STS has no setting of its own for it."""
+    """Return the authority that the system trusts, because STS has no setting for it."""
     made = Authority(folder=tmp_path / "authority")
     monkeypatch.setenv("SSL_CERT_FILE", str(made.certificate))
     return made
 
 
 def assumed(folder: Path, sts_url: str, **given: Any) -> dict[str, Any]:  # noqa: ANN401  # any settings
-    """Return the settings of a role; contexts are made anew for a TLS of 1.3."""
+    """Return the settings of a role; contexts are recreated for TLS 1.3."""
     file = folder / "token"
     file.write_text(POD_TOKEN)
     role = {"role_arn": "arn:aws:iam::1:role/r", "web_identity_token_file": str(file), **given}
@@ -130,7 +130,7 @@ def assumed(folder: Path, sts_url: str, **given: Any) -> dict[str, Any]:  # noqa
     }
 
 
-async def test_a_role_is_assumed_with_the_token_of_the_file_and_anew_before_its_keys_end(
+async def test_a_role_is_assumed_with_the_token_of_the_file_and_again_before_its_keys_expire(
     authority: Authority, tmp_path: Path
 ) -> None:
     sts = Sts()
@@ -175,7 +175,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)
-async def test_an_exchange_that_gives_no_keys_is_named_and_shows_no_secret(
+async def test_an_exchange_without_keys_in_its_response_is_named_and_shows_no_secret(
     refusal: str, authority: Authority, tmp_path: Path
 ) -> None:
     sts, (set_up, message) = Sts(), REFUSALS[refusal]
@@ -200,9 +200,7 @@ async def test_an_exchange_that_gives_no_keys_is_named_and_shows_no_secret(
     assert len(receiver.received) == 1
 
 
-async def test_keys_that_have_expired_are_not_signed_with(
-    authority: Authority, tmp_path: Path
-) -> None:
+async def test_expired_keys_are_not_used_for_signing(authority: Authority, tmp_path: Path) -> None:
     sts = Sts()
     sts.end_seconds = -60.0
     sts.set_keys(1)
@@ -224,7 +222,7 @@ async def test_a_missing_token_of_the_pod_is_named(tmp_path: Path) -> None:
             await client.send()
 
 
-def test_a_role_of_the_environment_counts_and_without_any_the_remedy_is_said(
+def test_a_role_from_the_environment_is_used_and_without_any_the_remedy_is_reported(
     tmp_path: Path,
 ) -> None:
     settings = RemoteWriteSettings(sigv4=Sigv4Settings(region=REGION))
@@ -253,7 +251,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {"region": REGION, **KEYS, "role_arn": "arn"},
         "access_key_id and role_arn are mutually",
     ),
-    "token alone": (
+    "only a token": (
         {"region": REGION, "session_token": Secret(SECRET)},
         "session_token: requires access_key_id",
     ),
@@ -263,7 +261,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_what_nothing_can_be_signed_by_is_refused_by_its_field(mistake: str) -> None:
+def test_invalid_signing_settings_are_rejected_by_their_field(mistake: str) -> None:
     given, message = MISTAKES[mistake]
     with pytest.raises(ValueError, match=message) as caught:
         Sigv4Settings(**given)
@@ -272,7 +270,7 @@ def test_what_nothing_can_be_signed_by_is_refused_by_its_field(mistake: str) -> 
 
 
 @pytest.mark.parametrize("path", ["/a?b=c", "/a b", "/a%20b", "/ü", "/a/../b", "/a//b", "/./b"])
-def test_an_address_that_is_sent_in_another_way_than_signed_is_refused(path: str) -> None:
+def test_an_address_that_is_sent_differently_from_how_it_is_signed_is_rejected(path: str) -> None:
     sigv4 = Sigv4Settings(region=REGION, **KEYS)
     RemoteWriteSettings(
         url="https://aps-workspaces.eu-central-1.amazonaws.com/workspaces/ws-1.2/api/v1/remote_write",

@@ -1,4 +1,4 @@
-"""Signatures are AWS's own: the vectors of its test suite, and what is sent of them."""
+"""Signatures equal those of AWS: the vectors of its test suite, and the requests with them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNRESERVED = "-._~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
 TRIMMED = {"My-Header1": " value1", "My-Header2": ' "a   b   c"'}
 
 
-# aws-c-auth, tests/aws-signing-test-suite/v4: `header-signed-request.txt` of each folder.
+# aws-c-auth, tests/aws-signing-test-suite/v4: `header-signed-request.txt` of each directory.
 @pytest.mark.parametrize(
     ("method", "path", "headers", "body", "token", "names", "signature"),
     [
@@ -69,7 +69,7 @@ TRIMMED = {"My-Header1": " value1", "My-Header2": ' "a   b   c"'}
         ),
     ],
 )
-def test_a_signature_is_that_of_the_published_vector(  # noqa: PLR0917  # the parts of a vector
+def test_a_signature_equals_that_of_the_published_vector(  # noqa: PLR0917  # the parts of a vector
     method: str,
     path: str,
     headers: dict[str, str],
@@ -98,7 +98,7 @@ def test_a_signature_is_that_of_the_published_vector(  # noqa: PLR0917  # the pa
 
 
 @pytest.mark.parametrize("port", ["", ":443"])
-def test_the_host_that_is_signed_is_the_one_that_is_sent(port: str) -> None:
+def test_the_signed_host_is_the_one_that_is_sent(port: str) -> None:
     keys = AwsKeys(access_key_id="AKIDEXAMPLE", secret_access_key=SECRET)
     found = {
         signature_headers(url, b"", keys=keys, region="r", service="s", time_seconds=AT)[
@@ -113,7 +113,7 @@ def test_the_host_that_is_signed_is_the_one_that_is_sent(port: str) -> None:
     assert other["Authorization"] not in found
 
 
-def test_keys_do_not_show_what_is_secret_of_them() -> None:
+def test_keys_do_not_show_their_secrets() -> None:
     keys = AwsKeys(access_key_id="AKID", secret_access_key=SECRET, session_token=TOKEN)
     assert SECRET not in repr(keys)
     assert TOKEN not in repr(keys)

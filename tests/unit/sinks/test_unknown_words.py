@@ -1,6 +1,6 @@
-"""Words that a newer version has added to an enumeration: every reader passes them on as they are.
+"""Values that a newer version has added to an enumeration: every reader passes them on unchanged.
 
-None refuses the record for one, leaves its amounts out, or counts them for another word.
+No reader rejects the record, omits its amounts, or counts them for another value.
 """
 
 from collections import Counter
@@ -76,12 +76,12 @@ def taken(busy_ns: int, category: Category, **more: Any) -> Entry:  # noqa: ANN4
 
 
 def of_tomorrow() -> GpuEvent:
-    """Return an event as a newer join may write it, read as this version reads it."""
+    """Return an event as a newer join may write it, as decoded by this version."""
     place = container(pod_uid="uid-train", container_id="c" * 64)
     booked = [
         taken(POD_NS, Category.POD),
         taken(HOST_NS, Category.HOST),
-        # The category may be of a container, as a pod's is, or of nothing that is known here.
+        # The category may have a container, as a pod's has, or refer to nothing that is known here.
         taken(200_000_000, LEASE, container=place),
         taken(50_000_000, LEASE),
         taken(IDLE_NS, Category.IDLE),
@@ -126,7 +126,7 @@ def in_remote_write(one: GpuEvent, _: Path) -> Counter[str]:
 def on_the_demos_screen(one: GpuEvent, _: Path) -> Counter[str]:
     found: Counter[str] = Counter()
     for row in screen_rows_of(one):
-        # A pod's row begins with its name, or with its state.
+        # A pod's row starts with its name, or with its state.
         category = row.pod.strip("_") if row.pod.startswith("__") else "pod"
         found[category] += int(row.sm) * SECOND_NS // 100
     return found
@@ -142,13 +142,13 @@ READERS: dict[str, Callable[[GpuEvent, Path], Counter[str]]] = {
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_an_unknown_account_keeps_its_amounts_and_no_other_account_has_them(
+def test_an_unknown_category_keeps_its_amounts_and_no_other_category_gets_them(
     reader: str, tmp_path: Path
 ) -> None:
     assert READERS[reader](of_tomorrow(), tmp_path) == BOOKED
 
 
-def test_the_demo_sums_an_unknown_account_by_itself_and_says_so_at_the_end() -> None:
+def test_the_demo_sums_an_unknown_category_separately_and_shows_it_at_the_end() -> None:
     tally = Tally()
     tally.add(of_tomorrow())
 
@@ -156,7 +156,7 @@ def test_the_demo_sums_an_unknown_account_by_itself_and_says_so_at_the_end() -> 
     assert (tally.without_pod_ns, tally.other_ns) == (HOST_NS, {"lease": LEASE_NS})
 
 
-def test_a_tick_with_an_unknown_account_balances() -> None:
+def test_a_tick_with_an_unknown_category_balances() -> None:
     (own,) = of_tomorrow().gpus
 
     assert "busy_ns" not in {off.quantity for off in imbalances([own], SECOND_NS)}
@@ -193,7 +193,7 @@ def words_written_again(one: GpuEvent) -> set[str]:
         (words_written_again, {"guessed", "modelled", "estimated", "asked", "evicted"}),
     ],
 )
-def test_unknown_methods_and_states_are_shown_as_they_are(
+def test_unknown_methods_and_states_are_shown_unchanged(
     reader: Callable[[GpuEvent], set[str]], words: set[str]
 ) -> None:
     assert words <= reader(of_tomorrow())
@@ -209,7 +209,7 @@ def test_unknown_methods_and_states_are_shown_as_they_are(
         (PodState.FOREIGN, EVICTED, Agreement.DIFFERENT),
     ],
 )
-def test_a_replay_takes_an_unknown_state_for_no_other(
+def test_a_replay_does_not_treat_an_unknown_state_as_another_one(
     then: PodState, now: PodState, agreement: Agreement
 ) -> None:
     first, replayed = (encode(event(pods=[pod(state=state)])) for state in (then, now))
@@ -217,7 +217,7 @@ def test_a_replay_takes_an_unknown_state_for_no_other(
     assert compare_events(first, replayed).agreement is agreement
 
 
-def test_a_replay_names_the_unknown_account_and_method_that_differ() -> None:
+def test_a_replay_names_the_unknown_category_and_method_that_differ() -> None:
     (own,) = (one := of_tomorrow()).gpus
     entries = [replace(each, category=Category.HOST) for each in own.entries]
     other = replace(own, entries=entries, busy_method=BusyMethod.EXCLUSIVE)
@@ -227,7 +227,7 @@ def test_a_replay_names_the_unknown_account_and_method_that_differ() -> None:
     assert {("lease", "host"), ("guessed", "exclusive")} <= reported
 
 
-def test_an_alert_of_unknown_severity_and_of_a_pod_of_unknown_state_is_told_as_it_is() -> None:
+def test_an_alert_with_an_unknown_severity_and_pod_state_is_sent_unchanged() -> None:
     reported = incident(START_NS)
     fatal = replace(reported.incident, severity=Severity("fatal"))
     written = encode(AttributedIncident(incident=fatal, pods=[pod(state=EVICTED)]))
@@ -238,7 +238,7 @@ def test_an_alert_of_unknown_severity_and_of_a_pod_of_unknown_state_is_told_as_i
 
 
 def ticks() -> tuple[NodeSample, NodeSample]:
-    """Return a tick as a newer agent may write it, and the same in this version's words."""
+    """Return a tick as a newer agent may write it, and the same with this version's values."""
     allocated = {
         "gpu_uuid": "GPU-a", "device_id": "lease-7", "namespace": "research", "pod": "train-0",
         "container": "trainer",
@@ -262,7 +262,7 @@ def ticks() -> tuple[NodeSample, NodeSample]:
     return one, other
 
 
-def test_a_tick_of_unknown_processes_methods_and_resources_is_booked_like_any_other() -> None:
+def test_a_tick_with_unknown_processes_methods_and_resources_is_booked_like_any_other() -> None:
     of_tomorrow_, of_today = ticks()
     (unknown,), (known,) = book_tick(of_tomorrow_), book_tick(of_today)
 
@@ -273,7 +273,7 @@ def test_a_tick_of_unknown_processes_methods_and_resources_is_booked_like_any_ot
     assert of_tomorrow_.allocations[0].resource_name == "example.com/leased-gpu"
 
 
-def test_a_process_record_of_an_unknown_change_is_read() -> None:
+def test_a_process_record_of_an_unknown_change_is_decoded() -> None:
     written = encode(
         ProcessRecord(
             cluster="default",
@@ -288,7 +288,7 @@ def test_a_process_record_of_an_unknown_change_is_read() -> None:
     assert decoder_of(PROCESSES.name, ProcessRecord).decode(written).change == "suspended"
 
 
-def test_books_keep_where_the_idle_draw_is_from() -> None:
+def test_books_keep_the_source_of_the_idle_draw() -> None:
     (own,) = of_tomorrow().gpus
     assert isinstance(own, GpuBooks)
     assert own.idle_draw_source == "asked"

@@ -1,4 +1,4 @@
-"""What sinks say of up to when they are complete, over the bus in memory."""
+"""The watermarks of sinks, over the bus in memory."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace as replaced
@@ -66,7 +66,7 @@ def of_join(until: int, *, next_offset: int, partition: int = AT.partition) -> W
     )
 
 
-async def say(on: MemoryBus, *watermarks: Watermark) -> None:
+async def publish_watermarks(on: MemoryBus, *watermarks: Watermark) -> None:
     async with on.producer() as producer:
         for one in watermarks:
             message = message_of(one, time_ns=START_NS)
@@ -79,28 +79,28 @@ def output(on: MemoryBus, component: str, partition: int = AT.partition) -> list
     return [each for each in found if (each.component, each.partition) == (component, partition)]
 
 
-def until_of(on: MemoryBus, component: str) -> list[int]:
+def complete_until(on: MemoryBus, component: str) -> list[int]:
     return [each.complete_until_ns - START_NS for each in output(on, component)]
 
 
 @each_sink
-async def test_what_the_join_calls_complete_a_sink_does_once_it_has_done_it(
+async def test_a_sink_reports_the_joins_watermark_once_it_has_processed_the_events(
     component: str, run: Run, tmp_path: Path
 ) -> None:
     on, clock = bus(), ManualClock()
     await publish(on, event(0), event(1))
-    await say(on, of_join(1, next_offset=2), of_join(2, next_offset=3))
+    await publish_watermarks(on, of_join(1, next_offset=2), of_join(2, next_offset=3))
 
     async with running(run(on, tmp_path, clock)):
         await eventually(lambda: clock.advance(3) and output(on, component))
-        assert until_of(on, component) == [1]
+        assert complete_until(on, component) == [1]
         (first,) = output(on, component)
 
         await publish(on, event(2))
         await eventually(lambda: clock.advance(3) and len(output(on, component)) > 1)
 
-    assert until_of(on, component) == [1, 2]
-    # Of whom nothing is to be waited for is what the join says.
+    assert complete_until(on, component) == [1, 2]
+    # The unresponsive nodes are those that the join reports.
     assert first.unresponsive == of_join(1, next_offset=2).unresponsive
     place = TopicPartition(first.topic, first.partition)
     ends = {record.offset + 1 for record in on.kept(ROWS.name)}
@@ -108,13 +108,13 @@ async def test_what_the_join_calls_complete_a_sink_does_once_it_has_done_it(
     assert first.next_offset == 2 if component == "store" else first.next_offset in ends
 
 
-async def test_an_unresponsive_partition_does_not_hold_back_what_the_store_is_complete_to(
+async def test_an_unresponsive_partition_does_not_hold_back_the_completeness_of_the_store(
     tmp_path: Path,
 ) -> None:
     on, clock = bus(), ManualClock()
     other = next(number for number in range(PARTITIONS) if number != AT.partition)
     await publish(on, event(0))
-    await say(
+    await publish_watermarks(
         on,
         of_join(SECOND_NS, next_offset=1),
         of_join(9 * SECOND_NS, next_offset=0, partition=other),
@@ -128,14 +128,16 @@ async def test_an_unresponsive_partition_does_not_hold_back_what_the_store_is_co
     assert ahead_us == {str(AT.partition): 1_000_000, str(other): 9_000_000}
 
 
-async def test_nothing_is_called_complete_that_is_not_in_the_store(tmp_path: Path) -> None:
+async def test_events_that_are_not_in_the_store_are_not_reported_as_complete(
+    tmp_path: Path,
+) -> None:
     on, clock = bus(), ManualClock()
     await publish(on, event(0))
     async with running(store(tmp_path, on, clock=clock, flush_seconds=20.0)):
         await eventually(lambda: clock.advance(3) and is_committed(on, 1)())
         undo = lose(tmp_path)
         await publish(on, event(1))
-        await say(on, of_join(1, next_offset=2))
+        await publish_watermarks(on, of_join(1, next_offset=2))
 
         before = clock.monotonic_ns()
         await eventually(lambda: clock.advance(3) and clock.monotonic_ns() - before > 600e9)
@@ -147,18 +149,20 @@ async def test_nothing_is_called_complete_that_is_not_in_the_store(tmp_path: Pat
 
 
 @each_sink
-async def test_who_takes_over_says_it_again_also_of_a_partition_without_events(
+async def test_a_new_owner_repeats_the_watermarks_even_of_partitions_without_events(
     component: str, run: Run, tmp_path: Path
 ) -> None:
     on, other = bus(), 1 - AT.partition
     await publish(on, event(0))
-    await say(on, of_join(5, next_offset=1), of_join(7, next_offset=0, partition=other))
+    await publish_watermarks(
+        on, of_join(5, next_offset=1), of_join(7, next_offset=0, partition=other)
+    )
     for times in (1, 2):
         await publish_once(on, run, tmp_path, component=component, times=times)
 
 
 async def publish_once(on: MemoryBus, run: Run, path: Path, *, component: str, times: int) -> None:
-    """Run a sink until each partition was called complete so many times in all."""
+    """Run a sink until each partition has this many watermarks in total."""
     clock = ManualClock()
     async with running(run(on, path, clock)):
         await eventually(
@@ -170,7 +174,7 @@ async def publish_once(on: MemoryBus, run: Run, path: Path, *, component: str, t
 
 
 @each_sink
-async def test_what_is_no_watermark_of_the_join_is_passed_over(
+async def test_records_that_are_not_watermarks_of_the_join_are_skipped(
     component: str, run: Run, tmp_path: Path
 ) -> None:
     on, clock = bus(), ManualClock()
@@ -178,11 +182,11 @@ async def test_what_is_no_watermark_of_the_join_is_passed_over(
     async with on.producer() as producer:
         broken = Message(b"join/default/0", BROKEN, START_NS // 1_000_000)
         await producer.publish(WATERMARKS.name, AT.partition, [broken])
-    await say(
+    await publish_watermarks(
         on,
         replace(of_join(9, next_offset=1), component="podwatch"),
         replace(of_join(9, next_offset=1), topic="another"),
-        # Nothing is complete up to a time to come: whoever says so has another clock.
+        # Nothing can be complete through a future time: its publisher has a wrong clock.
         of_join(10**18, next_offset=1),
         of_join(3, next_offset=1),
     )
@@ -190,16 +194,16 @@ async def test_what_is_no_watermark_of_the_join_is_passed_over(
     async with running(run(on, tmp_path, clock)):
         await eventually(lambda: clock.advance(3) and output(on, component))
 
-    assert until_of(on, component) == [3]
+    assert complete_until(on, component) == [3]
 
 
-async def test_rows_on_fewer_partitions_than_events_are_never_called_complete() -> None:
+async def test_rows_on_fewer_partitions_than_events_are_never_reported_as_complete() -> None:
     topics = [
         replaced(each, partitions=1) if each.name == ROWS.name else each for each in BUS_TOPICS
     ]
     on, clock = MemoryBus(topics), ManualClock()
     await publish(on, event(0))
-    await say(on, of_join(1, next_offset=1))
+    await publish_watermarks(on, of_join(1, next_offset=1))
 
     async with running(RUNS["rows"](on, Path(), clock)):
         await eventually(lambda: on.kept(ROWS.name))

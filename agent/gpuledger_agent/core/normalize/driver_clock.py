@@ -132,7 +132,7 @@ def advance(
     is_latest: bool = True,
     shown: tuple[float, float] | None = None,
 ) -> tuple[DriverClock, Interval]:
-    """Return the clock and the cover of an interval that ended with the window at `newest_us`.
+    """Return the driver's clock, and the interval covered up to the window at `newest_us`.
 
     The clocks are synchronized by stamps only. If the driver's clock jumps, the cover follows. With
     `is_latest` false, the driver has omitted windows that closed after `newest_us`; `shown` is then

@@ -7,9 +7,12 @@ millijoule are carried over. Once the counter has moved, the total only grows by
 the counter exceeds it. Between two readings that each add energy by the counter, the total thus
 grows by exactly the counter's difference, whatever the power was in between.
 
-Three events end this account and start a new one: a counter that fell (its driver was reloaded) or
-jumped; a counter that stood still for longer than its steps, as on virtual GPUs, and then shows
-less than power times time; and time in which the board is in no tick.
+Three events end this account and start a new one:
+
+- The counter fell, because its driver was reloaded, or it jumped.
+- The counter stood still for longer than its steps, as on virtual GPUs, and then shows less than
+  power times time.
+- The board was missing from at least one tick.
 
 Ticks book differences of the total between the ends of their covers (`DrawnEnergy`), the time for
 which busy time was sampled. Between two readings the total is interpolated by time.
@@ -41,7 +44,7 @@ _MAX_JOINT_NS: Final = 500_000_000
 # From most to least reliable; a tick has the least reliable method of its parts.
 _BY_TRUST: Final = (EnergyMethod.COUNTER, EnergyMethod.INTERPOLATED, EnergyMethod.POWER)
 MIN_FREE_NS: Final = 10_000_000_000
-"""Minimum time without a process. The counter's step of 100 ms is 1 % of it."""
+"""Minimum time without a process: 100 of the counter's steps, so that it is exact to 1 %."""
 FREE_BYTES: Final = 64 * 1024 * 1024
 """Maximum memory in use on a board without a process; a process's context takes 100 MiB."""
 

@@ -208,7 +208,7 @@ def _values_by_group(raw: RawGpuSample, interval_ns: int) -> Mapping[CallGroup, 
     # After a gap, the chip's counters are means over the whole gap. They do not describe this tick.
     is_of_this_tick = (raw.activity_ns or 0) <= _MAX_ACTIVITY_TICKS * interval_ns
     return {
-        CallGroup.BOOKS: core,
+        CallGroup.USAGE: core,
         CallGroup.SENSORS: {**raw.sensors, **(raw.activity if is_of_this_tick else {})},
         CallGroup.READINGS: raw.readings,
         CallGroup.PROFILING: raw.profiling,

@@ -1,8 +1,8 @@
 """Tracks the processes on a node's GPUs from tick to tick, and reports them in each tick.
 
 This module combines, for one node, the process table with the accounting of ended processes, and
-builds each tick's table of containers. Of the GPUs' readings it uses only their busy time that
-belongs to no process.
+builds each tick's table of containers. The only readings that it uses are the GPUs' busy times that
+belong to no process.
 """
 
 from collections import Counter

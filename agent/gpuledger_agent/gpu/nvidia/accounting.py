@@ -2,10 +2,10 @@
 
 It requires accounting mode. An account outlives its process, so it shows the usage of processes
 that were shorter than a tick. Each account is queried once, after the process has stopped using
-the GPU: accounts of pids that are new in the driver's ring buffer or no longer listed, and of a few
-pids reported recently, because a process that is still alive may have used the GPU again. The ring
-buffer holds the latest account of each pid. `gpuledger_agent.core.processes.accounting` assigns an
-account to a process by its start time.
+the GPU: when its pid is new in the driver's ring buffer or no longer listed. A few pids reported
+recently are queried again, because a process that is still alive may have used the GPU again. The
+ring buffer holds the latest account of each pid. `gpuledger_agent.core.processes.accounting`
+assigns an account to a process by its start time.
 """
 
 from collections import deque

@@ -168,7 +168,7 @@ def _row(name: str, *sources: Source, architectures: str = "") -> MetricSpec:
 # The first version counts reserved memory as used; drivers before 510 have only that version.
 _V1: Final = ("nvmlDeviceGetMemoryInfo", ())
 _V2: Final = ("nvmlDeviceGetMemoryInfo", (nvml.nvmlMemory_v2,))
-_BOOKS: Final = (
+_USAGE: Final = (
     # Prefer the ring buffer's samples: the rates cover only one sample period of at most 1 s.
     _row(
         "utilization_ratio",
@@ -515,7 +515,7 @@ _LIMITS: Final = (
 )
 
 CATALOGUE: Final[Mapping[CallGroup, Sequence[MetricSpec]]] = {
-    CallGroup.BOOKS: _BOOKS,
+    CallGroup.USAGE: _USAGE,
     CallGroup.SENSORS: (*_SENSORS, *_ACTIVITY),
     CallGroup.READINGS: (*_INSTANT, *_THROTTLING, *_TRAFFIC),
     CallGroup.PROFILING: _PROFILING,

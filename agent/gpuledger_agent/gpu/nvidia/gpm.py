@@ -4,9 +4,9 @@ Samples are written alternately to two buffers, and the metrics cover the time b
 first query returns nothing, and each later one covers the time since the previous query, if NVML
 can measure an interval of that length.
 
-Metrics with different query intervals have separate pairs of samples: metrics queried in each tick
-cover that tick, and metrics queried every few seconds cover all the time since, so no activity in
-between is missed.
+Metrics with different query intervals have separate pairs of samples. Metrics queried in each tick
+cover that tick. Metrics queried every few seconds cover all the time since their previous query, so
+they miss no activity.
 
 Each MIG instance also has its own pair of samples. A GPU instance with one compute instance is
 sampled through the GPU's handle and the instance's id. If it has several, each compute instance is

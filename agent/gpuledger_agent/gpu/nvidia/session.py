@@ -97,7 +97,7 @@ class NvidiaGpu:
 
         Raises SourceLostError.
         """
-        if group is CallGroup.BOOKS:
+        if group is CallGroup.USAGE:
             return self._query_core(cursor)
         if group is CallGroup.SENSORS:
             counters = self._counters[group].query(self._mig.instances)

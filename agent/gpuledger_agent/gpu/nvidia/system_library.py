@@ -67,7 +67,7 @@ _ATTEMPTS: Final = 3
 _FIRST_ROOM: Final = 64
 _MAX_ROOM: Final = 1 << 16
 _ROW: Final = Struct("@IQII")
-"""Pid, bytes of memory, GPU instance and compute instance, as a C compiler lays them out."""
+"""Pid, bytes of memory, GPU instance and compute instance, in the layout of a C compiler."""
 _PROTECTED_ROW: Final = Struct("@IQIIQ")
 """The same, followed by the bytes of protected memory."""
 _PROTECTED_DRIVERS: Final = DriverRange(DriverVersion(535, 43), DriverVersion(535, 86))

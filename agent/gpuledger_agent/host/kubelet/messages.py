@@ -144,7 +144,7 @@ class MessageFields:
     def text(self, number: int) -> str:
         """Return a field's text, or an empty text without the field.
 
-        If the field occurs more than once, the last value counts, as the format requires.
+        If the field occurs more than once, the last value counts. The format requires this.
         """
         return self._values[number][-1].decode() if number in self._values else ""
 

@@ -233,7 +233,7 @@ def _with_memory(
 def energy_by_row(readings: Sequence[GpuReading], interval_ns: int) -> list[Energy | None]:
     """Return the energy of each row; a GPU with instances divides its energy among the rows.
 
-    If the memory or the busy time of an instance is unknown, the GPU's row keeps all of it.
+    If the memory or the busy time of an instance is unknown, the GPU's row keeps all energy.
     """
     if not has_instances(readings):
         return [energy_of(reading, interval_ns) for reading in readings]

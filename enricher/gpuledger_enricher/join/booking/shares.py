@@ -11,9 +11,14 @@ quantity is then split separately:
   divided by busy time.
 
 A split contains each claim's part, the part that is used but not claimed, and the idle part, by
-holder. `book_gpu` makes entries from the three splits in an order that readers may rely on: the
-containers of pods by UID and container id, jobs by id, the host, `unattributed`, and idle by
-holder: containers, then jobs, then what nobody holds.
+holder. `book_gpu` makes entries from the three splits in an order that readers may rely on:
+
+1. the containers of pods, by UID and container id;
+2. jobs, by id;
+3. the host;
+4. `unattributed`;
+5. idle: containers, then jobs, then the part without a holder.
+
 Whatever the readings are, the entries of a quantity sum to the device. A quantity that the driver
 does not report is not booked: absent is not zero.
 
@@ -518,7 +523,7 @@ def _weigh(claims: list[Claim], ppm: int) -> BusyMethod:
         for claim in claims:
             claim.weight = claim.sm_ppm * ended + (missing if claim.has_ended else 0)
         return _PROCESS_UTILIZATION
-    # Samples of zero are no measure of use on a device that was busy.
+    # Samples of zero do not measure use on a device that was busy.
     if total or (is_measured and not ppm):
         return _PROCESS_UTILIZATION
     for claim in claims:
@@ -609,7 +614,7 @@ def split_energy(
     """Split the energy by time.
 
     Idle gets the idle draw for the time without a kernel; the busy claims share the rest in
-    proportion. If no process was busy, all energy is idle; if busy time is unknown, all of it is
+    proportion. If no process was busy, all energy is idle; if busy time is unknown, all energy is
     `unattributed`.
     """
     split = make_split(energy.millijoules, energy.idle_millijoules, energy.method)

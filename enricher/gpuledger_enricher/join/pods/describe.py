@@ -4,8 +4,8 @@ This module makes the descriptive part of events and attributed incidents: the p
 namespaces and the node. It does not affect the books. A node may report only pods that the API
 server has placed on it: names come from the records of its own pods, and another node's pod is
 described only by what the tick contains. All objects are described by the version that was in force
-at the tick's time, as far as it was read, so that a tick that is late or joined again gets the same
-description as it would have had in time. A pod's deletion shows only in ticks after it.
+at the tick's time, as far as it was read. So a tick that is late or joined again gets the same
+description as a tick in time. A pod's deletion shows only in ticks after it.
 """
 
 from collections import Counter
@@ -74,9 +74,11 @@ def name_by_allocation(
     """Return names of pods without a record, if the tick's allocations identify them.
 
     A cgroup path has UIDs and the kubelet's response has names: only the device connects the two. A
-    pending pod gets a name if the pod of that name is the only holder of each device that its
-    processes use, if no other pending pod could have the name, and if no living pod of that name is
-    known, neither on this node (the name would be that pod's) nor on another one.
+    pending pod gets a name if all of these are true:
+
+    - The pod of that name is the only holder of each device that the pending pod's processes use.
+    - No other pending pod could have the name.
+    - No living pod of that name is known, neither on this node nor on another one.
     """
     if not pending or not sample.allocations:
         return {}
@@ -148,7 +150,7 @@ class PodDescriptions(NamedTuple):
     allocations: list[DeviceAllocation]
     """The tick's allocations."""
     encoded: EncodedDescriptions
-    """The description as it is in the event, as the same bytes from tick to tick."""
+    """The description in the event, with the same bytes from tick to tick."""
     foreign_allocatees: int
     """Number of pods that are reported to hold devices here but are placed on another node."""
     pending: Collection[Identity]

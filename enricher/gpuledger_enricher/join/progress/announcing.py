@@ -1,7 +1,7 @@
 """Decides which partitions a worker reports as complete, when, and up to which time. Pure.
 
 A watermark describes ticks that have been delivered, so it goes out in a later delivery than they
-do: the state computed with one batch becomes valid when that batch is acknowledged, and is
+do. The state computed with one batch becomes valid when that batch is acknowledged, and is
 published with the next one. The offset after the acknowledged events goes with it.
 """
 

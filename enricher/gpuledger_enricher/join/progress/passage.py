@@ -3,9 +3,9 @@
 Pure functions of ticks and watermarks. The only clock is the worker's, which limits the nodes'.
 
 How a `seq` that runs ahead is detected. `seq` is in milliseconds since the boot, so a tick's time
-minus `seq` is the start of its boot. Two clocks give a tick's time: the record's timestamp, which
-the writer sets and which brokers refuse if it is more than a day ahead (`gpuledger.topics`), and
-the worker's clock when it reads the record, which is never before the tick.
+minus `seq` is the start of its boot. Two clocks give a tick's time. One is the record's timestamp:
+the writer sets it, and brokers refuse it if it is more than a day ahead (`gpuledger.topics`). The
+other is the worker's clock when it reads the record, which is never before the tick.
 
 - By the earlier of the two, the start comes out too late by at most that day plus the time for
   which the tick waited on its node. The latest start found this way among booked ticks is kept with
@@ -96,7 +96,7 @@ class NodeWatermark(msgspec.Struct, gc=False):
     before: tuple[BootWatermark, ...] = ()
     """The few other boots that are kept, the newest first."""
     single_time_ns: int | None = None
-    """Time of a later tick of another boot, of which no second tick has come; else `None`."""
+    """Time of a later tick from another boot whose second tick has not come; else `None`."""
 
     def newest(self) -> BootWatermark:
         """Return the progress of its newest boot."""
@@ -151,7 +151,7 @@ class NodeWatermark(msgspec.Struct, gc=False):
         return next((boot.seq for boot in self.before if boot.boot_id == boot_id), None)
 
     def begun_ns_of(self, boot_id: str) -> int | None:
-        """Return the kept start of a boot; `None` if no booked tick of it is known."""
+        """Return the kept start of a boot; `None` if it has no known booked tick."""
         if boot_id == self.boot_id:
             return self.begun_ns
         return next((boot.begun_ns for boot in self.before if boot.boot_id == boot_id), None)
@@ -232,7 +232,7 @@ def seq_ahead_seconds(
 ) -> float | None:
     """Return by how many seconds a tick runs ahead of its boot; `None` if at most a day.
 
-    Of `written_ms`, the record's timestamp, and `now_ns`, the worker's clock, the later counts.
+    The later of `written_ms`, the record's timestamp, and `now_ns`, the worker's clock, counts.
     """
     begun_ns = watermark.begun_ns_of(sample.boot_id) if watermark else None
     if begun_ns is None:
@@ -279,7 +279,7 @@ def find_reached(
 
     The records that are left may cover hours. Meanwhile a node is unresponsive if it was last read
     two minutes before another one, by our own clock, or if it is two minutes behind at least half
-    of the others: a single clock that runs ahead does not make nodes unresponsive whose ticks are
+    of the others. A single clock that runs ahead must not make nodes unresponsive whose ticks are
     still to be read. Silence before `since_ns`, by our own clock, does not count, because we were
     not listening then.
     """

@@ -212,10 +212,10 @@ class NodeWatermarks:
 def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
     """Return a node's watermark after a tick was booked.
 
-    A boot without booked ticks becomes the newest one, whatever the node's clock says, when its
-    second tick comes: a single tick may be made up or come from a broken agent, and does not show
-    how far the node is. A late tick of an earlier boot advances only that boot. If the node's boot
-    was silent for two minutes, any other boot becomes the newest one with its first tick.
+    A boot without booked ticks becomes the newest one with its second tick, independent of the
+    node's clock. A single tick may be made up or come from a broken agent, and does not show how
+    far the node is. A late tick of an earlier boot advances only that boot. If the node's boot was
+    silent for two minutes, any other boot becomes the newest one with its first tick.
     """
     if tick.boot_id == known.boot_id:
         tick.before = known.before
@@ -229,8 +229,8 @@ def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
         if other is not None:
             tick.begun_ns = max(tick.begun_ns, other.begun_ns)
             tick.first_ns = min(tick.first_ns, other.first_ns)
-        # Single ticks came after the node's boot and stay in front of it, so that among boots that
-        # were booked for equally long the oldest one is kept.
+        # Boots with a single tick came after the node's boot, and stay in front. So the oldest one
+        # is kept among boots that were booked for equally long.
         went_on = [not boot.is_single for boot in known.before]
         place = went_on.index(True) if any(went_on) else len(went_on)
         boots = (*known.before[:place], known.newest(), *known.before[place:])
@@ -262,7 +262,7 @@ def _kept(
     """Return the boots before the newest one, merged from all that is known of them.
 
     If there are many, the newest ones are kept, and of the others those booked for longest. Anybody
-    who may write ticks can make up boots, and once a real boot is forgotten, an old `seq` of it
+    who may write ticks can make up boots, and once a real boot is forgotten, one of its old `seq`
     would be taken for its start. Nobody can make up how long a boot has been booked by our own
     clock: the node's real boot has a head start over all that come after it.
     """

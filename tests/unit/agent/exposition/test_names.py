@@ -19,7 +19,7 @@ from gpuledger_agent.exposition.families import (
     native_families,
 )
 from gpuledger_agent.settings import ExpositionSettings
-from gpuledger_cli.docs_gen.metrics_page import DEPLOYABLES, collectors_of, label_names_of
+from gpuledger_cli.docs_gen.metrics_page import METRICS_MODULES, collectors_of, label_names_of
 from tests.unit.agent.exposition.builders import GIB, allocation, gpu, node, process, sample
 
 INFO_FAMILIES: tuple[InfoFamily, ...] = (*FACTS, *PROCESS_FAMILIES)
@@ -49,7 +49,7 @@ def test_a_gpu_has_the_same_labels_in_all_metrics() -> None:
 
 
 def _all_labels() -> Iterator[tuple[str, tuple[str, ...]]]:
-    for module in DEPLOYABLES.values():
+    for module in METRICS_MODULES.values():
         yield from _labels_of(module)
     for family in native_families():
         yield family.name, (*LABELS, *family.label_names)

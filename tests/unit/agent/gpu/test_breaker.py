@@ -11,7 +11,7 @@ from gpuledger_agent.gpu.breaker import BreakerLog, GroupBreaker, Permit
 @pytest.fixture
 def breaker() -> GroupBreaker:
     backoff = Backoff(first_seconds=4, max_seconds=16, jitter=lambda: 1.0)
-    return GroupBreaker("GPU-breaker", CallGroup.BOOKS, log=BreakerLog(), backoff=backoff)
+    return GroupBreaker("GPU-breaker", CallGroup.USAGE, log=BreakerLog(), backoff=backoff)
 
 
 def turns(breaker: GroupBreaker, *seconds: int) -> list[Permit]:

@@ -97,7 +97,7 @@ def test_values_of_the_tick_itself_are_queried_in_each_tick() -> None:
     of_ticks = {
         reading.name.removeprefix("profiling.")
         for group, reading in ALL
-        if group in (CallGroup.BOOKS, CallGroup.SENSORS)
+        if group in (CallGroup.USAGE, CallGroup.SENSORS)
     }
     booked = set(GpuReading.__struct_fields__)
     assert booked - NOT_QUERIED <= of_ticks

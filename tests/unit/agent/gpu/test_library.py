@@ -316,7 +316,7 @@ class Lists:
     def tick(self) -> tuple[set[int] | None, int]:
         """Return the pids of all lists, and how many of the rarely queried lists were queried."""
         before = sum(self.library.calls[LISTS[name]] for name in ("graphics", "mps"))
-        processes = self.opened.query(CallGroup.BOOKS, SampleCursor())["processes"]
+        processes = self.opened.query(CallGroup.USAGE, SampleCursor())["processes"]
         requested = sum(self.library.calls[LISTS[name]] for name in ("graphics", "mps")) - before
         return (None if processes is None else {one.pid for one in processes}), requested
 

@@ -115,7 +115,7 @@ def test_a_gpu_without_memory_of_its_own_is_marked_unified(
 def test_a_reading_of_an_older_driver_has_no_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
     client = play(monkeypatch, {V1: Driver().functions()[V1]})
     gpu = NvidiaGpu(library=pynvml, handle=client.handle, uuid="GPU-0", index=0)
-    answers = RawGpuSample(uuid="GPU-0", index=0, **gpu.query(CallGroup.BOOKS, SampleCursor()))
+    answers = RawGpuSample(uuid="GPU-0", index=0, **gpu.query(CallGroup.USAGE, SampleCursor()))
     reading = tick_gpu(GpuSampler(), answers, now_ns=0).reading
     assert (reading.memory_total_bytes, reading.memory_used_bytes) == (1000, 350)
     assert reading.memory_reserved_bytes is None

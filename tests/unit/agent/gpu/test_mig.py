@@ -36,7 +36,7 @@ class Bench:
 
     def answer(self) -> RawGpuSample:
         """Query the values that are booked."""
-        books = self.gpu.query(CallGroup.BOOKS, SampleCursor())
+        books = self.gpu.query(CallGroup.USAGE, SampleCursor())
         return RawGpuSample(uuid=self.gpu.uuid, index=0, **books)
 
 

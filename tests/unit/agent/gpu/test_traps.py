@@ -39,7 +39,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
     def give(functions: Functions) -> RawGpuSample:
         gpu = play_gpu(monkeypatch, functions)
         return RawGpuSample(
-            uuid="GPU-0", index=0, **gpu.query(CallGroup.BOOKS, SampleCursor(process_us=5))
+            uuid="GPU-0", index=0, **gpu.query(CallGroup.USAGE, SampleCursor(process_us=5))
         )
 
     return give

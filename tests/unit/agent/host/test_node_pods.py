@@ -20,7 +20,7 @@ from gpuledger_agent.host.node_pods import (
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.scenario.load import load_scenario
 from gpuledger_simulator.simulation import Simulation
-from tests.unit.deployment.deployables import ROOT
+from tests.unit.deployment.components import ROOT
 
 FIRST, SECOND = (f"0000000{digit}-7d52-4b8e-a1f4-9c0d2e5b7a63" for digit in (1, 2))
 

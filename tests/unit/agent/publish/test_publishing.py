@@ -299,7 +299,7 @@ async def test_the_time_to_publish_at_shutdown_is_limited() -> None:
     assert send_queue.bundles_in_memory == 1
     assert (check.is_ok, check.detail) == (
         False,
-        "no broker at localhost:9092; ticks wait: 1 in memory, 0 on disk",
+        "no broker at localhost:9092; samples wait: 1 in memory, 0 on disk",
     )
 
 

@@ -179,12 +179,12 @@ async def test_a_disk_error_is_counted_and_reported_and_memory_is_used(
     await put(send_queue, clock, *range(12))
     assert value_of(failures) > before
     assert (check.has_failed, usable_in(tmp_path)) == (True, 0)
-    assert check.detail == "ticks wait in memory only: [Errno 28] No space left on device"
+    assert check.detail == "samples wait in memory only: [Errno 28] No space left on device"
     assert (send_queue.bundles_in_memory, value_of(TICKS_DROPPED) - dropped) == (10, 2)
     disk.error = None
     await put(send_queue, clock, 12)
     assert (send_queue.bundles_in_memory, usable_in(tmp_path)) == (0, 1)
-    assert check.detail == "10 ticks on disk"
+    assert check.detail == "10 samples on disk"
     assert await take_all(send_queue, 10) == list(range(3, 13))
     spilling.cancel()
 
@@ -282,7 +282,7 @@ async def test_nothing_overtakes_bundles_that_may_be_in_a_directory_that_cannot_
             up.seconds += 1
         assert not taking.done()
         assert not send_queue.is_empty
-        assert "cannot read ticks on disk, newer ones wait" in check.detail
+        assert "cannot read samples on disk, newer ones wait" in check.detail
         assert value_of(TICKS_DROPPED) - before == 2
     await put(send_queue, clock, 9)
     assert await taking == [0, 1, 5, 6, 7, 8, 9]
@@ -306,7 +306,7 @@ async def test_after_a_minute_a_directory_that_cannot_be_opened_is_ignored_and_l
         assert not taking.done()
         await put(send_queue, clock, 62)
         assert await taking == list(range(2, 63))
-        assert check.detail.startswith("ticks wait in memory only: ")
+        assert check.detail.startswith("samples wait in memory only: ")
         await put(send_queue, clock, 63)
         assert await take_all(send_queue, 1) == [63]
     assert value_of(late) == before
@@ -355,7 +355,7 @@ async def test_a_hanging_disk_is_abandoned_and_the_bundles_on_it_are_counted(
     assert await take_all(send_queue, 2) == [1, 2]
     answer.set()
     assert value_of(hung) - before == 1
-    assert check.detail == "ticks wait in memory only: [Errno 110] no answer within 0.05 s"
+    assert check.detail == "samples wait in memory only: [Errno 110] no answer within 0.05 s"
     await send_queue.close()
 
 

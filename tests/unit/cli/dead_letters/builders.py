@@ -25,7 +25,7 @@ JOIN = "gpuledger-join"
 def record_of(
     value: GpuEvent | NodeSample | bytes | None, *, offset: int = 0, partitions: int = PARTITIONS
 ) -> Record:
-    """Return the record of an event or a tick in its own place; bytes are in that of no node."""
+    """Return the record of an event or a tick in its partition; bytes are in that of no node."""
     if value is None or isinstance(value, bytes):
         return Record(EVENTS.name, 0, offset, 0, b"default/odd", value)
     topic = EVENTS if isinstance(value, GpuEvent) else SAMPLES
@@ -43,7 +43,7 @@ async def reject(
     detail: str = "why",
     time_ns: int = START_NS,
 ) -> None:
-    """Put records aside as a stage does."""
+    """Reject records as a component does."""
     async with on.producer() as producer:
         queue = DeadLetterQueue(
             consumer=consumer,
@@ -58,12 +58,12 @@ async def reject(
 
 
 async def found_dead_letters(on: MemoryBus, **wanted: Any) -> list[StoredDeadLetter]:  # noqa: ANN401  # a filter's
-    """Return the letters that a filter lets through."""
+    """Return the dead letters that match a filter."""
     async with on.reader() as reader:
         log = await DeadLetterLog.open(reader, DEAD_LETTERS.name, DeadLetterFilter(**wanted))
         return [dead_letter async for dead_letter in log.dead_letters(lambda _count: None)]
 
 
 async def found_offsets(on: MemoryBus, **wanted: Any) -> list[int]:  # noqa: ANN401  # as above
-    """Return where the letters lie that a filter lets through."""
+    """Return the positions of the dead letters that match a filter."""
     return [dead_letter.position.offset for dead_letter in await found_dead_letters(on, **wanted)]

@@ -1,4 +1,4 @@
-"""Letters are found by what they say, and shown so that people and programs can use them."""
+"""Dead letters are found by their fields, and shown for people and for programs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ START_MS = START_NS // 10**6
 
 @pytest.fixture
 async def on() -> MemoryBus:
-    """Four letters, a minute apart: two of remote-write, one of the store, one of the join."""
+    """Four dead letters, a minute apart: two of remote-write, one of the store, one of the join."""
     on = bus()
     minute_ns = 60 * SECOND_NS
     await reject(on, record_of(event(0)), reason="out_of_order", detail="out of bounds")
@@ -84,7 +84,7 @@ async def on() -> MemoryBus:
         ({"positions": frozenset({Position(0, 1)}), "reasons": ["invalid"]}, []),
     ],
 )
-async def test_a_letter_is_found_by_all_that_is_asked_of_it(
+async def test_a_dead_letter_is_found_by_each_of_its_fields(
     on: MemoryBus, wanted: dict[str, object], offsets: list[int]
 ) -> None:
     assert await found_offsets(on, **wanted) == offsets
@@ -96,7 +96,7 @@ async def listed(on: MemoryBus, *, format: Format, limit: int = 100) -> None:  #
     printer.close()
 
 
-async def test_the_table_has_a_line_a_letter_the_newest_last(
+async def test_the_table_has_one_line_per_dead_letter_and_the_newest_last(
     on: MemoryBus, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await listed(on, format="table")
@@ -115,7 +115,7 @@ async def test_the_table_has_a_line_a_letter_the_newest_last(
 
 
 @pytest.mark.parametrize("format_", ["table", "json", "csv"])
-async def test_what_a_record_says_steers_no_terminal(
+async def test_text_of_a_record_cannot_control_the_terminal(
     on: MemoryBus, format_: Format, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await listed(on, format=format_)
@@ -125,7 +125,7 @@ async def test_what_a_record_says_steers_no_terminal(
     assert "\x1b" not in shown
 
 
-async def test_json_is_an_object_a_line_and_csv_has_the_same_fields(
+async def test_json_has_one_object_per_line_and_csv_has_the_same_fields(
     on: MemoryBus, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await listed(on, format="json", limit=0)
@@ -140,7 +140,7 @@ async def test_json_is_an_object_a_line_and_csv_has_the_same_fields(
     assert [row["detail"] for row in rows] == [one["detail"] for one in objects]
 
 
-async def test_a_limit_keeps_the_newest_and_says_how_many_there_are(
+async def test_a_limit_keeps_the_newest_and_shows_the_total(
     on: MemoryBus, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await listed(on, format="csv", limit=2)
@@ -150,7 +150,7 @@ async def test_a_limit_keeps_the_newest_and_says_how_many_there_are(
     assert "the newest 2 of 4" in shown.err
 
 
-async def test_letters_are_counted_with_the_first_and_the_last_time(
+async def test_dead_letters_are_counted_with_their_first_and_last_time(
     on: MemoryBus, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await reject(on, record_of(event(2)), reason="out_of_order", time_ns=START_NS + 9 * SECOND_NS)
@@ -164,7 +164,7 @@ async def test_letters_are_counted_with_the_first_and_the_last_time(
     ]
 
 
-async def test_what_is_no_letter_is_told_and_passed_over(
+async def test_records_that_are_not_dead_letters_are_counted_and_skipped(
     on: MemoryBus, capsys: pytest.CaptureFixture[str]
 ) -> None:
     odd = b'{"topic":"t","partition":0,"offset":0,"consumer":"c","reason":"r","detail":"d",'
@@ -183,7 +183,9 @@ async def shown_dead_letter(on: MemoryBus, offset: int) -> str:
     return full_text(dead_letter, TOPICS)
 
 
-async def test_a_letter_is_shown_with_its_record_as_json_where_it_is_json(on: MemoryBus) -> None:
+async def test_a_dead_letter_is_shown_with_its_record_as_json_if_the_record_is_json(
+    on: MemoryBus,
+) -> None:
     text = await shown_dead_letter(on, 1)
 
     assert "rejected     2026-09-21T14:14:20Z by gpuledger-remote-write" in text
@@ -194,7 +196,7 @@ async def test_a_letter_is_shown_with_its_record_as_json_where_it_is_json(on: Me
     assert "\n  " in value
 
 
-async def test_a_letter_is_shown_with_the_first_bytes_of_a_record_that_is_none(
+async def test_an_undecodable_record_of_a_dead_letter_is_shown_as_its_first_bytes(
     on: MemoryBus,
 ) -> None:
     text = await shown_dead_letter(on, 2)
@@ -204,7 +206,7 @@ async def test_a_letter_is_shown_with_the_first_bytes_of_a_record_that_is_none(
     assert "..no json" in text
 
 
-async def test_a_letter_of_a_batch_says_which_records_it_stands_for() -> None:
+async def test_a_dead_letter_of_a_batch_shows_the_offsets_of_its_records() -> None:
     on = bus()
     why = Unreadable(3, UnreadableReason.DAMAGED, "cut short")
     await reject(on, Record("t", 0, 9, 0, None, None, why), reason="unreadable")
@@ -214,19 +216,19 @@ async def test_a_letter_of_a_batch_says_which_records_it_stands_for() -> None:
     assert "the batch cannot be unpacked" in text
 
 
-def test_a_dump_ends_after_its_first_bytes_and_says_how_many_are_left() -> None:
+def test_a_dump_ends_after_its_first_bytes_and_states_how_many_remain() -> None:
     assert len(hex_dump(b"x" * 256).splitlines()) == 16
     assert hex_dump(b"x" * 300).splitlines()[-1] == "… 44 more bytes"
 
 
-async def test_a_position_without_a_letter_is_a_mistake_that_names_it(on: MemoryBus) -> None:
+async def test_a_position_without_a_dead_letter_is_an_error_that_names_it(on: MemoryBus) -> None:
     wanted = DeadLetterFilter(positions=frozenset({Position(0, 1), Position(0, 99)}))
     with pytest.raises(UserError, check=has_words("0:99")):
         await find(on, wanted)
 
 
 @pytest.mark.parametrize("text", ["17", "0:", ":17", "0:x", "-1:2", "0:17 "])
-def test_what_is_no_position_is_a_mistake(text: str) -> None:
+def test_an_invalid_position_is_an_error(text: str) -> None:
     with pytest.raises(UserError, check=has_words("PARTITION:OFFSET")):
         parse_position(text)
 
@@ -239,7 +241,7 @@ def test_what_is_no_position_is_a_mistake(text: str) -> None:
         ({}, ""),
     ],
 )
-async def test_if_no_letter_matches_the_reason_is_given(
+async def test_if_no_dead_letter_matches_the_reason_is_shown(
     on: MemoryBus, wanted: dict[str, Any], why: str
 ) -> None:
     into = DeadLetterPrinter(format="table", limit=9)

@@ -1,4 +1,4 @@
-"""What is wrong in the options is said in one line, before anything is asked of Kafka."""
+"""Invalid options are reported in one line, before anything is requested from Kafka."""
 
 import pytest
 
@@ -20,7 +20,7 @@ from gpuledger_cli.__main__ import main
         (["replay", "--all", "--config", "/absent.yaml"], "/absent.yaml"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(
+def test_an_invalid_option_is_one_line_and_exit_code_2(
     argv: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["dead-letters", *argv]) == 2

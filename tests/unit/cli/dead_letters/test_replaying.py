@@ -1,4 +1,4 @@
-"""A replay writes each letter once, to where its consumer alone takes it."""
+"""A replay writes each dead letter once, to where only its consumer takes it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def replayed_on(on: MemoryBus) -> list[tuple[str, int, int]]:
     return [(one.consumer, one.partition, one.offset) for one in found]
 
 
-async def test_an_event_goes_to_the_replay_topic_with_who_rejected_it_and_where_it_lay(
+async def test_an_event_is_written_to_the_replay_topic_with_its_consumer_and_its_position(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     on = bus()
@@ -78,7 +78,7 @@ async def test_an_event_goes_to_the_replay_topic_with_who_rejected_it_and_where_
     ]
 
 
-async def test_a_tick_goes_back_to_its_nodes_partition_and_is_booked_once() -> None:
+async def test_a_tick_returns_to_its_nodes_partition_and_is_booked_once() -> None:
     on = bus()
     record = record_of(sample(seq=5000))
     await reject(on, record._replace(partition=1 - record.partition), consumer=JOIN)
@@ -99,7 +99,7 @@ async def test_a_tick_goes_back_to_its_nodes_partition_and_is_booked_once() -> N
     assert decoder_of(EVENTS.name, GpuEvent).decode(booked.value).seq == 5000
 
 
-async def test_a_rehearsal_counts_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_dry_run_counts_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     on = bus()
     await reject(on, record_of(event(0)), record_of(b"no event", offset=1))
     before = contents(on)
@@ -123,7 +123,7 @@ async def test_a_rehearsal_counts_and_writes_nothing(capsys: pytest.CaptureFixtu
         (record_of(event()), ALERTS.group, "gpuledger-alerts takes no replays"),
     ],
 )
-async def test_a_letter_that_cannot_be_replayed_is_left_out_with_the_reason(
+async def test_a_dead_letter_that_cannot_be_replayed_is_omitted_with_the_reason(
     dead_letter: Record, consumer: str, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     on = bus()
@@ -136,7 +136,7 @@ async def test_a_letter_that_cannot_be_replayed_is_left_out_with_the_reason(
     assert why in capsys.readouterr().out
 
 
-async def test_only_chosen_letters_are_replayed_and_a_missing_position_is_reported(
+async def test_only_the_selected_dead_letters_are_replayed_and_a_missing_position_is_reported(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     on = bus()
@@ -152,7 +152,7 @@ async def test_only_chosen_letters_are_replayed_and_a_missing_position_is_report
     assert "none of 3 dead letters matches" in shown
 
 
-async def test_of_several_letters_of_one_record_one_is_replayed() -> None:
+async def test_only_one_of_several_dead_letters_of_a_record_is_replayed() -> None:
     on = bus()
     await reject(on, record_of(event(0)), record_of(event(1), offset=1))
     await reject(on, record_of(event(0)), reason="out_of_order")
@@ -161,7 +161,7 @@ async def test_of_several_letters_of_one_record_one_is_replayed() -> None:
     assert len(on.kept(REPLAY.name)) == 2
 
 
-async def test_letters_whose_identities_have_one_hash_are_all_replayed() -> None:
+async def test_dead_letters_whose_identities_have_the_same_hash_are_all_replayed() -> None:
     on, offsets = bus(), [7, 7 + sys.hash_info.modulus]
     for offset in offsets:
         await reject(on, record_of(event(0), offset=offset))
@@ -169,7 +169,7 @@ async def test_letters_whose_identities_have_one_hash_are_all_replayed() -> None
     assert [offset for _, _, offset in replayed_on(on)] == offsets
 
 
-async def test_many_letters_are_written_in_their_order() -> None:
+async def test_many_dead_letters_are_written_in_their_order() -> None:
     on = bus()
     await reject(on, *(record_of(event(tick), offset=tick) for tick in range(250)))
 

@@ -36,7 +36,7 @@ NOTEBOOK = PodDescription(
     uid="uid-notebook-0", state=PodState.KNOWN, namespace="research", name="notebook-0"
 )
 HELD = EventAllocation(pod=1, container="jupyter", resources=["nvidia.com/gpu"])
-"""Holds what `event` is told that is held: of the pod `NOTEBOOK`, which it then describes."""
+"""An allocation for `event`: of the pod `NOTEBOOK`, which the event then describes."""
 
 
 def entry(
@@ -48,8 +48,7 @@ def entry(
     allocation: int | None = None,
     allocated_seconds: float = 1.0,
 ) -> Entry:
-    """Return an entry of a one-second tick; on a pod's category it is of the pod described
-    above."""
+    """Return an entry of a one-second tick; of category pod it is of the pod described above."""
     of_pod = category is Category.POD
     return Entry(
         category=category,
@@ -70,7 +69,7 @@ def uuid_of(index: int) -> str:
 def incident(
     kind: str, *, second: float, gpu: int = 0, xid: int | None = None, node: str = "node-a"
 ) -> AttributedIncident:
-    """Return something that happened to a GPU."""
+    """Return an incident of a GPU."""
     return AttributedIncident(
         incident=Incident(
             cluster="default",
@@ -104,7 +103,7 @@ def event(
 ) -> GpuEvent:
     """Return the event of the second that ends at `second`: by default one GPU, a quarter used.
 
-    GPUs that are unresponsive are held by the first of the allocations, whose pod is `notebook`.
+    Unresponsive GPUs have the first of the allocations, whose pod is `notebook`.
     """
     lost = [
         GpuBooks(

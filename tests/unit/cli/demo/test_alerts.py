@@ -1,4 +1,4 @@
-"""What fires in a run: by the sink's rules, and whatever becomes of what the sink sends."""
+"""The alerts of a run: by the sink's rules, and independent of the sink's receivers."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_an_alert_names_its_gpu_and_its_node(alerts: RunAlerts, clock: ManualClo
     assert (youngest.gpu_uuid, youngest.gpu_index, youngest.node) == (uuid_of(3), 3, "node-a")
 
 
-def test_what_is_over_fires_no_more_and_stands_in_the_summary(
+def test_a_resolved_alert_no_longer_fires_and_is_in_the_summary(
     alerts: RunAlerts, clock: ManualClock
 ) -> None:
     alerts.add_incident(incident("ecc_uncorrected", second=6))
@@ -44,7 +44,7 @@ def test_what_is_over_fires_no_more_and_stands_in_the_summary(
     assert [alert.name for alert in alerts.fired()] == ["GpuIncident"]
 
 
-def test_an_incident_that_comes_again_is_the_same_alert(alerts: RunAlerts) -> None:
+def test_a_repeated_incident_is_the_same_alert(alerts: RunAlerts) -> None:
     for second in (6, 7):
         alerts.add_incident(incident("gpu_lost", second=second))
     assert len(alerts.firing()) == len(alerts.fired()) == 1

@@ -27,13 +27,13 @@ ROW = ["research/llm-finetune-worker-0", "1234567", "80", "PyTorchJob/llm-finetu
         (0, ""),
     ],
 )
-def test_a_name_keeps_its_namespace_and_the_end_that_tells_it_from_others(
+def test_a_shortened_name_keeps_its_namespace_and_its_distinctive_end(
     width: int, shortened: str
 ) -> None:
     assert shorten("research/llm-finetune-worker-0", width) == shortened
 
 
-def test_what_is_told_by_its_beginning_keeps_that() -> None:
+def test_a_text_that_is_identified_by_its_beginning_keeps_it() -> None:
     assert cut("process_utilization", 12) == "process_uti…"
     assert cut("exclusive", 12) == "exclusive"
 
@@ -48,7 +48,7 @@ def test_what_is_told_by_its_beginning_keeps_that() -> None:
         (20, ["Pod", "Watts"]),
     ],
 )
-def test_the_less_a_column_is_needed_the_sooner_it_goes(width: int, shown: list[str]) -> None:
+def test_the_least_important_columns_are_omitted_first(width: int, shown: list[str]) -> None:
     titles = line(COLUMNS, [column.name for column in COLUMNS], fit(COLUMNS, [ROW], width=width))
     assert titles.split() == shown
 

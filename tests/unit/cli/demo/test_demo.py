@@ -1,4 +1,4 @@
-"""The demo as a user starts it: a process of its own, on the bus in memory."""
+"""The demo as users start it: a separate process, on the bus in memory."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_short_run_books_what_was_used(tmp_path: Path) -> None:
+def test_a_short_run_books_the_true_usage(tmp_path: Path) -> None:
     """Ticks become events, books balance, pods are named, the store holds every entry."""
     store = tmp_path / "store"
     ran = run_demo(
@@ -53,7 +53,7 @@ def test_a_short_run_books_what_was_used(tmp_path: Path) -> None:
     assert summary["remote_write_requests"] > 0
     named = {(pod["namespace"], pod["pod"], pod.get("owner")) for pod in summary["pods"]}
     assert ("serving", "embeddings-0", "StatefulSet/embeddings") in named
-    assert ("research", "notebook-ada-0", None) in named  # holds a GPU, runs nothing
+    assert ("research", "notebook-ada-0", None) in named  # has a GPU, runs nothing
     assert summary["without_pod_gpu_seconds"] > 0
     lines = {line["owner"]: line for line in summary["bill"]["lines"]}
     assert sum(Decimal(line["cost"]) for line in lines.values()) == Decimal(summary["bill"]["cost"])
@@ -63,7 +63,7 @@ def test_a_short_run_books_what_was_used(tmp_path: Path) -> None:
     # A node's first tick begins a moment before its inventory. If an hour ends right then, nobody
     # pays for that moment.
     excess = excess_of_the_store_s_bill(store, lines)
-    # All GPUs of the run, and each second of them once: a lost one is not its holder's.
+    # All GPUs of the run, and each second of them once: a lost one is not its allocatee's.
     whole = sum(pod["unused_gpu_seconds"] + pod["gpu_seconds"] for pod in summary["pods"])
     whole += sum(summary[f"{kind}_gpu_seconds"] for kind in ("without_pod", "idle", "gap"))
     charged = sum(line["billed_gpu_seconds"] for line in lines.values())
@@ -71,12 +71,12 @@ def test_a_short_run_books_what_was_used(tmp_path: Path) -> None:
 
 
 def excess_of_the_store_s_bill(store: Path, lines: dict[str, dict[str, Any]]) -> float:
-    """Return the GPU seconds that `gpuledger bill` scales away; its lines are those of the demo."""
+    """Return the GPU-seconds that `gpuledger bill` scales away; its lines are those of the demo."""
     requested = ["bill", "--store", str(store), "--by", "owner", "--format", "json"]
     billed = subprocess.run([*COMMAND, *requested], capture_output=True, text=True, check=False)
     assert billed.returncode == 0, billed.stderr
     bill = json.loads(billed.stdout)
-    # What nobody watched, as the time before the run, is no part of what the demo shows.
+    # Time without data, such as that before the run, is not part of what the demo shows.
     found = {
         (line["used_gpu_seconds"], line["billed_gpu_seconds"])
         for line in bill["lines"]
@@ -124,7 +124,7 @@ def test_a_demo_of_20_seconds_ends_with_its_alerts_three_tables_and_three_comman
         assert "serving" in found.stdout
 
 
-def test_receivers_that_cannot_be_reached_are_said_and_exit_code_1(tmp_path: Path) -> None:
+def test_receivers_that_cannot_be_reached_are_reported_with_exit_code_1(tmp_path: Path) -> None:
     scenario = tmp_path / "demo.yaml"
     scenario.write_text(f"{DEMO_SCENARIO.read_text()}\nspeed: 4\n")
     options = {"remote_write": "--remote-write-url", "alerts": "--alertmanager-url"}
@@ -140,7 +140,7 @@ def test_receivers_that_cannot_be_reached_are_said_and_exit_code_1(tmp_path: Pat
 
 
 @pytest.mark.parametrize("format_", ["table", "json"])
-def test_no_password_and_no_token_of_an_address_is_shown(format_: str) -> None:
+def test_no_password_or_token_of_an_address_is_shown(format_: str) -> None:
     secret = "http://user:hunter2@127.0.0.1:9/{}?token=hunter3".format
     urls = ["--remote-write-url", secret("write"), "--alertmanager-url", secret("am")]
     ran = run_demo(*urls, "--source", "simulated", "--for", "3s", "--format", format_)
@@ -161,7 +161,7 @@ def test_no_password_and_no_token_of_an_address_is_shown(format_: str) -> None:
         (["--every", "1"], "--every"),
     ],
 )
-def test_a_mistake_gives_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
+def test_an_invalid_option_is_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
     """No traceback."""
     ran = run_demo(*arguments)
     assert ran.returncode == 2

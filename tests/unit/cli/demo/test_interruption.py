@@ -1,4 +1,4 @@
-"""The start of a run that is told to stop."""
+"""Stopping a run while it starts."""
 
 import asyncio
 
@@ -8,16 +8,16 @@ from gpuledger_cli.demo.stage_tasks import unless_stopped
 
 
 async def gives(value: int) -> int:
-    """Return it at once."""
+    """Return the value immediately."""
     return value
 
 
 async def fails() -> int:
-    """Fail at once."""
+    """Fail immediately."""
     raise ValueError("no such machine")
 
 
-async def test_without_a_stop_the_work_is_done() -> None:
+async def test_without_a_stop_the_work_completes() -> None:
     assert await unless_stopped(gives(7), asyncio.Event()) == 7
     with pytest.raises(ValueError, match="no such machine"):
         await unless_stopped(fails(), asyncio.Event())

@@ -9,7 +9,7 @@ from tests.unit.cli.demo.events import HELD, SECOND_NS, event, incident
 
 
 def tracker_of(*happened: object) -> GpuTracker:
-    """Return what follows from events and incidents."""
+    """Return the tracker after events and incidents."""
     gpu_tracker = GpuTracker()
     for one in happened:
         if isinstance(one, AttributedIncident):
@@ -19,13 +19,13 @@ def tracker_of(*happened: object) -> GpuTracker:
     return gpu_tracker
 
 
-def test_a_gpu_that_answers_no_more_is_lost_since_its_last_reading() -> None:
+def test_a_gpu_that_stops_answering_is_lost_since_its_last_reading() -> None:
     newest = event(second=5, gpus=[0])
     (lost,) = tracker_of(event(second=4, gpus=[0, 1]), newest).lost(newest)
     assert (lost.index, lost.since_ns, lost.cause, lost.allocatees) == (1, 4 * SECOND_NS, None, ())
 
 
-def test_that_a_gpu_is_well_at_the_agents_start_has_not_happened() -> None:
+def test_the_end_of_a_state_that_was_already_over_at_the_agents_start_is_not_an_incident() -> None:
     reported = incident("state_ended", second=1, gpu=0)
     well = replace(
         reported,
@@ -36,7 +36,7 @@ def test_that_a_gpu_is_well_at_the_agents_start_has_not_happened() -> None:
     assert list(tracker_of(well, reported).incidents) == [reported]
 
 
-def test_the_incidents_tell_since_when_and_why_whenever_they_come() -> None:
+def test_the_incidents_give_the_time_and_the_cause_whenever_they_arrive() -> None:
     newest = event(second=5, gpus=[0])
     reported = [incident("xid", second=3.9, gpu=1, xid=79), incident("gpu_lost", second=4.5, gpu=1)]
     for order in ([*reported, newest], [newest, *reported]):
@@ -52,7 +52,7 @@ def test_the_incidents_tell_since_when_and_why_whenever_they_come() -> None:
         incident("ecc_uncorrected", second=4, gpu=1),
     ],
 )
-def test_what_happened_to_another_or_long_ago_or_is_no_xid_is_not_the_cause(
+def test_an_incident_of_another_gpu_or_kind_or_of_long_ago_is_not_the_cause(
     other: AttributedIncident,
 ) -> None:
     newest = event(second=5, gpus=[0])
@@ -60,7 +60,7 @@ def test_what_happened_to_another_or_long_ago_or_is_no_xid_is_not_the_cause(
     assert lost.cause is None
 
 
-def test_who_still_holds_a_lost_gpu_is_named() -> None:
+def test_the_pod_to_which_a_lost_gpu_is_allocated_is_named() -> None:
     newest = event(second=5, gpus=[0], unresponsive=[1], allocations=[HELD])
     (lost,) = tracker_of(event(second=4, gpus=[0, 1]), newest).lost(newest)
     assert lost.allocatees == ("research/notebook-0",)
@@ -79,7 +79,7 @@ def test_a_gpu_that_answers_again_or_was_replaced_is_not_lost() -> None:
     assert tracker_of(before, without, other).lost(other) == []
 
 
-def test_the_gpus_of_another_node_are_its_own() -> None:
+def test_gpus_of_different_nodes_are_independent() -> None:
     newest = event(second=5, node="node-b", gpus=[0])
     gpu_tracker = tracker_of(event(second=4, gpus=[0, 1]))
     assert gpu_tracker.lost(newest) == []

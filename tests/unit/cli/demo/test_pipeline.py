@@ -1,4 +1,4 @@
-"""The end of a run: what was sampled reaches the sinks first."""
+"""The end of a run: all samples reach the sinks first."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ Batch = Mapping[TopicPartition, Sequence[Record]]
 
 
 class LateBus(MemoryBus):
-    """Keeps the store's records back until told otherwise, as a slow broker does."""
+    """Keeps the store's records back until released, like a slow broker."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,13 +52,13 @@ class LateBus(MemoryBus):
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    """Wait until something is so."""
+    """Wait until a condition holds."""
     async with asyncio.timeout(HANG_SECONDS):
-        while not is_so():  # noqa: ASYNC110  # what is looked at has no event
+        while not is_so():  # noqa: ASYNC110  # the condition has no event
             await asyncio.sleep(0.01)
 
 
-async def test_the_end_waits_for_a_sink_that_has_not_read_the_last_events(tmp_path: Path) -> None:
+async def test_a_run_ends_only_after_each_sink_has_read_the_last_events(tmp_path: Path) -> None:
     plan = DemoPlan(
         scenario=DEMO_SCENARIO, source="simulated", kafka=None, store=tmp_path, seconds=None
     )
@@ -75,7 +75,7 @@ async def test_the_end_waits_for_a_sink_that_has_not_read_the_last_events(tmp_pa
     assert count_rows(str(plan.store)) >= run.tally.entries > 0
 
 
-async def test_a_second_run_stores_its_events_behind_those_of_the_first(tmp_path: Path) -> None:
+async def test_a_second_run_stores_its_events_after_those_of_the_first(tmp_path: Path) -> None:
     plan = DemoPlan(
         scenario=DEMO_SCENARIO, source="simulated", kafka=None, store=tmp_path, seconds=None
     )
@@ -90,7 +90,7 @@ async def test_a_second_run_stores_its_events_behind_those_of_the_first(tmp_path
     assert count_rows(str(tmp_path), name=GAPS.name) == 0
 
 
-async def test_what_a_sink_has_not_read_at_the_end_is_counted(tmp_path: Path) -> None:
+async def test_events_that_a_sink_has_not_read_at_the_end_are_counted(tmp_path: Path) -> None:
     plan = DemoPlan(
         scenario=DEMO_SCENARIO, source="simulated", kafka=None, store=tmp_path, seconds=None
     )
@@ -108,7 +108,7 @@ async def test_the_scenario_begins_when_its_agents_start(tmp_path: Path) -> None
     )
     machine = SimulatedMachine(plan.scenario, cluster="default")
     made_ns = machine.clock.time_ns()
-    await asyncio.sleep(0.5)  # as long as brokers need to make topics
+    await asyncio.sleep(0.5)  # the time that brokers need to create topics
     started_ns = machine.clock.time_ns()
     async with running(plan, bus=MemoryBus(), machine=machine) as run:
         await until(lambda: run.tally.events >= 2)

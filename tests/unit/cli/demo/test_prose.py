@@ -1,4 +1,4 @@
-"""How sentences fit a screen: no word is broken."""
+"""Sentences are wrapped to the screen without breaking words."""
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ WIDTHS = [30, 40, 60, 80, 100, 118]
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_long_sentence_goes_on_in_the_next_line_and_no_word_is_broken(width: int) -> None:
+def test_a_long_sentence_is_wrapped_between_words(width: int) -> None:
     lines = fold(ALERT, width=width, indent="  ")
     words = ALERT.split()
     assert max(map(len, lines)) <= width
@@ -22,12 +22,12 @@ def test_a_long_sentence_goes_on_in_the_next_line_and_no_word_is_broken(width: i
     assert all(line.startswith("  ") for line in lines[1:])
 
 
-def test_a_sentence_that_fits_stays_as_it_is() -> None:
-    """Also where words are set apart by more than a blank."""
+def test_a_sentence_that_fits_is_unchanged() -> None:
+    """Even if words are separated by more than one space."""
     assert fold(ALERT, width=len(ALERT), indent="  ") == [ALERT]
 
 
-def test_a_word_that_is_wider_than_the_screen_is_shortened_as_a_name_is() -> None:
+def test_a_word_wider_than_the_screen_is_shortened_like_a_name() -> None:
     assert fold("of (pod vision/transcode-6b8f4-9wkzp):", width=20, indent="  ") == [
         "of (pod",
         "  visi…/tran…9wkzp):",
@@ -35,7 +35,7 @@ def test_a_word_that_is_wider_than_the_screen_is_shortened_as_a_name_is() -> Non
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_sentence_that_must_be_one_line_keeps_its_first_and_last_words(width: int) -> None:
+def test_a_sentence_limited_to_one_line_keeps_its_first_and_last_words(width: int) -> None:
     line = elide(ALERT, width=width)
     first, last = line.split(" … ")
     assert len(line) <= width
@@ -44,12 +44,12 @@ def test_a_sentence_that_must_be_one_line_keeps_its_first_and_last_words(width: 
 
 
 @given(text=st.text("ab /", max_size=90), width=st.integers(min_value=1, max_value=90))
-def test_nothing_is_wider_than_the_screen(text: str, width: int) -> None:
+def test_no_line_is_wider_than_the_screen(text: str, width: int) -> None:
     assert len(elide(text, width=width)) <= width
     assert all(len(line) <= max(width, 3) for line in fold(text, width=width, indent="  "))
 
 
-def test_facts_are_wrapped_between_each_other() -> None:
+def test_facts_are_wrapped_only_between_facts() -> None:
     assert wrap(["one fact", "another", "a third one"], width=18) == [
         "one fact  another",
         "a third one",

@@ -1,4 +1,4 @@
-"""Costs of a run as they are shown."""
+"""The displayed costs of a run."""
 
 from decimal import Decimal
 from fractions import Fraction
@@ -13,7 +13,7 @@ COSTS = st.fractions(0, 1, max_denominator=10**7)
 
 
 @given(st.lists(st.tuples(COSTS, st.sampled_from([Fraction(0), Fraction(1, 3), Fraction(1)]))))
-def test_what_is_unused_is_a_part_of_the_cost_and_all_of_it_where_nothing_was_used(
+def test_unused_cost_is_a_part_of_the_cost_or_all_of_it_if_nothing_was_used(
     lines: list[tuple[Fraction, Fraction]],
 ) -> None:
     shown = shown_costs([(cost, cost * part) for cost, part in lines])

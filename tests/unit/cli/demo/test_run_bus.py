@@ -1,4 +1,4 @@
-"""How far the stages of a run are, and what its reader has seen."""
+"""The progress of a run's components and of its reader."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -26,7 +26,7 @@ async def publish(bus: MemoryBus, values: Iterable[bytes], *, topic: str = EVENT
 
 
 async def values_of(consumer: Consumer) -> list[bytes | None]:
-    """Read until a poll brings nothing."""
+    """Read until polls are empty."""
     found: list[bytes | None] = []
     idle = 0
     while idle < 2:
@@ -36,7 +36,7 @@ async def values_of(consumer: Consumer) -> list[bytes | None]:
     return found
 
 
-async def test_it_is_known_what_a_stage_has_not_taken_and_not_delivered() -> None:
+async def test_records_that_a_component_has_not_taken_or_delivered_are_counted() -> None:
     bus = MemoryBus()
     view = RunBus(bus)
     published = [(PARTITION, 0), (PARTITION, 1), (TopicPartition("of.nobody", 0), 0)]
@@ -50,8 +50,8 @@ async def test_it_is_known_what_a_stage_has_not_taken_and_not_delivered() -> Non
         assert view.count_behind(view.delivered, published) == 1
 
 
-async def test_what_was_set_back_has_to_be_taken_again() -> None:
-    """A store sets a partition to where its table ends after the first poll of it."""
+async def test_records_after_a_seek_must_be_taken_again() -> None:
+    """After its first poll, a store seeks to where its table ends."""
     bus = MemoryBus()
     view = RunBus(bus)
     await publish(bus, [b"a", b"b"])
@@ -70,8 +70,8 @@ def reader_of(consumer: Consumer, tally: Tally) -> EventReader:
     )
 
 
-async def test_each_event_is_counted_once_whatever_becomes_of_the_reader_s_group() -> None:
-    """Its partitions are assigned anew, without a commit; so does a lid that was closed."""
+async def test_each_event_is_counted_once_whatever_happens_to_the_readers_group() -> None:
+    """Its partitions are reassigned without a commit, for example after a laptop slept."""
     bus, tally = MemoryBus(), Tally()
     view = RunBus(bus)
     await publish(bus, [encode(event(second=second)) for second in range(1, 11)])
@@ -87,8 +87,8 @@ async def test_each_event_is_counted_once_whatever_becomes_of_the_reader_s_group
     assert tally.events == 11
 
 
-async def test_what_lies_in_another_topic_than_the_events_is_waited_for_too() -> None:
-    """Else a run could end between an event and the incident that came with it."""
+async def test_records_of_other_topics_than_events_are_waited_for_too() -> None:
+    """Otherwise a run could end between an event and the incident that belongs to it."""
     bus = MemoryBus()
     async with bus.consumer(subscription(topics=TOPICS)) as consumer:
         reader = reader_of(consumer, Tally())
@@ -114,7 +114,7 @@ async def following(reader: EventReader) -> AsyncIterator[None]:
 
 
 async def until_counted(tally: Tally, events: int) -> None:
-    """Wait for so many events."""
+    """Wait until this many events are counted."""
     async with asyncio.timeout(HANG_SECONDS):
         while tally.events < events:  # noqa: ASYNC110  # a tally has no event for this
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What the live table shows of an event, on screens of any size."""
+"""The live table of an event, on screens of any size."""
 
 import pytest
 from msgspec.structs import replace
@@ -40,7 +40,7 @@ NOTEBOOK_LONG = replace(NOTEBOOK, name="llm-finetune-worker-0")
 
 
 def shared() -> GpuEvent:
-    """Return the tick of a GPU that a pod of long names uses in part."""
+    """Return the tick of a GPU that a pod with long names uses partly."""
     used = entry(Category.POD, 0.5, gib=20, joules=50)
     left = entry(Category.IDLE, 0.5, gib=60, joules=150.0, allocation=0)
     return event(
@@ -60,7 +60,7 @@ def draw_on(
     seconds: float = 0.0,
     with_help: bool = False,
 ) -> list[str]:
-    """Draw the events on a screen of that size; the line on the help follows an empty line."""
+    """Draw the events on a screen of that size; an empty line precedes the line on the help."""
     lines = draw(tally_of(*happened), header, width=width, height=height, seconds=seconds)
     texts = [line.text for line in lines]
     return texts if with_help or "" not in texts else texts[: texts.index("")]
@@ -76,8 +76,8 @@ def tally_of(*happened: GpuEvent | AttributedIncident) -> Tally:
     return tally
 
 
-def test_each_entry_has_a_row_in_the_units_people_read() -> None:
-    """Percent of the tick, GiB, watts; the GPU on its first row only."""
+def test_each_entry_has_a_row_in_human_units() -> None:
+    """Percent of the tick, GiB, watts; the GPU only on its first row."""
     pod, idle = rows_of(event())
     assert tuple(pod)[:-1] == (
         *("0", "research/train-0", "25", "20.0 GiB", "50", "measured", "Job/train"),
@@ -86,12 +86,12 @@ def test_each_entry_has_a_row_in_the_units_people_read() -> None:
 
 
 def test_a_pod_without_a_record_is_shown_as_pending_by_its_uid() -> None:
-    """It is there at once, and named later."""
+    """It is shown immediately, and with its name later."""
     assert next(rows_of(event(pods=[PENDING]))).pod == "pending uid-1"
 
 
-def test_idle_names_who_held_it() -> None:
-    """Each holder has a row; what nobody held has no name, nor has another node's pod."""
+def test_idle_rows_name_the_pods_to_which_the_gpu_was_allocated() -> None:
+    """Each allocatee has a row; unallocated time and another node's pod have no name."""
     idle = [entry(Category.IDLE, 0.5, allocation=one) for one in (0, None)]
     shown = [row.pod for row in rows_of(event(entries=idle, allocations=[HELD]))]
     assert shown == ["__unused__ research/notebook-0", "__idle__"]
@@ -100,8 +100,8 @@ def test_idle_names_who_held_it() -> None:
     assert of_foreign.pod == "__unused__ foreign pod"
 
 
-def test_what_the_driver_reserved_is_not_worth_a_row() -> None:
-    """A host entry without busy seconds and with little memory is left out."""
+def test_memory_reserved_by_the_driver_has_no_row() -> None:
+    """A host entry without busy time and with little memory is omitted."""
     reserved = [entry(Category.HOST, 0.0, gib=0.5), entry(Category.IDLE, 1.0)]
     assert [row.pod for row in rows_of(event(entries=reserved))] == ["__idle__"]
 
@@ -115,14 +115,16 @@ def test_what_the_driver_reserved_is_not_worth_a_row() -> None:
         (200, ["GPU", "Pod", "Util", "%", "Memory", "Power", "W", "Source", "Workload"]),
     ],
 )
-def test_names_come_first_and_what_is_needed_least_goes(width: int, titles: list[str]) -> None:
+def test_names_come_first_and_the_least_important_columns_are_omitted(
+    width: int, titles: list[str]
+) -> None:
     lines = draw_on(width, shared())
     assert lines[1].split() == titles
     assert any("research/llm-finetune-worker-0" in line for line in lines)
     assert max(map(len, lines)) <= width
 
 
-def test_all_names_are_whole_where_people_have_120_columns() -> None:
+def test_all_names_are_shown_in_full_on_120_columns() -> None:
     drawn = draw_on(120, shared())
     for whole in (
         "measured (shared)",
@@ -147,7 +149,7 @@ def test_the_table_names_every_node_in_alphabetical_order() -> None:
     assert lines.index("node-a") < lines.index("node-b")
 
 
-def test_a_lost_gpu_stays_in_its_place_with_since_when_and_why() -> None:
+def test_a_lost_gpu_keeps_its_position_and_shows_time_and_cause() -> None:
     happened: list[GpuEvent | AttributedIncident] = [
         event(second=4, gpus=[0, 1, 2]),
         incident("xid", second=4.1, gpu=1, xid=79),
@@ -160,7 +162,7 @@ def test_a_lost_gpu_stays_in_its_place_with_since_when_and_why() -> None:
     assert [line.split()[0] for line in lines if line[:3].strip().isdigit()] == ["0", "1", "2"]
 
 
-def test_what_fails_and_fires_stands_above_the_table_and_many_alerts_are_counted() -> None:
+def test_problems_and_alerts_are_above_the_table_and_many_alerts_are_counted() -> None:
     header = ScreenHeader(
         facts=["facts"], problems=["a problem"], alerts=[f"alert {n}" for n in range(9)]
     )
@@ -176,7 +178,7 @@ LONG = (
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
-def test_a_long_alert_is_broken_between_words_and_a_low_screen_shows_its_first_and_last(
+def test_a_long_alert_is_wrapped_between_words_and_shortened_in_the_middle_on_a_low_screen(
     width: int,
 ) -> None:
     header = ScreenHeader(facts=["facts"], problems=["a problem " * 9], alerts=[LONG])
@@ -214,10 +216,8 @@ def test_the_last_sample_has_a_title_and_all_alerts() -> None:
     ("now_seconds", "message"),
     [(13.0, None), (15.5, "no event for 6 s: the rows are out of date")],
 )
-def test_rows_that_are_no_longer_new_are_said_to_be_old(
-    now_seconds: float, message: str | None
-) -> None:
-    """The newest event of all nodes counts."""
+def test_outdated_rows_are_marked_as_such(now_seconds: float, message: str | None) -> None:
+    """By the newest event of all nodes."""
     tally = Tally()
     assert standstill(tally, now_ns=10**18) is None
     for one in (event(second=4, node="node-b"), event(second=10)):
@@ -229,7 +229,7 @@ MANY = [event(node=node, gpus=range(20)) for node in ("node-a", "node-b")]
 
 
 @pytest.mark.parametrize("height", [6, 10, 24, 50])
-def test_a_low_screen_shows_every_row_in_one_of_its_pages(height: int) -> None:
+def test_the_pages_of_a_low_screen_show_every_row(height: int) -> None:
     everything = draw_on(80, *MANY)
     pages = [
         draw_on(80, *MANY, height=height, seconds=PAGE_SECONDS * number) for number in range(100)
@@ -241,7 +241,7 @@ def test_a_low_screen_shows_every_row_in_one_of_its_pages(height: int) -> None:
     assert all(page[2] in ("node-a", "node-b") for page in pages)
 
 
-def test_a_high_screen_has_one_page_and_does_not_say_so() -> None:
+def test_a_high_screen_has_one_page_and_no_page_number() -> None:
     assert draw_on(80, *MANY, height=84) == draw_on(80, *MANY)
     assert draw_on(80, *MANY, height=83)[-1].startswith("page 1 of 2")
 
@@ -255,8 +255,10 @@ FULL = ScreenHeader(
 
 @pytest.mark.parametrize("width", [30, 40, 80])
 @pytest.mark.parametrize("height", range(3, 20))
-def test_the_smallest_screen_shows_every_row_and_names_the_page(width: int, height: int) -> None:
-    """However much fails and fires: what stands above the table gives way first."""
+def test_the_pages_of_the_smallest_screen_show_every_row_and_the_page_number(
+    width: int, height: int
+) -> None:
+    """Whatever the problems and alerts: the lines above the table are omitted first."""
     pages = [
         draw_on(width, *MANY, header=FULL, height=height, seconds=PAGE_SECONDS * number)
         for number in range(100)
@@ -288,10 +290,10 @@ def test_the_smallest_screen_shows_every_row_and_names_the_page(width: int, heig
         ),
     ],
 )
-def test_on_a_low_screen_what_fails_comes_before_what_fires_and_both_before_the_facts(
+def test_on_a_low_screen_problems_precede_alerts_and_both_precede_facts(
     height: int, head: list[str]
 ) -> None:
-    """Alerts that have no line are counted."""
+    """Alerts without a line are counted."""
     lines = draw_on(30, *MANY, header=FULL, height=height)
     titles = [number for number, line in enumerate(lines) if line.startswith("GPU")]
     assert lines[: titles[0] if titles else 0] == head

@@ -1,4 +1,4 @@
-"""What became of a sink's sends, in words."""
+"""The result of a sink's deliveries, in words."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from tests.default_topics import EVENTS
 
 
 async def failing(*details: str) -> str:
-    """Return what is said of a sink whose checks say this."""
+    """Return the text about a sink whose checks have these details."""
 
     async def fail(*, bus: RunBus, readiness: Readiness, clock: Clock) -> None:
         del bus, clock
@@ -32,22 +32,22 @@ async def failing(*details: str) -> str:
     return problem(watch.line(), events=1) or ""
 
 
-async def test_what_several_checks_say_of_the_receiver_is_said_once() -> None:
+async def test_equal_details_of_several_checks_are_shown_once() -> None:
     message = "nowhere: nothing delivered to http://a:9 in 2 attempts: no route; Kafka is away"
     assert await failing(*["http://a:9: no route"] * 2, "Kafka is away") == message
 
 
-async def test_a_long_answer_keeps_its_first_and_last_words() -> None:
+async def test_a_long_response_keeps_its_first_and_last_words() -> None:
     message = await failing("refused: " + "word " * 90 + "at the end")
     assert " … " in message
     assert message.endswith("word at the end")
 
 
 @pytest.mark.parametrize("gathers", [False, True])
-async def test_a_sink_may_end_once_it_has_handed_over_or_will_when_it_ends(
+async def test_a_sink_may_end_once_it_has_delivered_or_if_it_delivers_when_it_ends(
     *, gathers: bool
 ) -> None:
-    """One that was ended between its poll and its send would lack the last events."""
+    """If it ended between its poll and its delivery, the last events would be missing."""
     place = TopicPartition(EVENTS.name, 0)
 
     async def work(**_: object) -> None:

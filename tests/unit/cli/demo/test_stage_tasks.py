@@ -1,4 +1,4 @@
-"""The tasks of a run: watched, told of where they failed, ended without a word left for asyncio."""
+"""The tasks of a run: watched, reported if they fail, and ended without errors left for asyncio."""
 
 import asyncio
 import gc
@@ -16,11 +16,11 @@ async def fails(error: Exception, *, once: asyncio.Event) -> None:
 
 
 async def lasts() -> None:
-    """Go on until cancelled."""
+    """Run until cancelled."""
     await asyncio.Event().wait()
 
 
-async def test_a_stage_that_fails_ends_the_wait_with_its_error() -> None:
+async def test_a_component_that_fails_ends_the_wait_with_its_error() -> None:
     stages, now = Stages(), asyncio.Event()
     now.set()
     stages.start("store", fails(RuntimeError("no room"), once=now))
@@ -28,7 +28,7 @@ async def test_a_stage_that_fails_ends_the_wait_with_its_error() -> None:
         await stages.wait(asyncio.Event())
 
 
-async def test_a_stage_that_fails_after_the_run_was_told_to_stop_is_told_of() -> None:
+async def test_a_component_that_fails_while_the_run_stops_is_reported() -> None:
     stages, stop, draining = Stages(), asyncio.Event(), asyncio.Event()
     stages.start("store", fails(RuntimeError("no room"), once=draining))
     stages.start("join", lasts())
@@ -41,8 +41,8 @@ async def test_a_stage_that_fails_after_the_run_was_told_to_stop_is_told_of() ->
     assert stages.failures() == ["store failed: RuntimeError('no room')"]
 
 
-async def test_what_is_said_of_the_brokers_is_not_said_again_of_each_stage() -> None:
-    """The join's errors come as a group."""
+async def test_an_outage_of_the_brokers_is_not_repeated_for_each_component() -> None:
+    """The join's errors arrive as a group."""
     now = asyncio.Event()
     now.set()
     group = ExceptionGroup("both", [BusUnavailableError("brokers away"), ValueError("a defect")])
@@ -57,7 +57,7 @@ async def test_what_is_said_of_the_brokers_is_not_said_again_of_each_stage() -> 
     assert stages.failures(known=BusError) == ["join failed: ValueError('a defect')"]
 
 
-async def test_a_stage_that_goes_on_is_told_of() -> None:
+async def test_a_component_that_does_not_end_is_reported() -> None:
     stages = Stages()
     stages.start("store", lasts())
     assert stages.failures() == ["store did not end within 8 s"]
@@ -66,7 +66,7 @@ async def test_a_stage_that_goes_on_is_told_of() -> None:
     assert stages.failures() == []
 
 
-async def test_stages_that_failed_are_ended_and_no_failure_is_left_for_asyncio_to_log() -> None:
+async def test_failed_components_are_ended_and_leave_no_error_for_asyncio_to_log() -> None:
     reported: list[str] = []
     asyncio.get_running_loop().set_exception_handler(
         lambda _, context: reported.append(context["message"])
@@ -86,7 +86,7 @@ async def test_stages_that_failed_are_ended_and_no_failure_is_left_for_asyncio_t
     assert reported == []
 
 
-async def test_waiting_that_is_cancelled_leaves_no_task_behind() -> None:
+async def test_a_cancelled_wait_leaves_no_task_behind() -> None:
     stages = Stages()
     waiting = asyncio.create_task(stages.wait(asyncio.Event()))
     await asyncio.sleep(0)

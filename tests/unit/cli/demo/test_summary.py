@@ -1,4 +1,4 @@
-"""What is said at the end, and the exit code."""
+"""The summary at the end, and the exit code."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ def totals(**gpu_seconds: float) -> dict[str, PodTotal]:
 
 
 def by_key(truth: dict[str, float]) -> dict[str, float]:
-    """Return a truth by UID as one by key."""
+    """Return a truth by UID as a truth by key."""
     return {f"default/{uid}": seconds for uid, seconds in truth.items()}
 
 
@@ -45,14 +45,14 @@ def by_key(truth: dict[str, float]) -> dict[str, float]:
         ({}, {"a": 2.0}, 1.0),
     ],
 )
-def test_the_error_is_what_was_booked_wrongly_over_what_was_used(
+def test_the_error_is_the_wrongly_booked_time_divided_by_the_used_time(
     booked: dict[str, float], truth: dict[str, float], expected: float
 ) -> None:
     """Too much on one pod and too little on another both count."""
     assert truth_error_ratio(totals(**booked), by_key(truth)) == pytest.approx(expected)
 
 
-def test_a_pod_that_used_a_gpu_and_was_not_booked_has_a_line() -> None:
+def test_a_pod_that_used_a_gpu_without_being_booked_has_a_line() -> None:
     """Its booked GPU time is zero, and its true one is not."""
     lines = pod_lines(totals(a=1.0), by_key({"a": 1.0, "b": 2.0, "c": 0.0}), {}, {})
     assert [(line.uid, line.gpu_seconds, line.true_gpu_seconds) for line in lines] == [
@@ -66,8 +66,8 @@ def test_without_a_scenario_there_is_no_truth() -> None:
     assert pod_lines(totals(a=1.0), None, {}, {})[0].true_gpu_seconds is None
 
 
-def test_a_pod_that_holds_a_gpu_has_a_line_whether_it_uses_it_or_not() -> None:
-    """The one that uses nothing is known by the kubelet's word alone, without a UID."""
+def test_a_pod_with_an_allocated_gpu_has_a_line_whether_it_uses_it_or_not() -> None:
+    """The one that uses nothing is known only to the kubelet, and without a UID."""
     trained = PodTotal(uid="a", namespace="research", pod="train-0", busy_ns=10**9)
     unused = {
         ("default", "research", "train-0"): 3 * 10**9,
@@ -85,7 +85,7 @@ def test_a_pod_that_holds_a_gpu_has_a_line_whether_it_uses_it_or_not() -> None:
     ]
 
 
-def test_incidents_are_told_in_their_order_with_the_gpu_as_people_number_it() -> None:
+def test_incidents_are_listed_in_order_with_the_index_of_the_gpu() -> None:
     reported = [incident("gpu_lost", second=5, gpu=1), incident("xid", second=4, gpu=1, xid=79)]
     lines = incident_lines(reported)
     assert [(line.kind, line.xid, line.gpu_index) for line in lines] == [
@@ -115,7 +115,7 @@ SUMMARY = Summary(
 
 
 SIMULATED = replace(SUMMARY, truth_error_ratio=0.0123)
-"""A summary of a run whose scenario knows the true usage."""
+"""A summary of a run whose scenario contains the true usage."""
 
 
 def texts_of(summary: Summary, *, width: int = 160) -> list[str]:
@@ -157,7 +157,7 @@ def test_one_line_gives_the_totals() -> None:
     assert rejected in texts_of(replace(SUMMARY, dead_letters=2))
 
 
-def test_a_run_ends_with_three_commands_on_its_store() -> None:
+def test_a_run_ends_with_three_commands_for_its_store() -> None:
     summary = replace(SUMMARY, store=StoreLine(path="/my store", rows=9))
     commands = next_commands("bin/gpuledger", summary, is_simulated=True)
     shown = [line.text for line in draw_summary(summary, width=40, commands=commands)]
@@ -170,7 +170,7 @@ def test_a_run_ends_with_three_commands_on_its_store() -> None:
     assert "Next:" not in texts_of(summary)
 
 
-def test_no_legend_is_printed_but_the_help_is_named() -> None:
+def test_the_help_is_named_instead_of_a_legend() -> None:
     assert texts_of(SUMMARY)[-1] == HELP
     assert not any("kernels" in line for line in texts_of(SIMULATED))
 
@@ -268,7 +268,7 @@ def test_the_table_of_pods_fits_the_screen(width: int) -> None:
 
 @pytest.mark.parametrize("width", [40, 160])
 def test_unavailable_brokers_are_reported_and_the_usage_is_shown(width: int) -> None:
-    """The number of samples is unknown then, and not zero."""
+    """The number of samples is then unknown, and not zero."""
     summary = replace(SUMMARY, bus_away="one:9092", samples=None)
     shown = texts_of(summary, width=width)
     assert exit_code(summary) == 1

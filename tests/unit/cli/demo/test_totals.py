@@ -1,4 +1,4 @@
-"""The sums of a run."""
+"""The totals of a run."""
 
 import pytest
 from msgspec.structs import replace
@@ -16,7 +16,7 @@ def tally_of(*events: object) -> Tally:
     return tally
 
 
-def test_what_is_booked_on_a_pod_adds_up() -> None:
+def test_usage_booked_on_a_pod_is_summed() -> None:
     """Over ticks, for each quantity."""
     total = tally_of(event(second=1), event(second=2)).pods["default/uid-1"]
     assert total.busy_ns == SECOND_NS // 2
@@ -24,7 +24,7 @@ def test_what_is_booked_on_a_pod_adds_up() -> None:
     assert total.energy_millijoules == 100_000
 
 
-def test_what_is_settled_after_a_process_ended_is_its_pods_too() -> None:
+def test_a_late_adjustment_counts_for_the_pod_of_its_process() -> None:
     settled = LateAdjustment(
         gpu=0,
         pid=7,
@@ -40,15 +40,15 @@ def test_what_is_settled_after_a_process_ended_is_its_pods_too() -> None:
     assert total.busy_ns == 375_000_000
 
 
-def test_a_pod_that_was_pending_is_named_once_its_name_is_known() -> None:
-    """What was booked before the name came stays with it."""
+def test_a_pending_pod_gets_its_name_once_it_is_known() -> None:
+    """Usage booked before the name is known remains with the pod."""
     total = tally_of(event(second=1, pods=[PENDING]), event(second=2)).pods["default/uid-1"]
     assert (total.namespace, total.pod, total.owner) == ("research", "train-0", "Job/train")
     assert total.busy_ns == SECOND_NS // 2
 
 
-def test_other_accounts_are_nobodys_pod() -> None:
-    """Host, unattributed and idle are counted as entries only."""
+def test_entries_of_other_categories_belong_to_no_pod() -> None:
+    """Host, unattributed and idle count only as entries."""
     accounts = [Category.HOST, Category.UNATTRIBUTED, Category.IDLE]
     tally = tally_of(event(entries=[entry(category, 0.1) for category in accounts]))
     assert tally.pods == {}
@@ -64,10 +64,10 @@ def test_other_accounts_are_nobodys_pod() -> None:
         ([1, 5], [(0, 1), (4, 5)]),
     ],
 )
-def test_adjacent_ticks_cover_one_stretch_and_a_gap_stays_a_gap(
+def test_adjacent_ticks_are_one_interval_and_a_gap_separates_intervals(
     seconds: list[float], stretches: list[tuple[float, float]]
 ) -> None:
-    """The truth is asked for what was covered, and for nothing else."""
+    """The truth is queried only for these intervals."""
     tally = tally_of(*(event(second=second) for second in seconds))
     covered = [
         (start / SECOND_NS, end / SECOND_NS) for start, end in tally.covered_ns["default/node-a"]
@@ -76,7 +76,7 @@ def test_adjacent_ticks_cover_one_stretch_and_a_gap_stays_a_gap(
 
 
 def test_a_gpu_balances_with_its_instances() -> None:
-    """What no instance has stands on the GPU's own row, and the board's energy."""
+    """Usage of no instance is on the GPU's own row, together with the GPU's energy."""
     one = event()
     board = GpuReading(
         uuid="GPU-a", index=0, memory_total_bytes=80 * GIB, energy_millijoules=200_000
@@ -92,8 +92,8 @@ def test_a_gpu_balances_with_its_instances() -> None:
     assert tally_of(replace(one, gpus=rows[:1])).conservation_error_max_ratio == 0.25
 
 
-def test_idle_of_several_holders_balances_and_is_no_pods_use() -> None:
-    """Its parts sum to the device with the pods' entries; who holds without using is not booked."""
+def test_idle_of_several_allocatees_balances_and_is_no_pods_usage() -> None:
+    """Its parts and the pods' entries sum to the device; unused allocations are not booked."""
     idle = [
         entry(Category.IDLE, 0.375, gib=30, joules=75.0, allocation=one, allocated_seconds=0.5)
         for one in (0, None)
@@ -108,7 +108,7 @@ def test_idle_of_several_holders_balances_and_is_no_pods_use() -> None:
 
 
 def test_the_time_of_every_gpu_is_used_unused_free_or_a_gap() -> None:
-    """So that the numbers at the end of a run add up to its GPUs' time."""
+    """So that the totals at the end of a run add up to its GPUs' time."""
     one = event(
         entries=[
             entry(Category.POD, 0.25),
@@ -128,7 +128,7 @@ def test_the_time_of_every_gpu_is_used_unused_free_or_a_gap() -> None:
     assert used + sum(tally.unused_ns.values()) + tally.free_ns + tally.gap_ns == 2 * SECOND_NS
 
 
-def test_books_that_do_not_balance_show() -> None:
+def test_books_that_do_not_balance_are_detected() -> None:
     """A quarter of a GPU's second is missing here."""
     entries = [
         entry(Category.POD, 0.25, gib=20, joules=50.0),

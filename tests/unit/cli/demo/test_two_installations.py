@@ -1,4 +1,4 @@
-"""Installations with a prefix each do not see one another, from the agents to the sinks."""
+"""Installations with different prefixes are isolated, from the agents to the sinks."""
 
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -20,7 +20,7 @@ from tests.unit.cli.demo.test_pipeline import until
 
 
 class SharedBus:
-    """One installation's way to a bus that others have too, as each has its own to Kafka."""
+    """One installation's client of a bus that others use too, like its own client of Kafka."""
 
     def __init__(self, inner: MemoryBus, topics: Topics) -> None:
         self._inner = inner
@@ -52,21 +52,21 @@ class SharedBus:
         return await self._inner.describe(topic)
 
     async def count(self, topic: Topic) -> int:
-        """Return how many records a topic has been given."""
+        """Return how many records were written to a topic."""
         async with self.reader() as reader:
             return sum(span.end for span in (await reader.spans(topic.name)).values())
 
 
 def installed(bus: SharedBus, store: Path) -> AbstractAsyncContextManager[Run]:
-    """Run agents, podwatch, join and sinks on simulated nodes, which all have the same names."""
+    """Run agents, podwatch, join and sinks on simulated nodes, which have the same names."""
     plan = DemoPlan(
         scenario=DEMO_SCENARIO, source="simulated", kafka=None, store=store, seconds=None
     )
     return running(plan, bus=bus, machine=SimulatedMachine(plan.scenario, cluster="default"))
 
 
-async def test_two_prefixes_on_one_bus_do_not_see_one_another(tmp_path: Path) -> None:
-    """No topic of the default names is there: whatever named one would end the run."""
+async def test_two_prefixes_on_one_bus_are_isolated(tmp_path: Path) -> None:
+    """No topic with a default name exists: a component that used one would end the run."""
     shared = MemoryBus([])
     buses = [SharedBus(shared, Topics(prefix)) for prefix in ("blue", "green.b")]
     async with (
@@ -78,7 +78,7 @@ async def test_two_prefixes_on_one_bus_do_not_see_one_another(tmp_path: Path) ->
             await drain(run)
         for bus, run in zip(buses, (blue, green), strict=True):
             ticks = await bus.count(bus.topics.samples)
-            # Nodes and GPUs have the same names: a tick of the other one would be booked as well.
+            # Nodes and GPUs have the same names: a tick of the other one would be booked too.
             assert await bus.count(bus.topics.events) == run.tally.events == ticks
             assert await bus.count(bus.topics.pods) > 0
             assert await bus.count(bus.topics.dead_letters) == run.reader.dead_letters == 0

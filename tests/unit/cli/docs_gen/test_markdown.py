@@ -1,4 +1,4 @@
-"""Tables whose rows hold together, and text that is put between marks."""
+"""Tables with intact rows, and text that is placed between markers."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.errors import has_words
 PAGE = "# A\n\n<!-- it: begin -->\nold\n<!-- it: end -->\n\nrest\n"
 
 
-def test_a_table_has_a_line_a_row_under_its_columns() -> None:
+def test_a_table_has_one_line_per_row_under_its_columns() -> None:
     assert list(table(("name", "labels"), [(code("a"), code("b", "c"))])) == [
         "| name | labels |",
         "| --- | --- |",
@@ -23,7 +23,7 @@ def test_a_cell_that_would_break_its_row_is_named_by_row_and_column(cell: str) -
         list(table(("name", "meaning"), [("`b`", "well"), ("`a`", cell)]))
 
 
-def test_only_what_stands_between_the_marks_is_replaced() -> None:
+def test_only_text_between_the_markers_is_replaced() -> None:
     made = put_between_marks(PAGE, "it", ["new", "lines"])
 
     assert made == "# A\n\n<!-- it: begin -->\n\nnew\nlines\n\n<!-- it: end -->\n\nrest\n"
@@ -31,7 +31,7 @@ def test_only_what_stands_between_the_marks_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("mark", ["<!-- it: begin -->", "<!-- it: end -->"])
-def test_a_mark_that_is_missing_is_named(mark: str) -> None:
+def test_a_missing_marker_is_named(mark: str) -> None:
     with pytest.raises(UserError, match=mark):
         put_between_marks(PAGE.replace(mark, ""), "it", ["new"])
 

@@ -1,4 +1,4 @@
-"""A metric is made in one place only, and says what it is."""
+"""A metric is created in only one place, and has a description."""
 
 import ast
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import Metric
 
-from gpuledger_cli.docs_gen.metrics_page import DEPLOYABLES, collectors_of
+from gpuledger_cli.docs_gen.metrics_page import METRICS_MODULES, collectors_of
 from tests.tables import for_each
 
 ROOT = Path(__file__).parents[4]
@@ -16,14 +16,14 @@ SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 COLLECTORS = {"Counter", "Gauge", "Histogram", "Summary", "Info", "Enum"}
 METRICS = [
     metric
-    for module in DEPLOYABLES.values()
+    for module in METRICS_MODULES.values()
     for collector in collectors_of(module)
     for metric in collector.describe()
 ]
 PREFIXES: dict[str, str | tuple[str, ...]] = {
     "agent": "gpuledger_agent_",
     "podwatch": "gpuledger_podwatch_",
-    # The law that all books keep is the project's, and the join is where it is checked.
+    # The law that all books must satisfy belongs to the project; the join checks it.
     "join": ("gpuledger_join_", "gpuledger_conservation_"),
     "sinks": "gpuledger_sink_",
     "reports": "gpuledger_reports_",
@@ -34,7 +34,7 @@ PREFIXES: dict[str, str | tuple[str, ...]] = {
 
 
 def makes_metrics(path: Path) -> bool:
-    """Return whether a file imports one of the client's collectors, or all of the client."""
+    """Return whether a file imports one of the client's collectors, or the whole client."""
     imports = [
         (node.module if isinstance(node, ast.ImportFrom) else None, name.name)
         for node in ast.walk(ast.parse(path.read_text()))
@@ -47,7 +47,7 @@ def makes_metrics(path: Path) -> bool:
     )
 
 
-def test_metrics_are_made_in_the_metrics_modules_and_the_dead_letter_queue_only() -> None:
+def test_metrics_are_created_only_in_the_metrics_modules_and_the_dead_letter_queue() -> None:
     made = {str(path.relative_to(ROOT)) for path in SOURCES if makes_metrics(path)}
 
     assert made == {
@@ -60,14 +60,14 @@ def test_metrics_are_made_in_the_metrics_modules_and_the_dead_letter_queue_only(
         "reports/gpuledger_reports/api/metrics.py",
         "sinks/gpuledger_sinks/metrics.py",
     }
-    assert {str(Path(m.__file__ or "").relative_to(ROOT)) for m in DEPLOYABLES.values()} == made
+    assert {str(Path(m.__file__ or "").relative_to(ROOT)) for m in METRICS_MODULES.values()} == made
 
 
-@pytest.mark.parametrize("part", DEPLOYABLES)
-def test_a_metric_is_named_after_its_deployable_and_says_in_a_sentence_what_it_is(
+@pytest.mark.parametrize("part", METRICS_MODULES)
+def test_the_name_of_a_metric_starts_with_its_component_and_its_help_is_a_sentence(
     part: str,
 ) -> None:
-    described = [one for each in collectors_of(DEPLOYABLES[part]) for one in each.describe()]
+    described = [one for each in collectors_of(METRICS_MODULES[part]) for one in each.describe()]
 
     assert described
     for metric in described:

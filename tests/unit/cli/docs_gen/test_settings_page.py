@@ -32,7 +32,7 @@ def test_every_setting_of_standalone_is_on_the_page() -> None:
     listed = set[str]().union(*map(names, SECTIONS))
 
     assert {setting.name for setting in standalone.settings} <= listed
-    assert names("Standalone") == {"sinks", "spool.directory"}
+    assert names("Standalone") == {"sinks", "maintain"}
 
 
 @pytest.mark.parametrize("component", WHOLE, ids=lambda each: each.name)
@@ -44,7 +44,7 @@ def test_the_settings_that_help_shows_are_marked(component: Component) -> None:
     assert component.common - names(section) <= names("Shared settings", only_common=True)
 
 
-def test_reports_has_only_the_shared_settings_that_the_page_says() -> None:
+def test_reports_has_only_the_shared_settings_that_the_page_lists() -> None:
     (reports,) = (each for each in COMPONENTS if each.name == "reports")
     shared = names("Shared settings")
     has = {setting.name for setting in reports.settings} & shared

@@ -1,4 +1,4 @@
-"""A bus in memory on which two nodes ticked and their pods came late, joined once."""
+"""A bus in memory on which two nodes ticked and their pods arrived late, joined once."""
 
 import asyncio
 import gzip
@@ -36,7 +36,7 @@ def new_bus(*, max_partition_records: int = MAX_PARTITION_RECORDS) -> MemoryBus:
 
 
 def tick(second: int, node: str = "node-a") -> NodeSample:
-    """Return a tick on which the node's first pod was busy, and at times its second."""
+    """Return a tick in which the node's first pod was busy, and at times its second one."""
     first = 2 * NODES.index(node)
     busy = [process(container=0, sm_utilization_ratio=0.25)]
     if second % 3:
@@ -54,7 +54,7 @@ def tick(second: int, node: str = "node-a") -> NodeSample:
 
 
 def place_of(node: str, topic: Topic = SAMPLES) -> TopicPartition:
-    """Return where a node's records lie."""
+    """Return the partition of a node's records."""
     return TopicPartition(
         topic.name, partition_of_node(key_in("default", node), partitions=topic.partitions)
     )
@@ -78,11 +78,11 @@ async def publish_pod(bus: MemoryBus, number: int, node: str = "node-a") -> None
 
 
 async def join(bus: MemoryBus, *, events: int) -> None:
-    """Run the join until so many events are there."""
+    """Run the join until there are this many events."""
     task = asyncio.create_task(run_join(bus=bus, settings=SETTINGS, readiness=Readiness()))
     try:
         async with asyncio.timeout(HANG_SECONDS):
-            while len(await read_topic(bus, EVENTS)) < events:  # noqa: ASYNC110  # nobody tells
+            while len(await read_topic(bus, EVENTS)) < events:  # noqa: ASYNC110  # the join has no event for this
                 await asyncio.sleep(0.01)
     finally:
         task.cancel()
@@ -106,19 +106,19 @@ def decoded(values: Iterable[bytes]) -> list[GpuEvent]:
 
 
 def read_lines(path: Path) -> list[bytes]:
-    """Return a file's lines, packed or not."""
+    """Return a file's lines, compressed or not."""
     data = path.read_bytes()
     return (gzip.decompress(data) if path.suffix == ".gz" else data).splitlines()
 
 
 def names_in(folder: Path) -> list[str]:
-    """Return the names of a folder's files."""
+    """Return the names of a directory's files."""
     return sorted(each.name for each in folder.iterdir())
 
 
 @dataclass(kw_only=True)
 class Again:
-    """A replay, and what came of it."""
+    """A replay and its result."""
 
     bus: MemoryBus
     begin_second: float = 0

@@ -1,4 +1,4 @@
-"""A replay makes the first run's events again, and tells where it does not."""
+"""A replay produces the first run's events again, and reports differences."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 async def bus() -> MemoryBus:
-    """Twenty ticks of two nodes with two pods each, joined while one pod's record had come."""
+    """Twenty ticks of two nodes with two pods each, joined when only one pod's record existed."""
     bus = new_bus()
     await publish_pod(bus, 0)
     await publish_ticks(bus, [tick(second, node) for second in range(20) for node in NODES])
@@ -55,7 +55,7 @@ async def bus() -> MemoryBus:
     return bus
 
 
-async def test_the_ticks_of_a_range_come_once_more(bus: MemoryBus, tmp_path: Path) -> None:
+async def test_the_ticks_of_a_range_are_replayed(bus: MemoryBus, tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     outcome = await Again(bus=bus, begin_second=5, end_second=9, output=path).run()
 
@@ -67,19 +67,23 @@ async def test_the_ticks_of_a_range_come_once_more(bus: MemoryBus, tmp_path: Pat
     assert names_in(tmp_path) == ["events.jsonl"]
 
 
-async def test_the_books_are_the_first_runs_and_late_pods_are_known(bus: MemoryBus) -> None:
+async def test_the_books_equal_those_of_the_first_run_and_late_pods_are_known(
+    bus: MemoryBus,
+) -> None:
     again = Again(bus=bus, compare=True)
     await again.run()
 
     assert again.comparison is not None
     counts = again.comparison.counts
-    # The second pod, which came late, runs in two ticks of three, on one node.
+    # The second pod, whose record was late, runs in two ticks of three, on one node.
     assert (counts.equal, counts.more_complete, counts.compared) == (27, 13, 40)
     assert counts.is_agreed
 
 
-async def test_nodes_and_namespaces_that_came_late_or_are_gone_are_told(bus: MemoryBus) -> None:
-    """Namespaces of all partitions, a node of its own; tombstones are left out."""
+async def test_nodes_and_namespaces_that_arrived_late_or_were_deleted_are_described(
+    bus: MemoryBus,
+) -> None:
+    """Namespaces are in any partition, a node in its own; tombstones are ignored."""
     async with bus.producer() as producer:
         for key, at, reported in (
             ("default/node-a", place_of("node-a", TOPICS.nodes), node()),
@@ -102,7 +106,7 @@ async def test_nodes_and_namespaces_that_came_late_or_are_gone_are_told(bus: Mem
     } == {"research"}
 
 
-async def test_a_packed_file_has_the_same_lines_and_is_the_same_each_time(
+async def test_a_compressed_file_has_the_same_lines_and_is_reproducible(
     bus: MemoryBus, tmp_path: Path
 ) -> None:
     paths = [tmp_path / name for name in ("a.jsonl", "b.jsonl.gz", "c.jsonl.gz")]
@@ -113,7 +117,7 @@ async def test_a_packed_file_has_the_same_lines_and_is_the_same_each_time(
     assert paths[1].read_bytes() == paths[2].read_bytes()
 
 
-async def test_events_go_to_the_same_partition_of_another_topic(bus: MemoryBus) -> None:
+async def test_events_are_written_to_the_same_partition_of_another_topic(bus: MemoryBus) -> None:
     await Again(bus=bus, topic=AGAIN.name).run()
 
     first = decoded(await read_topic(bus, EVENTS))
@@ -124,7 +128,7 @@ async def test_events_go_to_the_same_partition_of_another_topic(bus: MemoryBus) 
     }
 
 
-async def test_a_pod_that_was_deleted_since_is_known_all_the_same(bus: MemoryBus) -> None:
+async def test_a_pod_that_was_deleted_later_is_known(bus: MemoryBus) -> None:
     async with bus.producer() as producer:
         gone = [Message(key_in("default", uid).encode(), None, BEGIN_MS) for uid in UIDS[:2]]
         await producer.publish(*place_of("node-a", PODS), gone)
@@ -135,7 +139,7 @@ async def test_a_pod_that_was_deleted_since_is_known_all_the_same(bus: MemoryBus
     assert again.comparison.counts.is_agreed
 
 
-async def test_a_tick_tells_of_the_one_before_the_range(tmp_path: Path) -> None:
+async def test_ticks_before_the_range_determine_the_gap_of_its_first_tick(tmp_path: Path) -> None:
     bus, path = new_bus(), tmp_path / "events.jsonl"
     await publish_ticks(bus, [tick(0), tick(10)])
     await Again(bus=bus, begin_second=5, output=path).run()
@@ -145,7 +149,7 @@ async def test_a_tick_tells_of_the_one_before_the_range(tmp_path: Path) -> None:
     assert [e.gap_ns for e in decoded(read_lines(tmp_path / "short"))] == [None]
 
 
-async def test_a_tick_that_came_late_belongs_to_its_own_time(tmp_path: Path) -> None:
+async def test_a_tick_that_arrived_late_belongs_to_its_own_time(tmp_path: Path) -> None:
     bus, path = new_bus(), tmp_path / "events.jsonl"
     late = structs.replace(tick(5, "node-b"), node="node-a", boot_id="another")
     await publish_ticks(bus, [tick(2), tick(300), late])
@@ -154,7 +158,7 @@ async def test_a_tick_that_came_late_belongs_to_its_own_time(tmp_path: Path) -> 
     assert [event.seq for event in decoded(read_lines(path))] == [2000, 5000]
 
 
-async def test_what_differs_is_told_and_ends_in_one_line(
+async def test_differences_are_listed_and_end_with_a_summary_line(
     bus: MemoryBus, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = decoded(await read_topic(bus, EVENTS))[0]
@@ -191,9 +195,7 @@ async def test_agreement_is_exit_code_0(bus: MemoryBus, capsys: pytest.CaptureFi
     assert not [show_difference(difference) for difference in again.comparison.differences]
 
 
-async def test_what_cannot_be_used_is_counted_and_put_aside_once_only(
-    bus: MemoryBus, tmp_path: Path
-) -> None:
+async def test_an_unusable_record_is_counted_once(bus: MemoryBus, tmp_path: Path) -> None:
     async with bus.producer() as producer:
         await producer.publish(*place_of("node-a"), [Message(b"k", b"{}", BEGIN_MS)])
     outcome = await Again(bus=bus, output=tmp_path / "events").run()
@@ -202,7 +204,7 @@ async def test_what_cannot_be_used_is_counted_and_put_aside_once_only(
     assert SAMPLES.name in (outcome.first_detail or "")
 
 
-async def test_what_of_the_first_run_is_no_event_is_counted_and_the_rest_compared(
+async def test_invalid_events_of_the_first_run_are_counted_and_the_others_are_compared(
     bus: MemoryBus,
 ) -> None:
     async with bus.producer() as producer:
@@ -221,20 +223,20 @@ async def test_what_of_the_first_run_is_no_event_is_counted_and_the_rest_compare
     ("topic", "message"),
     [(EVENTS.name, "another name"), ("absent", "absent"), (PODS.name, "read by")],
 )
-async def test_a_topic_that_cannot_take_them_is_refused(
+async def test_a_topic_that_cannot_be_the_output_is_rejected(
     bus: MemoryBus, topic: str, message: str
 ) -> None:
     with pytest.raises(TopicsError, match=message):
         await Again(bus=bus, topic=topic).run()
 
 
-async def test_a_file_that_cannot_be_written_is_refused(bus: MemoryBus, tmp_path: Path) -> None:
+async def test_a_file_that_cannot_be_written_is_rejected(bus: MemoryBus, tmp_path: Path) -> None:
     with pytest.raises(UserError, check=has_words("--output", "absent/events")):
         await Again(bus=bus, output=tmp_path / "absent" / "events").run()
 
 
 class LosingReader(MemoryReader):
-    """A reader whose broker goes away before the first run's events are read."""
+    """A reader whose broker becomes unavailable before the first run's events are read."""
 
     @override
     async def read(
@@ -255,7 +257,7 @@ class LosingBus(MemoryBus):
         yield LosingReader(logs=self._logs)
 
 
-async def test_a_replay_that_fails_leaves_the_older_file_and_no_half_of_a_new_one(
+async def test_a_replay_that_fails_keeps_the_older_file_and_leaves_no_partial_one(
     bus: MemoryBus, tmp_path: Path
 ) -> None:
     path = tmp_path / "events"
@@ -268,12 +270,12 @@ async def test_a_replay_that_fails_leaves_the_older_file_and_no_half_of_a_new_on
     assert path.read_text() == "as before"
 
 
-async def test_a_range_without_ticks_is_no_success(bus: MemoryBus) -> None:
+async def test_a_range_without_ticks_is_an_error(bus: MemoryBus) -> None:
     with pytest.raises(UserError, check=has_words("2026-11-18T")):
         await Again(bus=bus, begin_second=2000, end_second=3000, compare=True).run()
 
 
-async def test_a_range_whose_begin_is_removed_is_refused_with_how_much() -> None:
+async def test_a_range_whose_start_was_removed_is_rejected_with_the_missing_part() -> None:
     bus = new_bus(max_partition_records=80)
     await publish_ticks(bus, [tick(second) for second in range(100)])
     again = Again(bus=bus, begin_second=0, end_second=100, compare=False, topic=AGAIN.name)
@@ -289,7 +291,7 @@ async def test_a_range_whose_begin_is_removed_is_refused_with_how_much() -> None
     assert (await again.run()).events == 78
 
 
-async def test_a_range_of_which_nothing_is_kept_is_refused() -> None:
+async def test_a_range_that_was_removed_completely_is_rejected() -> None:
     bus = new_bus(max_partition_records=80)
     await publish_ticks(bus, [tick(second) for second in range(100)])
 

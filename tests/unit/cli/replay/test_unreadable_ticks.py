@@ -1,4 +1,4 @@
-"""A replay over batches that cannot be unpacked: counted, and the others joined."""
+"""A replay over unreadable batches: they are counted, and the others are joined."""
 
 from gpuledger.bus.protocol import Record, Unreadable, UnreadableReason
 from gpuledger_cli.replay.range_plan import TimeRange
@@ -9,7 +9,9 @@ from tests.unit.enricher.join.ticks import UIDS, anywhere, pod, record, sample
 WHY = Unreadable(0, UnreadableReason.TOO_LARGE, "too many bytes")
 
 
-def test_a_batch_of_pods_or_ticks_is_counted_and_what_is_beside_it_is_joined() -> None:
+def test_an_unreadable_batch_of_pods_or_ticks_is_counted_and_the_records_around_it_are_joined() -> (
+    None
+):
     replay = Replay(TimeRange(0, 2**63), is_placed=anywhere, topics=TOPICS)
     known = record(pod(), topic=PODS.name, key=f"default/{UIDS[0]}")
     tombstone = record(None, topic=PODS.name, key=f"default/{UIDS[0]}")

@@ -58,7 +58,7 @@ def ids_in(given_topics: Topics) -> set[EventId]:
 
 @examples(100)
 @given(topics(), steps)
-def test_the_books_do_not_depend_on_batches_workers_deaths_and_interleaving(
+def test_the_books_do_not_depend_on_batches_worker_deaths_or_interleaving(
     given_topics: Topics, given_steps: list[Step]
 ) -> None:
     workers = Workers(given_topics)

@@ -21,7 +21,7 @@ from gpuledger.ledger.families import (
 from gpuledger.ledger.health import HEALTH_FAMILIES
 from gpuledger.ledger.series import values_of
 from gpuledger.records import NodeSample
-from gpuledger_cli.docs_gen.metrics_page import DEPLOYABLES, collectors_of
+from gpuledger_cli.docs_gen.metrics_page import METRICS_MODULES, collectors_of
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.device import SimulatedGpu
 from gpuledger_simulator.scenario.load import load_scenario
@@ -69,7 +69,7 @@ def test_no_name_occurs_in_two_families() -> None:
 def test_no_name_occurs_on_a_page_that_prometheus_scrapes() -> None:
     page = (ROOT / "docs" / "reference" / "agent-metrics.md").read_text()
     scraped = set(re.findall(r"^\| `(gpuledger_\w+)`", page, flags=re.MULTILINE))
-    for module in DEPLOYABLES.values():
+    for module in METRICS_MODULES.values():
         described = (collector.describe() for collector in collectors_of(module))
         scraped |= {family.name for family in chain.from_iterable(described)}
 

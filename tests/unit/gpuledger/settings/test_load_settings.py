@@ -61,7 +61,7 @@ COMMON = ("sampling_interval_seconds", "kafka.client_id", "ticks", "watch.costs"
 
 
 def load(*argv: str, **variables: str) -> Settings:
-    """Load as a deployable would; variables without their prefix."""
+    """Load as a component would; variables without their prefix."""
     return load_settings(
         Settings,
         prog="watcher",

@@ -1,4 +1,4 @@
-"""A small store and one that answers questions about it, without a process."""
+"""A small store, and answers to requests about it within this process."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -43,7 +43,7 @@ class Response:
 async def ask(
     app: AsgiApp, path: str, query: str = "", *, gone: asyncio.Event | None = None
 ) -> Response:
-    """Return the answer to a GET of an ASGI application, whose client may be gone."""
+    """Return the response to a GET of an ASGI application; the client may disconnect."""
     reported: list[Message] = []
     received = iter([{"type": "http.request"}])
 
@@ -64,7 +64,7 @@ async def ask(
 
 
 def small_store(folder: Path) -> AnswerSettings:
-    """Return what tells of a store of four GPU-hours: a and b held, one idle, one of another."""
+    """Return settings for a store of four GPU-hours: two of ns (a, b), one idle, one of other."""
     store = write_store(
         folder / "store",
         usage_hourly=[
@@ -95,12 +95,12 @@ def settings_for(
 
 @dataclass
 class InlineAnswerer:
-    """Answers in the event loop itself, and remembers what it was asked."""
+    """Answers in the event loop itself, and records its requests."""
 
     settings: AnswerSettings
     requests: list[Question] = field(default_factory=list)
     waits_for: asyncio.Event | None = None
-    """What an answer waits for, as one that takes long."""
+    """The event that answers wait for, like answers that take long."""
 
     async def ask(self, question: Question) -> ReportAnswer:
         if self.waits_for is not None:
@@ -110,7 +110,7 @@ class InlineAnswerer:
 
 
 class InlinePages:
-    """The pages over one inline answerer, of a store that is read when `check_store` is called."""
+    """The endpoints over one inline answerer; the store is read when `check_store` is called."""
 
     def __init__(self, settings: AnswerSettings, *, cache_bytes: int = 2**20) -> None:
         self.answerer, self.looker = InlineAnswerer(settings), InlineAnswerer(settings)
@@ -132,15 +132,15 @@ class InlinePages:
         return await ask(self.pages.app(), path, query, gone=gone)
 
     async def check_store(self) -> None:
-        """Look at the store now."""
+        """Check the store now."""
         await self.store.check_store()
 
     @asynccontextmanager
     async def running(self, ask: Ask | None = None) -> AsyncIterator[None]:
-        """Answer while the context is open, once the store was looked at."""
+        """Answer while the context is open, after the store has been checked."""
         task = asyncio.create_task(self.pages.run(ask or self.answerer.ask, self.store))
         try:
-            # An inline answerer never waits: one step of the loop is all that a look takes.
+            # An inline answerer never waits, so that a check takes one step of the loop.
             await asyncio.sleep(0)
             yield
         finally:

@@ -1,4 +1,4 @@
-"""OpenCost's allocations of a bill: whose they are, what they cost, and that nothing is lost."""
+"""OpenCost's allocations of a bill: their names, costs and sums."""
 
 import json
 from decimal import Decimal
@@ -56,7 +56,7 @@ def costs(settings: AnswerSettings, query: str) -> dict[str, Decimal]:
         ("aggregate=model", {"H100": 21}),
     ],
 )
-def test_allocations_are_named_as_opencost_names_them(
+def test_allocations_have_the_names_of_opencost(
     settings: AnswerSettings, query: str, expected: dict[str, int]
 ) -> None:
     assert costs(settings, query) == expected
@@ -65,10 +65,10 @@ def test_allocations_are_named_as_opencost_names_them(
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
-        # By their costs: 14 to 7.
+        # In proportion to their costs: 14 to 7.
         ("shareIdle=true", {"ns": "18.66667", "other": "9.33333"}),
         ("shareIdle=even", {"ns": "17.5", "other": "10.5"}),
-        # The node of the idle GPU is n, where other has none.
+        # The idle GPU is on node n, where the namespace other has none.
         ("shareIdle=true&idleByNode=true", {"ns": "21", "other": "7"}),
         ("includeIdle=true&splitIdle=true", {"ns": "14", "other": "7", "prod/__idle__": "7"}),
         (
@@ -82,7 +82,7 @@ def test_allocations_are_named_as_opencost_names_them(
         ("shareLabels=app:x", {"ns": "10.5", "other": "10.5"}),
     ],
 )
-def test_what_is_shared_is_paid_by_the_others(
+def test_shared_costs_are_paid_by_the_others(
     settings: AnswerSettings, query: str, expected: dict[str, str]
 ) -> None:
     found = costs(settings, f"aggregate=namespace&{query}")
@@ -93,14 +93,14 @@ def test_what_is_shared_is_paid_by_the_others(
     ("query", "expected"),
     [
         ("aggregate=team", {"ns": 14, "other": 7, "x": 7}),
-        # The hours are still nobody's.
+        # The hours remain idle.
         ("aggregate=team&includeIdle=true", {"ns": 14, "other": 7, "x": 7, "__idle__": 0}),
         ("aggregate=team&shareIdle=true", {"ns": 14, "other": 7, "x": 7}),
-        # The table goes by teams, which nobody asks for.
+        # The table is by team, and the request is not.
         ("aggregate=namespace&includeIdle=true", {"ns": 14, "other": 7, "__idle__": 7}),
     ],
 )
-def test_idle_that_a_table_gives_to_somebody_is_theirs(
+def test_idle_cost_that_a_table_assigns_belongs_to_the_assignee(
     tmp_path: Path, query: str, expected: dict[str, int]
 ) -> None:
     found = small_store(tmp_path)
@@ -122,13 +122,13 @@ def test_idle_that_a_table_gives_to_somebody_is_theirs(
         ('filter=controllerKind:"job"%2BcontrollerName:"train"', {"ns": "7"}),
         ('filter=node:"m"&includeIdle=true', {"other": "7"}),
         ('filter=node:"n"&includeIdle=true', {"ns": "14", "__idle__": "7"}),
-        # Others pay their part of what is shared, whether they are asked for or not.
+        # Others pay their part of shared costs, even if the filter excludes them.
         ('filter=namespace:"other"&shareIdle=true', {"other": "9.33333"}),
         ('filter=pod:"a"&shareIdle=true', {"ns": "9.33333"}),
         ('filter=namespace:"nobody"', {}),
     ],
 )
-def test_a_filter_picks_allocations_of_what_all_of_them_are(
+def test_a_filter_selects_allocations_by_their_common_properties(
     settings: AnswerSettings, query: str, expected: dict[str, str]
 ) -> None:
     found = costs(settings, f"aggregate=namespace&{query}")
@@ -137,14 +137,14 @@ def test_a_filter_picks_allocations_of_what_all_of_them_are(
 
 @pytest.mark.parametrize("share", ["", "&shareIdle=even", "&shareIdle=weighted&idleByNode=true"])
 @pytest.mark.parametrize("aggregate", ["cluster", "pod", "label:app,controller"])
-def test_with_idle_the_costs_sum_to_what_the_gpus_cost(
+def test_costs_including_idle_sum_to_the_cost_of_the_gpus(
     settings: AnswerSettings, aggregate: str, share: str
 ) -> None:
     found = costs(settings, f"aggregate={aggregate}&includeIdle=true{share}")
     assert sum(found.values()) == 28
 
 
-def test_an_allocation_says_how_much_was_held_and_used_and_that_the_rest_is_not_ours(
+def test_an_allocation_has_its_allocated_and_used_hours_and_zero_for_other_resources(
     settings: AnswerSettings,
 ) -> None:
     (only,) = sets(settings, "aggregate=pod")
@@ -162,14 +162,16 @@ def test_an_allocation_says_how_much_was_held_and_used_and_that_the_rest_is_not_
     assert {one[name] for name in ("cpuCost", "ramCost", "pvCost", "networkCost")} == {0}
 
 
-def test_properties_are_those_in_which_all_parts_agree(settings: AnswerSettings) -> None:
+def test_an_allocation_has_only_the_properties_that_all_its_parts_share(
+    settings: AnswerSettings,
+) -> None:
     (only,) = sets(settings, "aggregate=namespace,label:app&includeIdle=true&idleByNode=true")
     assert only["ns/app=x"]["properties"]["labels"] == {"app": "x"}
     assert only["ns/__unallocated__"]["properties"] == {"cluster": "prod", "namespace": "ns"}
     assert only["__idle__"]["properties"] == {"cluster": "prod", "node": "n"}
 
 
-def test_each_step_has_its_own_set_and_one_without_usage_is_empty(
+def test_each_step_has_its_own_set_which_is_empty_without_usage(
     settings: AnswerSettings,
 ) -> None:
     found = sets(settings, "aggregate=namespace&step=1h")
@@ -185,7 +187,7 @@ def test_each_step_has_its_own_set_and_one_without_usage_is_empty(
     assert sets(settings, "aggregate=namespace&step=1h&accumulate=true") == whole
 
 
-def test_gpus_without_a_price_are_warned_of(tmp_path: Path) -> None:
+def test_gpus_without_a_price_cause_a_warning(tmp_path: Path) -> None:
     reported = small_store(tmp_path)
     write_store(
         tmp_path / "store",
@@ -196,7 +198,7 @@ def test_gpus_without_a_price_are_warned_of(tmp_path: Path) -> None:
     assert "Odd" in answer["warning"]
 
 
-def test_idle_of_a_cluster_that_nobody_used_stays(tmp_path: Path) -> None:
+def test_idle_cost_of_an_unused_cluster_remains_on_its_line(tmp_path: Path) -> None:
     reported = small_store(tmp_path)
     write_store(
         tmp_path / "store",
@@ -208,7 +210,7 @@ def test_idle_of_a_cluster_that_nobody_used_stays(tmp_path: Path) -> None:
     assert found == {"ns": Decimal("18.66667"), "other": Decimal("9.33333"), "dev/__idle__": 7}
 
 
-def test_which_file_of_the_store_cannot_be_read_is_not_told(tmp_path: Path) -> None:
+def test_the_name_of_an_unreadable_file_of_the_store_is_not_revealed(tmp_path: Path) -> None:
     found = small_store(tmp_path)
     for file in (Path(found.store_uri) / "usage_hourly").rglob("*.parquet"):
         file.unlink()

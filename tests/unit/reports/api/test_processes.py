@@ -29,7 +29,7 @@ ANSWER = ReportAnswer(body=b"{}")
 
 
 def wait_to_be_let(_: Question, settings: AnswerSettings) -> ReportAnswer:
-    """Write the process's id to a file, and answer once there is a file `let`."""
+    """Write the process's id to a file, and answer once the file `let` exists."""
     folder = Path(settings.store_uri)
     (folder / "begun").write_text(str(os.getpid()))
     while not (folder / "let").exists():
@@ -38,7 +38,7 @@ def wait_to_be_let(_: Question, settings: AnswerSettings) -> ReportAnswer:
 
 
 def die_once(_: Question, settings: AnswerSettings) -> ReportAnswer:
-    """Die of a signal the first time, as a process does that the system kills."""
+    """Die of a signal the first time, like a process that the system kills."""
     folder = Path(settings.store_uri)
     if not (folder / "let").exists():
         (folder / "let").touch()
@@ -66,7 +66,7 @@ def processes(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110  # another process makes it so
+    while not condition():  # noqa: ASYNC110  # the condition depends on another process
         await asyncio.sleep(0.001)
 
 
@@ -74,7 +74,7 @@ def ended(reason: str) -> float:
     return value_of(PROCESSES_ENDED_TOTAL.labels(reason=reason))
 
 
-async def test_one_more_than_may_wait_is_refused_at_once_and_the_others_are_answered(
+async def test_a_request_beyond_the_queue_is_rejected_immediately_and_the_others_are_answered(
     tmp_path: Path,
 ) -> None:
     bills = processes(tmp_path)
@@ -89,7 +89,7 @@ async def test_one_more_than_may_wait_is_refused_at_once_and_the_others_are_answ
     assert first.result() == second.result() == await bills.ask(BILL) == ANSWER
 
 
-async def test_a_question_that_is_given_up_has_its_process_killed_and_frees_its_turn(
+async def test_a_cancelled_request_has_its_process_killed_and_frees_its_turn(
     tmp_path: Path,
 ) -> None:
     late = ended("late")
@@ -127,7 +127,7 @@ async def test_the_store_is_read_in_a_process(tmp_path: Path) -> None:
     assert (wrong.status, json.loads(wrong.body)["parameter"]) == (400, "by")
 
 
-async def test_a_process_that_ends_by_itself_costs_only_its_question(tmp_path: Path) -> None:
+async def test_a_process_that_dies_fails_only_its_own_request(tmp_path: Path) -> None:
     died = ended("died")
     bills = processes(tmp_path, die_once)
     with pytest.raises(ProcessEndedError):
@@ -136,7 +136,7 @@ async def test_a_process_that_ends_by_itself_costs_only_its_question(tmp_path: P
     assert await bills.ask(BILL) == ANSWER
 
 
-async def test_an_internal_error_is_an_answer_too(tmp_path: Path) -> None:
+async def test_an_internal_error_is_a_response_too(tmp_path: Path) -> None:
     answer = await processes(tmp_path, fail).ask(BILL)
     assert (answer.status, json.loads(answer.body)["status"]) == (500, "error")
 

@@ -1,4 +1,4 @@
-"""What requests ask: which parameters there are, and that each mistake names its own."""
+"""The parameters of requests; each invalid one is named."""
 
 from urllib.parse import urlencode
 
@@ -58,7 +58,7 @@ def requested(**parameters: str) -> AllocationQuestion:
         ("/bill/explain", "line=a&rows=1000000", "rows"),
     ],
 )
-def test_a_mistake_names_its_parameter(path: str, query: str, parameter: str) -> None:
+def test_an_invalid_parameter_is_named(path: str, query: str, parameter: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         PAGES[path](query, NOW_US)
     assert caught.value.name == parameter
@@ -77,7 +77,7 @@ def test_a_mistake_names_its_parameter(path: str, query: str, parameter: str) ->
         | st.from_regex(r'\A(\w{1,9}(\[\w*\])?!?:("\w*",?)*[ +]?){0,3}\Z'),
     ).map(urlencode),
 )
-def test_any_query_is_a_question_or_a_mistake_that_is_named(path: str, query: str) -> None:
+def test_any_query_is_a_question_or_names_its_invalid_parameter(path: str, query: str) -> None:
     mistake = None
     try:
         PAGES[path](query, NOW_US)
@@ -112,13 +112,13 @@ def test_any_query_is_a_question_or_a_mistake_that_is_named(path: str, query: st
         ({"filter": "", "shareCost": "0", "sharelb": "false", "resolution": "1m"}, {}),
     ],
 )
-def test_what_clients_of_opencost_send_is_understood(
+def test_queries_of_opencost_clients_are_accepted(
     parameters: dict[str, str], expected: dict[str, object]
 ) -> None:
     question = requested(**parameters)
     assert {name: getattr(question, name) for name in expected} == expected
 
 
-def test_a_bill_is_of_the_newest_month_where_no_time_is_named() -> None:
+def test_a_bill_without_a_time_is_of_the_newest_month() -> None:
     question = bill_question("", NOW_US)
     assert (question.window, question.by) == (None, ("namespace",))

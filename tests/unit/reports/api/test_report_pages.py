@@ -1,4 +1,4 @@
-"""The pages: what is answered to which request, in the form that the description says."""
+"""The HTTP endpoints: the response to each request, in the form of the OpenAPI description."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ def served(reported: AnswerSettings) -> InlinePages:
 
 
 def parameters_of(path: str) -> dict[str, dict[str, Any]]:
-    """Return a page's parameters by their names."""
+    """Return an endpoint's parameters by their names."""
     named = DESCRIPTION["paths"][path]["get"].get("parameters", [])
     known = DESCRIPTION["components"]["parameters"]
     found = [known[one["$ref"].rpartition("/")[2]] for one in named]
@@ -51,7 +51,7 @@ def parameters_of(path: str) -> dict[str, dict[str, Any]]:
 
 
 def check_form(path: str, response: Response) -> Any:  # noqa: ANN401  # any JSON
-    """Return a response's content, after a check that it is as the description says."""
+    """Return a response's content after checking it against the description."""
     described = DESCRIPTION["paths"][path]["get"]["responses"][str(response.status)]
     if "$ref" in described:
         described = DESCRIPTION["components"]["responses"][described["$ref"].rpartition("/")[2]]
@@ -67,14 +67,14 @@ def check_form(path: str, response: Response) -> Any:  # noqa: ANN401  # any JSO
     return content
 
 
-def test_the_description_is_openapi_and_names_every_page_and_parameter() -> None:
+def test_the_description_is_openapi_and_names_every_endpoint_and_parameter() -> None:
     assert DESCRIPTION["openapi"].startswith("3.1.")
     assert {*DESCRIPTION["paths"]} == {*PAGES, "/openapi.json"}
     assert json.loads(description()) == DESCRIPTION
 
 
 @pytest.mark.parametrize("path", PAGES)
-async def test_the_parameters_that_are_described_are_those_that_are_taken(
+async def test_the_described_parameters_are_the_accepted_ones(
     served: InlinePages, path: str
 ) -> None:
     response = await served.get(path, "no-such-parameter=1")
@@ -114,7 +114,7 @@ def allowed_values(parameter: dict[str, Any]) -> st.SearchStrategy[str]:
 
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[str, dict[str, str]]:
-    """Return a page and parameters, of which one at most is missing or not what is allowed."""
+    """Return an endpoint and parameters; at most one is missing or invalid."""
     path = draw(st.sampled_from(sorted(PAGES)))
     known = parameters_of(path)
     required = [name for name, one in known.items() if one["required"]]
@@ -135,7 +135,7 @@ def runner() -> Iterator[asyncio.Runner]:
 
 @examples(80)
 @given(request=requests())
-def test_whatever_is_asked_the_answer_has_the_described_form(
+def test_every_response_has_the_described_form(
     reported: AnswerSettings, runner: asyncio.Runner, request: tuple[str, dict[str, str]]
 ) -> None:
     path, parameters = request
@@ -175,7 +175,7 @@ async def test_an_answer_is_made_once_until_the_store_or_the_prices_change(
         assert len(served.answerer.requests) == 3
 
 
-async def test_questions_that_take_long_keep_nobody_from_knowing_how_the_store_is(
+async def test_long_requests_do_not_delay_the_check_of_the_store(
     tmp_path: Path,
 ) -> None:
     served = InlinePages(small_store(tmp_path))
@@ -195,7 +195,7 @@ async def test_questions_that_take_long_keep_nobody_from_knowing_how_the_store_i
         assert (await served.get("/bill", query)).body != kept.body
 
 
-async def test_a_question_whose_client_is_gone_is_given_up(served: InlinePages) -> None:
+async def test_a_request_whose_client_disconnects_is_cancelled(served: InlinePages) -> None:
     gone, cancelled = asyncio.Event(), asyncio.Event()
 
     async def compute(_: Question) -> ReportAnswer:
@@ -212,7 +212,7 @@ async def test_a_question_whose_client_is_gone_is_given_up(served: InlinePages) 
 
 
 @pytest.mark.parametrize(("intervals", "count", "count_later"), [(2.9, 1, 1), (3.1, 3, 4)])
-async def test_answers_are_kept_for_three_intervals_without_a_look_that_succeeds(
+async def test_answers_are_kept_for_three_intervals_without_a_successful_check(
     reported: AnswerSettings, intervals: float, count: int, count_later: int
 ) -> None:
     served = InlinePages(reported)
@@ -228,7 +228,7 @@ async def test_answers_are_kept_for_three_intervals_without_a_look_that_succeeds
     assert len(served.answerer.requests) == count_later
 
 
-async def test_a_store_that_does_not_answer_a_look_in_time_makes_the_service_unready(
+async def test_a_store_that_does_not_answer_a_check_in_time_makes_the_service_unready(
     served: InlinePages,
 ) -> None:
     async def refuse(_: Question) -> ReportAnswer:
@@ -242,7 +242,7 @@ async def test_a_store_that_does_not_answer_a_look_in_time_makes_the_service_unr
     assert "request less" not in served.check.detail
 
 
-async def test_the_bill_equals_the_commands_and_its_lines_can_be_explained(
+async def test_the_bill_equals_that_of_the_command_and_its_lines_can_be_explained(
     served: InlinePages,
 ) -> None:
     async with served.running():
@@ -256,7 +256,7 @@ async def test_the_bill_equals_the_commands_and_its_lines_can_be_explained(
     assert any("offsets 0 to 9" in text for text in found["explanation"])
 
 
-async def test_a_store_without_usage_is_said_to_be_so_and_nothing_is_wrong_with_it(
+async def test_a_store_without_usage_is_reported_as_such_and_the_service_is_ready(
     tmp_path: Path,
 ) -> None:
     served = InlinePages(settings_for(str(tmp_path / "empty")))
@@ -267,7 +267,7 @@ async def test_a_store_without_usage_is_said_to_be_so_and_nothing_is_wrong_with_
     assert (served.check.is_ok, served.check.detail) == (True, "no usage yet")
 
 
-async def test_prices_that_cannot_be_read_make_the_service_unready_until_they_can(
+async def test_invalid_prices_make_the_service_unready_until_they_are_valid(
     tmp_path: Path,
 ) -> None:
     served = InlinePages(small_store(tmp_path))
@@ -281,7 +281,7 @@ async def test_prices_that_cannot_be_read_make_the_service_unready_until_they_ca
     assert found == [(True, False), (False, True), (True, False)]
 
 
-async def test_what_needs_more_memory_than_allowed_is_the_windows_mistake(
+async def test_a_request_that_exceeds_the_memory_is_an_invalid_window(
     reported: AnswerSettings,
 ) -> None:
     tight = settings_for(reported.store_uri, memory_bytes=200_000)
@@ -297,7 +297,7 @@ async def test_what_needs_more_memory_than_allowed_is_the_windows_mistake(
     ("error", "status"),
     [(BusyError("8 wait"), 503), (LateError("late"), 504), (ProcessEndedError("gone"), 503)],
 )
-async def test_who_cannot_be_answered_now_is_told_so_in_the_described_form(
+async def test_a_response_that_reports_an_overload_has_the_described_form(
     served: InlinePages, error: Exception, status: int
 ) -> None:
     async def refuse(_: Question) -> ReportAnswer:
@@ -309,7 +309,7 @@ async def test_who_cannot_be_answered_now_is_told_so_in_the_described_form(
     check_form("/bill", response)
 
 
-async def test_before_the_start_and_after_the_end_pages_say_that_there_is_nobody(
+async def test_endpoints_are_unavailable_before_the_start_and_after_the_end(
     served: InlinePages,
 ) -> None:
     assert (await served.get("/bill")).status == 503
@@ -318,7 +318,7 @@ async def test_before_the_start_and_after_the_end_pages_say_that_there_is_nobody
     assert (await served.get("/allocation", "window=7d")).status == 503
 
 
-async def test_an_unknown_page_names_those_that_there_are(served: InlinePages) -> None:
+async def test_an_unknown_path_names_the_existing_ones(served: InlinePages) -> None:
     response = await served.get("/bills")
     assert response.status == 404
     assert "/bill/explain" in json.loads(response.body)["message"]
@@ -328,7 +328,7 @@ async def test_an_unknown_page_names_those_that_there_are(served: InlinePages) -
     st.lists(st.tuples(st.binary(max_size=3), st.integers(0, 60)), max_size=30),
     st.integers(0, 100),
 )
-def test_a_cache_never_holds_more_bytes_than_it_may(
+def test_a_cache_never_exceeds_its_maximum_size(
     puts: list[tuple[bytes, int]], max_bytes: int
 ) -> None:
     cache = AnswerCache(max_bytes)

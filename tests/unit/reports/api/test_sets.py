@@ -1,4 +1,4 @@
-"""Sets: how a window is cut by steps and by the calendar."""
+"""Sets: how steps and the calendar divide a window."""
 
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -15,7 +15,7 @@ HOUR_US = 3_600_000_000
 
 
 def us(text: str) -> int:
-    """Return a time of October 2026, such as `07 13:45`, or with its month before it."""
+    """Return a time of October 2026 from text such as `07 13:45`, or with its month before it."""
     whole = f"2026-10-{text}" if text[2:3] != "-" else f"2026-{text}"
     form = "%Y-%m-%d %H:%M" if ":" in whole else "%Y-%m-%d"
     return int(datetime.strptime(whole, form).replace(tzinfo=UTC).timestamp()) * 10**6
@@ -31,7 +31,7 @@ def us(text: str) -> int:
         ("1h", "month", ["01 05:00", "15 07:00"]),
     ],
 )
-def test_sets_are_cut_where_steps_and_calendars_say(
+def test_sets_are_divided_by_steps_and_calendars(
     step: str | None, accumulate: Accumulate, expected: list[str]
 ) -> None:
     window = Window(us("01 05:00"), us("15 07:00"))
@@ -46,7 +46,7 @@ def test_sets_are_cut_where_steps_and_calendars_say(
     accumulate=st.sampled_from(["", "true", "hour", "day", "week", "month"]),
     step=st.none() | st.integers(1, 24 * 40).map(lambda hours: f"{hours}h"),
 )
-def test_sets_cover_the_window_each_hour_once(
+def test_sets_cover_each_hour_of_the_window_once(
     begin: int, hours: int, accumulate: str, step: str | None
 ) -> None:
     window = Window(begin * HOUR_US, (begin + hours) * HOUR_US)
@@ -59,8 +59,6 @@ def test_sets_cover_the_window_each_hour_once(
 
 
 @pytest.mark.parametrize(("step", "accumulate"), [("1h", ""), (None, "hour")])
-def test_more_sets_than_an_answer_may_have_are_refused(
-    step: str | None, accumulate: Accumulate
-) -> None:
+def test_more_sets_than_the_maximum_are_rejected(step: str | None, accumulate: Accumulate) -> None:
     with pytest.raises(ArgumentError, match=str(MAX_SETS)):
         sets_of(Window(0, 60 * DAY_US), step=step, accumulate=accumulate)

@@ -1,4 +1,4 @@
-"""The alerts sink over a bus in memory, and what its Alertmanagers were sent."""
+"""The alerts sink over a bus in memory, and the requests that its Alertmanagers received."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -39,7 +39,7 @@ AT_INCIDENTS = place_of(NODE, ATTRIBUTED_INCIDENTS.name)
 
 
 class WaitingClock(ManualClock):
-    """A clock that the test alone moves: who waits before another attempt moves no time."""
+    """A clock that only the test moves: waiting before another attempt does not move it."""
 
     @override
     async def sleep(self, seconds: float) -> None:
@@ -48,7 +48,7 @@ class WaitingClock(ManualClock):
 
 
 class GatedClock(WaitingClock):
-    """A clock by which who waits before another attempt goes on when the test says so."""
+    """A clock whose waits before another attempt end when the test opens its gate."""
 
     def __init__(self) -> None:
         super().__init__(START_NS + SECOND_NS)
@@ -92,7 +92,7 @@ def rejected() -> float:
 
 
 def answers(of: Receiver, status: str) -> float:
-    """Return how many requests it has answered so; raises KeyError before that is counted."""
+    """Return the number of such responses that it has sent; raises KeyError before the first."""
     labels = {"alertmanager": of.url, "status": status}
     counted = REGISTRY.get_sample_value("gpuledger_sink_alertmanager_answers_total", labels)
     if counted is None:
@@ -143,7 +143,7 @@ async def publish_incidents(on: MemoryBus, *xids: int, node: str = NODE) -> None
     async with on.producer() as producer:
         for xid in xids:
             one = incident(START_NS)
-            # Each on a GPU of its own: XIDs of one GPU are one alert.
+            # Each on a GPU of its own, because XIDs of one GPU are one alert.
             own = replace(one.incident, node=node, xid=xid, gpu_uuid=f"{GPU}-{xid}")
             value = encode(replace(one, incident=own))
             await producer.publish(*at, [Message(key=b"k", value=value, timestamp_ms=0)])
@@ -160,7 +160,7 @@ def is_reported(receiver: Receiver, xid: int, *, since: int = 0) -> Callable[[],
 
 @asynccontextmanager
 async def hanging() -> AsyncIterator[Receiver]:
-    """Run an Alertmanager that takes requests and answers none."""
+    """Run an Alertmanager that accepts requests and never answers."""
 
     async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         requested.received.append(Received("", {}, await reader.readline()))

@@ -1,4 +1,4 @@
-"""The alerts that stand: what they cost, for how long they are held, and whose answer counts."""
+"""Active alerts: their memory, how long they are kept, and whose answers count."""
 
 import tracemalloc
 from collections.abc import Callable
@@ -21,7 +21,7 @@ NOW = Now(time_ns=START_NS, monotonic_ns=START_NS)
 
 
 def bytes_to_hold(alerts: ActiveAlerts, *, gpu: int) -> int:
-    """Return how much memory it takes at most to let an alert stand."""
+    """Return the peak memory of adding an active alert."""
     tracemalloc.start()
     try:
         labels = {"alertname": "GpuIncident", "gpu_uuid": f"GPU-{gpu}"}
@@ -31,7 +31,7 @@ def bytes_to_hold(alerts: ActiveAlerts, *, gpu: int) -> int:
         tracemalloc.stop()
 
 
-def test_an_alert_that_is_held_costs_the_same_however_many_others_stand() -> None:
+def test_the_memory_of_an_alert_does_not_depend_on_the_number_of_active_alerts() -> None:
     alerts = ActiveAlerts()
     alone = bytes_to_hold(alerts, gpu=0)
     for gpu in range(2000):
@@ -47,7 +47,7 @@ HOLD_NS = 300 * SECOND_NS
 
 
 def hold(alerts: ActiveAlerts, *, node: str, gpu: int) -> bool:
-    """Let an incident's alert stand; tell whether another one had to go for it."""
+    """Keep an incident's alert active; return whether another one was dropped for it."""
     labels = {"alertname": "GpuIncident", "node": node, "gpu_uuid": f"GPU-{gpu}"}
     return alerts.hold(labels, {}, at_ns=START_NS, hold_ns=300 * SECOND_NS, now=NOW)
 
@@ -56,7 +56,7 @@ def nodes(alerts: ActiveAlerts) -> list[str]:
     return [dict(alert.labels)["node"] for alert in alerts]
 
 
-def test_a_flood_of_one_node_pushes_out_none_but_its_own_oldest() -> None:
+def test_a_flood_of_one_node_drops_only_that_nodes_oldest_alerts() -> None:
     alerts = ActiveAlerts()
     hold(alerts, node="quiet", gpu=0)
     dropped = [hold(alerts, node="loud", gpu=gpu) for gpu in range(3 * MAX_HELD_OF_NODE)]
@@ -66,7 +66,7 @@ def test_a_flood_of_one_node_pushes_out_none_but_its_own_oldest() -> None:
     assert len(list(alerts)) == MAX_HELD_OF_NODE + 1
 
 
-def test_a_flood_of_many_nodes_is_bounded_and_what_a_turn_looks_at_with_it() -> None:
+def test_a_flood_of_many_nodes_keeps_a_bounded_number_of_alerts() -> None:
     slots = AlertSlots()
     parts = [ActiveAlerts(slots=slots) for _ in range(12)]
     for number in range(MAX_HELD + 5_000):
@@ -79,7 +79,7 @@ def test_a_flood_of_many_nodes_is_bounded_and_what_a_turn_looks_at_with_it() -> 
     assert not hold(parts[0], node="n0", gpu=0)
 
 
-def test_a_newer_incident_takes_the_slot_of_an_older_one_of_the_node_that_has_most() -> None:
+def test_a_newer_incident_takes_the_slot_of_the_oldest_one_of_the_node_with_most_alerts() -> None:
     alerts = ActiveAlerts()
     hold(alerts, node="early", gpu=0)
     for number in range(MAX_HELD):
@@ -90,13 +90,13 @@ def test_a_newer_incident_takes_the_slot_of_an_older_one_of_the_node_that_has_mo
     assert len(nodes(alerts)) == MAX_HELD
 
 
-def test_what_stands_already_is_held_on_and_pushes_out_nothing() -> None:
+def test_an_alert_that_is_already_active_drops_no_other() -> None:
     alerts = ActiveAlerts()
     for _ in range(2):
         assert not any(hold(alerts, node="n", gpu=gpu) for gpu in range(MAX_HELD_OF_NODE))
 
 
-def test_words_of_an_alert_are_cut_so_that_a_record_cannot_fill_the_memory() -> None:
+def test_texts_of_an_alert_are_cut_so_that_a_record_cannot_fill_the_memory() -> None:
     alerts = ActiveAlerts()
     long = "x" * 500_000
     alerts.hold(
@@ -115,9 +115,9 @@ def test_words_of_an_alert_are_cut_so_that_a_record_cannot_fill_the_memory() -> 
         ([lambda one: record_rejected(one, "am", now=NOW)], SOON, SOON),
         ([lambda one: record_rejected(one, "am", now=NOW)], LATER, NOW),
     ],
-    ids=["nobody answered", "taken", "refused", "refused for long"],
+    ids=["no answer", "accepted", "rejected", "rejected for long"],
 )
-def test_what_is_held_is_held_from_when_it_is_sent_until_somebody_takes_it(
+def test_an_alerts_hold_restarts_with_each_attempt_until_an_alertmanager_accepts_it(
     answers: list[Answering], offered: Now, held_from: Now
 ) -> None:
     alerts = ActiveAlerts()
@@ -130,7 +130,7 @@ def test_what_is_held_is_held_from_when_it_is_sent_until_somebody_takes_it(
     assert alert.ends_ns == held_from.time_ns + HOLD_NS
 
 
-def test_what_is_refused_for_ever_is_forgotten() -> None:
+def test_an_alert_that_is_always_rejected_is_forgotten() -> None:
     alerts = ActiveAlerts()
     alerts.hold({"alertname": "GpuIncident"}, {}, at_ns=START_NS, hold_ns=HOLD_NS, now=NOW)
     turns = SendOrder("am", resend_ns=60 * SECOND_NS)
@@ -145,10 +145,10 @@ def test_what_is_refused_for_ever_is_forgotten() -> None:
             record_rejected(alert, "am", now=now)
         alerts.forget(now=now)
 
-    assert minutes == 59 + 5 + 5  # the last hold, and for how long its end is told
+    assert minutes == 59 + 5 + 5  # the last hold, and the time for which its end is sent
 
 
-def test_an_answer_to_an_alert_that_fired_is_none_to_its_end() -> None:
+def test_an_answer_to_a_firing_alert_is_not_an_answer_to_its_end() -> None:
     alerts, labels = ActiveAlerts(), {"alertname": "GpuIncident"}
     alerts.stand(labels, {}, at_ns=START_NS, hold_ns=0, unresponsive_ns=HOLD_NS, now=NOW)
     on_its_way = list(alerts)

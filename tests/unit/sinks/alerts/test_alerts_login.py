@@ -1,4 +1,4 @@
-"""Each Alertmanager is sent what the files have by then; half a login is refused by its field."""
+"""Each Alertmanager gets the login that its files contain; an incomplete login is rejected."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from tests.fakes.seconds import Seconds
 from tests.unit.sinks.receiver import receiving
 
 
-async def test_alerts_go_with_the_login_that_the_file_has_by_then(tmp_path: Path) -> None:
+async def test_alerts_use_the_current_login_of_the_file(tmp_path: Path) -> None:
     file, clock = tmp_path / "token", Seconds()
     file.write_text("first\n")
     settings = AlertsSettings(bearer_token=Secret.load(file, name="alerts.bearer_token"))
@@ -39,20 +39,20 @@ async def test_alerts_go_with_the_login_that_the_file_has_by_then(tmp_path: Path
 
 
 HALVES: dict[str, tuple[dict[str, Any], str]] = {
-    "user alone": ({"username": "u"}, "username and password belong together"),
-    "password alone": ({"password": Secret("p")}, "username and password belong together"),
+    "only a user": ({"username": "u"}, "username and password belong together"),
+    "only a password": ({"password": Secret("p")}, "username and password belong together"),
     "both kinds": (
         {"username": "u", "password": Secret("p"), "bearer_token": Secret("t")},
         "bearer_token and username are mutually exclusive",
     ),
-    "certificate alone": ({"cert_file": "c.pem"}, "cert_file and key_file belong together"),
-    "key alone": ({"key_file": "k.pem"}, "cert_file and key_file belong together"),
+    "only a certificate": ({"cert_file": "c.pem"}, "cert_file and key_file belong together"),
+    "only a key": ({"key_file": "k.pem"}, "cert_file and key_file belong together"),
 }
 
 
 @pytest.mark.parametrize("kind", [AlertsSettings, RemoteWriteSettings])
 @pytest.mark.parametrize("half", HALVES)
-def test_half_a_login_is_refused(kind: type[Any], half: str) -> None:
+def test_an_incomplete_login_is_rejected(kind: type[Any], half: str) -> None:
     given, expected = HALVES[half]
     with pytest.raises(ValueError, match=expected):
         kind(**given)
@@ -64,10 +64,10 @@ def test_half_a_login_is_refused(kind: type[Any], half: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "field"), [(AlertsSettings, "urls"), (RemoteWriteSettings, "url")]
 )
-def test_a_login_in_the_address_excludes_another(
+def test_a_login_in_the_address_excludes_another_login(
     kind: type[Any], field: str, login: dict[str, Any]
 ) -> None:
-    """Both cannot be sent, and no request would ever go out."""
+    """Both cannot be sent, and no request would ever leave."""
     url = "http://u:p@am:9093"
     with pytest.raises(ValueError, match=f"{field}: .*mutually exclusive"):
         kind(**{field: [url] if field == "urls" else url}, **login)

@@ -1,4 +1,4 @@
-"""Alerts of partitions that come and go: what nobody took is told by the next owner."""
+"""Alerts of partitions that are lost and gained: the next owner sends the unsent ones."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -28,7 +28,7 @@ from tests.unit.sinks.receiver import Answer, receiving
 
 @asynccontextmanager
 async def another_member(on: MemoryBus) -> AsyncIterator[None]:
-    """Let another member join the group, take its share, and use none of it."""
+    """Let another member join the group and take its share without processing it."""
 
     async def polls() -> None:
         topics = (EVENTS.name, ATTRIBUTED_INCIDENTS.name)
@@ -47,7 +47,7 @@ async def another_member(on: MemoryBus) -> AsyncIterator[None]:
 
 
 NODES = [next(f"n{n}" for n in range(99) if place_of(f"n{n}").partition == at) for at in (0, 1)]
-"""A node of each partition: of the first, which stays, and of the other, which goes."""
+"""A node of each partition: of the first, which stays, and of the other, which is lost."""
 
 
 STAYS, GOES = NODES
@@ -58,7 +58,7 @@ def assignments(logged: Sequence[Mapping[str, Any]]) -> int:
 
 
 @pytest.mark.parametrize("node", NODES)
-async def test_what_no_alertmanager_took_is_told_after_any_rebalance(node: str) -> None:
+async def test_alerts_that_no_alertmanager_accepted_are_sent_after_any_rebalance(node: str) -> None:
     on, clock, is_away = bus(), GatedClock(), {True}
     at = place_of(node, ATTRIBUTED_INCIDENTS.name)
     await publish_incidents(on, 79, node=node)
@@ -78,7 +78,7 @@ async def test_what_no_alertmanager_took_is_told_after_any_rebalance(node: str) 
             await eventually(lambda: xids(receiver, since=seen) == {"79"})
 
 
-async def test_incidents_of_a_topic_made_anew_while_no_alertmanager_answers_are_all_told() -> None:
+async def test_all_incidents_of_a_topic_recreated_during_an_outage_are_sent() -> None:
     on, clock, is_away = bus(), GatedClock(), {True}
     at = place_of(NODE, ATTRIBUTED_INCIDENTS.name)
     await publish_incidents(on, 1, 2, 3, 4, 5)
@@ -100,7 +100,7 @@ async def test_incidents_of_a_topic_made_anew_while_no_alertmanager_answers_are_
     assert xids(receiver) >= {"11", "12", "21", "22", "23"}
 
 
-async def test_alerts_of_a_partition_that_is_anothers_are_not_sent_again() -> None:
+async def test_alerts_of_a_lost_partition_are_not_sent_again() -> None:
     on, clock = bus(), WaitingClock(START_NS + SECOND_NS)
     await publish_incidents(on, 48, node=STAYS)
     await publish_incidents(on, 79, node=GOES)

@@ -1,4 +1,4 @@
-"""The alerts sink over the bus in memory and Alertmanagers that answer as told."""
+"""The alerts sink over the bus in memory, with Alertmanagers that answer as configured."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ async def test_a_firing_alert_and_its_end_reach_every_alertmanager() -> None:
         assert receiver.received[0].headers["Content-Type"] == "application/json"
 
 
-async def test_no_alert_is_sent_while_nothing_is_wrong() -> None:
+async def test_no_alert_is_sent_without_an_incident() -> None:
     on = bus()
     async with receiving() as receiver, running(sink(on, receiver)):
         await publish(on, quiet(0), quiet(1), quiet(2))
@@ -78,7 +78,7 @@ async def publish_lost(on: MemoryBus) -> None:
         await producer.publish(AT_INCIDENTS.topic, AT_INCIDENTS.partition, [message])
 
 
-async def test_one_alertmanager_that_is_away_holds_nothing_up_and_is_told_later() -> None:
+async def test_an_unavailable_alertmanager_delays_nothing_and_gets_the_alerts_later() -> None:
     on, readiness, is_away = bus(), Readiness(), {True}
     async with (
         receiving() as one,
@@ -96,7 +96,7 @@ async def test_one_alertmanager_that_is_away_holds_nothing_up_and_is_told_later(
         assert alerts(other)[-1]["labels"] == alerts(one)[0]["labels"]
 
 
-async def test_offsets_wait_until_an_alertmanager_has_the_alert() -> None:
+async def test_offsets_are_committed_only_after_an_alertmanager_has_the_alert() -> None:
     on, readiness = bus(), Readiness()
     answers = [Answer(500, "no"), Answer(429, "slower"), Answer(200)]
     async with receiving(*answers) as receiver, running(sink(on, receiver, readiness=readiness)):
@@ -117,7 +117,7 @@ DAY = 86_400
         (3599, 1),
         (3700, 0),
         (6 * DAY, 0),
-        # Older than its topic keeps records, as of a clock in 1970: when it was is not known.
+        # Older than its topic keeps records, by a clock in 1970: the real time is unknown.
         (8 * DAY, 1),
         (START_NS // 10**9, 1),
         (-365 * DAY, 1),
@@ -136,7 +136,7 @@ async def test_an_incident_is_sent_unless_it_is_long_past(age_seconds: int, sent
     assert [dead_letter.offset for dead_letter in await dead_letters(on)] == [0]
 
 
-async def test_an_incident_that_nobody_took_for_hours_is_held_from_when_it_is_taken() -> None:
+async def test_the_hold_of_an_incident_rejected_for_hours_starts_when_it_is_accepted() -> None:
     on, is_away = bus(), {True}
     clock = WaitingClock(START_NS + SECOND_NS)
     await publish_incidents(on, 79)
@@ -161,12 +161,12 @@ async def test_an_incident_that_nobody_took_for_hours_is_held_from_when_it_is_ta
         ({"urls": ["am:9093"]}, "'am:9093' must begin with http"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(values: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_rejected(values: dict[str, Any], message: str) -> None:
     with pytest.raises(msgspec.ValidationError, match=message):
         msgspec.convert(values, AlertsSettings)
 
 
-async def test_a_lost_gpu_is_told_by_a_sink_that_was_started_again_under_its_identity() -> None:
+async def test_a_restarted_sink_sends_a_lost_gpu_as_the_same_alert() -> None:
     on, clock = bus(), WaitingClock(START_NS + SECOND_NS)
     async with receiving() as before, running(sink(on, before, clock=clock)):
         await publish_lost(on)
@@ -183,7 +183,7 @@ async def test_a_lost_gpu_is_told_by_a_sink_that_was_started_again_under_its_ide
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
-async def test_an_alertmanager_at_a_wrong_address_is_named_and_what_it_answers_is_no_delivery(
+async def test_an_alertmanager_at_a_wrong_address_is_named_and_its_answers_are_not_deliveries(
     status: int,
 ) -> None:
     on, readiness = bus(), Readiness()

@@ -1,4 +1,4 @@
-"""XIDs of one fault are one alert, by their root; and what an alert is called stays."""
+"""XIDs of one fault are one alert, named by their root; its labels do not change."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def xid(code: int, second: float = 0, *pods: PodDescription, **changes: Any) -> 
 
 
 class Watched:
-    """A partition's alerts, and what of them fires."""
+    """The alerts of a partition, and those of them that fire."""
 
     def __init__(self) -> None:
         self.of = PartitionAlerts()
@@ -41,7 +41,7 @@ class Watched:
             record_taken(self.of.alerts, "http://am", now=now)
 
     def firing(self, second: float) -> dict[str, str]:
-        """Return the other XIDs of each that fires, by its own."""
+        """Return the other XIDs of each firing alert, by its own XID."""
         self.of.forget(now=at(second))
         return {
             dict(alert.labels)["xid"]: alert.annotations.get("other_xids", "")
@@ -78,7 +78,7 @@ def test_xids_of_one_fault_are_one_alert_of_the_worst_of_them(
     assert watched.firing(len(codes)) == firing
 
 
-def test_a_worse_xid_is_told_anew_and_the_alert_of_the_lesser_one_ends(watched: Watched) -> None:
+def test_a_worse_xid_is_a_new_alert_and_ends_that_of_the_lesser_one(watched: Watched) -> None:
     watched.add(xid(63), xid(79, 10))
     lesser, worse = watched.of.alerts
     posted = lesser.as_json(now=at(20), resend_ns=SECOND_NS)
@@ -89,7 +89,7 @@ def test_a_worse_xid_is_told_anew_and_the_alert_of_the_lesser_one_ends(watched: 
     assert (dict(worse.labels)["xid"], worse.annotations["other_xids"]) == ("79", "63")
 
 
-def test_an_xid_that_is_critical_is_the_root_whatever_its_class(watched: Watched) -> None:
+def test_a_critical_xid_is_the_root_whatever_its_class(watched: Watched) -> None:
     watched.add(xid(13), xid(154, 1, severity=Severity.CRITICAL, action="RESET_GPU"))
     assert watched.firing(2) == {"154": "13"}
 
@@ -97,31 +97,31 @@ def test_an_xid_that_is_critical_is_the_root_whatever_its_class(watched: Watched
 @pytest.mark.parametrize(
     ("pause_seconds", "firing"), [(180, {"62": "46"}), (181, {"62": "", "46": ""})]
 )
-def test_a_burst_is_over_after_three_minutes_without_an_xid(
+def test_a_burst_ends_after_three_minutes_without_an_xid(
     watched: Watched, pause_seconds: int, firing: dict[str, str]
 ) -> None:
     watched.add(xid(62), xid(46, pause_seconds))
     assert watched.firing(pause_seconds + 1) == firing
 
 
-def test_gpus_have_bursts_of_their_own(watched: Watched) -> None:
+def test_each_gpu_has_its_own_bursts(watched: Watched) -> None:
     watched.add(xid(62), xid(46, gpu_uuid=f"{GPU}-other"))
     assert watched.firing(1) == {"62": "", "46": ""}
 
 
-def test_what_concerns_the_owners_of_two_pods_are_two_alerts(watched: Watched) -> None:
+def test_incidents_that_concern_two_pods_owners_are_two_alerts(watched: Watched) -> None:
     watched.add(xid(13, 0, pod()), xid(31, 1, OTHER_POD), xid(62, 2, pod()))
     assert watched.firing(3) == {"13": "", "31": "", "62": ""}
 
 
-def test_what_the_driver_asks_for_counts_more_than_the_catalogue(watched: Watched) -> None:
+def test_the_drivers_recovery_action_outranks_the_catalogue(watched: Watched) -> None:
     watched.add(xid(62, action="RESET_GPU"), xid(154, 1, action="RESTART_BM"))
     (alert,) = watched.of.alerts
     assert alert.annotations["action"] == "RESTART_BM"
 
 
 @pytest.mark.parametrize("kind", ["xid", "ecc_uncorrected", "gpu_lost"])
-def test_an_alert_is_the_same_one_when_the_pods_name_comes_later(
+def test_an_alert_keeps_its_identity_if_the_pods_name_arrives_later(
     watched: Watched, kind: str
 ) -> None:
     watched.add(xid(79, 0, UNNAMED, kind=kind), xid(79, 10, pod(), kind=kind))
@@ -130,7 +130,7 @@ def test_an_alert_is_the_same_one_when_the_pods_name_comes_later(
     assert alert.annotations["pods"] == "research/train-0"
 
 
-def test_a_name_that_comes_with_a_tick_is_in_the_words(watched: Watched) -> None:
+def test_a_name_that_arrives_with_a_tick_appears_in_the_texts(watched: Watched) -> None:
     watched.add(xid(79, 0, UNNAMED))
     (before,) = [alert.labels for alert in watched.of.alerts]
     watched.of.observe(event(1, pods=[pod()]), now=at(1))
@@ -138,7 +138,7 @@ def test_a_name_that_comes_with_a_tick_is_in_the_words(watched: Watched) -> None
     assert (alert.labels, alert.annotations["pods"]) == (before, "research/train-0")
 
 
-def test_a_pod_that_was_known_by_its_uid_and_by_its_name_is_named_once(watched: Watched) -> None:
+def test_a_pod_known_by_its_uid_and_by_its_name_is_named_once(watched: Watched) -> None:
     by_name = PodDescription(state=PodState.NAMED, namespace="research", name="train-0")
     watched.add(xid(79, 0, UNNAMED, by_name))
     watched.of.observe(event(1, pods=[pod()]), now=at(1))

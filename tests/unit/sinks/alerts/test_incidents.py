@@ -1,4 +1,4 @@
-"""The labels and the words of an incident's alert."""
+"""The labels and texts of an incident's alert."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def taken(*pods: PodDescription, **changes: Any) -> AttributedIncident:  # noqa:
     return AttributedIncident(incident=Incident(**(values | changes)), pods=list(pods))
 
 
-def test_an_alert_can_be_routed_by_class_and_severity_and_says_what_to_do() -> None:
+def test_an_alert_has_a_class_and_a_severity_for_routing_and_an_action() -> None:
     labels, words = labels_of(taken()), annotations_of(taken())
 
     assert (labels["category"], labels["severity"]) == ("node", "critical")
@@ -53,7 +53,7 @@ def test_an_alert_can_be_routed_by_class_and_severity_and_says_what_to_do() -> N
         {"node": "node-b"},
     ],
 )
-def test_another_thing_is_another_alert(changes: dict[str, Any]) -> None:
+def test_an_incident_that_differs_is_another_alert(changes: dict[str, Any]) -> None:
     assert labels_of(taken(**changes)) != labels_of(taken())
 
 
@@ -61,12 +61,12 @@ def test_another_thing_is_another_alert(changes: dict[str, Any]) -> None:
     "changes",
     [{"time_ns": 6}, {"source": "kmsg"}, {"message": "other words"}, {"action": "RESET_GPU"}],
 )
-def test_the_same_thing_told_otherwise_is_the_same_alert(changes: dict[str, Any]) -> None:
+def test_the_same_incident_in_other_words_is_the_same_alert(changes: dict[str, Any]) -> None:
     assert labels_of(taken(**changes)) == labels_of(taken())
 
 
-def test_who_holds_the_gpu_is_alerted_where_nobody_uses_it() -> None:
-    """Where the pod's record has come; all are in the words."""
+def test_the_alert_of_a_gpu_without_processes_names_the_pods_to_which_it_is_allocated() -> None:
+    """Labels need the pod's record; texts name all pods."""
     unnamed = PodDescription(uid="uid-9", state=PodState.PENDING)
     holders = [
         PodDescription(state=state, namespace="research", name=name)
@@ -90,7 +90,7 @@ def test_who_holds_the_gpu_is_alerted_where_nobody_uses_it() -> None:
         ({"gpu_index": None, "gpu_uuid": "PCI:0000:3B:00"}, "GPU PCI:0000:3B:00 on node node-a: "),
     ],
 )
-def test_a_person_on_call_is_told_the_gpu_as_people_number_it_and_no_number_is_invented(
+def test_an_alert_shows_the_gpus_index_and_invents_none(
     changes: dict[str, Any], message: str
 ) -> None:
     reported = taken(**changes)
@@ -108,7 +108,7 @@ def test_a_person_on_call_is_told_the_gpu_as_people_number_it_and_no_number_is_i
         (40, "(pods n/p-0, n/p-1, n/p-2 and 37 more)"),
     ],
 )
-def test_the_summary_names_the_pods_and_stays_a_line_where_there_are_many(
+def test_the_summary_names_the_pods_and_remains_one_line_if_there_are_many(
     count: int, message: str
 ) -> None:
     pods = [
@@ -120,7 +120,7 @@ def test_the_summary_names_the_pods_and_stays_a_line_where_there_are_many(
     assert words["pods"].count(",") == count - 1
 
 
-def test_what_an_incident_does_not_say_is_neither_label_nor_word() -> None:
+def test_a_missing_field_of_an_incident_is_neither_a_label_nor_in_the_texts() -> None:
     bare = taken(
         kind="gpu_lost", xid=None, mnemonic=None, category=None, action=None, gpu_index=None
     )

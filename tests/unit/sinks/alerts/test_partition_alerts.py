@@ -1,4 +1,4 @@
-"""What becomes an alert in a partition, and what Alertmanager is told of it."""
+"""Which incidents of a partition become alerts, and what Alertmanager receives."""
 
 from datetime import datetime
 from typing import Any
@@ -88,7 +88,7 @@ def test_an_incident_is_an_alert_with_its_xid_and_its_first_known_pod() -> None:
     }
 
 
-def test_labels_without_a_value_are_left_out() -> None:
+def test_labels_without_a_value_are_omitted() -> None:
     (sent,) = held(incident(kind="gpu_lost", xid=None, gpu_index=None, message="It is lost"))
 
     assert sent["labels"].keys() == {"alertname", "severity", "cluster", "node", "gpu_uuid", "kind"}
@@ -96,7 +96,7 @@ def test_labels_without_a_value_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(("now", "ends"), [(0, 300), (200, 500)])
-def test_an_incident_stands_for_its_hold_from_when_it_could_first_be_told(
+def test_an_incidents_alert_fires_for_its_hold_from_its_first_possible_sending(
     now: float, ends: float
 ) -> None:
     (sent,) = held(incident(), now=now)
@@ -106,7 +106,7 @@ def test_an_incident_stands_for_its_hold_from_when_it_could_first_be_told(
 
 
 @pytest.mark.parametrize("ahead_seconds", [240, 3600, 365 * 86_400])
-def test_an_incident_from_the_future_stands_for_its_hold_and_no_longer(ahead_seconds: int) -> None:
+def test_an_incident_from_the_future_fires_for_its_hold_and_no_longer(ahead_seconds: int) -> None:
     watched = PartitionAlerts()
     taken = incident(time_ns=at(ahead_seconds))
     watched.add_incident(taken, hold_ns=300 * SECOND_NS, now=now_at(0))
@@ -118,7 +118,7 @@ def test_an_incident_from_the_future_stands_for_its_hold_and_no_longer(ahead_sec
 
 
 @pytest.mark.parametrize("back_seconds", [0, 60, 3600])
-def test_what_a_clock_was_set_back_is_no_age_of_an_incident(back_seconds: int) -> None:
+def test_an_incident_does_not_age_if_a_clock_is_set_back(back_seconds: int) -> None:
     watched = PartitionAlerts()
     for number in range(6):
         shown_ns = at(number) - (back_seconds * SECOND_NS if number >= 3 else 0)
@@ -128,8 +128,8 @@ def test_what_a_clock_was_set_back_is_no_age_of_an_incident(back_seconds: int) -
     assert watched.age_ns(taken, now=now_at(7)) == 2 * SECOND_NS
 
 
-def test_how_far_a_clock_is_behind_after_a_reboot_is_no_age_of_an_incident() -> None:
-    """But for the time since the last tick of the boot before."""
+def test_an_incident_does_not_age_by_the_lag_of_a_clock_after_a_reboot() -> None:
+    """Except for the time since the last tick of the previous boot."""
     watched, back_seconds = PartitionAlerts(), 3600
     watched.observe(event(5), now=now_at(5))
     booted = event(boot_id="boot-2", seq=20_000, time_ns=at(70 - back_seconds))
@@ -144,7 +144,7 @@ def lost(watched: PartitionAlerts, *, now: float, hold_seconds: int = 0) -> None
     watched.add_incident(taken, hold_ns=hold_seconds * SECOND_NS, now=now_at(now))
 
 
-def test_a_firing_alert_is_told_again_and_again_and_its_end_for_five_minutes() -> None:
+def test_a_firing_alert_is_resent_regularly_and_its_end_for_five_minutes() -> None:
     watched = PartitionAlerts()
     lost(watched, now=0)
 
@@ -158,7 +158,7 @@ def test_a_firing_alert_is_told_again_and_again_and_its_end_for_five_minutes() -
     assert len(list(watched.alerts)) == 0
 
 
-def test_the_end_of_an_alert_is_told_however_long_ago_it_was_by_the_nodes_clock() -> None:
+def test_the_end_of_an_alert_is_sent_whatever_its_age_by_the_nodes_clock() -> None:
     watched = PartitionAlerts()
     lost(watched, now=7200)
     reported(watched, now=7200)
@@ -170,7 +170,7 @@ def test_the_end_of_an_alert_is_told_however_long_ago_it_was_by_the_nodes_clock(
 
 
 def test_this_machines_wall_clock_moves_no_interval() -> None:
-    """Set back an hour, it still sends what stands every minute."""
+    """Set back by an hour, it still sends active alerts every minute."""
     watched = PartitionAlerts()
     lost(watched, now=0)
     reported(watched, now=0)
@@ -180,7 +180,7 @@ def test_this_machines_wall_clock_moves_no_interval() -> None:
     assert sent["startsAt"] <= sent["endsAt"]
 
 
-def test_the_same_incident_again_prolongs_one_alert() -> None:
+def test_a_repeated_incident_prolongs_its_alert() -> None:
     (sent,) = held(incident(), incident(time_ns=at(100)), now=100)
 
     assert (sent["startsAt"], sent["endsAt"]) == (rfc3339(at(0)), rfc3339(at(400)))

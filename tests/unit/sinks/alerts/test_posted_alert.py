@@ -1,4 +1,4 @@
-"""What alerts carry for those who route them and those who are called."""
+"""The fields of alerts for routing and for the person on call."""
 
 import re
 from pathlib import Path
@@ -25,12 +25,12 @@ def posted(labels: dict[str, str], **settings: Any) -> dict[str, Any]:  # noqa: 
     return AlertPosting(AlertsSettings(**settings), resend_ns=SECOND_NS).as_json(alert, now=NOW)
 
 
-def test_external_labels_are_on_every_alert_and_replace_none_of_its_own() -> None:
+def test_every_alert_has_the_external_labels_which_replace_none_of_its_own() -> None:
     labels = {"alertname": "GpuIncident", "node": "node-a"}
     assert posted(labels, external_labels={"region": "eu"})["labels"] == {"region": "eu", **labels}
 
 
-def test_an_alert_says_where_to_read_on_and_where_it_comes_from() -> None:
+def test_an_alert_links_to_its_runbook_and_its_source() -> None:
     alert = posted(
         {"alertname": "GpuIncident", "kind": "xid", "xid": "79", "node": "a/b?c"},
         runbook_url="https://wiki/{alertname}/{kind}{xid}{category}",
@@ -47,7 +47,7 @@ def test_an_alert_says_where_to_read_on_and_where_it_comes_from() -> None:
         {"alertname": "GpuIncident", "kind": "gpu_lost"},
     ],
 )
-def test_the_documented_address_of_what_to_do_is_that_of_the_page(labels: dict[str, str]) -> None:
+def test_the_documented_runbook_address_is_that_of_the_page(labels: dict[str, str]) -> None:
     page = (Path(__file__).parents[4] / "docs" / "guides" / "alerts.md").read_text()
     (template,) = re.findall(r"RUNBOOK_URL='(.*?)'", page)
     address = posted(labels, runbook_url=template)["annotations"]["runbook_url"]
@@ -55,13 +55,13 @@ def test_the_documented_address_of_what_to_do_is_that_of_the_page(labels: dict[s
     assert f"`…{address.removeprefix(begin)}`" in page
 
 
-def test_an_alert_has_no_address_where_none_is_set() -> None:
+def test_an_alert_has_no_address_if_none_is_configured() -> None:
     alert = posted({"alertname": "GpuIncident"})
     assert "generatorURL" not in alert
     assert "runbook_url" not in alert["annotations"]
 
 
-def test_an_alert_names_whom_it_is_routed_to() -> None:
+def test_an_alert_names_the_team_to_which_it_is_routed() -> None:
     words = IncidentWords(
         AlertsSettings(pod_labels=["team", "app.kubernetes.io/name"], namespace_labels=["cost"])
     )
@@ -99,7 +99,7 @@ def test_an_alert_names_whom_it_is_routed_to() -> None:
     assert "x" not in named.values()
 
 
-def test_an_incident_of_several_containers_names_none() -> None:
+def test_an_incident_of_several_containers_names_no_container() -> None:
     one = incident(START_NS)
     given = [
         DeviceAllocation(
@@ -141,7 +141,7 @@ def test_an_incident_of_several_containers_names_none() -> None:
         ({"generator_url": "wiki"}, "generator_url: "),
     ],
 )
-def test_what_no_alert_can_carry_is_refused_with_its_setting(
+def test_a_setting_that_no_alert_can_carry_is_rejected_by_name(
     settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):

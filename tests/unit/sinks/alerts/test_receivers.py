@@ -1,4 +1,4 @@
-"""What is sent to Alertmanagers, beside what the sink's tests hold: failures that are our own."""
+"""Requests to Alertmanagers that fail by a defect of our own."""
 
 import asyncio
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class BrokenClient(AlertmanagerClient):
         raise ZeroDivisionError
 
 
-async def test_a_defect_in_sending_is_raised_and_not_waited_for() -> None:
+async def test_a_defect_in_sending_is_raised_and_not_retried() -> None:
     alerts, now = ActiveAlerts(), Now(time_ns=START_NS, monotonic_ns=START_NS)
     alerts.hold({"alertname": "A"}, {}, at_ns=START_NS, hold_ns=SECOND_NS, now=now)
     async with open_http(headers={}, timeout_seconds=10.0) as http, asyncio.timeout(HANG_SECONDS):

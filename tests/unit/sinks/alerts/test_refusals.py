@@ -1,4 +1,4 @@
-"""Alertmanagers that refuse alerts, and answers that say nothing of them."""
+"""Alertmanagers that reject alerts, and responses that are unrelated to alerts."""
 
 import asyncio
 
@@ -33,7 +33,7 @@ from tests.unit.sinks.receiver import Answer, receiving
 
 
 @pytest.mark.parametrize("status", [401, 404])
-async def test_an_address_or_a_login_that_is_wrong_is_known_before_the_first_alert(
+async def test_a_wrong_address_or_login_is_detected_before_the_first_alert(
     status: int,
 ) -> None:
     on, readiness, is_wrong = bus(), Readiness(), {True}
@@ -53,7 +53,7 @@ async def test_an_address_or_a_login_that_is_wrong_is_known_before_the_first_ale
     assert alerts(receiver) == []
 
 
-async def test_an_address_that_becomes_wrong_while_nothing_is_due_is_known_within_a_minute() -> (
+async def test_an_address_that_becomes_wrong_while_nothing_is_due_is_detected_within_a_minute() -> (
     None
 ):
     on, readiness, is_wrong = bus(), Readiness(), set[str]()
@@ -84,7 +84,7 @@ NOT_OF_THE_ALERTS = [
     Answer(302, "", {"Location": "/login"}),
     Answer(200, "<html>Please log in</html>", {"Content-Type": "text/html; charset=utf-8"}),
 ]
-"""What a wrong address, a wrong password or a proxy answers."""
+"""Responses to a wrong address or password, and those of a proxy."""
 
 
 @pytest.mark.parametrize("answer", NOT_OF_THE_ALERTS, ids=lambda answer: answer.text)
@@ -107,7 +107,7 @@ async def test_an_unrelated_response_is_retried_and_reported(
     assert all(f"{receiver.url}: {answer.status}" in detail for detail in failed.values())
 
 
-async def test_an_alertmanager_that_is_not_there_takes_nothing_in_place_of_another() -> None:
+async def test_alerts_for_a_missing_alertmanager_are_not_accepted_by_another() -> None:
     on = bus()
     nowhere, away = [Answer(404, "no such page")] * 20, [Answer(503)] * 3
     async with (
@@ -130,7 +130,7 @@ async def test_an_alertmanager_that_is_not_there_takes_nothing_in_place_of_anoth
     ],
     ids=lambda answer: answer.text,
 )
-async def test_an_alert_that_is_refused_holds_up_nothing_and_is_said_for_ten_minutes(
+async def test_a_rejected_alert_delays_no_other_and_is_reported_for_ten_minutes(
     answer: Answer,
 ) -> None:
     on, readiness = bus(), Readiness()
@@ -160,7 +160,7 @@ async def test_an_alert_that_is_refused_holds_up_nothing_and_is_said_for_ten_min
 
 
 @pytest.mark.parametrize("answer", [REFUSED, TOO_LARGE], ids=["invalid", "too large"])
-async def test_of_alerts_that_are_refused_together_each_good_one_is_told(answer: Answer) -> None:
+async def test_each_good_alert_of_a_rejected_request_is_delivered(answer: Answer) -> None:
     on, dropped = bus(), rejected()
     bad = b'"13"'
     await publish_incidents(on, 11, 12, 13, 14)
@@ -177,12 +177,12 @@ async def test_of_alerts_that_are_refused_together_each_good_one_is_told(answer:
     assert rejected() - dropped == 1
 
 
-async def test_a_good_incident_is_told_while_hundreds_are_refused() -> None:
+async def test_a_good_incident_is_delivered_while_hundreds_are_rejected() -> None:
     on, clock = bus(), WaitingClock(START_NS + SECOND_NS)
     bad = range(1, 401)
 
     def refuses(body: bytes) -> Answer:
-        clock.advance(0.5)  # more than all of them together can be asked in before they are due
+        clock.advance(0.5)  # more than all of them together can be tried in before they are due
         some_are = any(int(alert["labels"]["xid"]) in bad for alert in orjson.loads(body))
         return REFUSED if some_are else Answer(200)
 

@@ -1,4 +1,4 @@
-"""What an Alertmanager is sent next: what is new first, and nothing holds up anything else."""
+"""The order in which an Alertmanager gets alerts: new ones first, and none delays the others."""
 
 from collections.abc import Callable, Sequence
 
@@ -23,7 +23,7 @@ def at(seconds: float) -> Now:
 
 
 class Alertmanager:
-    """One that answers what it is posted, each answer taking so long."""
+    """An Alertmanager whose every answer takes the given time."""
 
     def __init__(self, *, seconds: float = 0.0, refuses: Callable[[str], bool]) -> None:
         self.alerts = ActiveAlerts()
@@ -38,7 +38,7 @@ class Alertmanager:
             self.alerts.hold(labels, {}, at_ns=START_NS, hold_ns=3600 * SECOND_NS, now=now)
 
     def post(self) -> list[str]:
-        """Post what comes next; return the names."""
+        """Post the next alerts; return their names."""
         alerts = self.turns.next(self.alerts, now=at(self.now))
         self.now += self._seconds
         names = [dict(alert.labels)["alertname"] for alert in alerts]
@@ -71,9 +71,9 @@ def never(name: str) -> bool:
     return not name
 
 
-def test_what_is_new_goes_before_all_that_is_told_again() -> None:
+def test_new_alerts_are_sent_before_all_that_are_resent() -> None:
     am = Alertmanager(seconds=1.0, refuses=never)
-    for number in range(140):  # one a second: something is due again with every answer
+    for number in range(140):  # one per second: with every answer another one is due again
         am.begin(f"old-{number}")
         am.post()
     am.now += 60
@@ -83,7 +83,7 @@ def test_what_is_new_goes_before_all_that_is_told_again() -> None:
         assert am.post() == [f"new-{number}"]
 
 
-def test_alerts_that_began_one_after_another_are_told_again_together() -> None:
+def test_alerts_that_began_one_after_another_are_resent_together() -> None:
     am = Alertmanager(seconds=1.0, refuses=never)
     for number in range(25):
         am.begin(f"old-{number}")
@@ -94,7 +94,7 @@ def test_alerts_that_began_one_after_another_are_told_again_together() -> None:
     assert len(am.posts[-1]) == 25
 
 
-def test_no_alert_that_stands_waits_longer_than_twice_the_pause_while_others_come() -> None:
+def test_no_active_alert_waits_longer_than_twice_the_interval_while_others_arrive() -> None:
     am = Alertmanager(seconds=1.0, refuses=bad)
     am.begin(*(f"good-{number}" for number in range(50)), *(f"bad-{n}" for n in range(100)))
     reported: dict[str, float] = {}
@@ -106,7 +106,7 @@ def test_no_alert_that_stands_waits_longer_than_twice_the_pause_while_others_com
     assert len(reported) == 50
 
 
-def test_of_alerts_that_are_refused_together_most_good_ones_are_told_soon() -> None:
+def test_most_good_alerts_of_a_rejected_request_are_delivered_soon() -> None:
     am = Alertmanager(refuses=bad)
     names = [f"good-{number}" for number in range(MAX_TOGETHER - 1)]
     am.begin(*names[:77], "bad", *names[77:])
@@ -118,7 +118,7 @@ def test_of_alerts_that_are_refused_together_most_good_ones_are_told_soon() -> N
     assert len([name for post in am.posts[:5] if "bad" not in post for name in post]) > 190
 
 
-def test_what_was_refused_alone_is_offered_again_alone_and_in_its_time() -> None:
+def test_an_alert_that_was_rejected_separately_is_resent_separately_at_its_interval() -> None:
     am = Alertmanager(refuses=bad)
     am.begin("good", "bad-1", "bad-2")
     am.post_all()
@@ -129,7 +129,7 @@ def test_what_was_refused_alone_is_offered_again_alone_and_in_its_time() -> None
     assert sorted(am.posts[seen:]) == [["bad-1"], ["bad-2"], ["good"]]
 
 
-def test_what_changes_after_it_was_refused_drags_down_nothing_that_is_new() -> None:
+def test_a_rejected_alert_that_changes_does_not_take_new_ones_down_with_it() -> None:
     am = Alertmanager(refuses=bad)
     am.begin("bad")
     am.post_all()
@@ -139,7 +139,7 @@ def test_what_changes_after_it_was_refused_drags_down_nothing_that_is_new() -> N
     assert am.post() == ["bad"]
 
 
-def test_new_ones_are_told_while_others_are_found_to_be_refused() -> None:
+def test_new_alerts_are_delivered_while_others_are_being_rejected() -> None:
     am = Alertmanager(seconds=0.06, refuses=bad)
     am.begin(*(f"bad-{number}" for number in range(600)))
     for _ in range(3):
@@ -149,7 +149,7 @@ def test_new_ones_are_told_while_others_are_found_to_be_refused() -> None:
     assert am.post() == ["good"]
 
 
-def test_how_late_it_is_told_is_known_and_what_it_refuses_does_not_count() -> None:
+def test_the_lateness_of_an_alertmanager_excludes_alerts_that_it_rejects() -> None:
     am = Alertmanager(refuses=bad)
     am.begin("good", "bad")
     am.post_all()

@@ -1,4 +1,4 @@
-"""Alertmanagers that are slow, hang or are away: none holds up another, or a poll."""
+"""Alertmanagers that are slow, hang or are unavailable delay neither others nor polls."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -37,8 +37,8 @@ from tests.unit.sinks.builders import (
 from tests.unit.sinks.receiver import Answer, Received, Receiver, receiving
 
 
-async def test_a_new_incident_is_told_next_however_slowly_those_that_stand_are_told_again() -> None:
-    """With every answer more of them are due again, as they began one after another."""
+async def test_a_new_incident_is_sent_next_however_slow_the_resending_of_active_ones() -> None:
+    """With every answer more of them are due again, because they began one after another."""
     on, clock, seconds = bus(), WaitingClock(START_NS + SECOND_NS), [0.0]
 
     def slowly(_: bytes) -> Answer:
@@ -57,7 +57,7 @@ async def test_a_new_incident_is_told_next_however_slowly_those_that_stand_are_t
             await eventually(is_reported(receiver, xid, since=seen))
 
 
-async def test_a_slow_alertmanager_holds_up_no_poll_and_nothing_untold_is_committed() -> None:
+async def test_a_slow_alertmanager_delays_no_poll_and_no_unsent_alert_is_committed() -> None:
     on, clock, may_answer = bus(), WaitingClock(START_NS + SECOND_NS), asyncio.Event()
     at = place_of(NODE, ATTRIBUTED_INCIDENTS.name)
     async with slow(may_answer) as receiver, running(sink(on, receiver, clock=clock)):
@@ -72,7 +72,7 @@ async def test_a_slow_alertmanager_holds_up_no_poll_and_nothing_untold_is_commit
         await eventually(lambda: committed(on, ALERTS.group, at) == 1)
 
 
-async def test_an_alertmanager_that_is_told_late_fails_its_check_until_it_is_not() -> None:
+async def test_the_check_of_an_alertmanager_fails_while_it_gets_alerts_late() -> None:
     on, clock, readiness = bus(), WaitingClock(START_NS + SECOND_NS), Readiness()
     seconds = [100.0]
 
@@ -94,7 +94,7 @@ async def test_an_alertmanager_that_is_told_late_fails_its_check_until_it_is_not
 
 @asynccontextmanager
 async def slow(may_answer: asyncio.Event) -> AsyncIterator[Receiver]:
-    """Run an Alertmanager that answers once it may."""
+    """Run an Alertmanager that answers once the test allows it."""
     receiver = Receiver()
 
     async def answer(request: web.Request) -> web.Response:
@@ -114,7 +114,7 @@ async def slow(may_answer: asyncio.Event) -> AsyncIterator[Receiver]:
         await runner.cleanup()
 
 
-async def test_an_alertmanager_that_hangs_holds_up_no_other() -> None:
+async def test_an_alertmanager_that_hangs_delays_no_other() -> None:
     on = bus()
     at = place_of(NODE, ATTRIBUTED_INCIDENTS.name)
 
@@ -134,7 +134,7 @@ async def test_an_alertmanager_that_hangs_holds_up_no_other() -> None:
         assert len(hung.received) == 1
 
 
-async def test_an_alertmanager_that_is_away_is_left_alone_longer_from_attempt_to_attempt() -> None:
+async def test_attempts_at_an_unavailable_alertmanager_become_less_frequent() -> None:
     on, clock = bus(), WaitingClock(START_NS + SECOND_NS)
     await publish_incidents(on, 1)
     async with (
@@ -147,7 +147,7 @@ async def test_an_alertmanager_that_is_away_is_left_alone_longer_from_attempt_to
         assert len(away.received) <= len(clock.slept) + 1
 
 
-async def test_the_check_of_an_alertmanager_passes_with_an_answer_and_with_nothing_else() -> None:
+async def test_the_check_of_an_alertmanager_passes_only_after_an_answer() -> None:
     on, readiness, is_away = bus(), Readiness(), {True}
     clock = WaitingClock(START_NS + SECOND_NS)
     await publish_incidents(on, 1)
@@ -158,7 +158,7 @@ async def test_the_check_of_an_alertmanager_passes_with_an_answer_and_with_nothi
     ):
         check = readiness.check(f"alerts.alertmanager {away.url}")
         await eventually(lambda: check.has_failed)
-        clock.advance(3600)  # by now nothing stands that it could be told
+        clock.advance(3600)  # by now no alert is active that could be sent
         await eventually(lambda: away.received[-1].body == b"[]")
         seen = len(away.received)
         await eventually(lambda: len(away.received) > seen + 5)
@@ -170,7 +170,7 @@ async def test_the_check_of_an_alertmanager_passes_with_an_answer_and_with_nothi
         assert readiness.check("alerts.receiver").detail == f"{well.url}, {away.url}"
 
 
-async def test_the_receiver_is_away_where_every_alertmanager_is() -> None:
+async def test_the_receiver_is_unavailable_if_every_alertmanager_is() -> None:
     on, readiness, away = bus(), Readiness(), {"one", "other"}
     clock = WaitingClock(START_NS + SECOND_NS)
     check = readiness.check("alerts.receiver")
@@ -197,7 +197,7 @@ async def test_the_receiver_is_away_where_every_alertmanager_is() -> None:
             await eventually(partial(getattr, its_own, "is_ok"))
 
 
-async def test_at_its_end_nothing_is_on_its_way_to_an_alertmanager() -> None:
+async def test_no_request_to_an_alertmanager_is_pending_when_the_sink_has_ended() -> None:
     on = bus()
     await publish_incidents(on, 1)
     async with hanging() as hung:

@@ -1,4 +1,4 @@
-"""Alerts of states stand until their end is told or proven; those of events for their hold."""
+"""Alerts of states fire until an end is reported or proven; those of events for their hold."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ NAMED = (
     "hardware_thermal_slowdown",
     "power_brake_slowdown",
 )
-"""States that an incident of their end names as that of their begin does."""
+"""States whose end has the same fields as their start."""
 
 
 def ended(*kinds: str, **changes: Any) -> AttributedIncident:  # noqa: ANN401  # an incident's fields
@@ -59,7 +59,7 @@ NO_ACTION: dict[str, Any] = {"action": "NONE", "severity": Severity.INFO}
 
 
 class Watched:
-    """A partition's alerts, each of which an Alertmanager has taken."""
+    """The alerts of a partition, each accepted by an Alertmanager."""
 
     def __init__(self) -> None:
         self.of = PartitionAlerts()
@@ -114,7 +114,7 @@ def test_a_state_outlives_the_hold(watched: Watched, report: str) -> None:
         *((kind, ended(*NAMED, "of_a_later_version")) for kind in NAMED),
     ],
 )
-def test_a_state_ends_when_its_end_is_told(
+def test_a_state_ends_when_its_end_is_reported(
     watched: Watched, report: str, end: AttributedIncident
 ) -> None:
     watched.add(REPORTS[report])
@@ -130,7 +130,7 @@ def test_a_state_ends_when_its_end_is_told(
     ],
 )
 @pytest.mark.parametrize("codes", [[79], [79, 79], [79, 63], [13, 79]])
-def test_a_state_ends_when_its_end_is_told_whatever_bursts_came_meanwhile(
+def test_a_state_ends_when_its_end_is_reported_whatever_bursts_came_before(
     watched: Watched, report: str, end: AttributedIncident, codes: list[int]
 ) -> None:
     watched.add(REPORTS[report])
@@ -144,7 +144,7 @@ def test_a_state_ends_when_its_end_is_told_whatever_bursts_came_meanwhile(
 
 
 @pytest.mark.parametrize("kind", NAMED)
-def test_what_is_told_again_by_an_agent_that_starts_is_the_alert_that_stands(
+def test_a_state_that_a_restarted_agent_repeats_is_the_active_alert(
     watched: Watched, kind: str
 ) -> None:
     watched.add(reported(kind))
@@ -155,7 +155,7 @@ def test_what_is_told_again_by_an_agent_that_starts_is_the_alert_that_stands(
     assert watched.firing(6000) == []
 
 
-def test_an_end_of_what_does_not_stand_makes_no_alert(watched: Watched) -> None:
+def test_the_end_of_an_inactive_state_creates_no_alert(watched: Watched) -> None:
     watched.add(REPORTS["sram_threshold_exceeded"])
     watched.add(ended("pcie_link_degraded", present_at_start=True), 1000)
     watched.add(ended("of_a_later_version"), 1000)
@@ -182,17 +182,17 @@ def test_the_end_of_one_state_ends_no_other(watched: Watched, end: str) -> None:
         ("action", "boot-2", False),
     ],
 )
-def test_ticks_in_which_the_gpu_answers_end_what_they_disprove(
+def test_ticks_in_which_the_gpu_answers_end_the_states_that_they_disprove(
     watched: Watched, report: str, boot: str, *, fires: bool
 ) -> None:
     watched.add(REPORTS[report])
     watched.tick(1000, boot=boot)
-    assert len(watched.firing(1000)) == 1  # one answer is no proof
+    assert len(watched.firing(1000)) == 1  # one answer is not a proof
     watched.tick(1001, boot=boot)
     assert bool(watched.firing(1001)) is fires
 
 
-def test_a_gpu_that_is_unresponsive_or_answered_before_it_was_lost_is_still_lost(
+def test_a_gpu_remains_lost_if_it_is_unresponsive_or_answered_only_before_its_loss(
     watched: Watched,
 ) -> None:
     watched.add(reported("gpu_lost", 10))
@@ -203,8 +203,8 @@ def test_a_gpu_that_is_unresponsive_or_answered_before_it_was_lost_is_still_lost
     assert watched.firing(1010) == ["gpu_lost"]
 
 
-def test_an_end_that_comes_within_the_hold_ends_the_alert_with_the_hold(watched: Watched) -> None:
-    """Alertmanager would else notify nobody of a GPU that was lost for a moment."""
+def test_an_end_within_the_hold_ends_the_alert_with_the_hold(watched: Watched) -> None:
+    """Otherwise Alertmanager would not notify anyone of a GPU that was lost briefly."""
     watched.add(REPORTS["lost"])
     watched.add(reported("gpu_recovered", 10), 10)
     assert watched.firing(299) == ["gpu_lost"]
@@ -223,7 +223,7 @@ def test_a_state_of_a_gpu_that_no_tick_names_is_no_longer_sent_after_a_day(
 @pytest.mark.parametrize(
     ("unresponsive", "second_tick", "fires"), [(True, True, True), (False, False, False)]
 )
-def test_a_state_that_is_read_back_is_sent_once_a_tick_says_that_it_is_so(
+def test_a_restored_state_is_sent_once_a_tick_confirms_it(
     watched: Watched, *, unresponsive: bool, second_tick: bool, fires: bool
 ) -> None:
     assert watched.of.restore_incident(REPORTS["lost"], now=at(1000))
@@ -233,7 +233,7 @@ def test_a_state_that_is_read_back_is_sent_once_a_tick_says_that_it_is_so(
     assert bool(watched.firing(1001)) is fires
 
 
-def test_a_state_that_is_read_back_is_sent_after_a_while_where_no_tick_speaks_of_it(
+def test_a_restored_state_is_sent_after_a_while_if_no_tick_mentions_it(
     watched: Watched,
 ) -> None:
     watched.of.restore_incident(REPORTS["lost"], now=at(1000))
@@ -241,7 +241,7 @@ def test_a_state_that_is_read_back_is_sent_after_a_while_where_no_tick_speaks_of
     assert watched.firing(1121) == ["gpu_lost"]
 
 
-def test_what_has_ended_or_is_no_state_is_not_read_back(watched: Watched) -> None:
+def test_ended_states_and_events_are_not_restored(watched: Watched) -> None:
     for one in (
         REPORTS["lost"],
         reported("gpu_recovered"),
@@ -254,7 +254,7 @@ def test_what_has_ended_or_is_no_state_is_not_read_back(watched: Watched) -> Non
     assert watched.firing(1202) == []
 
 
-def test_a_state_that_is_read_back_has_the_identity_that_it_had(watched: Watched) -> None:
+def test_a_restored_state_keeps_its_identity(watched: Watched) -> None:
     watched.add(REPORTS["lost"])
     (before,) = watched.of.alerts
     again = Watched()
@@ -264,7 +264,7 @@ def test_a_state_that_is_read_back_has_the_identity_that_it_had(watched: Watched
     assert (now.labels, now.starts_ns) == (before.labels, before.starts_ns)
 
 
-def test_a_state_told_by_a_clock_that_was_ahead_ends_with_the_next_boot(watched: Watched) -> None:
+def test_a_state_stamped_by_a_fast_clock_ends_with_the_next_boot(watched: Watched) -> None:
     ahead = reported("row_remap_pending", 36_000)
     watched.add(ahead)
     for second in range(1000, 1010):
@@ -272,7 +272,7 @@ def test_a_state_told_by_a_clock_that_was_ahead_ends_with_the_next_boot(watched:
     assert watched.firing(1010) == []
 
 
-def test_a_state_goes_on_where_its_alert_comes_again_after_another_one(watched: Watched) -> None:
+def test_a_state_continues_if_its_alert_returns_after_another_one(watched: Watched) -> None:
     watched.add(reported("xid", 0, xid=79, category="node"))
     watched.add(reported("xid", 1, xid=154, category="context", action="RESET_GPU"), 1)
     watched.add(reported("xid", 600, xid=62, category="node"), 600)
@@ -282,7 +282,7 @@ def test_a_state_goes_on_where_its_alert_comes_again_after_another_one(watched: 
     assert watched.firing(DAY_SECONDS + 1) == []
 
 
-def test_ticks_from_before_a_loss_prove_nothing_where_the_clock_is_ahead(watched: Watched) -> None:
+def test_ticks_from_before_a_loss_prove_nothing_if_the_clock_is_ahead(watched: Watched) -> None:
     watched.add(reported("gpu_lost", 300))
     for second in range(290, 300):
         watched.of.observe(event(second, of=reading(), entries=[]), now=at(second - 300))

@@ -1,4 +1,4 @@
-"""What is acknowledged when: in order, and once all that it brought is answered."""
+"""Offsets are acknowledged in order, once all alerts of their records are answered."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ NOW = Now(time_ns=START_NS, monotonic_ns=START_NS)
 
 
 class RecordedContext(SinkContext):
-    """A context that keeps what it is told, and has nothing else."""
+    """A context that records only acknowledgements."""
 
     def __init__(self) -> None:
         self.acknowledged: list[tuple[TopicPartition, int, int | None]] = []
@@ -37,7 +37,7 @@ class RecordedContext(SinkContext):
 
 
 class Given:
-    """What is unacknowledged to a context, and the alerts that stand."""
+    """The unacknowledged offsets of a context, and the active alerts."""
 
     def __init__(self) -> None:
         self.context, self.unacknowledged, self.alerts = (
@@ -63,7 +63,7 @@ class Given:
         )
 
     def acknowledged(self) -> list[tuple[TopicPartition, int]]:
-        """Return what has been acknowledged by now."""
+        """Return the acknowledgements so far."""
         self.unacknowledged.acknowledge_answered()
         return [(partition, offset) for partition, offset, _ in self.context.acknowledged]
 
@@ -73,14 +73,14 @@ def given() -> Given:
     return Given()
 
 
-def test_what_brought_no_alert_is_acknowledged_at_once(given: Given) -> None:
+def test_a_record_without_an_alert_is_acknowledged_immediately(given: Given) -> None:
     given.add(5)
 
     assert given.acknowledged() == [(AT, 5)]
     assert given.unacknowledged.count() == 0
 
 
-def test_what_comes_later_waits_for_what_came_first_and_holds_up_no_other_partition(
+def test_a_later_record_waits_for_earlier_ones_only_of_its_own_partition(
     given: Given,
 ) -> None:
     first, second = given.begin("first"), given.begin("second")
@@ -96,7 +96,7 @@ def test_what_comes_later_waits_for_what_came_first_and_holds_up_no_other_partit
     assert given.acknowledged() == [(OTHER, 7), (AT, 1), (AT, 3)]
 
 
-def test_an_answer_to_a_later_change_is_one_to_the_earlier(given: Given) -> None:
+def test_an_answer_to_a_later_change_answers_the_earlier_one(given: Given) -> None:
     given.add(1, [given.begin("same")])
     later = given.begin("same")
     assert given.acknowledged() == []
@@ -105,7 +105,7 @@ def test_an_answer_to_a_later_change_is_one_to_the_earlier(given: Given) -> None
     assert given.acknowledged() == [(AT, 1)]
 
 
-def test_an_answer_to_an_earlier_change_is_none_to_a_later(given: Given) -> None:
+def test_an_answer_to_an_earlier_change_does_not_answer_a_later_one(given: Given) -> None:
     earlier = given.begin("same")
     given.add(1, [earlier])
     given.add(2, [given.begin("same")])
@@ -114,7 +114,7 @@ def test_an_answer_to_an_earlier_change_is_none_to_a_later(given: Given) -> None
     assert given.acknowledged() == [(AT, 1)]
 
 
-def test_what_is_waited_for_is_not_forgotten_before_it_is_answered(given: Given) -> None:
+def test_an_alert_that_an_offset_waits_for_is_not_forgotten_before_its_answer(given: Given) -> None:
     alert = given.begin("old")
     given.add(1, [alert])
     late = NOW._replace(monotonic_ns=2 * START_NS)
@@ -124,7 +124,7 @@ def test_what_is_waited_for_is_not_forgotten_before_it_is_answered(given: Given)
     assert given.alerts.forget(now=late) == [alert]
 
 
-def test_of_a_partition_that_is_given_up_nothing_is_acknowledged(given: Given) -> None:
+def test_offsets_of_a_lost_partition_are_not_acknowledged(given: Given) -> None:
     alert = given.begin("one")
     given.add(1, [alert])
     given.unacknowledged.drop(frozenset({AT}))

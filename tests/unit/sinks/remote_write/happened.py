@@ -35,7 +35,7 @@ def incident(
 
 
 def attributed(of: Incident) -> AttributedIncident:
-    """Return it as the join has it of a GPU that nobody uses."""
+    """Return the incident as the join publishes it for an idle GPU."""
     return AttributedIncident(incident=of, pods=[])
 
 

@@ -1,4 +1,4 @@
-"""What is sent of one event where each tick is an interval, without its counters."""
+"""The samples of one event whose tick is an interval, without counters."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Messages for a remote-write client without a sink: bytes as they are, and a few samples."""
+"""Messages for a remote-write client without a sink: given bytes, and a few samples."""
 
 from dataclasses import dataclass
 
@@ -22,21 +22,21 @@ class RawMessage:
     body: bytes = b""
     samples: int = 0
 
-    def encode(self, version: Version) -> bytes:  # as Payload has it
+    def encode(self, version: Version) -> bytes:  # as in Payload
         """Return the bytes."""
         return self.body
 
 
 @dataclass(frozen=True)
 class SampleMessage:
-    """So many series of one gauge, each with a sample."""
+    """A number of series of one gauge, each with a sample."""
 
     samples: int = 1
     time_ms: int = 1_700_000_000_000
     name: str = "gpuledger_test_bytes"
 
     def encode(self, version: Version) -> bytes:
-        """Return a request with them."""
+        """Return a request with the series."""
         metrics = MetricSet([Metric(name=self.name, kind="gauge", help="What a test sends.")])
         groups = [
             SampleGroup(LabelSet([("number", str(number))]), metrics)

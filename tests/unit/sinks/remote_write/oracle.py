@@ -1,4 +1,4 @@
-"""Protobuf's own reading of remote-write 1.0 and 2.0: what the encoder is held against.
+"""Remote-write 1.0 and 2.0 as protobuf itself reads it: the reference for the encoder.
 
 The messages are those of prometheus/prometheus `prompb/remote.proto`, `prompb/types.proto` and
 `prompb/io/prometheus/write/v2/types.proto`, as far as a sender of samples uses them.
@@ -60,7 +60,7 @@ KINDS = ("unknown", "counter", "gauge")
 
 
 class Described(NamedTuple):
-    """What is said of a metric."""
+    """The metadata of a metric."""
 
     kind: str
     help: str
@@ -83,7 +83,7 @@ class Series(NamedTuple):
 
 
 class SeriesV2(NamedTuple):
-    """What 2.0 says of a series beyond that."""
+    """The fields that 2.0 adds to a series."""
 
     series: Series
     start_ms: int
@@ -119,7 +119,7 @@ def parse(body: bytes) -> list[Series]:
 
 
 def parse_metadata(body: bytes) -> dict[str, Described]:
-    """Parse what a request of 1.0 says of metrics."""
+    """Parse the metadata of a request of 1.0."""
     reported = WriteRequest.FromString(body).metadata
     return {
         one.metric_family_name: Described(KINDS[one.type], one.help, one.unit) for one in reported

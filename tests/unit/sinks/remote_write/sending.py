@@ -30,7 +30,7 @@ def sink(
     group: str | None = None,
     **changes: Any,  # noqa: ANN401  # as RemoteWriteSettings takes them
 ) -> asyncio.Future[None]:
-    # What is sent, and when, is the same in both versions; one that is tried first is elsewhere.
+    # Samples and their order are the same in both versions; other tests cover the detection.
     settings = {
         "protocol": "1.0",
         "interval_seconds": 0,
@@ -63,7 +63,7 @@ def dropped(reason: str) -> float:
 
 
 def gauges_of_body(body: bytes) -> list[Series]:
-    """Return the samples less those of the counters, which begin with a 0 before their first."""
+    """Return the samples except those of counters, which begin with an earlier 0."""
     counters = {metric.name for metric in COUNTERS.metrics}
     return [one for one in parse_compressed(body) if one.name not in counters]
 

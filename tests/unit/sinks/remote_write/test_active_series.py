@@ -1,4 +1,4 @@
-"""Ticks to series: values, labels, repetition, and the ends of series."""
+"""Ticks become series: values, labels, repetitions, and the ends of series."""
 
 import struct
 from dataclasses import replace
@@ -105,7 +105,7 @@ def test_entries_become_ratios_of_the_tick() -> None:
     assert named(series, "gpuledger_pod_gpu_power_watts").value == 350.0
 
 
-def test_what_is_booked_on_no_pod_has_series_of_its_own() -> None:
+def test_usage_without_a_pod_has_its_own_series() -> None:
     booked = [entry(category) for category in Category]
     series = encode(ActiveSeries(), event(entries=booked))
 
@@ -115,7 +115,7 @@ def test_what_is_booked_on_no_pod_has_series_of_its_own() -> None:
     assert sorted(filter(None, accounts)) == ["host", "idle", "job", "unattributed"]
 
 
-def test_what_a_job_used_and_what_it_held_unused_name_it() -> None:
+def test_used_and_unused_time_of_a_job_name_the_job() -> None:
     booked = [
         entry(Category.JOB, job_id="7"),
         entry(Category.IDLE, allocated_ns=10**9, job_id="7"),
@@ -129,7 +129,7 @@ def test_what_a_job_used_and_what_it_held_unused_name_it() -> None:
     assert (used.label("allocated_job_id"), unused.label("job_id")) == (None, None)
 
 
-def test_two_containers_without_names_are_one_series_that_sums_them() -> None:
+def test_two_containers_without_names_are_summed_in_one_series() -> None:
     pending = PodDescription(uid="u", state=PodState.PENDING)
     booked = [entry(pod_uid="u", container_id=one, busy_ns=250_000_000) for one in ("a", "b")]
 
@@ -157,7 +157,7 @@ def without(**gone: Any) -> dict[str, Any]:  # noqa: ANN401  # as GpuReading tak
         ({"entries": [entry()]}, set()),
     ],
 )
-def test_a_series_that_the_next_tick_does_not_have_ends_at_that_tick(
+def test_a_series_missing_from_the_next_tick_ends_at_that_tick(
     then: dict[str, Any], ended: set[str]
 ) -> None:
     series = ActiveSeries()
@@ -193,8 +193,8 @@ NAMED = PodDescription(
 
 
 @pytest.mark.parametrize("before", [PENDING, NAMED], ids=lambda each: each.state.value)
-def test_while_a_pod_gets_its_names_no_sum_and_no_counter_sees_it(before: PodDescription) -> None:
-    """The samples of before stay as they were sent; the UID is a label of both."""
+def test_sums_and_counters_do_not_change_while_a_pod_gets_its_name(before: PodDescription) -> None:
+    """Earlier samples remain as sent; the UID is a label of both."""
     series, known = ActiveSeries(), pod()
     counters: list[tuple[Any, ...]] = []
     for tick, described in enumerate((before, before, known, known, before, known)):
@@ -210,16 +210,16 @@ def test_while_a_pod_gets_its_names_no_sum_and_no_counter_sees_it(before: PodDes
         alive = [one for one in now if not is_stale(one)]
         (busy,) = (one for one in alive if one.name == "gpuledger_pod_gpu_busy_ratio")
         assert (busy.value, busy.label("pod_uid")) == (0.5, "uid-train")
-        # What it was called before ends in the tick that has the new name, not a tick later.
+        # The nameless series ends in the tick that has the name, not one tick later.
         assert len(series) == len(alive)
         counters += [(one.labels, one.value) for one in now if one.name.endswith("_total")]
 
-    # A counter is of the device alone: one series that goes on, however its pods are called.
+    # A counter belongs to the device: one series that continues whatever its pods are called.
     assert [value for _, value in counters] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     assert len({labels for labels, _ in counters}) == 1
 
 
-def test_a_node_without_gpus_ends_all_its_series_and_no_other_nodes() -> None:
+def test_a_node_without_gpus_ends_all_its_series_and_those_of_no_other_node() -> None:
     series = ActiveSeries()
     alive = len(encode(series, event(0)))
     encode(series, event(0, node="node-b"))
@@ -227,12 +227,12 @@ def test_a_node_without_gpus_ends_all_its_series_and_no_other_nodes() -> None:
     last = encode(series, event(1, gpus=[], pods=[]))
 
     assert len(last) == alive
-    # The node's last tick is told of a node without GPUs, too.
+    # The last tick of a node without GPUs is sent too.
     assert [one.name for one in last if not is_stale(one)] == [TICK]
     assert len(series) == alive + 1
 
 
-def test_a_node_of_which_nothing_comes_has_its_series_ended_once() -> None:
+def test_the_series_of_an_unresponsive_node_are_ended_once() -> None:
     series = ActiveSeries()
     first = series.encode(samples_of(event(0)), now_ns=100)
     series.encode(samples_of(event(0, node="node-b")), now_ns=200)
@@ -250,8 +250,8 @@ def test_a_node_of_which_nothing_comes_has_its_series_ended_once() -> None:
 
 
 @pytest.mark.parametrize("tick", [0, -1])
-def test_a_tick_that_is_stamped_no_later_than_the_last_goes_on_with_the_series(tick: int) -> None:
-    """As after a clock was set back; the receiver may refuse it, so it is marked."""
+def test_a_tick_with_an_earlier_or_equal_time_continues_the_series(tick: int) -> None:
+    """As after a clock was set back; it is marked because a receiver may reject it."""
     series = ActiveSeries()
     assert not series.encode(samples_of(event(0))).is_behind
 
@@ -261,7 +261,7 @@ def test_a_tick_that_is_stamped_no_later_than_the_last_goes_on_with_the_series(t
     assert not series.encode(samples_of(event(1))).is_behind
 
 
-def test_a_tick_that_others_have_followed_begins_and_ends_no_series() -> None:
+def test_a_tick_from_the_past_begins_and_ends_no_series() -> None:
     series = ActiveSeries()
     now = encode(series, event(9))
 
@@ -274,7 +274,7 @@ def test_a_tick_that_others_have_followed_begins_and_ends_no_series() -> None:
 
 
 @given(st.lists(st.sets(st.integers(0, 4)), min_size=1, max_size=8))
-def test_what_is_alive_is_what_the_last_tick_had(ticks: list[set[int]]) -> None:
+def test_active_series_are_those_of_the_last_tick(ticks: list[set[int]]) -> None:
     series, alive = ActiveSeries(), set[tuple[tuple[str, str], ...]]()
     for number, pods in enumerate(ticks):
         booked = [entry(pod_uid=f"uid-{pod}", container_id=None) for pod in sorted(pods)]
@@ -288,7 +288,7 @@ def test_what_is_alive_is_what_the_last_tick_had(ticks: list[set[int]]) -> None:
         assert len(series) == len(alive)
 
 
-def test_no_series_comes_twice_in_a_tick() -> None:
+def test_no_series_appears_twice_in_a_tick() -> None:
     gpus = [
         books(
             reading(uuid=f"GPU-{number}", index=number),
@@ -302,9 +302,9 @@ def test_no_series_comes_twice_in_a_tick() -> None:
     assert len({one.labels for one in series}) == len(series)
 
 
-def test_every_metric_name_ends_in_its_base_unit() -> None:
+def test_every_metric_name_ends_with_its_base_unit() -> None:
     units = ("_ratio", "_bytes", "_watts", "_celsius", "_hertz", "_seconds", "_joules_total")
-    # What counts nothing, and what is in a resource's own unit.
+    # Gauges that count nothing, and those in a resource's own unit.
     without = ("_info", "_requested", "_up")
     named_metrics = [metric.name for family in FAMILIES for metric in family.metrics]
 
@@ -313,7 +313,9 @@ def test_every_metric_name_ends_in_its_base_unit() -> None:
 
 
 @pytest.mark.parametrize("chosen", [(), ("team",)])
-def test_what_an_event_says_of_a_pod_takes_memory_where_it_is_sent(chosen: tuple[str, ...]) -> None:
+def test_descriptions_of_pods_take_memory_only_if_their_labels_are_sent(
+    chosen: tuple[str, ...],
+) -> None:
     made, held_bytes = EventSeries(SentLabels(pods=chosen)), list[int]()
     for length in (1, 10_000):
         budget = series_budget()
@@ -326,13 +328,13 @@ def test_what_an_event_says_of_a_pod_takes_memory_where_it_is_sent(chosen: tuple
 
 
 def health(*seconds: int, is_past: bool = False) -> list[IntervalSamples]:
-    """Return what is told of a GPU's health, which is read at these times."""
+    """Return the samples of a GPU's health, read at these times."""
     node, record = HealthOfNode("default/node-a", every_ns=10 * SECOND_NS), RECORD
     reported = (node.add(readings(at, healthy()), record, is_past=is_past) for at in seconds)
     return list(chain.from_iterable(reported))
 
 
-def test_a_node_of_which_readings_alone_come_takes_memory_and_gives_it_back() -> None:
+def test_a_node_with_only_readings_takes_memory_and_frees_it() -> None:
     budget = series_budget()
     series = ActiveSeries(budget=budget)
     (reported,) = health(*range(11))
@@ -344,11 +346,11 @@ def test_a_node_of_which_readings_alone_come_takes_memory_and_gives_it_back() ->
     assert budget.held_bytes == 0
 
 
-def test_health_of_a_boot_that_another_has_followed_is_told_no_more() -> None:
+def test_health_of_an_earlier_boot_is_not_sent() -> None:
     assert health(0, 20, is_past=True) == []
 
 
-def test_parts_put_together_are_one_request() -> None:
+def test_combined_parts_are_one_request() -> None:
     series = ActiveSeries()
     ticks = [series.encode(samples_of(event(0, node=node))) for node in ("node-a", "node-b")]
     timed = [timed for tick in ticks for timed in tick.timed]
@@ -359,8 +361,8 @@ def test_parts_put_together_are_one_request() -> None:
     assert first == second
 
 
-def test_series_of_nodes_that_come_once_take_bounded_memory_and_those_that_live_are_kept() -> None:
-    """Partitions share what there is."""
+def test_series_of_one_time_nodes_take_bounded_memory_and_active_ones_are_kept() -> None:
+    """Partitions share the budget."""
     budget = series_budget(100_000)
     here, there = ActiveSeries(budget=budget), ActiveSeries(budget=budget)
     encode(here, event(node="node-a"))
@@ -379,7 +381,7 @@ def test_series_of_nodes_that_come_once_take_bounded_memory_and_those_that_live_
     assert budget.held_bytes == 0
 
 
-def test_the_bytes_of_series_that_ended_are_given_back() -> None:
+def test_the_memory_of_ended_series_is_freed() -> None:
     budget = series_budget()
     series = ActiveSeries(budget=budget)
     series.encode(samples_of(event(node="node-a")), now_ns=1)
@@ -389,8 +391,8 @@ def test_the_bytes_of_series_that_ended_are_given_back() -> None:
     assert (len(series), budget.held_bytes) == (0, 0)
 
 
-def test_a_tick_of_more_things_than_have_series_is_refused() -> None:
-    """What a node says in a few bytes is a hundred times as much in labels."""
+def test_a_tick_with_more_groups_than_the_maximum_is_rejected() -> None:
+    """A few bytes of a record would become a hundred times as many in labels."""
     entries = [entry(Category.HOST), entry(Category.IDLE)]
     gpus = [books(reading(uuid=f"GPU-{number}"), *entries) for number in range(MAX_GROUPS // 4 + 1)]
 
@@ -407,7 +409,7 @@ _GROUPS: Final = [
 
 
 class _OfGroup(NamedTuple):
-    """Which metrics of a group a tick has values of, and when each was 0, if that is known."""
+    """The metrics for which a tick has a value in a group, and their starts, if known."""
 
     group: SeriesGroup
     has_value: list[bool]
@@ -439,11 +441,11 @@ def _as_samples(tick: int, groups: list[_OfGroup]) -> IntervalSamples:
 
 
 @given(st.lists(_groups_of_tick(), min_size=1, max_size=3), st.lists(st.integers(0, 2), min_size=1))
-def test_what_a_tick_has_is_sent_as_if_it_were_the_only_one(
+def test_a_tick_is_sent_the_same_whatever_ticks_came_before(
     kinds: list[list[_OfGroup]], order: list[int]
 ) -> None:
     series = ActiveSeries()
-    # Ticks like the last one, and others in between.
+    # Each tick twice, with other kinds in between.
     for tick, kind in enumerate(chain.from_iterable((n, n) for n in order)):
         samples = _as_samples(tick, kinds[kind % len(kinds)])
         sent = parse_v2(series.encode(samples).encode(Version.V2))

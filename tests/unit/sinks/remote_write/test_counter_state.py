@@ -1,4 +1,4 @@
-"""The state of counters on the bus: a sink goes on where the one before it has committed."""
+"""The state of counters on the bus: a sink continues from the commit of its predecessor."""
 
 import asyncio
 import math
@@ -91,11 +91,11 @@ async def state(on: MemoryBus) -> list[tuple[str, NodeCounters | None]]:
     return found
 
 
-async def test_what_is_committed_lies_before_the_open_interval() -> None:
+async def test_the_committed_offset_is_before_the_open_interval() -> None:
     on = bus()
     await publish(on, *(event(tick) for tick in range(1, 9)))
     async with receiving() as receiver, running(sink(on, receiver)):
-        # Of ticks 1 to 5 the interval is closed by the sixth.
+        # The sixth tick closes the interval of ticks 1 to 5.
         await eventually(is_committed(on, 5))
         assert busy_seconds(receiver.received) == [(0, 0.0), (5, 2.5)]
     ((key, counted),) = await state(on)
@@ -104,7 +104,7 @@ async def test_what_is_committed_lies_before_the_open_interval() -> None:
     assert [boot.seq for boot in counted.boots] == [event(5).seq]
 
 
-async def test_counters_go_on_with_the_next_sink_and_each_tick_is_counted_once() -> None:
+async def test_the_next_sink_continues_counters_and_counts_each_tick_once() -> None:
     on = bus()
     await publish(on, *(event(tick) for tick in range(1, 9)))
     async with receiving() as receiver:
@@ -117,7 +117,7 @@ async def test_counters_go_on_with_the_next_sink_and_each_tick_is_counted_once()
     assert busy_seconds(receiver.received[before:]) == [(10, 5.0)]
 
 
-async def test_counters_go_on_where_names_are_as_long_as_they_may_be() -> None:
+async def test_counters_continue_if_names_have_their_maximum_length() -> None:
     on = bus()
     allocated_to = [
         PodDescription(state=PodState.NAMED, namespace="n" * 63, name="p" * 253),
@@ -135,7 +135,9 @@ async def test_counters_go_on_where_names_are_as_long_as_they_may_be() -> None:
     assert busy_seconds(receiver.received[before:]) == [(10, 5.0)]
 
 
-async def test_a_node_of_which_more_waits_for_names_than_fits_is_counted_without_them() -> None:
+async def test_a_node_with_more_usage_waiting_for_names_than_fits_is_counted_without_names() -> (
+    None
+):
     on = bus()
     refs = [
         EventContainer(container_id=f"{number:064}", pod=number, name=None)
@@ -171,7 +173,7 @@ GAUGES = [
 
 @pytest.mark.parametrize("is_gone", [True, False])
 @pytest.mark.parametrize("name", GAUGES)
-async def test_the_gauges_of_a_pod_that_ended_while_no_sink_ran_end_with_the_next_interval(
+async def test_the_next_interval_ends_the_gauges_of_a_pod_that_ended_while_no_sink_ran(
     name: str, *, is_gone: bool
 ) -> None:
     on = bus()
@@ -192,7 +194,7 @@ async def test_the_gauges_of_a_pod_that_ended_while_no_sink_ran_end_with_the_nex
 
 
 @pytest.mark.parametrize("is_gone", [True, False])
-async def test_the_gauges_of_a_job_that_ended_while_no_sink_ran_end_with_the_next_interval(
+async def test_the_next_interval_ends_the_gauges_of_a_job_that_ended_while_no_sink_ran(
     *, is_gone: bool
 ) -> None:
     on, name = bus(), "gpuledger_category_gpu_busy_ratio"
@@ -211,7 +213,7 @@ async def test_the_gauges_of_a_job_that_ended_while_no_sink_ran_end_with_the_nex
     assert math.isnan(found.value) == is_gone
 
 
-async def test_another_group_counts_by_itself() -> None:
+async def test_another_group_counts_separately() -> None:
     on = bus()
     await publish(on, *(event(tick) for tick in range(1, 7)))
     async with receiving() as first, receiving() as second:
@@ -225,7 +227,7 @@ async def test_another_group_counts_by_itself() -> None:
     }
 
 
-async def test_an_interval_is_closed_without_another_tick_once_none_comes() -> None:
+async def test_an_interval_without_a_later_tick_closes_after_a_while() -> None:
     on, clock = bus(), ManualClock()
     await publish(on, event(1), event(2))
     async with receiving() as receiver, running(sink(on, receiver, clock=clock)):
@@ -237,7 +239,7 @@ async def test_an_interval_is_closed_without_another_tick_once_none_comes() -> N
         assert busy_seconds(receiver.received)[:2] == [(0, 0.0), (2, 1.0)]
 
 
-async def test_a_record_of_the_state_that_cannot_be_read_costs_its_node_alone() -> None:
+async def test_an_unreadable_state_record_affects_only_its_node() -> None:
     on, other = bus(), next(n for n in map(str, range(99)) if n != NODE and is_beside(n))
     for node, value in ((NODE, b"{"), (other, None)):
         await write_state(on, f"{REMOTE_WRITE.group}/default/{node}", value)
@@ -259,7 +261,7 @@ async def write_state(on: MemoryBus, key: str, value: bytes | None) -> None:
 
 
 @pytest.mark.parametrize("key", ["gpuledger-remote-write/x/y/z", "other/default/n", "nothing", ""])
-async def test_what_is_not_of_the_group_is_passed_over(key: str) -> None:
+async def test_records_of_other_groups_are_skipped(key: str) -> None:
     on = bus()
     await write_state(on, key, b"{")
     await publish(on, *(event(tick) for tick in range(1, 7)))
@@ -284,7 +286,9 @@ async def test_counters_of_nodes_that_are_long_gone_are_removed() -> None:
 
 
 @pytest.mark.parametrize("days", [-20_000, -3, 3, 3_000])
-async def test_counters_of_a_node_with_a_wrong_clock_go_on_beside_others(days: int) -> None:
+async def test_counters_of_a_node_with_a_wrong_clock_continue_independently_of_others(
+    days: int,
+) -> None:
     on = TimedBus(BUS_TOPICS)
     wrong = next(n for n in map(str, range(99)) if is_beside(n))
     shift_ns = days * 86_400 * SECOND_NS
@@ -309,7 +313,7 @@ async def test_counters_of_a_node_with_a_wrong_clock_go_on_beside_others(days: i
 
 @pytest.mark.parametrize("is_done", [False, True])
 @pytest.mark.parametrize("error", [BusUnavailableError("no answer"), FencedError("shut out")])
-async def test_what_could_not_be_committed_is_taken_over_again_and_counted_once(
+async def test_an_uncommitted_batch_is_processed_again_and_counted_once(
     error: Exception, *, is_done: bool
 ) -> None:
     on = TornBus(BUS_TOPICS)
@@ -324,7 +328,7 @@ async def test_what_could_not_be_committed_is_taken_over_again_and_counted_once(
     assert not on.errors or is_done
 
 
-async def test_a_sink_waits_for_the_topic_of_its_state_and_says_so() -> None:
+async def test_a_sink_waits_for_its_state_topic_and_reports_this() -> None:
     counters = bus().topics.counters.name
     on = MemoryBus([topic for topic in BUS_TOPICS if topic.name != counters])
     readiness = Readiness()
@@ -339,7 +343,7 @@ async def test_a_sink_waits_for_the_topic_of_its_state_and_says_so() -> None:
     assert busy_seconds(receiver.received) == [(0, 0.0), (5, 2.5)]
 
 
-async def test_a_sink_to_which_no_partition_is_given_is_ready() -> None:
+async def test_a_sink_without_a_partition_is_ready() -> None:
     on, readiness = bus(), Readiness()
     async with receiving() as receiver, AsyncExitStack() as stack:
         for _ in range(PARTITIONS):
@@ -350,7 +354,7 @@ async def test_a_sink_to_which_no_partition_is_given_is_ready() -> None:
         assert readiness.check("remote_write.counters").is_ok
 
 
-async def test_a_node_whose_clock_stands_still_holds_up_no_offset() -> None:
+async def test_a_node_whose_clock_does_not_advance_blocks_no_offset() -> None:
     on = bus()
     stuck = next(n for n in map(str, range(99)) if is_beside(n))
     for tick in range(60):
@@ -359,7 +363,7 @@ async def test_a_node_whose_clock_stands_still_holds_up_no_offset() -> None:
         await eventually(lambda: (committed(on, REMOTE_WRITE.group, AT) or 0) >= 90)
 
 
-async def test_what_is_written_again_is_not_removed_as_outdated() -> None:
+async def test_a_state_that_is_written_again_is_not_removed_as_outdated() -> None:
     on, clock = bus(), ManualClock()
     back = next(n for n in map(str, range(99)) if is_beside(n))
     async with receiving() as receiver:
@@ -373,7 +377,7 @@ async def test_what_is_written_again_is_not_removed_as_outdated() -> None:
     assert newest[f"{REMOTE_WRITE.group}/default/{back}"] is not None
 
 
-async def test_of_a_node_whose_newest_state_cannot_be_read_no_older_one_counts() -> None:
+async def test_if_the_newest_state_of_a_node_is_unreadable_no_older_one_is_used() -> None:
     on = bus()
     await publish(on, *(event(tick) for tick in range(1, 7)))
     async with receiving() as receiver:

@@ -25,7 +25,7 @@ from gpuledger_sinks.remote_write.write_client import (
 )
 from gpuledger_sinks.settings import OWN_LABELS, RemoteWriteSettings
 from tests.fakes.seconds import Seconds
-from tests.unit.deployment.deployables import ROOT
+from tests.unit.deployment.components import ROOT
 from tests.unit.sinks.builders import (
     SECOND_NS,
     START_NS,
@@ -67,17 +67,17 @@ CONTENT_TYPES = {
 }
 VERSIONS = {"1.0": "0.1.0", "2.0": "2.0.0"}
 NOT_WRITTEN = Answer(204)
-"""What a receiver of 1.0 answers to a request of 2.0 that it takes for an empty one."""
+"""The response of a receiver of 1.0 that reads a request of 2.0 as an empty one."""
 
 
 def written(samples: int, *, status: int = 204, text: str = "", **headers: str) -> Answer:
-    """Return an answer of a receiver that speaks 2.0."""
+    """Return a response of a receiver that implements 2.0."""
     counts = {"X-Prometheus-Remote-Write-Samples-Written": str(samples)}
     return Answer(status, text, {**counts, **headers})
 
 
 def speaking_2_0(body: bytes) -> Answer:
-    """Take requests of either version, and say of 2.0 what was written."""
+    """Accept requests of either version; count the written samples of 2.0."""
     return written(len(parse_compressed(body)))
 
 
@@ -88,14 +88,14 @@ async def write(
     readiness: Readiness | None = None,
     **settings: Any,  # noqa: ANN401  # settings
 ) -> list[int]:
-    """Send each message; return how many samples were written of it."""
+    """Send each message; return how many of its samples were written."""
     given = RemoteWriteSettings(url=f"{url}/push?tenant=a", **settings)
     async with open_client(given, readiness=readiness) as client:
         return [await client.write(one, attempt=attempt) for one in messages or [SampleMessage()]]
 
 
 async def received(**settings: Any) -> Received:  # noqa: ANN401  # settings
-    """Return the one request that a receiver of both versions gets."""
+    """Return the only request that a receiver of both versions gets."""
     async with receiving(by_body=speaking_2_0) as receiver:
         await write(receiver.url, **settings)
     (request,) = receiver.received
@@ -109,7 +109,7 @@ def spoken(requests: list[Received]) -> list[str]:
 
 
 @pytest.mark.parametrize(("protocol", "of"), [("1.0", WriteRequest), ("2.0", RequestV2)])
-async def test_duty_1_a_request_is_protobuf_posted_to_the_whole_url_that_is_set(
+async def test_duty_1_a_request_is_protobuf_posted_to_the_full_configured_url(
     protocol: str,
     of: Any,  # noqa: ANN401  # a class made at run time
 ) -> None:
@@ -138,7 +138,7 @@ async def test_duty_4_the_version_is_a_header(protocol: str) -> None:
     assert request.headers["X-Prometheus-Remote-Write-Version"] == VERSIONS[protocol]
 
 
-async def test_duty_5_the_user_agent_has_name_and_version() -> None:
+async def test_duty_5_the_user_agent_has_a_name_and_a_version() -> None:
     assert re.fullmatch(r"gpuledger/[\w.+-]+", (await received()).headers["User-Agent"])
 
 
@@ -146,7 +146,7 @@ async def test_duty_5_the_user_agent_has_name_and_version() -> None:
     "reserved",
     ["Content-Encoding", "content-type", "User-Agent", "X-Prometheus-Remote-Write-Version"],
 )
-async def test_duty_6_headers_may_be_added_and_the_reserved_ones_not_overridden(
+async def test_duty_6_headers_can_be_added_but_reserved_ones_cannot_be_overridden(
     reserved: str,
 ) -> None:
     with pytest.raises(msgspec.ValidationError, match=f"headers: reserved header: {reserved}"):
@@ -156,7 +156,7 @@ async def test_duty_6_headers_may_be_added_and_the_reserved_ones_not_overridden(
 
 
 @pytest.mark.parametrize("version", Version)
-def test_duty_7_times_are_milliseconds_and_values_doubles(version: Version) -> None:
+def test_duty_7_times_are_milliseconds_and_values_are_doubles(version: Version) -> None:
     body = ActiveSeries().encode(samples_of(event(0, time_ns=START_NS + 1_500_000))).encode(version)
     series = parse(body) if version is Version.V1 else [one.series for one in parse_v2(body)]
     assert {one.time_ms for one in series} == {START_NS // 1_000_000 + 1}
@@ -180,7 +180,7 @@ def parse_any(body: bytes) -> list[Any]:
 
 
 @pytest.mark.parametrize("version", Version)
-def test_duty_9_labels_are_sorted_and_none_is_empty_or_comes_twice(version: Version) -> None:
+def test_duty_9_labels_are_sorted_and_none_is_empty_or_repeated(version: Version) -> None:
     booked = [entry(), entry(pod_uid=None, container_id=None)]
     series = ActiveSeries(external_labels={"Zone": "z", "_a": "b"})
     for one in parse_any(series.encode(samples_of(event(entries=booked))).encode(version)):
@@ -189,7 +189,7 @@ def test_duty_9_labels_are_sorted_and_none_is_empty_or_comes_twice(version: Vers
         assert all(name and value for name, value in one.labels)
 
 
-def test_duty_10_names_are_those_that_every_receiver_takes() -> None:
+def test_duty_10_names_are_valid_for_every_receiver() -> None:
     for family in FAMILIES:
         for metric in family.metrics:
             assert re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*", metric.name)
@@ -197,7 +197,7 @@ def test_duty_10_names_are_those_that_every_receiver_takes() -> None:
         assert re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", label)
 
 
-def test_duty_11_no_label_of_ours_or_of_a_user_is_of_the_systems() -> None:
+def test_duty_11_no_label_is_one_that_prometheus_reserves() -> None:
     assert not [label for label in OWN_LABELS if label.startswith("__")]
     with pytest.raises(
         msgspec.ValidationError, match="invalid Prometheus label name: '__replica__'"
@@ -206,7 +206,7 @@ def test_duty_11_no_label_of_ours_or_of_a_user_is_of_the_systems() -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_duty_12_samples_of_a_series_go_in_the_order_of_their_times(protocol: str) -> None:
+async def test_duty_12_samples_of_a_series_are_sent_in_chronological_order(protocol: str) -> None:
     on = bus()
     await publish(on, *map(event, range(30)))
     async with (
@@ -223,8 +223,8 @@ async def test_duty_12_samples_of_a_series_go_in_the_order_of_their_times(protoc
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_duty_13_two_requests_on_their_way_have_no_series_in_common(protocol: str) -> None:
-    """A partition has one, and a node is in one partition: the next waits for its answer."""
+async def test_duty_13_two_concurrent_requests_have_no_series_in_common(protocol: str) -> None:
+    """A node is in one partition, and a partition waits for the answer to its request."""
     on = bus()
     stuck, goes = (nodes_in(partition)[0] for partition in (0, 1))
 
@@ -246,10 +246,10 @@ async def test_duty_13_two_requests_on_their_way_have_no_series_in_common(protoc
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("number", [14, 16, 29])
-async def test_duties_14_16_29_5xx_and_429_are_tried_again_whole_and_after_a_pause(
+async def test_duties_14_16_29_a_request_is_repeated_whole_and_after_a_pause_on_5xx_and_429(
     protocol: str, number: int
 ) -> None:
-    """Also where a part was written: a receiver that answers so takes it twice (duty_29)."""
+    """Also if a part was written: such a receiver gets that part twice (duty_29)."""
     first = {
         14: Answer(503, "away"),
         16: Answer(429, "slower", {"Retry-After": "9"}),
@@ -277,14 +277,14 @@ async def test_duties_14_16_29_5xx_and_429_are_tried_again_whole_and_after_a_pau
         ("2.0", written(0, status=400, text="no such thing")),
     ],
 )
-async def test_duty_15_what_the_receiver_refuses_or_takes_is_not_sent_again(
+async def test_duty_15_samples_that_the_receiver_rejects_or_accepts_are_not_sent_again(
     protocol: str, answer: Answer
 ) -> None:
     async with receiving(answer, by_body=speaking_2_0) as receiver:
         with pytest.raises(RejectedError, match=f"400 {answer.text}"):
             await write(receiver.url, protocol=protocol)
     assert len(receiver.received) == 1
-    assert await received(protocol=protocol)  # fails where it has come more than once
+    assert await received(protocol=protocol)  # fails if it arrived more than once
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -301,7 +301,7 @@ async def test_duty_17_the_body_is_ignored_on_success_and_shown_verbatim_on_erro
 
 
 @pytest.mark.parametrize("version", Version)
-def test_duty_18_a_series_that_ends_has_a_stale_marker_and_no_other_value_is_one(
+def test_duty_18_a_series_ends_with_a_stale_marker_and_no_other_value_equals_it(
     version: Version,
 ) -> None:
     series = ActiveSeries()
@@ -309,7 +309,7 @@ def test_duty_18_a_series_that_ends_has_a_stale_marker_and_no_other_value_is_one
     ended = series.encode(samples_of(event(1, gpus=[]))).encode(version)
     assert STALE_VALUE not in begun
     values = [struct.pack("<d", one.value) for one in parse_any(ended)]
-    # The node goes on, and its pods are described: those series do not end.
+    # The node continues, and its pods are described: those series do not end.
     lasting = {"gpuledger_node_last_sample_timestamp_seconds", "gpuledger_pod_info"}
     assert lasting <= {one.name for one in parse_any(ended)}
     assert values.count(STALE_VALUE) == len(values) - len(lasting)
@@ -335,7 +335,7 @@ async def test_duty_19_an_outage_of_the_receiver_loses_nothing(protocol: str) ->
     assert {one.time_ms for one in sent} == {START_NS // 10**6 + 1000 * n for n in range(20)}
 
 
-async def test_duty_26_a_2xx_that_says_nothing_of_what_is_written_is_taken_for_415() -> None:
+async def test_duty_26_a_2xx_without_a_count_of_written_samples_counts_as_415() -> None:
     async with receiving(NOT_WRITTEN, NOT_WRITTEN, NOT_WRITTEN) as receiver:
         assert await write(receiver.url, SampleMessage(3), SampleMessage(2)) == [3, 2]
     assert spoken(receiver.received) == ["2.0", "1.0", "1.0"]
@@ -343,7 +343,7 @@ async def test_duty_26_a_2xx_that_says_nothing_of_what_is_written_is_taken_for_4
 
 
 @pytest.mark.parametrize("kind", ["Histograms", "Exemplars"])
-async def test_duty_27_a_count_that_is_missing_in_an_answer_to_2_0_is_zero(kind: str) -> None:
+async def test_duty_27_a_missing_count_in_a_response_to_2_0_is_zero(kind: str) -> None:
     answer = Answer(204, "", {f"X-Prometheus-Remote-Write-{kind}-Written": "0"})
     async with receiving(answer) as receiver:
         assert await write(receiver.url, SampleMessage(3)) == [0]
@@ -351,19 +351,19 @@ async def test_duty_27_a_count_that_is_missing_in_an_answer_to_2_0_is_zero(kind:
 
 
 @pytest.mark.parametrize("count", ["", "-1", "many", "1.5", "9" * 5000])
-async def test_duty_27_what_is_no_count_says_nothing(count: str) -> None:
+async def test_duty_27_an_invalid_count_is_ignored(count: str) -> None:
     headers = {"X-Prometheus-Remote-Write-Samples-Written": count}
     async with receiving(Answer(204, "", headers)) as receiver:
         assert await write(receiver.url) == [1]
     assert spoken(receiver.received) == ["2.0", "1.0"]
 
 
-async def test_duty_27_of_1_0_it_is_not_concluded_that_nothing_was_written() -> None:
+async def test_duty_27_a_missing_count_in_a_response_to_1_0_is_ignored() -> None:
     async with receiving(NOT_WRITTEN) as receiver:
         assert await write(receiver.url, SampleMessage(3), protocol="1.0") == [3]
 
 
-async def test_duty_28_what_is_written_in_part_is_not_sent_again() -> None:
+async def test_duty_28_a_partly_written_request_is_not_sent_again() -> None:
     answer = written(2, status=400, text="no label may be so long")
     async with receiving(answer) as receiver:
         with pytest.raises(PartialWriteError) as caught:
@@ -373,7 +373,7 @@ async def test_duty_28_what_is_written_in_part_is_not_sent_again() -> None:
     assert len(receiver.received) == 1
 
 
-async def test_duty_28_more_than_was_sent_is_all_of_it() -> None:
+async def test_duty_28_a_count_above_the_number_of_samples_means_all() -> None:
     async with receiving(written(7), written(7, status=400)) as receiver:
         assert await write(receiver.url, SampleMessage(3), SampleMessage(3)) == [3, 3]
 
@@ -387,7 +387,7 @@ def unwritten() -> float:
 
 
 def protocols() -> dict[str, float | None]:
-    """Return what the metric says of each version."""
+    """Return the value of the metric for each version."""
     labels = {version: {"sink": "remote_write", "version": version} for version in PROTOCOLS}
     return {
         version: REGISTRY.get_sample_value("gpuledger_sink_protocol_info", of)
@@ -396,7 +396,7 @@ def protocols() -> dict[str, float | None]:
 
 
 def refusing(refused: str, text: str) -> Callable[[bytes], Answer]:
-    """Return what writes all samples but those of a node, and says so."""
+    """Write and count all samples except those of a node."""
 
     def answer(body: bytes) -> Answer:
         series = parse_compressed(body)
@@ -408,7 +408,7 @@ def refusing(refused: str, text: str) -> Callable[[bytes], Answer]:
 
 
 @pytest.mark.parametrize("text", ["out of order sample", "no label may be so long"])
-async def test_duty_28_of_what_is_written_in_part_each_tick_is_put_aside_and_the_rest_counted(
+async def test_duty_28_ticks_of_a_partly_written_request_become_dead_letters_and_others_count(
     text: str,
 ) -> None:
     on = bus()
@@ -425,13 +425,13 @@ async def test_duty_28_of_what_is_written_in_part_each_tick_is_put_aside_and_the
         await publish_at_once(on, event(2, node=bad), event(2, node=good))
         await eventually(is_committed(on, 5))
 
-    # The first tick of a node begins its counters with a 0 each.
+    # The first tick of a node begins each of its counters with a 0.
     first_tick = parse_compressed(receiver.received[0].body)
     next_tick = [one for one in first_tick if one.time_ms == START_NS // 10**6]
     assert unwritten() - before == len(first_tick)
     written_first, sent_first = len(next_tick), len(next_tick) + len(first_tick)
     first, second, third = await dead_letters(on)
-    # Which of the two was refused is not said; once they go apart it is.
+    # The response does not tell which of the two was rejected; separate requests do.
     assert (first.reason, second.reason) == ("partial", "partial")
     assert f"{written_first} of {sent_first} samples were written: 400 {text}" in first.detail
     assert third.offset == 3
@@ -440,7 +440,7 @@ async def test_duty_28_of_what_is_written_in_part_each_tick_is_put_aside_and_the
     assert len({(one.labels, one.time_ms) for one in sent}) == len(sent)
 
 
-async def test_duty_28_what_was_delivered_before_and_comes_with_new_ticks_is_repeated() -> None:
+async def test_duty_28_delivered_samples_that_are_sent_again_with_new_ticks_are_repeated() -> None:
     on, before = bus(), dropped("repeated")
     await publish(on, *map(event, range(6)))
     first_new_ms = (START_NS + 3 * SECOND_NS) // 10**6
@@ -457,7 +457,7 @@ async def test_duty_28_what_was_delivered_before_and_comes_with_new_ticks_is_rep
     assert len(receiver.received) == 1
 
 
-async def test_duty_28_a_part_of_one_tick_is_put_aside_by_its_own_reason() -> None:
+async def test_duty_28_a_partly_written_tick_becomes_a_dead_letter_with_its_own_reason() -> None:
     on = bus()
     answer = written(1, status=400, text="no label may be so long")
     async with receiving(answer) as receiver, running(sink(on, receiver, protocol="2.0")):
@@ -469,7 +469,7 @@ async def test_duty_28_a_part_of_one_tick_is_put_aside_by_its_own_reason() -> No
 
 
 @pytest.mark.parametrize("samples", [1, 3])
-async def test_duty_30_1_0_is_spoken_from_a_415_on(samples: int) -> None:
+async def test_duty_30_1_0_is_used_after_a_415(samples: int) -> None:
     readiness, before = Readiness(), Answer(415, "I speak prometheus.WriteRequest")
     async with receiving(before) as receiver:
         sent = [SampleMessage(samples), SampleMessage(1)]
@@ -481,9 +481,7 @@ async def test_duty_30_1_0_is_spoken_from_a_415_on(samples: int) -> None:
     assert protocols() == {"1.0": 1, "2.0": 0}
 
 
-async def test_duty_30_1_0_is_spoken_from_a_400_on_where_the_receiver_takes_the_same_in_1_0() -> (
-    None
-):
+async def test_duty_30_1_0_is_used_after_a_400_if_the_receiver_accepts_the_same_in_1_0() -> None:
     def answer(body: bytes) -> Answer:
         is_1_0 = decompress(body)[:1] == b"\x0a"
         return NOT_WRITTEN if is_1_0 else Answer(400, "proto: illegal wireType 7")
@@ -493,8 +491,8 @@ async def test_duty_30_1_0_is_spoken_from_a_400_on_where_the_receiver_takes_the_
     assert spoken(receiver.received) == ["2.0", "1.0", "1.0"]
 
 
-async def test_duty_30_a_sample_that_is_refused_in_both_is_refused_and_decides_nothing() -> None:
-    """A receiver of 1.0, whose first request has a sample that it does not take."""
+async def test_duty_30_a_sample_that_is_rejected_in_both_versions_decides_nothing() -> None:
+    """A receiver of 1.0 whose first request has a sample that it rejects."""
 
     def answer(body: bytes) -> Answer:
         plain = decompress(body)
@@ -511,7 +509,7 @@ async def test_duty_30_a_sample_that_is_refused_in_both_is_refused_and_decides_n
     assert spoken(receiver.received)[-3:] == ["2.0", "1.0", "1.0"]
 
 
-async def test_duty_30_a_receiver_that_has_spoken_2_0_is_not_asked_in_1_0_for_a_400() -> None:
+async def test_duty_30_a_receiver_that_has_answered_2_0_does_not_get_1_0_after_a_400() -> None:
     refused = Answer(400, "no such label")
     async with receiving(written(1), refused, written(0), refused) as receiver:
         given = RemoteWriteSettings(url=receiver.url)
@@ -522,8 +520,8 @@ async def test_duty_30_a_receiver_that_has_spoken_2_0_is_not_asked_in_1_0_for_a_
     assert set(spoken(receiver.received)) == {"2.0"}
 
 
-async def test_duty_30_a_receiver_of_2_0_alone_that_says_no_counts_with_a_400_is_not_left() -> None:
-    """It answers 1.0 with 415; what it refuses in 2.0 is refused."""
+async def test_duty_30_a_receiver_of_only_2_0_without_counts_in_a_400_keeps_2_0() -> None:
+    """It answers 1.0 with 415; samples that it rejects in 2.0 are rejected."""
 
     def answer(body: bytes) -> Answer:
         plain = decompress(body)
@@ -536,10 +534,10 @@ async def test_duty_30_a_receiver_of_2_0_alone_that_says_no_counts_with_a_400_is
             await write(receiver.url, SampleMessage(name="bad_bytes"))
 
 
-async def test_duty_30_a_receiver_of_2_0_alone_is_found_again_after_something_else_answered() -> (
+async def test_duty_30_a_receiver_of_only_2_0_is_detected_again_after_another_server_answered() -> (
     None
 ):
-    """As a proxy that takes everything while the receiver is started anew."""
+    """Such as a proxy that accepts everything while the receiver restarts."""
     async with (
         receiving(NOT_WRITTEN, NOT_WRITTEN, Answer(415, "2.0 alone"), written(1)) as receiver,
         open_client(RemoteWriteSettings(url=receiver.url)) as client,
@@ -552,7 +550,7 @@ async def test_duty_30_a_receiver_of_2_0_alone_is_found_again_after_something_el
 
 
 @pytest.mark.parametrize("protocol", ["1.0", "2.0"])
-async def test_duty_30_what_is_set_is_spoken_whatever_is_answered(protocol: str) -> None:
+async def test_duty_30_the_configured_version_is_used_whatever_the_answer(protocol: str) -> None:
     async with receiving(*[Answer(415, "no")] * 3) as receiver:
         settings = RemoteWriteSettings(url=receiver.url, protocol=protocol)  # type: ignore[arg-type]  # one of them
         async with open_client(settings) as client:
@@ -563,7 +561,7 @@ async def test_duty_30_what_is_set_is_spoken_whatever_is_answered(protocol: str)
 
 
 @pytest.mark.parametrize("answer", [NOT_WRITTEN, Answer(415, "what is that?")])
-async def test_duty_30_where_2_0_is_set_the_receiver_is_waited_for_and_the_setting_named(
+async def test_duty_30_if_2_0_is_configured_the_sink_waits_for_the_receiver_and_names_the_setting(
     answer: Answer,
 ) -> None:
     async with receiving(answer) as receiver:
@@ -585,7 +583,7 @@ async def test_duty_30_where_2_0_is_set_the_receiver_is_waited_for_and_the_setti
         ),
     ],
 )
-async def test_duty_31_no_version_is_concluded_from_what_headers_say_of_it(
+async def test_duty_31_response_headers_do_not_decide_the_version(
     headers: Mapping[str, str], protocol: str
 ) -> None:
     async with receiving(Answer(204, "", headers)) as receiver:
@@ -598,7 +596,7 @@ def speaking_1_0(url: str, clock: Seconds) -> AbstractAsyncContextManager[Remote
     return open_client(settings, monotonic=clock)
 
 
-async def test_metadata_is_told_in_1_0_at_the_start_and_then_now_and_then() -> None:
+async def test_metadata_is_sent_in_1_0_at_the_start_and_then_periodically() -> None:
     clock = Seconds()
     async with receiving() as receiver, speaking_1_0(receiver.url, clock) as client:
         for seconds in (0.0, METADATA_SECONDS / 2, METADATA_SECONDS / 2, 1.0):
@@ -613,7 +611,7 @@ async def test_metadata_is_told_in_1_0_at_the_start_and_then_now_and_then() -> N
     assert reported[0]["gpuledger_gpu_power_watts"].unit == "watts"
 
 
-async def test_a_receiver_that_chokes_on_metadata_gets_the_samples_without() -> None:
+async def test_a_receiver_that_rejects_metadata_gets_the_samples_without_it() -> None:
     def answer(body: bytes) -> Answer:
         return Answer(400, "what is field 3?") if parse_metadata(decompress(body)) else NOT_WRITTEN
 
@@ -621,7 +619,7 @@ async def test_a_receiver_that_chokes_on_metadata_gets_the_samples_without() -> 
         assert await write(receiver.url, protocol="1.0") == [1]
 
 
-async def test_metadata_is_told_anew_to_a_receiver_that_was_away() -> None:
+async def test_metadata_is_sent_again_to_a_receiver_that_was_unavailable() -> None:
     clock = Seconds()
     async with receiving() as receiver, speaking_1_0(receiver.url, clock) as client:
         await client.write(SampleMessage(), attempt=0)
@@ -638,8 +636,8 @@ async def test_metadata_is_told_anew_to_a_receiver_that_was_away() -> None:
 NOT_OURS = {24: "events have no exemplars", 25: "nor native histograms"}
 
 
-def test_every_duty_that_is_a_senders_of_samples_has_a_test_and_a_row_of_the_page() -> None:
-    """Those without one are of what is not sent."""
+def test_every_duty_of_a_sender_of_samples_has_a_test_and_a_row_of_the_page() -> None:
+    """Duties without a test concern data that gpuledger does not send."""
     tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     tested = {int(number) for number in re.findall(r"def test_duty_(\d+)_", tests)}
     for several in re.findall(r"def test_duties_((?:\d+_)+)", tests):

@@ -1,4 +1,4 @@
-"""What an event's entries become: idle by its holder, activity, and a node's gaps."""
+"""The series of an event's entries: idle by allocatee, activity, and a node's gaps."""
 
 from fractions import Fraction
 
@@ -59,7 +59,7 @@ def ended_allocatees(series: list[Series]) -> set[str | None]:
     return {one.label("allocated_pod") for one in series if one.name == IDLE and is_stale(one)}
 
 
-def test_idle_has_a_series_for_each_holder_and_one_for_what_nobody_holds() -> None:
+def test_idle_time_has_a_series_for_each_allocatee_and_one_for_unallocated_time() -> None:
     booked = [
         idle(0.25, 0),
         idle(0.125, 1),
@@ -82,8 +82,8 @@ def test_idle_has_a_series_for_each_holder_and_one_for_what_nobody_holds() -> No
     assert sum(one.value for one in series if one.name == IDLE) == 1.0
 
 
-def test_what_is_settled_of_ticks_before_is_in_no_gauge() -> None:
-    """It is of other ticks than the sample's: who wants it asks the store."""
+def test_late_adjustments_are_in_no_gauge() -> None:
+    """They belong to other ticks than the sample's; the store has them."""
     without, settled = event(), event(late_adjustments=[settlement()])
 
     assert values_of(settled) == values_of(without)
@@ -95,7 +95,7 @@ def test_what_is_settled_of_ticks_before_is_in_no_gauge() -> None:
     energy_millijoules=st.integers(0, MAX_TICK_MILLIJOULES),
     interval_ns=st.integers(1, MAX_INTERVAL_NS),
 )
-def test_the_whole_numbers_of_an_entry_can_be_had_back_from_its_series_digit_for_digit(
+def test_the_whole_numbers_of_an_entry_can_be_recovered_exactly_from_its_series(
     busy_ns: int, memory_bytes: int, energy_millijoules: int, interval_ns: int
 ) -> None:
     booked = entry(
@@ -111,7 +111,7 @@ def test_the_whole_numbers_of_an_entry_can_be_had_back_from_its_series_digit_for
 
 
 def test_containers_without_names_are_summed_in_whole_numbers() -> None:
-    """In floats three tenths would be more than 0.3."""
+    """As floats, three tenths would be more than 0.3."""
     parts = [entry(pod_uid="uid", container_id=one, busy_ns=100_000_000) for one in "abc"]
 
     values = values_of(event(entries=parts, pods=[]))
@@ -120,7 +120,7 @@ def test_containers_without_names_are_summed_in_whole_numbers() -> None:
     assert busy == 0.3
 
 
-def test_what_one_container_holds_in_several_parts_is_one_series_that_sums_them() -> None:
+def test_several_allocations_of_one_container_are_summed_in_one_series() -> None:
     booked = [idle(0.25, 0), idle(0.5, 0)]
 
     series = encode(ActiveSeries(), event(entries=booked, allocated_to=[holder()]))
@@ -128,8 +128,10 @@ def test_what_one_container_holds_in_several_parts_is_one_series_that_sums_them(
     assert holders(series) == {"notebook-0": 0.75}
 
 
-def test_what_a_foreign_holder_holds_is_told_without_names_and_from_what_is_free() -> None:
-    """A node's word for a pod that is not placed on it reaches no series."""
+def test_allocated_time_of_a_foreign_pod_is_sent_without_names_and_separate_from_free_time() -> (
+    None
+):
+    """A node's claim about a pod that is not scheduled on it reaches no series."""
     allocated = event(
         entries=[idle(0.25, allocation=0), idle(0.5, allocation=1), idle(0.25)],
         allocated_to=[PodDescription(state=PodState.FOREIGN)] * 2,
@@ -140,7 +142,7 @@ def test_what_a_foreign_holder_holds_is_told_without_names_and_from_what_is_free
     assert {one.label("allocated_pod") for one in found} == {None}
 
 
-def test_a_holder_that_lets_go_has_its_series_ended_at_that_tick() -> None:
+def test_an_allocatee_that_frees_its_gpu_has_its_series_ended_at_that_tick() -> None:
     series = ActiveSeries()
     allocated = event(0, entries=[idle(0.25, 0), idle(0.75, 1)], allocated_to=HELD)
     assert holders(encode(series, allocated)) == {"notebook-0": 0.25, "chat-0": 0.75}
@@ -155,7 +157,7 @@ def test_a_holder_that_lets_go_has_its_series_ended_at_that_tick() -> None:
 
 
 @pytest.mark.parametrize("position", [0, 7])
-def test_a_holder_that_the_event_does_not_list_is_refused_and_changes_nothing(
+def test_an_allocatee_that_the_event_does_not_list_is_rejected_and_changes_nothing(
     position: int,
 ) -> None:
     series = ActiveSeries()
@@ -170,7 +172,7 @@ def test_a_holder_that_the_event_does_not_list_is_refused_and_changes_nothing(
     assert stale_names(encode(series, event(1, entries=[idle(1.0)]))) == set()
 
 
-def test_activity_becomes_ratios_of_the_tick_where_the_chip_counts_it() -> None:
+def test_activity_becomes_ratios_of_the_tick_if_the_chip_counts_it() -> None:
     counted = reading(sm_active_ratio=0.3, tensor_active_ratio=0.15)
     booked = [
         entry(busy_ns=1_000_000_000),
@@ -190,7 +192,7 @@ def test_activity_becomes_ratios_of_the_tick_where_the_chip_counts_it() -> None:
     )
 
 
-def test_a_gap_is_a_sample_of_the_node_at_the_tick_after_it_and_at_no_other() -> None:
+def test_a_gap_is_a_sample_of_its_node_only_at_the_first_tick_after_it() -> None:
     series = ActiveSeries()
     encode(series, event(0))
 
@@ -210,8 +212,8 @@ def test_a_gap_is_a_sample_of_the_node_at_the_tick_after_it_and_at_no_other() ->
     assert stale_names(last) == set()
 
 
-def test_what_each_holds_is_a_series_of_its_own_whatever_is_known_of_use() -> None:
-    """Its labels say nothing of use, so it goes on where the GPU does not answer any more."""
+def test_each_allocation_has_its_own_series_whatever_is_known_of_its_usage() -> None:
+    """Its labels do not depend on usage, so it continues if the GPU stops answering."""
     series = ActiveSeries()
     before = encode(
         series, allocated_event(0, entry(Category.IDLE, allocation=0, allocated_ns=SECOND_NS))
@@ -226,7 +228,7 @@ def test_what_each_holds_is_a_series_of_its_own_whatever_is_known_of_use() -> No
     assert ALLOCATED_SERIES not in stale_names(lost)
 
 
-def test_a_holder_that_is_gone_ends_by_a_stale_marker() -> None:
+def test_the_series_of_a_removed_allocatee_ends_with_a_stale_marker() -> None:
     series = ActiveSeries()
     encode(series, allocated_event(0, entry(Category.IDLE, allocation=0, allocated_ns=SECOND_NS)))
     after = encode(series, allocated_event(1, entry(Category.IDLE, allocated_ns=SECOND_NS)))
@@ -239,7 +241,7 @@ def test_a_holder_that_is_gone_ends_by_a_stale_marker() -> None:
     assert gone.label("allocated_pod") == "notebook-0"
 
 
-def test_a_gap_of_a_gpu_is_a_sample_in_the_ticks_in_which_it_did_not_answer() -> None:
+def test_a_gap_of_a_gpu_is_a_sample_in_the_ticks_in_which_the_gpu_did_not_answer() -> None:
     series = ActiveSeries()
     encode(series, allocated_event(0, entry(Category.IDLE, allocated_ns=SECOND_NS)))
     lost = [named(encode(series, lost_event(tick)), GAP_SERIES).value for tick in (1, 2)]
@@ -260,7 +262,7 @@ def allocated_event(tick: int, *entries: Entry) -> GpuEvent:
 
 
 def lost_event(tick: int) -> GpuEvent:
-    """Return an event of a GPU that did not answer, and is held as before."""
+    """Return an event of an allocated GPU that did not answer."""
     nothing = {"busy_ns": None, "memory_bytes": None, "energy_millijoules": None}
     left = entry(Category.IDLE, allocation=0, allocated_ns=SECOND_NS, **nothing)
     unknown = {"busy_method": None, "memory_method": None, "energy_method": None}
@@ -269,7 +271,7 @@ def lost_event(tick: int) -> GpuEvent:
     return event(tick, gpus=[of_gpu], allocated_to=HELD)
 
 
-def test_a_gpu_of_which_no_slices_are_said_is_a_board_and_an_instance_has_no_part_of_one() -> None:
+def test_a_gpu_without_known_slices_counts_as_whole_and_its_instances_have_no_share() -> None:
     allocated = entry(Category.IDLE, allocated_ns=SECOND_NS)
     part = reading(uuid="MIG-1", parent_uuid="GPU-a", gpu_instance=1)
     series = encode(
@@ -282,7 +284,7 @@ def test_a_gpu_of_which_no_slices_are_said_is_a_board_and_an_instance_has_no_par
     assert named(series, names[1]).value == 1.0
 
 
-def test_of_a_cut_board_of_which_an_instance_says_no_slices_nobody_knows_what_is_left() -> None:
+def test_the_free_share_of_a_partitioned_gpu_is_unknown_if_an_instance_lacks_its_slices() -> None:
     allocated = entry(Category.IDLE, allocated_ns=SECOND_NS)
     cut = reading(mig_enabled=True)
     unknown = books(cut, allocated, compute_slices=None, gpu_compute_slices=7)

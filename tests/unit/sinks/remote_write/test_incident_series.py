@@ -1,4 +1,4 @@
-"""What the remote-write sink sends of incidents: each once, behind a 0, over crashes and moves."""
+"""The incident series of the remote-write sink: each counted once, after a 0, despite crashes."""
 
 import math
 from collections.abc import Iterable
@@ -54,7 +54,7 @@ def is_counted(on: MemoryBus, number: int) -> bool:
     return committed(on, REMOTE_WRITE.group, INCIDENTS_AT) == number
 
 
-async def test_an_xid_is_sent_behind_a_0_and_each_kind_of_the_gpu_from_0_on() -> None:
+async def test_an_xid_is_sent_after_a_0_and_every_kind_of_the_gpu_starts_at_0() -> None:
     on = bus()
     async with receiving() as receiver, running(sink(on, receiver)):
         await publish(on, event(0), event(10))
@@ -74,11 +74,11 @@ async def test_an_incident_that_is_delivered_twice_is_counted_once() -> None:
     async with receiving() as receiver:
         async with running(sink(on, receiver)):
             await publish(on, event(0))
-            # Else it may be the next sink that sends it, with which incidents wait for their time.
+            # Otherwise the next sink might send it; incidents then wait for their time.
             await eventually(is_committed(on, 1))
             await publish_incidents(on, one, another, one)
             await eventually(lambda: is_counted(on, 3))
-        # The next sink knows them, too.
+        # The next sink recognizes them, too.
         async with running(sink(on, receiver)):
             await publish_incidents(on, another)
             await eventually(lambda: is_counted(on, 4))
@@ -90,7 +90,7 @@ async def test_an_incident_that_is_delivered_twice_is_counted_once() -> None:
 
 @pytest.mark.parametrize("is_done", [False, True])
 @pytest.mark.parametrize("error", [BusUnavailableError("no answer"), FencedError("shut out")])
-async def test_what_could_not_be_committed_is_not_sent_and_counted_once(
+async def test_an_uncommitted_incident_is_not_sent_and_is_counted_once(
     error: Exception, *, is_done: bool
 ) -> None:
     on = TornBus(BUS_TOPICS)
@@ -106,7 +106,7 @@ async def test_what_could_not_be_committed_is_not_sent_and_counted_once(
         assert values == sorted(values)
 
 
-async def test_counters_go_on_where_partitions_have_moved() -> None:
+async def test_counters_continue_after_partitions_have_moved() -> None:
     on = bus()
     async with receiving() as receiver, running(sink(on, receiver)):
         await publish_incidents(on, incident(1))
@@ -126,7 +126,7 @@ async def test_counters_go_on_where_partitions_have_moved() -> None:
     assert (values[0], values[-1]) == (0, 3)
 
 
-async def test_a_receiver_that_refuses_counters_of_incidents_costs_no_tick() -> None:
+async def test_a_receiver_that_rejects_incident_counters_costs_no_tick() -> None:
     on = bus()
     dead_letters_before = dead_letters()
 
@@ -153,7 +153,7 @@ def dead_letters() -> float:
     )
 
 
-async def test_a_group_that_begins_counts_no_incident_of_long_ago() -> None:
+async def test_a_new_group_does_not_count_old_incidents() -> None:
     on, before = bus(), dropped("too_old")
     long_ago = incident(1, time_ns=START_NS - 2 * NS_PER_HOUR)
     await publish_incidents(on, long_ago, incident(2))
@@ -161,7 +161,7 @@ async def test_a_group_that_begins_counts_no_incident_of_long_ago() -> None:
         await eventually(lambda: is_counted(on, 2))
         await publish(on, event(0))
         await eventually(is_committed(on, 1))
-        # From then on all are: what comes late is news.
+        # From then on all are counted, because late ones are news.
         late = incident(3, time_ns=START_NS - 2 * NS_PER_HOUR)
         await publish_incidents(on, late)
         await eventually(lambda: is_counted(on, 3))
@@ -171,7 +171,7 @@ async def test_a_group_that_begins_counts_no_incident_of_long_ago() -> None:
     assert dropped("too_old") == before + 1
 
 
-async def test_the_series_of_incidents_end_with_their_node() -> None:
+async def test_the_incident_series_of_a_node_end_with_the_node() -> None:
     on, clock = bus(), ManualClock()
     async with receiving() as receiver, running(sink(on, receiver, clock=clock)):
         await publish_incidents(on, incident(1))
@@ -181,7 +181,7 @@ async def test_the_series_of_incidents_end_with_their_node() -> None:
         await eventually(lambda: math.isnan(reported(receiver.received)[-1][1]))
 
 
-async def test_the_first_incident_of_a_group_that_has_begun_counts_however_late_it_is() -> None:
+async def test_the_first_incident_after_a_group_has_started_counts_however_late_it_is() -> None:
     on, clock = bus(), ManualClock()
     async with receiving() as receiver:
         async with running(sink(on, receiver, clock=clock)):

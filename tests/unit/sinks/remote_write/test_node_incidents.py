@@ -1,4 +1,4 @@
-"""What is counted of incidents is their number, whatever comes twice and whoever is killed."""
+"""Incidents are counted exactly, despite repetitions and kills."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,9 +26,9 @@ OTHER_GPU = "GPU-2"
 
 
 class StrictReceiver:
-    """Takes what one sink after another sends of a node as a strict Prometheus does.
+    """Accepts the samples of a node from one sink after another, as a strict Prometheus does.
 
-    A request is one time's samples, and is taken whole or not at all.
+    A request has the samples of one time, and is accepted whole or not at all.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Played:
         )
 
     def tick(self, seconds: int) -> None:
-        """Let time pass, and read and send all ticks there are."""
+        """Let time pass, and process and send all available ticks."""
         self._ticks += seconds
         for number in range(self._read_ticks, self._ticks):
             one = event(number)
@@ -86,7 +86,7 @@ class Played:
         self._read_ticks = self._ticks
 
     def count(self, repeated: int) -> None:
-        """Read the next incident, and then some of those before it once more."""
+        """Read the next incident, and then repeat some of those before it."""
         end = min(self._read_incidents + 1, len(self._incidents))
         again = self._incidents[max(0, end - repeated) : end]
         for one in [*self._incidents[self._read_incidents : end], *again]:
@@ -149,7 +149,7 @@ STEP = st.one_of(
     steps=st.lists(STEP, max_size=24),
     interval_ns=st.sampled_from([0, INTERVAL_NS]),
 )
-def test_counters_grow_by_what_has_happened_whenever_sinks_are_killed_and_never_fall(
+def test_counters_grow_by_the_number_of_incidents_and_never_fall_whenever_sinks_are_killed(
     incidents: list[Incident], steps: list[tuple[str, int]], interval_ns: int
 ) -> None:
     played = Played(incidents, interval_ns=interval_ns)
@@ -169,7 +169,7 @@ def test_counters_grow_by_what_has_happened_whenever_sinks_are_killed_and_never_
 def values_at(
     node: IncidentsOfNode, seconds: int, *, gpus: Sequence[str] = (GPU,)
 ) -> dict[tuple[str, ...], float] | None:
-    """Return what is sent so many seconds after the start, by labels."""
+    """Return the samples at this number of seconds after the start, by labels."""
     time_ns = START_NS + seconds * SECOND_NS
     samples = node.samples(gpus, time_ns=time_ns, interval_ns=INTERVAL_NS)
     if samples is None:
@@ -181,13 +181,13 @@ def node_of(counted: NodeCounters | None = None) -> IncidentsOfNode:
     return IncidentsOfNode(every_ns=10 * SECOND_NS, counted=counted)
 
 
-def test_each_kind_of_a_gpu_begins_with_0_and_an_xid_is_told_of_from_its_first_on() -> None:
+def test_each_kind_of_a_gpu_starts_at_0_and_an_xid_appears_with_its_first_incident() -> None:
     node = node_of()
     assert values_at(node, 0) is None
     assert values_at(node, 10) == {(GPU, kind): 0 for kind in COUNTED_KINDS}
 
 
-def test_what_happens_is_told_with_the_next_interval() -> None:
+def test_an_incident_is_sent_with_the_next_interval() -> None:
     node = node_of()
     values_at(node, 0)
     node.add(incident(xid=48), time_ns=START_NS)
@@ -214,7 +214,7 @@ def test_a_series_has_a_0_before_its_first_value(first: int) -> None:
     assert start_ms == (time_ns - INTERVAL_NS) // 10**6 + 1
 
 
-def test_a_gpu_that_is_in_no_tick_is_told_of_for_a_while_after_its_last_incident() -> None:
+def test_a_gpu_that_is_in_no_tick_is_sent_for_a_while_after_its_last_incident() -> None:
     node = node_of()
     node.add(incident(gpu_uuid="PCI:0000:1b:00"), time_ns=START_NS)
     kept = SENT_NS // SECOND_NS
@@ -225,7 +225,7 @@ def test_a_gpu_that_is_in_no_tick_is_told_of_for_a_while_after_its_last_incident
     assert (values_at(node, kept + 20, gpus=[GPU]) or {})["PCI:0000:1b:00", "79"] == 2
 
 
-def test_an_incident_is_known_again_while_it_is_one_of_the_last() -> None:
+def test_an_incident_is_recognized_while_it_is_one_of_the_last() -> None:
     node = node_of()
     happened = [incident(number) for number in range(MAX_KNOWN_INCIDENTS + 1)]
     assert all(node.add(one, time_ns=START_NS) for one in happened)

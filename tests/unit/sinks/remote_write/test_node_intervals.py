@@ -1,4 +1,4 @@
-"""What is sent of a node's ticks: intervals of event time, and counters that nothing is lost of."""
+"""The samples of a node's ticks: intervals of event time, and counters that lose nothing."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ def record_at(offset: int) -> Record:
 
 
 class Played:
-    """A node whose ticks are counted by sinks that may be killed, each at what was committed."""
+    """A node whose ticks are counted by sinks that may be killed; each resumes at the commit."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Played:
         self._committed, self._offset = (counted, offset), offset
 
     def play(self, *, until: int, commits: bool = True) -> None:
-        """Read on up to an offset, as the sink does; what was counted before is passed over."""
+        """Process the ticks up to an offset as the sink does, and skip counted ones."""
         for offset in range(self._offset, until):
             tick = self._ticks[offset]
             if tick.seq > self.intervals.boots.get(tick.boot_id, -1):
@@ -75,7 +75,7 @@ class Played:
             self._committed = (decoded, self._offset if first is None else first)
 
     def kill(self) -> None:
-        """Begin anew from what was committed."""
+        """Restart from the last commit."""
         self._restart(*self._committed)
 
     def finish(self) -> None:
@@ -83,7 +83,7 @@ class Played:
         self._send(self.intervals.close())
 
     def _send(self, samples: Iterable[IntervalSamples]) -> None:
-        # What is counted of incidents is sent when that is due.
+        # Incident counters are sent at their own interval.
         self.sent += [one for one in samples if not one.is_of_incidents]
 
 
@@ -113,7 +113,7 @@ def replaced(one: GpuEvent, **changes: Any) -> GpuEvent:  # noqa: ANN401  # any 
 
 
 def booked(ticks: Iterable[GpuEvent]) -> dict[tuple[str, str], int]:
-    """Return the sums of the entries of each device, whole, as the counters have them."""
+    """Return the sums of the entries of each device, as whole numbers like the counters."""
     sums: defaultdict[tuple[str, str], int] = defaultdict(int)
     for tick in ticks:
         for of_gpu in tick.gpus:
@@ -131,7 +131,7 @@ def booked(ticks: Iterable[GpuEvent]) -> dict[tuple[str, str], int]:
 
 
 def counted(record: NodeCounters) -> dict[tuple[str, str], int]:
-    """Return the sums of what was counted of each device, with what waits."""
+    """Return the sums of each device's counters, including usage that waits for names."""
     sums: Counter[tuple[str, str]] = Counter()
     for one in [*record.series, *(record.waiting or ())]:
         for name, amount in zip(record.quantities, one.amounts, strict=True):
@@ -140,7 +140,7 @@ def counted(record: NodeCounters) -> dict[tuple[str, str], int]:
 
 
 @given(ticks=drawn_ticks(), interval_ns=st.sampled_from([0, SECOND_NS, INTERVAL_NS]))
-def test_what_is_counted_of_a_device_is_the_sum_of_its_entries_to_the_last_unit(
+def test_the_counters_of_a_device_equal_the_sum_of_its_entries_exactly(
     ticks: list[GpuEvent], interval_ns: int
 ) -> None:
     played = Played(ticks, interval_ns=interval_ns)
@@ -149,7 +149,7 @@ def test_what_is_counted_of_a_device_is_the_sum_of_its_entries_to_the_last_unit(
 
 
 @given(ticks=drawn_ticks(), data=st.data(), interval_ns=st.sampled_from([0, INTERVAL_NS]))
-def test_what_is_sent_again_after_a_crash_is_what_was_sent_before(
+def test_samples_repeated_after_a_crash_equal_those_before_it(
     ticks: list[GpuEvent], data: st.DataObject, interval_ns: int
 ) -> None:
     """Whatever was committed, and wherever the sink was killed."""
@@ -173,7 +173,7 @@ def test_what_is_sent_again_after_a_crash_is_what_was_sent_before(
 
 
 @given(ticks=drawn_ticks())
-def test_no_counter_falls_and_each_begins_with_a_zero_before_its_first_value(
+def test_no_counter_falls_and_each_starts_with_a_zero_before_its_first_value(
     ticks: list[GpuEvent],
 ) -> None:
     played = Played(ticks)
@@ -211,7 +211,7 @@ def play(*ticks: GpuEvent, interval_ns: int = INTERVAL_NS) -> list[IntervalSampl
     return played.sent
 
 
-def test_an_interval_ends_with_the_first_tick_of_the_next_and_bears_the_time_of_its_last() -> None:
+def test_an_interval_ends_with_the_first_tick_of_the_next_and_has_the_time_of_its_last() -> None:
     first = play(*map(event, range(12)))
     assert [one.time_ns % INTERVAL_NS for one in first[:-1]] == [0] * (len(first) - 1)
     assert [one.time_ns for one in first] == sorted({one.time_ns for one in first})
@@ -225,7 +225,7 @@ def test_without_a_length_each_tick_is_sent() -> None:
     assert {maxima_of(family) for family in families}.isdisjoint(families)
 
 
-def test_a_node_whose_clock_is_set_back_waits_for_nothing() -> None:
+def test_a_node_whose_clock_is_set_back_does_not_wait() -> None:
     ahead = event(0, time_ns=START_NS + 3600 * SECOND_NS, seq=1)
     back = [event(tick, seq=10 + tick) for tick in range(6)]
     sent = play(ahead, *back)
@@ -243,7 +243,7 @@ def busy_mean(samples: IntervalSamples) -> dict[str, float]:
 
 
 @given(ticks=drawn_ticks())
-def test_the_means_of_those_who_share_a_device_sum_to_its_mean(ticks: list[GpuEvent]) -> None:
+def test_the_means_of_the_users_of_a_device_sum_to_its_mean(ticks: list[GpuEvent]) -> None:
     for samples in play(*ticks):
         of_interval = [t for t in ticks if interval_of(t.time_ns) == interval_of(samples.time_ns)]
         for uuid in {of_gpu.reading.uuid for tick in of_interval for of_gpu in tick.gpus}:
@@ -263,7 +263,7 @@ def test_the_means_of_those_who_share_a_device_sum_to_its_mean(ticks: list[GpuEv
                 and values[0] is not None
             ]
             covered_ns = sum({tick: interval for _, interval, tick in known}.values())
-            # What is below zero is in no tick's books, and would cancel all digits of the others.
+            # Values below zero are in no tick's books, and would cancel all digits of the others.
             if covered_ns and all(busy >= 0 for busy, *_ in known):
                 assert sum(means) == pytest.approx(sum(busy for busy, *_ in known) / covered_ns)
 
@@ -272,7 +272,7 @@ def interval_of(time_ns: int) -> int:
     return -(-time_ns // INTERVAL_NS)
 
 
-def test_a_device_is_averaged_over_the_ticks_that_have_a_value_and_has_its_maximum() -> None:
+def test_a_device_is_averaged_over_ticks_with_a_value_and_has_its_maximum() -> None:
     watts = [100_000, 300_000, None, 200_000, 200_000]
     ticks = [event(tick + 1, of=reading(power_milliwatts=each)) for tick, each in enumerate(watts)]
     (samples,) = play(*ticks)
@@ -285,7 +285,7 @@ def test_a_device_is_averaged_over_the_ticks_that_have_a_value_and_has_its_maxim
     assert most[names.index("gpuledger_gpu_power_max_watts")] == 300.0
 
 
-def test_a_pod_whose_names_come_within_an_interval_is_described_once() -> None:
+def test_a_pod_whose_names_arrive_within_an_interval_is_described_once() -> None:
     (samples,) = play(pending(1), event(2, entries=[entry()]))
     described = [group.label_values for group in samples.values if group.family is POD_INFO]
     assert described == [("research", "train-0", "uid-train", "StatefulSet", "train")]
@@ -310,7 +310,7 @@ def pending(tick: int) -> GpuEvent:
     )
 
 
-def test_use_waits_for_names_and_is_counted_under_them() -> None:
+def test_usage_waits_for_names_and_is_counted_under_them() -> None:
     sent = play(pending(1), pending(2), *(event(tick, entries=[entry()]) for tick in (6, 7)))
     assert [dict(pod_counters(one)) for one in sent] == [{}, {TRAINER: 2.0}]
     (group,) = sent[1].begun
@@ -318,13 +318,13 @@ def test_use_waits_for_names_and_is_counted_under_them() -> None:
     assert sent[1].starts_ms[group][COUNTED.index("busy_ns")] == start_ms
 
 
-def test_use_that_no_names_come_for_is_counted_under_what_is_known() -> None:
+def test_usage_whose_names_never_arrive_is_counted_under_the_known_labels() -> None:
     ticks = [pending(tick) for tick in range(1, WAITS_NS // SECOND_NS + 12)]
     last = play(*ticks)[-1]
     assert dict(pod_counters(last)) == {("", "", "uid-train", ""): len(ticks) / 2}
 
 
-def test_a_series_goes_on_while_its_container_is_away_and_ends_after_a_while() -> None:
+def test_a_series_continues_while_its_container_is_absent_and_ends_after_a_while() -> None:
     kept = KEPT_NS // SECOND_NS
     away = [event(tick, entries=[entry(Category.IDLE)]) for tick in range(6, kept + 20)]
     sent = play(event(1), *away)
@@ -336,7 +336,7 @@ def test_a_series_goes_on_while_its_container_is_away_and_ends_after_a_while() -
     assert CountedLabels("GPU-a", "pod", *TRAINER).group in back.begun or back.begun
 
 
-def test_use_that_comes_late_counts_in_the_newest_interval() -> None:
+def test_late_usage_counts_in_the_newest_interval() -> None:
     intervals = NodeIntervals(NODE_KEY, values=EventSeries(), interval_ns=INTERVAL_NS)
     sent = list(intervals.add(event(1), record_at(0), is_past=False))
     old = event(-500, boot_id="boot-0")
@@ -348,7 +348,7 @@ def test_use_that_comes_late_counts_in_the_newest_interval() -> None:
     assert busy_mean(samples)
 
 
-def test_what_is_settled_is_counted_beside_the_gross_of_nobody() -> None:
+def test_late_adjustments_are_counted_separately_from_unattributed_usage() -> None:
     nobody = entry(Category.UNATTRIBUTED, busy_ns=SECOND_NS)
     ticks = [
         event(1, entries=[nobody]),
@@ -362,7 +362,7 @@ def test_what_is_settled_is_counted_beside_the_gross_of_nobody() -> None:
     assert found["pod"][busy] == 0.25
 
 
-def test_what_is_held_is_counted_for_its_holder_or_for_nobody() -> None:
+def test_allocated_time_is_counted_for_its_allocatee_or_as_unallocated() -> None:
     idle = [
         entry(Category.IDLE, busy_ns=SECOND_NS, allocation=0, allocated_ns=SECOND_NS // 4),
         entry(Category.IDLE, busy_ns=0, allocated_ns=3 * SECOND_NS // 4),
@@ -375,7 +375,7 @@ def test_what_is_held_is_counted_for_its_holder_or_for_nobody() -> None:
     assert found == {("pod", "research", "notebook-0"): 0.25, ("idle", "", ""): 0.75}
 
 
-def test_a_record_that_points_beyond_its_lists_is_refused() -> None:
+def test_a_record_that_points_beyond_its_lists_is_rejected() -> None:
     played = Played([event(1)])
     played.finish()
     record = played.intervals.take_record("group")
@@ -389,8 +389,7 @@ def test_a_record_that_points_beyond_its_lists_is_refused() -> None:
         )
 
 
-def test_a_device_that_is_not_described_is_no_reason_to_lose_an_event() -> None:
-    """What an event points to and does not list is refused with nothing counted."""
+def test_an_event_that_points_to_an_unlisted_allocation_is_rejected_and_not_counted() -> None:
     intervals = NodeIntervals(NODE_KEY, values=EventSeries(), interval_ns=INTERVAL_NS)
     broken = event(1, gpus=[books(reading(), entry(Category.IDLE, allocation=7))])
     with pytest.raises(ValueError, match="allocation"):
@@ -399,7 +398,7 @@ def test_a_device_that_is_not_described_is_no_reason_to_lose_an_event() -> None:
     assert pod().name == "train-0"
 
 
-def test_use_before_names_that_come_in_the_same_interval_is_counted_under_them() -> None:
+def test_usage_before_names_that_arrive_in_the_same_interval_is_counted_under_them() -> None:
     unnamed = PodDescription(uid="uid-train", state=PodState.PENDING)
     over: dict[str, Any] = {"entries": [entry(Category.IDLE)], "pods": []}
     ticks = [

@@ -1,4 +1,4 @@
-"""The remote-write sink over the bus in memory and a receiver that answers as told."""
+"""The remote-write sink over the bus in memory, with a receiver that answers as configured."""
 
 import asyncio
 import math
@@ -52,7 +52,7 @@ def times(receiver: Receiver) -> list[list[int]]:
     return [ticks_of_body(r.body) for r in receiver.received]
 
 
-async def test_what_waits_goes_in_order_and_in_few_requests() -> None:
+async def test_waiting_ticks_are_sent_in_order_and_in_few_requests() -> None:
     on = bus()
     await publish(on, *map(event, range(40)))
     async with receiving() as receiver, running(sink(on, receiver)):
@@ -62,14 +62,14 @@ async def test_what_waits_goes_in_order_and_in_few_requests() -> None:
         assert len(receiver.received) == 1
 
 
-async def test_what_was_sent_is_committed_each_interval_also_where_nothing_more_comes() -> None:
+async def test_sent_ticks_are_committed_each_interval_even_if_no_more_arrive() -> None:
     on, clock = bus(), ManualClock()
     async with (
         receiving() as receiver,
         running(sink(on, receiver, clock=clock, commit_interval_seconds=5)),
     ):
         await publish(on, event(0))
-        await eventually(is_committed(on, 1))  # the first at once
+        await eventually(is_committed(on, 1))  # the first immediately
         await publish(on, event(1))
         await eventually(lambda: len(receiver.received) == 2)
         clock.advance(4.9)
@@ -80,7 +80,7 @@ async def test_what_was_sent_is_committed_each_interval_also_where_nothing_more_
         await eventually(is_committed(on, 3))
 
 
-async def test_who_ends_commits_what_was_sent_whatever_the_interval() -> None:
+async def test_a_sink_that_ends_commits_the_sent_ticks_whatever_the_interval() -> None:
     on = bus()
     async with (
         receiving() as receiver,
@@ -92,7 +92,7 @@ async def test_who_ends_commits_what_was_sent_whatever_the_interval() -> None:
     assert is_committed(on, 3)()
 
 
-async def test_a_partition_that_is_held_up_holds_up_no_other() -> None:
+async def test_a_partition_that_waits_delays_no_other() -> None:
     on = bus()
     stuck, goes = (nodes_in(partition)[0] for partition in (0, 1))
     failing = Answer(500, "not this one")
@@ -111,7 +111,7 @@ async def test_a_partition_that_is_held_up_holds_up_no_other() -> None:
         assert committed(on, REMOTE_WRITE.group, place_of(stuck)) is None
 
 
-async def test_no_more_is_read_of_a_partition_than_may_wait_there() -> None:
+async def test_a_partition_is_read_no_further_than_its_share_of_the_queue() -> None:
     on = bus()
     stuck, goes = (nodes_in(partition)[0] for partition in (0, 1))
     failing = Answer(500, "not this one")
@@ -131,12 +131,12 @@ async def test_no_more_is_read_of_a_partition_than_may_wait_there() -> None:
         await eventually(lambda: waiting_bytes() >= 5 * event_bytes)
         polls = len(receiver.received)
         await eventually(lambda: len(receiver.received) > polls + 100)
-        # Its quarter of what may wait, as readings have partitions too, and up to a poll.
+        # Its quarter of the queue, because readings have partitions too, plus a poll.
         assert waiting_bytes() < (5 + 3) * event_bytes
 
 
 @pytest.mark.parametrize("refused", [{0}, {7}, {3, 4}, {0, 5, 9}, set(range(10))])
-async def test_a_refused_request_is_divided_until_what_is_refused_is_alone(
+async def test_a_rejected_request_is_divided_until_the_rejected_tick_is_separate(
     refused: set[int],
 ) -> None:
     on = bus()
@@ -153,7 +153,7 @@ async def test_a_refused_request_is_divided_until_what_is_refused_is_alone(
     assert taken == sorted(set(range(10)) - refused)
 
 
-async def test_a_node_that_was_refused_goes_apart_until_it_is_taken_again() -> None:
+async def test_a_rejected_node_is_sent_separately_until_it_is_accepted_again() -> None:
     on, clock, refused = bus(), ManualClock(), {"bad"}
     bad, good = nodes_in(AT.partition)[:2]
 
@@ -173,7 +173,7 @@ async def test_a_node_that_was_refused_goes_apart_until_it_is_taken_again() -> N
         assert nodes_of_body(receiver.received[-1].body) == {bad, good}
 
 
-async def test_what_was_delivered_before_a_crash_is_counted_as_repeated_and_no_loss() -> None:
+async def test_a_tick_delivered_before_a_crash_counts_as_repeated_and_not_as_lost() -> None:
     on = bus()
     await publish(on, *map(event, range(6)))
     delivered = {0, 1, 2}
@@ -194,12 +194,12 @@ async def test_what_was_delivered_before_a_crash_is_counted_as_repeated_and_no_l
 @pytest.mark.parametrize(
     ("case", "refused", "ticks", "output"),
     [
-        ("behind what was taken", 1, [{}, {}, {}], "out of order sample"),
-        ("late by the join's word", 0, [{"late": True}, {}, {}], "out of order sample"),
-        ("older than the receiver takes at all", 0, [{}, {}, {}], "out of bounds"),
+        ("behind accepted samples", 1, [{}, {}, {}], "out of order sample"),
+        ("late according to the join", 0, [{"late": True}, {}, {}], "out of order sample"),
+        ("older than the receiver accepts", 0, [{}, {}, {}], "out of bounds"),
     ],
 )
-async def test_what_was_not_delivered_before_is_no_repetition(
+async def test_a_tick_that_was_not_delivered_before_does_not_count_as_repeated(
     case: str, refused: int, ticks: list[dict[str, Any]], output: str
 ) -> None:
     on = bus()
@@ -214,9 +214,7 @@ async def test_what_was_not_delivered_before_is_no_repetition(
     assert (dead_letter.offset, dead_letter.reason) == (refused, "out_of_order"), case
 
 
-async def test_a_tick_at_which_the_receiver_fails_for_ever_is_put_aside_while_it_takes_others() -> (
-    None
-):
+async def test_a_tick_that_always_fails_becomes_a_dead_letter_if_others_succeed() -> None:
     on, clock = bus(), ManualClock()
     stuck, goes = (nodes_in(partition)[0] for partition in (0, 1))
 
@@ -240,7 +238,7 @@ async def test_a_tick_at_which_the_receiver_fails_for_ever_is_put_aside_while_it
     assert ticks_taken(receiver, answer, node=stuck) == [0, 1, 3, 4]
 
 
-async def test_nothing_is_put_aside_while_the_receiver_fails_at_everything() -> None:
+async def test_no_tick_becomes_a_dead_letter_while_the_receiver_fails_on_everything() -> None:
     on, clock = bus(), ManualClock()
     await publish(on, event(0))
     async with (
@@ -264,7 +262,7 @@ async def test_every_series_has_the_external_labels() -> None:
     assert all(one.label(name) == value for one in sent for name, value in labels.items())
 
 
-async def test_the_labels_that_are_asked_for_stand_on_the_info_series_and_on_no_other() -> None:
+async def test_requested_labels_are_only_on_the_info_series() -> None:
     on = bus()
     await publish(on, event(0))
     async with receiving() as receiver, running(sink(on, receiver, pod_labels=["team"])):
@@ -275,7 +273,7 @@ async def test_the_labels_that_are_asked_for_stand_on_the_info_series_and_on_no_
     }
 
 
-async def test_the_health_of_gpus_is_sent_from_the_readings_beside_the_events() -> None:
+async def test_the_health_of_gpus_is_sent_from_readings_in_addition_to_events() -> None:
     on, clock = bus(), ManualClock()
     reported = [readings(second, healthy(7), healthy(8, "GPU-b")) for second in range(12)]
     async with on.producer() as producer:
@@ -297,7 +295,7 @@ async def test_the_health_of_gpus_is_sent_from_the_readings_beside_the_events() 
     assert "gpuledger_gpu_up" in {one.name for one in sent}
 
 
-async def test_readings_that_are_behind_the_events_are_sent_by_the_next_sink() -> None:
+async def test_readings_that_lag_behind_the_events_are_sent_by_the_next_sink() -> None:
     on = bus()
     of_readings = place_of(NODE, READINGS.name)
     await publish(on, *map(event, range(25)))
@@ -329,7 +327,7 @@ def ticks_of_body(body: bytes) -> list[int]:
 
 
 def taken_by(receiver: Receiver, answer: Callable[[bytes], Answer]) -> list[bytes]:
-    """Return the requests with samples that the receiver took, as it answers them."""
+    """Return the requests with samples that the receiver accepts, given its answers."""
     bodies = (each.body for each in receiver.received)
     return [body for body in bodies if parse_compressed(body) and answer(body).status == 204]
 
@@ -344,7 +342,7 @@ def waiting_bytes() -> float:
     return found or 0.0
 
 
-async def test_nodes_of_one_partition_share_a_request_once_all_is_new() -> None:
+async def test_nodes_of_one_partition_share_a_request_if_all_ticks_are_new() -> None:
     on = bus()
     same = [f"node-{n}" for n in range(40) if place_of(f"node-{n}") == AT][:3]
     async with receiving() as receiver, running(sink(on, receiver)):
@@ -366,7 +364,7 @@ async def test_nodes_of_one_partition_share_a_request_once_all_is_new() -> None:
         [Answer(429, "slower", {"Retry-After": "9"})],
     ],
 )
-async def test_the_same_request_is_repeated_until_it_is_taken(answers: list[Answer]) -> None:
+async def test_the_same_request_is_repeated_until_it_is_accepted(answers: list[Answer]) -> None:
     on, clock = bus(), ManualClock()
     await publish(on, event(0), event(1))
     async with receiving(*answers) as receiver, running(sink(on, receiver, clock=clock)):
@@ -379,7 +377,7 @@ async def test_the_same_request_is_repeated_until_it_is_taken(answers: list[Answ
         assert await dead_letters(on) == []
 
 
-async def test_nothing_is_committed_and_the_check_fails_while_the_receiver_is_away() -> None:
+async def test_nothing_is_committed_and_the_check_fails_while_the_receiver_is_unavailable() -> None:
     on, readiness = bus(), Readiness()
     await publish(on, event(0))
     answers = [Answer(503, "away")] * 1000
@@ -391,7 +389,7 @@ async def test_nothing_is_committed_and_the_check_fails_while_the_receiver_is_aw
         assert committed(on, REMOTE_WRITE.group, AT) is None
 
 
-async def test_a_refused_tick_is_put_aside_with_the_receivers_words_and_the_rest_goes_on() -> None:
+async def test_a_rejected_tick_becomes_a_dead_letter_with_the_receivers_message() -> None:
     on = bus()
     refused, without_samples = Answer(400, "no such tenant"), Answer(204)
     async with (
@@ -417,7 +415,7 @@ async def test_a_refused_tick_is_put_aside_with_the_receivers_words_and_the_rest
     ("refused", "reason", "reports_the_receiver"),
     [("no such tenant", "rejected", True), ("out of order sample", "out_of_order", False)],
 )
-async def test_a_tick_that_is_only_out_of_order_says_nothing_of_the_receiver(
+async def test_a_tick_that_is_only_out_of_order_does_not_fail_the_receivers_check(
     refused: str, reason: str, *, reports_the_receiver: bool
 ) -> None:
     on, readiness, refusing = bus(), Readiness(), set[str]()
@@ -444,7 +442,9 @@ async def test_a_tick_that_is_only_out_of_order_says_nothing_of_the_receiver(
 
 
 @pytest.mark.parametrize("status", [400, 401, 405, 426])
-async def test_a_receiver_that_becomes_another_server_gets_no_event_put_aside(status: int) -> None:
+async def test_no_event_becomes_a_dead_letter_if_the_receiver_is_replaced_by_another_server(
+    status: int,
+) -> None:
     on, readiness, is_another = bus(), Readiness(), set[str]()
     answer = Answer(status, "no such thing here")
     async with (
@@ -476,7 +476,7 @@ async def test_a_receiver_that_becomes_another_server_gets_no_event_put_aside(st
         ),
     ],
 )
-async def test_what_cannot_be_sent_is_put_aside_and_the_stream_goes_on(
+async def test_an_event_that_cannot_be_sent_becomes_a_dead_letter_and_the_stream_continues(
     bad: object, reason: str, detail: str
 ) -> None:
     on = bus()
@@ -499,7 +499,7 @@ async def test_a_tick_published_twice_is_sent_once() -> None:
     assert times(receiver) == [[0, 1, 2]]
 
 
-async def test_ending_marks_nothing_stale_because_the_next_owner_goes_on() -> None:
+async def test_a_sink_that_ends_marks_nothing_stale_because_the_next_owner_continues() -> None:
     on = bus()
     await publish(on, event(0, entries=[entry(Category.IDLE)]))
     async with receiving() as receiver:
@@ -509,7 +509,7 @@ async def test_ending_marks_nothing_stale_because_the_next_owner_goes_on() -> No
         assert times(receiver) == [[0]]
 
 
-async def test_after_an_outage_of_the_receiver_no_series_of_a_node_that_ticks_is_ended() -> None:
+async def test_no_series_of_a_ticking_node_ends_after_an_outage_of_the_receiver() -> None:
     on, clock, is_away = bus(), ManualClock(), {True}
     async with receiving(by_body=lambda _: Answer(503 if is_away else 204)) as receiver:
         await publish(on, event(0))
@@ -541,7 +541,7 @@ async def test_a_node_whose_ticks_wait_to_be_read_is_not_unresponsive() -> None:
     assert not [one for one in sent if math.isnan(one.value)]
 
 
-async def test_what_is_given_up_in_an_outage_is_not_sent_by_who_gave_it_up() -> None:
+async def test_a_partition_lost_during_an_outage_is_not_sent_by_its_former_owner() -> None:
     on, is_away = bus(), {True}
     stays = next(f"n{n}" for n in range(99) if place_of(f"n{n}").partition == 0)
     goes = next(f"n{n}" for n in range(99) if place_of(f"n{n}").partition == 1)
@@ -550,7 +550,7 @@ async def test_what_is_given_up_in_an_outage_is_not_sent_by_who_gave_it_up() -> 
         with capture_logs() as logged:
             async with running(sink(on, receiver)), another_member(on, logged):
                 await publish(on, event(0, node=stays))
-                # Whatever was on its way when the partition was given up has come before this.
+                # Anything in flight when the partition was lost has arrived before this.
                 await eventually(lambda: stays in nodes_of(receiver.received))
                 seen = len(receiver.received)
                 is_away.clear()
@@ -560,7 +560,7 @@ async def test_what_is_given_up_in_an_outage_is_not_sent_by_who_gave_it_up() -> 
     assert nodes_of(receiver.received[seen:]) == {stays}
 
 
-async def test_silent_series_of_a_partition_that_is_given_up_are_not_ended() -> None:
+async def test_series_of_unresponsive_nodes_of_a_lost_partition_are_not_ended() -> None:
     on, clock, is_away = bus(), ManualClock(), set[str]()
     goes = next(f"n{n}" for n in range(99) if place_of(f"n{n}").partition == 1)
     async with receiving(by_body=lambda _: Answer(503 if is_away else 204)) as receiver:
@@ -589,7 +589,7 @@ def nodes_of(received: Iterable[Received]) -> set[str | None]:
 
 @asynccontextmanager
 async def another_member(on: MemoryBus, logged: Sequence[Mapping[str, Any]]) -> AsyncIterator[None]:
-    """Let another member join the group of a sink and take its share, once it has its own."""
+    """Let another member join a sink's group and take its share, once the sink has its own."""
 
     async def polls() -> None:
         async with on.consumer(
@@ -611,7 +611,7 @@ async def another_member(on: MemoryBus, logged: Sequence[Mapping[str, Any]]) -> 
 async def test_the_series_of_a_node_that_became_unresponsive_are_ended() -> None:
     on, clock = bus(), ManualClock()
     await publish(on, event(0))
-    # Nothing of incidents is due.
+    # No incident is due.
     async with (
         receiving() as receiver,
         running(sink(on, receiver, clock=clock, health_interval_seconds=600)),
@@ -629,7 +629,7 @@ async def test_the_series_of_a_node_that_became_unresponsive_are_ended() -> None
     assert {one.time_ms for one in ended} == {START_NS // 1_000_000 + 1}
 
 
-async def test_a_node_that_ticks_is_not_unresponsive_however_seldom_it_is_sent() -> None:
+async def test_a_ticking_node_is_not_unresponsive_however_rarely_it_is_sent() -> None:
     on, clock = bus(), ManualClock()
     async with (
         receiving() as receiver,
@@ -653,7 +653,7 @@ async def test_a_queue_smaller_than_an_event_takes_one_poll_at_a_time(queue_byte
         await eventually(is_committed(on, 5))
 
 
-async def test_ticks_of_a_former_boot_that_come_late_after_a_restart_are_past() -> None:
+async def test_late_ticks_of_an_earlier_boot_are_past_after_a_restart() -> None:
     on, clock = bus(), ManualClock(START_NS + 4000 * SECOND_NS)
 
     def former(*numbers: int) -> list[GpuEvent]:
@@ -675,12 +675,12 @@ async def test_ticks_of_a_former_boot_that_come_late_after_a_restart_are_past() 
         for one in parse_compressed(got.body)
         if one.name == "gpuledger_gpu_busy_seconds_total" and one.label("category") == "pod"
     ]
-    # A counter as it is stored: it never falls.
+    # A counter in the receiver: it never falls.
     assert [value for _, value in sorted(busy)] == sorted(value for _, value in busy)
     assert max(value for _, value in busy) == 4.0
 
 
-async def test_readings_that_are_refused_are_counted_and_the_next_say_them_again() -> None:
+async def test_rejected_readings_are_counted_and_the_next_ones_repeat_them() -> None:
     on, before = bus(), dropped("rejected")
     async with on.producer() as producer:
         for second in range(25):

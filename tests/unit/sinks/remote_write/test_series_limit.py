@@ -45,7 +45,7 @@ def pods_event(tick: int, numbers: Iterable[int], *, node: str = NODE) -> GpuEve
 
 
 def limited(pods: int) -> ActiveSeries:
-    """Return series with room for so many pods on a node."""
+    """Return series with room for this many pods of a node."""
     return ActiveSeries(max_series=pods * OF_A_POD)
 
 
@@ -53,7 +53,7 @@ def pods_in(sent: Sequence[Series]) -> set[str | None]:
     return {one.label("pod") for one in sent if one.label("pod") and not is_stale(one)}
 
 
-def test_a_pod_above_the_limit_is_left_out_in_whole_and_those_that_have_begun_go_on() -> None:
+def test_a_pod_above_the_limit_is_omitted_completely_and_pods_that_have_started_continue() -> None:
     series = limited(2)
     assert pods_in(encode(series, pods_event(0, [1, 2]))) == {"uid-1", "uid-2"}
 
@@ -71,7 +71,7 @@ def test_a_pod_that_ends_makes_room_for_the_next() -> None:
     assert pods_in(encode(series, pods_event(2, [2]))) == {"uid-2"}
 
 
-def test_devices_and_other_nodes_have_all_of_their_series() -> None:
+def test_devices_and_other_nodes_have_all_their_series() -> None:
     series = ActiveSeries(max_series=1)
     unlimited = {one.name for one in encode(ActiveSeries(), pods_event(0, []))}
 
@@ -81,7 +81,7 @@ def test_devices_and_other_nodes_have_all_of_their_series() -> None:
     assert pods_in(encode(limited_by_pods, pods_event(0, [9], node="node-b"))) == {"uid-9"}
 
 
-def test_a_pod_that_has_begun_has_all_that_begins_later() -> None:
+def test_a_pod_that_has_started_gets_all_its_later_series() -> None:
     series = limited(1)
     encode(series, pods_event(0, [1]))
     one = pods_event(1, [1])
@@ -92,7 +92,7 @@ def test_a_pod_that_has_begun_has_all_that_begins_later() -> None:
     assert pods_in(sent) == {"train-0"}
 
 
-def test_a_late_tick_has_what_is_alive_and_what_there_is_room_for() -> None:
+def test_a_late_tick_has_the_active_series_and_those_for_which_there_is_room() -> None:
     series = limited(1)
     encode(series, pods_event(5, [1]))
 
@@ -103,9 +103,7 @@ def test_a_late_tick_has_what_is_alive_and_what_there_is_room_for() -> None:
 
 
 @given(st.lists(st.sets(st.integers(0, 5)), max_size=10), st.integers(1, 6 * OF_A_POD))
-def test_there_are_never_more_series_of_pods_than_the_limit(
-    ticks: list[set[int]], limit: int
-) -> None:
+def test_the_series_of_pods_never_exceed_the_limit(ticks: list[set[int]], limit: int) -> None:
     series = ActiveSeries(max_series=limit)
     for tick, numbers in enumerate(ticks):
         sent = encode(series, pods_event(tick, sorted(numbers)))

@@ -1,4 +1,4 @@
-"""What the series of nodes take of memory, measured, beside what is counted of them."""
+"""The memory of the series of nodes, measured, compared with the counted memory."""
 
 import gc
 import tracemalloc
@@ -30,7 +30,7 @@ class _Memory(NamedTuple):
 
 
 def _tick(node: int, tick: int) -> GpuEvent:
-    """Return a tick as it comes from Kafka: no text is the same object as one of another tick."""
+    """Return a tick as decoded from Kafka: it shares no text object with another tick."""
     name = f"gpu-node-{node:04d}.cluster.example"
     event = own_names(encode(booked(tick, node=name)), node)
     found: GpuEvent = decoder_of("events", GpuEvent).decode(event)
@@ -38,7 +38,7 @@ def _tick(node: int, tick: int) -> GpuEvent:
 
 
 def _keep(nodes: range, version: Version) -> tuple[ActiveSeries, list[NodeIntervals], int]:
-    """Return what is kept of nodes whose last interval is open, and what is counted of it."""
+    """Return the state of nodes whose last interval is open, and its counted memory."""
     budget, values = series_budget(2**40), EventSeries()
     series, kept = ActiveSeries(budget=budget), list[NodeIntervals]()
     for node in nodes:
@@ -52,7 +52,7 @@ def _keep(nodes: range, version: Version) -> tuple[ActiveSeries, list[NodeInterv
 
 
 def _measure(version: Version) -> _Memory:
-    # What all nodes have in common is there after the first.
+    # The first one creates what all nodes share.
     _keep(range(1), version)
     gc.collect()
     tracemalloc.start()
@@ -67,14 +67,14 @@ def _measure(version: Version) -> _Memory:
 
 
 @pytest.mark.parametrize("version", Version)
-def test_what_is_counted_of_series_is_what_they_take(version: Version) -> None:
+def test_the_counted_memory_of_series_is_the_memory_that_they_take(version: Version) -> None:
     measured = _measure(version)
 
     assert measured.counted_bytes == pytest.approx(measured.taken_bytes, rel=0.2)
 
 
 @pytest.mark.parametrize(("version", "max_bytes"), [(Version.V1, 300), (Version.V2, 260)])
-def test_a_series_takes_so_many_bytes_with_all_that_is_kept_of_its_node(
+def test_a_series_takes_a_known_number_of_bytes_with_all_state_of_its_node(
     version: Version, max_bytes: int
 ) -> None:
     measured = _measure(version)

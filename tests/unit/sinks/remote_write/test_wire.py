@@ -1,4 +1,4 @@
-"""The encoder, held against protobuf."""
+"""The encoder, compared with protobuf."""
 
 import math
 import struct
@@ -39,7 +39,7 @@ from tests.unit.sinks.remote_write.oracle import (
 )
 
 FIRST_MS, LAST_MS = 2**35, 2**42 - 1
-# Names before and behind `__name__`, of which a thing has none itself.
+# Names that sort before and after `__name__`, which no label of a series may be.
 names = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,20}", fullmatch=True).filter("__name__".__ne__)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=300)
 times = st.integers(FIRST_MS, LAST_MS)
@@ -52,7 +52,7 @@ metrics = st.builds(
 
 
 class Given(NamedTuple):
-    """A metric's value and when its series began, if there are such."""
+    """A metric, its value and the start of its series; both may be absent."""
 
     metric: Metric
     value: float | None
@@ -89,12 +89,12 @@ def timed(wanted: Ticks) -> Iterable[TimedSamples]:
 
 
 def in_order(of_thing: list[Given]) -> list[Given]:
-    """Return those without a start, and behind them those with one."""
+    """Return the series without a start, followed by those with one."""
     return sorted(of_thing, key=lambda g: g.start_ms is not None)
 
 
 def expected(wanted: Ticks) -> list[SeriesV2]:
-    """Return the series that are wanted, by the rules of the protocol."""
+    """Return the expected series, by the rules of the protocol."""
     found = []
     for time_ms, things in wanted:
         for labels, of_thing in things:
@@ -109,23 +109,23 @@ def expected(wanted: Ticks) -> list[SeriesV2]:
 
 
 def has_zero(wanted: Ticks) -> bool:
-    """Return whether a value is 0, which protobuf leaves out and the encoder writes."""
+    """Return whether a value is 0, which protobuf omits and the encoder writes."""
     values = [one.series.value for one in expected(wanted)]
     return any(value == 0 and math.copysign(1, value) > 0 for value in values)
 
 
 @given(ticks)
-def test_protobuf_reads_what_was_encoded_in_1_0(wanted: Ticks) -> None:
+def test_protobuf_reads_encoded_requests_of_1_0(wanted: Ticks) -> None:
     body = encode_request(Version.V1, timed(wanted))
 
     assert parse(body) == [one.series for one in expected(wanted)]
-    # Byte for byte too: nothing is encoded in a longer form than protobuf's own.
+    # Equal bytes too: nothing is encoded in a longer form than protobuf's own.
     again = WriteRequest.FromString(body).SerializeToString(deterministic=True)
     assert again == body or has_zero(wanted)
 
 
 @given(ticks)
-def test_protobuf_reads_what_was_encoded_in_2_0(wanted: Ticks) -> None:
+def test_protobuf_reads_encoded_requests_of_2_0(wanted: Ticks) -> None:
     body = encode_request(Version.V2, timed(wanted))
 
     assert parse_v2(body) == expected(wanted)
@@ -134,10 +134,10 @@ def test_protobuf_reads_what_was_encoded_in_2_0(wanted: Ticks) -> None:
 
 
 @given(ticks)
-def test_samples_are_the_same_bytes_whatever_version_they_were_encoded_in_before(
+def test_samples_have_the_same_bytes_whatever_version_they_were_encoded_in_before(
     wanted: Ticks,
 ) -> None:
-    """A receiver may say of samples that wait for it that it takes the other version alone."""
+    """A receiver may switch to the other version while samples wait for it."""
     given_samples = list(timed(wanted))
     labels = [group.labels for one in given_samples for group in one.groups]
 
@@ -151,7 +151,7 @@ def test_samples_are_the_same_bytes_whatever_version_they_were_encoded_in_before
 
 
 @given(ticks)
-def test_duty_20_the_symbols_begin_with_the_empty_one_and_are_each_string_that_is_used_once(
+def test_duty_20_symbols_start_with_the_empty_string_and_contain_each_used_string_once(
     wanted: Ticks,
 ) -> None:
     symbols = list(RequestV2.FromString(encode_request(Version.V2, timed(wanted))).symbols)
@@ -166,7 +166,7 @@ def test_duty_20_the_symbols_begin_with_the_empty_one_and_are_each_string_that_i
 
 
 @given(ticks)
-def test_duty_20_every_reference_is_to_a_symbol_and_they_come_in_pairs(wanted: Ticks) -> None:
+def test_duty_20_references_are_to_symbols_and_in_pairs(wanted: Ticks) -> None:
     request = RequestV2.FromString(encode_request(Version.V2, timed(wanted)))
 
     for series in request.timeseries:
@@ -190,7 +190,7 @@ def one_series(labels: Iterable[tuple[str, str]], value: bytes) -> list[TimedSam
     return [TimedSamples(encode_time(FIRST_MS), [group], [value])]
 
 
-def test_duty_9_labels_are_sorted_by_name_and_empty_values_left_out() -> None:
+def test_duty_9_labels_are_sorted_by_name_and_empty_values_omitted() -> None:
     wanted = one_series([("pod", "p"), ("Replica", "r"), ("container", "")], encode_value(1.0))
 
     (first,) = parse(encode_request(Version.V1, wanted))
@@ -201,33 +201,31 @@ def test_duty_9_labels_are_sorted_by_name_and_empty_values_left_out() -> None:
 
 
 @pytest.mark.parametrize("labels", [[("a", "1"), ("a", "2")], [("__name__", "m")]])
-def test_duty_9_a_label_that_comes_twice_is_refused(labels: list[tuple[str, str]]) -> None:
+def test_duty_9_a_repeated_label_is_rejected(labels: list[tuple[str, str]]) -> None:
     with pytest.raises(ValueError, match="duplicate label"):
         LabelSet(labels)
 
 
-def test_duty_10_what_is_no_utf_8_is_refused_before_it_is_sent() -> None:
+def test_duty_10_invalid_utf_8_is_rejected_before_it_is_sent() -> None:
     with pytest.raises(ValueError, match="surrogates not allowed"):
         LabelSet([("a", "\ud800")])
 
 
 @pytest.mark.parametrize("encode", [encode_time, encode_start])
 @pytest.mark.parametrize("time_ms", [-1, 0, FIRST_MS - 1, LAST_MS + 1])
-def test_duty_7_a_time_that_would_not_fill_its_bytes_is_refused(
-    encode: object, time_ms: int
-) -> None:
+def test_duty_7_a_time_outside_the_encoded_range_is_rejected(encode: object, time_ms: int) -> None:
     with pytest.raises(ValueError, match="not between 1971 and 2109"):
         encode(time_ms)  # type: ignore[operator]  # one of the two
 
 
-def test_duty_18_a_stale_marker_is_prometheus_own_nan_to_the_bit() -> None:
+def test_duty_18_a_stale_marker_equals_the_nan_of_prometheus_bit_by_bit() -> None:
     wanted = one_series([], STALE_VALUE)
     assert struct.unpack("<Q", STALE_VALUE) == (0x7FF0000000000002,)
     for version in Version:
         assert STALE_VALUE in encode_request(version, wanted)
 
 
-def test_duty_23_a_series_without_a_start_says_none() -> None:
+def test_duty_23_a_series_without_a_start_has_no_start_field() -> None:
     (series,) = parse_v2(encode_request(Version.V2, one_series([], encode_value(1.0))))
     assert series.start_ms == 0
 
@@ -235,17 +233,17 @@ def test_duty_23_a_series_without_a_start_says_none() -> None:
 @pytest.mark.parametrize(
     ("number", "encoded"), [(0, "00"), (127, "7f"), (128, "8001"), (300, "ac02")]
 )
-def test_varints_are_those_of_protobuf(number: int, encoded: str) -> None:
+def test_varints_equal_those_of_protobuf(number: int, encoded: str) -> None:
     assert varint(number).hex() == encoded
 
 
-def test_a_negative_number_is_refused() -> None:
+def test_a_negative_number_is_rejected() -> None:
     with pytest.raises(ValueError, match="-1 is negative"):
         varint(-1)
 
 
 @given(st.lists(metrics, max_size=5, unique_by=lambda metric: metric.name))
-def test_protobuf_reads_what_was_encoded_of_metadata(reported: list[Metric]) -> None:
+def test_protobuf_reads_encoded_metadata(reported: list[Metric]) -> None:
     body = encode_metadata(reported)
 
     assert parse_metadata(body) == {
@@ -255,7 +253,7 @@ def test_protobuf_reads_what_was_encoded_of_metadata(reported: list[Metric]) -> 
 
 
 WITHOUT = ("_info", "_up", "_requested")
-"""How metrics end that have no unit: what is 1 or 0, and amounts in units of their own."""
+"""Suffixes of metrics without a unit: values of 1 or 0, and amounts in their own units."""
 
 
 @pytest.mark.parametrize("metric", [one for family in FAMILIES for one in metrics_of(family)])

@@ -1,4 +1,4 @@
-"""What a receiver sees of us, and how its answers are read."""
+"""Requests as a receiver sees them, and how its responses are interpreted."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ async def received(**options: Any) -> Received:  # noqa: ANN401  # as write() ta
     return receiver.received[0]
 
 
-async def test_a_request_carries_the_protocols_headers() -> None:
+async def test_a_request_has_the_protocols_headers() -> None:
     request = await received()
 
     assert request.path == "/api/v1/write"
@@ -57,7 +57,7 @@ async def test_a_request_carries_the_protocols_headers() -> None:
         ),
     ],
 )
-async def test_what_is_set_is_sent(options: dict[str, Any], name: str, value: str) -> None:
+async def test_configured_headers_are_sent(options: dict[str, Any], name: str, value: str) -> None:
     assert (await received(**options)).headers[name] == value
 
 
@@ -76,13 +76,13 @@ def test_the_protocols_headers_cannot_be_overridden(name: str) -> None:
         ({"username": "me"}, "username and password belong together"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(values: dict[str, str], message: str) -> None:
+def test_invalid_settings_are_rejected(values: dict[str, str], message: str) -> None:
     with pytest.raises(msgspec.ValidationError, match=message):
         msgspec.convert(values, RemoteWriteSettings)
 
 
 @pytest.mark.parametrize("status", [200, 204])
-async def test_any_2xx_is_taken_whatever_it_says(status: int) -> None:
+async def test_any_2xx_means_accepted_whatever_the_body(status: int) -> None:
     async with receiving(Answer(status, "" if status == 204 else "error: not really")) as receiver:
         await write(receiver.url)
 
@@ -92,7 +92,7 @@ async def test_any_2xx_is_taken_whatever_it_says(status: int) -> None:
 @pytest.mark.parametrize(
     "status", [429, 500, 503, 302, 401, 403, 404, 405, 407, 408, 410, 415, 421, 425, 426, 451]
 )
-async def test_what_does_not_refuse_the_samples_themselves_is_to_be_tried_again(
+async def test_a_response_that_does_not_reject_the_samples_themselves_is_retried(
     status: int,
 ) -> None:
     async with receiving(Answer(status, "later", {"Retry-After": "7"})) as receiver:
@@ -112,15 +112,19 @@ async def test_what_does_not_refuse_the_samples_themselves_is_to_be_tried_again(
         (Answer(404), "check remote_write.url"),
     ],
 )
-async def test_what_is_answered_says_where_to_look(answer: Answer, output: str) -> None:
-    """What passes by itself says nothing of the settings; a redirect names where it leads."""
+async def test_a_response_is_reported_with_the_setting_to_check(
+    answer: Answer, output: str
+) -> None:
+    """Temporary failures name no setting; a redirect names its target."""
     async with receiving(answer) as receiver:
         with pytest.raises(ReceiverUnavailableError, match=output):
             await write(receiver.url)
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
-async def test_what_the_settings_say_is_final_refuses_the_samples_at_once(status: int) -> None:
+async def test_a_status_that_the_settings_declare_final_rejects_the_samples_immediately(
+    status: int,
+) -> None:
     async with receiving(Answer(status, "not here")) as receiver:
         with pytest.raises(RejectedError) as caught:
             await write(receiver.url, final_statuses=[status])
@@ -130,7 +134,7 @@ async def test_what_the_settings_say_is_final_refuses_the_samples_at_once(status
 
 
 @pytest.mark.parametrize("status", [400, 409, 413, 422])
-async def test_samples_are_refused_where_the_receiver_takes_a_request_without_any(
+async def test_samples_are_rejected_if_the_receiver_accepts_a_request_without_any(
     status: int,
 ) -> None:
     refused = Answer(status, "invalid label\n")
@@ -143,7 +147,7 @@ async def test_samples_are_refused_where_the_receiver_takes_a_request_without_an
     assert sent == [SERIES, [], SERIES]
 
 
-async def test_samples_that_another_server_refused_are_taken_once_it_is_gone() -> None:
+async def test_samples_that_another_server_rejected_are_accepted_once_it_is_gone() -> None:
     async with receiving(Answer(400, "unsupported path requested")) as receiver:
         await write(receiver.url)
 
@@ -151,7 +155,7 @@ async def test_samples_that_another_server_refused_are_taken_once_it_is_gone() -
     assert sent == [SERIES, [], SERIES]
 
 
-async def test_a_sample_that_is_said_to_be_out_of_order_is_refused_without_asking_again() -> None:
+async def test_a_sample_that_is_out_of_order_is_rejected_without_a_second_request() -> None:
     async with receiving(Answer(400, "out of order sample\n")) as receiver:
         with pytest.raises(RejectedError, match="400 out of order sample"):
             await write(receiver.url)
@@ -162,13 +166,13 @@ async def test_a_sample_that_is_said_to_be_out_of_order_is_refused_without_askin
 @pytest.mark.parametrize(
     "answer",
     [
-        pytest.param(Answer(400, "unsupported path requested"), id="another server's word"),
-        pytest.param(Answer(413, "<html>", PAGE), id="a proxy that lets nothing through"),
-        pytest.param(Answer(401, "who are you?"), id="a login that is asked for"),
-        pytest.param(Answer(503, "away"), id="away"),
+        pytest.param(Answer(400, "unsupported path requested"), id="another server"),
+        pytest.param(Answer(413, "<html>", PAGE), id="a proxy that rejects everything"),
+        pytest.param(Answer(401, "who are you?"), id="a login is required"),
+        pytest.param(Answer(503, "away"), id="unavailable"),
     ],
 )
-async def test_where_a_request_without_samples_is_refused_as_well_no_sample_was(
+async def test_no_sample_is_rejected_if_a_request_without_samples_is_rejected_too(
     answer: Answer,
 ) -> None:
     refused = Answer(400, "bad request")
@@ -178,14 +182,14 @@ async def test_where_a_request_without_samples_is_refused_as_well_no_sample_was(
 
 
 @pytest.mark.parametrize("status", [200, 400, 422])
-async def test_a_page_for_people_is_no_receivers_word(status: int) -> None:
+async def test_an_html_page_is_not_a_receivers_response(status: int) -> None:
     async with receiving(Answer(status, "<html>Please log in</html>", PAGE)) as receiver:
         with pytest.raises(ReceiverUnavailableError, match=r"remote_write\.url|a page"):
             await write(receiver.url)
 
 
-async def test_an_answer_that_does_not_say_what_it_is_is_no_receivers_word() -> None:
-    """Go's servers answer so, and others not, who speaks plain HTTP at a port for TLS."""
+async def test_a_response_without_a_content_type_is_not_a_receivers_response() -> None:
+    """Go's servers answer plain HTTP on a TLS port this way."""
     output = "Client sent an HTTP request to an HTTPS server."
     plain = Raw(begin=b"HTTP/1.0 400 Bad Request\r\n\r\n" + output.encode())
     taken = page(b"", status=b"HTTP/1.1 204 No Content\r\n")
@@ -207,7 +211,7 @@ async def test_an_answer_that_does_not_say_what_it_is_is_no_receivers_word() -> 
         (404, "check remote_write.url (scheme, host, port and path)"),
     ],
 )
-async def test_what_is_shown_of_a_refusal_names_the_address_and_the_setting(
+async def test_a_rejection_is_reported_with_the_address_and_the_setting(
     status: int, remedy: str
 ) -> None:
     async with receiving(Answer(status, "no")) as receiver:
@@ -217,7 +221,7 @@ async def test_what_is_shown_of_a_refusal_names_the_address_and_the_setting(
     assert str(caught.value) == f"{receiver.url}/api/v1/write: {status} no; {remedy}"
 
 
-async def test_a_receiver_that_does_not_answer_is_to_be_tried_again() -> None:
+async def test_a_receiver_that_does_not_answer_is_retried() -> None:
     async with receiving() as receiver:
         url = receiver.url
     with pytest.raises(ReceiverUnavailableError, match=url):

@@ -1,4 +1,4 @@
-"""Which ticks travel together: a refusal of one must not take new ones of other nodes with it."""
+"""Which ticks share a request: a rejected one must not take new ones of other nodes with it."""
 
 from collections.abc import Sequence
 from operator import itemgetter
@@ -28,7 +28,7 @@ def record_of(offset: int) -> Record:
 
 
 def ticks(nodes: str) -> list[WrittenTick]:
-    """Return a tick of each node, a capital one of a node that was sent something later."""
+    """Return a tick of each node; a capital letter means that its node has sent a later one."""
     return [
         WrittenTick(
             node=node.lower(),
@@ -57,7 +57,7 @@ def ticks(nodes: str) -> list[WrittenTick]:
         ("", "", []),
     ],
 )
-def test_what_may_be_refused_goes_alone_and_all_else_together(
+def test_ticks_that_may_be_rejected_are_sent_separately_and_all_others_together(
     nodes: str, apart: str, together: Sequence[str]
 ) -> None:
     requests = split_into_requests(ticks(nodes), max_samples=8, is_apart=lambda node: node in apart)
@@ -66,7 +66,7 @@ def test_what_may_be_refused_goes_alone_and_all_else_together(
 
 
 def ticks_at(of: list[tuple[int, int, bool]]) -> list[WrittenTick]:
-    """Return ticks in the order of their offsets, as those of a partition come."""
+    """Return ticks in the order of their offsets, as a partition delivers them."""
     return [
         WrittenTick(
             node="a",
@@ -84,7 +84,7 @@ _OFFSETS: Final = st.lists(
 
 
 @given(_OFFSETS)
-def test_requests_have_all_ticks_in_their_order_within_their_bound(
+def test_requests_have_all_ticks_in_order_and_within_the_maximum(
     written: list[WrittenTick],
 ) -> None:
     requests = list(split_into_requests(written, max_samples=8, is_apart=lambda _: False))
@@ -96,7 +96,7 @@ def test_requests_have_all_ticks_in_their_order_within_their_bound(
 
 
 @given(_OFFSETS)
-def test_no_offset_is_passed_over_of_which_a_tick_waits(written: list[WrittenTick]) -> None:
+def test_no_offset_of_a_waiting_tick_is_skipped(written: list[WrittenTick]) -> None:
     unsent = [tick.record.offset for tick in written]
 
     for request in split_into_requests(written, max_samples=8, is_apart=lambda _: False):
@@ -107,7 +107,7 @@ def test_no_offset_is_passed_over_of_which_a_tick_waits(written: list[WrittenTic
 
 
 @pytest.mark.parametrize("nodes", ["ab", "abc", "abcdefg"])
-def test_the_halves_of_a_request_have_all_of_its_ticks_in_their_order(nodes: str) -> None:
+def test_the_halves_of_a_request_have_all_its_ticks_in_order(nodes: str) -> None:
     whole = WriteRequest(ticks=tuple(ticks(nodes)))
     first, second = whole.halves()
     assert (*first.ticks, *second.ticks) == whole.ticks
@@ -118,7 +118,7 @@ def test_the_halves_of_a_request_have_all_of_its_ticks_in_their_order(nodes: str
 @pytest.mark.parametrize(
     ("age_seconds", "refusal"), [(-300, None), (-301, "future"), (3_600, None), (3_601, "too_old")]
 )
-def test_a_tick_is_sent_where_it_is_neither_too_new_nor_too_old(
+def test_a_tick_is_sent_if_it_is_neither_too_new_nor_too_old(
     age_seconds: int, refusal: str | None
 ) -> None:
     limits = AgeLimits.of(RemoteWriteSettings(max_future_seconds=300, max_age_seconds=3_600))
@@ -133,5 +133,5 @@ def test_a_tick_is_sent_where_it_is_neither_too_new_nor_too_old(
     assert found.refusal == refusal
 
 
-def test_no_age_is_too_much_by_default() -> None:
+def test_no_age_is_too_old_by_default() -> None:
     assert AgeLimits.of(RemoteWriteSettings()).max_age_ns is None

@@ -1,4 +1,4 @@
-"""Buses whose transactions fail, after having done nothing or all of it, or for a time."""
+"""Buses whose transactions fail before or after their commit, or for a time."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -13,7 +13,7 @@ from tests.unit.sinks.builders import START_NS
 
 
 class TornTransactions:
-    """Transactions that fail as the bus says, after having done nothing or all of it."""
+    """Transactions that fail as the bus requires, before or after their commit."""
 
     def __init__(self, inner: Transactions, bus: "TornBus") -> None:
         self._inner, self._bus = inner, bus
@@ -39,7 +39,7 @@ class TornBus(MemoryBus):
     is_done_all_the_same = False
 
     def next_error(self, sent: Mapping[TopicPartition, Sequence[Message]]) -> Exception | None:
-        """Return why these are not committed; `None` where they are."""
+        """Return the error that prevents this commit; `None` if there is none."""
         return self.errors.pop(0) if self.errors else None
 
     @override
@@ -50,7 +50,7 @@ class TornBus(MemoryBus):
 
 
 class TimedBus(TornBus):
-    """A bus whose clock stands at `START_NS`: it takes nothing stamped more than a day ahead."""
+    """A bus whose clock is at `START_NS`: it rejects stamps more than a day ahead."""
 
     @override
     def next_error(self, sent: Mapping[TopicPartition, Sequence[Message]]) -> Exception | None:

@@ -1,4 +1,4 @@
-"""The store sink over a bus in memory, and what its tables have."""
+"""The store sink over a bus in memory, and queries of its tables."""
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -55,9 +55,9 @@ def store(
     readiness: Readiness | None = None,
     **settings: float | str,
 ) -> Coroutine[Any, Any, None]:
-    # The events here are of one time, and most tests run by this machine's clock.
+    # Most tests run by this machine's clock, but all events here are of one time.
     any_day = {"max_age_seconds": 1e10, "max_future_seconds": 1e10}
-    # What is in a table is seen tick by tick in `entries`.
+    # The tests query single ticks, which are in `entries`.
     given: dict[str, Any] = {"entries": True, "flush_seconds": 0.0, **any_day, **settings}
     values: dict[str, Any] = {"uri": str(uri), **given}
     return run_sink(
@@ -94,7 +94,7 @@ def lag_seconds() -> float:
 
 
 def holds_rows(readiness: Readiness) -> Callable[[], bool]:
-    """Return what tells whether a sink has loaded its table and holds what it has not written."""
+    """Return whether a sink has loaded its table and has unwritten rows, as a function."""
     return lambda: readiness.check("store.receiver").is_ok and lag_seconds() > 0
 
 
@@ -113,7 +113,7 @@ def a_row(offset: int) -> list[Row]:
 
 
 def fill(uri: Path, events: Sequence[GpuEvent]) -> None:
-    """Make a store of the events' rows and sums, each event at the offset of its place."""
+    """Create a store of the events' rows and sums; an event's offset is its position."""
     usage, sums = UsageTable(store_uri=str(uri)), MinuteSums()
     usage.load([STREAM])
     for offset, one in enumerate(events):
@@ -138,7 +138,7 @@ def _record_at(offset: int) -> Record:
 
 
 def lose(store: Path) -> Callable[[], None]:
-    """Put a file in the place of each folder of rows; return what undoes it."""
+    """Replace each directory of rows by a file; return a function that undoes it."""
     folders = [path for name in ("usage", "entries") if (path := store / name).exists()]
     for folder in folders:
         folder.rename(store / f"{folder.name}-aside")
@@ -153,7 +153,7 @@ def lose(store: Path) -> Callable[[], None]:
 
 
 class KeepsSome:
-    """A consumer that is told to give up one partition, and keeps the others where they are."""
+    """A consumer that loses one partition when told, and keeps the positions of the others."""
 
     def __init__(self, inner: Consumer, subscription: Subscription) -> None:
         self._inner, self._subscription = inner, subscription
@@ -177,7 +177,7 @@ class KeepsSome:
 
 
 class KeepingBus(MemoryBus):
-    """A bus of which the test has the consumer that was opened last."""
+    """A bus that gives the test its newest consumer."""
 
     newest: KeepsSome
 
@@ -196,7 +196,7 @@ def keeping() -> KeepingBus:
 
 
 def commits_of_rows(uri: Path) -> list[int]:
-    """Return how many rows each commit has added, the oldest first."""
+    """Return how many rows each commit has added, oldest first."""
     history = DeltaTable(str(uri / "entries")).history()
     added = [one.get("operationMetrics", {}).get("num_added_rows") for one in reversed(history)]
     return [int(count) for count in added if count]

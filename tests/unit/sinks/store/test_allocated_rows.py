@@ -1,4 +1,4 @@
-"""What a bill sums: held time by holder, as hours of boards, whatever was used."""
+"""The sums of a bill: allocated time by allocatee, as hours of physical GPUs, used or not."""
 
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def replicas(*pods: str, of: int) -> list[DeviceAllocation]:
 
 
 def take(given: Given, tick: int = 0, **changes: object) -> GpuEvent:
-    """Have the tick of this second booked by the join."""
+    """Return the event of this second as the join books it."""
     return given.take(seq=1000 * (tick + 1), time_ns=START_NS + tick * SECOND_NS, **changes)
 
 
@@ -68,7 +68,7 @@ def take(given: Given, tick: int = 0, **changes: object) -> GpuEvent:
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )
-def test_boards_that_are_cut_are_as_many_hours_as_there_are_boards(
+def test_hours_of_partitioned_gpus_add_up_to_the_number_of_physical_gpus(
     boards: list[list[GpuReading]], instances: str, tmp_path: Path
 ) -> None:
     rows = [row for rows in boards for row in rows]
@@ -80,11 +80,11 @@ def test_boards_that_are_cut_are_as_many_hours_as_there_are_boards(
     sql = f"select model, {allocated} from {{entries}} where category = 'idle' group by all"  # noqa: S608  # our own
     ((model, gpu_hours, rows_hours, slices),) = query(tmp_path, sql)
     assert gpu_hours == pytest.approx(3.0), instances
-    # Each row is a device of its own, which counted as a whole board would be too many.
+    # Each row is a device; if each counted as a whole GPU, there would be too many hours.
     assert (model, float(rows_hours), slices) == (H100, len(rows), 7)
 
 
-def test_hours_of_a_gpu_without_slices_are_whole_and_of_an_instance_without_them_unknown(
+def test_hours_without_slices_are_whole_for_a_gpu_and_unknown_for_an_instance(
     tmp_path: Path,
 ) -> None:
     unsaid = {"compute_slices": None, "memory_slices": None}
@@ -104,7 +104,7 @@ def test_hours_of_a_gpu_without_slices_are_whole_and_of_an_instance_without_them
     ]
 
 
-def test_held_hours_are_the_same_however_much_is_used(tmp_path: Path) -> None:
+def test_allocated_hours_do_not_depend_on_usage(tmp_path: Path) -> None:
     allocated = replicas("train-0", "train-1", of=3)
     found = []
     for use, processes in ((0.0, []), (1.0, [process(container=0, sm_utilization_ratio=1.0)])):
@@ -128,7 +128,7 @@ def allocated_to(store: Path) -> list[tuple[str | None, int]]:
     return [(name, int(allocated_ns)) for name, allocated_ns in query(store, sql)]
 
 
-def test_a_gpu_that_is_lost_for_a_while_leaves_its_gap_and_is_held_on(tmp_path: Path) -> None:
+def test_a_gpu_that_is_lost_for_a_while_has_gap_rows_and_stays_allocated(tmp_path: Path) -> None:
     given = Given()
     given.read_pod(pod(0))
     allocated = replicas("train-0", of=2)

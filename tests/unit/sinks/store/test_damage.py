@@ -1,4 +1,4 @@
-"""A store that was cut short: one line that names the file, and the repair that the page tells."""
+"""A damaged store is reported in one line that names the file; the documented repair works."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +20,7 @@ COMMITS = 12
 
 
 def filled(store: Path) -> Path:
-    """Fill a store with a commit for each event, and return the folder of its log."""
+    """Fill a store with a commit for each event, and return the directory of its log."""
     table = EntriesTable(store_uri=str(store))
     table.load([STREAM])
     for offset in range(COMMITS):
@@ -57,14 +57,14 @@ def cut_newest_commit(log: Path) -> str:
 
 
 def zero_newest_commit(log: Path) -> str:
-    """Leave what a machine leaves that lost power: the length without the content."""
+    """Zero the newest commit, as a power failure does: the length without the content."""
     newest = max(log.glob("*.json"))
     newest.write_bytes(bytes(newest.stat().st_size))
     return newest.name
 
 
 def keep_lines(log: Path, count: int) -> str:
-    """Cut the newest commit right behind a line, so that what is left is JSON."""
+    """Cut the newest commit right after a line, so that the rest is valid JSON."""
     newest = max(log.glob("*.json"))
     newest.write_bytes(b"".join(newest.read_bytes().splitlines(keepends=True)[:count]))
     return newest.name
@@ -100,7 +100,7 @@ def empty_newest_checkpoint(log: Path) -> str:
         empty_newest_checkpoint,
     ],
 )
-def test_a_damaged_log_is_one_line_that_names_the_file_and_is_repaired_as_the_page_says(
+def test_a_damaged_log_is_one_line_that_names_the_file_and_the_documented_repair_works(
     tmp_path: Path, damage: Callable[[Path], str]
 ) -> None:
     log = filled(tmp_path)
@@ -114,7 +114,7 @@ def test_a_damaged_log_is_one_line_that_names_the_file_and_is_repaired_as_the_pa
     assert "\n" not in message
     assert "<unknown>" not in message
 
-    # Repair: move the file aside, and with a checkpoint the pointer to it.
+    # Repair: move the file away, and for a checkpoint also the pointer to it.
     (log / name).rename(tmp_path / name)
     if name.endswith(".parquet"):
         (log / "_last_checkpoint").unlink()
@@ -128,7 +128,7 @@ def test_a_damaged_log_is_one_line_that_names_the_file_and_is_repaired_as_the_pa
 
 
 @pytest.mark.parametrize("damage", [cut_newest_commit, zero_newest_commit])
-def test_a_log_that_is_damaged_while_a_sink_runs_is_named_as_well(
+def test_a_log_that_is_damaged_while_a_sink_runs_is_named_too(
     tmp_path: Path, damage: Callable[[Path], str]
 ) -> None:
     log = filled(tmp_path)
@@ -151,10 +151,10 @@ def test_a_log_that_is_damaged_while_a_sink_runs_is_named_as_well(
         one.remove_orphans(older_than_hours=1)
 
 
-def test_a_commit_that_lacks_the_offsets_of_one_stream_of_several_is_damaged(
+def test_a_commit_that_lacks_the_offsets_of_one_of_several_streams_is_damaged(
     tmp_path: Path,
 ) -> None:
-    """Also where another sink has appended behind it, as it has read the table before."""
+    """Even if another sink that had read the table before has committed after it."""
     log = filled(tmp_path)
     table = EntriesTable(store_uri=str(tmp_path))
     table.load(["a", "b"])
@@ -174,7 +174,7 @@ def test_a_commit_that_lacks_the_offsets_of_one_stream_of_several_is_damaged(
         EntriesTable(store_uri=str(tmp_path)).load(["a"])
 
 
-def test_an_empty_commit_is_one_that_did_not_happen(tmp_path: Path) -> None:
+def test_an_empty_commit_counts_as_one_that_did_not_happen(tmp_path: Path) -> None:
     log = filled(tmp_path)
     keep_lines(log, 0)
 
@@ -184,7 +184,7 @@ def test_an_empty_commit_is_one_that_did_not_happen(tmp_path: Path) -> None:
     assert rows(tmp_path) == dict.fromkeys(range(COMMITS), 2)
 
 
-def test_commits_that_announce_nothing_are_taken_for_whole() -> None:
+def test_commits_that_announce_no_offsets_count_as_complete() -> None:
     history: list[dict[str, str]] = [{"operation": "WRITE"}, announce({STREAM: 7})]
     assert is_complete(history, {STREAM: 7}.get)
     assert is_complete(history, {STREAM: 8}.get)
@@ -192,7 +192,7 @@ def test_commits_that_announce_nothing_are_taken_for_whole() -> None:
     assert not is_complete(history, {"another": 7}.get)
 
 
-def test_a_storage_that_is_away_is_no_damage(tmp_path: Path) -> None:
+def test_an_unavailable_storage_is_not_reported_as_damage(tmp_path: Path) -> None:
     (tmp_path / "entries").write_text("a file where the folder should be")
 
     with pytest.raises(ReceiverUnavailableError) as raised:
@@ -200,10 +200,8 @@ def test_a_storage_that_is_away_is_no_damage(tmp_path: Path) -> None:
     assert "damaged" not in str(raised.value)
 
 
-def test_an_error_is_told_with_its_causes_and_credentials_that_are_missing_by_their_remedy() -> (
-    None
-):
-    """What comes first says least; how deltalake writes it."""
+def test_an_error_is_reported_with_its_causes_and_missing_credentials_with_the_remedy() -> None:
+    """The first line of deltalake's message is the least specific."""
     output = """Kernel error -> Operation not supported
           \x1b[31m\u21b3\x1b[0m an error occurred while loading credentials
            \x1b[31m\u21b3\x1b[0m failed to load a token

@@ -1,4 +1,4 @@
-"""Of which days the store sink writes rows, and how many in one write."""
+"""For which days the store sink writes rows, and how many days a commit covers."""
 
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from tests.unit.sinks.store.storing import AT, commits_of_rows, is_committed, of
 
 
 async def test_one_commit_covers_at_most_max_days(tmp_path: Path) -> None:
-    """Each day is a folder, and a file that is held open."""
+    """Each day is a directory and an open file."""
     on = bus()
     day = 86_400
     await publish(on, *(event(tick * day, entries=[entry()]) for tick in range(2 * MAX_DAYS + 1)))
@@ -45,7 +45,9 @@ WINDOW: dict[str, Any] = {
 }
 
 
-async def test_days_that_are_made_up_are_put_aside_and_cost_no_file(tmp_path: Path) -> None:
+async def test_events_of_impossible_days_become_dead_letters_and_create_no_file(
+    tmp_path: Path,
+) -> None:
     on, days = bus(), [-20_000, -32, -31, -1, 0, 1, 2, 80_000]
     await publish(on, *(event(seq=n + 1, time_ns=in_days(day)) for n, day in enumerate(days)))
 
@@ -67,7 +69,9 @@ async def test_days_that_are_made_up_are_put_aside_and_cost_no_file(tmp_path: Pa
     ]
 
 
-async def test_a_settlement_of_a_day_that_is_made_up_is_put_aside_too(tmp_path: Path) -> None:
+async def test_a_late_adjustment_of_an_impossible_day_becomes_a_dead_letter_too(
+    tmp_path: Path,
+) -> None:
     on = bus()
     await publish(on, event(late_adjustments=[settlement(until_time_ns=in_days(-40))]), event(1))
 
@@ -77,7 +81,7 @@ async def test_a_settlement_of_a_day_that_is_made_up_is_put_aside_too(tmp_path: 
     assert set(offsets(tmp_path)) == {1}
 
 
-async def test_older_days_are_stored_where_the_settings_reach_back_to_them(tmp_path: Path) -> None:
+async def test_older_days_are_stored_if_the_settings_include_them(tmp_path: Path) -> None:
     on = bus()
     await publish(on, event(seq=1, time_ns=in_days(-400)), event(seq=2))
     reach = {**WINDOW, "max_age_seconds": 401 * 86_400.0}
@@ -89,7 +93,7 @@ async def test_older_days_are_stored_where_the_settings_reach_back_to_them(tmp_p
 
 
 @pytest.mark.parametrize(("days", "waits"), [(1, 1), (DAYS_A_WAIT, 1), (5 * DAYS_A_WAIT, 5)])
-def test_rows_of_many_days_wait_for_longer_so_that_files_do_not_come_faster(
+def test_rows_of_many_days_wait_longer_so_that_files_are_not_created_more_often(
     days: int, waits: int
 ) -> None:
     rows = RowBuffer()
@@ -103,12 +107,12 @@ def test_rows_of_many_days_wait_for_longer_so_that_files_do_not_come_faster(
     assert due(now_ns=1, max_rows=days)
 
 
-def test_nobody_can_have_rows_written_for_their_days_alone() -> None:
-    """Beside the first and the last day there is the one that begins while rows wait."""
+def test_days_within_the_limits_cannot_by_themselves_force_a_write() -> None:
+    """In addition to the first and the last day, another one begins while rows wait."""
     assert sum(WINDOW.values()) / 86_400 + 2 < MAX_DAYS
     assert (
         MAX_DAYS / DAYS_A_WAIT * DEFAULTS.flush_seconds <= 300
-    )  # what GpuledgerSinkLagging allows
+    )  # the maximum that GpuledgerSinkLagging allows
 
 
 def in_days(days: int) -> int:

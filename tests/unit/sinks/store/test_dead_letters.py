@@ -1,4 +1,4 @@
-"""What cannot be stored is told before the table moves past it, whenever the process dies."""
+"""A rejected event is on the bus before the table passes it, whenever the process dies."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -34,7 +34,7 @@ PARTITION = place_of("node-a")
 
 
 class RefusingBus(MemoryBus):
-    """A bus that takes no letters for so many times."""
+    """A bus that rejects dead letters a number of times."""
 
     def __init__(self, *, refusals: int) -> None:
         super().__init__([replace(EVENTS, partitions=2), DEAD_LETTERS, REPLAY])
@@ -47,7 +47,7 @@ class RefusingBus(MemoryBus):
             yield _RefusingProducer(producer, self)
 
     def records(self) -> int:
-        """Return how many letters lie here."""
+        """Return the number of dead letters on the bus."""
         return self._logs[TopicPartition(DEAD_LETTERS.name, 0)].end_offset
 
 
@@ -63,10 +63,10 @@ class _RefusingProducer:
 
 
 @pytest.mark.parametrize("refusals", [0, 1, 3])
-async def test_a_letter_lies_on_the_bus_before_the_rows_behind_it_are_appended(
+async def test_a_dead_letter_is_on_the_bus_before_the_rows_after_it_are_committed(
     refusals: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rows take the offsets with them: where they are there, nobody reads the event again."""
+    """Rows and offsets are one commit: after it, no sink reads the event again."""
     on = RefusingBus(refusals=refusals)
     dead_letters_at_append: list[int] = []
 

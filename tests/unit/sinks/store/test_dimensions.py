@@ -1,4 +1,4 @@
-"""What the store knows of nodes, namespaces, GPUs and incidents: each version once."""
+"""The store's versions of nodes, namespaces, GPUs and incidents: each one once."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -137,7 +137,7 @@ async def stored(
     assert found(path, table, columns) == list(expected)
 
 
-async def test_each_version_of_a_node_is_there_once_over_restarts(tmp_path: Path) -> None:
+async def test_each_version_of_a_node_is_stored_once_across_restarts(tmp_path: Path) -> None:
     on = bus()
     await publish(on, event(0))
     await tell(on, NODES, node())
@@ -149,7 +149,9 @@ async def test_each_version_of_a_node_is_there_once_over_restarts(tmp_path: Path
     await stored(on, tmp_path, "nodes", columns, [first, second])
 
 
-async def test_namespaces_are_followed_by_who_has_the_first_partition(tmp_path: Path) -> None:
+async def test_namespaces_are_stored_by_the_sink_that_has_the_first_partition(
+    tmp_path: Path,
+) -> None:
     on = bus()
     await publish(on, event(0))
     await tell(on, NAMESPACES, namespace(), key=key_in("default", "research"))
@@ -157,7 +159,7 @@ async def test_namespaces_are_followed_by_who_has_the_first_partition(tmp_path: 
     await stored(on, tmp_path, "namespaces", columns, [("research", '{"team":"vision"}', None)])
 
 
-async def test_an_inventory_has_a_row_a_gpu_and_one_that_says_that_there_is_none(
+async def test_an_inventory_has_a_row_per_gpu_or_a_row_that_states_that_there_is_none(
     tmp_path: Path,
 ) -> None:
     on = bus()
@@ -168,7 +170,7 @@ async def test_an_inventory_has_a_row_a_gpu_and_one_that_says_that_there_is_none
     await stored(on, tmp_path, "inventory", columns, [*expected, (2, NODE, None, None)])
 
 
-async def test_an_incident_is_there_with_its_pods(tmp_path: Path) -> None:
+async def test_an_incident_is_stored_with_its_pods(tmp_path: Path) -> None:
     on = bus()
     await publish(on, event(0))
     await tell(on, ATTRIBUTED_INCIDENTS, incident())
@@ -177,7 +179,7 @@ async def test_an_incident_is_there_with_its_pods(tmp_path: Path) -> None:
     await stored(on, tmp_path, "incidents", columns, [("xid", "critical", 79, GPU, pods)])
 
 
-async def test_who_writes_in_another_node_s_partition_says_nothing_of_a_node(
+async def test_records_in_the_partition_of_another_node_are_ignored(
     tmp_path: Path,
 ) -> None:
     on = bus()
@@ -203,18 +205,18 @@ async def test_who_writes_in_another_node_s_partition_says_nothing_of_a_node(
         (5, True, True, 1_000),
         (5, True, False, 100),
         (100, True, True, 100),
-        # What podwatch wrote long ago may be true of what is unchanged since.
+        # An old record of podwatch may still be true, if nothing has changed since.
         (5, False, True, 5),
     ],
 )
-def test_a_version_is_in_force_from_a_time_that_can_be_believed(
+def test_a_version_is_in_force_from_a_plausible_time(
     stamp_us: int, expected_us: int, *, is_of_node: bool, is_new: bool
 ) -> None:
     bounds = StampBounds(now_us=1_000, first_us=100, last_us=1_100, is_new=is_new)
     assert bounds.believed(stamp_us, is_of_node=is_of_node) == expected_us
 
 
-async def test_a_record_with_an_absurd_stamp_holds_up_none_behind_it(tmp_path: Path) -> None:
+async def test_a_record_with_an_absurd_stamp_blocks_none_after_it(tmp_path: Path) -> None:
     on = bus()
     await publish(on, event(0))
     async with on.producer() as producer:
@@ -225,7 +227,7 @@ async def test_a_record_with_an_absurd_stamp_holds_up_none_behind_it(tmp_path: P
     await stored(on, tmp_path, "inventory", "gpu_uuid", [("GPU-a",), (None,)])
 
 
-async def test_an_inventory_of_a_node_s_clock_in_1970_is_in_force_since_it_came(
+async def test_an_inventory_stamped_in_1970_is_in_force_from_its_arrival(
     tmp_path: Path,
 ) -> None:
     on, clock = bus(), ManualClock()
@@ -242,5 +244,5 @@ async def test_an_inventory_of_a_node_s_clock_in_1970_is_in_force_since_it_came(
             )
             await tell(on, INVENTORY, structs.replace(inventory(gpu), time_ns=6_000_000_000))
         await eventually(lambda: clock.advance(1) and len(found(tmp_path, "inventory", "*")) == 3)
-    # The first was there before: from the first day on that is stored.
+    # The first one existed before: it is in force from the first stored day.
     assert found(tmp_path, "inventory", days) == [("GPU-a", -10), ("GPU-b", 0), ("GPU-c", 0)]

@@ -1,10 +1,10 @@
-"""The end of a process in whose threads deltalake is at work."""
+"""A process that ends while deltalake runs in its threads."""
 
 import subprocess
 import sys
 from pathlib import Path
 
-# A store sink that is told to end waits for no call: it may be in the midst of one.
+# A store sink that is stopped waits for no call: one may be in progress.
 ENDS_WITHIN_A_CALL = """
 import sys, threading
 from itertools import count
@@ -25,10 +25,10 @@ end_process(3)
 """
 
 
-def test_a_process_that_ends_while_a_table_is_loaded_ends_with_its_own_exit_code(
+def test_a_process_that_ends_while_a_table_is_loaded_has_its_own_exit_code(
     tmp_path: Path,
 ) -> None:
-    """By Python's own end it was killed by SIGSEGV each time."""
+    """With Python's own end it was killed by SIGSEGV every time."""
     ended = subprocess.run(
         [sys.executable, "-c", ENDS_WITHIN_A_CALL, str(tmp_path)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Rows of the table `entries`: what each entry becomes, and which types are refused."""
+"""Rows of the table `entries`: the row of each entry, and the rejected types."""
 
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
@@ -56,8 +56,8 @@ def test_each_entry_is_one_row_with_its_tick_and_its_offset() -> None:
     } == {("node-a", 1000, 3, 17)}
 
 
-def test_what_is_settled_is_rows_of_the_ticks_that_it_is_about() -> None:
-    """They bear the identity of the event that says it, so that they come and go with it."""
+def test_a_late_adjustment_has_rows_in_the_ticks_that_it_adjusts() -> None:
+    """They carry the identity of the event that contains it, and are removed with it."""
     owed, written_off = rows(tick=5, entries=[], late_adjustments=[settlement(250_000_000)])
 
     assert [(one["category"], one["busy_ns"]) for one in (owed, written_off)] == [
@@ -81,7 +81,7 @@ def test_what_is_settled_is_rows_of_the_ticks_that_it_is_about() -> None:
         assert (one["memory_method"], one["energy_method"]) == (None, None)
 
 
-def test_a_settlement_on_a_gpu_that_the_event_does_not_list_is_refused() -> None:
+def test_a_late_adjustment_on_a_gpu_that_the_event_does_not_list_is_rejected() -> None:
     with pytest.raises(ValueError, check=has_words("gpu", "1")):
         rows(late_adjustments=[settlement(gpu=1)])
 
@@ -136,7 +136,7 @@ NOTEBOOK = {
 NOBODY = dict.fromkeys(NOTEBOOK)
 
 
-def test_idle_is_a_row_for_each_holder_and_one_for_what_nobody_holds() -> None:
+def test_idle_has_a_row_for_each_allocatee_and_one_for_unallocated_time() -> None:
     allocated = [holder("other-0"), holder()]
     booked = [entry(), entry(Category.IDLE, allocation=1), entry(Category.IDLE)]
 
@@ -147,7 +147,7 @@ def test_idle_is_a_row_for_each_holder_and_one_for_what_nobody_holds() -> None:
     assert {(row["pod"], row["namespace"]) for row in found[1:]} == {(None, None)}
 
 
-def test_rows_say_where_they_ran_and_whose_namespace_it_is_that_uses_or_holds() -> None:
+def test_rows_contain_the_node_and_the_namespace_of_user_and_allocatee() -> None:
     booked = [entry(), entry(Category.IDLE, allocation=0), entry(Category.IDLE)]
     (found, idle, nobody) = rows(
         entries=booked,
@@ -167,8 +167,8 @@ def test_rows_say_where_they_ran_and_whose_namespace_it_is_that_uses_or_holds() 
     assert [nobody[name] for name in names] == [None, None]
 
 
-def test_a_holder_that_is_placed_on_another_node_has_no_names() -> None:
-    """What it holds stays held, and is told from what nobody holds."""
+def test_an_allocatee_on_another_node_has_no_names() -> None:
+    """Its time remains allocated, separate from unallocated time."""
     booked = [entry(Category.IDLE, allocation=0)]
     (found,) = rows(entries=booked, allocated_to=[PodDescription(state=PodState.FOREIGN)])
 
@@ -185,7 +185,9 @@ def test_a_foreign_pod_has_its_uid_and_no_name() -> None:
 
 
 @pytest.mark.parametrize("position", [1, 9])
-def test_a_holder_that_the_event_does_not_list_is_refused_by_its_position(position: int) -> None:
+def test_an_allocatee_that_the_event_does_not_list_is_rejected_by_its_position(
+    position: int,
+) -> None:
     with pytest.raises(ValueError, check=has_words("allocation", str(position))):
         rows(entries=[entry(Category.IDLE, allocation=position)], allocated_to=[holder()])
 
@@ -201,7 +203,7 @@ COUNTED: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("counted", "expected"), [(COUNTED, [500_000_000, 250_000_000, 125_000_000]), ({}, [None] * 3)]
 )
-def test_activity_is_apportioned_and_null_without_the_chips_counters(
+def test_activity_is_apportioned_and_is_null_without_the_chips_counters(
     counted: dict[str, Any], expected: list[int | None]
 ) -> None:
     (row,) = rows(of=reading(**counted), entries=[entry()])
@@ -213,13 +215,13 @@ def test_activity_is_apportioned_and_null_without_the_chips_counters(
     ("changes", "expected"),
     [({}, (False, None)), ({"late": True, "gap_ns": 2_500_000_000}, (True, 2_500_000_000))],
 )
-def test_all_rows_of_a_tick_say_whether_it_was_late_and_what_time_before_it_is_uncovered(
+def test_all_rows_of_a_tick_contain_whether_it_was_late_and_the_gap_before_it(
     changes: dict[str, Any], expected: tuple[bool, int | None]
 ) -> None:
     assert {(row["late"], row["gap_ns"]) for row in rows(**changes)} == {expected}
 
 
-def test_a_quantity_that_the_driver_does_not_give_is_null_not_zero() -> None:
+def test_a_quantity_that_the_driver_does_not_provide_is_null_not_zero() -> None:
     (row,) = rows(entries=[entry(busy_ns=None, memory_bytes=None, energy_millijoules=None)])
 
     assert row["busy_ns"] is row["memory_bytes"] is row["energy_millijoules"] is None
@@ -254,7 +256,7 @@ def test_time_and_day_are_those_of_the_event_in_utc() -> None:
 
 
 @pytest.mark.parametrize(("column", "value"), [("seq", 2.5), ("node", 7), ("seq", None)])
-def test_a_value_of_another_type_is_refused_and_never_cast(column: str, value: object) -> None:
+def test_a_value_of_another_type_is_rejected_and_never_cast(column: str, value: object) -> None:
     (row,) = rows_of(
         event(entries=[entry()]),
         RECORD,

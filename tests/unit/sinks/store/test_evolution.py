@@ -1,4 +1,4 @@
-"""A table that an older version made gets the columns that were added since, and keeps its rows."""
+"""A table of an older version gets the columns added since, and keeps its rows."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -24,12 +24,12 @@ from tests.unit.sinks.builders import (
 from tests.unit.sinks.store.storing import STREAM, a_row, is_committed, query, store
 
 NAMES: Final = tuple(column.name for column in ENTRIES.columns)
-# What stands behind this one is taken for what later versions added: all of it may be null.
+# Columns after this one count as added by later versions: all of them are nullable.
 FIRST, ADDED = (NAMES[: (end := NAMES.index("kafka_offset") + 1)], NAMES[end:])
 
 
 def make_first(uri: Path, *, without: str = "") -> None:
-    """Make a table as the first version did, with one row of the stream at offset 0."""
+    """Create a table as the first version did, with one row of the stream at offset 0."""
     names = [name for name in FIRST if name != without]
     at = [ENTRIES.arrow.get_field_index(name) for name in names]
     (row,) = a_row(0)
@@ -81,11 +81,11 @@ def test_old_and_new_tables_have_the_same_columns_in_the_same_order(tmp_path: Pa
     assert names_of(tmp_path / "old") == names_of(tmp_path / "new") == [*FIRST, *ADDED]
 
 
-def test_what_is_added_to_the_columns_may_be_null() -> None:
+def test_added_columns_are_nullable() -> None:
     assert [one.name for one in ENTRIES.columns if one.name in ADDED and not one.nullable] == []
 
 
-def test_a_sink_that_loses_the_race_to_add_columns_takes_the_winners(
+def test_a_sink_that_loses_the_race_to_add_columns_uses_those_of_the_winner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_first(tmp_path)
@@ -106,16 +106,14 @@ def test_a_sink_that_loses_the_race_to_add_columns_takes_the_winners(
 
 
 @pytest.mark.parametrize("missing", ["node", "kafka_offset"])
-def test_a_table_without_a_column_that_must_be_there_is_another_table(
-    missing: str, tmp_path: Path
-) -> None:
+def test_a_table_without_a_required_column_is_another_table(missing: str, tmp_path: Path) -> None:
     make_first(tmp_path, without=missing)
 
     with pytest.raises(UserError, match=rf"differs in column {missing};"):
         EntriesTable(store_uri=str(tmp_path)).load([])
 
 
-def test_a_new_columns_name_with_another_type_is_another_table(tmp_path: Path) -> None:
+def test_a_table_with_a_new_columns_name_and_another_type_is_another_table(tmp_path: Path) -> None:
     fields = [ENTRIES.arrow.field(ENTRIES.arrow.get_field_index(name)) for name in FIRST]
     other = Field("allocated_pod", DataType.int64(), nullable=True)
     DeltaTable.create(str(tmp_path / "entries"), schema=Schema([*fields, other]))

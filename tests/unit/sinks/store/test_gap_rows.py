@@ -1,4 +1,4 @@
-"""What was gone before it was stored is a row of the table `gaps`."""
+"""Events that were removed before they were stored are rows of the table `gaps`."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from tests.unit.sinks.builders import (
 from tests.unit.sinks.store.storing import AT, at_seconds, gaps, is_committed, offsets, store
 
 
-async def test_what_was_removed_before_it_was_stored_is_a_row_of_gaps(tmp_path: Path) -> None:
+async def test_events_removed_before_they_were_stored_are_a_row_of_gaps(tmp_path: Path) -> None:
     on = bus()
     await publish(on, *map(event, range(5)))
     async with running(store(tmp_path, on)):
@@ -36,7 +36,7 @@ async def test_what_was_removed_before_it_was_stored_is_a_row_of_gaps(tmp_path: 
     ]
 
 
-async def test_a_gap_has_its_row_also_where_its_partition_is_given_up_first_and_comes_back(
+async def test_a_gap_has_a_row_even_if_its_partition_is_lost_before_the_write_and_returns(
     tmp_path: Path,
 ) -> None:
     on, readiness = bus(), Readiness()
@@ -66,7 +66,7 @@ def cut_data_files(uri: Path) -> None:
         part.write_bytes(part.read_bytes()[:300])
 
 
-async def test_a_gap_has_its_row_also_where_a_data_file_is_damaged(tmp_path: Path) -> None:
+async def test_a_gap_has_a_row_even_if_a_data_file_is_damaged(tmp_path: Path) -> None:
     on = bus()
     await publish(on, *map(event, range(5)))
     async with running(store(tmp_path, on)):

@@ -31,7 +31,7 @@ def row(found: Gap, *, stored: int | None, recorded: int | None) -> tuple[object
     )
 
 
-def test_a_row_says_what_is_missing_where_when_and_how_much() -> None:
+def test_a_row_states_which_offsets_are_missing_where_when_and_how_many() -> None:
     assert row(gap(51, 801), stored=50, recorded=None) == (
         *(*AT, "retention", 51, 801, 750),
         *(5, 9000, 7, "topic"),
@@ -43,32 +43,32 @@ def test_a_row_says_what_is_missing_where_when_and_how_much() -> None:
     [
         (50, None, (51, 801)),
         (None, None, (51, 801)),
-        # The group had committed less than the table has.
+        # The group's commit was behind the table.
         (99, None, (100, 801)),
         (800, None, None),
-        # It was recorded before, in part or all of it.
+        # Part or all of it was recorded before.
         (50, 700, (700, 801)),
         (50, 801, None),
         (50, 900, None),
-        # Of an earlier gap, behind which rows were stored.
+        # Recorded for an earlier gap, after which rows were stored.
         (50, 20, (51, 801)),
     ],
 )
-def test_what_is_stored_or_recorded_is_not_missing_again(
+def test_offsets_that_are_stored_or_recorded_are_not_missing_again(
     stored: int | None, recorded: int | None, expected: tuple[int, int] | None
 ) -> None:
     made = row(gap(51, 801), stored=stored, recorded=recorded)
     assert (made and made[3:5]) == expected
 
 
-def test_of_a_topic_that_is_gone_nobody_knows_how_much_is_missing() -> None:
+def test_the_number_of_missing_events_of_a_deleted_topic_is_unknown() -> None:
     gone = gap(51, 0, reason=GapReason.TOPIC_RECREATED, after=None)
     made = row(gone, stored=50, recorded=None)
     assert made == (*(*AT, "topic_recreated", 51, None, None), *(5, None, 7, "topic"))
     assert row(gone, stored=50, recorded=recorded_up_to(gone)) is None
 
 
-def test_a_batch_that_cannot_be_unpacked_has_both_its_ends() -> None:
+def test_an_unreadable_batch_has_its_first_and_last_offset() -> None:
     unreadable = gap(51, 61, reason=GapReason.UNREADABLE)
     made = row(unreadable, stored=50, recorded=None)
     assert made == (*(*AT, "unreadable", 51, 61, 10), *(5, 9000, 7, "topic"))

@@ -1,4 +1,4 @@
-"""Who maintains a store merges files and never rows, and removes what is summed up."""
+"""A maintainer merges files without changing rows, and removes old rows that are summed up."""
 
 from pathlib import Path
 
@@ -44,11 +44,11 @@ def count_rows(store: Path, table: str) -> int:
 
 
 def counted(done: MaintenanceDone, action: str) -> list[int]:
-    """Return what the steps of an action counted, table after table."""
+    """Return the counts of an action's steps, by table."""
     return [step.count for step in done.steps if step.action == action]
 
 
-def test_small_files_become_one_with_the_same_rows_and_are_left_alone_then(tmp_path: Path) -> None:
+def test_small_files_are_merged_with_the_same_rows_and_not_touched_again(tmp_path: Path) -> None:
     fill(tmp_path, commits=10)
     maintainer = Maintainer(settings(tmp_path), clock=clock())
     assert sum(counted(maintainer.run(), MERGE)) == 10
@@ -57,7 +57,9 @@ def test_small_files_become_one_with_the_same_rows_and_are_left_alone_then(tmp_p
     assert sum(counted(maintainer.run(), MERGE)) == 0
 
 
-def test_what_is_older_than_its_retention_goes_once_it_is_summed_up(tmp_path: Path) -> None:
+def test_rows_older_than_their_retention_are_removed_once_they_are_summed_up(
+    tmp_path: Path,
+) -> None:
     fill(tmp_path, commits=2)
     now = ManualClock((DAY + 8) * NS_PER_DAY)
     done = Maintainer(settings(tmp_path, usage_days=7), clock=now).run()
@@ -74,12 +76,12 @@ def test_a_store_without_a_table_is_maintained_too(tmp_path: Path) -> None:
     assert sum(step.count for step in done.steps) == 0
 
 
-def test_this_deltalake_refuses_the_second_of_two_compactions_of_the_same_files() -> None:
-    """Versions that do not are refused in `pyproject.toml`; whoever runs one merges nothing."""
+def test_this_deltalake_rejects_the_second_of_two_compactions_of_the_same_files() -> None:
+    """`pyproject.toml` excludes versions that accept it; with one of them nothing is merged."""
     assert is_compaction_safe()
 
 
-def test_where_nothing_can_be_written_to_but_the_next_folder_it_is_tried_there(
+def test_the_compaction_check_uses_the_next_directory_if_the_first_is_not_writable(
     tmp_path: Path,
 ) -> None:
     gone = str(tmp_path / "gone")

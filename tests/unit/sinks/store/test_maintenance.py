@@ -1,4 +1,4 @@
-"""Files that no commit names are removed when they are old, and nothing else is."""
+"""Only old files that no commit names are removed."""
 
 import asyncio
 import os
@@ -41,7 +41,7 @@ def parts(store: Path) -> set[str]:
 
 
 def orphan(store: Path, *, age_hours: float) -> str:
-    """Leave what a writer leaves that was killed between its file and its commit."""
+    """Leave the file of a writer that was killed before its commit."""
     folder = next(store.glob("entries/event_date=*"))
     path = folder / f"part-{age_hours}.parquet"
     path.write_bytes(b"half a file")
@@ -50,7 +50,7 @@ def orphan(store: Path, *, age_hours: float) -> str:
     return path.name
 
 
-def test_old_orphans_go_and_what_is_stored_or_about_to_be_stays(tmp_path: Path) -> None:
+def test_old_orphans_are_removed_and_stored_or_uncommitted_files_remain(tmp_path: Path) -> None:
     table = filled(tmp_path)
     stored = parts(tmp_path)
     orphan(tmp_path, age_hours=30)
@@ -69,17 +69,17 @@ def test_old_orphans_go_and_what_is_stored_or_about_to_be_stays(tmp_path: Path) 
     table.append(rows, {"stream": 1}, time_ms=1)
 
 
-def test_a_table_that_is_not_there_yet_has_no_orphans(tmp_path: Path) -> None:
+def test_a_missing_table_has_no_orphans(tmp_path: Path) -> None:
     assert EntriesTable(store_uri=str(tmp_path)).remove_orphans(older_than_hours=1) == 0
 
 
-async def test_what_a_thread_returns_or_raises_comes_back() -> None:
+async def test_the_result_or_error_of_a_thread_is_returned() -> None:
     assert await in_daemon_thread(lambda: 42) == 42
     with pytest.raises(ZeroDivisionError):
         await in_daemon_thread(lambda: 1 // 0)
 
 
-def test_what_goes_of_a_table_that_is_written_no_more_is_freed_as_well(tmp_path: Path) -> None:
+def test_old_rows_of_a_table_that_is_no_longer_written_are_freed_too(tmp_path: Path) -> None:
     filled(tmp_path)
     settings = MaintenanceSettings(uri=str(tmp_path), orphan_age_hours=0)
     at = ManualClock(START_NS + 60 * NS_PER_DAY)
@@ -88,7 +88,7 @@ def test_what_goes_of_a_table_that_is_written_no_more_is_freed_as_well(tmp_path:
     assert not parts(tmp_path)
 
 
-def test_a_run_that_is_told_to_stop_ends_behind_its_step(tmp_path: Path) -> None:
+def test_a_run_that_is_stopped_ends_after_its_current_step(tmp_path: Path) -> None:
     filled(tmp_path)
     maintainer = Maintainer(MaintenanceSettings(uri=str(tmp_path)), clock=ManualClock())
     done = maintainer.run(lambda *_: maintainer.stop())
@@ -96,7 +96,7 @@ def test_a_run_that_is_told_to_stop_ends_behind_its_step(tmp_path: Path) -> None
 
 
 def lag(settings: StoreSettings, clock: ManualClock) -> float:
-    """Return what a sink shows that looks once."""
+    """Return the lag that a sink shows after one measurement."""
 
     async def measure() -> None:
         async with measured_lag(settings, clock=clock) as measuring:
@@ -109,7 +109,7 @@ def lag(settings: StoreSettings, clock: ManualClock) -> float:
     return float(MAINTENANCE_LAG_SECONDS._value.get())  # noqa: SLF001  # likewise
 
 
-def test_how_far_maintenance_is_behind_is_measured_and_no_run_ever_is_a_lag_too(
+def test_the_lag_of_maintenance_is_measured_even_before_the_first_run(
     tmp_path: Path,
 ) -> None:
     settings = StoreSettings(uri=str(tmp_path))

@@ -1,4 +1,4 @@
-"""The rows of `usage`: whatever comes in whatever order, they sum to what the events booked."""
+"""The rows of `usage` sum to the events' entries, in whatever order the events arrive."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -65,7 +65,7 @@ OWNERS = (
 
 
 class Place(NamedTuple):
-    """Where an event was read."""
+    """The partition and offset of an event."""
 
     partition: int
     offset: int
@@ -164,7 +164,7 @@ def events(draw: st.DrawFn) -> GpuEvent:
 
 
 def booked(of: Sequence[GpuEvent]) -> Iterator[tuple[tuple[Any, ...], str, int]]:
-    """Yield each amount of each entry by whose it is, as the rows of single ticks have it."""
+    """Yield each amount of each entry by its owner, as the rows of single ticks have it."""
     for one in of:
         for each in booked_entries(one):
             owner = (
@@ -226,10 +226,10 @@ def found(rows: Sequence[dict[str, Any]]) -> Counter[tuple[tuple[Any, ...], str]
 
 @examples(100)
 @given(data=st.data(), of=st.lists(events(), max_size=6))
-def test_rows_sum_to_the_entries_of_the_events_wherever_flushes_cut_and_partitions_interleave(
+def test_rows_sum_to_the_entries_of_the_events_whatever_the_flushes_and_partitions(
     data: st.DataObject, of: list[GpuEvent]
 ) -> None:
-    # Each event in a partition, in any order of these; a flush wherever one is drawn.
+    # Events in a drawn order, on two partitions, with flushes at drawn positions.
     places = data.draw(st.permutations(range(len(of))))
     rows: list[dict[str, Any]] = []
     sums = MinuteSums()
@@ -250,7 +250,7 @@ def test_rows_sum_to_the_entries_of_the_events_wherever_flushes_cut_and_partitio
 
 
 @given(end_ns=st.integers(0, 2**60), interval_ns=st.integers(0, 10 * NS_PER_MINUTE))
-def test_the_parts_of_an_interval_meet_and_none_is_longer_than_its_minute(
+def test_the_parts_of_an_interval_are_adjacent_and_none_exceeds_its_minute(
     end_ns: int, interval_ns: int
 ) -> None:
     parts = minute_parts(end_ns, interval_ns)
@@ -264,7 +264,7 @@ def test_the_parts_of_an_interval_meet_and_none_is_longer_than_its_minute(
 MINUTE_NS = START_NS // NS_PER_MINUTE * NS_PER_MINUTE
 
 
-def test_a_tick_over_a_minute_s_end_is_divided_by_time_to_the_last_unit() -> None:
+def test_a_tick_across_the_end_of_a_minute_is_divided_by_time_exactly() -> None:
     allocated = entry(
         Category.IDLE, busy_ns=None, allocated_ns=7, energy_millijoules=None, memory_bytes=3
     )
@@ -277,7 +277,7 @@ def test_a_tick_over_a_minute_s_end_is_divided_by_time_to_the_last_unit() -> Non
     assert (after["first_offset"], after["last_offset"]) == (41, 41)
 
 
-def test_what_a_settlement_takes_away_is_divided_as_exactly() -> None:
+def test_amounts_that_a_late_adjustment_subtracts_are_divided_exactly_too() -> None:
     settled = settlement(7, from_time_ns=MINUTE_NS - NS_PER_MINUTE - 1, until_time_ns=MINUTE_NS + 1)
     rows = rows_of(event(gpus=[books()], late_adjustments=[settled]))
     by_account = {
@@ -293,7 +293,7 @@ def test_what_a_settlement_takes_away_is_divided_as_exactly() -> None:
     assert {row["sample_count"] for row in rows} == {0}
 
 
-def test_ticks_of_a_minute_are_one_row_with_the_offsets_of_the_first_and_the_last() -> None:
+def test_ticks_of_a_minute_are_one_row_with_the_first_and_the_last_offset() -> None:
     ticks = [event(tick, time_ns=MINUTE_NS + (tick + 1) * 10**9) for tick in range(5)]
     rows = rows_of(*ticks, partition=3, first_offset=10)
     assert {(row["category"], row["sample_count"]) for row in rows} == {("pod", 5), ("idle", 5)}
@@ -303,7 +303,7 @@ def test_ticks_of_a_minute_are_one_row_with_the_offsets_of_the_first_and_the_las
     } == {(3, 10, 14, 14)}
 
 
-def test_a_container_is_told_by_its_name_and_by_its_id_where_that_is_not_known() -> None:
+def test_a_container_is_identified_by_its_name_or_if_that_is_unknown_by_its_id() -> None:
     named, unnamed = entry(), entry(pod_uid="uid-other", container_id="e" * 64)
     rows = rows_of(event(entries=[named, unnamed]))
     assert {(row["container"], row["container_id"]) for row in rows} == {
@@ -324,7 +324,7 @@ def test_a_container_is_told_by_its_name_and_by_its_id_where_that_is_not_known()
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_beside_a_sum_stands_how_much_of_it_was_measured(
+def test_the_measured_part_of_a_sum_is_in_its_own_column(
     case: str, changes: dict[str, Any], expected: tuple[int, ...]
 ) -> None:
     used = entry(busy_ns=5, memory_bytes=5, energy_millijoules=5)
@@ -332,7 +332,7 @@ def test_beside_a_sum_stands_how_much_of_it_was_measured(
     assert tuple(row[name] for name in (*MEASURED[:2], MEASURED[2])) == expected, case
 
 
-def test_of_what_no_entry_had_nothing_is_said_and_nothing_is_zero() -> None:
+def test_a_quantity_that_no_entry_has_is_null_not_zero() -> None:
     unresponsive = entry(
         Category.IDLE, busy_ns=None, memory_bytes=None, energy_millijoules=None, allocated_ns=9
     )
@@ -342,7 +342,7 @@ def test_of_what_no_entry_had_nothing_is_said_and_nothing_is_zero() -> None:
     assert (row["allocated_ns"], row["unresponsive_ns"]) == (9, 9)
 
 
-def test_sums_that_their_columns_do_not_hold_are_several_rows_that_add_up() -> None:
+def test_sums_that_exceed_their_columns_are_several_rows_that_add_up() -> None:
     huge = entry(busy_ns=2**62, memory_bytes=2**62, energy_millijoules=2**62)
     ticks = [
         event(tick, time_ns=MINUTE_NS + (tick + 1) * 10**9, entries=[huge]) for tick in range(5)
@@ -365,7 +365,7 @@ def test_sums_that_their_columns_do_not_hold_are_several_rows_that_add_up() -> N
         (event(late_adjustments=[settlement(from_time_ns=0)]), "rows"),
     ],
 )
-def test_an_event_that_cannot_be_booked_whole_is_not_booked_at_all(
+def test_an_event_that_cannot_be_booked_completely_is_not_booked_at_all(
     broken: GpuEvent, named: str
 ) -> None:
     with pytest.raises(ValueError, match=named) as refused:

@@ -1,4 +1,4 @@
-"""The store sink and topics that were made anew, or are another cluster's."""
+"""The store sink, and topics that were recreated or belong to another cluster."""
 
 import asyncio
 from pathlib import Path
@@ -32,8 +32,8 @@ from tests.unit.sinks.store.storing import (
 )
 
 
-async def test_a_topic_made_anew_is_an_error_that_names_the_remedy(tmp_path: Path) -> None:
-    """Also where it has grown beyond what is stored, and nothing could be seen by offsets."""
+async def test_a_recreated_topic_is_an_error_that_names_the_remedy(tmp_path: Path) -> None:
+    """Even if it is longer than the stored offsets, so that no offset looks wrong."""
     on = bus()
     await publish(on, *map(event, range(5)))
     async with running(store(tmp_path, on)):
@@ -53,7 +53,7 @@ async def test_a_topic_made_anew_is_an_error_that_names_the_remedy(tmp_path: Pat
         await eventually(lambda: len(offsets(tmp_path)) == 2 * (5 + 9))
 
 
-async def test_a_topic_made_anew_while_the_sink_holds_rows_leaves_none_of_them(
+async def test_unwritten_rows_of_a_topic_that_is_recreated_are_discarded(
     tmp_path: Path,
 ) -> None:
     on, clock = bus(), ManualClock(START_NS + 3600 * SECOND_NS)
@@ -72,7 +72,7 @@ async def test_a_topic_made_anew_while_the_sink_holds_rows_leaves_none_of_them(
     assert max(offsets(tmp_path)) == 4
 
 
-async def test_a_topic_made_anew_before_anything_was_stored_is_simply_read(
+async def test_a_topic_recreated_before_anything_was_stored_is_read_normally(
     tmp_path: Path,
 ) -> None:
     on, clock = bus(), ManualClock(START_NS + 3600 * SECOND_NS)
@@ -89,10 +89,10 @@ async def test_a_topic_made_anew_before_anything_was_stored_is_simply_read(
     assert seqs == [(101_000,), (102_000,), (103_000,)]
 
 
-async def test_offsets_without_an_identity_are_taken_over_with_the_topic_that_there_is(
+async def test_stored_offsets_without_an_identity_adopt_the_existing_topic(
     tmp_path: Path,
 ) -> None:
-    """Brokers before Kafka 2.8 give no identity of a topic."""
+    """Brokers before Kafka 2.8 do not report a topic's identity."""
     on = bus()
     await publish(on, *map(event, range(3)))
     old = EntriesTable(store_uri=str(tmp_path))
@@ -109,7 +109,7 @@ async def test_offsets_without_an_identity_are_taken_over_with_the_topic_that_th
         await store(tmp_path, on)
 
 
-async def test_another_cluster_whose_partition_is_shorter_is_refused_by_offsets_too(
+async def test_a_shorter_partition_of_another_cluster_is_detected_by_offsets_too(
     tmp_path: Path,
 ) -> None:
     on = bus()

@@ -1,4 +1,4 @@
-"""Rows that were written before their pod was known, and what the store knows of pods."""
+"""Rows that were written before their pod was known, and the store's records of pods."""
 
 import asyncio
 from pathlib import Path
@@ -87,11 +87,11 @@ def unknown(tick: int, state: PodState = PodState.PENDING, **changes: Any) -> Gp
 
 
 def pods_there(path: Path) -> list[tuple[int, int]]:
-    """Return the offsets of the records in the table `pods`, each with how often it is there."""
+    """Return the offsets of the records in the table `pods`, each with its number of rows."""
     if not list(path.glob("pods/*.parquet")):
         return []
     if not (files := DeltaTable(str(path / "pods")).file_uris()):
-        return []  # written and not committed yet
+        return []  # written but not committed
     sql = f"SELECT kafka_offset, count(*) FROM read_parquet({files}) GROUP BY ALL ORDER BY 1"  # noqa: S608  # our own files
     with duckdb.connect() as connection:
         return connection.execute(sql).fetchall()
@@ -147,10 +147,10 @@ async def stored(on: MemoryBus, path: Path, *, records: int, events: int) -> Non
             ),
             (*KNOWN[:3], None, *KNOWN[4:]),
         ),
-        ("of which the event says nothing", event(entries=[entry()], pods=[]), KNOWN),
+        ("missing from the event", event(entries=[entry()], pods=[]), KNOWN),
         ("named", unknown(0, PodState.NAMED, namespace="research", name="train-0"), KNOWN),
         (
-            "what has a name keeps it",
+            "a name is kept",
             event(entries=[entry()]),
             (*KNOWN[:-1], '{"app":"train","team":"vision"}'),
         ),
@@ -158,7 +158,7 @@ async def stored(on: MemoryBus, path: Path, *, records: int, events: int) -> Non
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_a_row_has_the_names_that_came_after_it_unless_it_has_its_own(
+async def test_a_row_without_names_gets_those_that_arrive_later(
     case: str, one: GpuEvent, expected: tuple[Any, ...], tmp_path: Path
 ) -> None:
     on = bus()
@@ -171,10 +171,10 @@ async def test_a_row_has_the_names_that_came_after_it_unless_it_has_its_own(
     assert found == [("uid-train", *expected)], case
 
 
-async def test_what_the_record_says_of_a_pod_replaces_the_name_that_the_node_gave_it(
+async def test_the_record_of_a_pod_replaces_the_name_that_the_node_reported(
     tmp_path: Path,
 ) -> None:
-    """By the device alone the kubelet's answer may be of another pod than the one that runs."""
+    """By the device alone, the kubelet's answer may be about another pod than the running one."""
     on = bus()
     await publish(on, unknown(0, PodState.NAMED, namespace="payments", name="victim-0"))
     await tell(on, record(), seconds=10)
@@ -195,7 +195,7 @@ ASKING = PodContainer(
     [
         ("a user", unknown(0), '{"memory":"8","nvidia.com/gpu":"2"}'),
         (
-            "a holder",
+            "an allocatee",
             event(
                 entries=[entry(Category.IDLE, allocation=0)],
                 pods=[],
@@ -212,7 +212,7 @@ ASKING = PodContainer(
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_a_row_that_came_before_its_pod_has_what_its_container_asks_for(
+async def test_a_row_from_before_its_pods_record_has_the_containers_requests(
     case: str, one: GpuEvent, expected: str | None, tmp_path: Path
 ) -> None:
     on = bus()
@@ -222,7 +222,9 @@ async def test_a_row_that_came_before_its_pod_has_what_its_container_asks_for(
     assert query(tmp_path, "SELECT requested FROM {entries}") == [(expected,)], case
 
 
-async def test_a_held_part_is_nobody_s_whose_pod_was_deleted_before(tmp_path: Path) -> None:
+async def test_time_allocated_to_a_deleted_pods_name_goes_to_the_next_pod_of_that_name(
+    tmp_path: Path,
+) -> None:
     on = bus()
     named = PodDescription(state=PodState.NAMED, namespace="research", name="train-0")
     allocated = [entry(Category.IDLE, allocation=0)]
@@ -240,13 +242,15 @@ async def test_a_held_part_is_nobody_s_whose_pod_was_deleted_before(tmp_path: Pa
         " FROM {entries} ORDER BY time"
     )
     assert query(tmp_path, sql) == [
-        # By the node's clock the new pod came 45 s before the API server made it: that is it.
+        # By the node's clock the new pod arrived 45 s before the API server created it: it counts.
         ("known", "new", '{"team":"nlp"}'),
         ("known", "new", '{"team":"nlp"}'),
     ]
 
 
-async def test_a_holder_of_a_name_that_nobody_had_stays_the_node_s_word(tmp_path: Path) -> None:
+async def test_an_allocatee_whose_name_no_pod_had_keeps_the_name_that_the_node_reported(
+    tmp_path: Path,
+) -> None:
     on = bus()
     named = PodDescription(state=PodState.NAMED, namespace="research", name="train-0")
     allocated = [entry(Category.IDLE, allocation=0)]
@@ -259,24 +263,24 @@ async def test_a_holder_of_a_name_that_nobody_had_stays_the_node_s_word(tmp_path
     assert query(tmp_path, sql) == [("named", None, "train-0")]
 
 
-async def test_a_static_pod_that_was_made_anew_is_the_one_of_the_row_s_time(
+async def test_a_recreated_static_pod_is_the_one_of_the_rows_time(
     tmp_path: Path,
 ) -> None:
-    """The kubelet calls both by the hash of their manifest."""
+    """The kubelet identifies both by the hash of their manifest."""
     on = bus()
     pending = [described(PodState.PENDING, uid="hash")]
     entries = [entry(pod_uid="hash", container_id=None)]
     await publish(on, *(event(tick, entries=entries, pods=pending) for tick in (0, 20)))
     await tell(on, record("mirror-1", config_hash="hash", containers=[]), seconds=1)
     await tell(on, record("mirror-2", config_hash="hash", containers=[]), seconds=10)
-    # Whose hash is another pod's UID takes nothing from that pod.
+    # A pod whose hash equals another pod's UID takes no usage from that pod.
     await tell(on, record("hash-2", config_hash="mirror-2", name="other"), seconds=11)
     await stored(on, tmp_path, records=3, events=2)
     sql = "SELECT pod_uid, pod FROM {entries} ORDER BY time"
     assert query(tmp_path, sql) == [("mirror-1", "train-0"), ("mirror-2", "train-0")]
 
 
-async def test_a_version_that_comes_late_is_told_by_its_number(tmp_path: Path) -> None:
+async def test_a_late_version_is_ordered_by_its_resource_version(tmp_path: Path) -> None:
     on = bus()
     await publish(on, unknown(20))
     await tell(on, record(labels={"v": "10"}, resource_version="10"), seconds=1)
@@ -285,8 +289,8 @@ async def test_a_version_that_comes_late_is_told_by_its_number(tmp_path: Path) -
     assert query(tmp_path, "SELECT labels FROM {entries}") == [('{"v":"10"}',)]
 
 
-async def test_a_record_in_the_partition_of_another_node_names_nobody(tmp_path: Path) -> None:
-    """Who may write to one node's partition could else say who uses another node's GPUs."""
+async def test_a_record_in_the_partition_of_another_node_gives_no_name(tmp_path: Path) -> None:
+    """Otherwise a writer of one partition could name the users of another node's GPUs."""
     on = bus()
     await publish(on, unknown(0))
     await tell(on, record(), partition=1 - AT.partition)
@@ -295,10 +299,10 @@ async def test_a_record_in_the_partition_of_another_node_names_nobody(tmp_path: 
     assert query(tmp_path, NAMES)[0][:2] == ("uid-train", "pending")
 
 
-async def test_versions_follow_one_another_as_they_were_written_whatever_their_stamps(
+async def test_versions_are_ordered_by_their_resource_version_whatever_their_stamps(
     tmp_path: Path,
 ) -> None:
-    """Podwatch's clock was set back in between."""
+    """Podwatch's clock was set back between them."""
     on = bus()
     await publish(on, unknown(20))
     await tell(on, record(labels={"v": "1"}), seconds=10)
@@ -307,10 +311,10 @@ async def test_versions_follow_one_another_as_they_were_written_whatever_their_s
     assert query(tmp_path, "SELECT labels FROM {entries}") == [('{"v":"2"}',)]
 
 
-async def test_a_holder_that_the_node_named_gets_the_owner_of_the_pod_of_that_time(
+async def test_an_allocatee_known_by_name_gets_the_owner_of_the_pod_of_that_time(
     tmp_path: Path,
 ) -> None:
-    """Of a StatefulSet one pod after another has the name, each under a UID of its own."""
+    """The pods of a StatefulSet reuse the name, each with its own UID."""
     on = bus()
     named = PodDescription(state=PodState.NAMED, namespace="research", name="train-0")
     allocated = [entry(Category.IDLE, allocation=0)]
@@ -368,7 +372,7 @@ async def test_labels_are_those_in_force_and_no_row_is_counted_twice(tmp_path: P
     ]
 
 
-async def test_each_record_is_there_once_over_restarts_and_deletions(tmp_path: Path) -> None:
+async def test_each_record_is_stored_once_across_restarts_and_deletions(tmp_path: Path) -> None:
     on = bus()
     await publish(on, unknown(0))
     await tell(on, record("a"), None, record("b"))
@@ -381,8 +385,8 @@ async def test_each_record_is_there_once_over_restarts_and_deletions(tmp_path: P
     assert pods_there(tmp_path) == [(0, 1), (2, 1), (4, 1)]
 
 
-async def test_two_who_hold_the_same_partition_write_each_record_once(tmp_path: Path) -> None:
-    """The one that was cut off does not know it yet."""
+async def test_two_sinks_with_the_same_partition_write_each_record_once(tmp_path: Path) -> None:
+    """The one that lost it has not noticed yet."""
     on, clock = bus(), ManualClock()
     streams = Streams(group="gpuledger-store", generation="")
 
@@ -416,8 +420,8 @@ async def test_two_who_hold_the_same_partition_write_each_record_once(tmp_path: 
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-async def test_of_a_topic_that_was_made_anew_all_is_read(count: int, tmp_path: Path) -> None:
-    """Be it shorter than the one before, as long, or longer; and nothing is set by anybody."""
+async def test_all_records_of_a_recreated_topic_are_read(count: int, tmp_path: Path) -> None:
+    """Whether it is shorter, as long, or longer than before; and without any configuration."""
     on, clock = bus(), ManualClock()
     await publish(on, unknown(0))
     await tell(on, record("a"), record("b"))

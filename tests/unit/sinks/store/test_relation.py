@@ -1,4 +1,4 @@
-"""What SQL reads of the store: the rows' whole numbers, and beside them exact base units."""
+"""SQL over the store: the whole numbers of rows, and exact values in base units."""
 
 from collections.abc import Iterator
 from decimal import Decimal, localcontext
@@ -22,13 +22,13 @@ MAX = 2**63 - 1
 
 @examples(25)
 @given(st.lists(events(), min_size=1, max_size=3))
-def test_sums_over_the_table_are_the_sums_over_the_events(ticks: list[GpuEvent]) -> None:
-    """Equal, not near; also where a sum has more than 64 bits."""
+def test_sums_over_the_table_equal_the_sums_over_the_events(ticks: list[GpuEvent]) -> None:
+    """Exactly, even if a sum exceeds 64 bits."""
     entries = [booked for one in ticks for booked in entries_in(one)]
     sums = ", ".join(f"sum({name})" for name in AMOUNTS)
     of_ticks = f"kafka_offset < {len(ticks)}"
     with TemporaryDirectory() as folder:
-        # One event that has rows: without a row there is no store.
+        # At least one event with rows, because a store without rows does not exist.
         fill(Path(folder), [*ticks, event()])
         (found,) = select(Path(folder), sums, where=of_ticks)
 
@@ -55,7 +55,7 @@ _AMOUNT = st.integers(0, MAX)
     st.lists(st.tuples(_AMOUNT, st.integers(0, 2**48), _AMOUNT), min_size=1, max_size=5),
     st.integers(1, 90_000 * SECOND_NS),
 )
-def test_base_units_are_the_whole_numbers_and_sum_without_rounding(
+def test_base_units_equal_the_whole_numbers_and_sum_without_rounding(
     amounts: list[tuple[int, int, int]], interval_ns: int
 ) -> None:
     booked = [
@@ -84,7 +84,7 @@ def test_hours_of_a_device_are_the_hours_of_its_ticks(tmp_path: Path) -> None:
     assert select(tmp_path, "sum(gpu_hours)") == [(3.0,)]
 
 
-def test_what_is_not_known_has_no_base_unit_either(tmp_path: Path) -> None:
+def test_a_missing_quantity_has_no_value_in_base_units_either(tmp_path: Path) -> None:
     nothing = entry(busy_ns=None, memory_bytes=None, energy_millijoules=None)
     fill(tmp_path, [event(entries=[nothing])])
 
@@ -93,7 +93,7 @@ def test_what_is_not_known_has_no_base_unit_either(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["job", "a_kind_of_tomorrow", "ünknown"])
-def test_words_that_a_newer_writer_has_added_are_in_the_table_as_they_were_written(
+def test_enumeration_values_of_a_newer_writer_are_stored_unchanged(
     word: str, tmp_path: Path
 ) -> None:
     of_gpu = books(
@@ -110,7 +110,7 @@ def test_words_that_a_newer_writer_has_added_are_in_the_table_as_they_were_writt
 
 
 @pytest.mark.parametrize("folder", ["cluster=eu/pod_state=x", "a folder", "what?", "*", "Zürich's"])
-def test_the_store_s_folder_may_have_any_name(folder: str, tmp_path: Path) -> None:
+def test_the_stores_directory_may_have_any_name(folder: str, tmp_path: Path) -> None:
     path = tmp_path / folder
     fill(path, [event(0), event(86_400)])
     sql = (
@@ -121,9 +121,9 @@ def test_the_store_s_folder_may_have_any_name(folder: str, tmp_path: Path) -> No
     assert query(path, sql) == [("default", "known", day) for day in days]
 
 
-def test_a_query_of_a_day_reads_the_files_of_that_day_alone(tmp_path: Path) -> None:
+def test_a_query_of_a_day_reads_only_the_files_of_that_day(tmp_path: Path) -> None:
     fill(tmp_path, [event(86_400 * day) for day in range(5)])
     sql = "EXPLAIN SELECT * FROM {entries} WHERE event_date = '"
     plan = query(tmp_path, sql + str(at_seconds(86_400).date()) + "'")
-    # Of the other days nothing is left but what reads no row.
+    # The other days keep only files that no query can read.
     assert str(plan).count("Function:") == 1

@@ -1,4 +1,4 @@
-"""Hours and days are what their minutes sum to, whatever comes late, is purged, or is killed."""
+"""Hours and days equal the sums of their minutes, despite late rows, purges and kills."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +27,7 @@ HOUR = DAY * 24
 
 
 def row(minute: int, busy_ns: int, *, offset: int, node: str = "node-a") -> tuple[Any, ...]:
-    """Return a row of a minute, counted from the first one of the first day."""
+    """Return a row of a minute, counted from the start of the first day."""
     minute += FIRST_MINUTE
     values: dict[str, Any] = {
         "event_date": minute // 1440,
@@ -49,7 +49,7 @@ def row(minute: int, busy_ns: int, *, offset: int, node: str = "node-a") -> tupl
 
 
 class Store:
-    """A store of which the test writes the minutes."""
+    """A store whose minutes the test writes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -78,7 +78,7 @@ class Store:
         )
 
     def lose_newest(self, count: int = 1) -> None:
-        """Move the newest commits of the minutes out, as docs/guides/store.md says."""
+        """Move the newest commits of the minutes away, as docs/guides/store.md documents."""
         for commit in sorted((self.path / "usage" / "_delta_log").glob("*.json"))[-count:]:
             commit.rename(self.path / f"aside-{commit.name}")
         self._commits -= count
@@ -87,7 +87,7 @@ class Store:
         return self.hourly.run(time_ms=1), self.daily.run(time_ms=1)
 
     def sums(self, table: str, column: str) -> dict[int, tuple[int, int, int]]:
-        """Return busy time, byte-time less its bulk, and ticks, by hours since the first one."""
+        """Return busy time, byte-time minus its bulk, and ticks, by hours since the first one."""
         if not (files := DeltaTable(str(self.path / table)).file_uris()):
             return {}
         with duckdb.connect() as connection:
@@ -113,7 +113,7 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path)
 
 
-def test_hours_and_days_sum_their_minutes_and_what_comes_late_is_in_them(store: Store) -> None:
+def test_hours_and_days_are_the_sums_of_their_minutes_including_late_ones(store: Store) -> None:
     store.add((1, 1), (2, 2), (61, 4))
     assert store.sum_up() == (2, 1)
     assert (store.hours(), store.days()) == ({0: 3, 1: 4}, {0: 7})
@@ -123,7 +123,7 @@ def test_hours_and_days_sum_their_minutes_and_what_comes_late_is_in_them(store: 
     assert (store.hours(), store.days()) == ({0: 11, 1: 4, 24: 16}, {0: 15, 1: 16})
 
 
-def test_a_commit_that_does_not_say_of_which_hours_it_is_has_all_recomputed(store: Store) -> None:
+def test_a_commit_without_its_hours_causes_all_hours_to_be_recomputed(store: Store) -> None:
     store.add((1, 1), (61, 4))
     store.sum_up()
     store.add((2, 2), reports=False)
@@ -131,7 +131,7 @@ def test_a_commit_that_does_not_say_of_which_hours_it_is_has_all_recomputed(stor
     assert store.hours() == {0: 3, 1: 4}
 
 
-def test_of_purged_minutes_nothing_is_recomputed_and_late_ones_are_added_once(
+def test_purged_minutes_are_not_recomputed_and_late_ones_are_added_once(
     store: Store,
 ) -> None:
     store.add((1, 1), (24 * 60, 2))
@@ -149,7 +149,7 @@ def test_of_purged_minutes_nothing_is_recomputed_and_late_ones_are_added_once(
     assert (store.hours(), store.days()) == ({0: 13, 24: 14}, {0: 13, 1: 14})
 
 
-def test_rows_that_are_not_summed_up_yet_are_not_purged(store: Store) -> None:
+def test_rows_that_are_not_yet_summed_up_are_not_purged(store: Store) -> None:
     store.add((1, 1))
     store.sum_up()
     store.add((2, 2))
@@ -159,7 +159,7 @@ def test_rows_that_are_not_summed_up_yet_are_not_purged(store: Store) -> None:
     assert store.hours() == {0: 3}
 
 
-def test_a_compaction_changes_no_sum_and_touches_no_hour(store: Store) -> None:
+def test_a_compaction_changes_no_sum_and_rewrites_no_hour(store: Store) -> None:
     for minute in range(5):
         store.add((minute, 1))
     store.sum_up()
@@ -168,7 +168,7 @@ def test_a_compaction_changes_no_sum_and_touches_no_hour(store: Store) -> None:
     assert store.hours() == {0: 5}
 
 
-def test_sums_say_up_to_when_they_are_complete(store: Store) -> None:
+def test_sums_contain_the_time_through_which_they_are_complete(store: Store) -> None:
     store.add((1, 1))
     store.add((2, 1))
     store.sum_up()
@@ -183,7 +183,7 @@ def valid_until(store: Store, table: str) -> int:
     return round(found.timestamp() * 1e6)
 
 
-def test_sums_are_complete_up_to_the_partition_that_is_furthest_behind_however_long(
+def test_sums_are_complete_through_the_slowest_partition_however_long_it_lags(
     store: Store,
 ) -> None:
     store.add((1, 1), partition="0", until_us=1_000_000)
@@ -199,7 +199,7 @@ def test_sums_are_complete_up_to_the_partition_that_is_furthest_behind_however_l
     assert valid_until(store, "usage_hourly") == valid_until(store, "usage_daily") == 5_000_000
 
 
-def test_what_was_not_summed_up_as_the_run_was_killed_is_not_said_to_be_complete(
+def test_rows_not_summed_up_by_a_killed_run_are_not_reported_as_complete(
     store: Store,
 ) -> None:
     store.add((1, 1))
@@ -210,7 +210,7 @@ def test_what_was_not_summed_up_as_the_run_was_killed_is_not_said_to_be_complete
     assert valid_until(store, "usage_hourly") == 1
 
 
-def test_what_was_committed_since_the_snapshot_is_not_said_to_be_summed_up(store: Store) -> None:
+def test_rows_committed_after_the_snapshot_are_not_reported_as_summed_up(store: Store) -> None:
     class Overtaken(Rollup):
         @override
         def _news_of(self, source: DeltaTable, target: DeltaTable | None) -> Any:
@@ -228,7 +228,7 @@ def test_what_was_committed_since_the_snapshot_is_not_said_to_be_summed_up(store
 
 @pytest.mark.parametrize("lost", [1, 2])
 @pytest.mark.parametrize("is_run_meanwhile", [False, True])
-def test_hours_follow_a_table_whose_newest_commits_were_moved_out(
+def test_hours_follow_a_table_whose_newest_commits_were_moved_away(
     store: Store, lost: int, *, is_run_meanwhile: bool
 ) -> None:
     for step in ((1, 1), (2, 2), (61, 4)):
@@ -237,7 +237,7 @@ def test_hours_follow_a_table_whose_newest_commits_were_moved_out(
     store.lose_newest(lost)
     if is_run_meanwhile:
         store.sum_up()
-    # The same events, and more: Kafka has more of them by then.
+    # The same events, and later ones that Kafka has by then.
     if lost > 1:
         store.add((2, 2))
     store.add((61, 4), (62, 8))
@@ -246,7 +246,7 @@ def test_hours_follow_a_table_whose_newest_commits_were_moved_out(
     assert (store.hours(), store.days()) == ({0: 3, 1: 12}, {0: 15})
 
 
-def test_late_rows_of_purged_hours_that_are_moved_out_and_come_again_count_once(
+def test_late_rows_of_purged_hours_that_are_moved_away_and_written_again_count_once(
     store: Store,
 ) -> None:
     store.add((1, 1))
@@ -262,7 +262,7 @@ def test_late_rows_of_purged_hours_that_are_moved_out_and_come_again_count_once(
     assert (store.hours(), store.days()) == ({0: 7}, {0: 7})
 
 
-def test_what_is_written_for_other_days_meanwhile_holds_up_no_purge(store: Store) -> None:
+def test_rows_of_other_days_do_not_delay_a_purge(store: Store) -> None:
     store.add((1, 1), (24 * 60, 2))
     store.sum_up()
     store.add((48 * 60, 4))
@@ -272,7 +272,7 @@ def test_what_is_written_for_other_days_meanwhile_holds_up_no_purge(store: Store
 
 
 @pytest.mark.parametrize("table", ["usage", "usage_hourly", "usage_daily"])
-def test_a_table_of_before_a_column_is_summed_up(store: Store, table: str) -> None:
+def test_a_table_that_lacks_a_newer_column_is_summed_up(store: Store, table: str) -> None:
     schema = {each.name: each for each in (USAGE, USAGE_HOURLY, USAGE_DAILY)}[table]
     fields = [schema.arrow.field(name) for name in schema.arrow.names if name != "unresponsive_ns"]
     DeltaTable.create(
@@ -289,7 +289,7 @@ def test_a_table_of_before_a_column_is_summed_up(store: Store, table: str) -> No
     assert (store.hours(), store.days()) == ({0: 1}, {0: 1})
 
 
-def test_amounts_that_somebody_made_up_add_up_beyond_64_bits(store: Store) -> None:
+def test_absurd_amounts_are_summed_beyond_64_bits(store: Store) -> None:
     store.add((1, 2**63 - 1), (2, 2**63 - 1), (2, -(2**63 - 1)), (3, 2**63 - 1), (4, 5))
     store.add((4, 2**63 - 1))
     store.sum_up()
@@ -298,11 +298,11 @@ def test_amounts_that_somebody_made_up_add_up_beyond_64_bits(store: Store) -> No
 
 
 class KilledError(Exception):
-    """What stands for a kill -9."""
+    """Stands for a kill -9."""
 
 
 class Dying(Rollup):
-    """A rollup that is killed behind its commits of a number."""
+    """A rollup that is killed after a number of commits."""
 
     def __init__(self, *args: Any, commits: int, **options: Any) -> None:  # noqa: ANN401  # as Rollup
         super().__init__(*args, **options)
@@ -325,8 +325,8 @@ class Dying(Rollup):
 
 
 @pytest.mark.parametrize("commits", [1, 2, 3])
-@pytest.mark.parametrize("more_ns", [0, 64], ids=["at once", "with more rows in between"])
-def test_a_run_that_is_killed_behind_any_commit_adds_nothing_twice(
+@pytest.mark.parametrize("more_ns", [0, 64], ids=["immediately", "with more rows in between"])
+def test_a_run_that_is_killed_after_any_commit_adds_nothing_twice(
     store: Store, commits: int, more_ns: int
 ) -> None:
     store.add((1, 1), (24 * 60, 2), (48 * 60, 4))
@@ -345,10 +345,10 @@ def test_a_run_that_is_killed_behind_any_commit_adds_nothing_twice(
 
 
 @pytest.mark.parametrize("more", [(), ((2, 4), (62, 8))], ids=["the first time", "again"])
-def test_of_two_that_sum_up_at_once_the_later_is_refused_and_each_hour_is_there_once(
+def test_the_later_of_two_concurrent_rollups_is_rejected_and_each_hour_is_stored_once(
     store: Store, more: Sequence[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other one runs right before a commit of the first, which has read what it replaces."""
+    """The other one runs right before a commit of the first, which has read its sources."""
     store.add((1, 1), (61, 2))
     expected = {0: 1, 1: 2}
     if more:
@@ -388,7 +388,7 @@ _STEPS = st.lists(
 
 @settings(examples(20), suppress_health_check=list(HealthCheck))
 @given(steps=_STEPS)
-def test_in_whatever_order_rows_sums_and_purges_come_the_hours_sum_all_rows(
+def test_hours_are_the_sums_of_all_rows_in_any_order_of_writes_rollups_and_purges(
     steps: Sequence[tuple[str, Any]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     store, expected = Store(tmp_path_factory.mktemp("store")), dict[int, int]()
@@ -407,10 +407,10 @@ def test_in_whatever_order_rows_sums_and_purges_come_the_hours_sum_all_rows(
 
 @pytest.mark.parametrize("gone", [(), ("usage",)])
 @pytest.mark.parametrize("earlier", [0, 20])
-def test_a_maintainer_that_is_behind_the_vacuum_adds_late_rows_once(
+def test_a_maintainer_that_lags_behind_the_vacuum_adds_late_rows_once(
     tmp_path: Path, gone: Sequence[str], earlier: int
 ) -> None:
-    """The files of the version that it last summed up are gone by then."""
+    """The files of the version that it last summed up no longer exist."""
     store = Store(tmp_path)
     store.add((0, 5), (61, 7))
     store.sum_up()

@@ -1,4 +1,4 @@
-"""A tick that the join repeats counts once, whenever the sink is killed and whoever writes too."""
+"""A tick that the join repeats counts once, whenever the sink is killed and whoever else writes."""
 
 import asyncio
 import shutil
@@ -60,7 +60,7 @@ def _query(path: Path, table: str, what: str) -> Any:  # noqa: ANN401  # one val
     return found[0]
 
 
-async def test_a_tick_that_comes_again_after_a_restart_counts_once(tmp_path: Path) -> None:
+async def test_a_tick_repeated_after_a_restart_counts_once(tmp_path: Path) -> None:
     on = bus()
     await publish(on, tick(0), tick(1), tick(2, boot_id="boot-2", seq=5))
     async with running(store(tmp_path, on)):
@@ -73,7 +73,7 @@ async def test_a_tick_that_comes_again_after_a_restart_counts_once(tmp_path: Pat
 
 
 class KilledError(Exception):
-    """What stands for a kill -9: whoever raised it once raises it from then on."""
+    """Stands for a kill -9: code that has raised it once raises it from then on."""
 
 
 class Death:
@@ -88,7 +88,7 @@ class Death:
             raise KilledError
 
     def haunt(self, table: StreamTable, method: str) -> None:
-        """Have the sink die right before, or right behind, what it does there."""
+        """Let the sink die right before or right after it calls this method."""
         done: Callable[..., Any] = getattr(table, method)
 
         def stepping(*args: Any, **options: Any) -> Any:  # noqa: ANN401  # as the method has it
@@ -138,8 +138,8 @@ async def live(on: MemoryBus, path: Path, *, death: Death, rows: int = 6) -> Non
 
 
 @pytest.mark.parametrize("step", range(1, 17))
-async def test_whenever_it_is_killed_each_tick_counts_once(tmp_path: Path, step: int) -> None:
-    """Each tick comes again: at once, a little later, and after the sink was killed."""
+async def test_each_tick_counts_once_whenever_the_sink_is_killed(tmp_path: Path, step: int) -> None:
+    """Each tick is repeated: immediately, a little later, and after the kill."""
     on = bus()
     numbers = [0, 0, 1, 0, 2, 1, 3, 3, 2, 4]
     await publish(on, *(tick(number) for number in numbers))
@@ -152,7 +152,7 @@ async def test_whenever_it_is_killed_each_tick_counts_once(tmp_path: Path, step:
     assert offsets_stored(tmp_path) == [0, 2, 4, 6, 9, 11]
 
 
-async def test_killed_again_and_again_at_every_step_it_loses_and_repeats_nothing(
+async def test_a_sink_killed_repeatedly_at_every_step_loses_and_repeats_nothing(
     tmp_path: Path,
 ) -> None:
     on = bus()
@@ -166,7 +166,7 @@ async def test_killed_again_and_again_at_every_step_it_loses_and_repeats_nothing
     assert offsets_stored(tmp_path) == list(range(0, 40, 2))
 
 
-def test_what_a_writer_records_that_lost_its_partition_changes_nothing(tmp_path: Path) -> None:
+def test_a_record_of_a_writer_that_lost_its_partition_has_no_effect(tmp_path: Path) -> None:
     owner, stale = (SeenTable(store_uri=str(tmp_path)) for _ in range(2))
     owner.record({STREAM: (7, {"default/node-a": [("boot-1", 3)]})}, written_us=1)
     stale.record({STREAM: (9, {"default/node-a": [("boot-1", 5)]})}, written_us=2)
@@ -176,7 +176,7 @@ def test_what_a_writer_records_that_lost_its_partition_changes_nothing(tmp_path:
     assert owner.read({STREAM: 6, "it's another": 9}) == {}
 
 
-def test_what_was_seen_of_before_all_tables_goes_and_the_rest_stays(tmp_path: Path) -> None:
+def test_seen_samples_that_no_table_needs_are_removed_and_the_others_remain(tmp_path: Path) -> None:
     table = SeenTable(store_uri=str(tmp_path))
     for offset in (3, 5, 7):
         table.record({STREAM: (offset, {}), "other": (offset, {})}, written_us=1)
@@ -187,7 +187,7 @@ def test_what_was_seen_of_before_all_tables_goes_and_the_rest_stays(tmp_path: Pa
     assert table.read({STREAM: 9, "other": 9}) == {STREAM: (7, {})}
 
 
-async def test_a_table_that_is_switched_on_later_has_what_the_topic_keeps_and_sums_count_once(
+async def test_a_table_enabled_later_has_the_events_that_the_topic_keeps_and_sums_count_once(
     tmp_path: Path,
 ) -> None:
     on = bus()
@@ -202,7 +202,7 @@ async def test_a_table_that_is_switched_on_later_has_what_the_topic_keeps_and_su
     assert offsets_stored(tmp_path) == [0, 1, 3]
 
 
-async def test_a_line_says_so_where_what_was_seen_is_gone(tmp_path: Path) -> None:
+async def test_lost_seen_samples_are_logged(tmp_path: Path) -> None:
     on = bus()
     await publish(on, tick(0))
     async with running(store(tmp_path, on)):
@@ -216,7 +216,7 @@ async def test_a_line_says_so_where_what_was_seen_is_gone(tmp_path: Path) -> Non
     assert [(line["stream"], line["offset"]) for line in lost] == [(STREAM, 0)]
 
 
-async def test_what_is_complete_of_others_partitions_is_said_again_with_each_commit(
+async def test_each_commit_repeats_the_completeness_of_other_sinks_partitions(
     tmp_path: Path,
 ) -> None:
     on = bus()
@@ -231,10 +231,10 @@ async def test_what_is_complete_of_others_partitions_is_said_again_with_each_com
     assert valid_through_us(newest) == {"7": 5_000_000}
 
 
-def test_what_is_complete_is_known_to_a_sink_behind_many_commits_that_do_not_say_it(
+def test_completeness_is_known_despite_many_commits_without_it(
     tmp_path: Path,
 ) -> None:
-    """As far as to those who read the table: what it forgot, it would not say again."""
+    """As far back as for readers of the table; otherwise the sink would not repeat it."""
     table, uri = UsageTable(store_uri=str(tmp_path)), str(tmp_path)
     table.load(["s"])
     marks = describe(valid_through={"7": 5_000_000})

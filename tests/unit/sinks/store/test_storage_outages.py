@@ -1,4 +1,4 @@
-"""The store sink while its storage is away, damaged, raced for or another's."""
+"""The store sink while its storage is unavailable, damaged, contended or another's."""
 
 import asyncio
 import threading
@@ -45,7 +45,7 @@ Write = Callable[..., None]
 
 
 def raced(write: Write, uri: str) -> Write:
-    """Let somebody else append the same just before the first append."""
+    """Let another writer commit the same rows just before the first commit."""
     attempts = count()
 
     def writing(table: DeltaTable, data: Table, **options: Any) -> None:  # noqa: ANN401  # deltalake's own
@@ -57,7 +57,7 @@ def raced(write: Write, uri: str) -> Write:
 
 
 def failing(write: Write, uri: str) -> Write:
-    """Be away twice, then lose the answer to a commit."""
+    """Fail twice, then lose the response to a commit."""
     attempts = count()
 
     def writing(table: DeltaTable, data: Table, **options: Any) -> None:  # noqa: ANN401  # deltalake's own
@@ -110,21 +110,23 @@ async def test_a_damaged_store_fails_the_check_in_one_line_and_its_repair_needs_
     assert len(offsets(tmp_path)) == 4 * 2
 
 
-def test_a_table_with_other_columns_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_table_with_other_columns_is_rejected_by_name(tmp_path: Path) -> None:
     DeltaTable.create(str(tmp_path / "entries"), schema=Schema([Field("node", DataType.int64())]))
 
     with pytest.raises(UserError, match=r"differs in column .*node.*set another store\.uri"):
         EntriesTable(store_uri=str(tmp_path)).load([])
 
 
-def test_a_store_that_nobody_may_write_is_unavailable_not_a_traceback(tmp_path: Path) -> None:
+def test_a_store_without_write_permission_is_unavailable_and_causes_no_traceback(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "entries").write_text("a file where the folder should be")
 
     with pytest.raises(ReceiverUnavailableError):
         EntriesTable(store_uri=str(tmp_path)).load([])
 
 
-def test_a_storage_that_goes_away_after_the_table_was_loaded_is_unavailable_too(
+def test_a_storage_that_becomes_unavailable_after_loading_is_reported_too(
     tmp_path: Path,
 ) -> None:
     table = EntriesTable(store_uri=str(tmp_path))
@@ -139,7 +141,7 @@ def test_a_storage_that_goes_away_after_the_table_was_loaded_is_unavailable_too(
     assert offsets(tmp_path) == [0]
 
 
-def test_a_storage_that_goes_away_while_the_table_is_loaded_is_unavailable_too(
+def test_a_storage_that_becomes_unavailable_during_loading_is_reported_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(_: DeltaTable, stream: str) -> int:
@@ -154,7 +156,7 @@ Load = Callable[[StreamTable, Iterable[str]], dict[str, int]]
 
 
 class HangingStorage:
-    """A storage that takes connections, and answers none of them until it is told to."""
+    """A storage that accepts connections, and answers none of them until told to."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answers, self.is_asked = threading.Event(), threading.Event()
@@ -188,7 +190,7 @@ async def test_a_storage_that_never_answered_fails_the_check_and_the_lag_grows(
         await eventually(lambda: lag_seconds() == 0)
 
 
-async def test_what_comes_while_a_storage_has_never_answered_is_lag_too(
+async def test_events_that_arrive_while_a_storage_has_never_answered_are_lag_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage, on, clock = HangingStorage(monkeypatch), bus(), ManualClock()
@@ -208,7 +210,9 @@ async def test_what_comes_while_a_storage_has_never_answered_is_lag_too(
         await eventually(lambda: lag_seconds() == 0)
 
 
-async def test_rows_wait_for_a_storage_that_goes_away_between_two_writes(tmp_path: Path) -> None:
+async def test_rows_wait_for_a_storage_that_becomes_unavailable_between_two_writes(
+    tmp_path: Path,
+) -> None:
     on, readiness = bus(), Readiness()
     check = readiness.check("store.receiver")
     await publish(on, event(0, entries=[entry()]))
@@ -223,7 +227,7 @@ async def test_rows_wait_for_a_storage_that_goes_away_between_two_writes(tmp_pat
     assert offsets(tmp_path) == [0, 1]
 
 
-async def test_a_sink_ends_well_while_its_storage_is_away_and_the_next_one_goes_on(
+async def test_a_sink_ends_cleanly_while_its_storage_is_unavailable_and_the_next_one_continues(
     tmp_path: Path,
 ) -> None:
     on = bus()
@@ -249,19 +253,19 @@ async def test_a_sink_ends_well_while_its_storage_is_away_and_the_next_one_goes_
 
 
 class PanicException(BaseException):
-    """What a panic in Rust is in Python: no `Exception`."""
+    """A panic in Rust as Python gets it: not an `Exception`."""
 
 
 class Panicking(TableSchema):
-    """A table of whose rows no columns can be made."""
+    """A table that fails to convert rows to columns."""
 
     @override
     def table_of(self, rows: Sequence[tuple[Any, ...]]) -> Table:
         raise PanicException("byte array offset overflow")
 
 
-def test_a_panic_of_the_writer_is_a_storage_that_does_not_answer(tmp_path: Path) -> None:
-    """It ends no sink, as what is no `Exception` would."""
+def test_a_panic_of_the_writer_counts_as_a_storage_that_does_not_answer(tmp_path: Path) -> None:
+    """It does not end the sink, although it is not an `Exception`."""
     shape = Panicking(**{one.name: getattr(ENTRIES, one.name) for one in fields(ENTRIES)})
     table = StreamTable(shape, store_uri=str(tmp_path))
     table.load([STREAM])

@@ -1,4 +1,4 @@
-"""The store sink over the bus in memory: each entry once, whatever is repeated or given up."""
+"""The store sink over the bus in memory: each entry once, whatever is repeated or lost."""
 
 import asyncio
 import base64
@@ -59,7 +59,7 @@ from tests.unit.sinks.store.storing import (
 )
 
 
-async def test_a_query_sums_what_the_events_said(tmp_path: Path) -> None:
+async def test_a_query_sums_the_usage_of_the_events(tmp_path: Path) -> None:
     on = bus()
     await publish(on, *(event(tick, entries=[entry(busy_ns=250_000_000)]) for tick in range(8)))
 
@@ -70,8 +70,8 @@ async def test_a_query_sums_what_the_events_said(tmp_path: Path) -> None:
     assert query(tmp_path, sql) == [("research", "train-0", 2.0, 8)]
 
 
-async def test_a_query_sums_what_was_settled_after_the_end_of_a_process(tmp_path: Path) -> None:
-    """On the day of its ticks; the sum over all accounts is what it was without."""
+async def test_a_query_sums_late_adjustments_for_processes_that_ended(tmp_path: Path) -> None:
+    """On the day of their ticks; the sum over all categories is unchanged."""
     on, midnight_ns = bus(), START_NS - START_NS % (86_400 * SECOND_NS) + 86_400 * SECOND_NS
     nobodys = entry(Category.UNATTRIBUTED, busy_ns=500_000_000)
     settled = settlement(250_000_000, until_time_ns=midnight_ns - SECOND_NS)
@@ -88,7 +88,7 @@ async def test_a_query_sums_what_was_settled_after_the_end_of_a_process(tmp_path
     ]
 
 
-async def test_what_is_held_is_written_when_the_sink_ends(tmp_path: Path) -> None:
+async def test_unwritten_rows_are_written_when_the_sink_ends(tmp_path: Path) -> None:
     on = bus()
     await publish(on, event(0, entries=[entry()]), event(1, entries=[entry()]))
     async with running(store(tmp_path, on, flush_seconds=3600.0, readiness=(at := Readiness()))):
@@ -98,7 +98,7 @@ async def test_what_is_held_is_written_when_the_sink_ends(tmp_path: Path) -> Non
     assert committed(on, STORE.group, AT) == 2
 
 
-async def test_what_the_table_has_is_not_appended_again_where_the_commit_was_lost(
+async def test_stored_rows_are_not_added_again_if_the_commit_in_kafka_was_lost(
     tmp_path: Path,
 ) -> None:
     on = bus()
@@ -126,7 +126,7 @@ async def test_a_commit_in_kafka_ahead_of_the_table_loses_nothing(tmp_path: Path
     assert offsets(tmp_path / "new") == [0, 1]
 
 
-async def test_a_tick_that_was_published_twice_is_one_row(tmp_path: Path) -> None:
+async def test_a_tick_published_twice_is_one_row(tmp_path: Path) -> None:
     on = bus()
     await publish(on, *(event(tick, entries=[entry()]) for tick in (0, 1, 0, 1, 2)))
 
@@ -143,7 +143,7 @@ async def test_a_tick_that_was_published_twice_is_one_row(tmp_path: Path) -> Non
         (event(1, entries=[entry(), entry(allocation=3)]), "invalid", "allocation: position 3"),
     ],
 )
-async def test_what_cannot_be_stored_is_put_aside_whole_and_the_stream_goes_on(
+async def test_an_event_that_cannot_be_stored_is_a_dead_letter_as_a_whole_and_the_stream_continues(
     bad: bytes | GpuEvent, reason: str, detail: str, tmp_path: Path
 ) -> None:
     on = bus()
@@ -179,7 +179,7 @@ async def test_two_sinks_share_the_partitions_and_repeat_nothing(tmp_path: Path)
         )
 
 
-def test_a_writer_that_lost_its_partition_is_refused(tmp_path: Path) -> None:
+def test_a_writer_that_lost_its_partition_is_rejected(tmp_path: Path) -> None:
     zombie, owner = (EntriesTable(store_uri=str(tmp_path)) for _ in range(2))
     zombie.load([STREAM])
     owner.load([STREAM])
@@ -192,7 +192,7 @@ def test_a_writer_that_lost_its_partition_is_refused(tmp_path: Path) -> None:
     assert zombie.load([STREAM]) == {STREAM: 0}
 
 
-async def test_where_it_goes_on_is_asked_once_the_write_of_before_has_ended(
+async def test_the_next_offset_is_read_only_after_the_previous_write_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes_on, begun = threading.Event(), threading.Event()
@@ -207,7 +207,7 @@ async def test_where_it_goes_on_is_asked_once_the_write_of_before_has_ended(
     await publish(on, event(0, entries=[entry()]))
     async with running(store(tmp_path, on, clock=clock)):
         await eventually(begun.is_set)
-        # The consumer is opened anew while a write of the one before is under way.
+        # The consumer is reopened while a write of the previous one is in progress.
         before = on.newest
         before.fails = 8
         await eventually(lambda: on.newest is not before)
@@ -218,7 +218,7 @@ async def test_where_it_goes_on_is_asked_once_the_write_of_before_has_ended(
     assert offsets(tmp_path) == [0, 1]
 
 
-async def test_what_could_not_be_written_when_a_partition_went_is_read_again_of_all_others(
+async def test_rows_not_written_before_a_partition_is_lost_are_read_again_for_all_others(
     tmp_path: Path,
 ) -> None:
     on = keeping()
@@ -241,8 +241,8 @@ async def test_what_could_not_be_written_when_a_partition_went_is_read_again_of_
     assert offsets(tmp_path) == [0, 1]
 
 
-class LetterlessBus(KeepingBus):
-    """A bus that takes no letters until a partition of the newest consumer was given up."""
+class BusWithoutDeadLetters(KeepingBus):
+    """A bus that rejects dead letters until the newest consumer has lost a partition."""
 
     def __init__(self, *, gives_up: TopicPartition, refusals: int) -> None:
         super().__init__([replace(EVENTS, partitions=PARTITIONS), DEAD_LETTERS])
@@ -252,11 +252,11 @@ class LetterlessBus(KeepingBus):
     @asynccontextmanager
     async def producer(self) -> AsyncIterator[Producer]:
         async with super().producer() as producer:
-            yield _LetterlessProducer(producer, self)
+            yield _ProducerWithoutDeadLetters(producer, self)
 
 
-class _LetterlessProducer:
-    def __init__(self, inner: Producer, on: LetterlessBus) -> None:
+class _ProducerWithoutDeadLetters:
+    def __init__(self, inner: Producer, on: BusWithoutDeadLetters) -> None:
         self._inner, self._on = inner, on
 
     async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
@@ -267,11 +267,11 @@ class _LetterlessProducer:
         await self._inner.publish(topic, partition, messages)
 
 
-async def test_letters_of_a_partition_that_is_read_again_as_another_one_left_are_not_doubled(
+async def test_dead_letters_are_not_doubled_if_their_partition_is_read_again_after_another_is_lost(
     tmp_path: Path,
 ) -> None:
     other = TopicPartition(EVENTS.name, (AT.partition + 1) % PARTITIONS)
-    on = LetterlessBus(gives_up=other, refusals=2)
+    on = BusWithoutDeadLetters(gives_up=other, refusals=2)
     await publish(on, event(0, entries=[entry()]), b"{", event(2, entries=[entry()]))
 
     async with running(store(tmp_path, on, clock=ManualClock(), flush_seconds=60.0, flush_rows=3)):
@@ -283,8 +283,8 @@ async def test_letters_of_a_partition_that_is_read_again_as_another_one_left_are
     assert [dead_letter.offset for dead_letter in await dead_letters(on)] == [1]
 
 
-async def test_rows_are_written_at_the_latest_when_they_take_so_many_bytes(tmp_path: Path) -> None:
-    """In the midst of a poll too; each write goes with the offsets that it has."""
+async def test_rows_are_written_at_the_latest_when_they_reach_a_size(tmp_path: Path) -> None:
+    """Even within a poll; each commit has the offsets of its rows."""
     on = bus()
     await publish(on, *(event(tick, entries=[entry()]) for tick in range(5)))
 

@@ -1,4 +1,4 @@
-"""What is remembered of the table between a look into it and the next."""
+"""The copy of the table's offsets that a sink keeps between two reads."""
 
 import pytest
 
@@ -12,8 +12,8 @@ OFFSETS = {STREAMS.of(AT): 7}
 IDENTITY = {STREAMS.identity_of(AT): number_of(TOPIC_ID)}
 
 
-def looked(*numbers: dict[str, int]) -> Stored:
-    """Return what is remembered after looks at which the table said this."""
+def after_reads(*numbers: dict[str, int]) -> Stored:
+    """Return the copy after the table was read with these numbers."""
     stored = Stored(streams=STREAMS, topic_id=TOPIC_ID)
     for each in numbers:
         stored.learn(AT, each)
@@ -26,22 +26,22 @@ def looked(*numbers: dict[str, int]) -> Stored:
         ([{}], {}, True),
         ([OFFSETS], {AT: 7}, True),
         ([OFFSETS | IDENTITY], {AT: 7}, False),
-        # A table that was put back to an earlier state knows less than it did.
+        # A table that was restored to an earlier state has fewer numbers.
         ([OFFSETS | IDENTITY, OFFSETS], {AT: 7}, True),
         ([OFFSETS | IDENTITY, {}], {}, True),
     ],
 )
-def test_the_last_look_alone_tells_what_the_table_has(
+def test_the_copy_equals_the_last_read_of_the_table(
     looks: list[dict[str, int]], last_offsets: dict[TopicPartition, int], *, is_new: bool
 ) -> None:
-    stored = looked(*looks)
+    stored = after_reads(*looks)
 
     assert stored.last_offsets == last_offsets
     assert stored.new_identities([AT]) == (IDENTITY if is_new else {})
 
 
-def test_what_was_written_was_written_with_the_topics_identity() -> None:
-    stored = looked({})
+def test_written_offsets_have_the_topics_identity() -> None:
+    stored = after_reads({})
     stored.advance({AT: 4})
 
     assert stored.last_offsets == {AT: 4}

@@ -1,4 +1,4 @@
-"""Where a partition must end, and which topic it must be of, for the table's offsets to mean it."""
+"""The minimum length and the identity of a topic to which the table's offsets apply."""
 
 import pytest
 
@@ -11,7 +11,7 @@ AT = TopicPartition("gpuledger.events.v1", 3)
 
 @pytest.mark.parametrize("last_offset", [-1, 0, 4])
 @pytest.mark.parametrize("end", range(7))
-def test_a_partition_that_lacks_the_last_record_stored_is_refused_and_no_other(
+def test_only_a_partition_that_lacks_the_last_stored_record_is_rejected(
     last_offset: int, end: int
 ) -> None:
     is_refused = False
@@ -35,11 +35,11 @@ def test_a_partition_that_lacks_the_last_record_stored_is_refused_and_no_other(
         (number_of("a"), None, True),
     ],
 )
-def test_only_a_known_identity_that_differs_is_another_topics(
+def test_only_a_known_identity_that_differs_is_that_of_another_topic(
     *, stored: int | None, topic_id: str | None, is_same: bool
 ) -> None:
     assert is_same_topic(stored=stored, topic_id=topic_id) is is_same
 
 
-def test_an_identity_is_a_number_that_a_table_can_keep() -> None:
+def test_an_identity_is_a_number_that_a_table_can_store() -> None:
     assert all(0 <= number_of(str(topic_id)) < 2**63 for topic_id in range(99))

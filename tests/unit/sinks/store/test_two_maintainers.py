@@ -1,7 +1,6 @@
-"""Two who maintain a store at once, and one that is killed in between.
+"""Two concurrent maintainers of a store, and one that is killed between its steps.
 
-Delta's commits keep them apart: what both change at once is refused to the later one, and nothing
-is lost or doubled.
+Delta rejects the later of two conflicting commits, so that nothing is lost or doubled.
 """
 
 import shutil
@@ -33,12 +32,12 @@ from tests.unit.sinks.store.test_maintainer import counted
 from tests.unit.sinks.store.test_rollups import FIRST_MINUTE, HOUR, Store, row
 
 MINUTES = [0, 1, 61, 1500]
-"""Of two days, one of which has two hours."""
+"""Minutes of two days, one of which has two hours."""
 KEPT_FOR_EVER = Retention(usage_days=0, usage_hourly_days=0, entries_days=0)
 
 
 def fill(store: Path, *, copies: int = 1) -> None:
-    """Write each minute as often, a commit each."""
+    """Write each minute this often, each time with its own commit."""
     table = UsageTable(store_uri=str(store))
     for number in range(copies * len(MINUTES)):
         write(table, number, MINUTES[number % len(MINUTES)])
@@ -83,7 +82,7 @@ def count_minutes(store: Path) -> int:
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a store in which there is something to do in each step, to copy."""
+    """Return a store to copy, in which each step has work."""
     store = tmp_path_factory.mktemp("filled")
     fill(store, copies=9)
     return store
@@ -95,11 +94,11 @@ def store(filled: Path, tmp_path: Path) -> Path:
 
 
 STEPS = 4
-"""Hours, days, and of what there is at first: minutes to merge and to vacuum."""
+"""Sum up hours and days; merge and vacuum the minutes."""
 
 
 @pytest.mark.parametrize("at", range(1, STEPS + 1))
-def test_another_whose_clock_is_ahead_may_do_everything_between_any_two_steps(
+def test_another_maintainer_with_a_fast_clock_may_run_between_any_two_steps(
     store: Path, at: int
 ) -> None:
     done: list[MaintenanceDone] = []
@@ -124,10 +123,10 @@ def test_another_whose_clock_is_ahead_may_do_everything_between_any_two_steps(
         *((1, at) for at in (1, 2, 3, 4)),
     ],
 )
-def test_of_two_who_sum_up_at_once_the_later_commit_is_refused(
+def test_the_later_commit_of_two_concurrent_rollups_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, usage_days: int | None, at: int
 ) -> None:
-    """The other one runs right before a commit of the first, which has read what it replaces."""
+    """The other one runs right before a commit of the first, which has read its sources."""
     fill(tmp_path)
     copies = 1
     if usage_days is not None:
@@ -146,7 +145,7 @@ def test_of_two_who_sum_up_at_once_the_later_commit_is_refused(
             maintainer(tmp_path, hours_ahead=1).run()
         write_deltalake(*args, **options)
 
-    # Between what is read and the commit there is no other place to come between.
+    # Only between reading and committing can another one interfere.
     monkeypatch.setattr(rollups, "write_deltalake", overtaken)
     done = maintainer(tmp_path).run()
     assert done.lost_to_another is not None
@@ -155,7 +154,7 @@ def test_of_two_who_sum_up_at_once_the_later_commit_is_refused(
     assert sums(tmp_path) == expected(copies)
 
 
-def test_two_maintainers_with_differing_clocks_and_a_writer_at_once_lose_and_double_nothing(
+def test_two_maintainers_with_different_clocks_and_a_writer_lose_and_double_nothing(
     tmp_path: Path,
 ) -> None:
     copies = 8
@@ -199,7 +198,7 @@ maintainer(Path(sys.argv[1])).run(report)
 
 
 @pytest.mark.parametrize("before", [1, 2, 3, 4])
-def test_after_one_that_was_killed_between_its_steps_the_next_one_goes_on(
+def test_the_next_maintainer_continues_after_one_that_was_killed_between_its_steps(
     store: Path, before: int
 ) -> None:
     command = [sys.executable, "-c", KILLED, str(store), str(before)]
@@ -212,7 +211,7 @@ def test_after_one_that_was_killed_between_its_steps_the_next_one_goes_on(
     assert len(DeltaTable(str(store / "usage")).file_uris()) == 2
 
 
-def test_who_reads_an_older_version_or_is_about_to_commit_is_not_disturbed_by_the_vacuum(
+def test_a_vacuum_does_not_disturb_a_reader_of_an_older_version_or_an_uncommitted_writer(
     store: Path,
 ) -> None:
     reader = DeltaTable(str(store / "usage"))

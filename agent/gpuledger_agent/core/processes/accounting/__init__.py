@@ -3,11 +3,11 @@
 A tick books the use that the driver's sampling windows show for the listed processes. A process
 that starts and ends between two ticks is in no list, and a process that ends within a tick lacks
 its last windows. In accounting mode, the driver keeps an account of each process that has closed a
-GPU: when it opened the GPU, how long it had it open, and the share of that time in which its
-kernels ran. This package turns such accounts into `ProcessExit`s, from which the join settles use
-that no tick has booked. Without accounts everything else works the same: ticks have no
-`ended_processes`, and records of ends have no totals. Only `ExitMatcher` and `ExitReporter` are
-used from outside, by `ProcessTracker`.
+GPU. It contains the time at which the process opened the GPU, how long the GPU was open, and the
+share of that time in which the process's kernels ran. This package turns such accounts into
+`ProcessExit`s, from which the join settles use that no tick has booked. Without accounts everything
+else works the same: ticks have no `ended_processes`, and records of ends have no totals. Only
+`ExitMatcher` and `ExitReporter` are used from outside, by `ProcessTracker`.
 
 An account becomes an exit in these steps:
 
@@ -26,8 +26,11 @@ An account becomes an exit in these steps:
    ticks gave the process, is reserved in the time that was given to no process. Each second of a
    GPU is reserved at most once, so the books never exceed the device's busy time.
 
-Exits that cannot be reported correctly are left out and counted by reason: a process that was never
-seen (`unidentified`), an account without times (`undated`), an account from before the agent's
-start (`older`), a GPU that does not come back (`gpu_gone`), more exits than a record can hold
-(`too_many`).
+Exits that cannot be reported correctly are left out and counted by reason:
+
+- `unidentified`: the process ended before it was seen.
+- `undated`: the account has no start, length or use.
+- `older`: the account began before the agent started.
+- `gpu_gone`: no later tick contains the GPU.
+- `too_many`: more exits were waiting than a record can hold.
 """

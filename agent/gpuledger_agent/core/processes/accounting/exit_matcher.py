@@ -39,7 +39,7 @@ DriverAccounts = Mapping[str, Sequence[DriverAccount] | None]
 
 
 class ExitedProcess(NamedTuple):
-    """A process that has left a GPU, with the driver's account of it."""
+    """A process that has left a GPU, with its account from the driver."""
 
     pid: int
     """Its pid."""

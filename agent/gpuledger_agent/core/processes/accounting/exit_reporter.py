@@ -60,7 +60,7 @@ class ProcessInterval(NamedTuple):
         return cls(opened_ns - _WINDOW_NS, closed_ns + _WINDOW_NS, totals.busy_ns)
 
     def overlap_ns(self, covered: TickInterval) -> int:
-        """Return how much of it a tick covers."""
+        """Return how many nanoseconds a tick covers."""
         return max(0, min(self.end_ns, covered.end_ns) - max(self.begin_ns, covered.begin_ns))
 
 

@@ -26,7 +26,7 @@ from gpuledger_simulator.simulation import open_simulation
 from tests.errors import has_words
 from tests.fakes.kubelet_api import FakeKubeletApi, pod, pod_list
 from tests.real.services.certificates import Authority
-from tests.unit.deployment.deployables import ROOT
+from tests.unit.deployment.components import ROOT
 
 NODE = "node-1"
 NAMES = ("team", "app.kubernetes.io/name")

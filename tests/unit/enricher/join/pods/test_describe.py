@@ -256,7 +256,7 @@ def test_no_younger_pod_takes_over_the_hash_of_a_live_one(
 
 
 @pytest.mark.parametrize("gone", [0, 1])
-def test_a_hash_that_two_pods_claim_is_the_others_when_one_is_forgotten(
+def test_if_two_pods_claim_a_hash_it_belongs_to_the_other_once_one_is_forgotten(
     given: Given, gone: int
 ) -> None:
     """Without either pod it leads nowhere."""

@@ -22,7 +22,7 @@ READY_SECONDS = 120.0
 END_SECONDS = 120.0
 
 
-class Deployable:
+class Component:
     """One running component, with its HTTP endpoints."""
 
     def __init__(
