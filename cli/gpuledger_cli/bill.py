@@ -1,5 +1,6 @@
 """`gpuledger bill`: bills GPU usage from the store, and explains, checks and closes bills."""
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -69,6 +70,9 @@ app = App(
     name="bill",
     help_format="plaintext",
     help_epilogue=epilogue(
+        "Lines without a tenant: __idle__ is allocated to nobody, __no_data__ has no samples,"
+        " __unresponsive__ did not answer the driver, __host__ runs outside pods, and"
+        " __unallocated__ has no value for a dimension. All lines sum to the cost of the GPUs.",
         examples={
             "The newest month, by namespace, at example prices": (
                 "gpuledger bill --store gpuledger-store"
@@ -101,7 +105,11 @@ class BillOf:
     ] = None
     from_: Annotated[
         str | None,
-        time_option("Start of the period instead of --period, a whole hour", name="--from"),
+        time_option(
+            "Start of the period instead of --period, a whole hour; -12h counts from the end of"
+            " this hour",
+            name="--from",
+        ),
     ] = None
     to: Annotated[
         str | None,
@@ -118,7 +126,10 @@ class BillOf:
     ] = "namespace"
     prices: Annotated[
         Path | None,
-        Parameter(help="File of prices and policies (YAML); by default built-in example prices."),
+        Parameter(
+            help="File of prices and policies (YAML), see `gpuledger bill check --help`; by default"
+            " built-in example prices."
+        ),
     ] = None
     storage_option: StorageOption = ()
 
@@ -267,8 +278,19 @@ def bill(
     return UNPRICED if made.unpriced else MADE
 
 
+_PRICE_FILE: Final = """A file of prices:
+  currency: EUR
+  prices:
+    - {name: h100, model: "*H100*", per_gpu_hour: 3.20}
+    - {name: rest, per_gpu_hour: 1.50}
+
+The first row that matches a GPU applies. `model` is compared with the driver's
+whole name, such as NVIDIA H100 80GB HBM3, case included; * matches any text."""
+
+
 @app.command(
     help_epilogue=epilogue(
+        _PRICE_FILE,
         examples={"Before you use it for a bill": "gpuledger bill check prices.yaml"},
         codes={0: "the file is valid", 1: "the file has errors; each is printed with its line"},
     )
@@ -286,11 +308,13 @@ def check(file: Annotated[Path, Parameter(help="File of prices and policies (YAM
     if not (policy.prices or policy.energy):
         sys.stdout.write(f"{file}: line 1: prices: missing; without any, GPUs cost nothing\n")
         return WRONG
-    sys.stdout.write(
-        f"{file}: ok: {len(policy.prices)} prices in {policy.currency}, {len(policy.energy)} energy"
-        f" prices, {len(policy.teams)} team rows, {len(policy.budgets)} budgets,"
-        f" sha256 {read.sha256[:12]}\n"
+    counts = (
+        f"{_count(policy.prices, 'price')} in {policy.currency}",
+        _count(policy.energy, "energy price"),
+        _count(policy.teams, "team row"),
+        _count(policy.budgets, "budget"),
     )
+    sys.stdout.write(f"{file}: ok: {', '.join(counts)}, sha256 {read.sha256[:12]}\n")
     return MADE
 
 
@@ -437,6 +461,11 @@ def _closed_text(made: Bill, closed: Sequence[ClosedLine]) -> str:
     )
 
 
+def _count(items: Sequence[object], singular: str) -> str:
+    """Return the number of items with their name, whose plural ends in s."""
+    return f"{len(items)} {singular}{'' if len(items) == 1 else 's'}"
+
+
 def _warn(made: Bill, closed: Sequence[ClosedLine]) -> None:
     """Write warnings about the bill to standard error."""
     if closed:
@@ -444,7 +473,8 @@ def _warn(made: Bill, closed: Sequence[ClosedLine]) -> None:
     for model, units in made.unpriced.items():
         sys.stderr.write(
             f"gpuledger: no price for {model}: {hours_text(units)} GPU-hours cost"
-            " nothing; add a price to the file given with --prices\n"
+            " nothing; add a price to the file given with --prices, such as"
+            f" {{model: {json.dumps(model)}, per_gpu_hour: 2.50}}; patterns may have *\n"
         )
     for name in dimensions_without_value(made):
         sys.stderr.write(

@@ -7,9 +7,15 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal, get_args, get_origin
 
-from cyclopts import App, CycloptsError, MissingArgumentError, UnusedCliTokensError
+from cyclopts import (
+    App,
+    CycloptsError,
+    MissingArgumentError,
+    UnknownCommandError,
+    UnusedCliTokensError,
+)
 
 from gpuledger import __version__
 from gpuledger.errors import BusError, GpuledgerError, UnavailableError, UserError
@@ -116,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         result = app(given, exit_on_error=False, print_error=False)
     except (CycloptsError, UserError, UnavailableError) as error:
-        message = _unknown_argument(error) or f"{error}{_name_variables(error)}"
+        message = _unknown_argument(error) or _missing_argument(error) or str(error)
         if isinstance(error, BusError):
             message = _KAFKA_SETTING.sub(_kafka_option, message)
         sys.stderr.write(f"gpuledger: {_one_line(message, given)}\n")
@@ -154,19 +160,33 @@ def _kafka_option(setting: re.Match[str]) -> str:
 def _unknown_argument(error: Exception) -> str:
     """Return the message for an argument that the command does not accept; empty for others."""
     # If an option is missing as well, a mistyped command is more likely the cause.
-    if not isinstance(error, (UnusedCliTokensError, MissingArgumentError)):
+    if not isinstance(error, (UnusedCliTokensError, MissingArgumentError, UnknownCommandError)):
         return ""
-    if not error.unused_tokens:
+    if not error.unused_tokens or error.unused_tokens[0] in _names_of_missing(error):
         return ""
     argument, command = error.unused_tokens[0], " ".join(error.command_chain or ())
-    near = find_near(argument, [name for name in error.app or () if not name.startswith("-")])
-    remedy = f"did you mean `{near}`?" if near else f"see `gpuledger {command} --help`"
-    return f"unknown argument: {argument}; {remedy}"
+    kind = "command" if isinstance(error, UnknownCommandError) else "argument"
+    is_option = argument.startswith("-")
+    near = find_near(argument, [name for name in error.app or () if is_option or name[0] != "-"])
+    remedy = f"did you mean `{near}`?" if near else f"see `{f'gpuledger {command}'.strip()} --help`"
+    return f"unknown {'option' if is_option else kind}: {argument}; {remedy}"
 
 
-def _name_variables(error: Exception) -> str:
-    """Return a sentence with the environment variables that can replace a missing option."""
+def _names_of_missing(error: CycloptsError) -> Sequence[str]:
+    """Return the names of the argument that is missing, if any."""
+    is_missing = isinstance(error, MissingArgumentError) and error.argument is not None
+    return error.argument.names if is_missing and error.argument else ()
+
+
+def _missing_argument(error: Exception) -> str:
+    """Return the message for a missing argument or value; empty for other errors."""
     if not isinstance(error, MissingArgumentError) or error.argument is None:
         return ""
-    names = error.argument.parameter.env_var
-    return f" Set it, or {' or '.join(names)}." if names else ""
+    choices = [str(choice) for choice in get_args(error.argument.hint)]
+    if get_origin(error.argument.hint) is Literal:
+        remedy = f"give {', '.join(choices[:-1])} or {choices[-1]}"
+    elif variables := error.argument.parameter.env_var:
+        remedy = f"give it, or set {' or '.join(variables)}"
+    else:
+        remedy = f"see `gpuledger {' '.join(error.command_chain or ())} --help`"
+    return f"{error.argument.name}: missing; {remedy}"

@@ -50,7 +50,7 @@ app = App(
         examples={
             "Busy GPU seconds by namespace": (
                 'gpuledger query --store gpuledger-store "SELECT namespace, sum(busy_seconds)\n'
-                '    FROM usage_hourly GROUP BY ALL"'
+                "    FROM usage_hourly WHERE category = 'pod' GROUP BY ALL\""
             ),
             "One line per column": (
                 "gpuledger query --store gpuledger-store --expanded \\\n"

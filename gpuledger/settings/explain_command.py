@@ -31,6 +31,7 @@ Examples:
   gpuledger config explain agent
   gpuledger config explain sink store
   gpuledger config explain join kafka.sasl_mechanism
+  gpuledger config explain agent sampling
 
 Exit codes: 0 printed; 2 invalid arguments, or a missing extra.
 """
@@ -54,7 +55,8 @@ def main() -> int:
 def settings_text(component: str, prefix: str = "") -> str:
     """Return the help on a component's settings, or on those that a prefix names.
 
-    A prefix is a setting or a group, such as `kafka`. Raises `SettingsError` if there is none.
+    A prefix is a setting, a group such as `kafka`, an environment variable, or a part of a name.
+    Raises `SettingsError` if there is none.
     """
     module, name = SETTINGS_CLASSES[component]
     model: type[msgspec.Struct] = getattr(import_module(module), name)
@@ -62,7 +64,11 @@ def settings_text(component: str, prefix: str = "") -> str:
     if not prefix:
         return explain_all(settings)
     path = tuple(prefix.split("."))
-    found = [setting for setting in settings if setting.path[: len(path)] == path]
+    found = (
+        [setting for setting in settings if setting.path[: len(path)] == path]
+        or [setting for setting in settings if setting.variable == prefix]
+        or [setting for setting in settings if prefix in setting.name]
+    )
     if not found:
         names = [".".join(each.path[:end]) for each in settings for end in (1, len(each.path))]
         near = find_near(prefix, names)
@@ -94,6 +100,10 @@ def _parser() -> _Parser:
         help=", ".join(SETTINGS_CLASSES),
     )
     described.add_argument(
-        "prefix", nargs="?", default="", metavar="PREFIX", help="setting or group of settings"
+        "prefix",
+        nargs="?",
+        default="",
+        metavar="PREFIX",
+        help="setting, group, variable or part of a name",
     )
     return parser

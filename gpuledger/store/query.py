@@ -119,8 +119,8 @@ def no_store(store_uri: str, missing: str) -> UserError:
     if "://" not in store_uri and not Path(store_uri).is_dir():
         missing = "no such directory:"
     return UserError(
-        f"{missing} {mask_address(store_uri)}; give the store.uri of a `gpuledger sink store` that"
-        " has written there"
+        f"{missing} {mask_address(store_uri)}; give the directory or URI to which a store sink,"
+        " `gpuledger standalone` or `gpuledger demo` has written"
     )
 
 

@@ -86,7 +86,10 @@ app = App(
                 "  gpuledger bill --store demo-store --by owner"
             ),
         },
-        codes={1: "something was not delivered or is missing; the summary names it"},
+        codes={
+            1: "something was not delivered or is missing; the summary names it",
+            130: "interrupted before the first sample; later, Ctrl-C ends the run with its summary",
+        },
     ),
 )
 

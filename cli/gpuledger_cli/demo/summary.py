@@ -260,7 +260,7 @@ def next_commands(program: str, summary: Summary, *, is_simulated: bool) -> list
     """Return the commands to try after the demo, for a shell."""
     store = shlex.quote(summary.store.path)
     source = " --source simulated" if is_simulated else ""
-    sql = "SELECT namespace, pod, sum(busy_seconds) FROM usage GROUP BY ALL"
+    sql = "SELECT pod, sum(busy_seconds) FROM usage WHERE category = 'pod' GROUP BY ALL"
     return [
         f"{program} bill --store {store} --by namespace",
         f'{program} query --store {store} "{sql}"',

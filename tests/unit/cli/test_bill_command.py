@@ -283,7 +283,7 @@ def test_check_names_every_error_and_summarizes_a_valid_file(
     prices: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bill", "check", prices]) == 0
-    assert "ok: 1 prices in USD" in capsys.readouterr().out
+    assert "ok: 1 price in USD" in capsys.readouterr().out
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text("currency: XXX\nteams:\n- {team: a, match: {nmespace: b}}")
     assert main(["bill", "check", str(wrong)]) == 1

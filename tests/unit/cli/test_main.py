@@ -294,3 +294,23 @@ def test_help_is_printed_if_the_terminal_reports_a_width_of_0() -> None:
         "from gpuledger_cli.__main__ import main; raise SystemExit(main(['--help']))", COLUMNS="0"
     )
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["bil"], "unknown command: bil; did you mean `bill`?"),
+        (["--verison"], "unknown option: --verison; did you mean `--version`?"),
+        (["zzzzzz"], "unknown command: zzzzzz; see `gpuledger --help`"),
+        (["bill", "explian"], "unknown argument: explian; did you mean `explain`?"),
+        (["topics", "export"], "--format: missing; give strimzi or acls"),
+        (["completion"], "SHELL: missing; give bash, zsh or fish"),
+        (["bill", "--store"], "--store: missing; give it, or set GPULEDGER_STORE__URI"),
+        (["bill", "check"], "FILE: missing; see `gpuledger bill check --help`"),
+    ],
+)
+def test_a_mistyped_or_missing_argument_is_named_with_its_remedy(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    assert capsys.readouterr().err == f"gpuledger: {message}\n"

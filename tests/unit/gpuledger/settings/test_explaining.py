@@ -44,12 +44,26 @@ def test_a_prefix_selects_a_group_of_settings_or_one_of_them() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("GPULEDGER_LOG__LEVEL", ["log.level"]),
+        ("sampling", ["sampling_interval_seconds"]),
+        ("log", ["log.level", "log.format"]),
+    ],
+)
+def test_a_variable_or_a_part_of_a_name_selects_settings_if_no_group_has_that_name(
+    text: str, names: list[str]
+) -> None:
+    assert sorted(NAME.findall(settings_text("agent", text))) == sorted(names)
+
+
+@pytest.mark.parametrize(
     ("argv", "named"),
     [
         (["explain"], "COMPONENT"),
         (["explain", "agnet"], "agent"),
-        (["explain", "sink", "stor"], "did you mean store?"),
-        (["explain", "join", "kafka.client"], "did you mean kafka.client_id?"),
+        (["explain", "sink", "sotre"], "did you mean store?"),
+        (["explain", "join", "kafka.cleint_id"], "did you mean kafka.client_id?"),
         (["explain", "join", "zzz"], "gpuledger config explain join"),
         (["print"], "explain"),
     ],
