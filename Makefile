@@ -89,7 +89,7 @@ schemas: $(VENV)/.dev ## Generate docs/schemas/ from the record classes
 	@$(BIN)/python -m gpuledger.schemas docs/schemas
 
 docs: $(VENV)/.dev ## Generate the pages of docs/ that come from the code
-	@$(BIN)/python -m gpuledger_cli.docs_gen docs
+	@$(BIN)/python -m tests.docs_gen docs
 
 # -E reads every page, because a cached page does not repeat its warnings.
 SITE ?= build/site

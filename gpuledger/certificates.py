@@ -1,7 +1,7 @@
 """Loads certificates and keys from PEM files; every error names the setting and the file.
 
-This module also reads the validity of certificates. An invalid certificate may still be used: the
-other side decides that, by its own clock. The caller decides how to react.
+This module also reads the validity of certificates. It loads expired certificates, too, because the
+other side decides by its own clock whether to accept them. The caller decides how to react.
 """
 
 import ssl
@@ -29,17 +29,17 @@ class Validity:
     """The period in which a certificate is valid."""
 
     setting: str
-    """The setting that names its file."""
+    """The setting that names the certificate's file."""
     file: Path
     subject: str
-    """Its common name."""
+    """The certificate's common name, or its whole subject if it has no common name."""
     begin_seconds: float
     """Unix time."""
     end_seconds: float
     """Unix time."""
 
     def mistake_at(self, now_seconds: float) -> str:
-        """Return the problem with it at a time; empty while it is valid."""
+        """Return the reason why the certificate is not valid at a Unix time; empty if it is."""
         certificate = f"{self.setting}: the certificate of {self.subject!r} in {self.file}"
         begin, end = (
             f"{datetime.fromtimestamp(seconds, tz=UTC):%Y-%m-%d %H:%M:%S} UTC"
@@ -55,7 +55,7 @@ class Validity:
     def of(cls, decoded: Mapping[str, Any], *, setting: str, file: Path) -> "Validity | None":
         """Return the validity of a certificate decoded by `ssl`; `None` if its dates are invalid.
 
-        A certificate without a common name, such as some CAs', is named by its whole subject.
+        Some CA certificates have no common name; the whole subject is then used as the name.
         """
         pairs = [pair for part in decoded.get("subject", ()) for pair in part]
         names = [value for name, value in pairs if name == "commonName"]
@@ -78,10 +78,10 @@ def load_own(
     key_file: Path,
     password: str | None = None,
 ) -> list[Validity]:
-    """Load our own certificate and key; return the validity of each certificate in the file.
+    """Load this program's certificate and key; return the validity of each certificate in the file.
 
     Settings are named `<prefix>cert_file`, `<prefix>key_file` and `<prefix>key_password`. An empty
-    password means that none was given, `None` that there is no such setting. Raises
+    password means that no password was given, `None` that the setting does not exist. Raises
     `SettingsError` with the name of the wrong setting.
     """
     certificate, key = f"{prefix}cert_file", f"{prefix}key_file"
@@ -107,8 +107,8 @@ def load_own(
         else:
             message = f"{key}: {key_file} with {cert_file} cannot be used: damaged ({error})"
         raise SettingsError(shorten_middle(message)) from error
-    # CA certificates that follow in the file. They are already loaded with the certificate; those
-    # that cannot be loaded here are useless to clients, too, so their validity does not matter.
+    # The CA certificates that follow in the file are already loaded with the certificate. They are
+    # loaded again here only for their validity. Clients cannot use one that fails to load.
     chain = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     with suppress(ssl.SSLError, OSError):
         chain.load_verify_locations(cafile=cert_file)
@@ -130,17 +130,17 @@ def trusting(*, setting: str, file: Path) -> ssl.SSLContext:
 
 
 def load_authorities(context: ssl.SSLContext, *, setting: str, file: Path) -> None:
-    """Make a context trust the CA certificates in a file; raise `SettingsError` if it cannot."""
+    """Make a context trust the CA certificates in a file; raise `SettingsError` on a failure."""
     _require_pem(file, _CERTIFICATE, setting=setting, what="a certificate")
     with naming(setting, file):
         context.load_verify_locations(file)
 
 
 def authorities_of(context: ssl.SSLContext, *, setting: str, file: Path) -> list[Validity]:
-    """Return the validity of the CA certificate in a context that expires last.
+    """Return a list of at most one item: the validity of the CA certificate that expires last.
 
-    One of several is enough, for example while an old one is being replaced. If there is none, the
-    file has a certificate that is trusted directly.
+    One valid CA certificate is enough, for example while an old one is being replaced. If the
+    context has none, the first certificate in the file counts, because it is trusted directly.
     """
     found = [
         validity

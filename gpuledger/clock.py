@@ -1,4 +1,4 @@
-"""Time as a seam: the clocks that a component uses, so that a simulator can run faster.
+"""The clocks that a component uses, behind an interface, so that a simulator can run faster.
 
 This module holds the protocols, the machine's own clock and the units of time, but no schedules.
 """
@@ -16,7 +16,7 @@ NS_PER_DAY: Final = 24 * NS_PER_HOUR
 
 
 class Sleeper(Protocol):
-    """Anything that can wait."""
+    """A clock by which a caller can wait."""
 
     async def sleep(self, seconds: float) -> None:
         """Wait for `seconds` of this clock's time."""
@@ -26,28 +26,28 @@ class Clock(Sleeper, Protocol):
     """Three clocks and a way to wait."""
 
     def time_ns(self) -> int:
-        """Nanoseconds since the epoch; the machine's owner may set this clock back or forward."""
+        """Return the nanoseconds since the epoch; this clock may be set back or forward."""
 
     def monotonic_ns(self) -> int:
-        """Nanoseconds of a clock that is never set, for measuring intervals."""
+        """Return the nanoseconds of a clock that is never set, for measuring intervals."""
 
     def boottime_ns(self) -> int:
-        """Nanoseconds since boot, including time in suspend."""
+        """Return the nanoseconds since boot, including time in suspend."""
 
 
 class SystemClock:
     """The machine's clocks."""
 
     def time_ns(self) -> int:
-        """Nanoseconds since the epoch."""
+        """Return the nanoseconds since the epoch."""
         return time.time_ns()
 
     def monotonic_ns(self) -> int:
-        """Nanoseconds of the kernel's monotonic clock."""
+        """Return the nanoseconds of the kernel's monotonic clock."""
         return time.monotonic_ns()
 
     def boottime_ns(self) -> int:
-        """Nanoseconds since boot (`CLOCK_BOOTTIME`), including time in suspend."""
+        """Return the nanoseconds since boot (`CLOCK_BOOTTIME`), including time in suspend."""
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
     async def sleep(self, seconds: float) -> None:

@@ -20,7 +20,7 @@ from gpuledger.texts import find_near, shorten
 T = TypeVar("T")
 # RecursionError: thousands of brackets, even in an unused field, must not stop a component.
 _UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, TypeError, RecursionError)
-# `to_builtins` would convert these to texts, which would be valid; this leaves them unchanged.
+# Types that `to_builtins` must leave unchanged: converted to texts, they would look valid.
 _NOT_IN_JSON: Final = (bytes, bytearray, memoryview)
 
 encode: Final = msgspec.json.Encoder().encode
@@ -28,10 +28,10 @@ encode: Final = msgspec.json.Encoder().encode
 
 
 def validate(record: object) -> None:
-    """Raise `msgspec.ValidationError`, naming the field, if a value is invalid for it.
+    """Raise `msgspec.ValidationError`, which names the field, if a field's value is invalid.
 
-    For writers that pass on data from others; costs about as much as decoding. msgspec does not
-    check values when it constructs a Struct, and `convert` returns objects of the right class
+    Writers of data from others call this function; it costs about as much as decoding. msgspec does
+    not check values when it constructs a Struct, and `convert` returns objects of the right class
     unchanged, so the record is first converted to built-in types.
     """
     try:
@@ -63,7 +63,7 @@ class Decoder(Generic[T]):
 
 @cache
 def decoder_of(topic: str, record: type[T]) -> Decoder[T]:
-    """Return the decoder of a topic's records, cached because building one is expensive."""
+    """Return the decoder of a topic's records; cached, because building a decoder is expensive."""
     return Decoder(topic=topic, record=record)
 
 
@@ -81,7 +81,7 @@ def explain(record: type, topic: str, value: bytes | None, error: Exception) -> 
     if value is None:
         return f"{topic}: unexpected tombstone (no value)"
     what, path = _split_path(str(error))
-    what = shorten(what, _SHOWN_CHARACTERS)  # it may quote the whole value
+    what = shorten(what, _SHOWN_CHARACTERS)  # msgspec may quote the whole value
     stands_there = value if path is None else _value_at(value, path)
     shown = shorten(repr(stands_there), _SHOWN_CHARACTERS)
     if path is None:
@@ -128,10 +128,13 @@ def explain_invalid(shape: Any, error: Exception) -> str:  # noqa: ANN401  # any
 
 
 def _split_path(message: str) -> tuple[str, str | None]:
-    """Split msgspec's message: ``Expected `int`, got `str` - at `$.gpus[1].index` ``."""
+    """Split a message such as ``Expected `int`, got `str` - at `$.gpus[1].index` `` at the path.
+
+    Returns the problem and the path; the path is empty for the record itself, `None` if unknown.
+    """
     what, found, path = message.partition(" - at `")
     if found:
-        # For a key of a mapping, `key` in `$.labels`, only the mapping can be named.
+        # For an invalid key, the message contains only the mapping: `key` in `$.labels`.
         return what, path.removeprefix("key` in `").removeprefix("$").rstrip("`").lstrip(".")
     return what, "" if what.startswith(("Object missing", "Expected `object`")) else None
 
@@ -173,7 +176,7 @@ def _plain(hint: Any) -> Any:  # noqa: ANN401  # any type annotation
 def _value_at(value: bytes, path: str) -> Any:  # noqa: ANN401  # any JSON value
     """Return the value at the path, or the nearest value that contains it.
 
-    msgspec writes `[...]` for any key of a mapping; then this is the mapping.
+    msgspec writes `[...]` for any key of a mapping; the whole mapping is then returned.
     """
     try:
         found: Any = orjson.loads(value)

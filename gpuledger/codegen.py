@@ -1,8 +1,8 @@
-"""Sources of generated pages: docstrings of fields and constants, and the command that writes them.
+"""Helpers for generated pages: docstrings of fields and constants, and the command that writes.
 
-Python discards the string under a field or constant, so help texts, pages and JSON Schemas read it
-from the source code, once per class or module. Classes that are made at run time have these strings
-in an attribute. This module does not depend on settings or records.
+Python discards the string under a field or constant, so help texts, pages and JSON Schemas read
+these strings from the source code, once per class or module. Classes that are made at run time have
+these strings in an attribute. This module does not depend on settings or records.
 """
 
 import ast
@@ -20,9 +20,9 @@ from gpuledger.errors import UserError
 
 
 def generate(write: Callable[[Path], None], *, into: str) -> int:
-    """Write into the directory of the first argument, or `into`; return the exit code.
+    """Call `write` with the directory in the first argument, or `into`; return the exit code.
 
-    The code is 2, with a one-line message, for errors that the user can fix.
+    The exit code is 2, with a message on standard error, if `write` raises a `UserError`.
     """
     try:
         write(Path(sys.argv[1] if len(sys.argv) > 1 else into))

@@ -1,8 +1,8 @@
 """How far a component's topic is complete, from a reader's point of view. Pure.
 
-A watermark covers a topic up to an offset. It comes on another topic, so a reader may get it before
-the records that it covers. It counts only once the reader has read up to that offset; otherwise a
-reader that is behind would close an hour that it has not read completely.
+A watermark covers a topic up to an offset. Watermarks have their own topic, so a reader may get a
+watermark before the records that it covers. A watermark counts only once the reader has read up to
+its offset; otherwise a reader that is behind would close an hour that it has not read completely.
 
     events = Completeness(component="join", topic=topics.events.name)
     events.take(watermark)                      # from the watermarks' topic, at any time
@@ -50,12 +50,15 @@ class Completeness:
         """Pairs of a partition and a cluster for which a watermark is expected."""
 
     def expect(self, watermark: Watermark) -> None:
-        """Expect a watermark for this partition and cluster, because a publisher is at work."""
+        """Expect further watermarks for this watermark's partition and cluster.
+
+        Until one applies, the partition counts as incomplete.
+        """
         if (watermark.component, watermark.topic) == (self._component, self._topic):
             self._expected.add((watermark.partition, watermark.cluster))
 
     def take(self, watermark: Watermark) -> None:
-        """Take a watermark; one of another component or topic is ignored."""
+        """Store a watermark; ignore watermarks of other components or topics."""
         if (watermark.component, watermark.topic) != (self._component, self._topic):
             return
         clusters = self._waiting.setdefault(watermark.partition, {})
@@ -64,14 +67,14 @@ class Completeness:
         waiting = clusters.setdefault(watermark.cluster, deque())
         if len(waiting) >= MAX_WAITING:
             waiting.pop()
-        # A higher offset belongs to the topic before it was recreated, and will never be reached.
+        # A higher offset belongs to a former topic that was recreated, and is never reached.
         while waiting and waiting[-1].next_offset > watermark.next_offset:
             waiting.pop()
         waiting.append(watermark)
         self._apply(watermark.partition, {watermark.cluster: waiting})
 
     def read_to(self, partition: int, next_offset: int) -> None:
-        """Record that all of a partition before this offset has been read and processed."""
+        """Record that all records of a partition before this offset have been processed."""
         self._next_offsets[partition] = next_offset
         self._apply(partition, self._waiting.get(partition, {}))
 
@@ -85,7 +88,7 @@ class Completeness:
     def take_back(self, key: bytes, partition: int) -> None:
         """Withdraw the watermark with this key in its partition, because of a tombstone.
 
-        The cluster is then no longer expected there, until a new watermark comes.
+        The cluster is then no longer expected in that partition until `expect` is called again.
         """
         component, cluster, number = split_watermark_key(key)
         if (component, number) == (self._component, partition):
@@ -100,7 +103,7 @@ class Completeness:
     def complete_until_ns(self, partitions: Iterable[int]) -> int | None:
         """Return the time up to which these partitions are complete, in all their clusters.
 
-        `None` if it is not known for one of them.
+        Returns `None` if the time is unknown for one of the partitions.
         """
         partitions = list(partitions)
         if any(
@@ -114,9 +117,9 @@ class Completeness:
         return min((watermark.complete_until_ns for of in found for watermark in of), default=None)
 
     def complete_with_ns(self, partition: int, next_offset: int) -> int | None:
-        """Return the time up to which a partition is complete after reading up to this offset.
+        """Return the time up to which a partition is complete if it is read up to `next_offset`.
 
-        `None` if it is not known for one of its clusters.
+        Returns `None` if the time is unknown for one of the partition's clusters.
         """
         found = {
             cluster: each.complete_until_ns
@@ -146,19 +149,22 @@ class Completeness:
 
 
 def key_of(watermark: Watermark) -> bytes:
-    """Return a watermark's key, under which it replaces the one before."""
+    """Return a watermark's key on Kafka, under which it replaces the previous watermark."""
     return watermark_key(watermark.component, watermark.cluster, watermark.partition).encode()
 
 
 def split_watermark_key(key: bytes) -> tuple[str, str, int | None]:
-    """Return component, cluster and partition of a watermark's key; `None` for another text."""
+    """Return component, cluster and partition of a watermark's key.
+
+    The partition is `None` if the text is not such a key.
+    """
     component, _, rest = key.decode(errors="replace").partition("/")
     cluster, _, number = rest.partition("/")
     return component, cluster, int(number) if number.isdecimal() and number.isascii() else None
 
 
 def message_of(watermark: Watermark, *, time_ns: int) -> Message:
-    """Return the message for a watermark, at a time of the publisher's clock."""
+    """Return the message for a watermark, with `time_ns` of the publisher's clock as its time."""
     return Message(key_of(watermark), encode(watermark), time_ns // NS_PER_MS)
 
 

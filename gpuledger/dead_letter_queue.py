@@ -66,7 +66,7 @@ def count_nowhere_else(reason: str, count: int) -> None:
 
 
 class _QueuedDeadLetter(NamedTuple):
-    """A letter that is not on the topic yet."""
+    """A dead letter that is not on the topic yet."""
 
     content: DeadLetter
     unreadable: Record | None
@@ -81,7 +81,7 @@ class _QueuedDeadLetter(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Drained:
-    """The letters of one partition's records, taken out to be published with its offsets."""
+    """The letters of one partition's records, to be published with the partition's offsets."""
 
     dead_letters: Sequence[_QueuedDeadLetter]
     messages: Mapping[TopicPartition, list[Message]]
@@ -99,13 +99,13 @@ class DeadLetterQueue:
 
     There are two ways to publish. A consumer calls `flush` before it commits the offsets of the
     records. Or it takes the letters with `drain`, publishes them together with those offsets, and
-    confirms that with `acknowledge`. If neither succeeds, the records are read again, so a letter
-    is counted and logged only once it is on the topic.
+    then calls `acknowledge`. If publishing fails, the records are read again, so a letter is
+    counted and logged only once it is on the topic.
 
-    A compacted topic that is read from its beginning at each start would get a new letter for each
-    bad record each time. For `state_topics`, the consumer therefore commits how far they have
-    letters (`next_offsets`), although it does not continue from that offset, and passes it to
-    `skip_before` before it reads them again.
+    `state_topics` are compacted and read from their beginning at each start. To avoid a new letter
+    for the same record at each start, the consumer commits the offset up to which letters exist
+    (`next_offsets`). Before it reads the topic again from the beginning, it passes that offset to
+    `skip_before`.
     """
 
     def __init__(
@@ -139,8 +139,8 @@ class DeadLetterQueue:
     def decode(self, decoder: Decoder[T], records: Sequence[Record]) -> Iterator[tuple[Record, T]]:
         """Yield each record with its value; reject and leave out records that do not decode.
 
-        Records larger than a message may be are rejected without decoding: a batch made by hand
-        may hold one record of all its unpacked bytes.
+        Records that exceed the maximum message size are rejected without decoding: a forged batch
+        may contain a single record as large as the whole unpacked batch.
         """
         for record in records:
             if (size := size_bytes(record.key, record.value)) > MAX_MESSAGE_BYTES:
@@ -150,7 +150,7 @@ class DeadLetterQueue:
             try:
                 yield record, decoder.decode(record.value)
             except UndecodableError as error:
-                # Checked only here, because a batch without a value never decodes.
+                # Checked only here, because a placeholder record has no value and never decodes.
                 if (why := record.unreadable) is None:
                     self.reject(record, reason="undecodable", detail=str(error))
                 else:
@@ -161,7 +161,7 @@ class DeadLetterQueue:
         """Reject a record, with the reason as one word and the detail as a sentence.
 
         The letter always fits in a message: a long detail is cut, and bytes that do not fit are
-        left out, as is the key if it is long. The detail then still names the key.
+        left out, as is the key if it is long. The detail then contains the beginning of the key.
         """
         at = TopicPartition(record.topic, record.partition)
         if record.offset < self._has_dead_letters_before.get(at, 0):
@@ -196,8 +196,8 @@ class DeadLetterQueue:
         """
         # Other callers wait, because letters of a running flush are not on the topic yet.
         async with self._flushing:
-            # While this waits for the bus, others may reject records, which the next call
-            # publishes, or drop letters, which are neither retried nor waited for.
+            # During the waits for the bus, other tasks may reject records, which the next call
+            # publishes, or drop letters, which this call then neither publishes nor retries.
             self._publishing, self._waiting = self._placed(self._waiting), []
             try:
                 for at in list(self._publishing):
@@ -240,7 +240,7 @@ class DeadLetterQueue:
         )
 
     def skip_before(self, partition: TopicPartition, offset: int) -> None:
-        """Make no letters for a partition's records before an offset, because they have them."""
+        """Write no letters for a partition's records before an offset: their letters exist."""
         self._has_dead_letters_before[partition] = offset
 
     def acknowledge(self, drained: Drained) -> None:
@@ -251,7 +251,7 @@ class DeadLetterQueue:
         """Forget the letters of one partition's records, which will be read again.
 
         `topic=None` means every topic. Letters that a running flush has not handed to the bus yet
-        are also forgotten; letters that it has handed over are only not retried.
+        are also forgotten. Letters that it has handed over may be published, but are not retried.
         """
 
         def stays(dead_letter: _QueuedDeadLetter) -> bool:
@@ -265,9 +265,9 @@ class DeadLetterQueue:
             ]
 
     def _acknowledge(self, dead_letters: Sequence[_QueuedDeadLetter]) -> None:
-        """Count letters, and log at most one line per minute for each topic and reason.
+        """Count published letters, and log at most one line per minute for each topic and reason.
 
-        A node may be rejected at every tick.
+        The lines are limited, because a node's records may be rejected at every tick.
         """
         alike: dict[tuple[str, str], list[DeadLetter]] = {}
         for dead_letter, unreadable in dead_letters:
@@ -302,7 +302,7 @@ class DeadLetterQueue:
     ) -> dict[TopicPartition, list[_QueuedDeadLetter]]:
         placed: dict[TopicPartition, list[_QueuedDeadLetter]] = {}
         for dead_letter in dead_letters:
-            # In the partition of the record's number, if there are as many partitions.
+            # The partition has the same number as the record's, if there are enough partitions.
             partition = dead_letter.content.partition % self._partitions
             at = TopicPartition(self._topic, partition)
             placed.setdefault(at, []).append(dead_letter)
@@ -333,7 +333,7 @@ def _explain(error: BusErrorT, *, waiting: int) -> BusErrorT:
 
 
 def show_key(key: bytes | None) -> str:
-    """Return a record's key for people, which names its writer if that is known."""
+    """Return a record's key as text for people; the key usually names the record's writer."""
     return (
         "no key"
         if key is None

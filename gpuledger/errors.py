@@ -6,7 +6,7 @@
     │   ├── ArgumentError
     │   ├── TopicsError        (also a BusError)
     │   └── RefusedError       (also a BusError)
-    ├── BusError               a service waits and tries again, whoever has to fix it
+    ├── BusError               a service waits and tries again, even if a user must fix the cause
     │   ├── BusUnavailableError
     │   ├── TopicsError
     │   ├── RefusedError
@@ -18,9 +18,9 @@
     └── UnavailableError       try again later
         └── BusUnavailableError
 
-Commands for people end with a `UserError`. A service ends only with one about its own settings, and
-waits out every `BusError`, because topics may be created and permissions granted while it runs.
-Code that calls a library catches the library's exceptions and raises one of these instead.
+A `UserError` ends a command for people. It ends a service only if it is not a `BusError`: a service
+retries after a `BusError`, because topics may be created and permissions granted while it runs.
+Code that calls a library catches the library's exceptions and raises one of these errors instead.
 """
 
 
@@ -49,11 +49,11 @@ class BusError(GpuledgerError):
 
 
 class TopicsError(UserError, BusError):
-    """A topic on the brokers differs from the topic table."""
+    """A topic does not exist, differs from the topic table, or cannot be created or deleted."""
 
 
 class RefusedError(UserError, BusError):
-    """The brokers deny a request; the message names the missing permission."""
+    """The brokers deny a request; the message names the remedy, such as a missing permission."""
 
 
 class MessageTooLargeError(BusError):
@@ -77,7 +77,7 @@ class UndecodableError(GpuledgerError):
 
 
 class FencedError(GpuledgerError):
-    """Another process took over this work, so all of this process's attempt was rejected."""
+    """Another process took over the work, so this process's whole attempt was rejected."""
 
 
 class UnavailableError(GpuledgerError):

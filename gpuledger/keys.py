@@ -1,9 +1,9 @@
-"""The keys of records, also used for the same things in memory. Pure.
+"""The keys of nodes, pods and namespaces, for records on Kafka and for data in memory. Pure.
 
 A name is unique only within its cluster, so every key begins with the cluster: `<cluster>/<node>`
 for a node and its records, `<cluster>/<uid>` for a pod, `<cluster>/<namespace>`. Components use the
-same texts as keys for what they remember about nodes. Names of clusters and nodes and UIDs contain
-no slash, so keys are unambiguous.
+same keys for data on nodes in memory. Names of clusters and nodes and UIDs contain no slash, so
+keys are unambiguous.
 """
 
 from typing import Final, NamedTuple, Protocol
@@ -39,7 +39,7 @@ class NodeId(NamedTuple):
 
 
 def key_in(cluster: str, name: str) -> str:
-    """Return the key for a name in a cluster: a node's, a namespace's, or a pod's UID."""
+    """Return the key for a node's name, a namespace's name or a pod's UID in a cluster."""
     return f"{cluster}/{name}"
 
 
@@ -65,5 +65,5 @@ def split_key(key: str) -> tuple[str, str]:
 
 
 def show_node(cluster: str, node: str) -> str:
-    """Return a node's name for people, with its cluster unless that is the default one."""
+    """Return a node's name for people, with the cluster unless it is the default cluster."""
     return node if cluster == DEFAULT_CLUSTER else f"{cluster}/{node}"

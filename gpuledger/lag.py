@@ -1,7 +1,8 @@
 """How far a consumer is behind, from the times of the events that it has not finished.
 
 This module only computes the lag; it has no metric and no loop. The lag is computed on request, so
-it grows while nothing moves. It is 0 if there is nothing to do, however old the last event is.
+it grows while no record is processed. If all records are processed, the lag is 0, however old the
+last event is.
 """
 
 from collections import deque
@@ -14,11 +15,11 @@ from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, Clock
 class Lag:
     """The records that a consumer has polled but not finished, and its newest finished time.
 
-    `seconds` is the age of the oldest record that was polled and is not done. If there is none, but
-    the last poll returned records, it is the age of the newest record that is done, because more
-    records probably wait on the bus. After an empty poll it is 0, or the time since records arrived
-    on a partition that cannot be polled. It is never less than the time for which the bus has
-    withheld existing records.
+    The lag (`seconds`) is the age of the oldest record that was polled and is not done. If there is
+    none, but the last poll returned records, the lag is the age of the newest record that is done,
+    because more records probably wait on the bus. After an empty poll the lag is 0, or the time
+    since records arrived on a partition that cannot be polled. The lag is never less than the time
+    for which the bus has withheld existing records.
     """
 
     def __init__(self, *, clock: Clock) -> None:
@@ -27,9 +28,9 @@ class Lag:
         self._open: dict[TopicPartition, deque[tuple[int, int]]] = {}
         """For each batch that is not done: the offset after it, and its first record's time."""
         self._ends: dict[TopicPartition, int] = {}
-        """The partitions' ends when they were first queried after the last poll."""
+        """The partitions' end offsets when they were first queried after the last poll."""
         self._arrived_ms: dict[TopicPartition, int] = {}
-        """When records after that end were first seen."""
+        """When records after the offset in `_ends` were first seen, in ms since the epoch."""
         self._newest_ms: int | None = None
         self._is_idle = True
 
@@ -43,11 +44,11 @@ class Lag:
                 continue
             batches = self._open.setdefault(partition, deque())
             if batches and records[0].offset < batches[-1][0]:
-                batches.clear()  # the consumer went back: its records come again
+                batches.clear()  # the consumer went back, so these records are polled again
             batches.append((records[-1].offset + 1, records[0].timestamp_ms))
 
     def ends(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Record where partitions end now, while they cannot be polled."""
+        """Record the current end offsets of partitions that cannot be polled."""
         for partition, end in offsets.items():
             if end > self._ends.setdefault(partition, end):
                 self._arrived_ms.setdefault(partition, self._clock.time_ns() // NS_PER_MS)
@@ -55,7 +56,10 @@ class Lag:
     def done(
         self, partition: TopicPartition, next_offset: int, *, time_ms: int | None = None
     ) -> None:
-        """Record that all before `next_offset` is done; `time_ms` is the newest event's time."""
+        """Record that all records before `next_offset` are done.
+
+        `time_ms` is the time of the newest event among them.
+        """
         batches = self._open.get(partition)
         while batches and batches[0][0] <= next_offset:
             batches.popleft()
@@ -72,15 +76,15 @@ class Lag:
         self.keep([at for at in self._open if at.partition not in partitions])
 
     def keep(self, partitions: Collection[TopicPartition]) -> None:
-        """Forget all partitions except these; other members have the rest now."""
+        """Forget all partitions except these, because other members read the others now."""
         for known in (self._open, self._ends, self._arrived_ms):
             for partition in [at for at in known if at not in partitions]:
                 del known[partition]
 
     def follow(self, withheld_seconds: Callable[[], float]) -> None:
-        """Set the function that returns how long the consumer has been kept from existing records.
+        """Set the function that returns for how long existing records have been withheld.
 
-        These records were not polled, so they are not known here.
+        Withheld records were not polled, so this class does not know their times.
         """
         self._withheld_seconds = withheld_seconds
 
@@ -89,7 +93,7 @@ class Lag:
         return (self._newest_ms or 0) / 1e3
 
     def seconds(self) -> float:
-        """Return how far the consumer is behind now; never negative."""
+        """Return the lag in seconds, at least the time for which records have been withheld."""
         first_ms = [batches[0][1] for batches in self._open.values() if batches]
         oldest_ms = min([*first_ms, *self._arrived_ms.values()], default=None)
         if oldest_ms is None and not self._is_idle:

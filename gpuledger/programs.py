@@ -57,7 +57,7 @@ def main() -> "int | None":
 
 
 def _run_and_print(module: str, *, script: str, extra: str) -> "int | None":
-    """Run a program whose purpose is its output; if that cannot be written, return the code."""
+    """Run a program that only prints; if its output cannot be written, return the exit code."""
     try:
         try:
             return _run(module, script=script, extra=extra)
@@ -86,11 +86,11 @@ def _run(module: str, *, script: str, extra: str) -> "int | None":
 
 
 def end_on_signals() -> None:
-    """Make SIGTERM and SIGINT end the process with exit code 0, until other handlers replace this.
+    """Make SIGTERM and SIGINT end the process with exit code 0, until other handlers are set.
 
-    For a component's first line, when nothing has to be cleaned up yet. Without it, the first
-    process of a container would not end at all, because Linux ignores both signals for it by
-    default. Closed standard streams are replaced by the null device.
+    A component calls this first, when nothing has to be cleaned up yet. Without a handler, the
+    first process of a container would not end at all, because Linux ignores both signals for that
+    process by default. Closed standard streams are replaced by the null device.
     """
     _replace_closed_streams()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -98,7 +98,7 @@ def end_on_signals() -> None:
 
 
 def end_on_interrupt(code: int) -> None:
-    """Make SIGINT end the process with this exit code, until `raise_on_interrupt`.
+    """Make SIGINT end the process with this exit code, until `raise_on_interrupt` is called.
 
     Closed standard streams are replaced by the null device, but writing to a closed standard output
     fails, because the output is the purpose of the command.
@@ -119,7 +119,7 @@ def output_error_code(error: OSError) -> "int | None":
     # An error in opening a file has a file name.
     if error.errno not in of_writing or error.filename is not None:
         return None
-    # Otherwise, Python would write the rest again at exit, and report an error.
+    # Otherwise, Python would try to write the rest again at exit, and report an error.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if error.errno == errno.EPIPE:
         return PIPE_CLOSED
@@ -130,7 +130,7 @@ def output_error_code(error: OSError) -> "int | None":
 def _replace_closed_streams(*, output: int = os.O_RDWR) -> None:
     """Open the null device for each standard stream that is closed.
 
-    Otherwise, the next opened file or socket would get its number and receive the log.
+    Otherwise, the next opened file or socket would get the stream's number and receive the log.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -152,9 +152,9 @@ def raise_on_interrupt() -> None:
 def end_process(code: int) -> "NoReturn":
     """Flush standard output and error, then end the process at once with this exit code.
 
-    Python's normal exit removes the interpreter while threads may still be in library calls. That
-    crashes the process if the library is written in Rust (deltalake: SIGSEGV, every time). It also
-    waits for non-daemon threads. When this is called, there is nothing left to wait for.
+    Call this only if there is no thread left to wait for. Python's normal exit waits for non-daemon
+    threads, and removes the interpreter while other threads may be in library calls. The latter
+    crashes the process if the library is written in Rust (deltalake: SIGSEGV, every time).
     """
     from contextlib import suppress  # noqa: PLC0415  # not before signals are handled
 

@@ -1,7 +1,7 @@
-"""Memory for data on nodes, which is forgotten when no more data can come from them.
+"""A mapping for data on nodes that forgets a node when no more data can come from it.
 
 Names of nodes come and go throughout a process's life, for example in a cluster that scales up and
-down. Data that is kept by such names must therefore expire, and this module has the rule for it.
+down. Data that is kept by such names must therefore expire; this module decides when.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +14,8 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 FORGOTTEN_AFTER_NS: Final = NS_PER_DAY
-"""As long as events are kept: after this long without records, a node's old ones cannot come."""
+"""Minimum time without use after which data is forgotten. Events are kept for as long, so no older
+events of a node can arrive afterwards."""
 
 
 MAX_A_DAY: Final = 100_000
@@ -33,12 +34,12 @@ class Budget:
 
 
 class Recent(Generic[K, V]):
-    """A mapping that forgets items that were not used for a day, within another day.
+    """A mapping that forgets items one to two days after their last use.
 
     If more than `max_a_day` items are used in a day, or the budget is spent, the next day begins
-    early. At most twice as many items are therefore kept: items that are used repeatedly stay, and
-    names that come once go. `size_bytes` returns the size of a value for the budget; if the size of
-    a stored value changes, report the change with `grow`.
+    early. At most twice `max_a_day` items are therefore kept: items that are used repeatedly stay,
+    and items that are used only once are forgotten. `size_bytes` returns the size of a value for
+    the budget; if the size of a stored value changes, report the change with `grow`.
 
     A lookup costs nothing extra: items used since the day began are in one mapping, items last used
     the day before in another, which is dropped when the next day begins.
@@ -80,7 +81,7 @@ class Recent(Generic[K, V]):
             self._turn()
 
     def get(self, key: K) -> V | None:
-        """Return the value of a key, which counts as use."""
+        """Return the value of a key, or `None`; this counts as use."""
         if (value := self._today.get(key)) is None and key in self._yesterday:
             value = self._yesterday.pop(key)
             self._yesterday_bytes -= self._count(value, -1)
@@ -99,7 +100,7 @@ class Recent(Generic[K, V]):
         elif key in self._yesterday:
             self._yesterday_bytes += more_bytes
         else:
-            return  # already forgotten, with its bytes
+            return  # already forgotten, and its bytes were returned to the budget
         if self._budget is not None:
             self._budget.held_bytes += more_bytes
             if self._budget.held_bytes > self._budget.max_bytes:
@@ -128,7 +129,7 @@ class Recent(Generic[K, V]):
         return size
 
     def _turn_early(self) -> None:
-        """Begin the next day early to make room; items not used in this one are forgotten."""
+        """Begin the next day early to make room; forget items not used in the current day."""
         self.forgotten += len(self._yesterday)
         self._turn()
 

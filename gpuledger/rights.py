@@ -1,7 +1,8 @@
 """Permissions of each component on Kafka: the only source of the table, manifests, ACLs and tests.
 
-Each topic has a row in `USES`, each component one in `KAFKA_USERS`. `grants` derives from both the
-permissions of each user, with the names of one installation. Nothing here contacts a broker.
+Each topic has a row in `USES`, each component and command a row in `KAFKA_USERS`. `grants` derives
+each user's permissions from both, with the names of one installation. Nothing here contacts a
+broker.
 """
 
 import shlex
@@ -23,7 +24,7 @@ class TopicUse:
     writers: tuple[str, ...]
     readers: tuple[str, ...] = ()
     describers: tuple[str, ...] = ()
-    """Those that only look up its partitions and offsets."""
+    """Users that only look up the topic's partitions and offsets."""
 
 
 _LIST: Final = "dead letters list"
@@ -77,7 +78,8 @@ USES: Final = (
     TopicUse(topic="dead_letters", writers=("join", *_SINKS), readers=(_LIST, _REPLAY)),
     TopicUse(topic="replay", writers=(_REPLAY,), readers=_REPLAYABLE_SINKS),
 )
-"""One row per topic, in the order of the topic table. Other readers get their own permissions."""
+"""One row per topic, in the order of the topic table. Readers that are not listed here, such as
+other programs, need their own permissions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,15 +87,15 @@ class KafkaUser:
     """A user of Kafka: a component, or a command for people."""
 
     name: str
-    """Its name in `USES`."""
+    """The user's name in `USES`."""
     user: str
-    """Name of the user with our own prefix."""
+    """The user's name on Kafka, with the default prefix `gpuledger`."""
     shown: str = ""
-    """Name in the table, if it differs."""
+    """The name in the table for people, if it differs from `name`."""
     group: str = ""
-    """Consumer group with our own prefix; its transactional ids begin with it."""
+    """Consumer group with the default prefix; the user's transactional ids begin with it."""
     is_transactional: bool = False
-    """Whether it writes in transactions."""
+    """Whether the user writes in transactions."""
     on_all_topics: tuple[str, ...] = ()
     """Operations on all topics that begin with the prefix."""
 
@@ -175,7 +177,7 @@ def grants(who: KafkaUser, topics: Topics) -> Iterator[Grant]:
         if who.name in _REPLAYABLE_SINKS:
             yield Grant(resource="group", name=replay_group(group), operations=("Read",))
         if who.is_transactional:
-            # The group's name is followed by topic and partition.
+            # A transactional id is the group's name, a hyphen and a partition number.
             yield Grant(
                 resource="transactionalId", name=f"{group}-", operations=("Write",), is_prefix=True
             )
@@ -235,7 +237,8 @@ def strimzi_manifests(
 ) -> Iterator[dict[str, object]]:
     """Yield a KafkaTopic for each topic and a KafkaUser for each user, as Kubernetes objects.
 
-    `partitions` is for the topics placed by node; `cluster` is the name of the Kafka object.
+    `partitions` is the number of partitions of topics that are placed by node, by default that of
+    the topic table; `cluster` is the name of the Kafka object.
     """
     labels = {"strimzi.io/cluster": cluster, "app.kubernetes.io/part-of": "gpuledger"}
 

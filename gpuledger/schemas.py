@@ -58,7 +58,7 @@ def _described(made: Mapping[str, Any], classes: Mapping[str, type]) -> dict[str
         titled = {"title": definition["title"], "description": class_docstring(cls)}
         definitions[name] = titled | definition
         if issubclass(cls, OpenEnum):
-            # Readers must expect other values; these are the ones that this version writes.
+            # Readers must accept other values; the examples are the values of this version.
             known = definitions[name].pop("enum")
             definitions[name] |= {
                 "type": "string",
@@ -90,7 +90,7 @@ def _described(made: Mapping[str, Any], classes: Mapping[str, type]) -> dict[str
 
 
 def _without_null(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of an optional field's value; if it is not known, the field is absent."""
+    """Return an optional field's schema without `null`, because an unknown field is absent."""
     (present,) = [choice for choice in schema["anyOf"] if choice != {"type": "null"}]
     return dict(present)
 

@@ -1,4 +1,4 @@
-"""Prepares texts from others for people: shortens them, makes them printable, finds near names.
+"""Prepares texts of users and other programs for display: shortened, printable, with near names.
 
 Pure. `gpuledger.settings.secret` masks secrets in texts.
 """
@@ -25,9 +25,10 @@ def readable(text: bytes | str, *, max_characters: int = MAX_CHARACTERS) -> str:
 
 
 def shorten_middle(text: str, characters: int = 600) -> str:
-    """Return a text of about this length: its start with the place and its end with the cause.
+    """Return the start and the end of a text, together about `characters` long.
 
-    Texts that are recognized by both their ends, such as addresses, may be cut in two.
+    A message has the place at its start and the cause at its end. Mask secrets before: an address
+    that was cut may no longer be recognized.
     """
     half = characters // 2
     return text if len(text) <= characters else f"{text[:half]}…{text[-half:]}"
@@ -41,7 +42,8 @@ def shorten(text: str, characters: int) -> str:
 def find_near(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
     """Return the known name that was probably meant, ignoring case.
 
-    `cutoff` is the required similarity, from 0 (always finds one) to 1 (identical).
+    `cutoff` is the required similarity, from 0 (any name) to 1 (identical). Returns `None` if no
+    name is similar enough.
     """
     from difflib import get_close_matches  # noqa: PLC0415  # only needed after a mistake
 

@@ -74,7 +74,10 @@ def parse_moment(text: str, *, option: str, now_ms: int) -> int:
 
 
 def parse_range(text: str, *, option: str, now_ms: int) -> tuple[int, int]:
-    """Return start and end of a range; raise `ArgumentError` if it is invalid."""
+    """Return the start and the end (exclusive) of a range, in milliseconds since the epoch.
+
+    Raises `ArgumentError` if the range is invalid.
+    """
     begin_ms, end_ms = (
         _named(text, now_ms)
         or _calendar(text)
@@ -94,7 +97,10 @@ def parse_duration(text: str, *, option: str) -> int:
 
 
 def begin_of_unit(unit: Unit, time_ms: int, *, ahead: int = 0) -> int:
-    """Return the start of the hour, day, week, month or year `ahead` of the one with a time."""
+    """Return the start of the unit that contains `time_ms`, moved by `ahead` units.
+
+    Times are in milliseconds since the epoch; a negative `ahead` moves back.
+    """
     day = _EPOCH + timedelta(days=time_ms // _DAY_MS)
     if unit == "hour":
         return (time_ms // _HOUR_MS + ahead) * _HOUR_MS
@@ -108,14 +114,14 @@ def begin_of_unit(unit: Unit, time_ms: int, *, ahead: int = 0) -> int:
 
 
 def write_moment(time_ms: int) -> str:
-    """Return a time in a form for `parse_moment`, in UTC, without milliseconds if they are 0."""
+    """Return a time in UTC as text that `parse_moment` reads, with milliseconds only if not 0."""
     moment = datetime.fromtimestamp(time_ms / 1000, tz=UTC)
     precision = "milliseconds" if time_ms % 1000 else "seconds"
     return moment.isoformat(timespec=precision).replace("+00:00", "Z")
 
 
 def write_duration(duration_ms: int) -> str:
-    """Return a duration in its two largest units: `1d 2h`, `3m 5s`, `40s`."""
+    """Return a duration in at most two units, such as `1d 2h` or `40s`, rounded up to seconds."""
     left, parts = -(-duration_ms // 1000), []
     for unit in "dhms":
         count, left = divmod(left, _UNITS_MS[unit] // 1000)
@@ -125,7 +131,7 @@ def write_duration(duration_ms: int) -> str:
 
 
 def _named(text: str, now_ms: int) -> tuple[int, int] | None:
-    # At the very start of a month no time has passed; the range then has one minute.
+    # A minute from now, so that the range is not empty at the very start of a week or month.
     until_ms = now_ms + _UNITS_MS["m"]
     match text:
         case "today":

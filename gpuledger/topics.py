@@ -38,14 +38,15 @@ _NODE: Final = "cluster/node"
 """The key of records from a node or about one (`gpuledger.keys`)."""
 _HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 24 * _HOUR_MS
-# Every version outlives the samples that it describes, so that a replay gives the same result as
-# the first run. Tombstones remain for readers that are a day behind.
+# For objects of the Kubernetes API. Every version outlives the samples that it describes, so that a
+# replay gives the same result as the first run. Tombstones remain a day, for readers that are late.
 _OF_API_OBJECTS: Final = {
     "min.compaction.lag.ms": str(6 * _HOUR_MS),
     "delete.retention.ms": str(_DAY_MS),
     "segment.ms": str(_HOUR_MS),
 }
-# Written often, and only the last record of a key is used: small segments are compacted soon.
+# For topics that are written often, where only the last record of each key is used: small segments
+# are compacted early.
 _OF_LAST_STATES: Final = {
     "segment.ms": str(_HOUR_MS // 6),
     "segment.bytes": str(16 * 2**20),
@@ -105,8 +106,9 @@ class Topic:
             # and consumers reject any other compression.
             "compression.type": "producer",
             "max.message.bytes": str(MAX_MESSAGE_BYTES),
-            # By default, Kafka 4 rejects timestamps more than an hour ahead of its clock, and so
-            # every batch of a node whose clock is; this delays retention by at most a day.
+            # By default, Kafka 4 rejects batches with timestamps more than an hour ahead of its
+            # clock, and so all batches of a node with such a clock. A limit of a day delays
+            # retention by at most a day.
             "message.timestamp.after.max.ms": str(_DAY_MS),
         }
         if self.retention_ms is not None:
@@ -185,7 +187,7 @@ class Topics(Collection[Topic]):
             record=NodeProgress,
             key=_NODE,
             cleanup_policy="compact",
-            # One per node and commit; read when a partition is assigned.
+            # One record per node and commit; read when a partition is assigned.
             extra=_OF_LAST_STATES,
         )
         self.watermarks = Topic(
@@ -195,7 +197,7 @@ class Topics(Collection[Topic]):
             # Readers find a partition's watermarks in the partition with the same number.
             partitioner="same",
             cleanup_policy="compact",
-            # One per partition every few seconds.
+            # One record per partition every few seconds.
             extra=_OF_LAST_STATES,
         )
         self.attributed_incidents = Topic(
@@ -212,7 +214,7 @@ class Topics(Collection[Topic]):
             record=NodeCounters,
             key="group/cluster/node",
             cleanup_policy="compact",
-            # One per node, group and interval; read when a partition is taken over.
+            # One record per node, group and interval; read when a partition is taken over.
             extra=_OF_LAST_STATES,
         )
         self.dead_letters = Topic(
@@ -221,9 +223,9 @@ class Topics(Collection[Topic]):
             key="topic",
             partitioner="source",
             partitions=1,
-            # As long as the longest-lived record that can be rejected. A letter holds the whole
-            # record, and writers of ticks can cause rejections, so the size is limited as well.
-            # Brokers remove whole segments, so these are small.
+            # Kept as long as the longest-lived record that can be rejected. A letter contains the
+            # whole record, and writers of ticks can cause rejections, so the size is limited as
+            # well. Brokers remove whole segments, so segments are small.
             retention_ms=7 * _DAY_MS,
             extra={"retention.bytes": str(2**30), "segment.bytes": str(128 * 2**20)},
         )
@@ -231,7 +233,7 @@ class Topics(Collection[Topic]):
             name=f"{prefix}.replay.v1",
             record=ReplayedEvent,
             key="event.cluster/event.node",
-            # As long as the dead letters, so that a sink may be down for as long.
+            # Kept as long as the dead letters, so that a sink may be down for as long.
             retention_ms=7 * _DAY_MS,
         )
         self._all = (
@@ -261,7 +263,7 @@ class Topics(Collection[Topic]):
 
     @override
     def __contains__(self, topic: object) -> bool:
-        """Return whether a topic is one of these."""
+        """Return whether a topic is in this table."""
         return topic in self._all
 
     @override
@@ -270,7 +272,7 @@ class Topics(Collection[Topic]):
         return len(self._all)
 
     def group(self, name: str) -> str:
-        """Return the consumer group for a name; in names like `gpuledger-…` the prefix is replaced.
+        """Return the consumer group for a name, with this installation's prefix in `gpuledger-…`.
 
         The same applies to transactional ids, which begin with the group's name. Any other name is
         the user's choice and stays unchanged.
@@ -281,15 +283,15 @@ class Topics(Collection[Topic]):
 
 
 def replay_group(group: str) -> str:
-    """Return the consumer group in which a sink of this group reads the replay topic."""
+    """Return the consumer group that a sink with this group uses to read the replay topic."""
     return f"{group}-replay"
 
 
 def agreed_partitions(counts: Mapping[str, int]) -> int:
     """Return the common number of partitions of these topics placed by node.
 
-    Raises `TopicsError` if the numbers differ, because a node's records would then be in partitions
-    of different numbers.
+    Raises `TopicsError` if the topics' numbers differ, because a node's records would then be in
+    differently numbered partitions.
     """
     if len(set(counts.values())) != 1:
         raise TopicsError(
@@ -303,7 +305,7 @@ def agreed_partitions(counts: Mapping[str, int]) -> int:
 def partition_of_node(key: str, *, partitions: int) -> int:
     """Return the partition of a node's records, by the node's key (`gpuledger.keys.node_key`).
 
-    The same as Kafka's default partitioner for that key.
+    Kafka's default partitioner returns the same partition for that key.
     """
     return (murmur2(key.encode()) & 0x7FFFFFFF) % partitions
 

@@ -17,14 +17,15 @@ from gpuledger_agent.dcgm_exporter import read_swap
 from gpuledger_agent.exposition import PageRenderer
 from gpuledger_agent.exposition.node_state import NodeState, make_node_state
 from gpuledger_agent.exposition.pod_lookup import PodLookup
+from gpuledger_agent.gpu.watchdog import STALLED_EXIT_CODE
 from gpuledger_agent.host.kubelet.pod_labels import PodLabels
 from gpuledger_agent.host.node_pods import ContainerNames, PodUids
 from gpuledger_agent.settings import AgentSettings, name_node
 from gpuledger_agent.source_selection import find_source
 
 _log = structlog.get_logger(__name__)
-# Thresholds of `gc.set_threshold`. A tick makes thousands of objects but hardly any cycles, and the
-# default thresholds spend a tenth of its CPU time on the search for them.
+# Thresholds of `gc.set_threshold`. A tick makes thousands of objects but hardly any cycles. With
+# the default thresholds, the search for cycles takes a tenth of the agent's CPU time.
 _COLLECT_AFTER: Final = (10_000, 20, 20)
 DESCRIPTION: Final = (
     "Run the agent on a GPU node: it samples the GPUs and their processes, publishes the samples to"
@@ -87,6 +88,7 @@ def main() -> int:
         options=OPTIONS,
         examples=EXAMPLES,
         common=COMMON,
+        codes={STALLED_EXIT_CODE: "hung; its watchdog ended it, to be restarted"},
         argv=swap.argv,
         complete=swap.complete,
     )
@@ -129,7 +131,7 @@ def make_pod_labels(host: Host, settings: AgentSettings) -> PodLabels | None:
 
 
 def look_up_pods(host: Host, pod_labels: PodLabels | None = None) -> PodLookup:
-    """Return the lookup of a node's pods: by log directories, cgroups and, if given, pod labels."""
+    """Return the lookup of the node's pods by log directory and cgroup, and of their labels."""
     found = PodLookup(
         name_of=ContainerNames(list_names=host.list_log_names, clock=host.clock).name_of,
         find_uids=PodUids(host.pod_folders).find,

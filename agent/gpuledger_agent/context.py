@@ -53,7 +53,7 @@ class Host:
     clock: Clock
     """The clocks."""
     kubelet: Kubelet | None = None
-    """Reports which container holds which device; `None` if it must not be queried."""
+    """Reports which container holds which device; `None` if the kubelet must not be queried."""
     pod_list: PodList | None = None
     """Lists the node's pods with their labels; `None` without access to the list."""
     list_log_names: ListNames = tuple
@@ -67,7 +67,7 @@ class Host:
     read_job_files: ReadJobFiles | None = None
     """Reads the scheduler's job directory; `None` if there is none."""
     open_kmsg: Callable[[], Kmsg] | None = None
-    """Opens the kernel log at its end; `None` if it must not be read."""
+    """Opens the kernel log at its end; `None` if the kernel log must not be read."""
 
     @cached_property
     def pod_folders(self) -> PodFolders:
@@ -89,10 +89,11 @@ async def run_agent(
     node_state: NodeState | None = None,
     pod_labels: PodLabels | None = None,
 ) -> None:
-    """Sample and publish one node until cancelled, then try once more to publish the queue.
+    """Sample and publish one node until cancelled, then try once more to publish queued samples.
 
     Without a bus, nothing is published. `node_state` is updated at each tick, and `pod_labels`
-    periodically. Raises `NothingWorksError` if only a restart can help.
+    periodically. Raises `UserError` if `/proc` cannot be read, and `NothingWorksError` if only a
+    restart can help.
     """
     context = AgentContext(host=host, settings=settings, readiness=readiness, pod_labels=pod_labels)
     topics = bus.topics if bus else Topics(settings.kafka.topic_prefix)
@@ -126,7 +127,7 @@ class AgentContext:
         readiness: Readiness,
         pod_labels: PodLabels | None = None,
     ) -> None:
-        """Connect the parts of one node; raises `UserError` if its `/proc` cannot be read."""
+        """Keep the arguments and read the boot id; raise `UserError` if `/proc` cannot be read."""
         self._host = host
         self._settings = settings
         self._readiness = readiness
@@ -139,7 +140,7 @@ class AgentContext:
             ) from error
 
     async def run_node(self, outputs: Outputs) -> None:
-        """Run every loop that reads the node; close the driver at the end."""
+        """Run every loop that reads the node until one fails; close the driver at the end."""
         host, settings = self._host, self._settings
         procfs_check = self._readiness.check("procfs", severity=CheckSeverity.WARNING)
         sampler = self.sampler(procfs_check)
@@ -182,7 +183,7 @@ class AgentContext:
         inventory: InventoryTracker,
         allocations: Allocations | None,
     ) -> IncidentMonitor:
-        """Return the incident monitor, which adds the GPU's processes and holders."""
+        """Return the incident monitor; it adds the GPU's processes and allocations to incidents."""
         host = self._host
 
         def allocations_on(gpu_uuid: str, gpu_instance: int | None) -> Sequence[DeviceAllocation]:
@@ -237,7 +238,7 @@ class AgentContext:
         )
 
     def publisher(self, bus: Bus, send_queue: SendQueue) -> SamplePublisher:
-        """Return the publisher, which sends the queue to the bus."""
+        """Return the publisher, which sends the bundles of the send queue to the bus."""
         return SamplePublisher(
             node=self._settings.node,
             bus=bus,
@@ -249,7 +250,7 @@ class AgentContext:
         )
 
     def sampler(self, procfs_check: Check) -> Sampler:
-        """Return the sampler, which leaves out processes if `/proc` cannot identify them."""
+        """Return the sampler, which leaves out processes if disabled or unreadable in `/proc`."""
         host = self._host
         access = check_procfs(host.procfs, wanted=self._settings.attribution)
         ATTRIBUTION.set(access.is_on)
@@ -264,7 +265,7 @@ class AgentContext:
         )
 
     def jobs(self) -> JobDirectory | None:
-        """Return the reader of the scheduler's job directory; `None` if there is none."""
+        """Return the reader of the scheduler's job directory; `None` without such a directory."""
         if self._host.read_job_files is None:
             return None
         check = self._readiness.check("job_files", severity=CheckSeverity.WARNING)
@@ -288,7 +289,7 @@ class AgentContext:
 
 
 async def _run_all(loops: Sequence[Coroutine[None, None, None]]) -> None:
-    """Run endless loops until one fails, then end them all."""
+    """Run endless loops until one fails, then end the others and raise the error."""
     async with run_tasks(*loops) as tasks:
         await _first_to_fail(*tasks)
 

@@ -1,7 +1,7 @@
 """Settings from dcgm-exporter's flags and variables, so that a DaemonSet needs only another image.
 
-gpuledger's own settings win over them. A flag or variable without a counterpart has no effect and
-is named in a warning. Only values that have an effect are checked.
+gpuledger's own settings take precedence. A flag or variable without a counterpart has no effect and
+is named in a warning. Only values that have an effect are validated.
 """
 
 import re
@@ -19,45 +19,50 @@ from gpuledger_agent.settings import KubeletSettings
 
 _LISTEN: Final = "0.0.0.0:9400"  # dcgm-exporter's default
 _PREFIX: Final = "DCGM_EXPORTER_"
-# Kubernetes puts these into each container of a namespace with a Service called dcgm-exporter.
+# Variables that Kubernetes sets in each container of a namespace with a Service called
+# dcgm-exporter.
 _SERVICE_LINK: Final = re.compile(r"DCGM_EXPORTER_(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT(_\d+_\w+)?)")
 _TRUE: Final = ("1", "t", "T", "TRUE", "true", "True")
 _FALSE: Final = ("0", "f", "F", "FALSE", "false", "False")
-# Values that request nothing. `f` and `g+i` are all devices.
+# Values that request nothing; `f` and `g+i` mean all devices.
 _IDLE: Final = (*_FALSE, "g+i", "none", "NONE")
 _LISTS: Final = Path("/etc/dcgm-exporter")
 
 Meaning = Mapping[str, str] | None
-"""Settings and values; empty if the agent already does this; `None` without a counterpart."""
+"""Settings with their values; empty if the agent needs no setting for it; `None` without a
+counterpart."""
 
 
 def ignore(value: str) -> Meaning:
-    """Return the meaning of a value without a counterpart."""
+    """Return the meaning of a value without a counterpart: no settings if it requests nothing."""
     return {} if value in _IDLE else None
 
 
 def accept(_: str) -> Meaning:
-    """Return the meaning of a value that changes nothing here."""
+    """Return no settings, because the agent already does what the flag requests."""
     return {}
 
 
 def sets(setting: str) -> Callable[[str], Meaning]:
-    """Return a reader that sets the value unchanged."""
+    """Return a function that assigns the flag's value to a setting."""
     return lambda value: {setting: value}
 
 
 def turns(setting: str, on: str) -> Callable[[str], Meaning]:
-    """Return a reader that sets `on` if the switch is on."""
+    """Return a function that sets a setting to `on` if the switch is on."""
     return lambda value: {setting: on} if value in _TRUE else {}
 
 
 def read_milliseconds(value: str) -> Meaning:
-    """Return the window of counted events."""
+    """Return the setting for the window of counted events; the value is in milliseconds."""
     return {"exposition.event_window_seconds": f"{value}e-3"}
 
 
 def read_counters_file(value: str) -> Meaning:
-    """Return the list of metrics to show; the lists in dcgm-exporter's image are built in."""
+    """Return the setting for the list of metrics; lists in dcgm-exporter's image are built in.
+
+    Return `None` for its list of 1.x names, which has no counterpart.
+    """
     file = Path(value)
     if file.parent != _LISTS or file.exists():
         return {"exposition.counters_file": value}
@@ -65,7 +70,7 @@ def read_counters_file(value: str) -> Meaning:
 
 
 def read_resource_names(value: str) -> Meaning:
-    """Return all resource names, including the default ones."""
+    """Return the setting for resource names: the default names and the given one."""
     return {"kubelet.resource_names": ",".join((*KubeletSettings().resource_names, value))}
 
 
@@ -225,16 +230,19 @@ class Swap:
     """The meaning of dcgm-exporter's command line and environment."""
 
     argv: list[str] = field(default_factory=list)
-    """The arguments that are not dcgm-exporter's."""
+    """The arguments that are not flags of dcgm-exporter."""
     layer: dict[tuple[str, ...], Given] = field(default_factory=dict)
-    """The settings."""
+    """The settings with a value, by path."""
     without_effect: list[str] = field(default_factory=list)
     """The flags and variables without a counterpart."""
     is_requested: bool = False
-    """Whether a flag or variable was given that only dcgm-exporter has."""
+    """Whether a flag or variable was given that belongs only to dcgm-exporter."""
 
     def complete(self, given: Layer) -> Layer:
-        """Return the settings with the lowest priority; `given` are gpuledger's own."""
+        """Return settings of the lowest priority, with dcgm-exporter's defaults if it is replaced.
+
+        `given` are gpuledger's own settings: without a Kafka server in them, nothing is published.
+        """
         if not self.is_requested:
             return self.layer
         make = partial(Given, origin="implied by dcgm-exporter's settings", is_text=True)
@@ -245,12 +253,15 @@ class Swap:
 
 
 def read_swap(argv: Sequence[str], environ: Mapping[str, str]) -> Swap:
-    """Read dcgm-exporter's flags and variables; a flag wins. Raises `SettingsError`."""
+    """Read dcgm-exporter's flags and variables; a flag takes precedence over its variable.
+
+    Raise `SettingsError` if a flag has no value or a switch is neither true nor false.
+    """
     unknown = {name for name in environ if name.startswith(_PREFIX)} - {f.variable for f in FLAGS}
     swap = Swap(without_effect=sorted(filterfalse(_SERVICE_LINK.fullmatch, unknown)))
     variables = {flag: (environ.get(flag.variable, ""), flag.variable) for flag in FLAGS}
     given = {flag: pair for flag, pair in variables.items() if pair[0]}
-    # Other programs have variables such as NVIDIA_RESOURCE_NAMES too.
+    # Variables such as NVIDIA_RESOURCE_NAMES belong to other programs too.
     swap.is_requested = any(flag.variable.startswith("DCGM_") for flag in given)
     for flag, value, origin in take_flags(argv, swap):
         given[flag] = (value, origin)
@@ -268,9 +279,10 @@ def read_swap(argv: Sequence[str], environ: Mapping[str, str]) -> Swap:
 
 
 def take_flags(argv: Sequence[str], swap: Swap) -> Iterator[tuple[Flag, str, str]]:
-    """Yield the flags with their values and names as given; leave the agent's own arguments.
+    """Yield each flag with its value and its name as given; put other arguments into `swap.argv`.
 
-    A flag without `=` takes the next word as its value. After a switch, that word is ignored.
+    A flag without `=` takes the next word as its value. After a switch, such a word is recorded as
+    having no effect. Raise `SettingsError` if a value is missing.
     """
     words = deque(argv)
     while words:

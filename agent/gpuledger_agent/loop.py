@@ -1,4 +1,4 @@
-"""The sampling loop: query the GPUs, make a tick, queue it; it never waits for a receiver."""
+"""The sampling loop: queries the GPUs, makes a tick and queues it; never waits for a receiver."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -32,12 +32,12 @@ from gpuledger_agent.settings import AgentSettings
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 _ANSWER_RATIO: Final = 0.25
-"""Maximum wait for the kubelet's answer, in fractions of a tick, counted from its start."""
+"""Maximum wait for the kubelet's answer, in fractions of a tick, counted from the tick's start."""
 
 
 @dataclass(kw_only=True)
 class Schedule:
-    """A grid of ticks; missed ticks are skipped."""
+    """The times at which ticks are due; missed ticks are skipped."""
 
     tick_ns: int
     """Length of a tick."""
@@ -49,14 +49,14 @@ class Schedule:
         return now_ns - self.due_ns > self.tick_ns // 2
 
     def advance(self, now_ns: int) -> float:
-        """Advance to the first tick in the future; return the seconds until then."""
+        """Advance to the first due time in the future; return the seconds until then."""
         missed = max(0, now_ns - self.due_ns) // self.tick_ns
         self.due_ns += (missed + 1) * self.tick_ns
         return (self.due_ns - now_ns) / NS_PER_SECOND
 
 
 class InventoryTracker:
-    """One node's GPUs in the driver's last answer; resolves device ids to them."""
+    """The GPUs of one node according to the driver's last answer."""
 
     def __init__(self, *, node: NodeId, boot_id: str) -> None:
         self._node = node
@@ -82,33 +82,33 @@ class Outputs:
     """The agent's outputs that are switched on."""
 
     send_queue: SendQueue | None
-    """Messages to publish; `None` if nothing is published."""
+    """Queue of the messages to publish; `None` if nothing is published."""
     node_state: NodeState | None
-    """The state that `/metrics` shows; `None` without that page."""
+    """State of the `/metrics` page; `None` without that page."""
     topics: Topics
     """The topics to which the messages go."""
 
     def report_tick(self, tick: NodeTick) -> None:
-        """Report a tick."""
+        """Queue a tick for publishing, and show it on `/metrics`."""
         if self.send_queue:
             self.send_queue.put(bundle_tick(tick, self.topics))
         if self.node_state:
             self.node_state.update(tick.sample, tick.readings, processes=tick.processes)
 
     def report_silence(self, tick: NodeTick) -> None:
-        """Report a tick without a driver; the page is not updated, so its values become stale."""
+        """Queue a tick without a driver; `/metrics` is not updated, so its values become stale."""
         if self.send_queue:
             self.send_queue.put(bundle_tick(tick, self.topics))
 
     def report_incident(self, incident: Incident) -> None:
-        """Report an incident."""
+        """Queue an incident for publishing, and count it on `/metrics`."""
         if self.send_queue:
             self.send_queue.put(bundle_incident(incident, self.topics))
         if self.node_state:
             self.node_state.record_incident(incident)
 
     def report_inventory(self, inventory: Inventory) -> None:
-        """Report the node's hardware."""
+        """Queue the node's hardware for publishing, and show it on `/metrics`."""
         if self.send_queue:
             self.send_queue.put(bundle_inventory(inventory, self.topics))
         if self.node_state:
@@ -126,34 +126,34 @@ class SampleLoop:
     inventory: InventoryTracker
     """The node's hardware."""
     monitor: IncidentMonitor
-    """Evaluates the health readings."""
+    """Reports incidents, and evaluates the health readings."""
     allocations: Allocations | None
-    """The containers that hold GPUs; `None` if the kubelet is not queried."""
+    """The devices allocated to containers; `None` if the kubelet is not queried."""
     jobs: JobDirectory | None = None
-    """The jobs that hold GPUs; `None` if no scheduler reports them."""
+    """The devices allocated to jobs; `None` if no scheduler reports them."""
     outputs: Outputs
     """Receives the ticks."""
     clock: Clock
     """The node's clock."""
     procfs_check: Check
-    """Whether `/proc` shows the processes."""
+    """Check of whether `/proc` shows the processes."""
     mig_check: Check
-    """Whether the driver shows the existing MIG instances."""
+    """Check of whether the driver shows the existing MIG instances."""
     samples_check: Check
-    """Whether the answers can be made into ticks."""
+    """Check of whether the answers can be made into ticks."""
     settings: AgentSettings
     """The intervals and timeouts."""
     _hidden_ticks: int = field(default=0, init=False)
     """Number of consecutive ticks in which `/proc` showed no process that is on a GPU."""
 
     async def run(self) -> None:
-        """Tick until cancelled."""
+        """Make ticks until cancelled."""
         tick_ns = round(self.settings.sampling_interval_seconds * NS_PER_SECOND)
         first_seconds = min(
             self.settings.first_sample_seconds, self.settings.sampling_interval_seconds
         )
         first_ns = round(first_seconds * NS_PER_SECOND)
-        # Until the driver answers there is no interval to begin.
+        # The first interval begins with the driver's first answer.
         while not await self._try_tick():
             await self.clock.sleep(first_ns / NS_PER_SECOND)
         schedule = Schedule(tick_ns=tick_ns, due_ns=self.clock.monotonic_ns() + first_ns)
@@ -163,11 +163,11 @@ class SampleLoop:
             late = schedule.is_late(self.clock.monotonic_ns())
             TICKS_LATE.inc(late)
             await self._try_tick(late=late)
-            # Measured after the tick, so that one that takes too long skips the ticks it overran.
+            # Advance after the tick, so that a tick that takes too long skips the ticks due in it.
             wait_seconds = schedule.advance(self.clock.monotonic_ns())
 
     async def _wait(self, seconds: float) -> None:
-        """Wait for the next tick, with fast polls of the GPUs that need them in between."""
+        """Wait for the next tick; meanwhile, make the fast polls of GPUs that need them."""
         begin_ns = self.clock.monotonic_ns()
         plan = FastPollPlan(
             begin_ns=begin_ns,
@@ -194,7 +194,7 @@ class SampleLoop:
 
     @contextmanager
     def _fast_polling(self) -> Iterator[None]:
-        """Limit a failure to the loss of the fast polls' data, and log it once."""
+        """Limit a failure to the loss of the fast polls' data, and log it once a minute at most."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  # the next tick repeats all queries
@@ -242,11 +242,11 @@ class SampleLoop:
         poll = await self.driver.poll(self.sampler.begin_tick())
         if poll:
             self._check_mig(poll.samples)
-        # Before the tick, because its allocations are resolved to these devices.
+        # Update the devices before the tick, because allocations are resolved to them.
         if poll and (facts := self.driver.inventory()):
             time_ns = self.clock.time_ns()
             self.outputs.report_inventory(self.inventory.update(facts, time_ns=time_ns))
-        # Until a GPU is known there is nothing to report and no interval to begin.
+        # Until a GPU is known, there is nothing to report.
         if poll is None and not self.inventory.devices.uuids:
             return False
         if self.allocations:
@@ -256,7 +256,7 @@ class SampleLoop:
             )
         self._take_late_polls()
         tick = self.sampler.sample(
-            # Without the driver no GPU answers, but containers still hold them.
+            # Without the driver no GPU answers, but GPUs may still be allocated to containers.
             poll.samples if poll else (),
             at=poll.at if poll else ClockReading.read(self.clock),
             known=self.inventory.devices.uuids,
@@ -286,7 +286,7 @@ class SampleLoop:
 
     def _report(self, tick: NodeTick) -> None:
         if tick.processes and self.allocations:
-            # A process that came or went may have been given a device or released one.
+            # If a process started or ended, a device may have been allocated or released.
             self.allocations.refresh_soon()
         self.outputs.report_tick(tick)
         for uuid in tick.relayouted:
@@ -306,7 +306,8 @@ class SampleLoop:
             return
         is_hidden = all(process.started_boottime_ns is None for process in running)
         self._hidden_ticks = self._hidden_ticks + 1 if running and is_hidden else 0
-        # A process that has just ended cannot be read either, but hardly ever all of them twice.
+        # Processes that have just ended cannot be read either, but this affects hardly ever all
+        # processes in two consecutive ticks.
         if self._hidden_ticks > 1:
             self.procfs_check.failed(
                 f"/proc shows none of the {len(running)} processes on GPUs; set hostPID: true"

@@ -261,7 +261,7 @@ PROCESS_SERIES_DROPPED: Final = Counter(
 
 
 def count_published_from_zero(topics: Topics) -> None:
-    """Initialize the counters of published records for the agent's topics with 0."""
+    """Initialize the counters of published records with 0 for each topic that the agent writes."""
     written = (
         topics.samples,
         topics.readings,

@@ -1,9 +1,10 @@
 """The incident monitor: turns detections from all sources into incidents and reports them at once.
 
 Detections come from the driver's events (in their own thread), from the kernel log, from the
-readings, and from the start and end of the driver itself. Each becomes one incident, with the
-processes on the GPU at that time and the containers that hold it. Each incident is logged, but
-repeated equal ones only once a minute.
+readings, and from the agent, which detects lost GPUs and restarts of the driver. Each detection
+that is not a duplicate becomes an incident, with the processes on the GPU at that time and the
+containers to which the GPU is allocated. Each incident is logged, but equal ones only once a
+minute.
 """
 
 import asyncio
@@ -46,7 +47,7 @@ _MAX_WAITING: Final = 4096
 _AT_ONCE: Final = 100
 _PAUSE_SECONDS: Final = 0.05
 """Pause after each batch of incidents, so that the publisher can keep up."""
-# Each hanging wait keeps a thread and a driver handle until the process ends.
+# Maximum number of hanging threads: each keeps a driver handle until the process ends.
 _MAX_HANGING: Final = 4
 SLOWDOWN_SECONDS: Final = 60.0
 """Time for which the hardware must slow the clocks down before that becomes an incident."""
@@ -65,7 +66,7 @@ def _describe(change: HealthChange) -> str | None:
 
 
 class IncidentLog:
-    """Logs one node's incidents."""
+    """Logs one node's incidents; equal incidents are logged once a minute."""
 
     def __init__(self, repeats: Repeats | None = None) -> None:
         self._repeats = repeats or Repeats()
@@ -73,14 +74,14 @@ class IncidentLog:
     def record(self, incident: Incident) -> None:
         """Log an incident at its severity; `count` is the number of equal incidents it represents.
 
-        A state that had ended by the agent's start is not logged.
+        States that were already absent at the agent's start are not logged.
         """
         if incident.present_at_start and incident.ended_kinds:
             return
         count = self._repeats.count((incident.gpu_uuid, incident.kind, incident.xid))
         if not count:
             return
-        # The holders by name, if the kubelet listed them; else the UIDs of the pods on the GPU.
+        # Pods by name if the GPU is allocated to them, otherwise the UIDs of pods that use it.
         pods = {
             f"{allocation.namespace}/{allocation.pod}" for allocation in incident.allocations or ()
         } or {process.pod_uid for process in incident.processes if process.pod_uid}
@@ -102,13 +103,14 @@ class IncidentLog:
 
 
 ProcessesOn = Callable[[str, int | None], Sequence[IncidentProcess]]
-"""Takes a GPU's UUID, and the driver's id of a GPU instance or `None` for the whole GPU."""
+"""Takes a GPU's UUID and the driver's id of a GPU instance (`None` for the whole GPU), and returns
+the processes on it."""
 AllocationsOn = Callable[[str, int | None], Sequence[DeviceAllocation]]
-"""Takes the same arguments."""
+"""Takes the same arguments, and returns the allocations of the GPU or instance."""
 
 
 class IncidentMonitor:
-    """Watches one node's GPUs; listens to the driver's library while it is open."""
+    """Watches one node's GPUs; listens to the driver's events while the source is open."""
 
     closing_seconds = 1.0
     """How long to wait for the event thread to end; a thread that hangs longer is left running."""
@@ -127,10 +129,11 @@ class IncidentMonitor:
         kmsg_check: Check | None = None,
         slowdown_seconds: float = SLOWDOWN_SECONDS,
     ) -> None:
-        """Create the monitor.
+        """Create the monitor; `publish` is called with each incident, in the event loop.
 
-        `processes_on` returns the processes that are on a GPU now, `allocations_on` its holders.
-        Clocks that the hardware slows down for `slowdown_seconds` are an incident.
+        `processes_on` returns the processes that are on a GPU now, and `allocations_on` the
+        allocations of the GPU. Clocks that the hardware slows down for `slowdown_seconds` are an
+        incident.
         """
         self._node = node
         self._boot_id = boot_id
@@ -148,7 +151,8 @@ class IncidentMonitor:
         self._slowdown_ns = round(slowdown_seconds * NS_PER_SECOND)
         self._watches: dict[str, HealthWatch] = {}
         self._recent_events: dict[str, RecentEvents] = {}
-        """By GPU, so that many events of one GPU do not push out those of another."""
+        """The latest events by GPU, so that many events of one GPU do not displace those of
+        another."""
         self._waiting: deque[Detection] = deque()
         self._filled = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -156,11 +160,11 @@ class IncidentMonitor:
         self._hanging: list[EventThread] = []
 
     def opened(self, gpus: Sequence[GpuIdentity]) -> None:
-        """Start waiting for events of these GPUs; may be called in any thread."""
+        """Start to wait for events of these GPUs, in a new thread; may be called in any thread."""
         # The driver may have been reloaded without a call of `closing`.
         self.closing()
-        # At once, because the inventory that has them comes with a later tick. A lost GPU keeps its
-        # old values, because the library does not list it when it is reopened.
+        # Update the indices now, because the inventory comes with a later tick. A lost GPU keeps
+        # its index, because a reopened library does not list it.
         self._indices = {**self._indices, **{gpu.uuid: gpu.index for gpu in gpus}}
         if self._open_kmsg:
             self._buses = {**self._buses, **self._source.pci_buses(gpus)}
@@ -179,7 +183,10 @@ class IncidentMonitor:
         )
 
     def closing(self) -> None:
-        """Release the driver's events within a second; may be called in any thread."""
+        """Release the driver's events; may be called in any thread.
+
+        If the event thread does not end within `closing_seconds`, it is left running.
+        """
         events, self._events = self._events, None
         if events and not events.end(self.closing_seconds):
             self._hanging.append(events)
@@ -188,7 +195,7 @@ class IncidentMonitor:
     async def run(self) -> None:
         """Report incidents until cancelled."""
         self._loop = asyncio.get_running_loop()
-        # The event threads start before the loop: report what they have detected meanwhile.
+        # The event threads start before the loop, and may have queued detections already.
         if self._waiting:
             self._filled.set()
         if self._open_kmsg is None:
@@ -207,7 +214,10 @@ class IncidentMonitor:
             both.create_task(self._handle_waiting(), name="incidents")
 
     def report(self, kind: str, gpu_uuid: str, message: str) -> None:
-        """Report something that the agent itself has just detected; only in the event loop."""
+        """Report an incident that the agent itself has just detected.
+
+        Call it only in the event loop.
+        """
         self.handle(
             Detection(
                 kind=kind,
@@ -219,10 +229,13 @@ class IncidentMonitor:
         )
 
     def evaluate_health(self, gpu: GpuDetails, *, time_ns: int) -> None:
-        """Report changes in a tick's readings that no event reported; only in the event loop."""
+        """Report changes in a tick's readings that no event reported.
+
+        Call it only in the event loop.
+        """
         watch = self._watches.get(gpu.uuid)
         if watch is None:
-            # A MIG instance has no health of its own, and a new GPU has not been queried for it.
+            # A MIG instance has no health of its own, and a new GPU's health may not be read yet.
             if gpu.health is None:
                 return
             watch = self._watches[gpu.uuid] = HealthWatch(slowdown_ns=self._slowdown_ns)
@@ -244,7 +257,10 @@ class IncidentMonitor:
                 )
 
     def handle(self, detection: Detection) -> None:
-        """Publish a detection unless another source already has; only in the event loop."""
+        """Publish a detection, unless another source has already reported it.
+
+        Call it only in the event loop.
+        """
         what = detection.kind if detection.xid is None else detection.xid
         window_ns = _WINDOWS_NS.get(detection.kind)
         # Only kinds that several sources detect can be duplicates.
@@ -279,7 +295,7 @@ class IncidentMonitor:
             is_at_start=detection.is_at_start,
             ended_kinds=detection.ended_kinds,
         )
-        # Earlier readings do not cover a change that readings show now; only events do.
+        # Only events may already have reported a change of health; earlier readings cannot.
         if incident.source != SOURCE:
             self._recent_events.setdefault(incident.gpu_uuid, RecentEvents()).record(incident)
         INCIDENTS.labels(kind=incident.kind, source=incident.source).inc()
@@ -287,12 +303,13 @@ class IncidentMonitor:
         self._publish(incident)
 
     def hand_over(self, detection: Detection) -> None:
-        """Queue a detection for the event loop, from any thread; count those beyond the maximum."""
+        """Queue a detection for the event loop, from any thread; if too many wait, drop it."""
         if len(self._waiting) >= _MAX_WAITING:
             INCIDENTS_DROPPED.inc()
             return
         self._waiting.append(detection)
-        # A loop that has not started yet will check on its own; one that has ended needs no notice.
+        # A loop that has not started yet checks the queue at its start. A loop that has ended
+        # raises `RuntimeError`.
         with suppress(RuntimeError):
             if self._loop:
                 self._loop.call_soon_threadsafe(self._filled.set)
@@ -304,6 +321,6 @@ class IncidentMonitor:
             while self._waiting:
                 for _ in range(min(_AT_ONCE, len(self._waiting))):
                     self.handle(self._waiting.popleft())
-                # A storm of incidents must not delay ticks or fill the send queue at once.
+                # Pause, so that many incidents do not delay ticks or fill the send queue at once.
                 if self._waiting:
                     await self._clock.sleep(_PAUSE_SECONDS)

@@ -53,7 +53,10 @@ class Sampler:
     """Makes one node's ticks, one after the other."""
 
     def __init__(self, *, node: NodeId, procfs: Procfs, reads_processes: bool = True) -> None:
-        """Create the sampler; without `reads_processes`, ticks have no processes or containers."""
+        """Create the sampler; without `reads_processes`, ticks have no processes or containers.
+
+        Raise `OSError` if the boot id cannot be read.
+        """
         self._node = node
         self.boot_id = read_boot_id(procfs)
         """The kernel's id of this boot."""
@@ -73,7 +76,7 @@ class Sampler:
         self._relayouted: list[str] = []
         self._procfs = procfs
         self._memory_bytes: int | None = None
-        """The size of the machine's memory, read once a GPU needs it."""
+        """The size of the machine's memory; read when a GPU first needs it."""
 
     @property
     def unlisted_gpus(self) -> Sequence[str]:
@@ -82,22 +85,24 @@ class Sampler:
 
     @property
     def lag_ns(self) -> int:
-        """How far a tick's interval ends before the time of its answers."""
+        """How long before the query of a tick its interval ends, in nanoseconds."""
         return self._clock.lag_ns
 
     def processes_on(self, gpu_uuid: str, gpu_instance: int | None) -> list[IncidentProcess]:
-        """Return the processes on a GPU, or on one of its instances, at the last tick."""
+        """Return the processes on a GPU, or on one of its instances, at the last tick.
+
+        If the instance is unknown, return all processes on the GPU.
+        """
         gpu = self._gpus.get(gpu_uuid)
         instances = (gpu and gpu.instances) or ()
         rows = [row for uuid in instances if (row := self._gpus[uuid].reading)]
         meant = {row.uuid for row in rows if gpu_instance in {row.gpu_instance} - {None}}
-        # All processes on the GPU if the instance is unknown.
         return self._tracker.processes_on(meant or {gpu_uuid, *instances})
 
     # Between two ticks.
 
     def watched_closely(self, now_ns: int) -> frozenset[str]:
-        """Return the GPUs on which processes come and go, and shared ones that need fast polls."""
+        """Return the UUIDs of the GPUs that need frequent fast polls."""
         return frozenset(uuid for uuid, gpu in self._gpus.items() if gpu.is_watched_closely(now_ns))
 
     def fast_poll_cursors(
@@ -105,13 +110,13 @@ class Sampler:
     ) -> Mapping[str, SampleCursor | None]:
         """Return the GPUs to poll now, by UUID, with cursors; `None` if only energy is read.
 
-        `accounting_gpus` are GPUs whose driver keeps accounts of processes: an account has no owner
-        unless its process was seen.
+        `accounting_gpus` are GPUs whose driver keeps accounts of processes. They are watched
+        closely, because an account can be attributed only if its process was seen.
         """
         boards = {uuid: gpu for uuid, gpu in self._gpus.items() if gpu.instances is not None}
         if self._clock.is_set_back:
-            # It is unknown which clock the driver's stamps use until ticks have found out. Energy
-            # has no stamp.
+            # Until ticks have found out which clock the driver's stamps use, poll only the energy,
+            # which has no stamp.
             return {} if others is OthersScope.NOTHING else dict.fromkeys(boards)
         closely = self.watched_closely(now_ns) | accounting_gpus
         cursors: dict[str, SampleCursor | None] = {}
@@ -123,7 +128,7 @@ class Sampler:
         return cursors
 
     def take_fast_polls(self, polls: Sequence[FastPoll]) -> None:
-        """Take in answers that GPUs gave between two ticks, or while a tick queried them."""
+        """Take in answers to fast polls, including late ones that arrive during a tick's query."""
         in_time = []
         for poll in polls:
             gpu = self._gpus.get(poll.uuid)
@@ -133,11 +138,11 @@ class Sampler:
                 gpu.drop_polled()
             elif gpu.take(poll, is_querying=self._is_querying):
                 in_time.append(poll)
-        # Their process lists show which processes run now.
+        # The process lists of polls in time show which processes run now.
         self._tracker.observe(in_time)
 
     def drop_fast_polls(self) -> None:
-        """Drop the fast polls' data after a failure; the next tick queries it again."""
+        """Drop the data of fast polls after a failure; the next tick queries it again."""
         self._is_querying = False
         for gpu in self._gpus.values():
             gpu.drop_polled()
@@ -145,16 +150,16 @@ class Sampler:
     # A tick.
 
     def begin_tick(self) -> Mapping[str, SampleCursor]:
-        """Begin a tick; return, by UUID, the samples after which its query starts.
+        """Begin a tick; return, by UUID, the position from which to query each GPU's samples.
 
-        GPUs that are new have no cursor.
+        New GPUs are not included.
         """
         self._is_querying = True
         is_set_back = self._clock.is_set_back
         return {uuid: gpu.request_tick(is_set_back=is_set_back) for uuid, gpu in self._gpus.items()}
 
     def forget(self) -> None:
-        """Forget all state but the counters, after answers that could not be made into a tick."""
+        """Forget all state except the counters, after a failed tick or too long an interval."""
         self._is_querying = False
         for gpu in self._gpus.values():
             gpu.forget()
@@ -171,11 +176,11 @@ class Sampler:
     ) -> NodeTick | None:
         """Make the tick that ends `at`; return `None` if the call only opens an interval.
 
-        The first call only opens one, and so does a call after an interval that is too long to
-        report. `at` is the time of the query: a process that started later cannot be the one that
-        the GPUs listed under its pid. GPUs that are `known`, by UUID, but did not answer are in the
-        tick as unresponsive, with the instances of their last answer. `late` is whether the tick
-        began late by more than half a tick.
+        The first call only opens an interval, and so does a call after an interval that is too long
+        to report. `at` is the time of the query: a process that started later cannot be the process
+        that the GPUs listed under its pid. GPUs that are `known`, by UUID, but did not answer are
+        in the tick as unresponsive, with the instances of their last answer. `late` is whether the
+        tick began late by more than half a tick.
         """
         self._is_querying = False
         length_ns = self._clock.follow(at)
@@ -195,7 +200,7 @@ class Sampler:
         table_update = self._tracker.refresh(
             ticks, vanished, time_ns=at.time_ns, boottime_ns=at.boottime_ns
         )
-        # All state is updated even without a tick, because the next one needs it.
+        # All state is updated even without a tick, because the next tick needs it.
         tick = None
         if length_ns:
             tick = self._make_tick(
@@ -213,7 +218,7 @@ class Sampler:
 
     def _tick_gpu(self, row: RawGpuSample, at: ClockReading, length_ns: int | None) -> GpuTick:
         if row.memory_unified:
-            # A GPU without memory of its own uses the machine's.
+            # A GPU without memory of its own uses the machine's memory.
             if self._memory_bytes is None:
                 self._memory_bytes = read_memory_bytes(self._procfs)
             row = replace(row, memory_total_bytes=self._memory_bytes)
@@ -246,8 +251,8 @@ class Sampler:
     def _silence(self, answered: Collection[str], known: Collection[str]) -> list[GpuReading]:
         """Reset the GPUs that did not answer; return rows of the known ones.
 
-        The rows have no measurements: they show which devices exist. A GPU that is neither known
-        nor has counters, in which a reset could be seen, is forgotten.
+        The rows have no measurements: they show which devices exist. A GPU that is unknown and has
+        no counters is forgotten; counters are kept so that a reset is detected.
         """
         for uuid, gpu in list(self._gpus.items()):
             if uuid in answered:
@@ -293,7 +298,7 @@ class Sampler:
             time_ns=covered.time_ns,
             interval_ns=covered.length_ns,
             late=True if late else None,
-            # Unresponsive ones last, because processes refer to GPUs by position.
+            # Unresponsive GPUs come last, because processes refer to GPUs by position.
             gpus=[*readings, *unresponsive],
             containers=found.containers,
             processes=found.processes,
@@ -318,7 +323,7 @@ class Sampler:
             self._gpus[tick.reading.uuid].is_shared = len(on.get(place, ())) > 1
 
     def _count(self, ticks: Sequence[GpuTick]) -> None:
-        """Count the values left out; the core only returns them."""
+        """Export the numbers of values left out, which the core only returns."""
         for tick in ticks:
             for (reading, reason), count in tick.dropped_readings.items():
                 READINGS_DROPPED.labels(reading=reading, reason=reason).inc(count)

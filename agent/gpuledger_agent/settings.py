@@ -62,7 +62,7 @@ class ExpositionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     seconds. Only a GPU's last 1000 events are counted."""
 
     def __post_init__(self) -> None:
-        """Refuse names that become the same label of a series; raises `ValueError`."""
+        """Raise `ValueError` if two names of `pod_labels` become the same label of a series."""
         refuse_equal_labels("pod_labels", self.pod_labels)
 
 
@@ -106,7 +106,7 @@ class KubeletApiSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """Timeout of one query, from connecting to the last byte, in seconds."""
 
     def __post_init__(self) -> None:
-        """Refuse invalid addresses; raises `ValueError`."""
+        """Raise `ValueError` if `host` or `server_name` is invalid."""
         for setting, name in (("host", self.host), ("server_name", self.server_name)):
             if name and not _is_host(name):
                 raise ValueError(
@@ -114,7 +114,7 @@ class KubeletApiSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
                 )
 
     def url_on(self, node: str) -> str:
-        """Return the URL of the pod list for a node of this name."""
+        """Return the URL of the pod list for the node with this name."""
         host = self.host or node
         return f"https://{f'[{host}]' if ':' in host else host}:{self.port}/pods"
 
@@ -265,16 +265,16 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def poll_timeout_seconds(self) -> float:
-        """How long a tick waits for a GPU's answers, limited to a part of the tick's length."""
+        """How long a tick waits for a GPU's answers, in seconds; limited to 80 % of a tick."""
         return min(self.gpu_timeout_seconds, _MAX_OF_A_TICK * self.sampling_interval_seconds)
 
     @property
     def node(self) -> NodeId:
-        """The node's key, valid after `name_node` has filled in the name."""
+        """The node's key; valid after `name_node` has filled in the name."""
         return NodeId(self.cluster, self.node_name)
 
     def __post_init__(self) -> None:
-        """Refuse an invalid cluster name or source; raises `ValueError`."""
+        """Raise `ValueError` if the cluster's name or the source is invalid."""
         require_cluster_name(self.cluster)
         kind, _, file = self.source.partition(":")
         if self.source not in ("auto", "nvml", "simulated") and not (
@@ -290,9 +290,10 @@ S = TypeVar("S", bound=AgentSettings)
 
 
 def name_node(settings: S, environ: Mapping[str, str]) -> S:
-    """Return the settings with the node's name filled in; raises `SettingsError` if it is invalid.
+    """Return the settings with the node's name filled in; raise `SettingsError` if it is invalid.
 
-    The hostname is lowercased, like a node name from the kubelet.
+    If neither `node_name` nor NODE_NAME is set, the name is the hostname, lowercased like a node
+    name from the kubelet.
     """
     if settings.node_name:
         origin, name = "node_name", settings.node_name

@@ -1,6 +1,6 @@
 """Selects the source of the readings: this machine, a simulated node, or a recording.
 
-This is the agent's only module that knows the simulator, and it imports it only when needed.
+This is the agent's only module that imports the simulator, and it does so only when needed.
 """
 
 from dataclasses import replace
@@ -32,15 +32,15 @@ _RECORDED: Final = "recorded:"
 
 
 async def open_source(settings: AgentSettings) -> Host:
-    """Find the source without blocking the event loop; raises `UserError` if there is none.
+    """Find the source in a thread; raise `UserError` if the source cannot be used.
 
-    A driver or disk that does not answer does not delay signals.
+    A driver or disk that does not answer thus does not delay the handling of signals.
     """
     return await in_daemon_thread(partial(find_source, settings))
 
 
 def find_source(settings: AgentSettings) -> Host:
-    """Return the source that the settings name; raises `UserError` if there is none."""
+    """Return the source that the settings name; raise `UserError` if it cannot be used."""
     if settings.source == "simulated" or settings.source.startswith(_SIMULATED):
         return _simulated(settings)
     if settings.source.startswith(_RECORDED):
@@ -69,9 +69,9 @@ def find_source(settings: AgentSettings) -> Host:
 
 
 def probe(library: object, *, seconds: float = PROBE_SECONDS) -> None:
-    """Check that NVML answers within `seconds`; raises `UserError` if it does not."""
+    """Check that NVML answers within `seconds`; raise `UserError` if it does not."""
     nvml = NvmlSession(library)
-    # In a thread, because a driver that hangs would prevent the agent from reporting it.
+    # Probe in a thread, so that the agent can report a driver that hangs.
     worker = CallThread("nvml-probe")
     try:
         worker.start(nvml.open).result(timeout=seconds)
@@ -111,15 +111,15 @@ def _simulated(settings: AgentSettings) -> Host:
 
 
 def find_only_node(source: str) -> str | None:
-    """Return the name of a simulated source's only node; `None` for other sources.
+    """Return the name of the only node of a scenario file; `None` for other sources.
 
-    Raises `UserError` if the scenario has several nodes.
+    Raise `UserError` if the scenario has several nodes.
     """
     if not source.startswith(_SIMULATED):
         return None
     from gpuledger_simulator.simulation import open_simulation  # noqa: PLC0415  # as above
 
-    # With an epoch of its own, because the scenario is not played.
+    # Any epoch will do, because the scenario is not played.
     names = sorted(open_simulation(Path(source.removeprefix(_SIMULATED)), epoch_ns=1).nodes)
     if len(names) != 1:
         raise UserError(f"--source {source}: give --node, one of {', '.join(names)}")
@@ -127,7 +127,7 @@ def find_only_node(source: str) -> str | None:
 
 
 def play(node: "SimulatedNode") -> Host:
-    """Return a simulated node, without its kernel log."""
+    """Return the interfaces of a simulated node, without its kernel log."""
     read_jobs = node.job_files
     return Host(
         gpus=NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns),

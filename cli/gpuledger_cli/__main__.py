@@ -7,13 +7,13 @@ from gpuledger.programs import INTERRUPTED, end_on_interrupt, output_error_code,
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; return the exit code, which is 130 after Ctrl-C.
+    """Run one command; return its exit code.
 
-    See `output_error_code` for the code if standard output cannot be written. An error that no
-    command expects is printed with its traceback; the code is that of an internal error.
+    The code is 130 after Ctrl-C; see `output_error_code` for errors of standard output. An
+    unexpected error is printed with its traceback, and the code is `OWN_ERROR`.
     """
     end_on_interrupt(INTERRUPTED)
-    # deltalake reads it at import. Its warnings are repeated as the cause of an error.
+    # deltalake reads this variable at import. Its warnings would only repeat the causes of errors.
     os.environ.setdefault("RUST_LOG", "error")
     from gpuledger_cli.command import OWN_ERROR, USER_ERROR  # noqa: PLC0415  # as the next one
     from gpuledger_cli.command import main as run  # noqa: PLC0415  # slow: Ctrl-C may come meanwhile

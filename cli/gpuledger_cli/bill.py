@@ -144,7 +144,7 @@ class BillOf:
         return closed_lines(self.store, self._window, self.dimensions, options)
 
     def standing(self, closed: Sequence[ClosedLine]) -> Bill:
-        """Return the present state of a closed bill, from its lines."""
+        """Return the closed bill that the lines of all its revisions add up to."""
         policy = read_policy(self.prices).policy
         return standing_bill(closed, window=self._window, by=self.dimensions, policy=policy)
 
@@ -167,18 +167,18 @@ class BillOf:
         with _naming_options():
             maker = BillMaker(self._reader, read, by=self.dimensions)
         window = self._window
-        # Days in the future are counted too; they take no time.
+        # Days in the future also count as progress, although they take no time.
         days = -(-(window.end_us - window.begin_us) // DAY_US)
         with printing_progress(days, what="days", done="billed") as advance:
             return maker.make(window, advance=advance, with_days=with_days), maker
 
     def arguments(self, made: Bill) -> list[str]:
-        """Return arguments that make the same bill again, without values of storage options."""
+        """Return the arguments that make the same bill, with `...` as values of storage options."""
         times = (time_text(made.window.begin_us), "--to", time_text(made.window.end_us))
-        # As times, because `lastmonth` is another month later.
+        # As absolute times, because `lastmonth` would later mean another month.
         found = ["--store", self.store, "--from", *times, "--by", ",".join(made.by)]
         found += ["--prices", str(self.prices)] if self.prices else []
-        # Their values may be access keys, and bills are sent to others.
+        # The values of storage options may be access keys, and bills are sent to others.
         for key in storage_options_of(self.storage_option):
             found += ["--storage-option", f"{key}=..."]
         return found
@@ -206,7 +206,7 @@ class BillOf:
 
 @contextmanager
 def _naming_options() -> Iterator[None]:
-    """Raise an ArgumentError as UserError that names the option."""
+    """Convert an ArgumentError raised in the context to a UserError that names the option."""
     try:
         yield
     except ArgumentError as error:
@@ -300,7 +300,7 @@ def check(file: Annotated[Path, Parameter(help="File of prices and policies (YAM
     try:
         read = read_policy(file)
     except PolicyError as error:
-        # The command succeeded in finding these mistakes, so the code is not 2.
+        # Finding mistakes is a result of this command, not a failure, so the code is not 2.
         for mistake in error.mistakes:
             sys.stdout.write(f"{file}: {mistake}\n")
         return WRONG
@@ -341,7 +341,7 @@ def close(bill_of: BillOf) -> int:
 
     --prices and --period (or --from and --to) are required.
     """
-    # Closed bills are permanent, so period and prices have no defaults here.
+    # Closed bills are permanent, so this command has no defaults for period and prices.
     bill_of.check_is_named()
     made, _ = bill_of.make()
     begin, end = map(time_text, made.window)
@@ -411,7 +411,7 @@ def explain(
 def _html_writer() -> Callable[..., str]:
     """Return the writer of HTML pages; raises UserError if its libraries are not installed."""
     try:
-        # The engine for charts takes 88 MB; other formats do not load it.
+        # Imported only for HTML, because the library for charts takes 88 MB of memory.
         from gpuledger_reports.presenting.bill_html import as_html  # noqa: PLC0415  # see above
     except ModuleNotFoundError as error:
         if error.name not in _HTML_MODULES:
@@ -462,7 +462,7 @@ def _closed_text(made: Bill, closed: Sequence[ClosedLine]) -> str:
 
 
 def _count(items: Sequence[object], singular: str) -> str:
-    """Return the number of items with their name, whose plural ends in s."""
+    """Return the number of items with their name in the singular or plural, such as `2 prices`."""
     return f"{len(items)} {singular}{'' if len(items) == 1 else 's'}"
 
 

@@ -1,7 +1,7 @@
 """A bill as a table for a terminal. Numbers and line ids are always shown in full.
 
-On a narrow terminal, headings fold first, then the texts of dimensions; then columns are left out,
-and the caption names them. Pure.
+On a narrow terminal, headings are folded first, then the texts of dimensions. If this is not
+sufficient, columns are left out, and the caption lists them. Pure.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class _Column(NamedTuple):
     cells: Sequence[str]
     is_number: bool = False
     folds: bool = False
-    """Whether its texts may continue in the next row of the terminal."""
+    """Whether the column's texts may be folded to several lines."""
 
     @property
     def width(self) -> int:
@@ -45,7 +45,7 @@ class _Column(NamedTuple):
 
 
 class _Layout:
-    """The width of each column: its preferred one if the table fits, else a narrower one."""
+    """The width of each column; narrower than preferred if the table would not fit."""
 
     def __init__(self, columns: Sequence[_Column], width: int) -> None:
         self.columns = columns
@@ -56,7 +56,7 @@ class _Layout:
         # Headings fold between words, regardless of the cells below.
         self.widths = [max(each.width, *map(cell_len, each.name.split())) for each in columns]
         folding = [at for at, column in enumerate(columns) if column.folds]
-        # The widest text of a dimension gives way first.
+        # The widest dimension becomes narrower first.
         while self.total > width and folding:
             widest = max(folding, key=self.widths.__getitem__)
             if self.widths[widest] <= _NARROWEST:
@@ -100,7 +100,7 @@ def bill_table(bill: Bill, *, width: int) -> tuple[Table, int]:
 
 
 def _columns(bill: Bill) -> list[_Column]:
-    # The most expensive first. Files are sorted by dimension, so that they can be compared.
+    # Sorted by cost, highest first. In files, lines are sorted by dimension for comparisons.
     lines = sorted(bill.lines, key=lambda line: (-line.cost, line.values))
     numbers = {
         "Allocated GPU-hours": [hours_text(line.allocated) for line in lines],

@@ -63,7 +63,7 @@ def cgroup(
 
 
 def locate_argument(text: str) -> Location:
-    """Read a file as the agent does, or a line; raises UserError for an unreadable file."""
+    """Return the location in a cgroup file or a line; raise UserError for an unreadable file."""
     if text.startswith("/proc/") or _is_file(text):
         try:
             return locate(Path(text).read_text(errors="replace"))

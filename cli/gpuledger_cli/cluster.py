@@ -1,12 +1,12 @@
 """`gpuledger cluster retire`: ends the records of a decommissioned cluster or node.
 
-Two kinds of records would otherwise last forever. podwatch's watermarks state through when the
-cluster's pods are complete, and consumers wait for them. The agents' last inventories list GPUs,
-which bills then count as GPUs without data.
+Two kinds of records would otherwise stay valid. podwatch's watermarks contain the time through
+which the cluster's pods are complete, and consumers wait for newer ones. The agents' last
+inventories list GPUs, which bills would count as GPUs without data.
 
-A node's inventory ends with a version without GPUs. It stays on the compacted topic, so that a
-store reads it even if its sink was down for days. An agent that starts on the node later publishes
-its inventory again.
+A node's inventory ends with a version without GPUs. This version stays on the compacted topic, so
+that a store sink reads it even after an outage of several days. An agent that starts on the node
+later publishes its inventory again.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from gpuledger_cli.option_help import epilogue, time_option
 from gpuledger_cli.watermarks import read_watermarks
 
 _UNRESPONSIVE_NS: Final = 2 * NS_PER_MINUTE
-"""The join calls a node unresponsive after this time; a node with newer ticks is running."""
+"""Time after which the join considers a node unresponsive. A node with newer ticks is running."""
 _NAMED: Final = 5
 """Maximum number of nodes that a message names."""
 
@@ -122,7 +122,7 @@ def retire(
 async def retire_from(
     bus: Bus, cluster: str, node: str | None = None, *, now_ns: int, since_ns: int
 ) -> Retired:
-    """Retire a cluster, or one of its nodes, from a time on; return what ended.
+    """Retire a cluster, or one of its nodes, from `since_ns` on; return how many records ended.
 
     Raises `UserError` without any change if the cluster or node is unknown or still running, or if
     the time is invalid.
@@ -165,7 +165,7 @@ def _unknown(
 
 
 def refuse_at_work(published: Published, ticked: Collection[bytes], *, now_ns: int) -> None:
-    """Raise `UserError` if podwatch or an agent is running, because it would publish all again."""
+    """Raise `UserError` if podwatch or an agent runs; it would publish its records again."""
     newest_ns = max((each.complete_until_ns for each in published.watermarks), default=0)
     if now_ns - newest_ns < NS_PER_MINUTE:
         raise UserError(
@@ -203,7 +203,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 async def read_inventories(bus: Bus, reader: HistoryReader) -> dict[NodeId, LastWord]:
-    """Return the newest inventory of each node, with the store's rule on which ones count."""
+    """Return the newest valid inventory of each node, by the same rules as the store sink."""
     decoder = decoder_of(bus.topics.inventory.name, Inventory)
     found: dict[NodeId, LastWord] = {}
     spans = await reader.spans(bus.topics.inventory.name)
@@ -231,7 +231,7 @@ async def read_inventories(bus: Bus, reader: HistoryReader) -> dict[NodeId, Last
 async def read_ticked_nodes(
     bus: Bus, reader: HistoryReader, partitions: Collection[int], *, since_ms: int
 ) -> set[bytes]:
-    """Return the keys of the nodes that published ticks in these partitions since then."""
+    """Return the keys of the nodes with ticks in these partitions since `since_ms`."""
     spans = await reader.spans(bus.topics.samples.name)
     wanted = [at for at in spans if at.partition in partitions]
     begins = await reader.offsets_at(wanted, since_ms) if wanted else {}
@@ -252,7 +252,8 @@ async def publish_ends(bus: Bus, published: Published, *, now_ns: int, since_ns:
     time_ms = now_ns // NS_PER_MS
     async with bus.producer() as producer:
         for last in ended:
-            # The later version counts, so the end must not be before the last one's time.
+            # The version with the later time counts, so the end must not be before the last
+            # version.
             gone_ns = max(since_ns, last.inventory.time_ns)
             gone = msgspec.structs.replace(last.inventory, time_ns=gone_ns)
             message = Message(node_key(gone).encode(), encode(gone), time_ms)

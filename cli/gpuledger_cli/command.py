@@ -1,6 +1,6 @@
 """`gpuledger`: the command for users. Each subcommand has its own module.
 
-Commands refer to modules by import path, so that a command does not load the others' dependencies.
+Commands are registered by import path, so that a command loads only its own dependencies.
 """
 
 import os
@@ -25,7 +25,7 @@ from gpuledger.texts import find_near, shorten_middle
 
 USER_ERROR: Final = 2
 OWN_ERROR: Final = 5
-"""The exit code of an internal error, which users cannot fix; no command uses it otherwise."""
+"""The exit code of an internal error; no command uses it for anything else."""
 
 _HELP: Final = """Account for GPU usage by pod: who used each GPU, how much, and how it is known.
 
@@ -42,7 +42,7 @@ app = App(
     help=_HELP,
     result_action="return_value",
 )
-# The help is repeated here, because reading it from the module would import the module.
+# The help is a copy, because reading it from the module would import the module.
 app.command(
     "gpuledger_cli.demo.demo_command:app",
     name="demo",
@@ -107,7 +107,8 @@ _ARGUMENT_CHARACTERS: Final = 120
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
-    Errors are one line on standard error: code 2 if the user can fix it, 5 for an internal error.
+    An error is printed in one line on standard error. The code is 2 if the user can fix the error,
+    and 5 for an internal error.
     """
     given = sys.argv[1:] if argv is None else [*argv]
     if given in _BARE_GROUPS and _STORE_VARIABLE not in os.environ:
@@ -173,7 +174,7 @@ def _unknown_argument(error: Exception) -> str:
 
 
 def _names_of_missing(error: CycloptsError) -> Sequence[str]:
-    """Return the names of the argument that is missing, if any."""
+    """Return the names of the missing argument; empty for other errors."""
     is_missing = isinstance(error, MissingArgumentError) and error.argument is not None
     return error.argument.names if is_missing and error.argument else ()
 

@@ -21,7 +21,7 @@ _INTERRUPT_SECONDS: Final = 0.05
 
 
 def run_cancellable(work: Coroutine[Any, Any, T]) -> T:
-    """Run the work to its end; SIGTERM cancels it like Ctrl-C, which asyncio handles."""
+    """Run the work and return its result; SIGTERM and Ctrl-C raise KeyboardInterrupt."""
     try:
         return asyncio.run(_until_signal(work))
     except asyncio.CancelledError:
@@ -53,7 +53,7 @@ def run_interruptible(work: Callable[[], T], *, interrupt: Callable[[], None]) -
         interrupted.set()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-    # The handler only sets an event: an exception could leave the work running, unattended.
+    # The handler only sets an event, because an exception could leave the thread running.
     former = signal.signal(signal.SIGINT, heed)
     thread = threading.Thread(target=run, daemon=True)
     thread.start()

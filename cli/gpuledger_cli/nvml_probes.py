@@ -1,7 +1,7 @@
 """NVML calls that the agent does not make, to learn what a driver supports and how it behaves.
 
-Each probe answers a question that public sources leave open. The results go to the recording, and
-each probe also returns a sentence.
+Each probe answers a question that public sources do not answer. The results are written to the
+recording, and each probe returns its findings as sentences.
 """
 
 import time
@@ -189,7 +189,7 @@ class GpuProbes:
         ]
 
     def accounting(self) -> list[str]:
-        """Return which of the two calls for the accounting of a process the driver has."""
+        """Return the results of the two calls that query the accounting of a process."""
         listed = self.probe("nvmlDeviceGetComputeRunningProcesses_v3").value or ()
         # Without a process use any pid; NotFound means that the call exists.
         pid = listed[0].pid if listed else 1
@@ -255,7 +255,7 @@ class GpuProbes:
         return f"GPM is {support.value.isSupportedDevice}: {', '.join(outcomes)}"
 
     def sampling_period(self, name: str, *kind: int) -> str:
-        """Read a buffer often; time stamps show the sampling period, errors an empty buffer."""
+        """Read a buffer repeatedly; return the sampling period by its time stamps, and errors."""
         stamps: set[int] = set()
         errors: dict[str, int] = {}
         for _ in range(_POLLS):
@@ -310,7 +310,7 @@ class GpuProbes:
         return f"process samples: one for each window, {sums}; {sizes}"
 
     def energy_steps(self) -> str:
-        """Read the energy counter often, and return the time between its steps."""
+        """Read the energy counter repeatedly, and return the time between its steps."""
         moved_ns: list[int] = []
         before, polls_ns = None, [self._monotonic_ns()]
         for _ in range(_ENERGY_POLLS):

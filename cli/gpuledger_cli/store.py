@@ -48,7 +48,7 @@ _DEFAULT_AGE_HOURS: Final = MaintenanceSettings(uri="").orphan_age_hours
 _RETENTION: Final = Retention()
 _HOUR_MS: Final = 3_600_000
 _END_SECONDS: Final = 8.0
-"""How long the current step may take after the process is told to end."""
+"""How long the current step may take after the process is asked to end."""
 _WIDTH_IN_FILES: Final = 100
 
 app = App(name="store", help_format="plaintext")

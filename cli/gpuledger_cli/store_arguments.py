@@ -1,7 +1,7 @@
 """Options that commands share: the store, options of its storage, and the output file.
 
-An output file gets its name when it is complete, so that readers never see a partial file, and a
-failed run leaves none.
+An output file is renamed to its final name when it is complete. Readers therefore never see a
+partial file, and a failed run leaves no file.
 """
 
 import errno
@@ -62,7 +62,7 @@ class _EnvironmentSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def storage_options_of(given: Sequence[str]) -> dict[str, str]:
-    """Return storage options by name; the given ones override those of the environment.
+    """Return storage options by name; the given options override the environment's options.
 
     Raises UserError for an option that is not KEY=VALUE.
     """

@@ -1,1 +1,1 @@
-"""Turns samples into events: `podwatch` publishes pods, `join` books GPU use on accounts."""
+"""Turns samples into events: `podwatch` publishes pods, `join` attributes GPU use to accounts."""

@@ -1,11 +1,11 @@
 """Functions for podwatch's records that both podwatch and the join use. Pure.
 
-`is_older` decides which of two versions of a Kubernetes object is the older one. podwatch may
-publish an old version after a newer one: a leader that was suspended in the middle of a batch sends
-the rest when it resumes. Readers of its records rely on this comparison only.
+`is_older` determines which of two versions of a Kubernetes object is older. podwatch may publish an
+old version after a newer one: a leader that was suspended in the middle of a batch sends the rest
+when it resumes. Consumers of the records rely only on this comparison.
 
-`PodSharing` keeps equal parts of pod records in memory once. Each decoded record has strings and
-dictionaries of its own, but records are never changed, so equal ones can be the same object. This
+`PodSharing` keeps equal parts of pod records in memory once. Each decoded record has its own
+strings and dictionaries, but records are never changed, so equal parts can be the same object. This
 saves more than half of the memory of a pod in the join, and a fifth in podwatch. A shared record is
 equal to the original.
 """
@@ -29,7 +29,7 @@ def is_older(record: WatchedRecord, than: WatchedRecord) -> bool:
     """Return whether a record is older than another of the same UID; `False` if undecidable.
 
     Kubernetes defines an order of resource versions only for decimal integers without leading
-    zeros. They may exceed 64 bits, so they are compared by length first.
+    zeros. Versions may exceed 64 bits, so they are compared by length first.
     """
     version, other = record.resource_version, than.resource_version
     for one in (version, other):
@@ -41,20 +41,20 @@ def is_older(record: WatchedRecord, than: WatchedRecord) -> bool:
 
 
 V = TypeVar("V")
-# A cache that is full is emptied: values in use are shared again as the next pods come, and names
-# made up by tenants cannot fill the memory.
+# A full cache is emptied: values in use are shared again by the next pods, and forged names cannot
+# fill the memory.
 MAX_SHARED: Final = 10_000
 """Maximum number of dictionaries of one kind that are remembered."""
 
 
 @lru_cache(maxsize=MAX_SHARED)
 def same(number: int | None) -> int | None:
-    """Return an equal number; the same object each time as long as it is remembered."""
+    """Return an equal number: the same object for equal numbers while the number is cached."""
     return number
 
 
 class Shared(Generic[V]):
-    """Keeps one dictionary for all equal ones."""
+    """Keeps one dictionary for all equal dictionaries, and limits their number."""
 
     def __init__(self, *, max_shared: int = MAX_SHARED) -> None:
         self._max_shared = max_shared
@@ -64,12 +64,12 @@ class Shared(Generic[V]):
         return len(self._known)
 
     def of(self, items: dict[str, V]) -> dict[str, V]:
-        """Return an equal dictionary; the same object each time as long as it is remembered."""
+        """Return an equal dictionary: the same object for equal dictionaries while it is cached."""
         known = self._known.get(tuple(items.items()))
         if known is not None:
             return known
-        # Labels may differ in every pod, as those of an indexed job do: then nothing can be shared,
-        # and without this limit the cache would grow with every pod that ever existed.
+        # Labels may differ in every pod, such as the labels of an indexed job. Then nothing can be
+        # shared, and without this limit the cache would grow with every pod that ever existed.
         if len(self._known) >= self._max_shared:
             self._known.clear()
         shared = {
@@ -91,9 +91,9 @@ class SharedRequests:
         return len(self._known)
 
     def of(self, request: ContainerRequest) -> ContainerRequest:
-        """Return an equal request; the same object each time as long as it is remembered."""
+        """Return an equal request: the same object for equal requests while it is cached."""
         if request.claims:
-            # A claim belongs to one pod or a few pods: there is nothing to share.
+            # A claim belongs to one pod or a few pods, so the request is not worth sharing.
             return request
         key = (*request.resources.items(), request.mps_active_thread_ratio)
         known = self._known.get(key)
@@ -105,7 +105,7 @@ class SharedRequests:
 
 
 class PodSharing:
-    """Makes the pod records read from the topic share their equal parts."""
+    """Makes pod records that were read from the topic share their equal parts."""
 
     def __init__(self, *, max_shared: int = MAX_SHARED) -> None:
         self._texts: Shared[str] = Shared(max_shared=max_shared)

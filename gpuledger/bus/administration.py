@@ -40,8 +40,8 @@ T = TypeVar("T")
 
 PAUSE_SECONDS: Final = 0.1
 _HIDDEN_ANSWERS: Final = 50
-"""Number of consecutive listings without a topic that has a configuration before it counts as
-hidden; a broker may not know a topic yet that was just created."""
+"""A topic counts as hidden if it has a configuration but is missing from this many consecutive
+listings. A single listing may lack a topic that was just created."""
 _NO_RIGHT: Final = frozenset(
     {TopicAuthorizationFailedError.errno, ClusterAuthorizationFailedError.errno}
 )
@@ -86,15 +86,15 @@ class KafkaAdmin:
         return len(cluster["brokers"])
 
     async def describe(self, topics: Sequence[str]) -> dict[str, FoundTopic]:
-        """Return the topics that exist; raise `RefusedError` if the user may not see one.
+        """Return the existing topics by name; raise `RefusedError` if the user may not see one.
 
         Without `Describe`, the brokers hide a topic as if it were absent, but they still return its
         configuration to a user with `DescribeConfigs`. Comparing both answers shows the missing
         permission.
         """
         partitions = await self._partitions()
-        # In this order, so that a topic created in between has a configuration but no partitions
-        # and is looked up again.
+        # Configurations are read after the partitions: a topic created in between then has a
+        # configuration but no partitions, and is looked up again.
         configs = await self._configs(topics, listed=partitions)
         for _ in range(_HIDDEN_ANSWERS):
             if configs.keys() <= partitions.keys():
@@ -128,12 +128,13 @@ class KafkaAdmin:
             # Kafka reports a cluster authorization error if the user may not create topics at all.
             if code in _NO_RIGHT:
                 raise self._refused("creating topics", [name], rights="Create")
-            # If another client created it in the meantime, the later check compares it.
+            # Another client may have created the topic in the meantime; `create_topics` then
+            # compares that topic with the topic table.
             if code not in (0, TopicAlreadyExistsError.errno):
                 raise TopicsError(f"{name} was not created: {message[0]}")
         names = [topic.name for topic in topics]
-        # Only the controller knows the topics at first; other brokers learn of them later and
-        # report until then that they do not exist.
+        # At first only the controller knows new topics; until the other brokers learn of them,
+        # these brokers report that the topics do not exist.
         async with self._connection.requesting("waiting for the topics that were created"):
             while len(await self.describe(names)) < len(names):  # noqa: ASYNC110  # brokers send no event
                 await asyncio.sleep(PAUSE_SECONDS)
@@ -203,8 +204,8 @@ class KafkaAdmin:
         )
 
     async def _repeated(self, doing: str, request: Callable[[], Awaitable[T]]) -> T:
-        # Not a `RetryingCaller`: the command takes seconds, has the connection's deadline and no
-        # check, and waits for brokers that elect a controller or learn of a topic.
+        # Without a `RetryingCaller`, because a command has no readiness check: it runs for seconds
+        # under the connection's deadline, while brokers elect a controller or learn of a topic.
         async with self._connection.requesting(doing):
             while True:
                 try:
@@ -243,9 +244,9 @@ class TopicLine:
     status: Status
     """`ok`, `created`, or the difference."""
     wanted: str = ""
-    """The topic table's values that differ; empty if none do."""
+    """The values from the topic table that the topic does not have; empty if none differ."""
     found: str = ""
-    """The brokers' values instead; empty if none differ."""
+    """The topic's values on the brokers; empty if none differ or the topic is missing."""
 
 
 async def create_topics(
@@ -255,11 +256,12 @@ async def create_topics(
     partitions: int | None = None,
     replication_factor: int | None = None,
 ) -> list[TopicLine]:
-    """Create the missing topics with one replica per broker, at most 3.
+    """Create the missing topics; return one line for each topic.
 
-    `topics` defaults to the topic table. In it, topics that are placed by node get `partitions`,
-    which defaults to the partition count of the samples topic. Raises `TopicsError` without
-    creating anything if an existing topic has a different number of partitions.
+    `topics` defaults to the topic table, whose topics that are placed by node get `partitions`.
+    `partitions` defaults to the partition count of the samples topic, `replication_factor` to the
+    number of brokers, at most 3. Raises `TopicsError` without creating anything if an existing
+    topic has a different number of partitions, and `RefusedError` if the user lacks a permission.
     """
     async with open_admin(KafkaConnection(settings)) as admin:
         try:
@@ -270,7 +272,7 @@ async def create_topics(
             raise RefusedError(
                 f"{error}, and Create if gpuledger has to create missing topics"
             ) from error
-        # Checked before anything is created: half of the topics would be harder to undo.
+        # Checked before anything is created, because some of the topics are harder to undo.
         refuse_other_partitions(before)
         missing = {line.topic for line in before if line.status == "missing"}
         if not missing:
@@ -304,7 +306,7 @@ async def check_topics(
     *,
     partitions: int | None = None,
 ) -> list[TopicLine]:
-    """Compare each topic with the topic table without changing anything.
+    """Compare each topic with the topic table without changes; return one line for each topic.
 
     Topics that are placed by node must have `partitions`, which defaults to the partition count of
     the samples topic.
@@ -333,7 +335,7 @@ def refuse_other_partitions(lines: Iterable[TopicLine]) -> None:
 
 
 def compare(topic: Topic, found: FoundTopic | None) -> TopicLine:
-    """Compare a wanted topic with the brokers' topic."""
+    """Return how the brokers' topic differs from the wanted one; `None` means it is missing."""
     if found is None:
         return TopicLine(
             topic=topic.name, status="missing", wanted=f"partitions={topic.partitions}"
@@ -345,7 +347,7 @@ def compare(topic: Topic, found: FoundTopic | None) -> TopicLine:
             wanted=f"partitions={topic.partitions}",
             found=f"partitions={found.partitions}",
         )
-    # With its actual replicas, not those it would get today: brokers may have been added since.
+    # Compared with its actual number of replicas, because brokers may have been added since.
     wanted = topic.config(replication_factor=found.replication_factor)
     other = [key for key, value in wanted.items() if found.config.get(key) != value]
     if not other:

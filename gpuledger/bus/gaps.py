@@ -2,8 +2,8 @@
 
 `Withheld` also measures for how long an open transaction has withheld existing records. A
 transaction that is never ended withholds all later records of its partition until the brokers abort
-it (`transaction.max.timeout.ms`, 15 minutes). The consumer cannot tell this from an empty partition
-by its polls, but each fetch response contains two offsets that show it.
+it (`transaction.max.timeout.ms`, 15 minutes). Polls return no records then, as for an empty
+partition, but each fetch response contains two offsets that show the difference.
 
 The consumers find the gaps, in `kafka_positions` and `memory_consumer`. A batch that exists but
 cannot be unpacked is not a gap here: consumers continue, and stages reject it.
@@ -79,7 +79,8 @@ def report_gap(gap: Gap, *, group: str) -> None:
 class ReportedGaps:
     """The gaps that a consumer has reported, so that it reports each only once.
 
-    A stage may seek back to the same offset, which its last transaction or its own table gives.
+    A stage may seek back to an offset from its last transaction or its own table, and so reach the
+    same gap again.
     """
 
     def __init__(self) -> None:
@@ -117,7 +118,7 @@ class GapCheck:
 
 
 def describe_gap(gap: Gap) -> str:
-    """Return a description of the gap as part of a sentence."""
+    """Return the gap's partition, offset, size, reason and times as part of a sentence."""
     topic, number = gap.partition
     times = f"{iso_time(gap.time_before_ms) or 'unknown'} to {iso_time(gap.time_after_ms) or 'now'}"
     missed = "an unknown number of records" if gap.missed is None else f"{gap.missed} offsets"
@@ -128,7 +129,7 @@ def describe_gap(gap: Gap) -> str:
 
 
 def known_time_ms(timestamp_ms: int) -> int | None:
-    """Return a record's timestamp, or `None` if it is invalid: brokers accept any past value.
+    """Return a record's timestamp, or `None` if it is invalid; brokers accept any past timestamp.
 
     A valid timestamp can be written as a date and fits in 64 bits as nanoseconds.
     """
@@ -171,8 +172,11 @@ class Withheld:
         self._withheld = withheld
 
     def seconds(self, topic: str | None = None) -> float:
-        """Return the longest time over all partitions or one topic's; 0 if none is withheld."""
-        # Copied because the thread or task that serves the metrics reads the gauge.
+        """Return the longest time for which records have been withheld; 0 if none are.
+
+        `topic` limits the result to the partitions of one topic.
+        """
+        # Copied, because the metrics may be served by another thread.
         begin_seconds = [
             seen_seconds
             for partition, (_, seen_seconds) in list(self._withheld.items())

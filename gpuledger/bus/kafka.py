@@ -64,7 +64,7 @@ class KafkaBus:
 
     @asynccontextmanager
     async def transactions(self, transactional_id: str) -> AsyncIterator[Transactions]:
-        """Open transactions under an id; entering connects, and fences the previous writer."""
+        """Open a writer with this id: entering connects, and fences the id's previous writer."""
         transactions = KafkaTransactions(self._connection, transactional_id)
         try:
             # Within `try`: a cancelled opening may already have taken the id.
@@ -113,7 +113,10 @@ class KafkaReader:
             await consumers.stop_consumer(client)
 
     async def spans(self, topic: str) -> Mapping[TopicPartition, Span]:
-        """Return each partition's kept span; raise `TopicsError` if the topic does not exist."""
+        """Return the available offsets of each partition.
+
+        Raises `TopicsError` if the topic does not exist.
+        """
         client = await self._opened()
         inner, servers = consumers.inner_client(client), self._connection.servers
         async with self._connection.requesting(f"looking up the offsets of {topic}"):
@@ -127,7 +130,7 @@ class KafkaReader:
         }
 
     async def topic_id(self, topic: str) -> str | None:
-        """Request the topic's id from the brokers and return it, or `None` if it has none."""
+        """Request the topic's id; return `None` if the topic has no id or does not exist."""
         client = await self._opened()
         async with self._connection.requesting(f"looking up the id of topic {topic}"):
             found = await fetch_topic_ids(consumers.inner_client(client), [topic])
@@ -136,7 +139,10 @@ class KafkaReader:
     async def offsets_at(
         self, partitions: Iterable[TopicPartition], timestamp_ms: int
     ) -> Mapping[TopicPartition, int]:
-        """Return, for each partition, the first offset whose record is not older than that time."""
+        """Return each partition's offset of the first record at or after `timestamp_ms`.
+
+        If all records of a partition are older, its end offset is returned.
+        """
         wanted = {named(partition): timestamp_ms for partition in partitions}
         client = await self._opened()
         async with self._connection.requesting("looking up offsets by time"):
@@ -170,7 +176,7 @@ class KafkaReader:
             # Unlike a count of records, the position skips transaction markers and compacted
             # offsets.
             before, position = position, await client.position(its_name)
-            # An unreadable batch may extend beyond the span: its first offset counts.
+            # An unreadable batch that begins in the span is yielded, even if it ends beyond it.
             if wanted := [record for record in records if record.first_offset < span.end]:
                 yield wanted
             # The position shows progress; a span may end in transaction markers, without records.

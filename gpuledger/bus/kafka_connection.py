@@ -53,7 +53,7 @@ _BEARER: Final = re.compile(r"(\bBearer )[^\s'\"]+")
 
 
 class KafkaCredentials:
-    """The current certificates and passwords."""
+    """The current certificates, passwords and tokens, which are read again if files change."""
 
     _context: ssl.SSLContext
     _token_context: ssl.SSLContext
@@ -120,7 +120,7 @@ class KafkaCredentials:
         return self._token_context
 
     def note_sent(self, secret: str) -> None:
-        """Add a secret to those that are masked in broker messages."""
+        """Mask this secret in broker messages; only the newest eight secrets are masked."""
         recent = dict.fromkeys((secret, *self.sent.secrets))
         self.sent = BasicCredentials(tuple(filter(None, recent))[:_MAX_RECENT])
 
@@ -148,7 +148,7 @@ class KafkaCredentials:
 
 
 class CurrentContext(ssl.SSLContext):
-    """A TLS context that delegates each new connection to the then current context."""
+    """A TLS context that starts each new connection with the context that is current by then."""
 
     _current: Callable[[], ssl.SSLContext]
 
@@ -165,7 +165,7 @@ class CurrentContext(ssl.SSLContext):
 
 
 class CurrentPassword(str):
-    """A password that encodes to the then current password; its own text is a mask."""
+    """A password whose `encode` returns the current password; its own text is a mask."""
 
     __slots__ = ("_current",)
     _current: Callable[[], str]
@@ -236,7 +236,7 @@ class KafkaConnection:
         self.settings = settings
         self.servers = settings.bootstrap_servers
         self.topic_ids: dict[str, Mapping[str, str | None]] = {}
-        """The topic ids of each group read here, which its commits carry as metadata."""
+        """By consumer group: the topic ids that the group's commits carry as metadata."""
         self._refusals = RefusedConnections(mask=self._mask)
         # Must precede the first client, because a client logs as soon as it connects.
         demote_logs()
@@ -244,7 +244,7 @@ class KafkaConnection:
         if readiness and settings.security_protocol != "PLAINTEXT":
             check = _check_of(readiness)
             self._credentials = KafkaCredentials(settings, check=check)
-            # Also while nothing connects, so that an invalid new file shows before it is needed.
+            # Checked even if nothing connects, so that an invalid new file shows before its use.
             readiness.add_periodic(self._credentials.look, check=check)
             if settings.uses_tokens:
                 self._token_check = _token_check_of(readiness)
@@ -328,8 +328,8 @@ class KafkaConnection:
 
     @contextmanager
     def translating(self, doing: str) -> Iterator[None]:
-        """Translate aiokafka's errors into gpuledger's."""
-        # Earlier refusals belong to another outage and would blame the wrong setting.
+        """Convert aiokafka's errors to gpuledger's; their messages begin with `doing`."""
+        # Refusals before this call belong to another outage and may concern another setting.
         begin_seconds = time.monotonic()
         try:
             yield
@@ -358,8 +358,8 @@ class KafkaConnection:
         return name_refusals(self._refusals.of_last(seconds))
 
     async def describe(self, topic: str) -> TopicDescription:
-        """Look up a topic over a separate connection; raise `TopicsError` if it does not exist."""
-        # A client that has joined a group has older metadata.
+        """Return a topic's description; raise `TopicsError` if the topic does not exist."""
+        # With a new client, because a client that has joined a group has older metadata.
         client = AIOKafkaClient(**self.arguments)
         async with self.requesting(f"looking up the topic {topic}"):
             try:
@@ -416,8 +416,8 @@ async def count_partitions(
 async def _request_topics(client: AIOKafkaClient, topics: list[str]) -> Any:  # noqa: ANN401  # aiokafka is untyped
     """Return these topics' metadata from the first broker that answers.
 
-    Requested by name: a list of all topics omits those that the user may not see, as if they were
-    absent.
+    Topics are requested by name, because a list of all topics omits topics that the user may not
+    see, as if they were absent.
     """
     while not (nodes := [broker.nodeId for broker in client.cluster.brokers()]):
         # The metadata of a broker that has just started does not list the broker itself yet.

@@ -58,7 +58,7 @@ class KafkaConsumer:
         self._answered_at = 0.0
 
     async def close(self) -> None:
-        """Give up the partitions and leave the group, within a process's time to stop."""
+        """Give up the partitions and leave the group; skip a commit that takes too long."""
         try:
             async with asyncio.timeout(GIVE_UP_SECONDS):
                 await self._rebalances.give_up()
@@ -73,8 +73,8 @@ class KafkaConsumer:
                 await consumers.stop_consumer(client)
 
     async def poll(self, *, timeout_seconds: float, max_records: int) -> Polled:
-        """Wait for records; take part in a rebalance if one is due."""
-        # Yields to the event loop, or a busy consumer would keep every other task from running.
+        """Return records, or nothing after `timeout_seconds`; take part in a rebalance if due."""
+        # Lets other tasks run, which a busy consumer would otherwise prevent.
         await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_seconds
@@ -97,7 +97,7 @@ class KafkaConsumer:
         except NotAssignedError:
             return {}  # aiokafka started a rebalance first: the next poll takes part in it
         except (TopicsError, RefusedError):
-            # A client that has joined never checks topics and permissions again.
+            # A new client, because one that has joined never checks topics and permissions again.
             await self._retire(client)
             raise
         finally:
@@ -117,7 +117,10 @@ class KafkaConsumer:
             )
 
     async def committed(self, partition: TopicPartition) -> int | None:
-        """Return the committed offset, or `None`."""
+        """Return the partition's committed offset, or `None` if nothing is committed.
+
+        Raises `BusUnavailableError` if a pending transaction that may change it does not end.
+        """
         client = await self._opened()
         doing, is_pending = self._doing("reading the committed offset"), False
 
@@ -138,7 +141,10 @@ class KafkaConsumer:
             ) from error
 
     async def topic_id(self, topic: str) -> str | None:
-        """Request the topic's id from the brokers and return it, or `None` if it has none."""
+        """Request the topic's id from the brokers; return `None` if the topic has no id.
+
+        Raises `BusUnavailableError` if the topic does not exist.
+        """
         client = await self._opened()
         async with self._connection.requesting(self._doing("looking up the topic id")):
             found = await fetch_topic_ids(consumers.inner_client(client), [topic])
@@ -153,12 +159,12 @@ class KafkaConsumer:
         return self._rebalances.held
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Return no records from these partitions until they are resumed."""
+        """Make `poll` return no records of these partitions until they are resumed."""
         if self._client is not None:
             self._client.pause(*map(named, self._rebalances.held & set(partitions)))
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        """Return records from these partitions again."""
+        """Make `poll` return records of these partitions again."""
         if self._client is not None:
             self._client.resume(*map(named, self._rebalances.held & set(partitions)))
 
@@ -191,19 +197,19 @@ class KafkaConsumer:
         return {TopicPartition(*partition): offset for partition, offset in found.items()}
 
     def withheld_seconds(self) -> float:
-        """Return how long records have been withheld behind an open transaction."""
+        """Return how long an open transaction has withheld records; 0 if none does."""
         return self._withheld.seconds() if self._withheld else 0.0
 
     async def _fetch(
         self, client: AIOKafkaConsumer, *, deadline: float, max_records: int
     ) -> Polled:
-        """Return fetched records; nothing if the position had to be moved or set first."""
+        """Return fetched records; return nothing if the position had to be set first."""
         try:
             return await fetch(client, self._rebalances, deadline=deadline, max_records=max_records)
         except OffsetOutOfRangeError as error:
             await self._positions.skip_to_available(client, error)
         except NoOffsetForPartitionError as error:
-            # Raised between the assignment and our own seek, which may have happened since.
+            # aiokafka raises this before the start position is set, which may have happened since.
             (partition,) = error.args
             if consumers.position_or_none(client, partition) is None:
                 await self.seek(TopicPartition(*partition), 0)

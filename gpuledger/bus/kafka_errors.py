@@ -167,7 +167,7 @@ def _readable(refusal: str) -> str:
 
 LIBRARY: Final = "aiokafka"
 LOGGED: Final = (
-    # The error of a callback of ours, which no caller receives.
+    # An error in one of gpuledger's callbacks, which no caller receives.
     "User provided subscription listener %s for group %s failed on_partitions_revoked",
     "User provided listener %s for group %s failed on partition assignment: %s",
     # A hint for operators; aiokafka logs it for each connection.
@@ -181,8 +181,8 @@ REFUSED: Final = {
     "Unable connect to node with id %s: %s": "node %s",
     "Unable to request metadata from node with id %s: %r": "node %s",
 }
-"""Log lines whose last argument is why a connection failed, with a format for the arguments before
-it, which name the broker."""
+"""Log lines about failed connections, each with a format for the broker's name. A line's last
+argument is the reason; the arguments before it name the broker."""
 MAX_BROKERS: Final = 16
 """Maximum number of brokers whose reason is kept."""
 QUIET_SECONDS: Final = 3600.0
@@ -227,7 +227,7 @@ _refusals: ContextVar[RefusedConnections | None] = ContextVar("refusals", defaul
 def remembering(refusals: RefusedConnections) -> Iterator[None]:
     """Collect the reasons why brokers refuse connections, instead of logging them.
 
-    Tasks that a client starts in this context keep collecting there after it has ended.
+    Tasks that a client starts in this context add their reasons even after the context has ended.
     """
     token = _refusals.set(refusals)
     try:
@@ -251,7 +251,7 @@ class Demotion:
             if not self._is_news(record.msg):
                 record.levelno = logging.DEBUG
                 record.levelname = logging.getLevelName(logging.DEBUG)
-        # Any line may contain a broker's text that quotes the password.
+        # Any log line may contain text from a broker that quotes the password.
         if refusals := _refusals.get():
             record.msg, record.args = refusals.mask(record.getMessage()), None
         return True

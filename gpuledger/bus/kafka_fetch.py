@@ -22,7 +22,7 @@ class Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka i
 
     def __init__(self, subscription: Subscription, *, begin: PartitionsCallback) -> None:
         self.held: Partitions = frozenset()
-        """The partitions that the stage knows it holds."""
+        """The partitions that the stage has taken up and not given up."""
         self.changed = asyncio.Event()
         """Set when `follow` has something to do."""
         self.has_joined = False
@@ -45,7 +45,7 @@ class Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka i
         await self._given_up.wait()
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        """Offer the partitions without waiting, because heartbeats start only after this."""
+        """Offer the partitions without waiting, because heartbeats start only afterwards."""
         self._offered = frozenset(TopicPartition(*partition) for partition in assigned)
         self.changed.set()
 
@@ -75,7 +75,7 @@ class Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka i
             self._given_up.set()
 
     async def end(self) -> None:
-        """Give up all partitions of a closed client, including those it offered last."""
+        """Give up all partitions of a closed client, and forget partitions not yet taken up."""
         self._offered = None
         self.has_joined = False
         await self.give_up()
@@ -90,17 +90,20 @@ async def fetch(
 ) -> Polled:
     """Return available records, or wait for some.
 
-    Returns nothing at the deadline or if a rebalance is due. Partitions take turns: a served
-    partition goes last, so that a backlog in one delays the others by at most one poll.
+    Returns nothing at the deadline, a time of the event loop, or if a rebalance is due. Partitions
+    take turns: after a partition was served, it goes last, so that a backlog in one partition
+    delays the others by at most one poll.
     """
     partitions = [named(partition) for partition in rebalances.held]
     raise_group_errors(client)
-    # Without a task if records are available, as under load: a task costs more than a small poll.
+    # Under load, records are available at once. Taking them without a task is cheaper: a task costs
+    # more than a small poll.
     if partitions and not rebalances.changed.is_set():
         try:
             async with asyncio.timeout(GRACE_SECONDS):
                 found = await client.getmany(*partitions, timeout_ms=0, max_records=max_records)
-        # During a rebalance `getmany` waits for its end, which in turn waits for our next poll.
+        # During a rebalance, `getmany` waits until it ends, and the rebalance waits for the next
+        # poll.
         except TimeoutError:
             return {}
         if found:
@@ -128,7 +131,7 @@ async def _first_of(
     client: AIOKafkaConsumer,
     seconds: float,
 ) -> Polled:
-    """Return the fetched records; nothing if the assignment changes or the time ends first."""
+    """Return the fetched records, or nothing if the assignment changes or time runs out first."""
     waiting = [changed] if fetching is None else [fetching, changed]
     try:
         await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -39,7 +39,8 @@ from gpuledger.bus.topic_ids import TopicIds
 TOPIC_CHECK_SECONDS: Final = 10.0
 """Interval at which the topic ids are requested during reading."""
 TOPIC_CHECK_TIMEOUT_SECONDS: Final = 2.0
-"""Timeout of that request; after it, nothing is assumed, and the next check asks again."""
+"""Timeout of the request for topic ids. After a timeout, the topics count as unchanged until the
+next check."""
 _IDENTITY: Final = "topic_id="
 
 
@@ -62,7 +63,7 @@ class Positions:
         self._connection = connection
         self._subscription = subscription
         self._topic_ids = TopicIds({})
-        """The ids at the last assignment, and those learned since."""
+        """The topic ids at the last assignment, and ids that became known since then."""
         self._last_read: dict[TopicPartition, _LastRead] = {}
         self._reported: set[tuple[TopicPartition, str | None]] = set()
         self._gaps = ReportedGaps()
@@ -75,14 +76,15 @@ class Positions:
     async def begin(self, client: AIOKafkaConsumer, partitions: Iterable[TopicPartition]) -> None:
         """Set newly assigned partitions to the group's committed offsets.
 
-        A partition starts at its beginning if the offset belongs to an earlier topic of the same
-        name, or if there is none.
+        A partition starts at its beginning if nothing is committed, or if the offset belongs to an
+        earlier topic of the same name.
         """
         wanted = list(partitions)
         async with self._connection.requesting("looking up the group's committed offsets"):
             self._topic_ids = TopicIds(await self._fetch_ids(client))
             committed = await committed_offsets(client, map(named, wanted))
-        # Before commits carry the new ids: the records read so far belong to the former ones.
+        # Reported before commits carry the new ids, because the records read so far belong to
+        # topics with the former ids.
         await self._report_read_of_other_topics()
         self._connection.topic_ids[self._subscription.group] = self._topic_ids.by_topic
         self._checked_at, self._absent_checks = asyncio.get_running_loop().time(), 0
@@ -119,9 +121,10 @@ class Positions:
         *,
         on_pending: Callable[[], None],
     ) -> int | None:
-        """Return the committed offset, unless it belongs to an earlier topic of the same name.
+        """Return the committed offset, or `None` if it belongs to an earlier topic of this name.
 
-        Calls `on_pending` while a transaction may still change it.
+        Also returns `None` if nothing is committed. Calls `on_pending` while a transaction may
+        still change the offset.
         """
         found = await stable_offsets(client, [named(partition)], on_pending=on_pending)
         offset, metadata = found.get(named(partition), (None, ""))
@@ -163,7 +166,7 @@ class Positions:
         for partition in sorted(held):
             if partition.topic in others:
                 last = self._last_read.get(partition)
-                # Still the former id: `update` records nothing if a topic was recreated.
+                # `by_topic` still has the former id: `update` keeps it if a topic was recreated.
                 await self._report_recreated(
                     partition,
                     consumers.position_or_none(client, named(partition)) or 0,
@@ -260,6 +263,6 @@ class Positions:
     ) -> int | None:
         at = named(partition)
         async with self._connection.requesting("looking up the time of the first record"):
-            # Finds the first record that is not older than the epoch.
+            # Timestamp 0 finds the first record, because all valid timestamps are at or after 0.
             found: Any = (await client.offsets_for_times({at: 0})).get(at)
         return None if found is None else known_time_ms(int(found.timestamp))

@@ -56,7 +56,7 @@ async def open_client(connection: KafkaConnection, **others: Any) -> AIOKafkaPro
 class KnownPartitions:
     """The partition counts of topics, cached.
 
-    They detect a missing topic at once; aiokafka would only report it by a timeout.
+    A missing topic is detected immediately; aiokafka would only report a timeout.
     """
 
     def __init__(self, connection: KafkaConnection) -> None:
@@ -89,9 +89,9 @@ class KnownPartitions:
     ) -> Mapping[TopicPartition, int]:
         """Return the result of `sending`; meanwhile check that the partitions still exist.
 
-        Raises `TopicsError` if one is deleted in the meantime, and `RefusedError` if the user may
-        no longer see it. Without this check, aiokafka would retry without limit and the error would
-        wrongly be a timeout.
+        Raises `TopicsError` if a topic is deleted in the meantime, and `RefusedError` if the user
+        may no longer see it. Without this check, aiokafka would retry without limit, and the caller
+        would only receive a timeout.
         """
         absent_checks = 0
         async with run_tasks(sending) as (task,):
@@ -107,14 +107,17 @@ class KnownPartitions:
     async def _absence(
         self, client: AIOKafkaProducer, partitions: Sequence[TopicPartition]
     ) -> TopicsError | RefusedError | None:
-        """Look up again; return the error, or `None` if all exist or the brokers do not answer."""
+        """Look up the topics again; return the error if one is missing or hidden.
+
+        Returns `None` if all partitions exist or the brokers do not answer.
+        """
         self.forget()
         try:
             await self.must_have(client, partitions)
         except (TopicsError, RefusedError) as error:
             return error
         except (KafkaError, OSError):
-            pass  # the sending itself succeeds or fails
+            pass  # during an outage, the result of sending is enough
         return None
 
     def forget(self) -> None:
@@ -163,7 +166,7 @@ def pack(client: AIOKafkaProducer, messages: Sequence[Message]) -> Iterator[Batc
             yield batch
             batch = client.create_batch()
             batch.append(timestamp=timestamp_ms, key=key, value=value)
-    # Closed, so that aiokafka adds nothing to it while it waits.
+    # Closed, so that aiokafka adds no other messages while the batch waits.
     batch.close()
     yield batch
 
@@ -283,8 +286,8 @@ class KafkaTransactions:
     async def close(self) -> None:
         """Cancel a commit in progress, abort the open transaction if possible, and close.
 
-        One after the other, because aborting during a commit puts the client into an undefined
-        state. If the commit was already requested, the brokers finish it and it is not aborted.
+        Aborting waits for the cancelled commit, because aborting during a commit puts the client
+        into an undefined state. If the commit was already requested, the brokers finish it.
         """
         client, self._client = self._client, None
         if client is None:
@@ -298,10 +301,11 @@ class KafkaTransactions:
     async def commit(
         self, messages: Batches, *, offsets: Mapping[TopicPartition, int], group: str
     ) -> Offsets:
-        """Publish and commit in one transaction.
+        """Publish messages and commit the group's offsets in one transaction.
 
-        Raises `TopicsError` and `MessageTooLargeError` before the transaction begins. After any
-        other failure its outcome is unknown, and the writer can only be closed.
+        Returns the offset after each partition's last message. Raises `TopicsError` or
+        `MessageTooLargeError` before the transaction begins. After any other error, the
+        transaction's outcome is unknown, and the writer can only be closed.
         """
         for partition, batch in messages.items():
             refuse_too_large(partition.topic, batch)
@@ -343,7 +347,7 @@ class KafkaTransactions:
         group: str,
     ) -> Offsets:
         """Begin, fill and commit a transaction; raise `TopicsError` before it begins."""
-        # With a missing topic the transaction would never end.
+        # Checked first, because a transaction with a missing topic would never end.
         async with self._connection.requesting("looking up topics", at_most_seconds=COMMIT_SECONDS):
             await self._partitions.must_have(client, list(messages))
         doing = f"committing a transaction of {self._id!r}"

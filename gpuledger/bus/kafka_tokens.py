@@ -69,8 +69,8 @@ class Login:
     def is_due(self, token: BearerToken, *, now_seconds: float) -> bool:
         """Return whether the connection should log in again with the token at this monotonic time.
 
-        It should if the token is new, or if the session is about to end before the token expires,
-        because of the brokers' `connections.max.reauth.ms`.
+        A login is due if the token is new, or if the session is about to end before the token
+        expires, which the brokers' `connections.max.reauth.ms` can cause.
         """
         passed_seconds = now_seconds - self.begin_seconds
         if passed_seconds < _MIN_LOGIN_SECONDS:
@@ -177,8 +177,8 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # as above
         try:
             await self._log_in(connection, token, is_again=True)
         except TimeoutError:
-            # A broker answers requests one after another, and some take half a minute. It closes
-            # the connection itself once the session has expired.
+            # A broker answers requests one after another, and some take half a minute. The broker
+            # closes the connection once the session has expired.
             self._logins.pop(connection, None)
         except (KafkaError, OSError):
             # Pending requests fail with a lost connection and are repeated over a new one.

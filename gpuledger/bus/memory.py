@@ -41,7 +41,7 @@ SESSION_TIMEOUT_SECONDS: Final = 30.0
 
 
 class MemoryBus:
-    """Topics, partitions and consumer groups in this process's memory.
+    """A bus whose topics, partitions and consumer groups are in this process's memory.
 
     A partition keeps its newest records, at most `max_partition_bytes` and `max_partition_records`.
     A compacted partition keeps the last record of each key. `topics` defaults to all of `Topics`.
@@ -97,7 +97,7 @@ class MemoryBus:
 
     @asynccontextmanager
     async def transactions(self, transactional_id: str) -> AsyncIterator[Transactions]:
-        """Open transactions under an id, and fence its previous writer."""
+        """Open a writer with this id, and fence the id's previous writer."""
         yield MemoryTransactions(
             transactional_id=transactional_id,
             owners=self._owners,
@@ -129,7 +129,7 @@ class MemoryBus:
         return [record for log in logs for record in log.read(0, max_records=log.end_offset)]
 
     def committed(self, group: str, partition: TopicPartition) -> int | None:
-        """Return a group's committed offset, or `None`."""
+        """Return a group's committed offset, or `None` if nothing is committed."""
         found = self._groups.get(group)
         return None if found is None else found.committed.get(partition)
 
@@ -168,11 +168,15 @@ class MemoryProducer:
         self._logs = logs
 
     async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> int | None:
-        """Publish the messages; raise `TopicsError` if the topic or partition does not exist."""
+        """Publish the messages; return the offset after the last one, `None` without messages.
+
+        Raises `TopicsError` if the topic or partition does not exist, or if a compacted topic gets
+        a message without a key, and `MessageTooLargeError`.
+        """
         log = check_batch(self._logs, TopicPartition(topic, partition), messages)
         log.append(messages)
         next_offset = log.end_offset if messages else None
-        # Yields to the event loop, or a busy publisher would keep every consumer from running.
+        # Lets consumers run, which a busy publisher would otherwise prevent.
         await asyncio.sleep(0)
         return next_offset
 
@@ -202,7 +206,7 @@ CommitOffsets = Callable[[str, Mapping[TopicPartition, int]], None]
 
 
 class MemoryTransactions:
-    """Commits transactions until another writer opens the same id."""
+    """A writer with a transactional id, until another writer opens the same id."""
 
     def __init__(
         self,
@@ -225,7 +229,11 @@ class MemoryTransactions:
         offsets: Mapping[TopicPartition, int],
         group: str,
     ) -> Mapping[TopicPartition, int]:
-        """Publish and commit atomically; raise `FencedError` if another writer opened the id."""
+        """Publish messages and commit the group's offsets atomically.
+
+        Returns the offset after each partition's last message. Raises `FencedError` if another
+        writer opened the id, `TopicsError` and `MessageTooLargeError`.
+        """
         # All checks come before the first append: if one fails, nothing becomes visible.
         checked = [
             (check_batch(self._logs, partition, batch), batch)
@@ -237,7 +245,7 @@ class MemoryTransactions:
             log.append(batch)
         self._commit_offsets(group, offsets)
         published = {log.partition: log.end_offset for log, batch in checked if batch}
-        # Yields to the event loop, or a busy publisher would keep every consumer from running.
+        # Lets consumers run, which a busy publisher would otherwise prevent.
         await asyncio.sleep(0)
         return published
 
@@ -252,7 +260,10 @@ class MemoryReader:
         self._logs = logs
 
     async def spans(self, topic: str) -> Mapping[TopicPartition, Span]:
-        """Return each partition's kept span; raise `TopicsError` if the topic does not exist."""
+        """Return the available offsets of each partition.
+
+        Raises `TopicsError` if the topic does not exist.
+        """
         found = {
             partition: Span(log.first_offset, log.end_offset)
             for partition, log in self._logs.items()
@@ -269,7 +280,10 @@ class MemoryReader:
     async def offsets_at(
         self, partitions: Iterable[TopicPartition], timestamp_ms: int
     ) -> Mapping[TopicPartition, int]:
-        """Return, for each partition, the first offset whose record is not older than that time."""
+        """Return each partition's offset of the first record at or after `timestamp_ms`.
+
+        If all records of a partition are older, its end offset is returned.
+        """
         return {
             partition: self._logs[partition].offset_at(timestamp_ms) for partition in partitions
         }
@@ -284,7 +298,7 @@ class MemoryReader:
             wanted = [record for record in records if record.offset < span.end]
             if not wanted:
                 return
-            # Yields to the event loop, or this loop would keep every other task from running.
+            # Lets other tasks run, which this loop would otherwise prevent.
             await asyncio.sleep(0)
             yield wanted
             position = records[-1].offset + 1

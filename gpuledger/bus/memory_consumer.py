@@ -33,7 +33,7 @@ class MemoryConsumer:
         self._reported = ReportedGaps()
         count_from_zero(subscription.topics, group=subscription.group)
         self._left: set[tuple[TopicPartition, str]] = set()
-        """Partitions moved to a recreated topic, with its id; their gap was already reported."""
+        """Partitions whose topic was recreated, with its new id; their gap was already reported."""
         self._turns: list[TopicPartition] = []
         self._paused: set[TopicPartition] = set()
         self._generation = 0
@@ -57,8 +57,8 @@ class MemoryConsumer:
     async def poll(
         self, *, timeout_seconds: float, max_records: int
     ) -> Mapping[TopicPartition, Sequence[Record]]:
-        """Wait for records; take part in a rebalance if one is due."""
-        # Yields to the event loop, or a busy consumer would keep every other task from running.
+        """Return records, or nothing after `timeout_seconds`; take part in a rebalance if due."""
+        # Lets other tasks run, which a busy consumer would otherwise prevent.
         await asyncio.sleep(0)
         deadline = asyncio.get_running_loop().time() + timeout_seconds
         while True:
@@ -78,7 +78,7 @@ class MemoryConsumer:
         self._group.commit(offsets)
 
     async def committed(self, partition: TopicPartition) -> int | None:
-        """Return the committed offset, or `None`."""
+        """Return the partition's committed offset, or `None` if nothing is committed."""
         return self._group.committed_of(partition, self._logs[partition].topic_id)
 
     async def topic_id(self, topic: str) -> str | None:
@@ -93,11 +93,11 @@ class MemoryConsumer:
         return frozenset(self._positions)
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Return no records from these partitions until they are resumed."""
+        """Make `poll` return no records of these partitions until they are resumed."""
         self._paused |= self.assignment() & set(partitions)
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        """Return records from these partitions again."""
+        """Make `poll` return records of these partitions again."""
         self._paused -= set(partitions)
         self._wake()
 
@@ -116,7 +116,10 @@ class MemoryConsumer:
     async def end_offsets(
         self, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, int]:
-        """Return the offsets that the next published records will get."""
+        """Return, for each partition, the offset that the next published record will get.
+
+        Raises `TopicsError` if a partition does not exist.
+        """
         wanted = list(partitions)
         for partition in wanted:
             if partition not in self._logs:
@@ -142,7 +145,7 @@ class MemoryConsumer:
                 f"another consumer took over the name {member.name!r} "
                 f"in the group {self._subscription.group!r}"
             )
-        # First, because the group waits for it.
+        # Done first, because the group waits until this member gives up its partitions.
         if self._group.must_give_up(member):
             await self._give_up()
             self._group.give_up(member)
@@ -187,8 +190,8 @@ class MemoryConsumer:
         for partition in self._turns:
             log, committed = self._logs[partition], self._group.committed.get(partition)
             valid = self._group.committed_of(partition, log.topic_id)
-            # The committed offset belongs to an earlier topic, whose remaining records are lost.
-            # Not reported again if this consumer has just moved from that topic to the new one.
+            # If the committed offset belongs to an earlier topic, that topic's remaining records
+            # are lost. The gap was already reported if this consumer read the earlier topic.
             if (
                 committed is not None
                 and valid is None
@@ -211,7 +214,7 @@ class MemoryConsumer:
             if position < log.expired_before:
                 self._add_gap(partition, position, log.expired_before, GapReason.RETENTION)
                 position = log.expired_before
-            # A position behind the end: the log was truncated, as after an unclean election.
+            # If the position is behind the end, the log was truncated, as by an unclean election.
             if position > log.end_offset:
                 self._add_gap(partition, position, log.first_offset, GapReason.TRUNCATED)
                 position = log.first_offset
@@ -231,7 +234,8 @@ class MemoryConsumer:
         self, partition: TopicPartition, first: int, next_offset: int, reason: GapReason
     ) -> None:
         kept = self._logs[partition].read(next_offset, max_records=1)
-        # The time of the new topic's first record does not bound the gap.
+        # If the topic was recreated, the time of the new topic's first record does not bound the
+        # gap.
         is_same_topic = reason is not GapReason.TOPIC_RECREATED
         gap = Gap(
             partition=partition,

@@ -56,7 +56,7 @@ class PartitionLog:
 
     @property
     def first_offset(self) -> int:
-        """The offset of the first kept record, or the end offset if there is none."""
+        """Return the offset of the first kept record, or the end offset if none is kept."""
         return self._records[0].offset if self._records else self.end_offset
 
     def append(self, messages: Sequence[Message]) -> None:
@@ -69,7 +69,7 @@ class PartitionLog:
             self._bytes += _size_bytes(record)
         self.end_offset += len(messages)
         if self.compacted:
-            # A compacted log is the current state itself, so it is never dropped by size.
+            # A compacted log holds the current state, so none of its records is dropped by size.
             if len(self._records) >= self._compact_at:
                 self.compact()
         elif len(self._records) > self._max_records or self._bytes > self._max_bytes:
@@ -80,13 +80,13 @@ class PartitionLog:
                 self._bytes -= _size_bytes(self._records[dropped])
                 dropped += 1
             del self._records[:dropped]
-            # A consumer positioned before this has missed records: its next poll reports a gap.
+            # A consumer whose position is before this offset reports a gap at its next poll.
             self.expired_before = self.first_offset
         for wake in self.readers:
             wake()
 
     def read(self, offset: int, *, max_records: int) -> list[Record]:
-        """Return the records from an offset on, or from the next record if it is in a hole."""
+        """Return at most `max_records` records, beginning with the first at or after `offset`."""
         start = bisect_left(self._records, offset, key=_offset)
         return self._records[start : start + max_records]
 
@@ -96,7 +96,7 @@ class PartitionLog:
         return found[0].offset if found else self.end_offset
 
     def offset_at(self, timestamp_ms: int) -> int:
-        """Return the offset of the first record that is not older than this, or the end offset."""
+        """Return the offset of the first record at or after this time, or the end offset."""
         return next(
             (record.offset for record in self._records if record.timestamp_ms >= timestamp_ms),
             self.end_offset,
@@ -109,7 +109,7 @@ class PartitionLog:
         self.expired_before = max(self.expired_before, min(offset, self.end_offset))
 
     def recreate(self, topic_id: str) -> None:
-        """Become an empty partition of a new topic with the same name."""
+        """Remove all records and start at offset 0, as in a new topic with the same name."""
         self._records.clear()
         self._bytes = self.end_offset = self.expired_before = self._tombstones_before = 0
         self.topic_id = topic_id
@@ -117,7 +117,7 @@ class PartitionLog:
             wake()
 
     def compact(self) -> None:
-        """Keep the last record of each key; the second compaction removes a tombstone."""
+        """Keep only the last record of each key; remove tombstones of an earlier compaction."""
         # Like Kafka's log cleaner, this considers only keys, not timestamps.
         last = {record.key: record.offset for record in self._records}
         self._records = [
@@ -158,7 +158,7 @@ class Member:
 
 
 class ConsumerGroup:
-    """Members that share their topics' partitions."""
+    """A consumer group: members that share their topics' partitions, and committed offsets."""
 
     def __init__(self, *, partitions: Mapping[str, int], session_timeout_seconds: float) -> None:
         self.committed: dict[TopicPartition, int] = {}
@@ -181,7 +181,7 @@ class ConsumerGroup:
                 self._committed_ids[partition] = identity
 
     def committed_of(self, partition: TopicPartition, topic_id: str) -> int | None:
-        """Return the committed offset, unless it belongs to an earlier topic of the same name."""
+        """Return the committed offset; `None` if it belongs to an earlier topic of this name."""
         if self._committed_ids.get(partition, topic_id) != topic_id:
             return None
         return self.committed.get(partition)
@@ -214,7 +214,7 @@ class ConsumerGroup:
             return member
         if returning.expiry is not None:
             returning.expiry.cancel()
-        # The previous member of this name notices at its next poll that it was replaced.
+        # The previous member with this name finds at its next poll that it was replaced.
         returning.wake()
         member.share, member.generation = returning.share, returning.generation
         member.ready = True

@@ -5,8 +5,8 @@ they choose. They consume by polling, with offsets, and decide themselves when a
 
 Any method may raise a `BusError`: the brokers are unavailable, a topic is missing or a permission
 is denied. The caller retries with a back-off. A call for a partition that is not assigned raises
-`NotAssignedError`; retrying it is useless before the next poll, because only `poll` assigns
-partitions. Consumers see no uncommitted or aborted records unless they ask for them.
+`NotAssignedError`; retrying the call is useless before the next poll, because only `poll` assigns
+partitions. By default, consumers receive no uncommitted or aborted records.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -136,11 +136,11 @@ GapCallback = Callable[[Gap], Awaitable[None]]
 
 
 async def ignore_partitions(partitions: frozenset[TopicPartition]) -> None:
-    """Do nothing on an assignment or a revocation: the default for both callbacks."""
+    """Do nothing; the default callback for an assignment or a revocation of partitions."""
 
 
 async def ignore_gap(gap: Gap) -> None:
-    """Do nothing about a gap: the default. Gaps are logged and counted anyway."""
+    """Do nothing; the default callback for a gap. Gaps are logged and counted anyway."""
 
 
 OTHER_STAGE: Final = (
@@ -150,7 +150,7 @@ OTHER_STAGE: Final = (
 
 
 class IsolationLevel(StrEnum):
-    """Which records a consumer receives; Kafka's own names."""
+    """Which records a consumer receives; names and values are Kafka's."""
 
     READ_COMMITTED = "read_committed"
     """Only committed records, and none behind a transaction that is still open."""
@@ -231,16 +231,16 @@ class Consumer(Protocol):
     async def poll(self, *, timeout_seconds: float, max_records: int) -> Polled:
         """Wait at most `timeout_seconds` for records; return at most `max_records`, possibly none.
 
-        A group without a committed offset starts at the beginning of a partition.
+        If the group has no committed offset for a partition, it starts at the beginning.
 
         Never raises `NotAssignedError`. Raises `TopicsError` if a subscribed topic does not exist;
         once it exists again, a later call rejoins the group.
         """
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Commit the offset of each partition's next record.
+        """Commit offsets; each is the offset of the next record to read in its partition.
 
-        Raises `NotAssignedError`.
+        Raises `NotAssignedError` if a partition is not assigned.
         """
 
     async def committed(self, partition: TopicPartition) -> int | None:
@@ -260,22 +260,22 @@ class Consumer(Protocol):
         """Return the partitions that are currently assigned."""
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Return no records from these partitions until they are resumed."""
+        """Make `poll` return no records of these partitions until they are resumed."""
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        """Return records from these partitions again, starting at the paused position."""
+        """Make `poll` return records of these partitions again, from the paused position on."""
 
     async def seek(self, partition: TopicPartition, offset: int) -> None:
         """Continue reading at this offset, or at the first kept record if that is later.
 
         Offset 0 means the current beginning: records that were already removed are not a gap.
-        Raises `NotAssignedError`.
+        Raises `NotAssignedError` if the partition is not assigned.
         """
 
     async def position(self, partition: TopicPartition) -> int:
         """Return the offset of the next record to poll, past any offsets removed by compaction.
 
-        Raises `NotAssignedError`.
+        Raises `NotAssignedError` if the partition is not assigned.
         """
 
     async def end_offsets(
@@ -284,10 +284,10 @@ class Consumer(Protocol):
         """Return, for each partition, the offset after the last record that can be read now."""
 
     def withheld_seconds(self) -> float:
-        """Return how long existing records have been withheld behind an open transaction.
+        """Return for how long an open transaction has withheld existing records, in seconds.
 
-        The longest time of all partitions; 0 if no records are withheld, and always 0 with
-        `READ_UNCOMMITTED`.
+        The time is the longest of all partitions. It is 0 if no records are withheld, and always 0
+        with `READ_UNCOMMITTED`.
         """
 
 
@@ -301,8 +301,8 @@ class Span(NamedTuple):
 class HistoryReader(Protocol):
     """Reads the committed records of any partition of any topic, one partition at a time.
 
-    It neither joins a group nor commits offsets, so it does not affect any consumer. Any method
-    may raise `BusUnavailableError`.
+    A reader neither joins a group nor commits offsets, so it does not affect any consumer. Any
+    method may raise `BusUnavailableError`.
     """
 
     async def spans(self, topic: str) -> Mapping[TopicPartition, Span]:
@@ -313,19 +313,19 @@ class HistoryReader(Protocol):
         """
 
     async def topic_id(self, topic: str) -> str | None:
-        """Request an existing topic's id and return it, or `None` if it has none."""
+        """Request an existing topic's id; return `None` if the topic has no id."""
 
     async def offsets_at(
         self, partitions: Iterable[TopicPartition], timestamp_ms: int
     ) -> Mapping[TopicPartition, int]:
-        """Return, for each partition, the first offset whose record is not older than that time.
+        """Return each partition's offset of the first record at or after `timestamp_ms`.
 
-        Every record before it is older; records after it may be older too. If all records are
-        older, it is the partition's end.
+        Every record before that offset is older; records after it may be older too. If all records
+        of a partition are older, its end offset is returned.
         """
 
     def read(self, partition: TopicPartition, span: Span) -> AsyncGenerator[Sequence[Record], None]:
-        """Yield the records of a span in order and in batches; only one call at a time."""
+        """Yield the records of a span in order and in batches; do not run two calls at once."""
 
 
 class Bus(Protocol):
@@ -345,7 +345,7 @@ class Bus(Protocol):
         """Open a producer; leaving the context flushes and closes it."""
 
     def transactions(self, transactional_id: str) -> AbstractAsyncContextManager[Transactions]:
-        """Open transactions under an id; only the last writer to open an id may use it.
+        """Open a writer with this id; only the writer that opened the id last may use it.
 
         Entering the context fences the previous writer and ends any transaction that it left open.
         From then on, only the new writer changes the group's committed offsets. Entering raises

@@ -9,7 +9,7 @@ Found = Mapping[str, str | None]
 
 
 class TopicIds:
-    """The topic ids known when the partitions were assigned, and those learned since.
+    """The topic ids known when the partitions were assigned, and ids that became known since then.
 
     Brokers before Kafka 2.8 do not report topic ids, and some topics have none. A topic with an
     unknown id counts as unchanged. Its id is recorded when it becomes known, for example after the
@@ -17,7 +17,7 @@ class TopicIds:
     """
 
     def __init__(self, found: Found | None) -> None:
-        """Start with the brokers' answer; `None` if they do not report topic ids."""
+        """Start with the ids that the brokers reported; `None` if they do not report topic ids."""
         self.by_topic: dict[str, str | None] = dict(found or {})
         self._could_query = found is not None
 
@@ -36,7 +36,7 @@ class TopicIds:
                 else self._could_query
             )
         )
-        # After a change the client is reopened and starts with the ids that it finds then.
+        # If a topic was recreated, the client is reopened and reads all ids again.
         if not others:
             self.by_topic |= {
                 topic: own or self.by_topic.get(topic) for topic, own in found.items()

@@ -43,17 +43,17 @@ class TransactionalWriters:
         await self.close([*self._open, *self._opening])
 
     def __contains__(self, number: int) -> bool:
-        """Return whether the partition has a writer."""
+        """Return whether the partition with this number has an open writer."""
         return number in self._open
 
     async def open(self, numbers: Iterable[int]) -> None:
-        """Take over the partitions; from then on, only we change their committed offsets.
+        """Take over the partitions; afterwards, only these writers change their committed offsets.
 
         A partition that is closed in the meantime ends up without a writer. Raises
         `BusUnavailableError` if a partition could not be opened; the others are open.
         """
         wanted = list(numbers)
-        # Opening an id that we still have open would fence our own writer.
+        # Opening an id that is still open here would fence this worker's own writer.
         await self.close(wanted)
         opening = {number: asyncio.create_task(self._enter(number)) for number in wanted}
         self._opening |= opening
@@ -120,8 +120,8 @@ def pause_seconds_after(
 ) -> float:
     """Return how long to wait before reopening partitions whose commits failed.
 
-    At least `fenced_seconds` if a writer was fenced: reopening a partition before the group has
-    assigned it would fence its rightful owner.
+    Returns at least `fenced_seconds` if a writer was fenced: reopening a partition before the group
+    has assigned it would fence the partition's rightful owner.
     """
     if any(isinstance(error, FencedError) for error in undone):
         return max(backoff_seconds, fenced_seconds)

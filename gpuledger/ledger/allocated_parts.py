@@ -4,15 +4,16 @@ The kubelet reports the devices that it has allocated to each container (`Device
 allocation identifies rows of the tick in exactly one of three ways:
 
 - a whole GPU, by its UUID without a GPU instance: the GPU's own row;
-- a MIG instance by its UUID, in the device's id: the row with that UUID, so only the compute
-  instance that is meant among those of its GPU instance;
+- a MIG instance by its UUID, in the device's id: the row with that UUID, which is only one of the
+  compute instances of its GPU instance;
 - a MIG instance by its number on its GPU, with older drivers and GKE's plugin: the rows of all
   compute instances of that GPU instance.
 
 `devices_named_by` and `device_of` implement this rule for two callers with different needs:
 
-- The join (`find_allocated_parts`) needs each one's part of a device, and with it the allocation of
-  the idle part. Several containers may share a device as replicas or pieces of memory.
+- The join (`find_allocated_parts`) needs each container's part of a device, which also determines
+  to whom the idle part is allocated. Several containers may share a device as replicas or pieces of
+  memory.
 - The agent's HTTP endpoint (`exclusive_container`) needs the container that has all of a device,
   because dcgm-exporter's labels name one container. A replica is never all of the device, even if
   no other replica is allocated.
@@ -23,8 +24,8 @@ kubelet reports names of pods, a cgroup has UIDs, and one tick cannot match them
 A container's part of a device is a fraction of whole numbers and does not depend on use:
 
 - a whole GPU or instance is 1;
-- for replicas: its number of replicas over all that the kubelet has (`device_replicas`), or if
-  unknown over all that are allocated;
+- for replicas: its number of replicas divided by the number that the kubelet has
+  (`device_replicas`), or if that is unknown, by the number of allocated replicas;
 - for pieces of memory and of cores: the greater of the two parts. Pieces of memory are relative to
   the pieces of the device, pieces of cores to 100. A plugin divides a GPU's memory into pieces of a
   unit, such as GiB or MiB, that no id contains. The kubelet's own count therefore gives the number
@@ -33,11 +34,12 @@ A container's part of a device is a fraction of whole numbers and does not depen
   containers;
 - a claim with admin access is 0, because it leaves the device to its other users.
 
-The rest up to 1 is not allocated. If the parts exceed 1, each one is relative to their sum.
+The rest up to 1 is not allocated. If the parts exceed 1, each part is relative to their sum.
 
 A scheduler such as Slurm allocates a whole GPU or instance to a job (`JobAllocation`); several jobs
-on a device have equal parts of 1. They follow the containers, sorted by id. If a device is
-allocated both to a job and to a container, both count, and each part is relative to the sum.
+on a device have equal parts of 1. In the list of parts, jobs follow the containers, sorted by id.
+If a device is allocated both to a job and to a container, both count, and each part is relative to
+the sum.
 
 A partitioned GPU runs nothing outside its instances. Its own row, the slices without an instance,
 therefore counts as not allocated; and an allocation of the whole GPU covers the instances that are
@@ -111,13 +113,13 @@ def device_of(allocation: DeviceAllocation) -> DeviceKey:
     if allocation.gpu_instance is None:
         return allocation.gpu_uuid, None
     named = allocation.device_id.partition("::")[0]
-    # Older drivers and GKE have no UUID there; then the number identifies it.
+    # With older drivers and on GKE, the device id has no UUID, so the number identifies it.
     is_uuid = _INSTANCE_UUID.fullmatch(named)
     return allocation.gpu_uuid, named if is_uuid else allocation.gpu_instance
 
 
 def devices_named_by(reading: GpuReading) -> Sequence[DeviceKey]:
-    """Return the keys of a tick's row: for an instance, by its UUID and by its number."""
+    """Return the keys by which allocations name a row's device: an instance may have two keys."""
     gpu = reading.parent_uuid
     if gpu is None:
         return ((reading.uuid, None),)
@@ -135,7 +137,7 @@ def exclusive_container(
     for allocation in allocations:
         if allocation.admin_access or device_of(allocation) not in devices:
             continue
-        # Regardless of the other allocations: a share is not the whole, even as the only one.
+        # A replica is never the whole device, even if it is the only allocated one.
         if allocation.replica is not None:
             return None
         candidates.add(
@@ -145,7 +147,10 @@ def exclusive_container(
 
 
 def allocated_containers(allocations: Iterable[DeviceAllocation]) -> list[AllocatedContainer]:
-    """Return the containers with an allocation, sorted by name; entries use these positions."""
+    """Return the containers with an allocation, sorted by name; entries refer to them by position.
+
+    Claims with admin access do not count.
+    """
     return sorted(
         {
             AllocatedContainer(allocation.namespace, allocation.pod, allocation.container)
@@ -158,15 +163,15 @@ def allocated_containers(allocations: Iterable[DeviceAllocation]) -> list[Alloca
 def find_allocated_parts(sample: NodeSample) -> Sequence[AllocatedParts]:
     """Return, for each row of the tick, the parts of containers and jobs, and the rest.
 
-    Raises `TooManyEntriesError` if that exceeds a message: the kubelet may allocate every compute
-    instance of a GPU instance to every container.
+    Raises `TooManyEntriesError` if there are more than `MAX_ENTRIES` parts: the kubelet may
+    allocate every compute instance of a GPU instance to every container.
     """
     allocated = _allocated_to_containers(sample)
     return _with_jobs(allocated, sample) if sample.job_allocations else allocated
 
 
 def jobs_by_device(allocations: Iterable[JobAllocation]) -> dict[DeviceKey, list[str]]:
-    """Return the jobs to which each device is allocated, sorted, each once."""
+    """Return the jobs to which each device is allocated, sorted and without duplicates."""
     found: dict[DeviceKey, set[str]] = {}
     for allocation in allocations:
         device = allocation.gpu_uuid, allocation.gpu_instance
@@ -177,10 +182,10 @@ def jobs_by_device(allocations: Iterable[JobAllocation]) -> dict[DeviceKey, list
 def jobs_of(
     reading: GpuReading, jobs: Mapping[DeviceKey, Sequence[str]], *, is_allocated: bool = False
 ) -> Sequence[str]:
-    """Return the jobs of a device: its own, or else those of the whole GPU.
+    """Return the jobs to which a device is allocated, or else the jobs of the whole GPU.
 
-    `is_allocated`: the device is allocated to containers, so the whole GPU's jobs have only the
-    other devices.
+    If the device is allocated to containers (`is_allocated`), the jobs of the whole GPU have only
+    the GPU's other devices.
     """
     own = [job for key in devices_named_by(reading) for job in jobs.get(key, ())]
     if own or reading.parent_uuid is None or is_allocated:
@@ -224,7 +229,7 @@ def _allocated_to_containers(sample: NodeSample) -> Sequence[AllocatedParts]:
     if len(whole) == len(sample.allocations) and cut == {None}:
         names = sorted(set(whole.values()))
         positions = {name: position for position, name in enumerate(names)}
-        # The common case, in a quarter of the time: each GPU is one container's as a whole.
+        # Fast path for the common case, a quarter of the time: all allocations are for whole GPUs.
         all_of = list(map(_whole_of, range(len(names))))
         parts = {uuid: all_of[positions[name]] for uuid, name in whole.items()}
         return [parts.get(reading.uuid, UNALLOCATED_PARTS) for reading in sample.gpus]
@@ -243,7 +248,7 @@ def _allocated_to_containers(sample: NodeSample) -> Sequence[AllocatedParts]:
         if not of_row and gpu is not None and (gpu, None) in devices:
             of_row = [devices[gpu, None]]
         allocated = _allocated_parts(reading, of_row, allocations, positions)
-        # Bounds the total cost: many resource names times many rows.
+        # Limits the total cost, which grows with the number of resource names times rows.
         left -= max(len(allocated.parts), *(len(device.pieces or ()) for device in of_row), 0)
         if left < 0:
             raise TooManyEntriesError(f"idle has more than {MAX_ENTRIES} holders")
@@ -254,8 +259,8 @@ def _allocated_to_containers(sample: NodeSample) -> Sequence[AllocatedParts]:
 def _whole_gpus(allocations: Iterable[DeviceAllocation]) -> dict[str, _Name]:
     """Return the container of each GPU that is allocated as a whole, by the GPU's UUID.
 
-    Has fewer items than the allocations if one of them is for a part, has admin access, or is for
-    the same GPU as another one.
+    The result has fewer items than `allocations` if an allocation is for a part of a GPU, has admin
+    access, or is for the same GPU as another allocation.
     """
     return {
         allocation.gpu_uuid: (allocation.namespace, allocation.pod, allocation.container)
@@ -278,11 +283,11 @@ class _Piece(NamedTuple):
     container: AllocatedContainer
     resource_name: str
     number: int
-    """Number of the kubelet's devices that it has there."""
+    """Number of the kubelet's devices in this allocation."""
     sharers: int
-    """Number of containers that share each of them."""
+    """Number of containers that share each of these devices."""
     is_whole: bool
-    """Whether each of them is the whole device."""
+    """Whether each of these devices is the whole GPU or instance."""
 
 
 class _Device:
@@ -302,7 +307,7 @@ class _Device:
 
 
 def _devices_of(allocations: Sequence[DeviceAllocation]) -> _Devices:
-    """Return the allocations by their device: a GPU, or an instance of one."""
+    """Return the allocations by their device: a GPU or a MIG instance."""
     devices: _Devices = {}
     for index, allocation in enumerate(allocations):
         device = devices.get(key := device_of(allocation))
@@ -328,7 +333,8 @@ def _allocated_parts(
             container = AllocatedContainer(allocated.namespace, allocated.pod, allocated.container)
             return _whole_of(positions[container])
     parts: list[tuple[_Piece, int]] = []
-    # By UUID and by number: no kubelet mixes them, but anybody may write such a tick.
+    # Several devices if allocations name an instance by UUID and by number. No kubelet mixes these,
+    # but a forged tick may.
     for device in devices:
         if device.pieces is None:
             _gather_pieces(device, allocations)
@@ -363,7 +369,7 @@ def _normalised(
     allocated: dict[AllocatedContainer, int] = {}
     for (container, _), part in by_resource.items():
         allocated[container] = max(allocated.get(container, 0), part)
-    # Sorted by name, never by the order in the kubelet's answer.
+    # Sorted by name, so that the result does not depend on the order in the kubelet's answer.
     found: list[Part] = [
         (positions[container], allocated[container]) for container in sorted(allocated)
     ]
@@ -375,7 +381,7 @@ def _normalised(
 
 def _gather_pieces(device: _Device, allocations: Sequence[DeviceAllocation]) -> None:
     """Set each container's pieces of a device, and its numbers of replicas."""
-    # For each claim its pods, and the containers of each pod.
+    # By claim and pod: the containers that share the claim.
     claims: dict[str, dict[tuple[str, str], set[str]]] = {}
     ids: dict[str, set[str]] = {}
     numbers: dict[tuple[AllocatedContainer, str, str | None, bool], set[str]] = {}

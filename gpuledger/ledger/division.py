@@ -1,14 +1,14 @@
 """Divides whole numbers so that the parts add up exactly to the whole; the basis of all booking.
 
 Each part is its exact share, rounded up or down. First all shares are rounded down; the remaining
-units then go, one each, to the parts that lost most by that (the largest remainder method). If
+units then go, one each, to the parts that lost most by rounding (the largest remainder method). If
 remainders are equal, the first one gets the unit. Callers must therefore order the weights by
 their owners, never by the order in which they arrived. Everything is a whole number except the
 ratio that `parts_per_million` converts.
 
 When compiled, the same function uses C numbers of 128 bits if all products fit, otherwise Python's
-(`division.pxd`, ADR 019). Hot code keeps the weights in objects with C fields (`Portion`), so that
-no number is boxed between a weight and its part.
+numbers (`division.pxd`, ADR 019). Hot code keeps the weights in objects with C fields (`Portion`),
+so that no Python number is created between a weight and its part.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Portion:
         self.weight = 0
         """The weight by which the whole is divided: less than 63 bits."""
         self.part = 0
-        """Its part of the last divided whole."""
+        """The part of the last divided whole that this share received."""
 
 
 def parts_per_million(ratio: float) -> int:
@@ -43,7 +43,7 @@ def parts_per_million(ratio: float) -> int:
 def part_of(total: int, numerator: int, denominator: int) -> int:
     """Return total x numerator / denominator to the nearest whole number, halves rounded up."""
     amount, size, scale = total, numerator, denominator
-    # One more for each factor: a number that is multiplied by zero must fit, too.
+    # One is added to each factor, because a number that is multiplied by zero must also fit.
     if (size + 1) * (amount + 1) < MAX_PRODUCT and scale < MAX_PRODUCT and amount < _MAX_TOTAL:
         small_total, small_numerator, small_denominator = total, numerator, denominator
         return nearest(small_total, small_numerator, small_denominator)
@@ -51,7 +51,7 @@ def part_of(total: int, numerator: int, denominator: int) -> int:
 
 
 def nearest(total: int, numerator: int, denominator: int) -> int:
-    """Return `part_of` of these numbers, whose products must fit into their own type."""
+    """Return the same result as `part_of`; the numbers' products must fit into their type."""
     return (2 * numerator * total + denominator) // (2 * denominator)
 
 
@@ -90,7 +90,7 @@ def _divide(total: int, weights: Sequence[int], numerator: int, denominator: int
         parts[first] += 1
     elif left:
         remainders = [numerator * weight % denominator for weight in weights]
-        # Sorting is stable, also in reverse: of equal remainders the first one stays first.
+        # Sorting is stable even in reverse, so the first of equal remainders stays first.
         by_remainder = sorted(range(len(parts)), key=remainders.__getitem__, reverse=True)
         for index in by_remainder[:left]:
             parts[index] += 1
@@ -113,7 +113,7 @@ def share_out(total: int, shares: Sequence[Portion], numerator: int, denominator
     while left > 0:
         first, max_lost = shares[0], 0
         for share in shares:
-            # Negative once it has been given a unit.
+            # Negative once the share has received a unit.
             lost = numerator * share.weight - denominator * share.part
             if lost > max_lost:
                 first, max_lost = share, lost

@@ -40,10 +40,10 @@ _encode_described: Final = msgspec.json.Encoder().encode
 
 
 def digest_of_described(event: GpuEvent) -> bytes:
-    """Return a digest that is equal for events with the same pods, allocations and so on.
+    """Return a digest of the descriptions in an event: pods, containers, allocations and so on.
 
-    A reader of a node's consecutive events remembers these 32 bytes instead of the description,
-    which has as many kilobytes, most of them not in any label. Computing the digest takes as long
+    A reader of a node's consecutive events remembers these 32 bytes instead of the descriptions,
+    which have as many kilobytes, most of them not in any label. Computing the digest takes as long
     as comparing descriptions.
     """
     return hashlib.sha256(_encode_described(_described(event))).digest()
@@ -51,7 +51,7 @@ def digest_of_described(event: GpuEvent) -> bytes:
 
 @lru_cache(maxsize=8192)
 def shared(value: H) -> H:
-    """Return one object for all equal values, for data that is remembered for many nodes."""
+    """Return the same object for equal values, to save memory in data on many nodes."""
     return value
 
 
@@ -95,7 +95,7 @@ NO_POD: Final = PodOfEntry()
 
 
 class PodIndex:
-    """Finds the pods of an entry: the one that used the GPU, and the one it is allocated to."""
+    """Finds an entry's pods: the pod that used the GPU, and the pod to which it is allocated."""
 
     def __init__(self, event: GpuEvent) -> None:
         self._event = event
@@ -154,7 +154,7 @@ class PodIndex:
 
 
 class DeviceSlices(NamedTuple):
-    """How much of its physical GPU a device is, in the slices used for partitioning."""
+    """The slices of a device and of its whole physical GPU; MIG partitions a GPU by slices."""
 
     compute_slices: int | None
     """Compute slices of this device only."""
@@ -170,7 +170,7 @@ UNKNOWN_SLICES: Final = DeviceSlices(None, None, None, None)
 
 
 def slices_of(books: GpuBooks) -> DeviceSlices:
-    """Return how much of its physical GPU the device of these books is."""
+    """Return the slices of the device of these books, and of its physical GPU."""
     reading = books.reading
     if reading.parent_uuid is None and not reading.mig_enabled and books.compute_slices is None:
         compute, memory = reading.compute_slices, reading.memory_slices

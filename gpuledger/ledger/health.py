@@ -394,7 +394,7 @@ def health_values(
 ) -> dict[SeriesGroup, SeriesValues] | None:
     """Remember the readings; return the values of all GPUs if they are due, otherwise `None`.
 
-    They are first due after one interval, when the health of all GPUs has been queried. Raises
+    The values are first due after `every_ns`, when the health of all GPUs has been queried. Raises
     `ValueError` if a record has more GPUs than a node can have.
     """
     now_ns = readings.time_ns
@@ -402,7 +402,7 @@ def health_values(
         raise ValueError(f"gpus: too many: {len(readings.gpus)}; at most {MAX_GPUS} have health")
     for details in readings.gpus:
         _remember(details, known, now_ns)
-    # Start over if the clock was set back.
+    # Start a new interval if the node's clock was set back.
     if known.due_ns is None or known.due_ns - now_ns > every_ns:
         known.due_ns = now_ns + every_ns
     if now_ns < known.due_ns:
@@ -465,7 +465,7 @@ def _values_of(uuid: str, gpu: _GpuState) -> Iterator[tuple[SeriesGroup, SeriesV
 
 
 def throttle_reasons(bits: int) -> Iterator[tuple[str, bool]]:
-    """Yield each reason, and whether its bit is set."""
+    """Yield each throttle reason, and whether its bit is set; `other` is for unknown bits."""
     for bit, reason in THROTTLE_REASONS.items():
         yield reason, bool(bits & bit)
     yield OTHER, bool(bits & ~sum(THROTTLE_REASONS))
@@ -476,12 +476,12 @@ COUNTED_KINDS: Final = (*INCIDENT_KINDS, OTHER)
 
 
 def counted_kind(incident: Incident) -> str:
-    """Return the incident's value of the label `kind`."""
+    """Return the value of the label `kind`: the incident's kind, or `other` if it is unknown."""
     return incident.kind if incident.kind in INCIDENT_KINDS else OTHER
 
 
 def counted_xid(incident: Incident) -> str | None:
-    """Return the incident's value of the label `xid`; `None` if it is not an XID."""
+    """Return the value of the label `xid`; `None` if the incident is not an XID."""
     if incident.xid is None:
         return None
     return OTHER if find_xid(incident.xid).category == UNKNOWN else str(incident.xid)
@@ -491,8 +491,8 @@ def incident_hash(incident: Incident) -> str:
     """Return 16 hexadecimal digits that identify an incident of a node.
 
     No source reports the same thing twice, so two incidents with the same time, GPU, kind and code
-    differ by the driver's message. A state that existed when the agent started is reported again by
-    each start during the boot, at another time; it has the same hash.
+    differ by the driver's message. A state that existed when the agent started is reported again at
+    each start during the boot, with another time; its hash therefore does not include the time.
     """
     identity = (
         incident.boot_id,

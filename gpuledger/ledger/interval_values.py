@@ -1,18 +1,19 @@
 """Values of series over an interval of several ticks: means and maxima.
 
-Ticks are weighted by their length. A value of a device as a whole is averaged over the ticks that
-have one. Values booked on the users of a device are averaged over all ticks in which any user,
+Ticks are weighted by their length. A value of a whole device is averaged over the ticks that have
+the value. Values booked on the users of a device are averaged over all ticks in which any user,
 container or category, has a value: a user that is not in a tick counts as 0. The means of a
 device's users therefore add up to the device's mean, as they do in each tick.
 
-Descriptions are sent once for each interval in which the thing existed, with their last value. The
-bookings of a pod that ended during the interval can thus be joined to its owner.
+Series that describe a thing are sent once for each interval in which the thing existed, with their
+last labels and value. So the use of a pod that ended during the interval can be joined to its
+owner.
 
 Every node has an open interval at all times, and most of its ticks have the same groups with values
 of the same metrics. As long as they do, the sums are kept in columns, with one number per metric
 that has a value (`_AlikeTicks`). From the first tick that differs, each group has its own totals
-(`_Totals`), which take four times as much memory. The results are exactly the same, because values
-are added in the same order. Pure.
+(`_Totals`), which take four times as much memory. Both ways give exactly the same results, because
+they add values in the same order. Pure.
 """
 
 from array import array
@@ -39,7 +40,7 @@ def maximum_name(name: str) -> str:
 
 @cache
 def maxima_of(family: Family) -> Family:
-    """Return the family of maxima for a family's means; it may have no metrics."""
+    """Return the family with the maxima of a family's means; without means, it has no metrics."""
     return Family(
         labels=family.labels,
         metrics=tuple(
@@ -145,9 +146,9 @@ class _AlikeTicks:
         self._weighted = self._totals = array("d", bytes(8 * len(self._lasts)))
 
     def add(self, values: Mapping[SeriesGroup, SeriesValues], interval_ns: int) -> bool:
-        """Add the values of a tick; return False, and add nothing, if it differs."""
+        """Add the values of a tick; if the tick differs, add nothing and return false."""
         flat = [*chain.from_iterable(values.values())]
-        # These are mostly the same objects, which makes the comparison fast.
+        # Groups are mostly the same objects in each tick, which makes the comparison fast.
         if absent_in(flat) != self._absent or [*values] != self._groups:
             return False
         had = [value for value in flat if value is not None]
@@ -255,12 +256,12 @@ class IntervalValues:
         For groups that share a device, `covered_ns` is the total over all of them.
         """
         if self._alike is not None:
-            # A thing in one tick was in all of them, and its description did not change.
+            # All ticks have the same groups, so no description changed in the interval.
             yield from self._alike.totals()
         last = self._last_descriptions()
         for group, totals in self._groups.items():
             family = group.family
-            # A pod whose names became known must not be described twice.
+            # Only the last description counts: a pod whose names became known has two.
             if family.identity is not None and last[_thing(group)] != totals.tick:
                 continue
             of_metrics = [*map(totals.of, range(len(family.metrics)))]
@@ -273,7 +274,7 @@ class IntervalValues:
             yield group, of_metrics
 
     def _last_descriptions(self) -> Mapping[_Thing, int]:
-        """Return, for each thing, the last tick that described it."""
+        """Return, for each described thing, the number of the last tick that described it."""
         last: dict[_Thing, int] = {}
         for group, totals in self._groups.items():
             if group.family.identity is not None:

@@ -84,7 +84,7 @@ class Quantity:
 
 
 def _memory_bytes(readings: Sequence[GpuReading], _: int) -> int | None:
-    """Return a physical GPU's memory: its own, or its instances' if they have more.
+    """Return a physical GPU's memory in bytes, or the sum of its instances if that is larger.
 
     Compute instances of one GPU instance report the same memory, which counts once.
     """
@@ -227,16 +227,18 @@ _UNATTRIBUTED: Final = Category.UNATTRIBUTED
 
 
 def rates_of(reading: GpuReading) -> tuple[float | None, ...]:
-    """Return the share of the time of each apportioned quantity; `None` for a partitioned GPU."""
-    # Its instances have their own rows with their own counters.
+    """Return each apportioned quantity's share of the time, `None` if unknown.
+
+    For a partitioned GPU all shares are `None`, because its instances have their own counters.
+    """
     return _NO_RATES if reading.mig_enabled else _rates(reading)
 
 
 def apportion(books: GpuBooks, interval_ns: int) -> list[Amounts]:
     """Return each entry's part of the apportioned quantities in a tick, in the entries' order.
 
-    The amounts add up to the device's. Idle has none. If nothing was busy, or that is not known,
-    they go to the unattributed entry, or to the last entry if there is none.
+    The amounts add up to the device's amounts. Idle entries have none. If all busy times are 0 or
+    unknown, the amounts go to the unattributed entry, or without such an entry to the last one.
     """
     rates, entries = rates_of(books.reading), books.entries
     if rates == _NO_RATES or not entries:
@@ -281,7 +283,7 @@ class Imbalance(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """The difference, relative to the device's reading."""
+        """Return the absolute difference, relative to the device's reading."""
         return abs(self.booked - self.total) / max(self.total, 1)
 
 
@@ -290,13 +292,13 @@ def imbalances(books: Sequence[GpuBooks], interval_ns: int) -> Iterator[Imbalanc
 
     Takes as long as booking the tick.
     """
-    # A GPU's own row, followed by its instances' rows, which may also come without it.
+    # By physical GPU: its own row, if there is one, followed by its instances' rows.
     physical_gpus = {row.reading.uuid: [row] for row in books if row.reading.parent_uuid is None}
     for row in books:
         if row.reading.parent_uuid is not None:
             physical_gpus.setdefault(row.reading.parent_uuid, []).append(row)
     for rows in physical_gpus.values():
-        # A partitioned GPU has no time of its own, only its instances have.
+        # A partitioned GPU has no time of its own; only its instances have time.
         is_cut = len(rows) > 1 and rows[0].reading.parent_uuid is None
         own = rows[1:] if is_cut else rows
         amounts = {id(row): _amounts(row, interval_ns) for row in rows}

@@ -3,8 +3,8 @@
 `COLUMNS` is the table of its columns. The record of the topic `gpuledger.rows.v1` and the columns
 of the store's table `entries` are made from it, so that a column has the same name, type and
 meaning everywhere. To add a column, add one row to the table and, if the event does not have the
-value yet, its source in `gpuledger.ledger.entries`. The row's place is the place of the topic's
-field. Existing tables of the store get the column at the end, where it may be null.
+value yet, its source in `gpuledger.ledger.entries`. The topic's fields have the order of the table.
+Existing tables of the store get a new column at the end; its older rows are null.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -5,7 +5,7 @@ converted to base units only here, in the last step; all sums use whole numbers.
 
 Most events repeat the one before: the same containers on the same GPUs. A reader of a node's
 consecutive events keeps a `NodeGroups` for the node, so that the groups' labels are made once and
-stay the same objects from tick to tick. The values are the same with and without it. Pure.
+stay the same objects from tick to tick. The values are the same without a `NodeGroups`. Pure.
 """
 
 import re
@@ -64,7 +64,7 @@ SeriesValues = tuple[float | None, ...]
 
 
 def absent_in(values: Sequence[float | None]) -> bytes:
-    """Return one byte per value, 1 if it is absent, to compare which values ticks have."""
+    """Return one byte per value, 1 if it is absent; used to compare which values ticks have."""
     return bytes([value is None for value in values])
 
 
@@ -145,9 +145,9 @@ class _DeviceGroups:
 
 @dataclass(slots=True)
 class NodeGroups:
-    """The groups of a node's last event, for the next one.
+    """The series groups of a node's last event, kept to be reused for the next event.
 
-    Belongs to one `EventSeries` and one node; holds only one event's groups.
+    Each object belongs to one `EventSeries` and one node.
     """
 
     described: bytes | None = None
@@ -208,7 +208,7 @@ class EventSeries:
             values[device.device] = _of_row(books, memories)
             values[device.info] = _INFO
             values |= _methods_of(books, device)
-            # There are no averages over an empty interval, but the device's readings are valid.
+            # An interval of length 0 has no averages, but the device's readings are valid.
             if interval_ns > 0:
                 _add_users(values, books, device, interval_ns, divisors)
                 values |= _of_allocatees(books, device, interval_ns)
@@ -291,7 +291,10 @@ def _requests(event: GpuEvent) -> Iterator[tuple[tuple[str, ...], int]]:
 
 
 def _device_groups(books: GpuBooks, identity: tuple[Any, ...], pods: PodIndex) -> _DeviceGroups:
-    """Return the groups of a device; raise `ValueError` if an entry refers to nothing."""
+    """Return the groups of a device.
+
+    Raises `ValueError` if an entry refers to something that the event does not list.
+    """
     reading = books.reading
     gpu = DeviceLabels(
         gpu_uuid=reading.uuid, gpu_index=str(reading.index), model=shared(reading.model or "")
@@ -359,7 +362,7 @@ def _container_labels(user: PodOfEntry) -> ContainerLabels:
 
 
 def _methods_of(books: GpuBooks, device: _DeviceGroups) -> dict[SeriesGroup, SeriesValues]:
-    """Return the groups that tell how the entries' quantities were determined."""
+    """Return the info series with the methods by which the quantities were determined."""
     methods = (books.busy_method, books.memory_method, energy_method_of(books))
     if device.methods != methods:
         device.methods, uuid = methods, books.reading.uuid
@@ -417,7 +420,7 @@ def _of_allocatees(
     """Return the values of `ALLOCATION`'s metrics for each allocatee of the device."""
     allocated: dict[SeriesGroup, int] = {}
     for entry, group in zip(books.entries, device.allocatees, strict=True):
-        # Only idle entries have it.
+        # Only idle entries have allocated time.
         if group is not None and entry.allocated_ns is not None:
             allocated[group] = allocated.get(group, 0) + entry.allocated_ns
     slices = slices_of(books)
@@ -467,12 +470,12 @@ def _of_row(books: GpuBooks, memories: set[_Memory]) -> SeriesValues:
 
 
 def _of_instance(books: GpuBooks, memories: set[_Memory]) -> SeriesValues:
-    """Return the readings of an instance; adds its memory to `memories` and reports it once."""
+    """Return an instance's readings; its memory only if `memories` lacks it, which then gets it."""
     reading, gap_seconds = books.reading, _seconds(books.gap_ns)
     instance = reading.uuid if reading.gpu_instance is None else reading.gpu_instance
     memory = (reading.parent_uuid, instance)
-    # Compute instances of one GPU instance share its memory. Reported for each of them, a sum would
-    # count it several times.
+    # Compute instances of one GPU instance share its memory. It is reported for only one of them,
+    # because a sum would count it several times.
     if memory in memories or reading.memory_total_bytes is None:
         return reading.utilization_ratio, None, None, None, gap_seconds
     memories.add(memory)
@@ -489,5 +492,5 @@ _DEFAULT: Final = EventSeries()
 
 
 def values_of(event: GpuEvent) -> dict[SeriesGroup, SeriesValues]:
-    """Return the same as `EventSeries.values_of`, without configured labels."""
+    """Return the values of an event's series as `EventSeries.values_of`, without extra labels."""
     return _DEFAULT.values_of(event)

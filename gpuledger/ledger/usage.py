@@ -1,18 +1,18 @@
 """Increments of the usage counters in a tick: by device, category, container and job.
 
 The table of counters (`COUNTERS`) is made from the booked quantities; `used_in` yields by how much
-an event increases each one. A quantity that is a level over the tick, such as memory, is counted as
-the amount times the interval.
+an event increases each counter. A quantity that is a level over the tick, such as memory, is
+counted as the amount times the interval.
 
 All amounts are whole numbers. A series belongs to a device and a category, and to a pod's container
 by UID and name or to a job by its id; these labels never change while the series lives. If a
 container's names are not known yet, its use is not counted under other names. Instead it is yielded
 with the key by which its names can be found (`Unnamed`), and waits elsewhere.
 
-`unattributed` is gross: because a counter never falls, a late adjustment that moves busy time from
-it to a container is counted in a separate series. Idle time has no user; the container or job to
-which the device is allocated is counted as allocated. Pure; the series of a device add up exactly
-to its entries.
+The counter of `unattributed` never falls, even if a late adjustment moves busy time from it to a
+container; the moved time is counted in a separate series. Idle time has no user; the container or
+job to which the device is allocated is counted as allocated. Pure; the series of a device add up
+exactly to its entries.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -97,7 +97,7 @@ class CountedLabels(NamedTuple):
 
     @property
     def group(self) -> SeriesGroup:
-        """The group of the series with these labels."""
+        """Return the group of the counters with these labels."""
         return SeriesGroup(COUNTERS, self)
 
 
@@ -119,7 +119,10 @@ class User:
     """Set if names are missing."""
 
     def named(self, names: Mapping[str, CountedLabels]) -> "User":
-        """Return this user with its names, if they are among those given (from `names_in`)."""
+        """Return this user with its labels from `names`, or unchanged if `names` lacks them.
+
+        `names` comes from `names_in`.
+        """
         if self.unnamed is None or (labels := names.get(self.unnamed.ident)) is None:
             return self
         return User(labels._replace(gpu_uuid=self.unnamed.gpu_uuid))
@@ -190,7 +193,7 @@ def add_amounts(total: UsedAmounts, more: UsedAmounts) -> None:
 def used_in(
     event: GpuEvent, known: KnownUsers | None = None, *, described: bytes | None = None
 ) -> Iterator[Used]:
-    """Yield the increments of the counters by each entry of an event.
+    """Yield how much each entry of an event increases which counters.
 
     `known` belongs to the node's last event and is updated to this one; `described` is the event's
     `digest_of_described`, if the caller has it. Raises `ValueError` if an entry refers to something
@@ -227,7 +230,7 @@ def used_in(
         gpu_uuid = gpu_of(adjustment, event).reading.uuid
         for entry in adjustment.entries:
             adjusted: UsedAmounts = [*_NOTHING]
-            # A negative amount is busy time that the category had before.
+            # A negative amount is busy time that was counted on the category before.
             index = _BUSY_INDEX if (entry.busy_ns or 0) >= 0 else _SETTLED_INDEX
             adjusted[index] = abs(entry.busy_ns or 0)
             yield Used(owners.user_of(gpu_uuid, entry), adjusted)
@@ -236,7 +239,7 @@ def used_in(
 def names_in(event: GpuEvent) -> dict[str, CountedLabels]:
     """Return the labels of containers and allocatees with complete names, by look-up key.
 
-    The labels have no device.
+    `gpu_uuid` is empty in these labels.
     """
     pods = PodIndex(event)
     found: dict[str, CountedLabels] = {}
@@ -323,7 +326,7 @@ class _EntryOwners:
 
 def _found_labels(pod: PodOfEntry, ident: str) -> _FoundLabels:
     labels = _labels("", pod)
-    # For another node's pod, nothing but the UID will ever be known.
+    # If the pod belongs to another node, only its UID will ever be known.
     is_all = _is_named(labels) or pod.described.state is PodState.FOREIGN
     return labels, None if is_all else ident
 

@@ -2,8 +2,8 @@
 
 A file's stamp contains its metadata, never its content. Files are only checked on request, and at
 most once per interval. The stamp is taken before the file is read, so that the next check detects a
-change in between. The caller reads the files and handles mistakes in them; each change is reported
-once.
+change during reading. The caller reads the files and handles mistakes in them; each change is
+reported once.
 """
 
 import time
@@ -28,11 +28,11 @@ class Stamp(NamedTuple):
     size_bytes: int
     modified_ns: int
     changed_ns: int
-    """Time of the last change of owner, permissions or content. A file may only become readable."""
+    """Time of the last change of content, owner or permissions, which may make a file readable."""
 
 
 class FileWatch:
-    """The stamps of some files at the last check."""
+    """Detects changes of files by comparing their stamps with those of the last check."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class FileWatch:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The watched files, each once."""
+        """Return the watched files without duplicates."""
         return tuple(self._stamps)
 
     def follow(self, files: Iterable[Path]) -> None:
@@ -60,7 +60,7 @@ class FileWatch:
     def has_changed(self) -> bool:
         """Return whether a file has changed since the last check.
 
-        Returns false without a check if the last one is less than `poll_interval_seconds` ago.
+        Returns false without checking if the last check is less than `poll_interval_seconds` ago.
         """
         now_seconds = self._monotonic()
         if now_seconds - self._checked_seconds < self._poll_interval_seconds:
@@ -98,7 +98,7 @@ class FilesInForce:
         on_read: Callable[[list[str]], None],
         time_seconds: Callable[[], float] = time.time,
     ) -> None:
-        """Record the first version; `validities` are those of its certificates.
+        """Record the first version, whose certificates have these `validities`.
 
         `read_again` reads the files and puts them in force, or raises `UserError` without changing
         anything. After a success, `on_read` is called with the files.
@@ -111,7 +111,7 @@ class FilesInForce:
         self._report()
 
     def look(self) -> None:
-        """Read the files again if they have changed, as often as the watch checks."""
+        """Read the files again if the watch has found a change, and update the check."""
         if not self._watch.has_changed():
             self._report()  # a certificate may have expired in the meantime
             return

@@ -35,12 +35,12 @@ _SHARED: Final[list[Processor]] = [
     structlog.stdlib.add_log_level,
     _begin_line,
 ]
-# Library lines about errors that the writer to a connection receives as an exception anyway.
+# Messages of libraries about errors that their caller also receives as an exception.
 _LOGGED_OTHERWISE: Final = frozenset({"socket.send() raised exception."})
 
 
 class _Handler(logging.StreamHandler[Any]):
-    """A separate class, so that a second set-up replaces this handler and no other."""
+    """A separate class, so that a second call of `configure_logs` replaces only this handler."""
 
 
 def configure_logs(settings: LogSettings) -> None:
@@ -57,7 +57,7 @@ def configure_logs(settings: LogSettings) -> None:
         processors=[
             remove_meta,
             *rendering,
-            # Last, because a password may be anywhere, also in a traceback or a library's line.
+            # Must be last, because a traceback or a library's message may also contain a password.
             lambda _logger, _method, line: mask_addresses(cast("str", line)),
         ],
     )
@@ -76,7 +76,7 @@ def configure_logs(settings: LogSettings) -> None:
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
-    """Accept all of gpuledger's lines (structlog passes a dict), but only warnings of libraries."""
+    """Return true for gpuledger's lines, whose message is a dict, and for libraries' warnings."""
     if isinstance(record.msg, dict):
         return True
     return record.levelno >= logging.WARNING and record.msg not in _LOGGED_OTHERWISE
@@ -99,10 +99,10 @@ class _Line(NamedTuple):
 
 
 class Repeats:
-    """Limits log lines to one a minute per key; the next line counts those that were left out.
+    """Limits log lines to one a minute per key, and counts the lines that are left out.
 
     Keys may come from outside, such as node names. At most 1,000 keys have their own lines within a
-    minute. All others share one, so that invented names cannot flood the log.
+    minute. All other keys share one line, so that invented names cannot flood the log.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Repeats:
         self._others = _Line(-math.inf, 0)
 
     def count(self, key: Hashable, *, more: int = 1) -> int:
-        """Return the count since the last line, including `more`; 0 if no line may be written."""
+        """Count `more` lines; return the count since the last line, 0 if none may be written."""
         now_seconds = self._seconds()
         if key not in self._lines and len(self._lines) >= _MAX_KEYS:
             # The oldest key can be dropped if its last line is more than a minute ago.

@@ -40,7 +40,7 @@ class Cancellable(Protocol):
 
 
 Later = Callable[[float, Callable[[], None]], Cancellable | None]
-"""Takes a delay in seconds and a function to call; returns `None` if it cannot be scheduled."""
+"""Schedules a function after a delay in seconds; returns `None` if scheduling is impossible."""
 
 
 class CheckLog:
@@ -102,8 +102,8 @@ class CheckLog:
     def recovered(self) -> None:
         """Record that the check passes.
 
-        Ignored without an earlier failure, or if the line is already scheduled, because a check
-        that only waited in between has not failed.
+        A call is ignored if no failure was logged, or if the line about the recovery is already
+        scheduled; the check then only waited in between, which is not a failure.
         """
         if self._began_seconds is None or self._due is not None:
             return
@@ -164,7 +164,7 @@ class Check:
         self._on_change = on_change
         self._on_still_failing = on_still_failing
         self.has_failed = False
-        """Whether `failed` was called last; a check that is only starting or waiting has not."""
+        """Whether the last call was `failed`; false while the check is starting or waiting."""
         self._has_ended = False
 
     @property
@@ -193,7 +193,7 @@ class Check:
             self._on_still_failing(self)
 
     def waits(self, detail: Detail) -> None:
-        """Record that the check does not pass yet, without a failure: a start or a standby."""
+        """Record that the check does not pass yet, for example on a standby, but has not failed."""
         if self._has_ended and self.has_failed:
             return
         self._detail = detail
@@ -203,7 +203,7 @@ class Check:
             self._report()
 
     def end(self) -> None:
-        """Record that the work ends; a failed check stays failed, because nothing was fixed."""
+        """Record that the work ends; a check that fails now can no longer recover."""
         self._has_ended = True
 
     def _report(self) -> None:
@@ -212,9 +212,9 @@ class Check:
 
 
 class CheckParts:
-    """One check for several parts that often fail together: it fails while any part fails.
+    """One check for several parts that often fail together; it fails while any part fails.
 
-    All of them share the check's log lines.
+    All parts share the check's log lines.
     """
 
     def __init__(self, check: Check) -> None:
@@ -259,7 +259,7 @@ class Readiness:
             for check, look in self._periodic:
                 try:
                     look()
-                except Exception:  # noqa: BLE001  # a bug in one must not stop the others
+                except Exception:  # noqa: BLE001  # a bug in one function must not stop the others
                     if count := _repeats.count(("look", check.name)):
                         _log.exception("file_watch_failed", check=check.name, count=count)
 

@@ -1,7 +1,7 @@
 """Retries: the only loop that repeats a call until it succeeds, and its waits.
 
-- `RetryingCaller` is that loop, for all calls to one receiver. It waits between the attempts, fails
-  a check while they fail, and counts the failures.
+- `RetryingCaller` is that loop, for all calls to one receiver. It waits between the attempts, lets
+  a check fail while the attempts fail, and counts the failures.
 - `Backoff` only calculates the waits. It is for loops that do other work between the attempts, and
   for code without asyncio. A comment at each such `Backoff` explains why it is not a
   `RetryingCaller`.
@@ -62,7 +62,7 @@ class Backoff:
 
 
 class RetryTimer:
-    """When the next attempt is due, for a caller that checks this regularly.
+    """Records when the next attempt is due, for a caller that checks this regularly.
 
     All times are arguments in nanoseconds; the caller must always use the same clock.
     """
@@ -70,7 +70,7 @@ class RetryTimer:
     def __init__(self, backoff: Backoff, *, calm_seconds: float = 0.0) -> None:
         """Take the waits from `backoff`.
 
-        A success resets them if the last attempt is at least `calm_seconds` ago.
+        `record_success` resets the waits if the last attempt is at least `calm_seconds` ago.
         """
         self._backoff = backoff
         self._calm_ns = round(calm_seconds * NS_PER_SECOND)
@@ -83,7 +83,7 @@ class RetryTimer:
         return self._tried_ns is not None
 
     def wait_ns(self, now_ns: int) -> int:
-        """Return the time until the next attempt is due; 0 if it is due now."""
+        """Return the time in nanoseconds until the next attempt is due; 0 if it is due now."""
         return max(0, self._due_ns - now_ns) if self.is_running else 0
 
     def is_due(self, now_ns: int) -> bool:
@@ -91,7 +91,7 @@ class RetryTimer:
         return not self.wait_ns(now_ns)
 
     def record_attempt(self, now_ns: int) -> None:
-        """Start the wait before the next attempt, which is longer than the previous one."""
+        """Start the wait before the next attempt; it is longer than the previous wait."""
         self._tried_ns = now_ns
         self._due_ns = now_ns + round(self._backoff.next_seconds() * NS_PER_SECOND)
 
@@ -101,7 +101,7 @@ class RetryTimer:
             self.reset()
 
     def wait(self, now_ns: int, *, seconds: float) -> None:
-        """Wait for `seconds`; after that, start again with the first wait."""
+        """Make the next attempt due in `seconds`, and start again with the first wait after it."""
         self._backoff.reset()
         self._tried_ns = now_ns
         self._due_ns = now_ns + round(seconds * NS_PER_SECOND)
@@ -161,7 +161,8 @@ class RetryingCaller(Generic[ErrorT]):
     ) -> T:
         """Return the call's result once it succeeds.
 
-        Raises its error if it has not succeeded by `deadline_seconds`, a time of the event loop.
+        Raises the call's last error if no attempt has succeeded by `deadline_seconds`, a time of
+        the event loop.
         """
         backoff: Backoff | None = None
         while True:

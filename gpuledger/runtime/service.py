@@ -1,7 +1,7 @@
 """Runs a component from its start to its exit code.
 
-Handles signals, the deadline for shutdown, uncaught errors, logs and health pages. Knows nothing of
-the component's own work.
+Handles signals, the deadline for shutdown, uncaught errors, logs and health pages. The component's
+own work is passed in as a function.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ def run_until_signalled(
     signals = _EndingSignals(deadline)
     try:
         asyncio.run(_supervise(work, deadline, signals, on_stop))
-    except BaseException as error:  # noqa: BLE001  # the last place where it can be logged
+    except BaseException as error:  # noqa: BLE001  # the last place where an error can be logged
         return _explain(error)
     finally:
         signals.restore()
@@ -98,9 +98,9 @@ async def _supervise(
 class _EndingSignals:
     """Handles the first SIGTERM or SIGINT, and ignores all later ones.
 
-    A wrapper may forward the same signal twice. The second may arrive while the interpreter shuts
-    down, which restores the system's handlers. Then only a signal that the system ignores (SIG_IGN)
-    does not determine the exit code.
+    A wrapper may forward the same signal twice. The second signal may arrive while the interpreter
+    shuts down, which restores the system's handlers. A handler in Python would be gone by then, so
+    the signals are ignored by the system (SIG_IGN), or they would change the exit code.
     """
 
     def __init__(self, deadline: "_Deadline") -> None:
@@ -141,15 +141,14 @@ class _EndingSignals:
 
 
 class _Deadline:
-    """Ends the process at its deadline, from a thread because the event loop itself may hang.
+    """Ends the process at its deadline, in a thread, because the event loop itself may hang.
 
     The thread is started in advance and woken through a pipe. A signal handler can neither start a
-    thread nor take a lock, because the interrupted code may be doing the same. The handler may not
-    even run: a signal may arrive just before the main thread blocks in a system call, for example
-    while it writes to a standard error that is not read. Python then calls the handler only after
-    that call. So the interpreter itself writes to the pipe (`signal.set_wakeup_fd`), independent of
-    the main thread. The thread then wakes an event loop that is about to wait, so that it calls the
-    handler.
+    thread nor take a lock, because the interrupted code may be doing the same. The handler may even
+    be late: Python calls it only after a system call that blocks the main thread, for example
+    because its standard error is not read. So the interpreter itself writes to the pipe
+    (`signal.set_wakeup_fd`), independent of the main thread. The woken thread also wakes the event
+    loop, which may be about to wait, so that the handler runs.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -172,7 +171,7 @@ class _Deadline:
             os.write(self._wake, _NO_SIGNAL)
 
     def lift(self) -> None:
-        """Cancel the deadline, unless a thread is left that Python's exit would wait for."""
+        """Cancel the deadline, unless a thread still runs for which Python's exit would wait."""
         signal.set_wakeup_fd(self._former_wake)
         others = set(threading.enumerate()) - {threading.main_thread(), self._thread}
         if all(thread.daemon for thread in others):
@@ -219,9 +218,9 @@ def _explain(error: BaseException) -> int:
 
 
 def _foreseen(error: BaseException, kind: type[GpuledgerError]) -> GpuledgerError | None:
-    """Return the error if it is of this kind, or a group with only such errors; otherwise `None`.
+    """Return the error if it is of this kind; of a group with only such errors, the first one.
 
-    A task group wraps its tasks' errors in an exception group.
+    Returns `None` otherwise. A task group wraps its tasks' errors in an exception group.
     """
     if isinstance(error, BaseExceptionGroup):
         inner = [_foreseen(part, kind) for part in error.exceptions]

@@ -5,8 +5,8 @@
 - `wait_event`: waits for an event with a timeout.
 - `asyncio.TaskGroup`: for tasks that all end without being cancelled.
 - `in_daemon_thread`: for blocking calls. A slow or unavailable storage may block a call for
-  minutes, and an import on a busy node for seconds; neither can be cancelled. The event loop waits
-  at its end for asyncio's own threads, so a component would be killed instead of stopping in time.
+  minutes, and an import on a busy node may block for seconds; neither can be cancelled. At its end,
+  the event loop waits for asyncio's own threads, so a component would not stop in time.
   The call must be atomic, because the process may exit before the call ends.
 - `end_where_stalled`: ends a component that makes no progress.
 """
@@ -29,12 +29,12 @@ async def end_tasks(
 ) -> None:
     """Cancel tasks and wait for at most `seconds` until they have ended.
 
-    Before the cancellation, they have `grace_seconds` to end. If the caller is cancelled in that
-    time, it cancels them immediately. `None` is a task that was never started.
+    Before the cancellation, the tasks have `grace_seconds` to end. If the caller is cancelled in
+    that time, the tasks are cancelled immediately. `None` is a task that was never started.
 
     The tasks' exceptions are not raised, only retrieved, so that asyncio does not log them as never
-    retrieved. The tasks are not awaited directly, because their cancellation could not be
-    distinguished from the caller's own, which must be raised.
+    retrieved. The tasks are not awaited directly, because a task's cancellation could not be
+    distinguished from the caller's own cancellation, which must be raised.
     """
     ending = {task for task in tasks if task is not None}
     try:
@@ -78,7 +78,10 @@ async def run_tasks(
 
 
 async def in_daemon_thread(call: Callable[[], T]) -> T:
-    """Return the call's result or raise its error; if cancelled, the call continues unobserved."""
+    """Run the call in a daemon thread; return its result or raise its error.
+
+    If the caller is cancelled, the call continues and its outcome is ignored.
+    """
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
 
@@ -97,7 +100,7 @@ async def in_daemon_thread(call: Callable[[], T]) -> T:
             result = call()
         except BaseException as error:  # noqa: BLE001  # the caller that awaits it receives it
             failure = error
-        # The loop may have been closed in the meantime; then no caller waits.
+        # The loop may have been closed in the meantime, so that no caller waits any more.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(resolve, result, failure)
 
@@ -115,8 +118,9 @@ async def end_where_stalled(
     """Raise `FreshStartError` once `attempts()` has not changed for `stall_seconds`.
 
     The time is measured in iterations of this loop, so a stopped process or a suspended machine
-    does not count as stalled. `gpuledger_agent.gpu.watchdog` has its own count: it checks more than
-    a number, reports its findings before it exits, and its thread detects a blocked event loop.
+    does not count as stalled. `gpuledger_agent.gpu.watchdog` does not use this function: it checks
+    more than a number, reports its findings before it exits, and detects a blocked event loop,
+    because it runs in a thread.
     """
     last, checks = attempts(), 0
     while checks < _CHECKS:

@@ -26,7 +26,7 @@ from gpuledger.runtime.retry import Backoff
 SAFE_RATIO: Final = 0.8
 """Share of its lifetime after which a token or session is renewed, as in Kafka's own clients."""
 _SPREAD_RATIO: Final = 0.05
-"""Random deviation from that share, so that a fleet's nodes do not all send requests at once."""
+"""Random deviation from `SAFE_RATIO`, so that not all nodes request new tokens at once."""
 _RENEWAL_SECONDS: Final = 10.0
 """Minimum interval between immediate replacements, for example if one of two servers rejects
 every token."""
@@ -41,15 +41,15 @@ class BearerToken:
     text: str = field(repr=False)
     """The token itself."""
     begin_seconds: float
-    """Unix time at which it was obtained."""
+    """Unix time at which the token was obtained."""
     end_seconds: float = math.inf
-    """Unix time at which it expires; infinite if unknown."""
+    """Unix time at which the token expires; infinite if unknown."""
 
     @classmethod
     def parse(
         cls, text: str, *, now_seconds: float, for_seconds: float = math.inf
     ) -> "BearerToken":
-        """Return a token; its expiry time is the earlier of `for_seconds` and a JWT's `exp`.
+        """Return a token that expires after `for_seconds`, or at a JWT's `exp` if that is earlier.
 
         `for_seconds` is the lifetime that its source reported. Raises `ValueError` if the token is
         malformed or expired; the message contains no part of the token.
@@ -81,21 +81,21 @@ _LAST_SECONDS: Final = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
 
 
 class Expiring(Protocol):
-    """A credential for logins that expires."""
+    """A credential that expires."""
 
     @property
     def text(self) -> str:
-        """The secret, which also identifies the credential."""
+        """Return the secret, which also identifies the credential."""
         ...
 
     @property
     def begin_seconds(self) -> float:
-        """Unix time at which it was obtained."""
+        """Return the Unix time at which the credential was obtained."""
         ...
 
     @property
     def end_seconds(self) -> float:
-        """Unix time at which it expires; infinite if unknown."""
+        """Return the Unix time at which the credential expires; infinite if unknown."""
         ...
 
 
@@ -110,7 +110,7 @@ class TokenSource(Protocol[E]):
         ...
 
     def is_due(self, token: E, *, now_seconds: float) -> bool:
-        """Return whether a new token is available, or needed because this one expires."""
+        """Return whether to call `fetch`: this token expires soon, or another one is available."""
         ...
 
 
@@ -157,8 +157,8 @@ class TokenInForce(Generic[E]):
     def refuse(self, token: E, message: str) -> None:
         """Record that a token was rejected, so that the next call of `current` fetches another one.
 
-        The token may be revoked, or its key exchanged. A token that was accepted before is replaced
-        immediately, at most every ten seconds; other tokens after a pause.
+        The token may have been revoked, or its key replaced. A token that was accepted before is
+        replaced immediately, at most every ten seconds. Other tokens are replaced after a pause.
         """
         if token is not self._token or self._is_refused:
             return

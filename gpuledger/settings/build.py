@@ -98,9 +98,10 @@ def _convert(setting: Setting, given: Given) -> Any:  # noqa: ANN401  # any sett
 
 
 def _is_none(setting: Setting, value: Any) -> bool:  # noqa: ANN401  # any setting
-    """Return whether a value means `none` for a text or path with the default `none`.
+    """Return whether a value stands for the default `none` of a text or path.
 
-    Null and the empty text both do. An empty secret does not: its file has not been written.
+    Both null and the empty text do. For a secret, the empty text does not, because an empty secret
+    comes from a file that has not been written yet.
     """
     if setting.default == "":
         return value is None
@@ -138,7 +139,7 @@ def _from_text(wanted: type, value: Any) -> Any:  # noqa: ANN401  # msgspec's ho
 
 class _Mistake(NamedTuple):
     at: tuple[Any, ...]
-    """Indices and keys that lead to it in the setting's value."""
+    """Indices and keys of the invalid part within the setting's value."""
     hint: Any
     """The expected type."""
     value: Any
@@ -156,11 +157,11 @@ def _is_large(value: Any) -> bool:  # noqa: ANN401  # any built-in value
 def _explain(setting: Setting, given: Given) -> str:
     value = _parse(setting.type, given.value) if given.is_text else given.value
     found = _find_mistake(setting.type, value, is_strict=not given.is_text)
-    # A secret may have been split, for example at a comma, so that no part looks like one.
+    # Checked before splitting: a secret may contain a comma, and its parts do not look secret.
     is_plain = all(mask_address(text) == text for text in _texts_in(given.value))
     is_shown = is_plain and not setting.may_hold_secrets
-    # If the value itself may be secret, its kind is enough to fix the mistake. A list or mapping
-    # instead of a text may be of any length and contain a password.
+    # If the value itself may be secret, only its kind is shown, which is enough to fix the mistake.
+    # A list or mapping may be of any length and contain a password.
     is_whole = isinstance(found.value, dict | list | tuple | set | frozenset)
     if setting.may_hold_secrets or _is_large(found.value) or is_whole:
         shown = kind_of(found.value)
@@ -169,7 +170,7 @@ def _explain(setting: Setting, given: Given) -> str:
     else:
         shown = repr(mask_address(given.value)) if isinstance(given.value, str) else MASK
     name = given.origin
-    # A variable's name does not show the position within it; a file's origin would lack the key.
+    # The origin names only the whole setting, so the path of the invalid part is added.
     if found.at:
         keys = (_written(key, is_plain=is_plain, is_shown=is_shown) for key in found.at)
         path = f"{setting.name}{''.join(keys)}"
@@ -179,9 +180,10 @@ def _explain(setting: Setting, given: Given) -> str:
 
 
 def _written(key: Any, *, is_plain: bool, is_shown: bool) -> str:  # noqa: ANN401  # any built-in value
-    """Return an index or key in the form in which it follows its container's name.
+    """Return an index or key as it is written after the name of its list or mapping.
 
-    In a mapping that may hold secrets, an unusual key may contain one (`name=value`): it is masked.
+    An unusual key of a mapping that may hold secrets is masked, because the key may contain a
+    secret (`name=value`).
     """
     if isinstance(key, _Index):
         return f"[{key}]"
@@ -208,7 +210,7 @@ class _Index(int):
 
 def _parts(hint: Any, value: Any) -> Iterator[tuple[Any, Any, Any]]:  # noqa: ANN401  # as above
     """Yield the index or key of each part of a value, the type expected there, and the part."""
-    # A value of the wrong shape has no parts: then the whole value is the mistake.
+    # A value of the wrong shape has no parts, so the whole value is the mistake.
     for wanted in map(_bare, alternatives(hint)):
         inner = get_args(wanted)
         if get_origin(wanted) in _LISTS and isinstance(value, list | tuple):
@@ -229,7 +231,7 @@ def _bare(hint: Any) -> Any:  # noqa: ANN401  # as above
 
 
 def _shown(value: Any) -> str:  # noqa: ANN401  # as above
-    # In the notation of YAML and JSON, which the reader used.
+    # Written as in YAML and JSON, because the user wrote it that way.
     if value is None or isinstance(value, bool):
         return msgspec.json.encode(value).decode()
     text = repr(value) if isinstance(value, str | list | dict) else str(value)

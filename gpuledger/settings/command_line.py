@@ -6,7 +6,7 @@ This module puts the sources in order: defaults, YAML file, environment, options
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
@@ -31,10 +31,12 @@ from gpuledger.settings.sources import (
 
 S = TypeVar("S", bound=msgspec.Struct)
 _SHOWN_SETTINGS: Final = 10
-EXIT_CODES: Final = (
-    "Exit codes: 0 ended by SIGTERM or SIGINT; 1 failed; 2 invalid settings or arguments, or a"
-    " missing extra."
-)
+EXIT_CODES: Final = {
+    0: "ended by SIGTERM or SIGINT",
+    1: "failed",
+    2: "invalid settings or arguments, or a missing extra",
+}
+"""Exit codes of all components."""
 
 _CONFIG: Final = ("--config", "FILE", "settings file (YAML)")
 _PRINT_CONFIG: Final = ("--print-config", "", "print the settings, secrets masked, and exit")
@@ -49,7 +51,7 @@ class Option:
     name: str
     """`--source` for an option, `kind` for an optional positional argument."""
     setting: str
-    """The setting that it sets, groups separated by dots."""
+    """The setting that the option sets, with groups separated by dots."""
     help: str
     """One sentence for `--help`."""
     choices: tuple[str, ...] = ()
@@ -57,14 +59,14 @@ class Option:
     metavar: str = ""
     """Name of the value in `--help`; empty means the option's name."""
     is_flag: bool = False
-    """Whether it takes no value and makes its setting true."""
+    """Whether the option takes no value and sets its setting to true."""
     chooses_section: bool = False
-    """Whether its choices are names of settings sections. Only the chosen one applies, and `--help`
-    after a choice leaves out the others."""
+    """Whether the option's choices are names of settings sections. Only the chosen section applies,
+    and `--help` after a choice leaves out the other sections."""
 
     @property
     def attribute(self) -> str:
-        """The attribute with its value in argparse's result."""
+        """Return the name of the attribute that has the option's value in argparse's result."""
         return self.name.lstrip("-").replace("-", "_")
 
 
@@ -76,6 +78,7 @@ def load_settings(
     options: Sequence[Option] = (),
     examples: Sequence[str] = (),
     common: Sequence[str] = (),
+    codes: Mapping[int, str] | None = None,
     argv: Sequence[str] | None = None,
     environ: Mapping[str, str] | None = None,
     complete: Callable[[Layer], Layer] | None = None,
@@ -84,14 +87,21 @@ def load_settings(
     """Return the settings: defaults < YAML file < environment < options.
 
     With `ignores_other_sections`, file and environment may also hold another program's settings.
-    `--help` shows the `examples` and the first ten of the `common` settings, named as in the file.
-    `complete` is called with the given values and returns a layer between them and the defaults.
+    `--help` shows the `examples`, the first ten of the `common` settings, named as in the file, and
+    the exit codes, to which `codes` adds.
+    `complete` is called with all given values; the layer that it returns overrides only defaults.
     `--help`, `--version` and `--print-config` print and raise `SystemExit(0)`. Raises
     `SettingsError`, which names setting, value and remedy.
     """
     settings = settings_of(model)
     introduction = _introduction(description, examples)
-    parser = _Parser(prog=prog, description=introduction, settings=settings, common=common)
+    parser = _Parser(
+        prog=prog,
+        description=introduction,
+        settings=settings,
+        common=common,
+        codes=codes or {},
+    )
     parser.add_options(options)
     parsed = parser.parse_args(argv)
     lenient = {"ignores_other_sections": ignores_other_sections}
@@ -133,17 +143,41 @@ def _masked(settings: Sequence[Setting], path: tuple[str, ...], value: Any) -> A
     return MASK if is_of_mapping else mask_address(value)
 
 
+class HelpStyle(argparse.RawDescriptionHelpFormatter):
+    """Begins the help as that of the commands does."""
+
+    @override
+    def add_usage(
+        self,
+        usage: str | None,
+        actions: Iterable[argparse.Action],
+        groups: Iterable[Any],
+        prefix: str | None = None,
+    ) -> None:
+        super().add_usage(usage, actions, groups, "Usage: " if prefix is None else prefix)
+
+
+def name_groups(parser: argparse.ArgumentParser) -> None:
+    """Name the groups of arguments in a parser's help as commands name them."""
+    parser._positionals.title, parser._optionals.title = "Arguments", "Options"  # noqa: SLF001  # argparse has no other way
+
+
 class _Parser(argparse.ArgumentParser):
     def __init__(
-        self, *, prog: str, description: str, settings: Sequence[Setting], common: Sequence[str]
+        self,
+        *,
+        prog: str,
+        description: str,
+        settings: Sequence[Setting],
+        common: Sequence[str],
+        codes: Mapping[int, str],
     ) -> None:
         super().__init__(
-            prog=prog,
-            description=description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
+            prog=prog, description=description, formatter_class=HelpStyle, allow_abbrev=False
         )
+        name_groups(self)
         self._settings, self._common = settings, common
+        self._codes = {**EXIT_CODES, **codes}
         self._options: Sequence[Option] = ()
         self._given: Sequence[str] = ()
 
@@ -168,13 +202,13 @@ class _Parser(argparse.ArgumentParser):
 
     @override
     def format_help(self) -> str:
-        # Only for help, because the settings' meanings must be read and parsed from the source.
+        # Built only for help, because the settings' meanings are parsed from the source code.
         self.epilog = "\n".join(self._epilog())
         return super().format_help()
 
     @override
     def _print_message(self, message: str, file: Any = None) -> None:  # argparse's own signature
-        # argparse ignores errors in writing its output.
+        # Unlike argparse's own method, this raises errors in writing.
         if message and file:
             file.write(message)
             file.flush()
@@ -186,7 +220,9 @@ class _Parser(argparse.ArgumentParser):
         if shown:
             yield "Common settings, by name in the file, with default and environment variable:\n"
             yield summarize(shown)
-        yield fold(EXIT_CODES) + "\n"
+        yield "Exit codes:"
+        yield from (f"  {code:<3}  {text}" for code, text in sorted(self._codes.items()))
+        yield ""
         component = self.prog.removeprefix("gpuledger ")
         yield f"All {len(self._settings)} settings: gpuledger config explain {component}"
 

@@ -12,6 +12,7 @@ import msgspec
 from typing_extensions import override
 
 from gpuledger.errors import SettingsError
+from gpuledger.settings.command_line import HelpStyle, name_groups
 from gpuledger.settings.explanation import explain, explain_all
 from gpuledger.settings.secret import mask_texts
 from gpuledger.settings.sources import settings_of
@@ -33,7 +34,9 @@ Examples:
   gpuledger config explain join kafka.sasl_mechanism
   gpuledger config explain agent sampling
 
-Exit codes: 0 printed; 2 invalid arguments, or a missing extra.
+Exit codes:
+  0    printed
+  2    invalid arguments, or a missing extra
 """
 
 
@@ -53,10 +56,10 @@ def main() -> int:
 
 
 def settings_text(component: str, prefix: str = "") -> str:
-    """Return the help on a component's settings, or on those that a prefix names.
+    """Return the help on all settings of a component, or on those that match a prefix.
 
     A prefix is a setting, a group such as `kafka`, an environment variable, or a part of a name.
-    Raises `SettingsError` if there is none.
+    Raises `SettingsError` if no setting matches.
     """
     module, name = SETTINGS_CLASSES[component]
     model: type[msgspec.Struct] = getattr(import_module(module), name)
@@ -84,15 +87,21 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> _Parser:
-    parser = _Parser(prog="gpuledger config", description="Explain the settings of a component.")
+    parser = _Parser(
+        prog="gpuledger config",
+        description="Explain the settings of a component.",
+        formatter_class=HelpStyle,
+    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     described = commands.add_parser(
         "explain",
         help="print settings with their defaults, variables and meanings",
         description="Print the settings of a component: default, environment variable, meaning.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpStyle,
     )
+    for each in (parser, described):
+        name_groups(each)
     described.add_argument(
         "component",
         choices=tuple(SETTINGS_CLASSES),

@@ -34,12 +34,12 @@ def explain(settings: Sequence[Setting]) -> str:
 
 
 def summarize(settings: Sequence[Setting]) -> str:
-    """Return the same as `explain`, but only the first sentence of each meaning."""
+    """Return name, default, variable and the first sentence of the meaning of each setting."""
     return "\n".join(_entry(setting, _first_sentence(setting.meaning)) for setting in settings)
 
 
 def fold(text: str, *, indent: str = "") -> str:
-    """Return a text in lines as wide as the terminal, at most 100 columns."""
+    """Return a text in lines that fit the terminal, at most 100 columns wide."""
     width = min(_MAX_WIDTH, shutil.get_terminal_size((_MAX_WIDTH, 0)).columns)
     return textwrap.fill(text, width=width, initial_indent=indent, subsequent_indent=indent)
 
@@ -58,7 +58,7 @@ def _first_sentence(meaning: str) -> str:
 
 
 def show_default(default: Any) -> str:  # noqa: ANN401  # any setting
-    """Return a setting's default for display."""
+    """Return a setting's default for display; `none` for null and the empty text."""
     if default is None or default == "":
         return "none"
     if isinstance(default, Secret | Path | str):

@@ -26,7 +26,8 @@ _LONGEST_HEARTBEAT_SECONDS: Final = 3.0
 # Kafka allows topic names of 249 characters. Our names append 24, and metrics and logs show them.
 _MAX_TOPIC_PREFIX: Final = 100
 _TOPIC_PREFIX: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9._-]{0,98}[a-zA-Z0-9])?")
-# It is part of transactional ids and record keys, and metrics, logs and commands show it.
+# The name of a consumer group is part of transactional ids and record keys. Metrics, logs and
+# commands show it.
 _MAX_GROUP_NAME: Final = 200
 _GROUP_NAME: Final = re.compile(rf"[a-zA-Z0-9._-]{{1,{_MAX_GROUP_NAME}}}")
 _SHOWN_CHARACTERS: Final = 40
@@ -142,9 +143,10 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def heartbeat_seconds(self) -> float:
-        """Interval of a member's heartbeats, which also bounds how late it learns of a rebalance.
+        """Return the heartbeat interval, which is the longest delay to learn of a rebalance.
 
-        A third of the session timeout, as in Kafka's own clients, so that two may be lost.
+        The interval is at most 3 seconds, and at most a third of the session timeout, as in Kafka's
+        own clients, so that two heartbeats may be lost.
         """
         return min(_LONGEST_HEARTBEAT_SECONDS, self.session_timeout_seconds / 3)
 
@@ -253,7 +255,7 @@ def require_cluster_name(cluster: str) -> None:
 
 
 def require_brokers(servers: str) -> None:
-    """Raise `ValueError` with the value if it is not `host:port[,host:port…]`.
+    """Raise `ValueError`, with the value, if `servers` is not `host:port[,host:port…]`.
 
     An IPv6 address must be in brackets. Blanks around a broker are allowed; the client strips them.
     """
@@ -270,11 +272,11 @@ def require_brokers(servers: str) -> None:
 
 
 def require_http_url(url: str) -> None:
-    """Raise `ValueError` with the value if it is not a usable HTTP address.
+    """Raise `ValueError`, with the address, if `url` is not a usable HTTP address.
 
     The message shows only parts that cannot be secret, and not the parser's own message.
     """
-    # Without scheme and port, it may be part of something else, such as a password.
+    # A text without scheme and port may be something else, such as a part of a password.
     shown = repr(shown_url(url) if ":" in url or not url else MASK)
     if not url.lower().startswith(("http://", "https://")):
         raise ValueError(f"{shown} must begin with http:// or https://")
@@ -287,7 +289,7 @@ def require_http_url(url: str) -> None:
             remedy = _REMEDY_OF_LOGIN
         raise ValueError(f"{shown}: invalid host{remedy}") from None
     try:
-        _ = parts.port  # only this makes the parser check it
+        _ = parts.port  # the parser checks the port only when it is read
     except ValueError:
         raise ValueError(f"{shown}: invalid port{_remedy_of_port(parts)}") from None
     # Checked in the whole address, because the parser removes line breaks and tabs from the host.
@@ -309,7 +311,7 @@ _REMEDY_OF_LOGIN: Final = (
 
 def _remedy_of_port(parts: SplitResult) -> str:
     """Return the remedy for an invalid port: fix it, or escape a password that hides the host."""
-    # With a user, the parser has found the host after it, so this really is the port.
+    # If there is a user, the parser has found the host after the user, so the port is really one.
     before_path = "" if "@" in parts.netloc else parts.netloc
     if may_contain_credentials(f"{before_path}{parts.path}{parts.query}{parts.fragment}"):
         return _REMEDY_OF_LOGIN

@@ -1,4 +1,4 @@
-"""Secrets, and addresses, which may contain one. All masking happens in this module.
+"""Secrets, and addresses, which may contain secrets. All masking happens in this module.
 
 An address is shown without user, password, query and fragment. An address that does not parse is
 not shown at all, because the parts of a mistyped address cannot be told apart. The loader finds the
@@ -22,7 +22,7 @@ _SCHEME_SIGN: Final = "://"
 _AT: Final = ("@", "%40", "\uff20", "\ufe6b")
 """Separators of login and host, also percent-encoded and full-width."""
 _BEHIND: Final = ("?", "#", ";", "=")
-"""Separators of address and token."""
+"""Characters that may separate an address from a token."""
 _HOST: Final = re.compile(r"[\w.-]*|\[[0-9A-Fa-f:.]+\]", re.ASCII)
 _PUNCTUATION: Final = ".,:;)>}"
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'\\]+")
@@ -54,12 +54,12 @@ def shown_url(url: str) -> str:
         is_whole = host or parts.scheme == "file"
         path = parts.path.partition(";")[0]
         return urlunsplit((parts.scheme, host, path, "", "")) if is_whole else MASK
-    # More than the scheme may be missing.
+    # Without a scheme, the text may be an incomplete address, so its parts are uncertain.
     return MASK if _may_hold_secret(url) else url
 
 
 def shown_brokers(servers: str) -> str:
-    """Return Kafka's addresses, `host:port[,host:port…]`; a mask if one has another form."""
+    """Return the brokers' addresses, `host:port[,host:port…]`; a mask if one has another form."""
     before, found, after = servers.rpartition(_SCHEME_SIGN)
     brokers = [broker.strip() for broker in after.split(",")]
     is_plain = not any("/" in broker or shown_url(broker) != broker for broker in brokers)
@@ -67,16 +67,17 @@ def shown_brokers(servers: str) -> str:
 
 
 def mask_address(value: str) -> str:
-    """Return the value unchanged, unless it looks like an address; then as `shown_url` does."""
+    """Return `shown_url` of a value that looks like an address; other values unchanged."""
     if _SCHEME_SIGN in value or _may_hold_secret(value):
         return shown_url(value)
     return value
 
 
 def mask_addresses(text: str) -> str:
-    """Return a text with each address that has login, query or fragment replaced by `shown_url`.
+    """Return a text in which `shown_url` replaces addresses with a login, query or fragment.
 
-    Words end at a blank or quote. For a whole value, which may contain these, use `mask_address`.
+    Words end at a blank or quote. For a whole value, which may contain blanks and quotes, use
+    `mask_address`.
     """
     if "@" not in text and _SCHEME_SIGN not in text:
         return text
@@ -84,7 +85,7 @@ def mask_addresses(text: str) -> str:
 
 
 def mask_texts(message: str, texts: Iterable[str]) -> str:
-    """Return a message with each of the given values masked as a whole, then word by word."""
+    """Return a message with these texts masked, each as a whole, and then all other addresses."""
     for text in sorted(texts, key=len, reverse=True):
         shown = mask_address(text)
         if shown != text:
@@ -134,10 +135,11 @@ class Secret:
 
     @classmethod
     def load(cls, file: Path, *, name: str, is_known: bool = False) -> "Secret":
-        """Return the secret from a file; raise `SettingsError` with the reason if there is none.
+        """Return the secret in a file; raise `SettingsError` if the file has none.
 
         The message never shows the file's content. It shows the file's name only if the file exists
-        or `is_known`: the name may be the secret itself, given in the wrong variable.
+        or `is_known` is true, because the name may be the secret itself, given in the wrong
+        variable.
         """
         is_file = is_known or os.path.exists(file)  # noqa: PTH110  # false also for invalid names
         shown = mask_address(str(file)) if is_file else "the file that it names"
@@ -154,7 +156,10 @@ class Secret:
         return cls(text, file=file)
 
     def read(self, *, name: str) -> str:
-        """Return the text that its file has now; raise `SettingsError` as `load` does."""
+        """Return the secret's text, read again from its file, if any.
+
+        Raises `SettingsError` as `load` does.
+        """
         if self.file is None:
             return self._text
         return self.load(self.file, name=name, is_known=True).reveal()
@@ -183,8 +188,8 @@ class Secret:
 def _secret_in(content: str) -> str:
     """Return the only line of a file without its line end; blanks are kept.
 
-    Raises `ValueError` for content that no login accepts and that editors do not show: it would be
-    one more wrong password that looks right.
+    Raises `ValueError` for characters that editors do not show and logins do not accept: a password
+    with them would look right but be wrong.
     """
     text = content.rstrip("\r\n")
     if text.startswith("\ufeff"):

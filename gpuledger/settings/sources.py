@@ -44,7 +44,7 @@ class Setting:
 
     @property
     def meaning(self) -> str:
-        """The field's docstring, read from the class's source, so only for help."""
+        """Return the field's docstring; only for help, because it is read from the source code."""
         return field_docstrings(self.group).get(self.path[-1], "")
 
     @property
@@ -64,9 +64,9 @@ class Setting:
 
     @property
     def may_hold_secrets(self) -> bool:
-        """Whether its values must not be shown, because people put passwords into headers, too.
+        """Return whether the setting's values must not be shown.
 
-        False for a mapping to numbers, such as bounds.
+        True for secrets, and for mappings to texts, such as headers, which may contain passwords.
         """
         return self.is_secret or any(
             get_origin(part) is dict and str in alternatives(get_args(part)[1])
@@ -75,7 +75,7 @@ class Setting:
 
     @property
     def file_path(self) -> Path:
-        """For a secret: path of the setting that names its file."""
+        """Return, for a secret, the path of the setting that names its file."""
         return (*self.path[:-1], self.path[-1] + FILE_SUFFIX)
 
 
@@ -95,7 +95,7 @@ def variable_of(path: Path) -> str:
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:  # noqa: ANN401  # any type annotation
-    """Return the members of a union, or only the type itself."""
+    """Return the members of a union; for other types, only the type itself."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
@@ -108,7 +108,7 @@ _ELSEWHERE: Final = {"cluster": "only `gpuledger agent` and `gpuledger podwatch`
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a hint at the name that was probably meant, for the end of an error message.
+    """Return a hint for the end of an error message, about the name that was probably meant.
 
     If only other components have the setting, and people are likely to give it to all of them,
     the hint names these components.
@@ -145,11 +145,11 @@ class Given:
     value: Any
     """The value, in the source's form."""
     origin: str
-    """Where it comes from, for error messages."""
+    """Where the value comes from, for error messages."""
     is_text: bool
-    """Whether the source has only texts, which numbers must be parsed from."""
+    """Whether the source contains only texts, from which numbers must be parsed."""
     file: str = ""
-    """The settings file, if it comes from one."""
+    """The settings file, if the value comes from one."""
 
 
 Layer = Mapping[Path, Given]
@@ -177,7 +177,7 @@ def read_yaml(
     known = _known(settings)
     given: dict[Path, Given] = {}
     for at, value in _flatten(_load(path), (), groups, str(path)):
-        # An unknown name may contain anything.
+        # An unknown name may contain anything, even a secret.
         shown = shorten_middle(dotted(tuple(map(mask_address, at))))
         origin = f"{shown} in {path}"
         given[at] = Given(value=value, origin=origin, is_text=False, file=str(path))
@@ -303,7 +303,7 @@ class _StrictLoader(yaml.SafeLoader):
         deep: bool = False,  # PyYAML's signature
     ) -> dict[Hashable, Any]:
         made = super().construct_mapping(node, deep=deep)
-        # The error points to the second key, which was probably added later.
+        # The error points to the second key, because it was probably added later.
         first: dict[Hashable, yaml.Node] = {}
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
@@ -328,7 +328,7 @@ _OF_A_VALUE: Final = re.compile(r"\b(alias|anchor|tag) (['\"]).+\2", re.DOTALL)
 
 
 def explain_yaml(error: yaml.YAMLError) -> str:
-    """Return position and description of a mistake, without the line or any part of a value."""
+    """Return the description and position of a mistake, without quoting any part of the file."""
     if not isinstance(error, yaml.MarkedYAMLError):
         return " ".join(str(error).split())
     mistake = ": ".join(filter(None, (error.context, error.problem)))

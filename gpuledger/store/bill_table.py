@@ -1,7 +1,7 @@
 """The table `bill_lines`: closed bills by revision. Rows in it are never changed.
 
 A revision is appended in one commit with a transaction identifier for its period and dimensions. If
-two are made at the same time, the table rejects one of them.
+two processes append the same revision, the table rejects one of them.
 """
 
 import time
@@ -21,7 +21,7 @@ _TIME: Final = DataType.timestamp("us", tz="UTC")
 _SECONDS: Final = DataType.decimal128(28, 3)
 _BYTE_SECONDS: Final = DataType.decimal128(38, 0)
 _ENERGY: Final = DataType.decimal128(28, 6)
-# The currency with the most digits has four.
+# No currency has more than four decimal places.
 _COST: Final = DataType.decimal128(38, 4)
 
 
@@ -64,7 +64,7 @@ def append_revision(
     revision: int,
     storage_options: Mapping[str, str] | None = None,
 ) -> None:
-    """Append the rows of a revision; raise `UserError` if somebody else appended one first.
+    """Append the rows of a revision; raise `UserError` if this revision already exists.
 
     `stream` identifies the bill: its period and dimensions.
     """
@@ -74,7 +74,7 @@ def append_revision(
         table = DeltaTable(uri, storage_options=options)
     except TableNotFoundError:
         table = _made_table(uri, options)
-    # Read from the same object that is used for writing, so that the check matches the commit.
+    # The version is read from the object that is used for writing, so that both are of one version.
     if (table.transaction_version(stream) or 0) >= revision:
         raise _too_late(revision)
     # If two processes read the same version, Delta rejects the second one's transaction.

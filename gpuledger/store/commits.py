@@ -1,10 +1,11 @@
 """Information in a commit's `commitInfo`, in addition to the offsets at which the commit ends.
 
-Writers add it as JSON, and readers of the table's history use it: the hours for which a commit adds
-rows, and the time up to which the table is complete with it. Reading rows does not need it.
+Writers add two values as JSON, for readers of the table's history: the hours for which a commit
+adds rows, and the time up to which the table is complete after it. Reading rows does not need them.
 
 A table of sums records in transaction identifiers which version of its source table it includes
-(`summed_up_to`), and when that version was made. `hours_since` returns the hours changed since.
+(`summed_up_to`), and when that version was made (`summed_time`). `hours_since` returns the hours
+that later commits have changed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,13 +21,13 @@ VALID_THROUGH: Final = "gpuledger.valid_through"
 """Time up to which the table is complete, in microseconds since the epoch, for each Kafka partition
 that the writer knows, by the partition's number."""
 ALL: Final = "all"
-"""Key next to the partitions' numbers: the lowest mark, in commits with marks of all partitions.
-Older commits than such a commit are ignored."""
+"""Key of the lowest mark, next to the partitions' numbers. Only commits with the marks of all
+partitions have it; readers ignore all commits before such a commit."""
 PURGED_BEFORE: Final = "gpuledger|purged_before"
 """Transaction identifier for the day since 1970 before which a table's rows have been purged."""
 MARKED_COMMITS: Final = 500
-"""How many commits are searched for marks. One of the newest has the marks of all partitions that
-its writer knew; merging files, purging days and adding columns make commits without marks."""
+"""Number of commits that are searched for marks. The newest commit may have none: merging files,
+purging days and adding columns make commits without marks."""
 _ADDS_ROWS: Final = "WRITE"
 
 
@@ -36,14 +37,15 @@ def summed_up_to(source: str) -> str:
 
 
 def summed_time(source: str) -> str:
-    """Return the transaction identifier for the time when that version was made (`made_ms`)."""
+    """Return the transaction identifier for the time (`made_ms`) of the version summed up."""
     return f"{summed_up_to(source)}|time"
 
 
 def latest_commits(table: DeltaTable, count: int) -> list[dict[str, Any]]:
     """Return up to `count` commits up to the loaded version, newest first.
 
-    deltalake also lists later commits, and numbers all of them as if these did not exist.
+    deltalake also returns commits after the loaded version, but numbers all commits as if the
+    loaded version were the last.
     """
     count = min(count, table.version() + 1)
     if count <= 0:
@@ -53,12 +55,15 @@ def latest_commits(table: DeltaTable, count: int) -> list[dict[str, Any]]:
 
 
 def made_ms(commit: Mapping[str, Any]) -> int:
-    """Return when a commit was made, which distinguishes commits of the same number."""
+    """Return the time of a commit, in milliseconds since the epoch; 0 if unknown.
+
+    The time distinguishes commits with the same number.
+    """
     return int(commit.get("timestamp", 0))
 
 
 def hours_since(commits: Iterable[Mapping[str, Any]]) -> set[int] | None:
-    """Return the hours for which the commits have rows; `None` if one of them does not tell."""
+    """Return the hours since 1970 for which commits have rows; `None` if unknown for one commit."""
     touched = set[int]()
     for commit in commits:
         # Compactions, purges and new columns add no rows.
@@ -75,7 +80,7 @@ def describe(
     *, hours: Iterable[int] | None = None, valid_through: Mapping[str, int] | None = None
 ) -> dict[str, str]:
     """Return the commit properties for these values; unknown values are left out."""
-    # As texts: `commitInfo` may hold any type, but deltalake writes only texts.
+    # Encoded as texts, because deltalake writes only texts to `commitInfo`.
     properties: dict[str, str] = {}
     if hours is not None:
         properties[HOURS] = orjson.dumps(sorted(hours)).decode()
@@ -87,21 +92,24 @@ def describe(
 
 
 def hours_of(commit: Mapping[str, Any]) -> set[int] | None:
-    """Return the hours for which a commit has rows; `None` if it does not tell."""
+    """Return the hours since 1970 for which a commit has rows; `None` if unknown."""
     properties = commit.get(HOURS)
     return None if properties is None else set(orjson.loads(properties))
 
 
 def complete_through_us(table: DeltaTable) -> dict[str, int]:
-    """Return the time up to which each partition is complete in the loaded version of a table."""
+    """Return the time up to which each partition of a table's loaded version is complete.
+
+    Times are in microseconds since the epoch.
+    """
     return valid_through_us(latest_commits(table, MARKED_COMMITS))
 
 
 def valid_through_us(history: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the time up to which each partition is complete, from a history, newest commit first.
+    """Return the time up to which each partition is complete, from the newest commit on.
 
-    Completeness is never lost, so the latest time of each partition counts, up to and including
-    the first commit that has the marks of all partitions.
+    `history` has the newest commit first. Completeness is never lost, so the latest time of each
+    partition counts. Commits older than one with the marks of all partitions are ignored.
     """
     found: dict[str, int] = {}
     for commit in history:
@@ -113,7 +121,7 @@ def valid_through_us(history: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def marks_of_partitions(history: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the same as `valid_through_us`, but only for partitions."""
+    """Return `valid_through_us` without the key `ALL`."""
     marks = valid_through_us(history)
     marks.pop(ALL, None)
     return marks
@@ -122,7 +130,7 @@ def marks_of_partitions(history: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 def mark_complete(table: DeltaTable, until_us: int) -> None:
     """Commit, without rows, that a table is complete up to a time in all its partitions.
 
-    For callers that know that nothing writes to it any more. Does nothing if no partition has a
+    Call this only if nothing writes to the table any more. It does nothing if no partition has a
     mark.
     """
     marks = marks_of_partitions(latest_commits(table, MARKED_COMMITS))
@@ -138,7 +146,7 @@ def mark_complete(table: DeltaTable, until_us: int) -> None:
 
 
 def latest_marks(some: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
-    """Return the later of two marks for each partition."""
+    """Return the later of the two marks of each partition."""
     return {
         name: max(marks[name] for marks in (some, others) if name in marks)
         for name in sorted({*some, *others})

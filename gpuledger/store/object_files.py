@@ -1,6 +1,6 @@
 """Lets DuckDB read the files of a store on an object store.
 
-DuckDB's own extension for that is downloaded from the internet on first use and does not support
+DuckDB's own extension for object stores is downloaded from the internet on first use and lacks
 `storage_options`. `obstore` uses the same library as deltalake: it accepts the same options and
 finds credentials in the same places.
 """
@@ -20,7 +20,7 @@ _OF_CLIENT: Final = frozenset(
         *("http2_only", "pool_idle_timeout", "pool_max_idle_per_host"),
     }
 )
-"""Options of the connection instead of the store, without a prefix that they may have."""
+"""Options of the HTTP connection, as opposed to the store; written without a prefix."""
 _OF_THE_LIBRARY: Final = (
     *("web_identity_token_file", "container_authorization_token_file", "federated_token_file"),
 )
@@ -32,17 +32,17 @@ class FileRegistry(Protocol):
     """The part of a DuckDB connection that is used here."""
 
     def register_filesystem(self, filesystem: Any) -> None:  # noqa: ANN401  # DuckDB's own
-        """Use this file system for the files of its protocol."""
+        """Use the file system for all files with its protocol."""
 
 
 def open_object_files(
     connection: FileRegistry, store_uri: str, storage_options: Mapping[str, str] | None = None
 ) -> None:
-    """Let a connection read the files of a store, if the store is on an object store."""
+    """Let a DuckDB connection read a store's files on an object store; otherwise do nothing."""
     protocol, found, _ = store_uri.partition("://")
     if not found or protocol not in PROTOCOLS:
         return
-    # Importing it takes a tenth of a second, which a store on a file system does not need.
+    # Importing obstore takes a tenth of a second, which is unnecessary for a local store.
     from obstore.fsspec import FsspecStore  # noqa: PLC0415  # see above
 
     # deltalake takes all options from the environment, too; obstore only those of the store.
@@ -81,7 +81,7 @@ def resolve_options(options: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def split_options(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the options of the connection and the options of the store."""
+    """Split options into those of the HTTP connection and those of the store."""
     client: dict[str, str] = {}
     store: dict[str, str] = {}
     for name, value in options.items():
@@ -96,7 +96,7 @@ def split_options(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str,
 
 
 def _is_known(store_uri: str, name: str, value: str) -> bool:
-    """Return whether readers support the option; some are only for deltalake's commits."""
+    """Return whether obstore supports the option; some are only for deltalake's commits."""
     from obstore.exceptions import BaseError, UnknownConfigurationKeyError  # noqa: PLC0415  # as above
     from obstore.store import from_url  # noqa: PLC0415  # as above
 

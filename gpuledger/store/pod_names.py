@@ -1,14 +1,14 @@
 """SQL that finds names for rows that were written before their pods were known. Reads no rows.
 
 A user is found by its container, then by its UID, then (a static pod) by its hash. Only pods of the
-row's node count, because a node's claims about another node's pods are not trusted. Once
-the pod's record has come, it replaces all earlier data, including the kubelet's names. An
-allocation, for which the kubelet reports names, belongs to the pod of the node that had this name
-at the row's time, not to one that was deleted before. Each join finds at most one row, so that no
+row's node count, because a node's claims about another node's pods are not trusted. Once the pod's
+record has arrived, it replaces all earlier data, including the kubelet's names. For an allocation,
+the kubelet reports only names, so the allocation belongs to the node's pod that had this name at
+the row's time, not to a pod that was deleted before. Each join finds at most one row, so that no
 entry counts twice.
 
-Each constant below is the SQL of one relation; `versions` has all rows of `pods`, `entries` the
-rows to be named.
+Each constant below is the SQL of one relation. In it, `versions` has all rows of `pods`, and
+`entries` has the rows to be named.
 """
 
 from typing import Final, NamedTuple
@@ -23,7 +23,8 @@ _HISTORY: Final = f"""list(
         'kind': owner_kind, 'owner': owner_name, 'labels': labels}}
     ORDER BY {NEWEST_LAST})"""
 _IN_FORCE: Final = "coalesce(list_filter({0}, lambda each: each.since <= entries.time)[-1], {0}[1])"
-"""The version of a history in force at the row's time, or the first one if it is later."""
+"""The version of a history that was in force at the row's time; the first version if all versions
+are later."""
 _REQUESTED: Final = """
     SELECT cluster, node, pod_uid, container, arg_max(requested, kafka_offset) AS requested
     FROM versions WHERE container IS NOT NULL AND requested IS NOT NULL
@@ -77,7 +78,7 @@ _NAMED: Final = """
             AS allocated_labels,
         coalesce(entries.requested, of_user.requested, of_holder.requested) AS requested
     )
-    FROM told AS entries
+    FROM reported AS entries
     LEFT JOIN requested AS of_user ON of_user.cluster = entries.cluster
         AND of_user.node = entries.node AND of_user.pod_uid = entries.user.uid
         AND of_user.container = coalesce(entries.container, entries.placed_container)
@@ -93,7 +94,7 @@ class _Lookup(NamedTuple):
     user: str
     allocatee: str
     until: str
-    """End of a row's time: the pod must have existed before it."""
+    """End of a row's time, as SQL: the pod must have existed by then."""
 
 
 def named_entries(rows: str, pods: str) -> str:
@@ -120,7 +121,7 @@ def _named(rows: str, pods: str, lookup: _Lookup) -> str:
         WITH versions AS (FROM {pods}),
         requested AS ({_REQUESTED}), by_uid AS ({_BY_UID}), by_hash AS ({_BY_HASH}),
         placed AS ({_PLACED}), bearers AS ({_BEARERS}), found AS ({_found(rows, lookup)}),
-        told AS ({_REPORTED})
+        reported AS ({_REPORTED})
         {_NAMED}
     )"""
 
@@ -151,9 +152,10 @@ def _found(rows: str, lookup: _Lookup) -> str:
 
 
 def _bearer_at(until: str) -> str:
-    """Return the SQL for the pod with a name that is meant: the newest that existed by then.
+    """Return the SQL for the pod to which a name refers: the newest pod that existed at `until`.
 
-    If there is none, the first that existed when the API server's clock may differ.
+    If no pod existed by then, it is the first pod that was created shortly after `until`, because
+    the clocks of the node and the API server may differ.
     """
     there = (
         "lambda each: each.created <= {0} AND (each.deleted IS NULL"

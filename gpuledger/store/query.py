@@ -1,11 +1,11 @@
-"""Reading the store: the current files of a table become a relation for SQL.
+"""Reads the store: the current files of a table become a relation for SQL.
 
 This module has what a reader needs in addition to an SQL engine such as DuckDB. It writes nothing.
 
-The table has whole numbers. The relation has them too, and adds units for people: seconds,
-byte-seconds, joules, GPU-hours. All except the hours are decimals, which DuckDB multiplies and adds
-without rounding, in 38 digits: sums over rows equal the sums over the events exactly. GPU-hours
-are hours of whole physical GPUs: an instance's hour counts by its slices.
+The table contains whole numbers. The relation adds columns in units for people: seconds,
+byte-seconds, joules, GPU-hours. All added columns except the hours are decimals, which DuckDB
+multiplies and adds without rounding, in 38 digits, so sums over rows equal the sums over the events
+exactly. GPU-hours are hours of whole physical GPUs: an instance's hour counts by its slices.
 """
 
 import re
@@ -73,18 +73,18 @@ _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 def entries_sql(store_uri: str, storage_options: Mapping[str, str] | None = None) -> str:
     """Return DuckDB's SQL for the live rows: `SELECT … FROM {entries_sql(uri)}`.
 
-    They have the table's columns and `DERIVED_COLUMNS`. Rows that were written before their pod was
-    known get its names if the store has them now. Raises `UserError` if there is no table, or
-    nothing was ever written to it.
+    The rows have the table's columns and `DERIVED_COLUMNS`. Rows that were written before their pod
+    was known get the pod's names if the store has the names now. Raises `UserError` if there is no
+    table or the table has no rows.
     """
     by_day = files_of(store_uri, ENTRIES.name, storage_options)
     if not by_day:
         raise no_store(store_uri, "no store with rows at")
-    # Each day with its files, so that a query for a few days opens only those. DuckDB's own
-    # hive_partitioning would take every directory named a=b above the store for a column.
+    # Files are listed by day, so that a query for a few days opens only the files of these days.
+    # DuckDB's own hive_partitioning would make a column of every directory a=b above the store.
     days = list[str]()
     for day, of_day in sorted(by_day.items(), key=lambda each: each[0] or ""):
-        # Computed from the time if another engine has laid the files out differently.
+        # The day is computed from the time if another engine has laid out the files differently.
         column = f"DATE '{day}'" if day else "(time AT TIME ZONE 'UTC')::DATE"
         days.append(f"SELECT *, {column} AS {PARTITION_COLUMN} FROM {relation(of_day)}")  # noqa: S608  # see below
     rows = f"({' UNION ALL BY NAME '.join(days)})"
@@ -94,7 +94,7 @@ def entries_sql(store_uri: str, storage_options: Mapping[str, str] | None = None
 
 
 def no_entries_sql() -> str:
-    """Return DuckDB's SQL for the same columns without rows."""
+    """Return DuckDB's SQL for a relation with the columns of `entries_sql` but without rows."""
     day = f"NULL::DATE AS {PARTITION_COLUMN}"
     return _readable(f"(SELECT *, {day} FROM {empty_relation(ENTRIES)})")  # noqa: S608  # the table's own names
 
@@ -107,7 +107,7 @@ def _readable(rows: str) -> str:
 def rows_sql(store_uri: str, name: str, storage_options: Mapping[str, str] | None = None) -> str:
     """Return DuckDB's SQL for the unchanged live rows of a table, without `event_date`.
 
-    Raises `UserError` if there is no such table, or nothing was ever written to it.
+    Raises `UserError` if there is no such table or the table has no rows.
     """
     if files := live_files(store_uri, name, storage_options):
         return relation(files)
@@ -115,7 +115,7 @@ def rows_sql(store_uri: str, name: str, storage_options: Mapping[str, str] | Non
 
 
 def no_store(store_uri: str, missing: str) -> UserError:
-    """Return the error for a store without something; `missing` is what comes before its name."""
+    """Return the error for a missing table or store; `missing` precedes the store's address."""
     if "://" not in store_uri and not Path(store_uri).is_dir():
         missing = "no such directory:"
     return UserError(
@@ -127,7 +127,7 @@ def no_store(store_uri: str, missing: str) -> UserError:
 def open_table(
     store_uri: str, name: str, storage_options: Mapping[str, str] | None = None
 ) -> DeltaTable | None:
-    """Return the current version of a table; `None` if there is none.
+    """Return the current version of a table; `None` if the table does not exist.
 
     Raises `UserError` with one line if the storage does not answer or the log cannot be read.
     """
@@ -187,7 +187,7 @@ def gaps_sql(store_uri: str, storage_options: Mapping[str, str] | None = None) -
 
 
 def gaps_of_files(files: Sequence[str]) -> str:
-    """Return the same as `gaps_sql` for known files."""
+    """Return DuckDB's SQL for the rows of these files of `gaps`; without files, no rows."""
     return relation(files) if files else empty_relation(GAPS)
 
 
@@ -206,7 +206,7 @@ _SQL_TYPES: Final[Mapping[str, str]] = {
 def empty_relation(schema: TableSchema) -> str:
     """Return DuckDB's SQL for a table without rows, with the columns of `relation`.
 
-    It is typed, so that queries find columns and operators even if there are no rows yet.
+    The columns have types, so that queries work even if there are no rows yet.
     """
     columns = ", ".join(
         f"NULL::{_sql_type(column)} AS {column.name}"
@@ -227,7 +227,7 @@ def _sql_type(column: StoreColumn) -> str:
 def files_of(
     store_uri: str, name: str, storage_options: Mapping[str, str] | None = None
 ) -> dict[str | None, list[str]]:
-    """Return the files of a table as `days_of_files` does; empty if there is no such table."""
+    """Return a table's files by day, as `days_of_files` does; empty if there is no such table."""
     table = open_table(store_uri, name, storage_options)
     return {} if table is None else days_of_files(table)
 
@@ -266,8 +266,8 @@ def count_rows(
 
 
 def escape_path(uri: str) -> str:
-    """Return a file in the form for DuckDB in which nothing in its name is a pattern."""
-    # DuckDB takes these characters in a path for patterns, but not a class of one character.
+    """Return a file's path with all characters escaped that DuckDB would read as a pattern."""
+    # In brackets, each of these characters matches only itself.
     return re.sub(r"[*?\[]", r"[\g<0>]", uri) if uri.startswith("/") else uri
 
 
@@ -278,6 +278,6 @@ def quoted(text: str) -> str:
 
 
 def quoted_name(name: str) -> str:
-    """Return a column's name as an SQL identifier, whatever it contains."""
+    """Return a column's name as an SQL identifier, in quotes."""
     escaped = name.replace('"', '""')
     return f'"{escaped}"'

@@ -25,13 +25,16 @@ class StoreColumn:
     kind: DataType
     """The Arrow type."""
     made_as: DataType | None = None
-    """Type of the Python values, if Arrow arrays of `kind` are made by a cast."""
+    """Arrow type of the Python values, if they must be cast to `kind`."""
     nullable: bool = False
     encoding: Literal["DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"] | None = None
     """The Parquet encoding; absent if a dictionary is best."""
 
     def array(self, values: Any) -> Array:  # noqa: ANN401  # any sequence of the column's values
-        """Return the Arrow array; raises TypeError or ValueError for values of another type."""
+        """Return the values as an Arrow array.
+
+        Raises `TypeError` or `ValueError` for values of another type.
+        """
         if "Decimal128" in str(self.kind):
             # Arrow does not make decimals from Python integers, but parses them from text.
             texts = [None if value is None else str(value) for value in values]
@@ -58,7 +61,7 @@ class TableSchema:
 
     @cached_property
     def arrow(self) -> Schema:
-        """The Arrow schema."""
+        """Return the schema in Arrow's form."""
         fields = [
             Field(column.name, column.kind, nullable=column.nullable) for column in self.columns
         ]
@@ -67,8 +70,7 @@ class TableSchema:
     def table_of(self, rows: Sequence[tuple[Any, ...]]) -> Table:
         """Return the Arrow table of rows whose values are in the columns' order.
 
-        Raises `TypeError` or `ValueError` for a value of another type than its column's; values are
-        never cast silently.
+        Raises `TypeError` or `ValueError` if a value does not have its column's type.
         """
         # Rows come one by one, but Arrow stores columns.
         by_column = zip(*rows, strict=True)
@@ -163,7 +165,7 @@ PODS: Final = TableSchema(
 )
 
 _SHORT_LIVED: Final[Mapping[str, str]] = {
-    # There are many small commits, but only the newest is ever read.
+    # There are many small commits, but only the newest version is ever read.
     "delta.logRetentionDuration": "interval 1 days",
     "delta.deletedFileRetentionDuration": "interval 1 days",
 }

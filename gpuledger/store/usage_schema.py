@@ -1,14 +1,14 @@
 """The tables for bills: usage by minute, hour and day, and the tables that usage is joined with.
 
 `usage` has sums per minute: one row, or several that add up, for each device, category, and pod or
-allocation. `usage_hourly` and `usage_daily` have the same by hour and day; a row's last offset is
-that of the last event in it. All amounts are whole numbers, so sums over rows equal the sums over
-the events exactly.
+allocation. `usage_hourly` and `usage_daily` have such sums by hour and by day. `last_offset` is the
+offset of the last event in a row. All amounts are whole numbers, so sums over rows equal the sums
+over the events exactly.
 
 `nodes`, `namespaces` and `inventory` have a row for each version; the version in force at a time is
-the last one with `in_force_from` at or before it. They are joined when they are read, so that
-versions that arrive late also count. `incidents` has one row per incident, because incidents never
-change.
+the last version whose `in_force_from` is at or before that time. Versions are joined to usage when
+it is read, so that versions that arrive late also count. `incidents` has one row per incident,
+because incidents never change.
 """
 
 from typing import Final

@@ -3,8 +3,8 @@
 `create_views` creates a view for each table, without rows if the table has none yet. The views of
 usage have all columns of their table, the columns in `READABLE`, and the current description of
 the pod, the allocation, the node and the namespace. A row gets the version in force at its start,
-or the first version if it is older than that. Views of tables with versions have `valid_to`, null
-for the last version.
+or the first version if the row is older. Views of tables with versions have the column `valid_to`,
+which is null for the last version.
 """
 
 from collections.abc import Mapping
@@ -104,7 +104,7 @@ TABLES: Final[Mapping[str, TableSchema]] = {
 def create_views(
     connection: Connection, store_uri: str, storage_options: Mapping[str, str] | None = None
 ) -> dict[str, list[str]]:
-    """Create a view for each table; return the files of each, empty if it has no rows yet.
+    """Create a view for each table; return each table's files, none if it has no rows yet.
 
     Days and times are in UTC. Raises `UserError` if there is no store.
     """
@@ -140,9 +140,10 @@ def _view(
 
 
 def versions_sql(name: str, rows: str) -> str:
-    """Return the SQL for versions, with the time at which the next version replaces each.
+    """Return the SQL for a table's versions, with the column `valid_to`.
 
-    A version may have several rows; all of them end at the same time.
+    `valid_to` is the time at which the next version replaces a version. A version may have several
+    rows; all of them have the same `valid_to`.
     """
     keys, order = _VERSIONED[name]
     return (
@@ -191,10 +192,10 @@ def _with_version(
         absent = ", ".join(f"NULL::VARCHAR AS {name}" for name in has.values())
         return f"(SELECT *, {absent} FROM {rows})"  # noqa: S608  # the tables' own names
     own = ", ".join(keys)
-    # The first version also applies to earlier times, because no other one is known. If an object
-    # was deleted and created again, the new one applies from the deletion on. The hour in which it
-    # was created has only its usage, although the deleted one was in force when the hour began.
-    # Bills use the same rule (`gpuledger_reports.reading.versions`).
+    # The first version also applies to earlier times, because no earlier version is known. If an
+    # object was deleted and created again, the new object applies from the deletion on. The hour in
+    # which it was created contains only its own usage, although the deletion was in force when the
+    # hour began. Bills use the same rule (`gpuledger_reports.reading.versions`).
     history = f"OVER (PARTITION BY {own} ORDER BY in_force_from, kafka_offset)"
     since = (
         f"CASE WHEN row_number() {history} = 1 THEN TIMESTAMPTZ '0001-01-01 00:00:00+00'"
@@ -216,7 +217,7 @@ def _with_version(
         f"(SELECT * FROM {versions} QUALIFY lead(in_force_from)"  # noqa: S608  # the tables' own names
         f" OVER (PARTITION BY {own}, in_force_from ORDER BY {NEWEST_LAST}) IS NULL)"
     )
-    # A repeated deletion adds nothing.
+    # Only the first of several consecutive deletions counts.
     first_deletions = (
         f"(SELECT * FROM {one_a_time} QUALIFY deleted_time IS NULL"  # noqa: S608  # as above
         f" OR lag(deleted_time) {history} IS NULL)"
@@ -236,7 +237,7 @@ def valid_through(
 ) -> datetime | None:
     """Return the time through which a table of a store is complete, by its newest commits.
 
-    Unresponsive nodes and gaps are excepted. `None` if no commit has such a time.
+    The time does not cover unresponsive nodes and gaps. Returns `None` if no commit has a time.
     """
     table = open_table(store_uri, name, storage_options)
     if table is None:

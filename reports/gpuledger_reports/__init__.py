@@ -1,1 +1,1 @@
-"""Bills from the store, as batch jobs and over HTTP. Never reads Kafka."""
+"""Makes bills from the store, for commands and over HTTP. Does not read Kafka."""

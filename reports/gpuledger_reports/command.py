@@ -1,4 +1,4 @@
-"""`gpuledger reports`: wires the HTTP service. Does not calculate bills."""
+"""`gpuledger reports`: connects settings, HTTP endpoints and the processes that make bills."""
 
 from functools import partial
 from typing import Final
@@ -46,7 +46,7 @@ def main() -> int:
         examples=EXAMPLES,
         common=COMMON,
     )
-    # Before serving, so that mistakes in the price file are reported to whoever starts the service.
+    # Read before serving, so that an invalid price file prevents the start.
     read = read_policy(settings.prices)
     description()
     start_server()
@@ -58,7 +58,7 @@ def main() -> int:
 
 
 async def serve(settings: ReportsSettings, readiness: Readiness, *, pages: ReportPages) -> None:
-    """Answer the endpoints' questions until cancelled."""
+    """Answer the questions of `pages` until cancelled."""
     answer_settings = AnswerSettings(
         store_uri=settings.store.uri,
         storage_options=settings.store.storage_options,

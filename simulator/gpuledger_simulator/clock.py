@@ -1,7 +1,7 @@
 """The simulation's clocks: one that runs faster than real time, and one that tests move by hand.
 
 Both keep scenario time: event times, sleeps and intervals are in scenario seconds. `NodeClock` adds
-a node's own view, whose wall clock may be wrong and may be set.
+a node's wall clock, which may be wrong and may be set.
 """
 
 import asyncio
@@ -12,25 +12,25 @@ from gpuledger.clock import NS_PER_SECOND, Clock, SystemClock
 
 
 class ScaledClock:
-    """Scenario time: `epoch + (real time - epoch) * speed`, so that all processes agree on it."""
+    """Scenario time: `epoch + (real time - epoch) * speed`; equal in all processes of a run."""
 
     def __init__(self, *, epoch_ns: int, speed: float, machine: Clock | None = None) -> None:
         self._machine = machine or SystemClock()
         self._epoch_ns = epoch_ns
         self._speed = speed
-        # Relative to this process's start: only differences of a monotonic clock are meaningful.
+        # The monotonic clock starts with this process, because only its differences are meaningful.
         self._monotonic_zero_ns = self._machine.monotonic_ns()
 
     def time_ns(self) -> int:
-        """Nanoseconds since the Unix epoch, in scenario time."""
+        """Return nanoseconds since the Unix epoch, in scenario time."""
         return self._epoch_ns + int((self._machine.time_ns() - self._epoch_ns) * self._speed)
 
     def monotonic_ns(self) -> int:
-        """Nanoseconds that never decrease, in scenario time."""
+        """Return nanoseconds that never decrease, in scenario time."""
         return int((self._machine.monotonic_ns() - self._monotonic_zero_ns) * self._speed)
 
     def boottime_ns(self) -> int:
-        """Nanoseconds since the scenario's epoch; `NodeClock` counts from the node's boot."""
+        """Return nanoseconds since the scenario's epoch; `NodeClock` counts from its boot."""
         return self.time_ns() - self._epoch_ns
 
     async def sleep(self, seconds: float) -> None:
@@ -50,15 +50,15 @@ class ManualClock:
         self._now_ns += round(seconds * NS_PER_SECOND)
 
     def time_ns(self) -> int:
-        """Nanoseconds since the Unix epoch."""
+        """Return nanoseconds since the Unix epoch."""
         return self._now_ns
 
     def monotonic_ns(self) -> int:
-        """Nanoseconds since this clock was created."""
+        """Return nanoseconds since this clock was created."""
         return self._now_ns - self._start_ns
 
     def boottime_ns(self) -> int:
-        """Nanoseconds since this clock was created."""
+        """Return nanoseconds since this clock was created."""
         return self._now_ns - self._start_ns
 
     async def sleep(self, seconds: float) -> None:
@@ -79,8 +79,8 @@ class SetClock(NamedTuple):
 class NodeClock:
     """A node's clock: the simulation's clock, with a wall clock that can be set and a boot time.
 
-    Events on the node happen in scenario time, whatever its wall clock shows. The time since boot
-    and the monotonic clock are never set.
+    Events on the node happen in scenario time, independent of the node's wall clock. The time since
+    boot and the monotonic clock are never set.
     """
 
     def __init__(self, clock: Clock, *, boot_time_ns: int, steps: Sequence[SetClock] = ()) -> None:
@@ -89,23 +89,23 @@ class NodeClock:
         self._steps = tuple(steps)
 
     def time_ns(self) -> int:
-        """Nanoseconds since the Unix epoch on the node's wall clock."""
+        """Return nanoseconds since the Unix epoch on the node's wall clock."""
         return self.shown_ns(self._clock.time_ns())
 
     def shown_ns(self, scenario_ns: int) -> int:
         """Return the wall clock's reading at an instant of scenario time."""
         if not self._steps:
             return scenario_ns
-        # Steps are relative, so all earlier steps add up.
+        # Steps are relative, so the steps before this instant add up.
         set_by_ns = sum(step.by_ns for step in self._steps if step.at_ns <= scenario_ns)
         return max(0, scenario_ns + set_by_ns)
 
     def monotonic_ns(self) -> int:
-        """Nanoseconds that never decrease."""
+        """Return nanoseconds that never decrease."""
         return self._clock.monotonic_ns()
 
     def boottime_ns(self) -> int:
-        """Nanoseconds since the node's boot."""
+        """Return nanoseconds since the node's boot."""
         return self._clock.time_ns() - self._boot_time_ns
 
     async def sleep(self, seconds: float) -> None:

@@ -1,11 +1,11 @@
 """The physical state of one GPU: kernels that run, memory in use, energy drawn.
 
-This module answers questions about a device at any instant, in nanoseconds since the scenario's
-start. It models a time-slicing device: each process alternates between work that it submits at once
-and a gap; one kernel runs at a time, and processes with work take turns in time slices. On a
-MIG-partitioned GPU each instance is such a device. Time is simulated only as far as callers ask,
-and the results are kept as intervals, so that the same question about the past always has the same
-answer.
+This module returns the state of a device at any instant, in nanoseconds since the scenario's start.
+It models a time-slicing device. Each process submits work, and after the work has run, it waits for
+some time before it submits more. One kernel runs at a time, and processes with work take turns in
+time slices. On a MIG-partitioned GPU, each instance is such a device. Time is simulated only as far
+as callers ask, and the results are kept as intervals, so queries about the same time always return
+the same state.
 
 `gpuledger_simulator.nvml` reports this state in NVML's formats.
 """
@@ -57,12 +57,12 @@ class Stream:
     ) -> None:
         self._visits = deque(visits or [(NEVER_NS, NEVER_NS)])
         self.start_ns, self.end_ns = self._visits.popleft()
-        """Start and end of the current visit, or of the next one."""
+        """Start and end of the current or next visit, while the process has the GPU open."""
         self.busy = BusyTime()
         self.pending = BusyTime()
-        """Times from each submission to its end."""
+        """Times from each submission of work to the end of the work."""
         self.waits_since_ns: int | None = self.start_ns
-        """Time up to which `pending` covers the current work; `None` if there is none."""
+        """Time up to which `pending` covers the current work; `None` if there is no work."""
         self.remaining_ns = 0
         self._kernel_ns = kernel_ns
         self._gap_ns = kernel_ns * (1 - busy_ratio) / busy_ratio
@@ -70,22 +70,22 @@ class Stream:
         self.submit()
 
     def submit(self) -> None:
-        """Submit the next work, with a random duration around the mean."""
+        """Submit the next work, with a random duration around the mean duration."""
         self.remaining_ns = max(1, int(self._kernel_ns * (0.5 + self._random.random())))
 
     def gap_ns(self) -> int:
-        """Draw the time until the next submission, around the mean."""
+        """Return a random time until the next submission, around the mean, in nanoseconds."""
         return int(self._gap_ns * (0.5 + self._random.random()))
 
     def ran(self, start_ns: int, end_ns: int) -> None:
-        """Record that its kernels ran in an interval."""
+        """Record that the stream's kernels ran in an interval."""
         self.busy.add(start_ns, end_ns)
         waited_ns = start_ns if self.waits_since_ns is None else self.waits_since_ns
         self.pending.add(waited_ns, end_ns)
         self.waits_since_ns = end_ns
 
     def comes_again(self) -> bool:
-        """End the visit, with any unfinished work; return whether another one follows."""
+        """End the visit, with any unfinished work; return whether another visit follows."""
         if not self._visits:
             return False
         if self.waits_since_ns is not None and self.waits_since_ns < self.end_ns:
@@ -96,7 +96,7 @@ class Stream:
         return True
 
     def pending_until(self, time_ns: int) -> int:
-        """Return the time before `time_ns` during which it had work, running or waiting."""
+        """Return for how long before `time_ns` the stream had work, running or waiting, in ns."""
         found = self.pending.until(time_ns)
         if self.waits_since_ns is None:
             return found
@@ -110,7 +110,7 @@ class Kernels:
         self._time_slice_ns = time_slice_ns
         self._now_ns = 0
         self._ready: deque[Stream] = deque()
-        # The order breaks ties, because streams cannot be compared and runs must be repeatable.
+        # The order breaks ties, because streams cannot be compared and runs must be reproducible.
         self._waiting = [(stream.start_ns, order, stream) for order, stream in enumerate(streams)]
         self._order = {id(stream): order for order, stream in enumerate(streams)}
         heapq.heapify(self._waiting)
@@ -148,7 +148,7 @@ class Kernels:
             self._leave(stream)
             return
         if stream.remaining_ns > 0:
-            # Streams that became ready in the meantime come first; otherwise a stream with much
+            # Streams that became ready in the meantime come first. Otherwise a stream with much
             # work would run twice in a row.
             self._wake()
             self._ready.append(stream)
@@ -167,7 +167,7 @@ class Kernels:
             heapq.heappush(self._waiting, (stream.start_ns, self._order[id(stream)], stream))
 
     def _turn_ns(self, stream: Stream) -> int:
-        """Duration of the stream's turn: all of its work if no other stream has any."""
+        """Return the duration of the stream's turn: all of its work if no other stream has work."""
         if self._ready:
             return min(stream.remaining_ns, self._time_slice_ns)
         if not self._waiting:
@@ -180,7 +180,7 @@ class BusyTime:
     """Busy intervals in order of time, with bounded memory.
 
     If there are too many intervals, pairs in the older half are merged. Sums up to the start of a
-    pair stay exact; within a pair the busy time counts as spent at the beginning.
+    pair stay exact; within a pair, the busy time counts as spent at the beginning of the pair.
     """
 
     def __init__(self, *, max_intervals: int = MAX_INTERVALS) -> None:
@@ -203,7 +203,7 @@ class BusyTime:
         self._end_ns = end_ns
 
     def until(self, time_ns: int) -> int:
-        """Busy nanoseconds before `time_ns`."""
+        """Return the busy time before `time_ns`, in nanoseconds."""
         at = bisect_right(self._starts, time_ns) - 1
         if at < 0:
             return 0
@@ -228,15 +228,15 @@ class DeviceFacts:
     name: str
     """Product name."""
     memory_bytes: int
-    """Size of the device memory."""
+    """Size of the device memory, in bytes."""
     unified_memory: bool
-    """Whether it shares the node's memory."""
+    """Whether the GPU shares the node's memory."""
     idle_watts: float
     """Power draw while no kernel runs."""
     max_watts: float
     """Power draw while kernels with the highest draw run."""
     context_watts: float
-    """Power draw beyond idle while any process has it open."""
+    """Power draw beyond idle while at least one process has the GPU open."""
     model: GpuModel
     """Other properties of the product."""
     ailments: HealthFaults = field(default_factory=HealthFaults)
@@ -244,11 +244,11 @@ class DeviceFacts:
 
     @property
     def architecture(self) -> Architecture:
-        """Properties of its generation."""
+        """Properties of the product's generation."""
         return ARCHITECTURES[self.model.architecture]
 
     mig_gpu: MigGpu | None
-    """MIG profiles; `None` if it does not support MIG."""
+    """MIG profiles of the product; `None` if it does not support MIG."""
     cuts: list[Cut]
     """MIG layouts in order of time."""
     energy_step_ns: int
@@ -266,10 +266,10 @@ class DeviceFacts:
 
 
 def describe_gpu(group: GpuGroup, *, uuid: str, index: int) -> DeviceFacts:
-    """Return a GPU's properties, from the scenario and otherwise from the product data.
+    """Return a GPU's properties, from the scenario, otherwise from the product data.
 
-    Raises `UserError` if the product does not support a MIG layout of the scenario, or would draw
-    more than its maximum.
+    Raise `UserError` if the product does not support a MIG layout of the scenario, or if idle and
+    context power together exceed the maximum power.
     """
     model = MODELS.get(group.model, UNLISTED)
     memory_bytes = group.memory_bytes or model.memory_bytes
@@ -305,7 +305,7 @@ def describe_gpu(group: GpuGroup, *, uuid: str, index: int) -> DeviceFacts:
 
 
 class SimulatedGpu:
-    """One GPU and all processes that ever use it; thread-safe."""
+    """One GPU and all processes that use it during the scenario; thread-safe."""
 
     def __init__(
         self,
@@ -317,7 +317,7 @@ class SimulatedGpu:
     ) -> None:
         self.facts = facts
         self.processes = processes
-        # Skipped if contexts draw nothing, because scenarios of several days have many processes.
+        # Skipped if contexts draw no power, because scenarios of several days have many processes.
         self._contexts = plan_contexts(processes) if facts.context_watts else []
         self._lock = Lock()
         self._streams = {
@@ -343,35 +343,36 @@ class SimulatedGpu:
         }
 
     def busy_ns(self, process: PlannedProcess, start_ns: int, end_ns: int) -> int:
-        """Time within [start, end) during which the process's kernels ran."""
+        """Return for how long within [start, end) the process's kernels ran, in nanoseconds."""
         with self._lock:
             self._kernels[process.spec.instance].run_until(end_ns)
             busy = self._streams[process].busy
             return busy.until(end_ns) - busy.until(start_ns)
 
     def pending_ns(self, process: PlannedProcess, start_ns: int, end_ns: int) -> int:
-        """Time within [start, end) during which the process had work, running or waiting."""
+        """Return for how long within [start, end) a process had work, running or waiting, in ns."""
         with self._lock:
             self._kernels[process.spec.instance].run_until(end_ns)
             stream = self._streams[process]
             return stream.pending_until(end_ns) - stream.pending_until(start_ns)
 
     def device_busy_ns(self, start_ns: int, end_ns: int) -> int:
-        """Time within [start, end) during which any kernel ran; instances count by their share."""
+        """Return for how long within [start, end) kernels ran, in ns; instances count by share."""
         return sum(
             round(self.busy_ns(process, start_ns, end_ns) * self.share(process))
             for process in self.processes
         )
 
     def memory_busy_ns(self, process: PlannedProcess, start_ns: int, end_ns: int) -> float:
-        """Time within [start, end) during which the process kept the memory controller busy."""
+        """Return for how long within [start, end) the process used the memory controller, in ns."""
         return self.busy_ns(process, start_ns, end_ns) * process.spec.load.memory_ratio
 
     def mixed_ns(self, what: str, start_ns: int, end_ns: int) -> float:
-        """Time within [start, end), weighted by one field of the processes' kernel mix.
+        """Return the time within [start, end), weighted by one field of the processes' kernel mix.
 
-        For a ratio, this is the time during which that part of the chip worked; for a rate in bytes
-        per second, the number of bytes times 1e9.
+        If the field is a ratio, the result is the time during which this part of the chip worked,
+        in nanoseconds. If it is a rate in bytes per second, the result is the number of bytes times
+        1e9.
         """
         worked_ns = 0.0
         for process in self.processes:
@@ -386,45 +387,45 @@ class SimulatedGpu:
             return [span for span in self._streams[process].busy.intervals() if span[0] < until_ns]
 
     def cut(self, time_ns: int) -> Cut | None:
-        """Return the MIG layout at `time_ns`, or `None` while the GPU is unpartitioned."""
+        """Return the MIG layout at `time_ns`; `None` while the GPU is unpartitioned."""
         return cut_at(self.facts.cuts, time_ns)
 
     def cuts_within(self, start_ns: int, end_ns: int) -> list[Cut]:
-        """Return the layouts that the GPU had at any time within [start, end)."""
+        """Return the layouts that the GPU had at some time within [start, end)."""
         first = self.cut(start_ns)
         return [cut for cut in self.facts.cuts if cut is first or start_ns < cut.start_ns < end_ns]
 
     def instance_of(self, process: PlannedProcess) -> SimulatedInstance | None:
-        """Return the instance in which a process runs, or `None` on an unpartitioned GPU."""
-        # The process's start determines the layout: the scenario's checks ensure that it does not
-        # change while the process runs.
+        """Return the instance in which a process runs; `None` on an unpartitioned GPU."""
+        # The start of the process determines the layout, because the scenario's checks ensure that
+        # the layout does not change while the process runs.
         cut, index = self.cut(process.start_ns), process.spec.instance
         return None if cut is None or index is None else cut.instances[index]
 
     def share(self, process: PlannedProcess) -> float:
-        """Return the share of the GPU's multiprocessors that a process can use."""
+        """Return the share of the GPU's multiprocessors that a process can use, from 0 to 1."""
         instance = self.instance_of(process)
         return instance.share if instance else 1.0
 
     def users(self, time_ns: int) -> list[PlannedProcess]:
-        """Return the processes that have the GPU open at `time_ns`, and so use its memory."""
+        """Return the processes that have the GPU open at `time_ns` and therefore use its memory."""
         return [process for process in self.processes if process.is_on_gpu(time_ns)]
 
     def used_bytes(self, time_ns: int) -> int:
-        """Memory that processes use at `time_ns`."""
+        """Return the memory that processes use at `time_ns`, in bytes."""
         return sum(process.spec.memory_bytes for process in self.users(time_ns))
 
     def kernel_joules(self, process: PlannedProcess, start_ns: int, end_ns: int) -> float:
-        """Energy of the process's kernels within [start, end), beyond idle and contexts."""
+        """Return the energy of a process's kernels in [start, end), beyond idle and contexts."""
         return self._kernel_joules(self._drawing_ns(process, start_ns, end_ns))
 
     def context_joules(self, start_ns: int, end_ns: int) -> float:
-        """Energy drawn within [start, end) because processes had the GPU open."""
+        """Return the energy drawn within [start, end) because processes had the GPU open."""
         spans = (span.overlap_ns(start_ns, end_ns) for span in self._contexts)
         return sum(spans) / NS_PER_SECOND * self.facts.context_watts
 
     def context_joules_of(self, process: PlannedProcess, start_ns: int, end_ns: int) -> float:
-        """Return a process's part of `context_joules`, which concurrent processes share equally."""
+        """Return a process's part of `context_joules`; concurrent processes share it equally."""
         spans = (
             span.overlap_ns(start_ns, end_ns) / len(span.processes)
             for span in self._contexts
@@ -433,13 +434,13 @@ class SimulatedGpu:
         return sum(spans) / NS_PER_SECOND * self.facts.context_watts
 
     def joules(self, start_ns: int, end_ns: int) -> float:
-        """Energy drawn within [start, end); times before the scenario's start count as idle."""
+        """Return the energy drawn within [start, end); before the scenario's start, all is idle."""
         idle = (end_ns - start_ns) / NS_PER_SECOND * self.facts.idle_watts
         drawing_ns = sum(self._drawing_ns(one, start_ns, end_ns) for one in self.processes)
         return idle + self.context_joules(start_ns, end_ns) + self._kernel_joules(drawing_ns)
 
     def _drawing_ns(self, process: PlannedProcess, start_ns: int, end_ns: int) -> float:
-        """Time for which kernels at maximum draw would use the same energy as the process's."""
+        """Return the time in which kernels at maximum draw would use the same energy, in ns."""
         # A busy instance draws its share of the GPU's power.
         busy_ns = round(self.busy_ns(process, start_ns, end_ns) * self.share(process))
         return busy_ns * process.spec.load.draw_ratio
@@ -462,12 +463,12 @@ class ContextSpan:
     """The processes; at least one."""
 
     def overlap_ns(self, start_ns: int, end_ns: int) -> int:
-        """Return the length of its overlap with [start, end)."""
+        """Return for how long the span overlaps [start, end), in nanoseconds."""
         return max(0, min(end_ns, self.end_ns) - max(start_ns, self.start_ns))
 
 
 def plan_contexts(processes: Sequence[PlannedProcess]) -> list[ContextSpan]:
-    """Return the times at which processes have a GPU open, in order."""
+    """Return the spans during which processes have a GPU open, in order of time."""
     changes = sorted({time for one in processes for visit in one.visits for time in visit})
     spans = (
         ContextSpan(

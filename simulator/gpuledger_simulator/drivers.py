@@ -1,8 +1,8 @@
-"""The ways in which a node's driver reports readings, from NVML's documentation and public reports.
+"""Models of how drivers report readings, from NVML's documentation and public reports.
 
-The driver model does not change the state of a GPU, only how the driver reports it. Agents do not
-know which model they read from, and must be right with each. The defaults describe the driver that
-is easiest to read.
+A model does not change the state of a GPU, only how the driver reports the state. Agents do not
+detect which model they read from, and must be right with each model. The defaults describe the
+driver that is easiest to read.
 """
 
 from typing import Annotated, Literal

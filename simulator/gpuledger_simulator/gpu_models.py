@@ -1,6 +1,6 @@
 """Product data: GPU models, their generations, and the MIG instances that they support.
 
-This module contains only product data and MIG geometry. The scenario places GPUs in nodes, and
+This module contains only product data and MIG geometry. The scenario assigns GPUs to nodes, and
 `gpuledger_simulator.device` simulates the load of an instance.
 """
 
@@ -144,7 +144,7 @@ class Architecture:
     has_profiling: bool = False
     """Whether the chip's counters can be read without a profiler (GPM)."""
     remaps_rows: bool = True
-    """Whether it remaps memory rows; older generations retire pages."""
+    """Whether the generation remaps memory rows; older generations retire pages."""
     has_thresholds: bool = True
     """Whether the driver reports temperature thresholds."""
     has_margins: bool = False
@@ -190,7 +190,7 @@ class MigSlices(NamedTuple):
     """Number of memory slices."""
 
 
-# The profiles of each GPU in this order; the last one is the whole GPU.
+# The profiles of each GPU have these slices, in this order; the last profile is the whole GPU.
 _SEVENTHS: Final = (
     MigSlices(1, 1),
     MigSlices(1, 2),
@@ -243,7 +243,7 @@ GPU User Guide". The larger profile with one compute slice has two memory slices
 
 
 def mig_gpu_of(name: str, *, memory_bytes: int) -> MigGpu | None:
-    """Return the MIG profiles of a product, or `None` if it does not support MIG."""
+    """Return the MIG profiles of a product; `None` if the product does not support MIG."""
     words = re.split(r"[\s-]+", name)
     mig_gpus = [mig_gpu for mig_gpu in MIG_GPUS if mig_gpu.product in words]
     return min(
@@ -263,27 +263,27 @@ class SimulatedInstance:
     device_index: int
     """NVML's index of the instance; index 0 stays unused if the layout leaves room on the GPU."""
     gpu_instance: int
-    """NVML's id of its GPU instance."""
+    """NVML's id of the instance's GPU instance."""
     compute_instance: int
-    """NVML's id of its compute instance within the GPU instance."""
+    """NVML's id of the instance's compute instance within the GPU instance."""
     profile: str
-    """Profile."""
+    """MIG profile, such as `1g.18gb`."""
     mig_gpu: MigSlices
     """Slices of the whole GPU."""
     gpu_slices: int
-    """Compute slices of its GPU instance."""
+    """Compute slices of the instance's GPU instance."""
     compute_slices: int
     """Compute slices of the instance itself."""
     memory_bytes: int
-    """Memory of its GPU instance."""
+    """Memory of the instance's GPU instance, in bytes."""
     start: int
-    """Start of its GPU instance on the GPU, in memory slices."""
+    """Start of the instance's GPU instance on the GPU, in memory slices."""
     slices: int
-    """Memory slices of its GPU instance."""
+    """Memory slices of the instance's GPU instance."""
 
     @property
     def share(self) -> float:
-        """Return its share of the GPU's multiprocessors."""
+        """The instance's share of the GPU's multiprocessors, from 0 to 1."""
         return self.compute_slices / self.mig_gpu.compute
 
 
@@ -292,7 +292,7 @@ class Cut:
     """A GPU's MIG layout from a given time."""
 
     start_ns: int
-    """Start time, since the scenario's start."""
+    """Start time, in nanoseconds since the scenario's start."""
     instances: tuple[SimulatedInstance, ...]
     """Instances in the scenario's order."""
 
@@ -300,9 +300,9 @@ class Cut:
 def plan_cuts(
     layouts: Sequence[ScenarioMigLayout], *, gpu_uuid: str, mig_gpu: MigGpu | None, room_bytes: int
 ) -> list[Cut]:
-    """Plan a GPU's MIG layouts; `room_bytes` is its memory without the driver's reserve.
+    """Return a GPU's MIG layouts; `room_bytes` is its memory without the driver's reserve.
 
-    Raises `UserError` if the GPU does not support a layout.
+    Raise `UserError` if the GPU does not support a layout.
     """
     if layouts and mig_gpu is None:
         raise UserError("gpus.mig: this GPU model does not support MIG; remove gpus.mig")
@@ -317,7 +317,7 @@ def plan_cuts(
 
 
 def cut_at(cuts: Sequence[Cut], time_ns: int) -> Cut | None:
-    """Return the layout at a given time, or `None` while the GPU is unpartitioned."""
+    """Return the layout at a given time; `None` while the GPU is unpartitioned."""
     found = [cut for cut in cuts if cut.start_ns <= time_ns]
     return found[-1] if found else None
 
@@ -325,11 +325,14 @@ def cut_at(cuts: Sequence[Cut], time_ns: int) -> Cut | None:
 def _instances(
     layout: ScenarioMigLayout, mig_gpu: MigGpu, layout_id: str, room_bytes: int
 ) -> Iterator[SimulatedInstance]:
-    """Yield a layout's instances; their GPU instances are placed one after another."""
+    """Yield a layout's instances; their GPU instances are placed one after another.
+
+    Raise `UserError` if a profile is unknown or the instances need more slices than the GPU has.
+    """
     listed = [[given] if isinstance(given, str) else given for given in layout.instances]
     whole = mig_gpu.whole
     # The driver leaves index 0 unused if the layout leaves room on the GPU, and also after a GPU
-    # instance was destroyed. A reader that stops at the first hole sees no instance.
+    # instance was destroyed. An agent that stops at the first unused index would find no instance.
     device_index = 1 if sum(map(len, listed)) < whole.compute else 0
     taken = MigSlices(0, 0)
     for gpu_instance, profiles in enumerate(listed, start=1):
@@ -360,7 +363,10 @@ def _instances(
 
 
 def _read_profile(profile: str, mig_gpu: MigGpu) -> tuple[MigSlices, int]:
-    """Return the slices of a profile's GPU instance, and the profile's own compute slices."""
+    """Return the slices of a profile's GPU instance, and the profile's own compute slices.
+
+    Raise `UserError` if the profile is unknown.
+    """
     found = _PROFILE.fullmatch(profile)
     own = mig_gpu.profiles.get(found[2]) if found else None
     if found is None or own is None:

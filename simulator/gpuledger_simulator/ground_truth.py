@@ -1,6 +1,6 @@
-"""Exact usage by pod: the reference that an attribution is measured against.
+"""Exact usage by pod: the reference with which an attribution is compared.
 
-This module sums the kernels' busy intervals by pod, without going through NVML.
+This module sums the busy intervals of kernels by pod, without NVML.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,15 +26,15 @@ class PodUsage:
     owner_name: str | None
     """Name of the workload."""
     busy_seconds: float
-    """Time during which its kernels ran, summed over GPUs."""
+    """Time during which the pod's kernels ran, summed over GPUs."""
     memory_byte_seconds: float
-    """Device memory multiplied by the time for which it was allocated."""
+    """Device memory of the pod multiplied by the time for which it was allocated."""
     joules: float
-    """Energy of its kernels, beyond the draw of idle GPUs and of contexts."""
+    """Energy of the pod's kernels, beyond the draw of idle GPUs and of contexts."""
     context_joules: float
-    """Its part of the energy that the GPUs drew because processes had them open. At each instant
-    the processes on a GPU share this draw equally. Idle energy, this and `joules`, summed over all
-    pods and the host, equal the energy that the GPUs drew."""
+    """The pod's part of the energy that the GPUs drew because processes had them open. At each
+    instant, the processes on a GPU share this draw equally. Idle energy plus this field and
+    `joules`, summed over all pods and the host, equal the energy that the GPUs drew."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +42,13 @@ class Usage:
     """The usage of some processes within an interval."""
 
     busy_seconds: float
-    """Time during which their kernels ran, summed over GPUs."""
+    """Time during which the processes' kernels ran, summed over GPUs."""
     memory_byte_seconds: float
-    """Device memory multiplied by the time for which it was allocated."""
+    """Device memory of the processes multiplied by the time for which it was allocated."""
     joules: float
-    """Energy of their kernels, beyond the draw of idle GPUs and of contexts."""
+    """Energy of the processes' kernels, beyond the draw of idle GPUs and of contexts."""
     context_joules: float
-    """Their part of the energy that the GPUs drew because processes had them open; see
+    """The processes' part of the energy that the GPUs drew because processes had them open; see
     `PodUsage`."""
 
 
@@ -63,7 +63,7 @@ class InstanceUsage:
     profile: str
     """Profile of the instance."""
     usage: Usage
-    """Usage of its processes: busy time of the instance, energy of the whole GPU."""
+    """Usage of the instance's processes: busy time of the instance, energy of the whole GPU."""
 
 
 def instance_usages(
@@ -98,7 +98,7 @@ def sum_usage(
     *,
     of: PlannedPod | None,
 ) -> Usage:
-    """Sum the usage within [start, end) of a pod's processes, or of processes outside pods."""
+    """Return the usage within [start, end) of a pod's processes; `None` selects the host's."""
     pairs = [(gpu, process) for gpu in gpus for process in gpu.processes if process.pod is of]
     return _sum(pairs, start_ns, end_ns)
 
@@ -119,7 +119,7 @@ def _sum(pairs: Sequence[tuple[SimulatedGpu, PlannedProcess]], start_ns: int, en
 
 
 def pod_usage(pod: PlannedPod, usage: Usage, *, uid: str) -> PodUsage:
-    """Add the pod's names to the usage of its processes."""
+    """Return the usage of a pod's processes with the pod's names and UID."""
     owner = pod.spec.owner
     return PodUsage(
         uid=uid,

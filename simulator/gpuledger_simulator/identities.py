@@ -1,7 +1,7 @@
 """Ids that every process of a simulation derives identically: UUIDs, container ids, pids.
 
 A GPU keeps its UUID across runs, as real hardware does. Boots, pods and containers belong to one
-run, so their ids also depend on its epoch; this keeps two runs on one broker apart.
+run, so their ids also depend on the epoch of the run. This keeps two runs on one broker separate.
 """
 
 import hashlib
@@ -35,12 +35,12 @@ def pci_bus_id(index: int) -> str:
 
 
 def run_uuid(seed: int, epoch_ns: int, what: str) -> str:
-    """Return a UUID for something that belongs to one run, such as a boot or a pod."""
+    """Return a UUID for an object that belongs to one run, such as a boot or a pod."""
     return str(uuid5(_SPACE, f"{what}/{seed}/{epoch_ns}"))
 
 
 def container_id(seed: int, epoch_ns: int, what: str) -> str:
-    """Return a container id of 64 hexadecimal digits."""
+    """Return a container id of 64 hexadecimal digits, which belongs to one run."""
     return hashlib.sha256(f"container/{what}/{seed}/{epoch_ns}".encode()).hexdigest()
 
 
@@ -54,11 +54,11 @@ class Uids(Protocol):
     """A source of pod UIDs."""
 
     def uid(self, pod_key: str) -> str | None:
-        """Return the UID of the pod `namespace/name`, or `None` if it has none yet."""
+        """Return the UID of the pod `namespace/name`; `None` if the pod has no UID yet."""
 
 
 class DerivedUids:
-    """UIDs derived from seed and epoch, for the simulated API server and pods outside the API."""
+    """UIDs derived from seed and epoch, for pods outside a real API server."""
 
     def __init__(self, *, seed: int, epoch_ns: int) -> None:
         self._seed = seed
@@ -72,7 +72,7 @@ class DerivedUids:
 class FileUids:
     """UIDs that a real API server assigned, read from the file that `drive` writes.
 
-    The file is read again if a pod is missing. A file with another epoch counts as empty.
+    The file is read again if a pod is missing. A file with another epoch is ignored.
     """
 
     def __init__(self, path: Path, *, epoch_ns: int) -> None:
@@ -82,9 +82,9 @@ class FileUids:
         self._version_read: tuple[int, int, int] | None = None
 
     def uid(self, pod_key: str) -> str | None:
-        """Return the pod's UID, or `None` if the API server has not created the pod yet.
+        """Return the pod's UID; `None` if the API server has not created the pod yet.
 
-        Raises `UserError` if the file is not one that `drive` wrote.
+        Raise `UserError` if the file cannot be read or was not written by `drive`.
         """
         if pod_key not in self._uids:
             self._read_again()
@@ -103,7 +103,7 @@ class FileUids:
                 self._uids = dict(content["uids"])
             self._version_read = version
         except FileNotFoundError:
-            return  # `drive` has not written it yet; the next call tries again
+            return  # `drive` has not written the file yet; the next call tries again
         except OSError as error:
             raise UserError(f"{self._path}: cannot read the file: {error.strerror}") from error
         except (ValueError, KeyError, TypeError) as error:
@@ -114,7 +114,7 @@ class FileUids:
 
 
 def write_uids(path: Path, *, epoch_ns: int, uids: dict[str, str]) -> None:
-    """Write the file that `FileUids` reads, atomically."""
+    """Write the file that `FileUids` reads, atomically, so that a partial file is never read."""
     draft = path.with_name(f".{path.name}.draft")
     draft.write_text(json.dumps({"epoch_ns": epoch_ns, "uids": uids}, indent=1, sort_keys=True))
     draft.replace(path)

@@ -1,8 +1,8 @@
 """The scenario's nodes, pods and owners as Kubernetes objects, and the steps of a pod's life.
 
 This module defines the order of the steps, in nanoseconds since the scenario's start, and the form
-of the objects. `server` writes them. Resource versions come from the server, and so do UIDs if it
-is a real API server.
+of the objects. `server` writes the objects. Resource versions come from the server; UIDs do so only
+if it is a real API server.
 """
 
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ from gpuledger_simulator.plan import NEVER_NS, PlannedPod, gpu_groups
 from gpuledger_simulator.planned_run import PlannedRun
 from gpuledger_simulator.schema import Controller, Node, Owner, ScenarioContainer, ScenarioPod
 
-# The scenario's start of a pod is the start of its containers; the pod is created earlier.
+# The start of a pod in the scenario is the start of its containers; the pod is created earlier.
 CREATED_BEFORE_NS: Final = 1500 * NS_PER_MS
-# Pods of second 0 are all created at once, which takes a busy API server a while.
+# All pods that start at second 0 are created at once, which takes a busy API server longer.
 FIRST_CREATED_BEFORE_NS: Final = 6000 * NS_PER_MS
 TERMINATING_NS: Final = 500 * NS_PER_MS
 FINISHED_STAYS_NS: Final = 3000 * NS_PER_MS
@@ -29,7 +29,7 @@ RUNS_TO_AN_END: Final = ("Job", "CronJob", "PyTorchJob", "RayJob", "Workflow")
 
 
 class PodStep(StrEnum):
-    """A step in a pod's life that the API server sees."""
+    """A step in a pod's life that is visible in the API server."""
 
     CREATED = "created"
     RUNNING = "running"
@@ -51,7 +51,7 @@ class PodEvent:
 
 
 def pod_events(pods: list[PlannedPod]) -> list[PodEvent]:
-    """Return the steps of all pods that the API server has, in order of time."""
+    """Return the steps of all pods that exist in the API server, in order of time."""
     names: dict[tuple[str, str], list[PlannedPod]] = {}
     for pod in sorted(pods, key=lambda pod: pod.start_ns):
         if pod.spec.in_api:
@@ -61,7 +61,7 @@ def pod_events(pods: list[PlannedPod]) -> list[PodEvent]:
 
 
 def _one_after_another(pods: list[PlannedPod]) -> list[PodEvent]:
-    """Return the steps of pods with the same name: each is deleted before the next is created."""
+    """Return the steps of pods with the same name; each is deleted before the next is created."""
     events: list[PodEvent] = []
     followers = [pod.start_ns for pod in pods[1:]] + [NEVER_NS]
     free_from_ns = -FIRST_CREATED_BEFORE_NS
@@ -107,7 +107,7 @@ _QOS_CLASSES: Final = {
 
 
 def kube_time(time_ns: int) -> str:
-    """Format an instant as Kubernetes does: RFC 3339 in whole seconds."""
+    """Return an instant in the format of Kubernetes: RFC 3339 in whole seconds."""
     return datetime.fromtimestamp(time_ns // NS_PER_SECOND, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -135,14 +135,14 @@ def node_object(run: PlannedRun, node: Node) -> Json:
 
 
 def pod_object(run: PlannedRun, pod: PlannedPod, *, created_ns: int) -> Json:
-    """Return a pod as it is created: bound to its node, its containers not yet started."""
+    """Return a pod as it is created: bound to its node, without started containers."""
     spec = pod.spec
     controller = _controller(spec)
     controller_labels = {}
     if controller and controller.kind == "ReplicaSet":
         controller_labels = {"pod-template-hash": controller.name.rpartition("-")[2]}
     elif controller and controller.kind == "Job":
-        # Kubernetes 1.27 added the second name and kept the first.
+        # Kubernetes 1.27 added the second label and kept the first.
         names = ("job-name", "batch.kubernetes.io/job-name")
         controller_labels = dict.fromkeys(names, controller.name)
     label_fields: Json = {f"f:{name}": {} for name in spec.labels}
@@ -153,7 +153,7 @@ def pod_object(run: PlannedRun, pod: PlannedPod, *, created_ns: int) -> Json:
         "creationTimestamp": kube_time(run.epoch_ns + created_ns),
         "labels": {**controller_labels, **spec.labels},
         "annotations": spec.annotations,
-        # Bookkeeping of real API servers, included because readers have to skip it.
+        # Real API servers add this bookkeeping; it is included because clients have to skip it.
         "managedFields": [
             {
                 "manager": "kube-controller-manager",
@@ -181,7 +181,7 @@ def pod_object(run: PlannedRun, pod: PlannedPod, *, created_ns: int) -> Json:
 
 
 def pod_status(run: PlannedRun, pod: PlannedPod, step: PodStep) -> Json:
-    """Return the part of the status that a kubelet writes at a step."""
+    """Return the part of a pod's status that a kubelet writes at a step."""
     started = kube_time(run.epoch_ns + pod.start_ns)
     finished = step is not PodStep.RUNNING
     state: Json = {"running": {"startedAt": started}}
@@ -233,12 +233,12 @@ class SimulatedPodList:
 
 
 def owner_objects(run: PlannedRun) -> list[tuple[str, Json]]:
-    """Return the controllers between pods and workloads, each with its plural resource name."""
+    """Return the pods' controllers of built-in kinds, each with its plural resource name."""
     objects = []
     for pod in run.pods:
         spec = pod.spec
         controller = _controller(spec)
-        # Other kinds are custom resources, which this API server does not have.
+        # Other kinds are custom resources, which this API server does not contain.
         if not controller or controller.kind not in _PLURALS:
             continue
         reference = owner_reference(run, spec.namespace, controller)
@@ -274,7 +274,7 @@ def owner_reference(run: PlannedRun, namespace: str, owner: Controller | Owner) 
 
 
 def _controller(pod: ScenarioPod) -> Controller | None:
-    """Return the pod's direct controller; a Deployment's is the ReplicaSet in the pod's name."""
+    """Return a pod's direct controller; for a Deployment, the ReplicaSet in the pod's name."""
     if pod.owner is None:
         return None
     if pod.owner.via:
@@ -285,7 +285,7 @@ def _controller(pod: ScenarioPod) -> Controller | None:
 
 
 def _container(container: ScenarioContainer, pod: ScenarioPod) -> Json:
-    # The number of GPUs that it uses, because device plugins and the scheduler count GPUs.
+    # The number of GPUs that the container uses, because the scheduler counts GPUs.
     gpus = {index for process in container.processes for index in process.gpus}
     resources: Json = {"limits": {"nvidia.com/gpu": str(len(gpus))}} if gpus else {}
     if pod.qos != "besteffort":

@@ -1,10 +1,10 @@
 """A node's kubelet: its current pods, their devices, and the names of their logs.
 
-Like a real kubelet, it lists a pod until the pod is removed, long after its containers have ended.
-The scenario may leave the device allocation open. Then a container gets the GPUs that its processes
-use, and if several containers use one GPU, each gets a replica, as with time-slicing.
+Like a real kubelet, it lists a pod until the pod is removed, long after the pod's containers have
+ended. The scenario may omit the device allocation. Then a container gets the GPUs that its
+processes use, and if several containers use one GPU, each gets a replica, as with time-slicing.
 
-Other processes reach it like a real kubelet, through a gRPC server on a Unix socket
+Other processes connect to it as to a real kubelet: through a gRPC server on a Unix socket
 (`serve_kubelet`).
 """
 
@@ -44,12 +44,12 @@ class SimulatedKubelet:
         uid_of: Callable[[PlannedPod], str | None],
         ended_seconds: float,
     ) -> None:
-        """Create a node's kubelet, which lists a pod for `ended_seconds` after its end."""
+        """Create a node's kubelet, which lists a pod until `ended_seconds` after the pod's end."""
         self._ended_ns = round(ended_seconds * NS_PER_SECOND)
         self._pods = [pod for pod in pods if pod.spec.node == node]
         self._devices = assign_devices(self._pods, gpus)
-        # Devices that are never allocated are left out, so replicas that no container uses do not
-        # exist.
+        # Only devices that some pod gets during the scenario; replicas that no container uses do
+        # not exist.
         self._allocatable = sorted(
             {
                 (device.resource, device.device_id)
@@ -70,18 +70,18 @@ class SimulatedKubelet:
             pod
             for pod in self._pods
             if pod.start_ns <= now_ns < pod.end_ns + self._ended_ns
-            # A kubelet does not know a pod until the API server has assigned its UID.
+            # A kubelet does not list a pod before the API server has assigned the pod's UID.
             and self._uid_of(pod) is not None
         ]
 
     async def list_pods(self) -> bytes:
-        """Return the current response of `v1.PodResourcesLister/List`."""
+        """Return the current response of `v1.PodResourcesLister/List`, encoded."""
         return b"".join(
             _field(1, write_pod(pod, self._devices, node=self._node)) for pod in self.listed_pods()
         )
 
     async def list_allocatable(self) -> bytes:
-        """Return the response of `v1.PodResourcesLister/GetAllocatableResources`."""
+        """Return the response of `v1.PodResourcesLister/GetAllocatableResources`, encoded."""
         return b"".join(
             _field(1, _text(1, resource) + _text(2, device_id))
             for resource, device_id in self._allocatable
@@ -95,7 +95,7 @@ class SimulatedKubelet:
         ]
 
     def has_cgroup(self, uid: str) -> bool:
-        """Return whether a pod has a cgroup now, which lasts until the pod's end."""
+        """Return whether a pod has a cgroup now; the cgroup exists until the pod's end."""
         return f"pod{uid}" in self.pod_cgroups()
 
     def pod_cgroups(self) -> list[str]:
@@ -133,7 +133,7 @@ Device = tuple[int, int | None]
 def assign_devices(
     pods: Sequence[PlannedPod], gpus: Sequence[SimulatedGpu]
 ) -> dict[Container, list[AssignedDevice]]:
-    """Return the devices of each of a node's containers."""
+    """Return the devices of each container on a node, by pod key and container name."""
     users: dict[Device, list[tuple[PlannedPod, str]]] = {}
     for pod in pods:
         for container in pod.spec.containers:
@@ -167,8 +167,8 @@ def _devices_of(
     devices = []
     for gpu, instance in used_devices(container):
         sharers = users[gpu, instance]
-        # Pods that run one after another do not share. Device plugins without time-slicing have no
-        # replicas.
+        # Pods that run one after another do not share a GPU. Without time-slicing, device plugins
+        # have no replicas.
         is_shared = (
             sum(other.start_ns < pod.end_ns and pod.start_ns < other.end_ns for other, _ in sharers)
             > 1
@@ -184,7 +184,7 @@ def name_device(device: PluginDevice, gpu: SimulatedGpu, *, start_ns: int) -> As
     `start_ns` is the start of the pod, which selects the MIG layout.
     """
     layout = gpu.cut(start_ns)
-    # The scenario names no instance for an unpartitioned GPU.
+    # In the scenario, devices of an unpartitioned GPU have no instance.
     number = device.instance
     instance = layout.instances[number] if layout and number is not None else None
     if device.claim:
@@ -221,10 +221,11 @@ _SEVEN_BITS: Final = 0x7F
 def write_pod(
     pod: PlannedPod, devices: Mapping[Container, Sequence[AssignedDevice]], *, node: str
 ) -> bytes:
-    """Return a `PodResources` message with its containers, in the Protocol Buffers wire format.
+    """Return a pod's `PodResources` message in the Protocol Buffers wire format.
 
-    Encoded by hand, with only the fields of Kubernetes' `podresources/v1/api.proto` that are
-    needed. A message is a sequence of fields, each with its number, its length and its bytes.
+    The message is encoded by hand, with only the necessary fields of Kubernetes'
+    `podresources/v1/api.proto`. A message is a sequence of fields, each with its number, its length
+    and its bytes.
     """
     name, namespace = pod.spec.name, pod.spec.namespace
     parts = [_text(1, name), _text(2, namespace)]
@@ -245,7 +246,7 @@ def write_pod(
 
 
 def write_claim(device: AssignedDevice, claim: str, *, namespace: str, node: str) -> bytes:
-    """Return a `DynamicResource` message with one device, with its CDI name and its driver."""
+    """Return an encoded `DynamicResource` message with one device, its CDI name and its driver."""
     cdi = _text(1, f"k8s.{device.resource}/claim={claim}-{device.device_id}")
     names = _text(2, device.resource) + _text(3, node) + _text(4, device.device_id)
     return _text(2, claim) + _text(3, namespace) + _field(4, _field(1, cdi) + names)
@@ -275,7 +276,7 @@ _LINK_SECONDS = 1.0
 
 
 class _Bytes(CodecBase):
-    """Passes messages through as bytes, because this module encodes them by hand."""
+    """Passes messages through as bytes, because this module encodes messages by hand."""
 
     __content_subtype__ = "proto"
 
@@ -312,9 +313,9 @@ class _Lister:
 async def serve_kubelet(
     kubelet: SimulatedKubelet, socket: Path, *, logs: Path | None = None
 ) -> AsyncIterator[None]:
-    """Serve on `socket` and keep the files in `logs` up to date while the block runs.
+    """Serve on `socket` and keep the files in `logs` up to date while the context is open.
 
-    The socket file remains afterwards, as after a kubelet that was killed.
+    The socket file remains after the context ends, as after a kubelet that was killed.
     """
 
     async def keep_links(logs: Path) -> None:
@@ -334,12 +335,12 @@ async def serve_kubelet(
 
 
 def link_logs(kubelet: SimulatedKubelet, logs: Path) -> None:
-    """Make the directory contain one empty file per container log."""
+    """Create or remove files, so that the directory has one empty file per container log."""
     logs.mkdir(parents=True, exist_ok=True)
     wanted = set(kubelet.log_names())
     existing = {path.name for path in logs.glob("*.log")}
     for name in wanted - existing:
-        # Files instead of links to logs, because readers of this directory use only the names.
+        # Files instead of links to logs, because agents use only the names in this directory.
         (logs / name).touch()
     for name in existing - wanted:
         (logs / name).unlink()

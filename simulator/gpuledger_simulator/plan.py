@@ -1,8 +1,8 @@
 """A scenario planned for one run: pods, processes, faults and incidents, with ids and times.
 
-This module turns the YAML's nesting into flat lists, with times in nanoseconds since the scenario's
-start. It has no clock: callers pass the time. NVML, the kernel log and the kubelet each decide how
-they show the plan.
+This module turns the nested scenario into flat lists, with times in nanoseconds since the
+scenario's start. It has no clock: callers pass the time. NVML, the kernel log and the kubelet each
+report the plan in their own way.
 """
 
 from bisect import bisect_right
@@ -40,9 +40,9 @@ class PlannedPod:
     spec: ScenarioPod
     """The pod in the scenario."""
     start_ns: int
-    """Start of its containers."""
+    """Start of the pod's containers."""
     end_ns: int
-    """End of its containers."""
+    """End of the pod's containers."""
     container_ids: dict[str, str]
     """The runtime's id of each container, by container name."""
 
@@ -62,11 +62,11 @@ class PlannedProcess:
     end_ns: int
     """End time."""
     pod: PlannedPod | None
-    """Its pod; `None` on the host."""
+    """The pod of the process; `None` on the host."""
     container_id: str | None
-    """Its container's id; `None` on the host."""
+    """The id of the process's container; `None` on the host."""
     host_cgroup: str | None
-    """Its cgroup path; `None` in a pod."""
+    """Cgroup path of a host process; `None` in a pod."""
 
     @property
     def comm(self) -> str:
@@ -75,12 +75,12 @@ class PlannedProcess:
         return name.encode()[:_COMM_BYTES].decode(errors="ignore")
 
     def alive(self, time_ns: int) -> bool:
-        """Whether the process runs at `time_ns` since the scenario's start."""
+        """Return whether the process runs at `time_ns` since the scenario's start."""
         return self.start_ns <= time_ns < self.end_ns
 
     @cached_property
     def visits(self) -> Sequence[tuple[int, int]]:
-        """The times at which it has its GPUs open, as (start, end), in order."""
+        """The times at which the process has its GPUs open, as (start, end), in order."""
         plan = self.spec.visits
         if plan is None:
             return [(self.start_ns, self.end_ns)]
@@ -94,34 +94,34 @@ class PlannedProcess:
         ]
 
     def visit_at(self, time_ns: int) -> tuple[int, int] | None:
-        """Return its latest visit that had started by `time_ns`."""
+        """Return the latest visit that had started by `time_ns`; `None` if there is none yet."""
         begun = bisect_right(self.visits, time_ns, key=itemgetter(0))
         return self.visits[begun - 1] if begun else None
 
     def is_on_gpu(self, time_ns: int) -> bool:
-        """Return whether it has its GPUs open at `time_ns`."""
+        """Return whether the process has its GPUs open at `time_ns`."""
         visit = self.visit_at(time_ns)
         return visit is not None and time_ns < visit[1]
 
     def on_gpu_ns(self, start_ns: int, end_ns: int) -> int:
-        """Return the time within [start, end) for which it had its GPUs open."""
+        """Return for how long within [start, end) the process had its GPUs open, in nanoseconds."""
         spans = (min(end_ns, end) - max(start_ns, start) for start, end in self.visits)
         return sum(max(0, span) for span in spans)
 
 
 def gpu_groups(node: Node) -> list[GpuGroup]:
-    """Return a node's GPUs one by one, in the driver's order."""
+    """Return a node's GPUs in the driver's order, one entry per GPU."""
     groups = [node.gpus] if isinstance(node.gpus, GpuGroup) else node.gpus
     return [group for group in groups for _ in range(group.count)]
 
 
 def plan_pods(scenario: Scenario, *, epoch_ns: int) -> list[PlannedPod]:
-    """Plan the pods, in the scenario's order."""
+    """Return the planned pods, in the scenario's order."""
     seen: dict[str, int] = {}
     planned = []
     for pod in scenario.pods:
         name = f"{pod.namespace}/{pod.name}"
-        # A StatefulSet reuses the name for another pod.
+        # A name may occur several times, for example if a StatefulSet recreates a pod.
         seen[name] = seen.get(name, 0) + 1
         key = name if seen[name] == 1 else f"{name}#{seen[name]}"
         ids = {
@@ -143,7 +143,7 @@ def plan_pods(scenario: Scenario, *, epoch_ns: int) -> list[PlannedPod]:
 
 
 def plan_processes(scenario: Scenario, pods: list[PlannedPod]) -> list[PlannedProcess]:
-    """Plan the processes in the scenario's order, processes in pods first."""
+    """Return the planned processes in the scenario's order; processes in pods are first."""
     orders: Counter[str] = Counter()
 
     def next_pid(node: str) -> int:
@@ -157,7 +157,7 @@ def plan_processes(scenario: Scenario, pods: list[PlannedPod]) -> list[PlannedPr
             pid=next_pid(pod.spec.node),
             spec=process,
             start_ns=pod.start_ns + _ns(process.start_seconds),
-            # A process ends with its pod at the latest, because the kubelet removes the pod's
+            # A process ends at the latest with its pod, because the kubelet removes the pod's
             # cgroup.
             end_ns=min(_end_ns(process.end_seconds, after_ns=pod.start_ns), pod.end_ns),
             pod=pod,
@@ -204,18 +204,18 @@ class PlannedFault:
     start_ns: int
     """Start time."""
     end_ns: int | None
-    """End time; `None`: never."""
+    """End time; `None` if the fault never ends."""
 
     def is_there(self, now_ns: int) -> bool:
-        """Return whether the fault is active."""
+        """Return whether the fault is active at `now_ns`."""
         return self.start_ns <= now_ns and (self.end_ns is None or now_ns < self.end_ns)
 
     def is_over(self, now_ns: int) -> bool:
-        """Return whether the fault has ended."""
+        """Return whether the fault has ended by `now_ns`."""
         return self.end_ns is not None and self.end_ns <= now_ns
 
     def is_of(self, gpu: int | None, call: str) -> bool:
-        """Return whether the fault affects a call; `gpu` is `None` for a call that takes no GPU."""
+        """Return whether the fault affects a call; `gpu` is `None` for a call without a GPU."""
         if gpu is None:
             return call in self.spec.calls
         return gpu in (self.spec.gpus or (gpu,)) and call in (self.spec.calls or (call,))
@@ -235,7 +235,7 @@ def plan_faults(faults: Sequence[Fault], node: str) -> list[PlannedFault]:
 
 
 def check_faults(faults: Sequence[Fault], gpus: dict[str, int]) -> None:
-    """Check the faults against the number of GPUs by node; raises `UserError`."""
+    """Raise `UserError` if a fault is invalid; `gpus` has the number of GPUs by node."""
     for number, fault in enumerate(faults):
         where = f"faults[{number}]"
         if fault.node not in gpus:
@@ -264,17 +264,17 @@ class PlannedIncident:
     """One incident at one instant."""
 
     time_ns: int
-    """Time, since the scenario's start."""
+    """Time, in nanoseconds since the scenario's start."""
     spec: GpuIncident
     """The incident in the scenario."""
 
 
 def plan_incidents(scenario: Scenario, node: Node) -> list[PlannedIncident]:
-    """Return a node's incidents in order of time; a new MIG layout counts as one."""
+    """Return a node's incidents in order of time; each new MIG layout is an incident."""
     specs = [spec for spec in scenario.incidents if spec.node == node.name]
     specs += [
-        # As with the real driver, only NVML reports a new layout; the kernel log does not. The
-        # layout at the scenario's start is older than any observer.
+        # As with the real driver, only NVML reports a new layout; the kernel log does not. A layout
+        # that exists from the start is not an incident.
         GpuIncident(
             node=node.name,
             gpu=index,
@@ -305,8 +305,8 @@ class HealthFaults:
     def count(
         self, name: str, time_ns: int, *, since_ns: int = -NS_PER_SECOND, nvlink: int | None = None
     ) -> int:
-        """Return a count's total in (since_ns, time_ns], for one NVLink or the whole GPU."""
-        # The default is before the scenario's start, so that problems at second 0 count.
+        """Return the sum of a count in (since_ns, time_ns], for one NVLink or the whole GPU."""
+        # By default, the interval begins before the scenario's start and includes problems at 0 s.
         return sum(
             getattr(fault, name)
             for fault in self.all
@@ -315,15 +315,15 @@ class HealthFaults:
         )
 
     def has(self, name: str, time_ns: int) -> bool:
-        """Return whether a state is active at an instant."""
+        """Return whether a state is active at `time_ns`, given the name of its field."""
         return any(getattr(fault, name) for fault in self.lasting(time_ns))
 
     def throttles(self, time_ns: int) -> set[str]:
-        """Return the reasons why the clocks are throttled at an instant."""
+        """Return the reasons for which the clocks are throttled at `time_ns`."""
         return {fault.throttle for fault in self.lasting(time_ns) if fault.throttle}
 
     def throttled_ns(self, throttles: Sequence[str], until_ns: int) -> int:
-        """Return the total time of these throttle reasons up to `until_ns`."""
+        """Return for how long these throttle reasons applied up to `until_ns`, in nanoseconds."""
         spans = [
             min(until_ns, _end_ns(fault.end_seconds)) - _ns(fault.start_seconds)
             for fault in self.all
@@ -332,12 +332,12 @@ class HealthFaults:
         return sum(max(0, span) for span in spans)
 
     def recovery(self, time_ns: int) -> str:
-        """Return the recovery action that the driver requests now; the last one if several."""
+        """Return the recovery action that the driver requests at `time_ns`: the last of several."""
         recoveries = [fault.recovery for fault in self.lasting(time_ns) if fault.recovery != "none"]
         return recoveries[-1] if recoveries else "none"
 
     def lasting(self, time_ns: int) -> list[HealthFault]:
-        """Return the problems that are active at an instant, in the scenario's order."""
+        """Return the problems that are active at `time_ns`, in the scenario's order."""
         return [
             fault
             for fault in self.all

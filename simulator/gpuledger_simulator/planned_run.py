@@ -1,4 +1,4 @@
-"""The plan of one run: the scenario's pods and their UIDs, without anything that runs."""
+"""The plan of one run: the scenario's pods and their UIDs, without clocks or processes."""
 
 from gpuledger_simulator.identities import DerivedUids, Uids
 from gpuledger_simulator.plan import PlannedPod, plan_pods
@@ -16,9 +16,9 @@ class PlannedRun:
         self.pods = plan_pods(scenario, epoch_ns=epoch_ns)
 
     def uid(self, pod: PlannedPod) -> str:
-        """Return a pod's UID, or a derived one if the API server has not assigned one."""
+        """Return a pod's UID; a derived UID if the API server has not assigned one."""
         return self.given_uid(pod) or self._drawn_uids.uid(pod.key)
 
     def given_uid(self, pod: PlannedPod) -> str | None:
-        """Return a pod's UID as its node knows it, or `None` if it has not been assigned yet."""
+        """Return a pod's UID as known to its node; `None` if the UID has not been assigned yet."""
         return (self.uids if pod.spec.in_api else self._drawn_uids).uid(pod.key)

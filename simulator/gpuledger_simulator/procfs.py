@@ -1,7 +1,7 @@
 """A node's files: `/proc` of the current processes, the kernel log and a scheduler's job files.
 
-Only the few files that agents read are simulated, in the kernel's own format. Paths are those on
-the node.
+Only the few files that agents read are simulated, in the kernel's own format. Paths are the paths
+on the node.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -39,7 +39,7 @@ class SimulatedProcfs:
         host_pid: bool = True,
         memory_bytes: int,
     ) -> None:
-        # In a container's own pid namespace, the host's processes have no pids.
+        # In a container's own pid namespace, the processes of the host are not visible.
         self._processes = {process.pid: process for process in processes} if host_pid else {}
         self._host_pid = host_pid
         self._memory_bytes = memory_bytes
@@ -56,11 +56,11 @@ class SimulatedProcfs:
         }
 
     def read(self, path: str) -> bytes:
-        """Return a file's bytes; raises `FileNotFoundError` if it does not exist now."""
+        """Return a file's bytes; raise `FileNotFoundError` if the file does not exist now."""
         if path == "/proc/sys/kernel/random/boot_id":
             return f"{self._boot_id}\n".encode()
         if path == "/proc/meminfo":
-            # In every namespace, this is the node's memory.
+            # In every namespace, this file shows the memory of the node.
             return f"MemTotal:       {self._memory_bytes >> 10} kB\nMemFree: 1024 kB\n".encode()
         if path == "/proc/2/stat" and self._host_pid:
             return _KTHREADD
@@ -91,15 +91,16 @@ class SimulatedProcfs:
         pod = process.pod
         uid = self._uid_of(pod) if pod else None
         if pod is None or uid is None:
-            # A kubelet cannot have started the pod before the API server assigned its UID.
+            # A kubelet cannot start a pod before the API server has assigned the pod's UID.
             raise FileNotFoundError(f"/proc/{process.pid}/cgroup")
-        # Guaranteed pods are directly below the root of all pods, without a directory for their
-        # class.
+        # Guaranteed pods are directly below the directory of all pods; other classes have a
+        # directory of their own.
         is_guaranteed, qos = pod.spec.qos == "guaranteed", pod.spec.qos
         if self._cgroup_driver != "systemd":
             parent = "/kubepods" if is_guaranteed else f"/kubepods/{qos}"
             return f"{parent}/pod{uid}/{process.container_id}"
-        # Dashes in systemd's slice names mean nesting, so the dashes of a UID become underscores.
+        # A dash in the name of a systemd slice means nesting, so dashes in a UID become
+        # underscores.
         name = "kubepods" if is_guaranteed else f"kubepods-{qos}"
         parent = "/kubepods.slice" if is_guaranteed else f"/kubepods.slice/{name}.slice"
         pod_slice = f"{name}-pod{uid.replace('-', '_')}.slice"
@@ -135,9 +136,9 @@ _KERNEL_WARNING: Final = 4
 
 
 class SimulatedKmsg:
-    """An open `/dev/kmsg` with the driver's XID messages: each read returns one record.
+    """An open `/dev/kmsg` with the driver's XID messages; each read returns one record.
 
-    Reading starts at the end of the log, as after a seek.
+    Reading starts at the end of the log, as after a seek to the end.
     """
 
     def __init__(
@@ -155,16 +156,16 @@ class SimulatedKmsg:
         self._read = sum(incident.time_ns < now_ns for incident in self._incidents)
 
     def read(self) -> bytes:
-        """Return the next record; raises `BlockingIOError` if there is none yet."""
+        """Return the next record; raise `BlockingIOError` if there is none yet."""
         now_ns = self._clock.time_ns() - self._epoch_ns
         if self._read >= len(self._incidents) or self._incidents[self._read].time_ns > now_ns:
             raise BlockingIOError
         incident = self._incidents[self._read]
         self._read += 1
-        # The log's timestamps count from boot, which clock steps do not affect.
+        # The log's timestamps count from boot, so steps of the wall clock do not affect them.
         stamp_us = (incident.time_ns - self._boot_ns) // NS_PER_US
         spec = incident.spec
-        # As the driver prints it: a short domain, and no function.
+        # In the driver's format: a short domain, and no function number.
         bus = pci_bus_id(spec.gpu)[4:-2].lower()
         instance = "" if spec.gpu_instance is None else f" GPU-I:{spec.gpu_instance:02d}"
         if spec.compute_instance is not None:

@@ -1,7 +1,8 @@
 """The driver's sampling: whole percentages over windows on a fixed grid.
 
-This module blurs the ground truth as a driver does, in the forms of `DriverModel`. The ring buffer
-is not stored, because each of its samples can be recomputed from the ground truth.
+This module reduces the accuracy of the ground truth as a driver does, in the forms of
+`DriverModel`. The ring buffer is not stored, because each of its samples can be computed again from
+the ground truth.
 """
 
 from collections import deque
@@ -29,7 +30,7 @@ class DriverWindow:
     start_ns: int
     end_ns: int
     timestamp_us: int
-    """Its end on the driver's clock, in microseconds."""
+    """End of the window by the driver's clock, in microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class SimulatedProcessSample:
 
 
 class SamplingWindows:
-    """The windows of one GPU that are still in its ring buffer."""
+    """The sampling windows of one GPU, as far as its ring buffer still has them."""
 
     def __init__(
         self,
@@ -58,8 +59,8 @@ class SamplingWindows:
         self._stamp_us = stamp_us
         self._driver = driver
         self._used: dict[int, bool] = {}
-        """Whether completed windows were used, by window number: callers read the same ring many
-        times."""
+        """Whether completed windows were used, by window number; a cache, because callers read the
+        same ring many times."""
         self._ring: deque[int] = deque(maxlen=driver.ring_samples)
         """For `skipped`: the numbers of the latest used windows, up to window `_filled_until`."""
         self._filled_until = 0
@@ -68,7 +69,7 @@ class SamplingWindows:
     def newer_than(self, last_seen_us: int, *, now_ns: int) -> list[DriverWindow]:
         """Return the windows in the ring buffer with a later timestamp, oldest first.
 
-        The driver's sampling started before the scenario; those windows are idle.
+        The driver's sampling started before the scenario; windows before the scenario are idle.
         """
         driver, newest = self._driver, now_ns // self._period_ns
         # Older windows have been overwritten, as in the driver's ring buffer.
@@ -84,7 +85,7 @@ class SamplingWindows:
             if self._stamp_us(number * self._period_ns) > last_seen_us:
                 found.append(self._window(number))
             elif driver.ring_idle == "skipped":
-                break  # older windows may go back hours
+                break  # older windows may cover hours
         return found[::-1]
 
     def latest(self, now_ns: int) -> DriverWindow:
@@ -92,12 +93,12 @@ class SamplingWindows:
         return self._window(now_ns // self._period_ns)
 
     def gpu_percent(self, window: DriverWindow) -> int:
-        """Share of the window during which a kernel ran, in percent."""
+        """Return the share of the window in which a kernel ran, in percent."""
         busy_ns = self._gpu.device_busy_ns(window.start_ns, window.end_ns)
         return self._percent(busy_ns, window)
 
     def memory_percent(self, window: DriverWindow) -> int:
-        """Share of the window during which the memory controller was busy, in percent."""
+        """Return the share of the window in which the memory controller was busy, in percent."""
         busy_ns = sum(
             self._gpu.memory_busy_ns(process, window.start_ns, window.end_ns)
             for process in self._gpu.processes
@@ -105,14 +106,14 @@ class SamplingWindows:
         return self._percent(busy_ns, window)
 
     def milliwatts(self, window: DriverWindow) -> int:
-        """Mean power draw over the window."""
+        """Return the mean power draw over the window, in milliwatts."""
         joules = self._gpu.joules(window.start_ns, window.end_ns)
         return round(joules * NS_PER_SECOND * 1000 / (window.end_ns - window.start_ns))
 
     def process_samples(self, window: DriverWindow) -> Iterator[SimulatedProcessSample]:
-        """Yield a sample for each process that used the GPU and outlived the window."""
+        """Yield a sample for each process that ran in the window and is on the GPU at its end."""
         for pid, processes in self._sampled_by_pid().items():
-            # The driver does not sample processes that end within a window; only its accounts
+            # The driver has no samples of processes that end within a window; only its accounts
             # include them.
             there = [process for process in processes if process.is_on_gpu(window.end_ns)]
             used_ns = [self._counted_ns(process, window) for process in there]
@@ -134,7 +135,7 @@ class SamplingWindows:
     ) -> list[SimulatedProcessSample]:
         """Return the process samples with a later timestamp, in the driver's form.
 
-        Raises `pynvml.NVMLError` if the driver does not support process samples.
+        Raise `pynvml.NVMLError` (NotSupported) if the driver does not support process samples.
         """
         form = self._driver.processes
         if form == "absent":
@@ -162,7 +163,7 @@ class SamplingWindows:
         newest, form = samples[-1], self._driver.processes
         if form == "newest":
             return newest
-        # The mean over all windows ends with the last window, even if the process was idle in it.
+        # The mean over all windows ends with the last window, even if the process was idle then.
         is_of_all = form == "mean"
         count = len(windows) if is_of_all else len(samples)
         return SimulatedProcessSample(
@@ -173,7 +174,7 @@ class SamplingWindows:
         )
 
     def _sampled_by_pid(self) -> dict[int, list[PlannedProcess]]:
-        """Return the processes whose kernels are sampled under each pid."""
+        """Return the processes by the pid under which the driver samples their kernels."""
         server = None
         if self._driver.mps_samples == "server":
             servers = (one for one in self._gpu.processes if one.comm.startswith(_MPS_SERVER))
@@ -186,15 +187,16 @@ class SamplingWindows:
         return found
 
     def _counted_ns(self, process: PlannedProcess, window: DriverWindow) -> int:
-        """Return the part of the window that counts as the process's time."""
+        """Return the part of the window that counts as the process's time, in nanoseconds."""
         if self._driver.process_time == "submitted":
             return self._gpu.pending_ns(process, window.start_ns, window.end_ns)
         return self._gpu.busy_ns(process, window.start_ns, window.end_ns)
 
     def _refilled_at(self, newest: int, oldest: int) -> int:
-        """Return the number of the first window since a dry ring started to fill again.
+        """Return the number of the first window after a dry ring started to fill again.
 
-        If the ring is dry now, this is the number after the newest window.
+        If the ring is dry now, return the number after the newest window. If the ring was never
+        dry, return `oldest`.
         """
         idle, windows = 0, self._driver.dry_after_seconds * NS_PER_SECOND / self._period_ns
         if len(self._used) > 2 * self._driver.ring_samples:

@@ -1,7 +1,7 @@
 """One run of a scenario: its nodes, its clock and its ground truth.
 
-This module puts the parts together. Two processes that start from the same scenario and the same
-epoch hold identical simulations, so they do not need to communicate.
+This module creates the parts and connects them. Two processes that start from the same scenario and
+the same epoch have identical simulations, so they do not need to communicate.
 """
 
 import os
@@ -57,15 +57,15 @@ class SimulatedNode:
     name: str
     """The node's name."""
     nvml: SimulatedNvml
-    """Its NVML library."""
+    """The node's NVML library, which reports its GPUs."""
     procfs: SimulatedProcfs
-    """Its `/proc`."""
+    """The node's `/proc`."""
     clock: NodeClock
-    """Its clock."""
+    """The node's clock, with all steps of its wall clock."""
     gpus: list[SimulatedGpu]
-    """The ground truth of its GPUs."""
+    """The true state of the node's GPUs."""
     kubelet: SimulatedKubelet
-    """Its kubelet."""
+    """The node's kubelet."""
     pod_list: SimulatedPodList
     """The kubelet's pod list as API objects."""
     open_kmsg: Callable[[], SimulatedKmsg]
@@ -91,7 +91,7 @@ class Simulation(PlannedRun):
         self.nodes = {node.name: self._make_node(node) for node in scenario.nodes}
 
     def node(self, name: str) -> SimulatedNode:
-        """Return a node by its name; raises `UserError` if the scenario does not have it."""
+        """Return a node by its name; raise `UserError` if the scenario does not contain it."""
         if name not in self.nodes:
             known = ", ".join(self.nodes)
             raise UserError(
@@ -102,7 +102,7 @@ class Simulation(PlannedRun):
     def truth(self, start_ns: int, end_ns: int, node: str | None = None) -> list[PodUsage]:
         """Return the usage within [start, end) of each pod that ran then, in the scenario's order.
 
-        Times are nanoseconds since the Unix epoch.
+        Times are in nanoseconds since the Unix epoch. `node` restricts the result to one node.
         """
         start, end = start_ns - self.epoch_ns, end_ns - self.epoch_ns
         return [
@@ -116,7 +116,7 @@ class Simulation(PlannedRun):
         ]
 
     def host_truth(self, start_ns: int, end_ns: int, node: str | None = None) -> Usage:
-        """Return the usage of processes outside pods within [start, end)."""
+        """Return the usage of processes outside pods within [start, end), on one or all nodes."""
         gpus = [
             gpu
             for simulated in self.nodes.values()
@@ -138,7 +138,7 @@ class Simulation(PlannedRun):
         incidents = plan_incidents(self.scenario, node)
         boot_time_ns = self.epoch_ns - uptime_ns
         jobs = [job for job in self.scenario.jobs if job.node == node.name]
-        # The simulated parts run on `truth`; the node itself shows `clock`.
+        # The simulated parts use `truth`; the node itself shows `clock`, whose steps are visible.
         truth = NodeClock(self.clock, boot_time_ns=boot_time_ns)
         steps = [
             SetClock(
@@ -205,7 +205,7 @@ class Simulation(PlannedRun):
 
 
 def _machine_bytes(gpus: Sequence[SimulatedGpu]) -> int:
-    """Return the size of a node's own memory, which is the GPU's if they share it."""
+    """Return the size of a node's memory; if its GPUs share this memory, the GPU's size."""
     unified = (gpu.facts.memory_bytes for gpu in gpus if gpu.facts.unified_memory)
     return next(unified, _MACHINE_BYTES)
 
@@ -217,9 +217,9 @@ def open_simulation(
     epoch_file: Path | None = None,
     uids_file: Path | None = None,
 ) -> Simulation:
-    """Read a scenario and start or join its run; raises `UserError`.
+    """Read a scenario and start or join its run; raise `UserError` if an input is invalid.
 
-    The epoch is `epoch_ns`, or the one in `epoch_file`, or now. If `uids_file` is given, the pods
+    The epoch is `epoch_ns`, or the epoch in `epoch_file`, or now. If `uids_file` is given, the pods
     have the UIDs that a real API server assigned to them.
     """
     read = load_scenario(scenario)
@@ -231,8 +231,8 @@ def open_simulation(
 def choose_epoch_ns(epoch_ns: int, *, file: Path | None = None) -> int:
     """Return `epoch_ns` if it is not 0, else the epoch in `file`, else the current time.
 
-    The first process creates the file, so that processes that start later use the same epoch.
-    Raises `UserError` if the file does not contain an epoch or cannot be written.
+    The first process creates the file, so that processes that start later use the same epoch. Raise
+    `UserError` if the file does not contain an epoch or cannot be written.
     """
     if epoch_ns:
         return epoch_ns

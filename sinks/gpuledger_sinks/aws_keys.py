@@ -1,8 +1,9 @@
-"""Sources of AWS keys: files, or a role that the pod's token is exchanged for.
+"""Sources of AWS keys: the settings and their files, or a role that is assumed with a token.
 
-The latter is IRSA, IAM roles for service accounts: the kubelet keeps a token in a file, and STS
-returns temporary keys for it (AssumeRoleWithWebIdentity). Four values are found by name in its XML
-response. None of them has a character that XML escapes, so no parser is needed.
+The role is assumed as in IRSA (IAM roles for service accounts): the kubelet keeps a token in a
+file, and STS returns temporary keys in exchange (AssumeRoleWithWebIdentity). Four values are found
+by name in the XML response of STS. They contain no character that XML escapes, so no parser is
+needed.
 """
 
 import asyncio
@@ -40,7 +41,7 @@ class GivenKeys:
     """Keys from the settings, whose files may be rewritten at any time."""
 
     def __init__(self, current: Callable[[], AwsKeys]) -> None:
-        """Take a function that returns the keys in the files."""
+        """Take a function that returns the current keys."""
         self._current = current
 
     async def fetch(self) -> AwsKeys:
@@ -48,7 +49,7 @@ class GivenKeys:
         return self._current()
 
     def is_due(self, token: AwsKeys, *, now_seconds: float) -> bool:  # noqa: ARG002  # as TokenSource has it
-        """Return whether the files have other keys now."""
+        """Return whether the current keys differ from `token`, because a file has changed."""
         return token != self._current()
 
 
@@ -72,7 +73,11 @@ class AssumedRole:
         self._deadline_seconds, self._renew_seconds = deadline_seconds, math.inf
 
     async def fetch(self) -> AwsKeys:
-        """Return new keys; raises `UnavailableError` or `SettingsError` with the cause."""
+        """Return new keys from STS.
+
+        Raises `UnavailableError` if STS returns no usable keys, and `SettingsError` if the token
+        file cannot be used.
+        """
         setting = f"{self._group}.web_identity_token_file"
         # The kubelet renews the file, so it is read each time.
         token = Secret.load(self._token_file, name=setting, is_known=True).reveal()
@@ -99,7 +104,7 @@ class AssumedRole:
         return keys
 
     def is_due(self, token: AwsKeys, *, now_seconds: float) -> bool:
-        """Return whether the keys are close to their end."""
+        """Return whether the keys will expire soon or have expired."""
         return now_seconds >= min(self._renew_seconds, token.end_seconds)
 
     def _error(self, message: str) -> UnavailableError:
@@ -134,9 +139,10 @@ class AssumedRole:
 def role_of(
     settings: Sigv4Settings, *, group: str, environ: Mapping[str, str]
 ) -> tuple[str, Path] | None:
-    """Return the role and its token file, from the settings or the environment.
+    """Return the role's ARN and its token file, from the settings or the environment.
 
-    `None` if keys are set. Raises `SettingsError` if there are neither keys nor a role.
+    Returns `None` if the settings contain keys. Raises `SettingsError` if there are neither keys
+    nor both a role and a token file.
     """
     if settings.access_key_id:
         return None

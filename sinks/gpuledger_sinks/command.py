@@ -1,6 +1,6 @@
 """`gpuledger sink remote_write|alerts|store|rows`: the wiring of the sinks.
 
-Connects settings, bus and sink. Makes no decision about any record.
+Connects settings, bus and sink, and processes no records.
 """
 
 from typing import Final
@@ -51,13 +51,14 @@ COMMON: Final = (
     "kafka.sasl_username",
     "kafka.sasl_password",
 )
-KIND: Final = Option(
+_KIND: Final = Option(
     name="kind",
     setting="kind",
     help="sink to run; put it before --help to see its settings",
     choices=tuple(KINDS),
     chooses_section=True,
 )
+OPTIONS: Final = (_KIND,)
 
 
 @explain_user_errors
@@ -67,7 +68,7 @@ def main() -> int:
         SinkSettings,
         prog="gpuledger sink",
         description=DESCRIPTION,
-        options=[KIND],
+        options=OPTIONS,
         examples=EXAMPLES,
         common=COMMON,
     )

@@ -4,8 +4,9 @@ Files are read again when they change. Each request uses the values current when
 retry, for example after a 401, uses the new values. If a file cannot be used, the previous values
 stay in use, and the check fails until the file is fixed.
 
-`explain` adds the setting to check to an HTTP response that points to wrong settings: address,
-credentials, protocol. Each receiver's own client decides whether a rejection is final.
+`explain` describes an HTTP response that points to a wrong address, wrong credentials or a wrong
+protocol, and names the settings to check. The client of each receiver decides whether a rejection
+is final.
 """
 
 import base64
@@ -71,7 +72,7 @@ class CredentialsInForce:
     """The values used for one request."""
 
     headers: Mapping[str, str] = field(repr=False)
-    """`Authorization`, unless it is fetched, and headers whose values are in files."""
+    """Headers whose values are in files, and `Authorization` unless credentials are fetched."""
     trust: ssl.SSLContext | bool
     """The CAs for the receiver's certificate and the client certificate; true means the system's
     CAs and no client certificate."""
@@ -97,7 +98,7 @@ class CredentialsInForce:
         return Route(trust=self.token_trust, proxy=self.proxy_for(url))
 
     def proxy_for(self, url: str) -> Proxy | None:
-        """Return the proxy for an address; `None` if it is reached directly."""
+        """Return the proxy for an address, or `None` if the address is reached directly."""
         return None if is_reached_directly(url, self.no_proxy) else self.proxy
 
 
@@ -117,9 +118,9 @@ class ReceiverCredentials:
         monotonic: Callable[[], float] = time.monotonic,
         time_seconds: Callable[[], float] = time.time,
     ) -> None:
-        """Read the files; raises `SettingsError` naming one that cannot be used.
+        """Read the files of the settings; `section` is the name of the settings' section.
 
-        `section` is the name of the settings' section.
+        Raises `SettingsError` naming a file that cannot be used.
         """
         self._settings, self._section = settings, section
         self._address = f"{section}.{settings.ADDRESS}"
@@ -141,7 +142,7 @@ class ReceiverCredentials:
             *(secret.file for secret in secrets if secret and secret.file),
             *(Path(file) for file in named if file),
         ]
-        # Made before the first read, so that a change in between is read again.
+        # Created before the first read, so that a change during the read is detected.
         watch = FileWatch(files, monotonic=monotonic)
         self._files = FilesInForce(
             self._take,
@@ -160,7 +161,7 @@ class ReceiverCredentials:
         )
 
     def current(self) -> CredentialsInForce:
-        """Return the values for a request now; after a failed reload, the previous ones."""
+        """Return the values for a request sent now; after a failed reload, the previous values."""
         self.look()
         return self._current
 
@@ -173,8 +174,8 @@ class ReceiverCredentials:
     ) -> HttpAnswer:
         """Return the receiver's response to a request with the current credentials.
 
-        Renews fetched credentials once if they are rejected. Raises NoAnswerError without a
-        response, also if no token can be fetched.
+        Renews fetched credentials once if they are rejected. Raises NoAnswerError if there is no
+        response, or if no token can be fetched.
         """
 
         async def send(login: Mapping[str, str]) -> HttpAnswer:
@@ -193,7 +194,7 @@ class ReceiverCredentials:
         time_seconds: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> FetchedLogin[BearerToken] | FetchedLogin[AwsKeys] | None:
-        """Return fetched credentials; `None` if the settings contain the credentials."""
+        """Return the source of fetched credentials, or `None` if no credentials are fetched."""
         oauth, sigv4 = self._settings.oauth, self._sigv4
         if oauth.token_url:
             endpoint = TokenEndpoint(
@@ -226,7 +227,7 @@ class ReceiverCredentials:
             check=check,
             time_seconds=time_seconds,
             monotonic=monotonic,
-            # Looking at files again costs nothing.
+            # Reading files again is cheap, so retries need no long backoff.
             backoff=Backoff(max_seconds=1.0) if sigv4.access_key_id else None,
         )
         # AWS answers 403 to expired and to invalid keys.
@@ -264,7 +265,7 @@ class ReceiverCredentials:
     async def _post_to_endpoint(
         self, url: str, form: bytes, headers: Mapping[str, str]
     ) -> tuple[int, bytes]:
-        # A separate connection: the endpoint must not get anything meant for the receiver.
+        # A separate connection: the endpoint must not receive the receiver's headers.
         route = self.current().token_route(url)
         with self._naming_settings(route.proxy):
             async with open_http(headers={}, timeout_seconds=DEADLINE_SECONDS) as http:
@@ -272,9 +273,9 @@ class ReceiverCredentials:
 
     @contextmanager
     def _naming_settings(self, proxy: Proxy | None, *, address: str = "") -> Iterator[None]:
-        """Add the settings to check, and the proxy, to the error of a failed request.
+        """Add the settings to check, and the proxy, to a NoAnswerError raised in the context.
 
-        `address` is the setting of the address, unless the caller names it.
+        `address` is the full name of the address setting; empty if the caller adds it.
         """
         try:
             yield
@@ -282,7 +283,7 @@ class ReceiverCredentials:
             if _NO_TLS.search(str(error)):
                 lowest = f"{self._section}.min_tls_version {self._settings.min_tls_version}"
                 raise NoAnswerError(f"{error}; check that the server supports {lowest}") from error
-            # A late response does not mean that the address is wrong.
+            # A timeout after connecting does not mean that the address is wrong.
             if address and isinstance(error, NotConnectedError):
                 raise NoAnswerError(f"{error}; check {address}") from error
             if proxy is None:
@@ -295,8 +296,8 @@ class ReceiverCredentials:
             raise NoAnswerError(f"{error}; check {by}, and {login}") from error
 
     def _take(self) -> list[Validity]:
-        # All files are read before any value is used: a key and a password that were changed
-        # together are used together, and a mistake in one file keeps all previous values.
+        # All files are read before any value is used. Values that were changed together are
+        # therefore used together, and an invalid file keeps all previous values in use.
         settings, section = self._settings, self._section
         headers = {**_headers_of_files(settings, section), **_login(settings, section)}
         trust, validities = _trust(settings, section)
@@ -322,7 +323,7 @@ def watch_credentials(
     readiness: Readiness,
     sigv4: Sigv4Settings | None = None,
 ) -> ReceiverCredentials:
-    """Return a receiver's credentials with their check, refreshed every second.
+    """Return a receiver's credentials; a periodic task reads changed files and sets the check.
 
     Raises `SettingsError` naming a file that cannot be used.
     """
@@ -397,7 +398,7 @@ def _login(settings: ReceiverSettings, section: str) -> dict[str, str]:
 def _trust(
     settings: ReceiverSettings, section: str
 ) -> tuple[ssl.SSLContext | bool, list[Validity]]:
-    """Return the TLS context of connections, and the validity of its certificates."""
+    """Return the TLS context for the receiver, and the validity of its certificates."""
     ca_file = Path(settings.ca_file) if settings.ca_file else None
     context, validities = _trust_in(ca_file, settings, f"{section}.ca_file")
     if settings.cert_file:
@@ -421,12 +422,12 @@ def _trust_of_endpoint(
 def _trust_in(
     ca_file: Path | None, settings: ReceiverSettings, setting: str
 ) -> tuple[ssl.SSLContext | bool, list[Validity]]:
-    """Return a TLS context that trusts the CAs of a file, and their validity."""
+    """Return a TLS context that trusts a file's CAs, or the system's, and the CAs' validity."""
     if ca_file:
         context = _context(trusting(setting=setting, file=ca_file), settings)
         return context, authorities_of(context, setting=setting, file=ca_file)
     if settings.min_tls_version == _DEFAULT_TLS_VERSION:
-        # aiohttp then uses its own context, made once for all requests.
+        # True makes aiohttp use its own context, which it creates once for all requests.
         return True, []
     return _context(ssl.create_default_context(), settings), []
 
@@ -437,9 +438,9 @@ def _context(context: ssl.SSLContext, settings: ReceiverSettings) -> ssl.SSLCont
 
 
 def explain(answer: HttpAnswer, *, url: str, setting: str) -> str:
-    """Return an HTTP response that does not judge the data sent, with the setting to check.
+    """Describe an HTTP response that does not judge the data sent, and name the setting to check.
 
-    `setting` is the full name of the setting of the address; credentials are in the same section.
+    `setting` is the full name of the address setting; the credentials are in the same section.
     """
     shown = f"{shown_url(url)}: {answer.status} {answer.text}".rstrip()
     if answer.is_success:

@@ -1,7 +1,7 @@
 """The errors of a receiver's client, and the retries after them.
 
-While a receiver is unavailable, requests are repeated. The loop around the client decides what to
-do with data that the receiver rejects completely or partly.
+While a receiver is unavailable, requests are repeated. The code that calls the client decides what
+to do with data that the receiver rejects completely or partly.
 """
 
 from gpuledger.clock import Clock
@@ -16,7 +16,7 @@ class ReceiverUnavailableError(UnavailableError):
     def __init__(self, message: str, *, retry_after_seconds: float = 0.0) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
-        """How long the receiver asked to wait; 0 if it did not."""
+        """How long the receiver asked to wait before a retry; 0 if it did not ask."""
 
 
 class RejectedError(GpuledgerError):
@@ -38,7 +38,10 @@ class PartialWriteError(RejectedError):
 def retry_receiver(
     *, sink: str, check: Check, clock: Clock, receiver: str = "", passes_check: bool = True
 ) -> RetryingCaller[ReceiverUnavailableError]:
-    """Return a loop that retries a sink's requests to one receiver; `check` shows `receiver`."""
+    """Return a caller that retries a sink's requests while the receiver is unavailable.
+
+    A passing `check` shows the text `receiver`.
+    """
     return RetryingCaller(
         on=ReceiverUnavailableError,
         check=check,

@@ -1,4 +1,4 @@
-"""Fetched credentials that expire and are sent with each request; renewed once if rejected."""
+"""Credentials that are fetched, expire and are sent with each request; renewed once if rejected."""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from http import HTTPStatus
@@ -14,7 +14,7 @@ Send = Callable[[Mapping[str, str]], Awaitable[HttpAnswer]]
 
 
 class FetchedLogin(Generic[E]):
-    """The tokens of a source, and the headers that carry them in a request."""
+    """Sends requests with tokens from a source."""
 
     def __init__(
         self,
@@ -30,7 +30,11 @@ class FetchedLogin(Generic[E]):
         self._tokens, self._headers_of, self._refusing = tokens, headers_of, refusing
 
     async def post(self, send: Send, *, url: str, data: bytes) -> HttpAnswer:
-        """Return the response; raises NoAnswerError without one, or if no token can be fetched."""
+        """Send a request with the current token and return the response.
+
+        If the token is rejected and another one can be fetched, the request is sent once more.
+        Raises NoAnswerError if there is no response, or if no token can be fetched.
+        """
         token = await self._current()
         answer = await send(self._headers_of(token, url, data))
         if self._is_taken(token, answer, url):

@@ -14,7 +14,7 @@ ValuesOf = Callable[[GpuEvent], Sequence[bytes]]
 
 
 class UnfitError(Exception):
-    """An event has no valid messages; the reason is one word, the message a sentence."""
+    """No valid message can be made from an event; `reason` is one word, the message a sentence."""
 
     def __init__(self, message: str, *, reason: str) -> None:
         super().__init__(message)
@@ -24,7 +24,11 @@ class UnfitError(Exception):
 def messages_of(
     event: GpuEvent, *, values_of: ValuesOf, topic: str, newest_ns: int
 ) -> list[Message]:
-    """Return the messages of an event; raises UnfitError, also if it is after `newest_ns`."""
+    """Return the messages of an event.
+
+    Raises UnfitError if the event is later than `newest_ns` or invalid, or if a message is too
+    large.
+    """
     if event.time_ns > newest_ns:
         seconds = (event.time_ns - newest_ns) / NS_PER_SECOND
         raise UnfitError(

@@ -1,9 +1,9 @@
 """Writes messages made from every event to another Kafka topic, exactly once.
 
-This is the shell of the sinks that write to Kafka. Each poll becomes one transaction per partition,
-or a few if it makes many messages. A transaction contains the messages, the dead letters and the
-offset up to which events were read. These offsets are committed only in transactions. The kind
-decides which messages are made from an event.
+All sinks that write to Kafka use this module. Each poll becomes one transaction per partition, or
+several if there are many messages. A transaction contains the messages, the dead letters and the
+offset up to which events were read. Offsets are committed only in these transactions. The kind of
+sink decides which messages are made from an event.
 """
 
 import asyncio
@@ -41,7 +41,8 @@ from gpuledger_sinks.timelines import SeenTicks
 from gpuledger_sinks.watermarks import WatermarkRelay, open_relay
 
 _FENCED_SECONDS: Final = 3.0
-"""A heartbeat interval of any group, after which the partition's owner is known."""
+"""Pause after fencing: a consumer group's heartbeat interval, after which the partition's owner is
+known."""
 _FINISH_SECONDS: Final = 2.5
 """Time for a commit under way to finish when its partition is revoked."""
 MAX_TRANSACTION_BYTES: Final = 16 * 2**20
@@ -50,7 +51,7 @@ size becomes at most 60 MB of rows."""
 
 
 class KafkaSinkSettings(Protocol):
-    """The settings that every kind that writes to Kafka has."""
+    """The settings of a sink that writes to Kafka."""
 
     @property
     def topic(self) -> str:
@@ -58,11 +59,11 @@ class KafkaSinkSettings(Protocol):
 
     @property
     def commit_interval_seconds(self) -> float:
-        """The pause between transactions unless a poll was full."""
+        """The pause after a transaction, in seconds, unless the poll was full."""
 
     @property
     def max_future_seconds(self) -> float:
-        """How far in the future events may be; later ones become dead letters."""
+        """How far in the future events may be, in seconds; later events become dead letters."""
 
     @property
     def max_poll_records(self) -> int:
@@ -82,7 +83,7 @@ async def open_kafka_sink(
 ) -> AsyncIterator["KafkaSink"]:
     """Open a sink that writes the messages of every event, in transactions of `group`.
 
-    `values_of` returns the values of an event's messages, and raises ValueError if the event is
+    `values_of` returns the values of an event's messages. It raises ValueError if the event is
     invalid.
     """
     check = readiness.check(f"{kind.name}.receiver")
@@ -112,7 +113,7 @@ async def open_kafka_sink(
 
 
 class KafkaSink(Sink):
-    """Has a transactional writer per partition, and commits every poll in its transactions."""
+    """Writes each poll of a partition, with its offsets, in transactions of the partition."""
 
     def __init__(
         self,
@@ -138,27 +139,32 @@ class KafkaSink(Sink):
         self._backoff = Backoff()
         self._partitions = 0
         self._undelivered: dict[TopicPartition, int] = {}
-        """Partitions with an undone delivery, and the offset that it was to commit."""
+        """Partitions whose last transaction failed, and the offset that it was to commit."""
         self._cannot_take_over = False
 
     @override
     async def assign(self, partitions: Partitions) -> None:
-        """Remember that these partitions have yet to be taken over."""
+        """Record new partitions; `prepare` takes them over."""
         self._unopened |= partitions
 
     @override
     async def prepare(self, context: SinkContext) -> Partitions:
-        """Take over new partitions and those undone, and seek to their committed offsets."""
+        """Take over new partitions, and partitions whose transaction failed.
+
+        Seeks to their committed offsets and returns them, so that their polled records are dropped.
+        If the brokers fail, waits and leaves the partitions to the next call.
+        """
         wanted = context.consumer.assignment() & self._unopened
         try:
             if wanted:
                 await self._take_over(wanted, context)
         except BusError as error:
-            # Their polled records are dropped, and the rest of them is taken over next time.
+            # The polled records of all these partitions are dropped. The partitions that are not
+            # taken over yet are taken over in the next call.
             self._cannot_take_over = True
             await self._pause([error])
         except NotAssignedError:
-            pass  # a rebalance came in between; the next call takes over what is assigned then
+            pass  # after a rebalance, the next call takes over what is assigned then
         else:
             self._cannot_take_over = False
             self._pass_check()
@@ -166,7 +172,7 @@ class KafkaSink(Sink):
 
     @override
     async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
-        """Deliver the polled records of each partition; aborted ones are read again."""
+        """Deliver the polled records of each partition; if a transaction fails, read again."""
         # One transaction per partition, so that partitions do not wait for each other.
         errors = await asyncio.gather(*(self._deliver(batch, context) for batch in batches))
         undone = [error for error in errors if error is not None]
@@ -182,7 +188,7 @@ class KafkaSink(Sink):
 
     @override
     async def release(self, partitions: Partitions, context: SinkContext) -> None:
-        """Let commits under way finish; the next owner continues after them."""
+        """Let running commits finish and forget the partitions; the next owner continues them."""
         self._unopened -= partitions
         for partition in partitions:
             self._undelivered.pop(partition, None)
@@ -192,10 +198,10 @@ class KafkaSink(Sink):
             self._relay.forget(partitions)
 
     async def _record_done(self, relay: WatermarkRelay, context: SinkContext) -> None:
-        """Record how far partitions are done: all that was polled from them is committed."""
+        """Record for the watermarks that everything polled so far is committed."""
         relay.begin_if_due()
         for at in context.consumer.assignment() - self._unopened:
-            # Just revoked: the next owner records it.
+            # If the partition was just revoked, the next owner records its progress.
             with suppress(NotAssignedError):
                 relay.record_done(at.partition, await context.consumer.position(at))
 
@@ -217,7 +223,7 @@ class KafkaSink(Sink):
                 f" so create it with Kafka's tools (kafka-topics.sh --create --topic {topic} …)"
             ) from error
         await self._writers.open({partition.partition for partition in wanted})
-        # Only now: until the id was taken, another sink could have committed for a partition.
+        # Only after `open`: until then, another sink could still commit for a partition.
         for partition in wanted:
             offset = await context.consumer.committed(partition) or 0
             if partition in context.consumer.assignment():
@@ -236,12 +242,12 @@ class KafkaSink(Sink):
     async def _deliver(self, batch: Batch, context: SinkContext) -> Exception | None:
         """Deliver a batch in one or more transactions, so that none is too large.
 
-        Returns the error that undid a transaction, if any.
+        Returns the error of a failed transaction, or `None`.
         """
         async with self._turns.enter(batch):
             for part in self._parts(batch, context):
                 if batch.partition.partition not in self._writers:
-                    # Revoked meanwhile: the next owner makes its dead letters.
+                    # The partition was revoked meanwhile; its next owner makes the dead letters.
                     context.dead_letters.drop(batch.partition.partition)
                     return None
                 if (error := await self._deliver_part(batch.partition, part, context)) is not None:
@@ -251,9 +257,13 @@ class KafkaSink(Sink):
     async def _deliver_part(
         self, partition: TopicPartition, part: "_Part", context: SinkContext
     ) -> Exception | None:
-        """Write a part, the dead letters before its end and its offset in one transaction."""
+        """Write a part, the waiting dead letters and the part's offset in one transaction.
+
+        Returns the error if the transaction failed, or `None`. Failed partitions are taken over
+        again by `prepare`.
+        """
         messages = part.messages
-        # With another number of partitions, a node's messages still go to only one of them.
+        # The topic may have another number of partitions; a node's messages still go to one.
         target = TopicPartition(self._settings.topic, partition.partition % self._partitions)
         drained = context.dead_letters.drain(partition.partition)
         try:
@@ -264,9 +274,9 @@ class KafkaSink(Sink):
             )
         except (FencedError, BusError) as error:
             if partition.partition not in self._writers:
-                return None  # revoked meanwhile, which ended the transaction
+                return None  # the partition was revoked, which ended the transaction
             self._unopened.add(partition)
-            # A fenced writer has nothing left to deliver: another sink has the partition.
+            # A fenced writer has nothing to deliver, because another sink owns the partition.
             if isinstance(error, FencedError):
                 return error
             self._undelivered[partition] = part.next_offset
@@ -281,7 +291,7 @@ class KafkaSink(Sink):
         return None
 
     def _parts(self, batch: Batch, context: SinkContext) -> Iterator["_Part"]:
-        """Yield the messages of a batch, in parts small enough to hold in memory."""
+        """Yield the messages of a batch in parts, each small enough for one transaction."""
         newest_ns = self._newest_ns()
         part = _Part()
         for record, event in batch.items:
@@ -305,10 +315,10 @@ class KafkaSink(Sink):
 
     @override
     async def redeliver(self, rejected: Sequence[RejectedEvent], /) -> Sequence[Refusal | None]:
-        """Write the messages of events to the partitions in which they belong.
+        """Write the messages of events to their partitions; return why each is rejected, or `None`.
 
-        Not in the sink's transactions, which contain its offsets. A batch without an answer is
-        therefore written twice; readers recognise repeated messages by their identity.
+        The messages are not in the sink's transactions, because these contain its offsets. Without
+        an answer, a batch is written again; readers recognise repeated messages by their identity.
         """
         partitions = await self._bus.partitions(self._settings.topic)
         return [await self._write_again(each, partitions=partitions) for each in rejected]
@@ -337,7 +347,7 @@ class KafkaSink(Sink):
         )
         RETRIES_TOTAL.labels(sink=self.name).inc(len(undone))
         for error in undone:
-            # Fencing is how a partition changes hands, not a failure of the brokers.
+            # Fencing means that a partition has a new owner; the brokers have not failed.
             if not isinstance(error, FencedError):
                 self._check.failed(str(error))
         await self._clock.sleep(pause_seconds)
@@ -351,7 +361,7 @@ class _Part:
     size_bytes: int = 0
     next_offset: int = 0
     newest_ns: int | None = None
-    """Time of its last event."""
+    """Time of the part's last event, in nanoseconds since the epoch; `None` without events."""
 
     def add(self, messages: Sequence[Message]) -> None:
         self.messages += messages

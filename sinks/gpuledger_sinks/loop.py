@@ -53,8 +53,8 @@ from gpuledger_sinks.replays import MAX_POLL_RECORDS, ReplaySink
 RELEASE_SECONDS: Final = 4.0
 """Time for a sink to finish its work on partitions that are being revoked."""
 _GRACE_SECONDS: Final = 1.5
-"""Time for a sink to finish its work on polled records when the loop ends. Requests in flight are
-answered by then, or are sent twice."""
+"""Time for a sink to finish its work on polled records when the loop ends. Requests that are not
+answered by then are sent again after a restart."""
 _FULL_POLL_SECONDS: Final = 0.05
 _MAX_FAILURES: Final = 8
 """Number of successive bus failures after which the consumer is closed and reopened."""
@@ -73,8 +73,8 @@ async def run_sink(
 ) -> None:
     """Open a sink of this kind and feed it until cancelled; `group` defaults to the kind's own.
 
-    Raises UserError for settings that cannot be used, or if the receiver holds data that the sink
-    cannot continue.
+    Also feeds it replayed events if the kind takes them. Raises UserError for settings that cannot
+    be used, or if the receiver contains data that the sink cannot continue.
     """
     clock, group = clock or SystemClock(), bus.topics.group(group or kind.group)
     async with kind.load()(
@@ -133,7 +133,7 @@ async def consume(
     clock: Clock,
     gaps: Check | None = None,
 ) -> None:
-    """Feed the sink until cancelled; wait for brokers, topics and permissions with backoff."""
+    """Feed the sink until cancelled; retry with backoff while the bus is unavailable."""
     _log.info(
         "sink_started",
         sink=sink.name,
@@ -146,8 +146,8 @@ async def consume(
     LAG_SECONDS.labels(sink=sink.name).set_function(lag.seconds)
     ACKNOWLEDGED_TIMESTAMP_SECONDS.labels(sink=sink.name).set_function(lag.newest_seconds)
     gap_check = GapCheck(gaps or Check())
-    # Not a `RetryingCaller`: a session has no end, so the first successful poll resets the backoff.
-    # Within a session, streaks of failures decide when to rejoin the group.
+    # Not a `RetryingCaller`: a session has no successful end, so its first successful poll resets
+    # the backoff. Within a session, repeated failures decide when to rejoin the group.
     backoff = Backoff()
     while True:
         session = _Session(
@@ -156,7 +156,7 @@ async def consume(
         try:
             await session.run(bus)
         except NotAssignedError:
-            # A rebalance came between the sink's request and the response: rejoin.
+            # The sink used a partition that a rebalance had just moved: join the group again.
             continue
         except BusError as error:
             # The brokers answered in between, so this is a new outage.
@@ -168,7 +168,7 @@ async def consume(
 
 @dataclass
 class _Streak:
-    """Successive failures of one kind of call; polls and commits succeed independently."""
+    """Successive failures of one kind of call; polls and commits are counted separately."""
 
     failures: int = 0
     backoff: Backoff = field(default_factory=Backoff)
@@ -218,7 +218,7 @@ class _Session:
             on_gap=self.on_gap,
         )
         async with AsyncExitStack() as stack:
-            # Opened before the consumer, which may at once report gaps or undecodable records.
+            # Opened before the consumer, which may immediately report undecodable records.
             self.dead_letters = DeadLetterQueue(
                 consumer=self._config.dead_letters_of or self._config.group,
                 producer=await stack.enter_async_context(bus.producer()),
@@ -241,7 +241,7 @@ class _Session:
                 await self._commit_done()
 
     def _context(self) -> SinkContext:
-        """Return a context for records polled, or partitions revoked, in the current epochs."""
+        """Return a context that is valid for the current epochs."""
         return SinkContext(
             consumer=self.consumer,
             dead_letters=self.dead_letters,
@@ -256,7 +256,7 @@ class _Session:
         await self._sink.handle_gap(gap)
 
     async def on_assigned(self, partitions: Partitions) -> None:
-        """Begin an epoch of newly assigned partitions."""
+        """Begin an epoch of newly assigned partitions, and pass them to the sink."""
         self._is_member = self._is_newly_assigned = True
         _log.info(
             "partitions_assigned",
@@ -270,14 +270,15 @@ class _Session:
         if self._hands_out_nothing:
             # Assigned during a poll that only keeps the membership and must return no records.
             self.consumer.pause(partitions)
-        # Before the sink learns of them, so that its acknowledgements count for the new epoch.
+        # Begun before the sink is called, so that its acknowledgements count for the new epoch.
         self._progress.begin(partitions)
         await self._sink.assign(partitions)
 
     async def on_revoked(self, partitions: Partitions) -> None:
         """Commit acknowledged records; the next owner sends the others."""
         try:
-            # The group waits for this. A member that takes longer is removed and loses everything.
+            # The group waits for this call. A member that takes too long is removed from the group
+            # and can no longer commit.
             async with asyncio.timeout(RELEASE_SECONDS):
                 await self._sink.release(partitions, self._context())
                 await self._commit_done_once()
@@ -293,7 +294,7 @@ class _Session:
     def _pause_full(self) -> float:
         """Pause the partitions that are full; return how long a poll may wait, in seconds.
 
-        The time is short if a partition is paused, because there may soon be room in it.
+        The time is short if a partition is paused, because it may soon accept records again.
         """
         held, full = self.consumer.assignment(), self._sink.full()
         if full:
@@ -303,7 +304,10 @@ class _Session:
         return self._config.poll_seconds
 
     async def _poll(self, max_records: int, *, timeout_seconds: float | None = None) -> Polled:
-        """Poll; on failure wait and return nothing."""
+        """Return polled records; if the poll fails, wait and return none.
+
+        Raises BusError after `_MAX_FAILURES` successive failures.
+        """
         if timeout_seconds is None:
             timeout_seconds = self._config.poll_seconds
         try:
@@ -319,9 +323,9 @@ class _Session:
         return polled
 
     def _report_membership(self) -> None:
-        """Pass the check once the group has answered, even if this member has no partition.
+        """Pass the check once this member has joined its group, even if it has no partition.
 
-        It keeps failing until both polls and commits succeed.
+        The check does not pass while polls or commits fail.
         """
 
         def describe_assignment() -> str:
@@ -338,7 +342,11 @@ class _Session:
             self._check.waits(f"joining consumer group {self._config.group}")
 
     async def _endure(self, error: BusError, streak: _Streak) -> None:
-        """Wait before the next attempt; raise after `_MAX_FAILURES`, to reopen the consumer."""
+        """Wait before the next attempt.
+
+        Raises the error after `_MAX_FAILURES` successive failures, so that the consumer is
+        reopened.
+        """
         streak.failures += 1
         if streak.failures >= _MAX_FAILURES:
             raise error
@@ -353,9 +361,10 @@ class _Session:
             voided = await self._sink.prepare(context)
         finally:
             self._is_preparing = False
-        # Their offsets were reset: the records are polled again and are not lag until then.
+        # The offsets of these partitions were reset. Their records are polled again, and do not
+        # count as lag until then.
         self._lag.forget(voided)
-        # A partition may also have been revoked meanwhile, or revoked and assigned again.
+        # A partition may have been revoked meanwhile, and even assigned again.
         kept = {
             at: records
             for at, records in polled.items()
@@ -368,7 +377,7 @@ class _Session:
             Batch(
                 partition=at,
                 items=list(self.dead_letters.decode(self._config.decoders[at.topic], records)),
-                # From the records, because the last one may have become a dead letter.
+                # Not from the decoded items, because the last record may be undecodable.
                 next_offset=records[-1].offset + 1,
             )
             for at, records in kept.items()
@@ -376,10 +385,10 @@ class _Session:
         await self._sink.handle(batches, context)
 
     async def _handle(self, polled: Polled) -> None:
-        """Let the sink work; if that takes long, keep the membership in the group.
+        """Pass polled records to the sink; while it works, keep the membership in the group.
 
-        If this is cancelled, or the bus fails meanwhile, the sink has a moment to get answers to
-        requests in flight before its work is cancelled.
+        If this call is cancelled or the bus fails, the sink's work is cancelled after
+        `_GRACE_SECONDS`, in which requests in flight may still be answered.
         """
         context = self._context()
         work = asyncio.create_task(self._work(polled, context))
@@ -408,17 +417,17 @@ class _Session:
                 self.dead_letters.drop(at.partition, topic=at.topic)
 
     async def _check_ends(self) -> None:
-        """Check for new records, which are not polled while the sink accepts none."""
+        """Count new records as lag, although they are not polled while the sink prepares."""
         try:
             ends = await self.consumer.end_offsets(self.consumer.assignment())
         except (BusError, NotAssignedError):
             return  # polls report it
-        # If the sink began to accept records during the query, they are polled.
+        # If the sink finished preparing during the query, these records are polled anyway.
         if self._is_preparing:
             self._lag.ends(ends)
 
     async def _poll_paused(self) -> None:
-        """Poll only to keep the membership: return no records, not even of new partitions."""
+        """Poll with all partitions paused, only to keep the membership in the group."""
         self._hands_out_nothing = True
         try:
             self.consumer.pause(self.consumer.assignment())
@@ -427,7 +436,10 @@ class _Session:
             self._hands_out_nothing = False
 
     async def _commit_done(self) -> None:
-        """Publish the dead letters and commit what is done, before any more records are taken."""
+        """Publish dead letters and commit acknowledged offsets; on failure, retry.
+
+        Raises BusError after `_MAX_FAILURES` successive failures.
+        """
         while True:
             try:
                 await self._commit_done_once()
@@ -442,11 +454,12 @@ class _Session:
             self._report_membership()
 
     async def _commit_done_once(self) -> None:
-        # A rebalance may come during a commit and commit as well.
+        # A rebalance during a commit also commits.
         async with self._committing_lock:
             offsets = self._progress.uncommitted()
             # Dead letters first: after a crash in between, a committed record without its dead
-            # letter would be lost. The offsets were read before, so none is ahead of its letter.
+            # letter would be lost. The offsets are read before the flush, so that each committed
+            # record's dead letter is included in it.
             await self.dead_letters.flush()
             if offsets:
                 await self.consumer.commit(offsets)
@@ -454,7 +467,7 @@ class _Session:
 
 
 def _gap_of(record: Record) -> Gap:
-    """Return the gap of records that cannot be unpacked and are lost."""
+    """Return the gap of a batch of records that cannot be unpacked and are lost."""
     return Gap(
         partition=TopicPartition(record.topic, record.partition),
         first_offset=record.first_offset,

@@ -1,6 +1,6 @@
-"""The sinks' metrics. All kinds share the families and differ by the label `sink`.
+"""The sinks' metrics, and the functions for counting that all kinds share.
 
-Contains names, help texts and the few functions for counting that all kinds share.
+All kinds use the same metrics and are distinguished by the label `sink`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -116,13 +116,14 @@ WATERMARK_TIMESTAMP: Final = Gauge(
 )
 _NO_DEAD_LETTER: Final = {"duplicate", "repeated", "superseded", "too_many"}
 _UNREAD_INCIDENTS: Final = {"too_old"}
-"""Reasons without a dead letter in alerts: incidents too old to report."""
+"""Reasons for which only the alerts sink writes no dead letter."""
 
 
 def count_dropped(sink: str, reason: str, count: int = 1) -> None:
-    """Count events that were not delivered; a dead letter is counted once it is published.
+    """Count events that were not delivered; events with a dead letter once it is published.
 
-    Records that could not be decoded count only as dead letters, because they were not events.
+    Reasons that the kind does not have are ignored: records that could not be decoded are counted
+    only as dead letters.
     """
     if sink in KINDS and reason in KINDS[sink].drop_reasons:
         DROPPED_TOTAL.labels(sink=sink, reason=reason).inc(count)
@@ -130,7 +131,7 @@ def count_dropped(sink: str, reason: str, count: int = 1) -> None:
 
 @contextmanager
 def measure_request(sink: str, size_bytes: int) -> Iterator[None]:
-    """Measure a request of `size_bytes` while the context is open."""
+    """Count a request of `size_bytes`, and measure its time while the context is open."""
     REQUEST_BYTES_TOTAL.labels(sink=sink).inc(size_bytes)
     with (
         REQUESTS_IN_FLIGHT.labels(sink=sink).track_inprogress(),
@@ -140,13 +141,13 @@ def measure_request(sink: str, size_bytes: int) -> Iterator[None]:
 
 
 def show_protocol(sink: str, version: str, *, versions: Iterable[str]) -> None:
-    """Show which version of remote-write is in use."""
+    """Set the metric that shows which of these versions of remote-write is in use."""
     for one in versions:
         PROTOCOL_INFO.labels(sink=sink, version=one).set(one == version)
 
 
 def count_sink_from_zero(kind: SinkKind, topics: Topics) -> None:
-    """Show the counters of the sink that this process runs before there is anything to count."""
+    """Export the metrics of this process's sink as 0 before anything is counted."""
     if kind.relays_watermarks:
         count_from_zero(WATERMARK_TIMESTAMP, sink=[kind.name])
     if kind is REMOTE_WRITE:

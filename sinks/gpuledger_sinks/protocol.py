@@ -4,9 +4,10 @@ The loop (`gpuledger_sinks.loop`) polls, decodes, commits and keeps its membersh
 `Sink` processes the polled records and acknowledges them (`SinkContext`).
 
 An epoch is one assignment of a partition to this member. If a partition is revoked and assigned
-again, a new epoch begins: another member may have had the partition in between, or its topic may
-have been recreated. Work done on records of an earlier epoch means nothing in the later one.
-With each call the loop therefore passes a context that is valid for the current epochs only.
+again, a new epoch begins: another member may have owned the partition in between, or its topic may
+have been recreated. Acknowledgements of records of an earlier epoch are invalid in a later one.
+
+With each call, the loop therefore passes a context that is valid only for the current epochs.
 """
 
 import asyncio
@@ -45,9 +46,9 @@ class Batch:
 class LargeTurns:
     """Lets one partition at a time work on large events; other batches run concurrently.
 
-    The labels made from an event of the maximum message size may take a hundred times its size, and
-    seconds to make. With one such event in each partition, a sink would hold all of this at once
-    and answer no probe until the last one is made.
+    The labels made from an event of the maximum message size may take a hundred times its memory,
+    and several seconds. With one such event in each partition, a sink would need all this memory at
+    once, and would answer no probe until all labels are made.
     """
 
     def __init__(self) -> None:
@@ -69,9 +70,9 @@ class AcknowledgedOffsets:
         self._committed: dict[TopicPartition, int] = {}
 
     def begin(self, partitions: Collection[TopicPartition]) -> None:
-        """Begin a new epoch of each partition; nothing is done in it yet."""
+        """Begin a new epoch of each partition, without acknowledged records."""
         self.end(partitions)
-        # A unique number: an assigned partition may have been revoked and assigned in between.
+        # Epochs have unique numbers, so that a partition that is assigned again gets a new one.
         epoch = next(self._next_epoch)
         self._epochs |= dict.fromkeys(partitions, epoch)
 
@@ -91,12 +92,12 @@ class AcknowledgedOffsets:
         return partition in epochs and epochs[partition] == self._epochs.get(partition)
 
     def done(self, partition: TopicPartition, next_offset: int) -> None:
-        """Record that everything before `next_offset` is done; never goes back in an epoch."""
+        """Record that all records before `next_offset` are done; a lower offset is ignored."""
         self._done[partition] = max(next_offset, self._done.get(partition, 0))
 
     def uncommitted(self) -> dict[TopicPartition, int]:
         """Return the offsets that are done and not committed yet."""
-        # Only if they differ: a poll without new records must not cost the brokers a commit.
+        # Only changed offsets, so that a poll without new records causes no commit.
         return {
             partition: offset
             for partition, offset in self._done.items()
@@ -113,12 +114,12 @@ class SinkContext:
     """The loop's services for a sink that processes records polled in certain epochs.
 
     A sink may work on a batch for as long as its receiver is unavailable. If the partition is
-    revoked meanwhile, the sink has dropped its state of the partition, and later acknowledgements
-    are ignored, even if the partition has been assigned to the same member again.
+    revoked meanwhile, the sink drops its state of the partition. Acknowledgements of the batch are
+    then ignored, even if the partition has been assigned to the same member again.
     """
 
     consumer: Consumer
-    """The consumer, for seeking."""
+    """The consumer, for queries of offsets and for seeking."""
     dead_letters: DeadLetterQueue
     """Takes records that cannot be used."""
     progress: AcknowledgedOffsets
@@ -137,10 +138,11 @@ class SinkContext:
         time_ns: int | None = None,
         commits_itself: bool = False,
     ) -> None:
-        """Record that all records before `next_offset` are done; `time_ns` is the newest one's.
+        """Record that all records before `next_offset` are done.
 
-        Ignored unless the partition has stayed assigned since this context was made. With
-        `commits_itself` the sink commits the offset, and the loop does not.
+        `time_ns` is the time of the newest one. Ignored unless the partition has stayed assigned
+        since this context was made. With `commits_itself`, the sink commits the offset, and the
+        loop does not.
         """
         if not self.is_current(partition):
             return
@@ -168,7 +170,7 @@ class RejectedEvent(NamedTuple):
 
 
 class Sink(Protocol):
-    """Processes polled records in the way of one kind of sink.
+    """Processes polled records; each kind of sink is a subclass.
 
     The loop makes one call at a time: `assign` for new partitions, then `prepare` and `handle`
     repeatedly. Only `release` may be called while `handle` runs.
@@ -177,11 +179,11 @@ class Sink(Protocol):
                          await sink.handle(batches, context)  # send; context.acknowledge(…)
                          publish the dead letters, commit acknowledged offsets
 
-    Offsets are committed only after they were acknowledged. Unacknowledged records come again: to
-    this sink or to the partition's next owner. While its receiver is unavailable, a sink either
-    waits in `handle`, and the loop keeps its membership in the group, or it returns, reports the
-    partitions that are `full`, and acknowledges the records later. Records that cannot be used go
-    to `context.dead_letters` and are acknowledged as well.
+    Offsets are committed only after they were acknowledged. Unacknowledged records are read again
+    by this sink or by the partition's next owner. While its receiver is unavailable, a sink has two
+    options. It may wait in `handle`; the loop then keeps the membership in the group. Or it returns
+    from `handle`, reports partitions as `full`, and acknowledges the records later. Records that
+    cannot be used go to `context.dead_letters` and are acknowledged as well.
     """
 
     name: str
@@ -196,7 +198,7 @@ class Sink(Protocol):
     async def prepare(self, context: SinkContext) -> Partitions:
         """Prepare for the next `handle`; return the partitions whose polled records are dropped.
 
-        These partitions were set to another offset and are polled again.
+        The sink has set these partitions to another offset, from which they are polled again.
         """
         del context
         return frozenset()
@@ -204,35 +206,35 @@ class Sink(Protocol):
     def full(self) -> Partitions:
         """Return the partitions that must not be polled for now.
 
-        For a sink whose `handle` returns before its records are done: it accepts records of a
-        partition until enough of them wait.
+        A sink whose `handle` returns before its records are done must implement this, to limit the
+        number of records that wait.
         """
         return frozenset()
 
     @abstractmethod
     async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
-        """Process the polled records, possibly none; return when there is room for more."""
+        """Process the polled records, if any; return when the sink accepts more."""
 
     @abstractmethod
     async def release(self, partitions: Partitions, context: SinkContext) -> None:
-        """Finish the work on these partitions quickly, and forget them.
+        """Finish the work on revoked partitions quickly, and forget them.
 
-        May raise UnavailableError or BusError: unfinished work is left to the next owner.
+        May raise UnavailableError or BusError; the next owner then does the unfinished work.
         """
 
     async def handle_gap(self, gap: Gap) -> None:
-        """Record that records were deleted before they were read, or cannot be unpacked."""
-        del gap  # the loop reports it, which is enough for most kinds
+        """Handle a gap: records that were deleted before they were read, or cannot be unpacked."""
+        del gap  # most kinds do nothing more than the loop, which reports the gap
 
     max_redelivered: int = 1
-    """Maximum number of events of one `redeliver`."""
+    """Maximum number of events per call of `redeliver`."""
 
     async def redeliver(self, rejected: Sequence[RejectedEvent], /) -> Sequence[Refusal | None]:
-        """Deliver events once more; return for each why it is rejected again, or `None`.
+        """Deliver events again; return for each why it is rejected again, or `None` if it is not.
 
-        Only for kinds that take replays (`gpuledger_sinks.replays`). May be called at any time and
-        does not change the sink's state. Raises ReceiverUnavailableError or BusError if no answer
-        is known for any event; the caller then calls it again with the same events.
+        Only kinds that take replays (`gpuledger_sinks.replays`) implement this. It may be called at
+        any time and does not change the sink's state. Raises ReceiverUnavailableError or BusError
+        if the receiver did not answer; the caller must then call it again with the same events.
         """
         return [Refusal("rejected", "this sink does not support replays")] * len(rejected)
 
@@ -249,7 +251,7 @@ class OpenSink(Protocol):
         clock: Clock,
         group: str,
     ) -> AbstractAsyncContextManager[Sink]:
-        """Return a context manager of the sink; `group` is its consumer group."""
+        """Return a context manager that opens the sink; `group` is its consumer group."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,6 +265,7 @@ class ConsumerConfig:
     decoders: Mapping[str, Decoder[Any]]
     """The topics to read, with their decoders."""
     poll_seconds: float = 0.5
-    """How long a poll waits; `handle` is called at least this often."""
+    """How long a poll waits, in seconds. While the sink is idle, `handle` is called at least this
+    often."""
     max_poll_records: int = 500
     """Maximum number of records per poll, which bounds memory."""

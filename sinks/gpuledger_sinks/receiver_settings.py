@@ -1,6 +1,7 @@
 """The settings of an HTTP connection to a receiver: credentials, TLS and proxy.
 
-A sink's section adds its addresses to them. Errors name the field that cannot be used.
+The settings of a sink inherit from these and add the receiver's address. Errors name the invalid
+field.
 """
 
 import re
@@ -54,11 +55,11 @@ class Sigv4Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def exchange_url(self) -> str:
-        """The address of STS."""
+        """The URL of STS."""
         return self.sts_url or f"https://sts.{self.region}.amazonaws.com/"
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for values that cannot make a signature."""
+        """Raise `ValueError`, naming the field, if no signature can be made with these values."""
         if not self.region:
             for name in _OF_SIGV4:
                 if getattr(self, name):
@@ -133,7 +134,7 @@ class ReceiverSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     addresses and networks (`10.0.0.0/8`), optionally with a port; `*` for all."""
 
     def refuse_unusable(self, *, sigv4: Sigv4Settings | None = None, **urls: Iterable[str]) -> None:
-        """Raise ValueError naming a missing or invalid field, or two that exclude each other.
+        """Raise ValueError naming a missing or invalid field, or two mutually exclusive fields.
 
         `urls` are the receiver's addresses, by the name of their setting.
         """

@@ -39,7 +39,7 @@ class SinkKind:
     """Whether it redelivers rejected events from the replay topic."""
 
     def topics(self, table: Topics) -> tuple[Topic, ...]:
-        """Return the topics that it reads."""
+        """Return the topics that the sink reads; `table` contains the installation's topics."""
         beside = [
             *([table.attributed_incidents] if self.has_incidents else []),
             *([table.readings] if self.has_readings else []),
@@ -47,7 +47,7 @@ class SinkKind:
         return (table.events, *beside)
 
     def load(self) -> OpenSink:
-        """Import the kind's module and return its `open_sink`."""
+        """Import the kind's module and return its function `open_sink`."""
         open_sink: OpenSink = import_module(self.module).open_sink
         return open_sink
 

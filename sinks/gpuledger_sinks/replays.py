@@ -5,8 +5,8 @@ therefore neither delay new events nor change the sink's offsets, series or tran
 consumer takes only the events that name its group from the replay topic.
 
 An event that is rejected again becomes another dead letter of the sink's own group. Offsets are
-committed after that, so a sink that is killed delivers a few events twice. `Sink.redeliver` is
-idempotent, or writes records that readers recognise by their identity.
+committed only after delivery, so a sink that is killed may deliver a few events twice. This does no
+harm: `Sink.redeliver` is idempotent, or its readers recognise repeated records by their identity.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ class ReplaySink(Sink):
         events: str,
         retrying: RetryingCaller[ReceiverUnavailableError],
     ) -> None:
-        """Take the sink, its group, and the topic from which it reads its events."""
+        """Take the sink, its consumer group, and the name of the topic of its events."""
         self.name, self.receiver = f"{sink.name}_replay", sink.receiver
         self._sink, self._group, self._events = sink, group, events
         self._retrying = retrying
@@ -51,11 +51,11 @@ class ReplaySink(Sink):
 
     @override
     async def release(self, partitions: Partitions, context: SinkContext) -> None:
-        """Do nothing: acknowledged records are done."""
+        """Do nothing: there is no state per partition."""
 
     @override
     async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
-        """Deliver the polled events; make dead letters of those that are rejected again."""
+        """Deliver the polled events; events that are rejected again become dead letters."""
         for batch in batches:
             for part in self._parts(batch):
                 if not context.is_current(batch.partition):
@@ -71,7 +71,7 @@ class ReplaySink(Sink):
             context.acknowledge(batch.partition, batch.next_offset)
 
     def _parts(self, batch: Batch) -> Iterator[list[tuple[Record, ReplayedEvent]]]:
-        """Yield the events that name the group, at most as many at once as the sink takes."""
+        """Yield the events that name the group, in parts that the sink can take at once."""
         part: list[tuple[Record, ReplayedEvent]] = []
         size_bytes = 0
         for record, replayed in batch.items:

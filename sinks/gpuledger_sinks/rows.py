@@ -1,4 +1,4 @@
-"""Makes flat rows from an event: one JSON object per entry, with all that the event holds on it.
+"""Makes flat rows from an event: one JSON object per entry, with all its values in the event.
 
 Encodes the values of `gpuledger.ledger.rows` for the topic. Pure: rows depend only on the event and
 on the time when it was read.
@@ -23,9 +23,9 @@ _EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001  # with a zone, isoformat w
 
 
 def encoded_rows_of(event: GpuEvent, *, ingested_time_ns: int) -> list[bytes]:
-    """Return one numbered row for each entry of each GPU and for each late adjustment.
+    """Return one encoded row for each entry of each GPU and for each late adjustment.
 
-    Raises ValueError if `booked_entries` does.
+    Raises ValueError if the event refers to missing entries (`booked_entries`).
     """
     origin = Origin(None, ingested_time_ns)
     return [encode(_make_row(*booked)) for booked in booked_entries(event, origin)]

@@ -42,14 +42,17 @@ RESERVED_HEADERS = frozenset(
 
 
 def _fields_in(setting: str, template: str, known: Collection[str]) -> set[str]:
-    """Return the fields of a template; raises ValueError if one is unknown or has a format."""
+    """Return the field names in a template.
+
+    Raises ValueError if the template is invalid, or if a field is unknown or has a format.
+    """
     try:
         parsed = [part for part in Formatter().parse(template) if part[1] is not None]
     except ValueError as error:
         raise ValueError(
             f"{setting}: invalid template: {error}; write {{{{ and }}}} for literal braces"
         ) from error
-    # A format with a width of billions would make a text of that length.
+    # A format could contain a width of billions, which would make a text of that length.
     if any(spec or conversion for _, _, spec, conversion in parsed):
         raise ValueError(
             f"{setting}: formats and conversions are not supported; write only a name between"
@@ -142,7 +145,7 @@ class RemoteWriteSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_un
 
     @property
     def sent_labels(self) -> SentLabels:
-        """The Kubernetes labels on the info series."""
+        """The Kubernetes labels to add to the info series."""
         return SentLabels(
             pods=tuple(self.pod_labels),
             namespaces=tuple(self.namespace_labels),
@@ -211,14 +214,14 @@ def alert_label_of(prefix: str, name: str) -> str:
 
 
 def _refuse_label_of_alert(labels: dict[str, str]) -> None:
-    """Raise ValueError for an external label with the name of an alert's own label."""
+    """Raise ValueError if an external label has the name of an alert's own label."""
     for name in labels:
         if name in _ALERT_LABELS or name.startswith(("label_", "namespace_label_")):
             raise ValueError(f"external_labels: reserved label: {name}; remove it")
 
 
 def _refuse_equal_labels(setting: str, names: list[str]) -> None:
-    """Raise ValueError for Kubernetes labels that would have the same name on an alert."""
+    """Raise ValueError if two Kubernetes labels have the same name on an alert, or one is empty."""
     known: dict[str, str] = {}
     for name in names:
         other = known.setdefault(alert_label_of("label", name), name)
@@ -234,8 +237,8 @@ _API_PATH: Final = re.compile(r"/api/v[12](?:/alerts)?/*\Z")
 
 
 def _refuse_api_path(url: str) -> None:
-    """Raise ValueError for an address that already ends with the API path."""
-    # Alertmanager's own documentation shows this form, but every alert would be answered with 404.
+    """Raise ValueError if an address ends with the API path, which is added later."""
+    # Alertmanager's documentation shows addresses with this path; all alerts would get a 404.
     if _API_PATH.search(urlsplit(url).path):
         shown = shown_url(url)
         raise ValueError(
@@ -245,7 +248,7 @@ def _refuse_api_path(url: str) -> None:
 
 
 def _refuse_address(setting: str, template: str) -> None:
-    """Raise ValueError for a template that does not make a valid address."""
+    """Raise ValueError unless a template is empty or makes a valid address."""
     _fields_in(setting, template, ALERT_ADDRESS_FIELDS)
     if template:
         try:
@@ -352,7 +355,7 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Maximum number of events per poll."""
 
     def __post_init__(self) -> None:
-        """Refuse directory names that deltalake 1.6 reads as another name, or fails on."""
+        """Raise ValueError for a directory name that deltalake 1.6 misreads or fails on."""
         wrong = sorted(set(self.uri) & _UNUSABLE_IN_FOLDERS)
         if wrong and "://" not in self.uri:
             raise ValueError(
@@ -379,7 +382,7 @@ class RowsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Maximum number of events per poll, and therefore per transaction."""
 
     def in_installation(self, topics: Topics) -> "RowsSettings":
-        """Return the settings with this installation's topic if the topic is the default."""
+        """Return the settings; the default topic is replaced by this installation's topic."""
         if self.topic != _OWN_ROWS:
             return self
         return msgspec.structs.replace(self, topic=topics.rows.name)

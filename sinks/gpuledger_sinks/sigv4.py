@@ -1,7 +1,8 @@
 """AWS Signature Version 4 of a request: headers in, headers out. Pure.
 
-Signs the method, path, body, host, time and session token, but no headers that proxies may change.
-Does not support queries or paths with characters that need escaping, because no receiver has them.
+The signature covers the method, path, body, host, time and session token, but no headers that
+proxies may change. Queries, and paths with characters that need escaping, are not supported,
+because no receiver uses them.
 """
 
 import hashlib
@@ -26,13 +27,13 @@ class AwsKeys:
     session_token: str = field(default="", repr=False)
     """Only for temporary keys, otherwise empty."""
     begin_seconds: float = 0.0
-    """When these keys were obtained, Unix time."""
+    """When these keys were obtained, in seconds since the epoch."""
     end_seconds: float = inf
-    """When they expire, Unix time."""
+    """When these keys expire, in seconds since the epoch; infinite if they do not."""
 
     @property
     def text(self) -> str:
-        """The secret that distinguishes these keys from others."""
+        """The secret key, which identifies these keys and is masked in messages."""
         return self.secret_access_key
 
 
@@ -47,7 +48,11 @@ def signature_headers(
     headers: Mapping[str, str] | None = None,
     method: str = "POST",
 ) -> dict[str, str]:
-    """Return the headers that sign a request; `headers` are included in the signature."""
+    """Return the headers to add to a request to sign it.
+
+    `headers` are other headers of the request that the signature must cover. `time_seconds` is the
+    current time in seconds since the epoch.
+    """
     at = datetime.fromtimestamp(time_seconds, tz=UTC)
     stamp, parts = f"{at:%Y%m%dT%H%M%SZ}", urlsplit(url)
     added = {"X-Amz-Date": stamp}

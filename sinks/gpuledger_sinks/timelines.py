@@ -1,20 +1,21 @@
 """A tick's place in its node's time, and whether it was seen before.
 
 A restarted join may publish a tick twice. Ticks are identified by (cluster, node, boot, seq).
-`SeenTicks` is for sinks that keep no other state of a node. It keeps seen ticks in memory, while a
-partition is assigned, for nodes heard of within a day. The store sink writes them to the store, so
-that they outlive the assignment (`gpuledger_sinks.store.seen`).
+`SeenTicks` is for sinks that keep no other state of a node. While a partition is assigned, it keeps
+the seen ticks of nodes that had a tick within a day. The store sink also writes them to the store,
+so that they outlive the assignment (`gpuledger_sinks.store.seen`).
 
 `Timelines` is for sinks that keep state of each node. A node's wall clock can be set forwards or
 backwards at any moment and may be wrong after a reboot. Therefore only `(boot_id, seq)` decides
-whether a tick is new and how much time passed: `seq` is milliseconds since boot, which nobody can
-set. Wall clocks decide only which of two boots came first when ticks of both arrive, because a
-spool may bring ticks of the earlier boot late. A wrong decision is corrected after
-`_OVER_AFTER_NS`, because two boots of a node never run at the same time.
+whether a tick is new and how much time passed: `seq` is the time since boot in milliseconds, which
+cannot be set. Wall clocks decide only which of two boots is the earlier one when ticks of both
+arrive, because a spool may deliver ticks of the earlier boot late. A wrong decision is corrected
+after `_OVER_AFTER_NS`, because two boots of a node never run at the same time.
 
-That minute is measured by this machine's clock as ticks arrive. Events have no other time than
-their node's, which is also their Kafka timestamp, and by `seq` a draining spool looks like a
-running boot. It is therefore the only decision that a replay of the same events may change.
+The time `_OVER_AFTER_NS` is measured by this machine's clock as ticks arrive. Events have only
+their node's time, which is also their Kafka timestamp, and by `seq` a spool that is being sent
+looks like a running boot. This decision is therefore the only one that may differ when the same
+events are read again.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,7 +31,7 @@ from gpuledger.recent import Recent
 from gpuledger.records import GpuEvent, NodeReadings
 
 TickRecord = GpuEvent | NodeReadings
-"""A record that identifies a tick of a node and has its time."""
+"""A record that identifies a tick of a node and contains the tick's time."""
 MAX_SEEN_BOOTS: Final = 5
 """Number of most recently heard boots kept per node: a spool may bring ticks of earlier ones.
 
@@ -42,20 +43,20 @@ _NONE_SEEN: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 class SeenBoots:
-    """The last tick seen of a node's most recent boots; never uses a clock."""
+    """The last tick seen of a node's most recent boots; does not use wall clocks."""
 
     __slots__ = ("_seqs",)
 
     def __init__(self, seqs: Mapping[str, int] = _NONE_SEEN) -> None:
-        """Continue after the last tick seen of each boot; the most recently heard boot is last."""
+        """Continue after the last `seq` of each boot; the boot with the newest tick is last."""
         self._seqs = dict(seqs)
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
-        """Yield each boot with its last tick seen; the most recently heard boot is last."""
+        """Yield each boot with its last `seq`; the boot with the newest tick is last."""
         return iter(self._seqs.items())
 
     def __reversed__(self) -> Iterator[str]:
-        """Yield the boots, beginning with the most recently heard one."""
+        """Yield the boots, beginning with the boot that had the newest tick."""
         return reversed(self._seqs)
 
     def is_new(self, event: TickRecord) -> bool:
@@ -65,7 +66,7 @@ class SeenBoots:
         # so a tick that is not after the last one was published before.
         if seq <= self._seqs.get(boot_id, -1):
             return False
-        # Moved to the end, so that the boot heard of longest ago is first.
+        # Moved to the end, so that the boot whose last tick is oldest is first.
         self._seqs.pop(boot_id, None)
         self._seqs[boot_id] = seq
         if len(self._seqs) > MAX_SEEN_BOOTS:
@@ -91,12 +92,12 @@ class SeenTicks:
         return boots.is_new(event)
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forget partitions that another sink reads, or that are read again."""
+        """Forget partitions that were revoked, or whose records are read again."""
         for partition in partitions:
             self._nodes.pop(partition, None)
 
     def state_of(self, partition: TopicPartition) -> dict[str, list[tuple[str, int]]]:
-        """Return the ticks seen of a partition's nodes, in a form for JSON."""
+        """Return the last `seq` of each boot of a partition's nodes, in a form for JSON."""
         nodes = self._nodes.get(partition)
         return {} if nodes is None else {node: list(boots) for node, boots in nodes.items()}
 
@@ -111,12 +112,12 @@ class SeenTicks:
 
 
 _OVER_AFTER_NS: Final = NS_PER_MINUTE
-"""Silence of a boot after which a boot with earlier timestamps replaces it: that boot is the later
-one, and its clock is behind."""
+"""Time without ticks of the running boot after which a boot with earlier timestamps replaces it.
+The other boot is then the later one, and its clock is behind."""
 LEAP_NS: Final = 10 * NS_PER_SECOND
 """Clock differences below this are ignored."""
 _TRIAL_MS: Final = 60_000
-"""Node time for which a clock is on trial after it leapt ahead."""
+"""Time since boot for which a clock is not trusted after it leapt ahead, in milliseconds."""
 
 
 class TickOrder(Enum):
@@ -131,7 +132,7 @@ class TickOrder(Enum):
 
 
 class Arrival(NamedTuple):
-    """A tick's place, and whether its time can be trusted."""
+    """A tick's place in its node's order, and whether its time can be trusted."""
 
     order: TickOrder
     has_leapt: bool
@@ -154,9 +155,10 @@ class Timeline:
     def __init__(
         self, seqs: Mapping[str, int] = _NONE_SEEN, *, time_ns: int = 0, received_ns: int = 0
     ) -> None:
-        """Continue after the last tick seen of each boot; the newest tick has `time_ns`.
+        """Continue after the last `seq` of each boot; the running boot is last.
 
-        The running boot is last; its last tick counts as received at `received_ns`.
+        The last tick of the running boot has the time `time_ns` and counts as received at
+        `received_ns`.
         """
         self._boots = SeenBoots(seqs)
         self._boot_id = next(reversed(self._boots), "")
@@ -169,7 +171,7 @@ class Timeline:
 
     @property
     def behind_ns(self) -> int:
-        """The minimum time by which the node's clock was set back."""
+        """The minimum time by which the node's clock was set back, in nanoseconds."""
         return max(0, -self._offset_ns)
 
     def observe(self, event: TickRecord, *, received_ns: int) -> Arrival:
@@ -182,7 +184,7 @@ class Timeline:
             step_ns = event.time_ns - self._time_ns - (event.seq - self._seq) * NS_PER_MS
             if abs(step_ns) > LEAP_NS:
                 self._offset_ns += step_ns
-                # Only a leap ahead may be taken back; a clock that was set back was wrong before.
+                # Only a leap ahead may be reverted. A clock that was set back was wrong before.
                 self._leapt_seq = event.seq if step_ns > 0 else None
             elif self._leapt_seq is not None and event.seq - self._leapt_seq >= _TRIAL_MS:
                 self._leapt_seq = None
@@ -190,8 +192,8 @@ class Timeline:
             # A tick of an earlier boot, which a spool brings late.
             return Arrival(TickOrder.SUPERSEDED, has_leapt=False)
         else:
-            # A boot that follows another begins on trial, because its clock may be wrong until NTP
-            # answers. The first boot has nothing to be compared with.
+            # The clock of a boot that follows another is not trusted at first, because it may be
+            # wrong until NTP answers. The first boot cannot be compared with another one.
             booted_ns = event.time_ns - event.seq * NS_PER_MS
             self._offset_ns = min(0, booted_ns - self._time_ns) if self._boot_id else 0
             self._leapt_seq = event.seq if self._boot_id else None
@@ -201,7 +203,7 @@ class Timeline:
 
 
 class Timelines:
-    """The timelines of one partition's nodes heard of within a day or two."""
+    """The timelines of one partition's nodes that had a tick within a day or two."""
 
     def __init__(self) -> None:
         self._nodes: Recent[str, Timeline] = Recent()
@@ -225,6 +227,9 @@ class Timelines:
         return timeline.observe(event, received_ns=received_ns)
 
     def behind_ns(self, node: str) -> int:
-        """Return the minimum time by which the clock of a node, given by its key, was set back."""
+        """Return the minimum time by which a node's clock was set back, in nanoseconds.
+
+        The node is given by its key.
+        """
         timeline = self._nodes.get(node)
         return timeline.behind_ns if timeline else 0

@@ -1,9 +1,10 @@
-"""The watermarks of a sink: the join's watermarks, published once the sink has done the events.
+"""The watermarks of a sink: the join's watermarks, published once their events are delivered.
 
-A sink records how far each of its partitions is done, after its own commit. `WatermarkRelay` reads
-the join's watermarks of these partitions and publishes those that the finished events reach as the
-sink's own. A watermark is therefore never ahead of the data: if a sink is killed between the two,
-its watermark is only late. A published watermark stays true, whichever sink has the partition.
+After each commit, a sink records the offset up to which a partition is done. `WatermarkRelay` reads
+the join's watermarks of these partitions. It publishes each watermark as the sink's own once all
+its events are done. A watermark is therefore never ahead of the data; if a sink is killed after its
+commit, the watermark is only late. A published watermark stays true, whichever sink owns the
+partition.
 """
 
 import asyncio
@@ -39,7 +40,7 @@ from gpuledger.runtime.tasks import end_tasks
 from gpuledger_sinks.metrics import WATERMARK_TIMESTAMP
 
 CHECK_INTERVAL_SECONDS: Final = 2.0
-"""Time between two reads of the join's watermarks, which come every 5 s."""
+"""Time between two reads of the join's watermarks, which are published every 5 s."""
 _log = structlog.get_logger(__name__)
 
 
@@ -52,9 +53,9 @@ async def open_relay(
     clock: Clock,
     output: str | None = None,
 ) -> AsyncIterator["WatermarkRelay"]:
-    """Open a relay that publishes how far `component` is complete.
+    """Open a relay that publishes the watermarks of `component`.
 
-    Its watermarks refer to offsets of the topic `output`, if the component writes to one,
+    The watermarks refer to offsets of the topic `output` if the component writes to a topic,
     otherwise to offsets of the events.
     """
     check = readiness.check(f"{component}.watermarks", severity=CheckSeverity.WARNING)
@@ -81,7 +82,7 @@ class WatermarkRelay:
         clock: Clock,
         output: str | None,
     ) -> None:
-        """Take the component that the watermarks name, and a reader for the relay's use only."""
+        """Take the component that the watermarks name, and a reader for exclusive use."""
         self._component, self._bus, self._reader = component, bus, reader
         self._check, self._clock, self._output = check, clock, output
         self._topic = bus.topics.watermarks.name
@@ -90,7 +91,7 @@ class WatermarkRelay:
         self._positions: dict[int, int] = {}
         """The offset of the next watermark of each assigned partition."""
         self._published: dict[tuple[int, str], Watermark] = {}
-        """The join's watermarks relayed last, by partition and cluster."""
+        """The join's watermark that was relayed last, by partition and cluster."""
         self._producing = AsyncExitStack()
         self._producer: Producer | None = None
         self._next_ns: int | None = None
@@ -110,11 +111,17 @@ class WatermarkRelay:
             self._completeness.read_to(partition, next_offset)
 
     def complete_with_ns(self, partition: int, next_offset: int) -> int | None:
-        """Return how far the sink is complete once all events before this offset are committed."""
+        """Return the time through which a partition is complete once an offset is committed.
+
+        In nanoseconds since the epoch; `None` if unknown.
+        """
         return self._completeness.complete_with_ns(partition, next_offset)
 
     def complete_until_ns(self, partition: int) -> int | None:
-        """Return how far the sink is complete with the events recorded as done."""
+        """Return the time through which a partition is complete with the recorded events.
+
+        In nanoseconds since the epoch; `None` if unknown.
+        """
         return self._completeness.complete_until_ns([partition])
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
@@ -126,7 +133,7 @@ class WatermarkRelay:
                 del self._published[origin]
 
     def begin_if_due(self) -> None:
-        """Read and relay watermarks in the background if it is time."""
+        """Read and relay watermarks in the background if that is due and none runs."""
         now_ns = self._clock.monotonic_ns()
         if self._next_ns is not None and now_ns < self._next_ns:
             return
@@ -136,15 +143,15 @@ class WatermarkRelay:
         self._running = asyncio.create_task(self._relay())
 
     async def end(self) -> None:
-        """End a relay under way."""
+        """Cancel a running relay and close the producer."""
         await end_tasks(self._running)
         await self._close()
 
     async def _relay(self) -> None:
-        """Read new watermarks and publish those that are reached; failures are retried later."""
+        """Read new watermarks and publish the ones that are reached; failures are retried later."""
         try:
             partition_count = await self._read()
-            # Before the end offsets are read: events reached now are before these ends.
+            # Collected before the end offsets are read, so that all reached events are before them.
             reached = [each for at in self._positions for each in self._completeness.of(at)]
             ends: Mapping[TopicPartition, Span] = {}
             if self._output is not None:

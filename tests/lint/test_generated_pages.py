@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuledger.errors import UserError
-from gpuledger_cli.docs_gen.pages import IN_PART, PAGES, make_page, write_pages
+from tests.docs_gen.pages import IN_PART, PAGES, make_page, write_pages
 
 DOCS = Path(__file__).parents[2] / "docs"
 MADE = ("\ngenerated: true\n", ": begin -->")

@@ -109,7 +109,7 @@ def assert_readings_are_in_order_and_whole(readings: list[int], samples: list[in
     assert max(without, default=0) < MOST_WITHOUT_READINGS
 
 
-async def test_a_broker_that_was_away_gets_every_tick_in_order(
+async def test_a_broker_that_was_unavailable_gets_every_tick_in_order(
     start_kafka: Callable[[], Kafka], tmp_path: Path
 ) -> None:
     kafka = start_kafka()

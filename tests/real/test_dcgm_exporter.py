@@ -181,7 +181,7 @@ def test_a_compressed_scrape_is_small(swapped: Exporter) -> None:
     assert b"_created" not in text
 
 
-def test_it_logs_that_it_replaces_dcgm_exporter_and_logs_no_warning(
+def test_the_agent_logs_that_it_replaces_dcgm_exporter_and_logs_no_warning(
     swapped: Exporter,
 ) -> None:
     log = swapped.process.log.read_text()

@@ -60,7 +60,7 @@ async def cause_rejection(kafka: AuthorizingKafka) -> None:
     await reject(bus, record, consumer=JOIN, time_ns=now_ns)
 
 
-def test_the_documented_rights_suffice_and_those_for_listing_do_not_suffice_to_replay(
+def test_the_documented_permissions_suffice_and_permissions_to_list_do_not_allow_a_replay(
     start_authorizing_kafka: Callable[[], AuthorizingKafka],
 ) -> None:
     refuse_stray_settings()

@@ -99,7 +99,7 @@ def started_demo(broker: Kafka, *arguments: str | Path) -> Iterator[subprocess.P
         running.communicate()
 
 
-def test_ctrl_c_ends_it_cleanly_with_the_summary(
+def test_ctrl_c_ends_the_demo_cleanly_with_the_summary(
     start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path
 ) -> None:
     """Also on a broker."""
@@ -118,7 +118,7 @@ def test_ctrl_c_ends_it_cleanly_with_the_summary(
 def test_a_broker_that_dies_does_not_delay_the_end_or_suppress_the_summary(
     start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path, number: signal.Signals | None
 ) -> None:
-    """By `--for` and by Ctrl-C: it prints what was booked until then, and that Kafka was away.
+    """By `--for` or Ctrl-C: it prints what was booked until then, and that Kafka was unavailable.
 
     The topics cannot be deleted then, and a line names them.
     """
@@ -177,7 +177,7 @@ def test_each_event_counts_once_even_if_the_groups_have_removed_the_run_in_the_m
 
 
 @pytest.mark.extended
-def test_two_runs_at_once_do_not_see_one_another(
+def test_two_concurrent_runs_do_not_see_each_other(
     start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path
 ) -> None:
     broker = start_kafka()

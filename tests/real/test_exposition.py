@@ -215,7 +215,9 @@ def test_the_dashboards_variables_find_instances_and_gpus(cluster: Cluster) -> N
     assert found.keys() == {(cluster.instance, str(gpu)) for gpu in range(5)}
 
 
-def test_the_panel_gpu_temperature(cluster: Cluster) -> None:
+def test_the_panel_gpu_temperature_shows_a_busy_gpu_as_the_hottest_and_the_average(
+    cluster: Cluster,
+) -> None:
     found = cluster.values('DCGM_FI_DEV_GPU_TEMP{instance=~"$instance", gpu=~"$gpu"}', "gpu")
     # The simulator's die follows the last 20 s of work, from 34 degrees on.
     hottest = max(found, key=lambda gpu: found[gpu])
@@ -224,19 +226,23 @@ def test_the_panel_gpu_temperature(cluster: Cluster) -> None:
     assert average[()] == pytest.approx(sum(found.values()) / 5)
 
 
-def test_the_panels_gpu_power_usage_and_gpu_power_total(cluster: Cluster) -> None:
+def test_the_panels_gpu_power_usage_and_gpu_power_total_show_the_true_draw_and_its_sum(
+    cluster: Cluster,
+) -> None:
     found = cluster.values('DCGM_FI_DEV_POWER_USAGE{instance=~"$instance", gpu=~"$gpu"}', "gpu")
     assert found == pytest.approx(whole_gpus(cluster, cluster.watts), abs=90)
     total = cluster.values('sum(DCGM_FI_DEV_POWER_USAGE{instance=~"$instance", gpu=~"$gpu"})')
     assert total[()] == pytest.approx(sum(found.values()))
 
 
-def test_the_panel_gpu_sm_clocks(cluster: Cluster) -> None:
+def test_the_panel_gpu_sm_clocks_shows_the_clock_of_each_gpu(cluster: Cluster) -> None:
     promql = 'DCGM_FI_DEV_SM_CLOCK{instance=~"$instance", gpu=~"$gpu"} * 1000000'
     assert cluster.values(promql, "gpu") == whole_gpus(cluster, lambda _: 1.98e9)
 
 
-def test_the_panel_gpu_utilization(cluster: Cluster) -> None:
+def test_the_panel_gpu_utilization_shows_each_gpu_and_the_parts_of_its_pods(
+    cluster: Cluster,
+) -> None:
     promql = 'DCGM_FI_DEV_GPU_UTIL{instance=~"$instance", gpu=~"$gpu"}'
     found = cluster.values(promql, "gpu", "pod")
     assert found == pytest.approx(
@@ -253,7 +259,9 @@ def test_the_panel_gpu_utilization(cluster: Cluster) -> None:
     )
 
 
-def test_the_panel_gpu_framebuffer_mem_used(cluster: Cluster) -> None:
+def test_the_panel_gpu_framebuffer_mem_used_shows_each_gpu_and_the_parts_of_its_pods(
+    cluster: Cluster,
+) -> None:
     promql = 'DCGM_FI_DEV_FB_USED{instance=~"$instance", gpu=~"$gpu"}'
     assert cluster.values(promql, "gpu", "GPU_I_ID", "pod") == {
         ("0", "", "finetune-worker-0"): 57344,
@@ -276,7 +284,7 @@ def _instances(cluster: Cluster) -> list[tuple[str, str, float]]:
     ]
 
 
-def test_the_panel_tensor_core_utilization(cluster: Cluster) -> None:
+def test_the_panel_tensor_core_utilization_shows_the_true_tensor_use(cluster: Cluster) -> None:
     promql = 'DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{instance=~"$instance", gpu=~"$gpu"}'
     found = cluster.values(promql, "gpu", "GPU_I_ID")
     expected = {("0", ""): 0.4, ("1", ""): 0.4, ("2", ""): 0.3, ("3", ""): 0.3}
@@ -348,7 +356,7 @@ def test_a_sum_over_devices_counts_each_gpu_once(cluster: Cluster) -> None:
     assert set(power.values()) == {1}
 
 
-def test_processes_have_their_pods(cluster: Cluster) -> None:
+def test_processes_are_shown_with_their_pods(cluster: Cluster) -> None:
     found = cluster.values("sum(nvidia_pid_pod) by (pod_name, process_name)", "pod_name")
     assert found == {
         ("finetune-worker-0",): 2 * 57344,

@@ -238,7 +238,7 @@ async def test_batches_of_headers_in_all_partitions_delay_neither_http_endpoints
         worker.kill()
 
 
-async def test_an_open_transaction_of_a_stranger_on_its_inputs_does_not_stop_the_join(
+async def test_an_open_transaction_of_another_client_on_its_inputs_does_not_stop_the_join(
     scene: Scene,
 ) -> None:
     """On brokers without access lists any client may open one, and leave it open."""

@@ -124,7 +124,7 @@ async def test_a_restarted_kubelet_is_queried_again_on_the_same_path(
     assert await reason_of(server.socket) == "missing"
 
 
-async def test_a_kubelet_that_does_not_answer_in_time_is_given_up(
+async def test_a_request_to_a_kubelet_that_does_not_answer_in_time_is_abandoned(
     start_kubelet: Callable[[], KubeletServer],
 ) -> None:
     server = start_kubelet()
@@ -158,7 +158,7 @@ async def test_an_answer_of_many_frames_is_read_whole(
     assert [pod.name for pod in parse_answer(answer)] == [pod["name"] for pod in pods]
 
 
-async def test_an_answer_without_an_end_is_given_up(
+async def test_an_answer_larger_than_the_limit_is_rejected(
     start_kubelet: Callable[[], KubeletServer],
 ) -> None:
     server = start_kubelet()

@@ -27,14 +27,16 @@ def run_without_tools(tmp_path: Path, environment: dict[str, str]) -> tuple[int,
 
 
 @pytest.mark.parametrize("setting", ["CI=true", "TESTS_REQUIRE_REAL_PARTS=1"])
-def test_a_missing_part_fails_the_run_with(setting: str, tmp_path: Path) -> None:
+def test_a_missing_part_fails_the_run_if_all_parts_are_required(
+    setting: str, tmp_path: Path
+) -> None:
     name, _, value = setting.partition("=")
     status, printed = run_without_tools(tmp_path, {name: value})
     assert status == 1
     assert "real part missing: promtool" in printed
 
 
-def test_a_missing_part_is_one_loud_line_on_a_developers_machine(tmp_path: Path) -> None:
+def test_a_missing_part_prints_one_loud_line_on_a_developers_machine(tmp_path: Path) -> None:
     status, printed = run_without_tools(tmp_path, {})
     assert status == 0
     assert "!!! 1 test(s) NOT RUN, real part missing: promtool: not built yet" in printed

@@ -211,7 +211,7 @@ def shown(component: Component) -> str:
     ],
     ids=lambda case: f"{case.who.name} {case.operation} {case.missing.name}".replace(" ", "-"),
 )
-def test_a_missing_right_is_named(
+def test_a_missing_permission_is_named(
     brokers: OauthKafka,
     kube_api: KubeApiClient,
     tmp_path: Path,

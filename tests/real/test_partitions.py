@@ -53,7 +53,7 @@ def start(stack: ExitStack, servers: str, folder: Path, *command: str, **own: st
 
 
 @pytest.mark.parametrize("partitions", [3, pytest.param(24, marks=pytest.mark.extended)])
-def test_every_component_works_with_the_chosen_number(
+def test_every_component_works_with_the_chosen_number_of_partitions(
     start_kafka: Callable[[], Kafka],
     kube_api: KubeApiClient,
     kcat: Kcat,
@@ -96,7 +96,7 @@ def test_every_component_works_with_the_chosen_number(
     assert kcat.consume(servers, DEAD_LETTERS.name) == []
 
 
-def test_topics_with_different_numbers_are_named_with_both_numbers(
+def test_topics_with_different_numbers_of_partitions_are_named_with_both_numbers(
     start_kafka: Callable[[], Kafka], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refuse_stray_settings()

@@ -80,7 +80,7 @@ async def test_a_rejected_token_does_not_interrupt_an_open_watch(
         await until_named(lines, f"after-{PODS - 1}")
 
 
-async def test_podwatch_continues_when_authority_and_certificates_are_replaced(
+async def test_podwatch_continues_when_ca_and_certificates_are_replaced(
     start_kube_api: Callable[[], KubeApi],
 ) -> None:
     """There is no 401 then: a client that trusts the old authority sends no request."""

@@ -89,6 +89,6 @@ async def test_no_tenants_pod_gets_the_use_of_a_static_pod(scene: Scene) -> None
     assert scene.named() == "daemon"
 
 
-async def test_without_a_static_pod_no_pod_gets_its_use_by_the_hash_alone(scene: Scene) -> None:
+async def test_without_a_static_pod_no_pod_gets_its_use_by_only_the_hash(scene: Scene) -> None:
     await scene.make("hash", {"annotations": {CONFIG_HASH: HASH}})
     assert scene.named() is None

@@ -232,7 +232,7 @@ def test_a_killed_leader_is_replaced_and_no_pod_is_missed(cluster: Cluster) -> N
 
 
 @pytest.mark.extended
-def test_a_leader_that_was_suspended_publishes_no_more(cluster: Cluster) -> None:
+def test_a_leader_that_was_suspended_does_not_publish_again(cluster: Cluster) -> None:
     lease = {"LEASE__ENABLED": "true", "LEASE__NAMESPACE": NAMESPACE}
     stopped = cluster.podwatch("stopped", **lease, LEASE__IDENTITY="stopped")
     stopped.wait_until_ready()

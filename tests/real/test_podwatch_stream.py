@@ -124,7 +124,7 @@ async def test_a_reduced_role_is_reported_and_podwatch_continues_once_it_is_comp
         await found.until(lambda: Phase.WATCHING in found.steps)
 
 
-async def test_without_the_right_to_nodes_the_other_kinds_continue(
+async def test_without_permission_for_nodes_the_other_kinds_continue(
     kube_api: KubeApiClient, kustomize: Kustomize
 ) -> None:
     """As with a role of an earlier version."""

@@ -1,4 +1,4 @@
-"""A replay over a real broker: the first run's books to the byte, whoever had which partition."""
+"""A replay over a real broker: it books the same as the first run, to the byte, on any worker."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ AGAIN = Topic(name="again", record=GpuEvent, key="node")
 IDENTITY = ("cluster", "node", "boot_id", "seq")
 
 
-async def test_the_books_are_those_of_the_first_run(
+async def test_a_replay_books_the_same_amounts_as_the_first_run(
     start_kafka: Callable[[], Kafka], tmp_path: Path
 ) -> None:
     """Half of the pods came late, and partitions moved twice, once because a worker died."""
@@ -82,7 +82,7 @@ async def refuse_a_forged_event(kafka: Kafka, settings: KafkaSettings) -> None:
     assert "0 differ, 1 missing, 0 extra" in verdict
 
 
-def test_it_ends_on_ctrl_c_and_leaves_no_file(tmp_path: Path) -> None:
+def test_a_replay_ends_on_ctrl_c_and_leaves_no_file(tmp_path: Path) -> None:
     """Here while it waits for a broker that never answers."""
     with socket.create_server(("127.0.0.1", 0)) as broker:
         address = f"127.0.0.1:{broker.getsockname()[1]}"
@@ -103,7 +103,7 @@ def test_it_ends_on_ctrl_c_and_leaves_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", [SAMPLES, PODS])
-async def test_a_broker_without_the_topics_is_one_line(
+async def test_a_broker_without_the_topics_is_reported_in_one_line(
     start_kafka: Callable[[], Kafka], missing: Topic
 ) -> None:
     kafka = start_kafka()

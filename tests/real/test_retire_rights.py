@@ -78,7 +78,7 @@ async def publish_cluster(kafka: AuthorizingKafka) -> None:
             await producer.publish(WATERMARKS.name, partition, [message])
 
 
-def test_the_documented_rights_suffice_and_those_for_watermarks_do_not_suffice_to_retire(
+def test_the_documented_permissions_suffice_and_those_for_watermarks_do_not_allow_retire(
     start_authorizing_kafka: Callable[[], AuthorizingKafka],
 ) -> None:
     refuse_stray_settings()

@@ -123,7 +123,7 @@ async def test_a_spool_is_sent_faster_than_real_time_and_no_faster_than_allowed(
     async with asyncio.timeout(120):
         while agent.metric(PUBLISHED) == published:  # noqa: ASYNC110  # as above
             await asyncio.sleep(READ_SECONDS)
-    # If this process was slow to look, most of the backlog is already sent.
+    # If this process was slow to check, most of the backlog is already sent.
     began_seconds = time.monotonic()
     waiting = agent.metric("gpuledger_agent_spool_samples")
     await wait_until_empty(agent)

@@ -138,7 +138,7 @@ def everything(
     found.end()
 
 
-async def test_topics_that_are_missing_or_deleted_are_named_and_waited_for(
+async def test_missing_or_deleted_topics_are_named_and_waited_for(
     start_kafka: Callable[[], Kafka], everything: Everything
 ) -> None:
     servers = (await asyncio.to_thread(start_kafka)).bootstrap_servers
@@ -162,7 +162,7 @@ async def test_topics_that_are_missing_or_deleted_are_named_and_waited_for(
 
 
 @pytest.mark.extended
-async def test_rights_that_are_missing_or_revoked_are_named_and_waited_for(
+async def test_missing_or_revoked_permissions_are_named_and_waited_for(
     start_authorizing_kafka: Callable[[], AuthorizingKafka], everything: Everything
 ) -> None:
     kafka = await asyncio.to_thread(start_authorizing_kafka)

@@ -1,5 +1,5 @@
 """The agent's pure core: turns raw answers into readings, processes and incidents.
 
-Nothing here waits, reads a clock, opens a file, knows a vendor or counts a metric; values to count
-are returned. import-linter enforces that.
+Modules of this package do not wait, read clocks, open files, depend on a vendor or count metrics;
+they return the values to count. import-linter enforces this.
 """

@@ -4,13 +4,15 @@ A tick queries every GPU once. That suffices for a GPU with one container and a 
 a sample per window and process. Fast polls cover the other cases:
 
 - **Shared GPUs, one sample per process.** Some drivers return one sample per process for the whole
-  time since the last query. They do not document whether it is the mean, the newest window, or the
-  mean of the used windows. With one query per window all three are equal.
-- **Energy.** The counter shows the present, but a tick ends some windows in the past. The counter
-  is therefore read at the time at which the next tick will end.
+  time since the last query. They do not document whether the sample is the mean, the newest window,
+  or the mean of the used windows. With one query per window, all three are equal.
+- **Energy.** The energy counter shows the present, but the time that a tick covers ends some
+  windows earlier. The counter is therefore read at the time at which the next tick's cover will
+  end.
 - **Long ticks.** Drivers discard samples of an idle GPU after some seconds. If ticks are longer
   than a second, every GPU is polled each second.
-- **Short processes.** After a process started or ended, process lists are read between ticks too.
+- **Short processes.** Each fast poll also reads process lists. After a process started or ended,
+  its GPU is polled more frequently.
 
 `gpuledger_agent.core.gpu_sampler` decides which GPUs need frequent polls.
 """
@@ -24,14 +26,14 @@ from gpuledger.clock import NS_PER_SECOND
 MAX_PAUSE_NS: Final = NS_PER_SECOND
 """Maximum time between polls of samples: all known drivers keep those of the last second."""
 _APART_NS: Final = 20_000_000
-"""Minimum time between a fast poll and a tick; closer polls would return the same."""
+"""Minimum time between a fast poll and a tick; a closer poll would return the same values."""
 
 
 class OthersScope(Enum):
-    """The scope of a poll for GPUs that are not watched closely; closely watched ones get ALL."""
+    """The queries of a fast poll to GPUs not watched closely; other GPUs are queried for ALL."""
 
     NOTHING = "nothing"
-    """They are not polled."""
+    """These GPUs are not polled."""
     ENERGY = "energy"
     """Energy only."""
     ALL = "all"
@@ -56,13 +58,13 @@ class FastPollPlan:
     end_ns: int
     """The time of the later tick."""
     lag_ns: int
-    """How far the time that a tick covers lags behind the tick; energy is read at its end. If the
-    lag exceeds a tick, that is the end of a later tick's time."""
+    """How long before a tick its covered time ends. Energy is read when the covered time of the
+    next tick ends or, if the lag exceeds a tick, when that of a later tick ends."""
     pause_ns: int
     """The pause between two polls of the GPUs that are watched closely."""
 
     def next(self, now_ns: int, *, is_close: bool) -> FastPollTime | None:
-        """Return the next poll; `None` if there is none before the tick.
+        """Return the next fast poll after `now_ns`; `None` if none is left before the later tick.
 
         `is_close` is whether any GPU is watched closely now.
         """
@@ -80,5 +82,5 @@ class FastPollPlan:
         return FastPollTime(at_ns, times[at_ns]) if at_ns < last_ns else None
 
     def _next_of(self, period_ns: int, after_ns: int) -> int:
-        """Return the first time after `after_ns` that is a whole number of periods after begin."""
+        """Return the first time after `after_ns` that is whole periods after the begin."""
         return after_ns + period_ns - (after_ns - self.begin_ns) % period_ns

@@ -92,15 +92,16 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 _SILENCE_NS: Final = 5_000_000_000
-# Drivers sample at least once per second, so this is enough after the wall clock was set back.
+# The maximum silence while the wall clock is known to have been set back; drivers sample at least
+# once per second.
 _SILENCE_BEHIND_NS: Final = 2_000_000_000
-# The maximum time between reading the clock and the end of the query.
+# The maximum time between the reading of the wall clock and the end of the query.
 _AHEAD_US: Final = 1_000_000
 _WINDOWS_TO_LEARN: Final = 6
 """Number of used windows without a sample of any process that confirm `one_sample_each`. One is not
 enough: drivers omit the window in which a process ends."""
 _USED_PERCENT: Final = 5
-"""Below this, the shares of several processes may each round to zero."""
+"""Utilization up to which the shares of several processes may each round to zero."""
 _WATCHED_NS: Final = 10 * NS_PER_SECOND
 """How long a GPU is watched closely after a process started or ended."""
 _MAX_KEPT: Final = 65_536
@@ -110,17 +111,17 @@ _BELIEVED_TICKS: Final = 5
 _COUNTER_MILLIJOULES: Final = (0, bounds.MAX_MILLIJOULES)
 _DRAW_MILLIWATTS: Final = (0, bounds.MAX_MILLIWATTS)
 _RARE: Final = ("readings", "health")
-"""Fields of `RawGpuSample` that most ticks do not query. The chip's counters are as rare, but are
-not listed here: each answer names the time that it covers, and the first one has no values."""
+"""Fields of `RawGpuSample` that most ticks do not query. The chip's counters are queried as rarely
+but not listed: each of their answers names the time that it covers, and the first has no values."""
 
 
 class LastTick(msgspec.Struct, frozen=True, kw_only=True):
-    """State that one tick hands to the next; an unresponsive GPU loses it."""
+    """State that one tick hands to the next; it is reset when the GPU becomes unresponsive."""
 
     read_ns: int = 0
     """When the GPU answered, by the monotonic clock."""
     last_seen: SampleCursor = SampleCursor()
-    """Position behind the last samples that are fully covered."""
+    """Position in the driver's samples; ticks have fully covered the samples before it."""
     clock: DriverClock | None = None
     """The driver's clock; `None` until a sample shows it, and after it was set back."""
     unresponsive_ns: int = 0
@@ -136,11 +137,11 @@ class LastTick(msgspec.Struct, frozen=True, kw_only=True):
     newest_us: int = 0
     """The newest time stamp of the GPU's samples."""
     was_set_back: bool = False
-    """Whether the driver's clock was set back recently, according to its silence."""
+    """Whether the driver's clock was set back recently, as concluded from a lack of new samples."""
 
     @property
     def is_list_refused(self) -> bool:
-        """Whether the driver has refused its process lists for too long to know the processes."""
+        """Whether process lists have failed for so long that the last one no longer counts."""
         return self.unlisted_ticks is not None and self.unlisted_ticks > _BELIEVED_TICKS
 
 
@@ -155,30 +156,30 @@ class _Polled(msgspec.Struct):
     processes: dict[int, ListedProcess] = {}
     """Processes in any fast poll since the last tick, by pid."""
     left_ns: dict[int, int] = {}
-    """When a process that left since the last tick was first missing, by pid."""
+    """When each process that left since the last tick was first missing from a list, by pid."""
     cursor: SampleCursor | None = None
     """Position for the next fast poll; `None` means the position of the next tick."""
     freshness: Freshness = Freshness.LATEST
     """Which window the newest sample belongs to."""
     synced: ClockSync | None = None
-    """The last time at which the newest sample belonged to the latest window."""
+    """The last moment at which the newest sample belonged to the latest window."""
     idle_after: set[int] = set()
-    """Time stamps of samples with use that were the newest while the rate was zero."""
+    """Time stamps of samples above 0 % that were the newest while the rate was already 0 %."""
     ahead_us: int | None = None
-    """The largest lead of a time stamp over the monotonic clock."""
+    """The largest lead of a sample's time stamp over the monotonic clock."""
     dropped: Counter[str] = msgspec.field(default_factory=Counter)
     """Number of samples dropped for an impossible time stamp, by field."""
 
 
 class GpuTick(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of one GPU in one tick."""
+    """One GPU's part of one tick."""
 
     reading: GpuReading
     """Readings that the join books."""
     details: GpuDetails
     """All other readings."""
     usages: list[ProcessUsage]
-    """Its processes, including ended ones that may have run in the covered time."""
+    """The GPU's processes, including ended ones that may have run in the covered time."""
     last: LastTick
     """State for the next tick."""
     dropped_readings: Counter[tuple[str, str]]
@@ -187,7 +188,7 @@ class GpuTick(msgspec.Struct, frozen=True, kw_only=True):
     """Number of dropped process samples, by reason."""
     accounts: Sequence[tuple[int, GpuTotals]] | None = None
     """Accounts of processes that no longer use the GPU, by pid; `None` if the driver keeps none.
-    The next ticks may repeat an account."""
+    Later ticks may repeat an account."""
 
 
 class GpuSampler:
@@ -197,24 +198,24 @@ class GpuSampler:
         self.last = LastTick()
         """State that the last tick handed over."""
         self.totals: dict[str, CounterTotal] = {}
-        """The counters, by field name."""
+        """Histories of the GPU's counters, by field name."""
         self.energy: DrawnEnergy | None = None
-        """The energy; `None` if the device reports neither energy nor power, like an instance."""
+        """The board's energy; `None` if neither energy nor power is reported, as for instances."""
         self.idle = IdleDraw()
         """The power that the board draws without a process."""
         self.window = WindowLength()
-        """The length of the driver's sampling windows, as far as it is known."""
+        """The estimate of the length of the driver's sampling windows."""
         self.one_sample_each: bool | None = None
         """Whether the driver returns one sample per process for any number of windows;
         `None` until it is known."""
         self.skips_idle = False
         """Whether the driver returns no samples of idle windows."""
         self.is_shared = False
-        """Whether several containers, or a container and the host, use it."""
+        """Whether several containers, or a container and the host, use the GPU."""
         self.reading: GpuReading | None = None
-        """Its row in the last tick that it answered."""
+        """The GPU's row in the last tick for which it answered."""
         self.instances: tuple[str, ...] | None = None
-        """UUIDs of its MIG instances in its last answer; `None` for an instance."""
+        """UUIDs of the GPU's MIG instances in its last answer; `None` for an instance."""
         self._polled = _Polled()
         self._requested = SampleCursor()
         self._missing_windows = 0
@@ -222,8 +223,8 @@ class GpuSampler:
         self._listed: frozenset[int] | None = None
         self._answered_ns = 0
         self._unreported: dict[str, Any] = {}
-        """Rare readings that no tick has reported yet. The first answers make no tick; without this
-        their health readings would be missing until the next health query."""
+        """Rare readings that no tick has reported yet. The first answers are not published as a
+        tick; their health readings would otherwise be missing until the next health query."""
 
     # Queries.
 
@@ -235,7 +236,7 @@ class GpuSampler:
     def cursor(self, *, is_set_back: bool) -> SampleCursor:
         """Return the position from which to query samples next."""
         of_tick, cursor = self.last.last_seen, self._polled.cursor
-        # After a clock was set back, ticks find out which stamps are from before.
+        # After a clock was set back, ticks request all samples and sort out the stamps from before.
         if is_set_back or cursor is None:
             return of_tick
         return SampleCursor(
@@ -256,7 +257,7 @@ class GpuSampler:
         """Take in a fast poll; return whether it came in time.
 
         A poll is late if a tick is already querying, or if a later answer was taken in before it.
-        Only its energy counts then, because its process list is outdated and its samples would
+        Only the energy of a late poll is used: its process list is outdated, and its samples would
         count twice.
         """
         polled, at_ns = self._polled, poll.at.monotonic_ns
@@ -284,10 +285,10 @@ class GpuSampler:
         """Return the GPU's part of the tick that ends `at`.
 
         The first tick, and the first after a silence, has the values of this instant and the
-        samples within the interval, but no difference of counters. `set_back_now_us` is the
+        samples within the interval, but no differences of counters. `set_back_now_us` is the
         machine's wall clock while the driver may still return samples that were stamped before that
-        clock was set back; else `None`. If `is_reported` is false, no tick is published, and rare
-        readings are kept for the next one.
+        clock was set back; otherwise it is `None`. If `is_reported` is false, the tick is not
+        published, and its rare readings are kept for the next tick.
         """
         now_ns, validator = at.monotonic_ns, Validator()
         raw = self._with_unreported(raw, is_reported=is_reported)
@@ -317,7 +318,7 @@ class GpuSampler:
             memory_bytes=fields.reading.get("memory_total_bytes"),
             validator=validator,
         )
-        # Including processes that only a fast poll between the two ticks has seen.
+        # Includes processes that only a fast poll between the two ticks has seen.
         listed = {**was.processes, **polled.processes}
         gone = self._find_gone(was, listed, running, clock, now_ns)
         ratio = _utilization_ratio(raw, cover, fields, validator)
@@ -377,25 +378,29 @@ class GpuSampler:
     # Ends of states.
 
     def forget(self) -> None:
-        """Enter the state UNRESPONSIVE: drop all that a GPU without an answer must not keep.
+        """Enter the state UNRESPONSIVE: drop all state that must not outlast the GPU's silence.
 
-        The counters stay, so that a reset is still detected.
+        The counters are kept, so that a reset is still detected.
         """
         self.last, self.is_shared = LastTick(), False
         self.drop_polled()
         self.idle, self.window = self.idle.interrupt(), self.window.interrupt()
 
     def drop_polled(self) -> None:
-        """Drop the answers of fast polls, after an unusable one: the next tick queries again."""
+        """Drop the answers of all fast polls since the last tick, because one of them was unusable.
+
+        The next tick queries their samples again.
+        """
         self._polled = _Polled(dropped=self._polled.dropped)
 
     def _watch_silence(
         self, was: LastTick, cover: Cover, interval_ns: int, set_back_now_us: int | None
     ) -> LastTick:
-        """Return the state of this tick with the time for which the driver has shown no new sample.
+        """Return the tick's state with the time for which the driver has returned no new sample.
 
-        Drivers sample at least once per second. If nothing newer comes for long, the driver's clock
-        was set back, and the last stamps lie in its future. The sampler then returns to UNTIMED.
+        Drivers sample at least once per second. If no newer sample comes for longer than the limit,
+        the driver's clock was set back, and the last stamps lie in its future. The sampler then
+        returns to UNTIMED.
         """
         last, stamps = self.last, self._polled.gpu
         newest_us = max(stamps, default=0)
@@ -416,7 +421,10 @@ class GpuSampler:
     # Parts of taking answers in.
 
     def _with_unreported(self, raw: RawGpuSample, *, is_reported: bool) -> RawGpuSample:
-        """Return the answers, with the rare readings that no tick has reported yet."""
+        """Return the answer, with missing rare readings filled in from unpublished answers.
+
+        If `is_reported` is false, keep the rare readings of this answer for the next tick.
+        """
         kept = {name: value for name, value in self._unreported.items() if not getattr(raw, name)}
         raw = replace(raw, **kept) if kept else raw
         self._unreported = {}
@@ -458,7 +466,7 @@ class GpuSampler:
     def _follow_rates(
         self, rate_percent: int | None, given: AnswerTime, closed_us: float | None
     ) -> None:
-        """Find out from the rates of the latest window whether the newest sample belongs to it."""
+        """Determine by the utilization rate whether the newest sample is of the latest window."""
         polled = self._polled
         newest_us = max(polled.gpu, default=polled.cursor.gpu_us if polled.cursor else 0)
         newest = polled.gpu.get(newest_us)
@@ -487,7 +495,10 @@ class GpuSampler:
         newest_us: int,
         window_us: float | None,
     ) -> Sequence[ProcessUtilizationSample]:
-        """Return the samples of an answer, each with its time span if that is known."""
+        """Return the process samples of an answer, each with the start of its time span if known.
+
+        Also learn `one_sample_each` from the samples.
+        """
         since_us = since_us or min((sample.timestamp_us for sample in samples), default=0)
         if not since_us or not (window_us or self._polled.cursor):
             return uses
@@ -510,7 +521,7 @@ class GpuSampler:
         return [replace(use, since_us=use.timestamp_us - width_us) for use in uses]
 
     def _take_listed(self, listed: Sequence[ListedProcess] | None, now_ns: int) -> None:
-        """Record which processes use the GPU now; `None` means unknown."""
+        """Record which processes use the GPU now, and when processes left; `None` means unknown."""
         if listed is None:
             return
         pids, before = frozenset(process.pid for process in listed), self._listed
@@ -528,8 +539,8 @@ class GpuSampler:
     def _begin(self, raw: RawGpuSample, set_back_now_us: int | None) -> LastTick:
         """Return the previous tick's state; drop samples from before the clock was set back.
 
-        If the driver has refused its process lists too often, the last known processes no longer
-        count as running.
+        If the driver has returned no process list for too many ticks, the last known processes no
+        longer count as running.
         """
         polled, was = self._polled, self.last
         if raw.processes is not None:
@@ -560,7 +571,7 @@ class GpuSampler:
         validator: Validator,
         is_one_timeline: bool,
     ) -> tuple[DriverClock | None, Cover]:
-        """Return the driver's clock, and the part of its time that the tick covers."""
+        """Return the driver's clock, and the part of the driver's time that the tick covers."""
         polled, known_window_us = self._polled, self.window.usual_us
         gpu: list[UtilizationSample] = []
         memory: list[UtilizationSample] = []
@@ -649,7 +660,7 @@ class GpuSampler:
             readings, interval_ns=interval_ns, cover_end_ns=cover_end_ns, validator=validator
         )
         if utilization_ratio is None and "profiling" in fields.details:
-            # The driver reports none for a partitioned GPU, but the chip may have counters.
+            # The driver reports no utilization of a partitioned GPU, but the chip may count it.
             utilization_ratio = fields.details["profiling"].graphics_engine_active_ratio
         self.idle = self.idle.watch(
             energy,
@@ -661,7 +672,7 @@ class GpuSampler:
         return energy
 
     def _drop_covered(self) -> None:
-        """Drop the answers that the tick has covered; all of them if the clock is unknown."""
+        """Drop the answers that the tick has covered, or all if the driver's clock is unknown."""
         polled, clock, since = self._polled, self.last.clock, self.last.last_seen
         if clock is None:
             self._polled = _Polled()
@@ -747,7 +758,7 @@ def _mean_ratio(
     reading: str,
     validator: Validator,
 ) -> float | None:
-    """Return the mean over the covered time, or `None` if it is partly unknown."""
+    """Return the mean over the covered time; `None` if it is unknown for a part of that time."""
     if cover.has_gap:
         return None
     if percent is None:
@@ -770,7 +781,7 @@ def _utilization_ratio(
 
 
 def _is_free(raw: RawGpuSample, fields: ReadFields) -> bool:
-    """Return whether no process uses a board: none is listed, and none hides in used memory."""
+    """Return whether no process uses a board: none is listed, and memory use hides none."""
     rows = raw.instances if raw.mig_enabled else [raw]
     used = fields.reading.get("memory_used_bytes", 0)
     # Drivers before 510 count their reserve as used memory.
@@ -782,7 +793,7 @@ def _is_free(raw: RawGpuSample, fields: ReadFields) -> bool:
 def _next_cursor(
     since: SampleCursor, clock: DriverClock | None, cover: Cover, shares: Shares
 ) -> SampleCursor:
-    """Return the position for the next query, before any window that this tick covers in part."""
+    """Return the position for the next query, before any window that is only partly covered."""
     newest_us = max(since.process_us, shares.newest_us)
     if clock is None:
         return replace(since, process_us=newest_us)
@@ -798,7 +809,7 @@ def _next_cursor(
 
 
 def _lag_ns(clock: DriverClock | None, cover: Cover) -> int:
-    """Return how long ago the covered time ended; 0 if the driver's clock is unknown."""
+    """Return how long ago the covered time ended, in nanoseconds; 0 if the clock is unknown."""
     if clock is None or cover.interval is None:
         return 0
     return round(((clock.earliest_us + clock.latest_us) / 2 - clock.covered_us) * 1000)

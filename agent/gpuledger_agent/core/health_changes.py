@@ -1,19 +1,22 @@
 """Changes in one GPU's health readings: states that began or ended, and new errors.
 
-A state holds or does not hold: a row could not be replaced, the fabric is unhealthy. A state that
-holds at the first reading began before the agent and is reported as present at the start. A state
-that does not hold is reported once too, because an earlier agent may have reported its begin. After
-that, only changes are reported.
+A state is a condition that lasts, such as an unhealthy fabric. If a state is present in the first
+reading, it began before the agent and is reported as present at the start. If it is absent there,
+its absence is reported once too, because an earlier agent may have reported its begin. After that,
+only changes are reported.
 
 A counter that rose means new errors. A counter that fell was restarted, for example by a reload of
-the driver, and reports nothing.
+the driver, and is not reported.
 
 Two kinds of states depend on the workload: clocks that the hardware slows down, and a PCIe link
-slower than its maximum. They begin after they have held for a long time without a break, and end
-after a long time without them. A link slows down while the GPU is idle, so it is only evaluated in
-performance state 0; in other states its health is unknown. Each group of readings is queried at its
-own interval: a tick without a group changes nothing, and the last performance state counts. This
-module reads no clock: times are passed in, from the monotonic clock.
+slower than its maximum. Such a state begins when readings have shown it for a long time without a
+break, and ends when readings have not shown it for an equally long time. A link slows down while
+the GPU is idle, so it is only evaluated in performance state 0; in other states its health is
+unknown.
+
+Each group of readings is queried at its own interval: a tick without a group changes nothing, and
+the last performance state counts. This module reads no clock: times are passed in, from the
+monotonic clock.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,12 +41,12 @@ _FLAGS: Final[Mapping[str, str]] = {
     "fabric_route_unhealthy": "fabric_route_unhealthy",
     "fabric_access_timeout": "fabric_access_timeout",
 }
-"""Health fields that report a state, by the incident's kind."""
+"""Health fields that report a state, by the kind of the state's incident."""
 _SLOWDOWNS: Final[Mapping[str, int]] = {
     "hardware_thermal_slowdown": 0x40,
     "power_brake_slowdown": 0x80,
 }
-"""NVML's bits of the reasons for slower clocks."""
+"""Bits of NVML's clock-throttle reasons, by the incident's kind."""
 _PCIE: Final = "pcie_link_degraded"
 _PCIE_NS: Final = NS_PER_MINUTE
 _MAX_PCIE_GENERATION: Final = 16
@@ -52,7 +55,7 @@ _LONGEST_GAP_NS: Final = 2 * NS_PER_MINUTE
 """After a longer gap, earlier readings of a state no longer count. A tick takes at most a minute,
 and so does the time between two readings of the reasons or of the performance state."""
 _EVENT_NS: Final = NS_PER_MINUTE
-"""Maximum time between a reading and an event that reports the same."""
+"""Maximum time between a reading and an event that reports the same condition."""
 _MAX_EVENTS: Final = 64
 """More than the number of kinds and XIDs that report a GPU's health."""
 _SAME: Final[Mapping[str, set[str | int]]] = {
@@ -62,20 +65,20 @@ _SAME: Final[Mapping[str, set[str | int]]] = {
     _ACTION: {_ACTION, RECOVERY_ACTION_CHANGED},
     "ecc_uncorrected": {"ecc_uncorrected", 48, 94, 95, 140, 171, 172},
 }
-"""Events, by kind or XID, that report the same as a change of health."""
+"""Kinds and XIDs of events that report the same as a change of health, by the change's kind."""
 
 
 class HealthChange(NamedTuple):
-    """A change for the worse, or the end of a state."""
+    """A change for the worse, or states that ended or were absent at the start."""
 
     kind: str
     """The incident's kind."""
     action: str | None = None
-    """The action that the driver requests, if the change is about that."""
+    """The action that the driver requests, if the change is a new requested action."""
     detail: str | None = None
     """Further details."""
     is_at_start: bool = False
-    """Whether the first reading already showed it."""
+    """Whether the first reading already showed what the change reports."""
     ended_kinds: tuple[str, ...] = ()
     """States that ended, or that were absent at the first reading."""
 
@@ -87,10 +90,14 @@ class _Lasting:
     value: bool | None = None
     """The current state; `None` before the first reading."""
     since_ns: int | None = None
-    """Time since which the readings contradict it."""
+    """Time since which the readings contradict the value; `None` if they agree with it."""
 
     def follow(self, *, holds: bool, now_ns: int, for_ns: int) -> bool | None:
-        """Take in a reading; return the state after it."""
+        """Take in a reading; return the state after it.
+
+        The state changes after readings have contradicted it for `for_ns`. If the first reading
+        does not show the state, it is absent at once.
+        """
         if self.value is None and not holds:
             self.value = False
         if holds is self.value:
@@ -107,7 +114,7 @@ class HealthWatch:
     """The known health of one GPU."""
 
     slowdown_ns: int
-    """How long the hardware must slow the clocks down before that is a state."""
+    """How long the hardware must slow the clocks down before the slowdown counts as a state."""
     _known: GpuHealth = field(default_factory=GpuHealth)
     _states: dict[str, bool] = field(default_factory=dict)
     _lasting: dict[str, _Lasting] = field(
@@ -156,7 +163,7 @@ class HealthWatch:
         ended = {kind for kind in well if self._states.get(kind)}
         if _REMAP in ended:
             yield HealthChange("row_remap_done")
-        # Older kinds of incidents report the end of these two.
+        # The ends of these two are reported by other kinds: `row_remap_done`, `recovery_action`.
         if named := tuple(kind for kind in well if kind in ended - {_REMAP, _ACTION}):
             yield HealthChange(STATE_ENDED, ended_kinds=named)
 
@@ -176,7 +183,7 @@ class HealthWatch:
         if details.throttling is not None:
             yield from self._slowdowns(details.throttling.reasons, now_ns=now_ns)
         if details.health is not None and self._is_at_work:
-            # Only readings at work count: an earlier one may describe a link in power saving.
+            # Readings outside of performance state 0 may describe a link in power saving.
             degraded = is_pcie_degraded(details.health)
             yield from self._follow(_PCIE, holds=degraded, now_ns=now_ns, for_ns=_PCIE_NS)
 
@@ -226,9 +233,9 @@ def is_pcie_degraded(health: GpuHealth) -> bool | None:
 
 
 def is_covered_by(change: HealthChange, *, kind: str, xid: int | None, action: str | None) -> bool:
-    """Return whether an incident reports the same as a change of health.
+    """Return whether an incident reports the same condition as a change of health.
 
-    An incident of a new recovery action has to name that action.
+    If the change is a new recovery action, the incident must name the same action.
     """
     same = _SAME.get(change.kind, set())
     if kind not in same and xid not in same:
@@ -237,14 +244,14 @@ def is_covered_by(change: HealthChange, *, kind: str, xid: int | None, action: s
 
 
 class RecentEvents:
-    """The latest events of one GPU; bounded."""
+    """The latest events of one GPU, up to a maximum number."""
 
     def __init__(self) -> None:
         self._latest_ns: dict[tuple[str, int | None, str | None], int] = {}
-        """Time of each latest event, by kind, XID and action, so that a storm is one entry."""
+        """Time of the latest event by kind, XID and action, so that a storm takes one entry."""
 
     def record(self, incident: Incident) -> None:
-        """Record an event."""
+        """Record the time of an event."""
         key = (incident.kind, incident.xid, incident.action)
         self._latest_ns.pop(key, None)
         self._latest_ns[key] = incident.time_ns
@@ -252,7 +259,7 @@ class RecentEvents:
             del self._latest_ns[next(iter(self._latest_ns))]
 
     def cover(self, change: HealthChange, *, time_ns: int) -> bool:
-        """Return whether an event reported the same within a minute of `time_ns`."""
+        """Return whether an event reported the same condition within a minute of `time_ns`."""
         return any(
             abs(time_ns - reported_ns) <= _EVENT_NS
             and is_covered_by(change, kind=kind, xid=xid, action=action)
@@ -276,7 +283,7 @@ def _new_errors(before: GpuHealth, now: GpuHealth) -> Iterator[HealthChange]:
 
 
 def _merge(before: GpuHealth, now: GpuHealth) -> GpuHealth:
-    """Return the values to compare next time: the new ones, or else the last known ones."""
+    """Return the values for the next comparison: the new values, or the last known if missing."""
     errors = now.ecc_uncorrected_volatile_total
     failed = {
         **(before.nvlink_link_failed_recoveries_totals or {}),

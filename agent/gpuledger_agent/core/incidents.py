@@ -1,14 +1,15 @@
 """Incidents: detections by sources, their deduplication, and the incidents made from them.
 
 Several sources detect the same event of a GPU, such as an XID, an ECC error, a lost GPU or a
-reloaded driver. The sources are the driver's events, the kernel log, the readings, and the driver's
-own start and end. All of them use this module, which depends neither on NVML nor on a clock.
+reloaded driver. The sources are the driver's events, the kernel log, the readings, and the agent
+itself, which detects lost GPUs and restarts of the driver. All of them use this module, which
+depends neither on NVML nor on a clock.
 
 1. `make_incident` adds each kind's severity, advice and message.
 2. `Deduplicator` removes repetitions. One source never reports the same event twice, so a detection
-   is a repetition if another source has an unpaired one within two seconds. Equal XIDs in a burst
-   are paired one by one, oldest first. Each real event thus results in exactly one incident,
-   whichever source is first. A change in a GPU's health readings
+   is a repetition if another source has an unpaired one of the same event within two seconds. Equal
+   XIDs in a burst are paired one by one, oldest first. Each real event thus results in exactly one
+   incident, whichever source is first. A change in a GPU's health readings
    (`gpuledger_agent.core.health_changes`) only becomes an incident if no event has reported it.
 3. `read_xid_line` parses the driver's kernel log lines about XIDs, in all formats that drivers
    write.
@@ -35,7 +36,7 @@ class Detection:
     gpu_uuid: str
     """The GPU, or `PCI:<bus>` or `INDEX:<index>` if its UUID is unknown."""
     time_ns: int
-    """When it happened, nanoseconds since the epoch."""
+    """When the fault happened, in nanoseconds since the epoch."""
     source: str
     """`nvml`, `kmsg` or `agent`."""
     xid: int | None = None
@@ -47,7 +48,7 @@ class Detection:
     action: str | None = None
     """The action that the driver itself requests."""
     severity: Severity | None = None
-    """The severity, if the source knows more than the kind implies."""
+    """The severity, if the source knows more than the kind or XID implies."""
     detail: str | None = None
     """The source's own text."""
     pid: int | None = None
@@ -55,9 +56,9 @@ class Detection:
     command: str | None = None
     """The name of that process."""
     is_at_start: bool = False
-    """Whether it was present at the agent's first reading."""
+    """Whether the fault was already present at the agent's first reading."""
     ended_kinds: tuple[str, ...] = ()
-    """The states that have ended, if it reports that."""
+    """The states that have ended, if the detection is of kind `state_ended`."""
 
 
 XID: Final = "xid"
@@ -65,11 +66,11 @@ NO_ACTION: Final = "NONE"
 
 
 class KindFacts(NamedTuple):
-    """The facts of an incident kind."""
+    """Severity, sources, message and advice of an incident kind."""
 
     severity: Severity
     sources: str
-    """Where it is detected, for the documentation."""
+    """The sources that detect incidents of the kind, for the documentation."""
     message: str
     action: str | None = None
     """The advised action, by NVIDIA's name."""
@@ -188,9 +189,9 @@ def make_incident(
     is_at_start: bool = False,
     ended_kinds: Sequence[str] = (),
 ) -> Incident:
-    """Return an incident of one of `KINDS`; raises `KeyError` for another kind.
+    """Return an incident of one of `KINDS`; raise `KeyError` for another kind.
 
-    `detail` is appended to the kind's message. `action` and `severity` are passed if the source
+    `detail` is appended to the kind's message. Pass `action` and `severity` only if the source
     knows more than the kind or XID implies, such as the action that the driver itself requests.
     """
     known = find_xid(xid) if kind == XID and xid is not None else None
@@ -233,7 +234,7 @@ def make_incident(
 
 
 def severities_of(kind: str) -> tuple[Severity, ...]:
-    """Return the severities that incidents of one of `KINDS` can have."""
+    """Return the possible severities of a kind's incidents; raise `KeyError` if it is unknown."""
     if kind == XID:
         return tuple(Severity)
     own = KIND_FACTS[kind].severity
@@ -246,17 +247,21 @@ _MAX_KEYS: Final = 256
 _MAX_UNPAIRED: Final = 512
 
 Key = tuple[str, int | str]
-"""GPU and XID, or GPU and kind."""
+"""Identifies equal detections: the GPU's UUID, and the XID or the kind."""
 
 
 class Deduplicator:
-    """Stores detections that no other source has reported yet, up to a maximum number."""
+    """Pairs detections of one event by different sources; keeps a limited number without a pair."""
 
     def __init__(self) -> None:
         self._unpaired: OrderedDict[Key, dict[str, deque[int]]] = OrderedDict()
 
     def is_new(self, key: Key, *, source: str, time_ns: int, window_ns: int = WINDOW_NS) -> bool:
-        """Record a detection; return whether no other source reported it within the window."""
+        """Record a detection; return whether no other source has detected the same in the window.
+
+        An unpaired detection by another source within `window_ns` of `time_ns` is paired with this
+        one and forgotten.
+        """
         by_source = self._unpaired.setdefault(key, {})
         self._unpaired.move_to_end(key)
         if len(self._unpaired) > _MAX_KEYS:
@@ -303,7 +308,7 @@ class XidLine(NamedTuple):
 
 
 def read_xid_line(text: str) -> XidLine | None:
-    """Return the fields of a line; `None` if it is not a line of the driver about an XID."""
+    """Return the fields of a kernel log line; `None` if the driver does not report an XID in it."""
     found = _LINE.match(text)
     bus = found and read_bus(found["bus"])
     if not found or not bus:
@@ -330,7 +335,7 @@ def read_xid_line(text: str) -> XidLine | None:
 
 
 def read_bus(text: str) -> Bus | None:
-    """Return a PCI address such as `00000000:1B:00.0` or `0000:1b:00`; `None` if it is invalid."""
+    """Parse a PCI address such as `00000000:1B:00.0` or `0000:1b:00`; return `None` if invalid."""
     parts = text.partition(".")[0].split(":")
     try:
         numbers = [int(part, 16) for part in parts]
@@ -348,7 +353,7 @@ def write_bus(bus: Bus) -> str:
 
 
 def _split(rest: str) -> tuple[int | None, str | None, str]:
-    """Split off the process; a driver that does not know it writes `<unknown>`."""
+    """Split off the process's pid and name; each is `None` if missing or `<unknown>`."""
     pid = command = None
     if found := _PID.match(rest):
         pid, rest = _number(found["pid"]), rest[found.end() :]

@@ -4,10 +4,10 @@ A source returns numbers in these units, under these names; other names are not 
 `gpuledger_agent.gpu.nvidia.catalogue` maps each name to its NVML call. A name is a field of
 `GpuReading` or `GpuDetails`, with a dot if the field is in a nested record.
 
-A unit defines which values are plausible, and how to convert them. Its bounds are those of the
-records (`gpuledger.records.bounds`), so that every accepted value can be published. Some drivers do
-return utilization 4294967295 or memory 2^64-1. Such values must not be booked: implausible values
-are left out and counted, by reading and reason.
+A unit defines which values are plausible, and how to convert them. Its bounds are the bounds of the
+records (`gpuledger.records.bounds`), so that every accepted value can be published. Some drivers
+return a utilization of 4294967295 or a memory of 2^64-1. Such values must not be booked:
+implausible values are left out and counted, by reading and reason.
 """
 
 import math
@@ -26,18 +26,18 @@ _PARTS_PER_PERCENT: Final = 10_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unit:
-    """A driver's unit; a value converts to `value * times`, a whole number, or `value / over`."""
+    """A driver's unit; a value converts to the integer `value * times`, or to `value / over`."""
 
     name: str
-    """The driver's unit, for people."""
+    """The driver's unit, as text for people."""
     low: float = 0
     """Minimum plausible value, in the driver's unit."""
     high: float = _MAX
     """Maximum plausible value, in the driver's unit."""
     times: int = 1
-    """Factor from the driver's unit to ours."""
+    """Factor that converts the driver's unit to ours."""
     over: int | None = None
-    """For a ratio: divisor from the driver's unit to ours."""
+    """For a ratio: the number by which the driver's value is divided."""
     cap: float | None = None
     """Maximum in our unit, if rounding can push the driver's value above it."""
     is_total: bool = False
@@ -54,13 +54,16 @@ class Unit:
 
 
 def _flag_at(shift: int) -> Callable[[int], bool | None]:
-    """Return a reader of one of NVML's 2-bit flags: 1 is true, 2 is false, others are unknown."""
+    """Return a reader of one of NVML's 2-bit flags: 1 is true, 2 is false, others are `None`."""
     states = {1: True, 2: False}
     return lambda mask: states.get(mask >> shift & 3)
 
 
 def _bit_error_ratio(packed: int) -> float | None:
-    """Decode NVML's bit error ratio: 4 bits of mantissa above 8 bits of negative exponent."""
+    """Decode NVML's bit error ratio: 4 bits of mantissa, then 8 bits of negative exponent.
+
+    Return `None` if the ratio is above 1.
+    """
     ratio = float(f"{packed >> 8}e-{packed & 0xFF}")
     return ratio if ratio <= 1 else None
 
@@ -141,25 +144,28 @@ TIMESTAMP_US: Final = (0, 1 << 62)
 
 
 class Validator:
-    """Passes plausible values on, and counts implausible ones by reading and reason."""
+    """Passes plausible values through, and counts implausible values by reading and reason."""
 
     def __init__(self) -> None:
         self.dropped: Counter[tuple[str, str]] = Counter()
 
     def drop(self, reading: str, reason: str, *, count: int = 1) -> None:
-        """Count values that are left out."""
+        """Count `count` values of a reading that are left out for a reason."""
         if count:
             self.dropped[reading, reason] += count
 
     def keep(self, value: int | None, limits: tuple[int, int], *, reading: str) -> int | None:
-        """Return the value, or `None` if it is absent or outside the limits."""
+        """Return the value, or `None` if it is missing or outside the limits; count the latter."""
         if value is None or limits[0] <= value <= limits[1]:
             return value
         self.drop(reading, "out_of_range")
         return None
 
     def is_plausible(self, value: Any, unit: Unit, *, reading: str) -> bool:  # noqa: ANN401  # drivers return anything
-        """Return whether a value is plausible for its unit; absent values are not counted."""
+        """Return whether a value is plausible for its unit; count it if it is not.
+
+        A missing value (`None`) is not plausible, but is not counted.
+        """
         if value is None:
             return False
         if not isinstance(value, int | float) or not math.isfinite(value):
@@ -176,7 +182,7 @@ class Validator:
 
 
 def converter(unit: Unit) -> Callable[[Any], Any]:
-    """Return a function that converts plausible values to our unit and the type of their field."""
+    """Return a function that converts plausible values to our unit and to their field's type."""
     times, over, cap = unit.times, unit.over, unit.cap
     # One function for each kind of unit, because they are called for some hundred values a tick.
     if unit.choices:
@@ -192,8 +198,8 @@ def converter(unit: Unit) -> Callable[[Any], Any]:
 
 
 def ratio_of(percent: float) -> float:
-    """Return a ratio rounded to six digits, more than any driver measures."""
-    # Costs a fifth of round(), for some hundred ratios a tick.
+    """Return a percentage as a ratio, rounded to six digits, which is more than drivers measure."""
+    # Takes a fifth of the time of round(), for some hundred ratios a tick.
     return int(percent * _PARTS_PER_PERCENT + 0.5) / _MILLION
 
 
@@ -204,9 +210,9 @@ class ReadingSpec:
     unit: Unit
     """Unit and plausible values."""
     is_list: bool = False
-    """Whether it is a list of values, for example one per engine in order of their numbers."""
+    """Whether the value is a list, for example one value per engine in order of their numbers."""
     is_by_link: bool = False
-    """Whether it is a mapping from link numbers to values or to such lists."""
+    """Whether the value maps link numbers to values, or to lists of values."""
 
 
 READINGS: Final[Mapping[CallGroup, Mapping[str, ReadingSpec]]] = {
@@ -223,7 +229,7 @@ READINGS: Final[Mapping[CallGroup, Mapping[str, ReadingSpec]]] = {
         "temperature_celsius": ReadingSpec(CELSIUS),
         "sm_clock_hertz": ReadingSpec(MEGAHERTZ),
         "memory_clock_hertz": ReadingSpec(MEGAHERTZ),
-        # On a partitioned GPU, the first one also determines how busy the instances are.
+        # On a partitioned GPU, the first of these also shows how busy each instance is.
         "profiling.graphics_engine_active_ratio": ReadingSpec(ACTIVITY),
         "profiling.sm_active_ratio": ReadingSpec(ACTIVITY),
         "profiling.tensor_active_ratio": ReadingSpec(ACTIVITY),

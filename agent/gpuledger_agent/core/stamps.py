@@ -1,6 +1,6 @@
 """Drops samples with impossible time stamps before anything is derived from them.
 
-One sample with a stamp far in the future would make all later samples look old.
+A single sample with a stamp far in the future would make all later samples look old.
 """
 
 from collections import Counter
@@ -24,9 +24,11 @@ def drop_impossible(
     """Return an answer without impossible samples, and the stamps' lead over the monotonic clock.
 
     `at` is the time of the answer. `ahead_us` is the largest lead so far; `None` before the first
-    answer. `dropped` counts the samples left out, by field. A driver stamps by the machine's wall
-    clock or by a clock that started later. After the wall clock was set back, earlier stamps stay
-    possible. Several stamps that agree with each other reveal another clock and are kept.
+    answer. `dropped` counts the samples left out, by field.
+
+    A driver stamps by the machine's wall clock or by a clock that started later. After the wall
+    clock was set back, stamps from before that stay possible. If several stamps are too late but
+    agree with each other, they are from another clock and are kept.
     """
     stamps = {one.timestamp_us for name in _FIELDS for one in getattr(answer, name) or ()}
     if not stamps:

@@ -1,8 +1,8 @@
 """A tick: its rows and its records.
 
 The rows are the GPUs that answered, each followed by its MIG instances, then the known GPUs that
-did not answer. The latter have no measurements, but containers still hold them. A second record has
-the readings that are not booked, in the same order.
+did not answer. A GPU that did not answer has no measurements, but may still be allocated. A second
+record has the readings that are not booked, in the same order.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,13 +24,13 @@ class NodeTick:
     readings: NodeReadings
     """All other readings."""
     processes: list[ProcessRecord]
-    """Changes of the processes."""
+    """Changes of the processes since the last tick."""
     relayouted: Sequence[str] = ()
     """UUIDs of the GPUs whose MIG instances have changed since the previous tick."""
 
 
 def flatten(raw: Iterable[RawGpuSample]) -> list[RawGpuSample]:
-    """Return the answers in the order of the tick's rows."""
+    """Return GPUs and instances in the order of the tick's rows, with each instance's counters."""
     rows: list[RawGpuSample] = []
     for gpu in sorted(raw, key=lambda gpu: gpu.index):
         rows.append(gpu)
@@ -65,7 +65,7 @@ def without_measurements(reading: GpuReading) -> GpuReading:
 
 
 def read_details(sample: NodeSample, ticks: Sequence[GpuTick]) -> NodeReadings:
-    """Return the sample's other readings; GPUs without any are left out."""
+    """Return the tick's readings that are not booked; GPUs without such readings are left out."""
     details = [tick.details for tick in ticks]
     return NodeReadings(
         cluster=sample.cluster,

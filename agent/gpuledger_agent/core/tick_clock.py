@@ -10,8 +10,7 @@ Most drivers stamp their samples by the wall clock, so the wall clock is tracked
     STEADY ── it falls behind the time since boot by 50 ms ──▶ SET BACK
     SET BACK ── it passes its old time, or all buffers are new ──▶ STEADY
 
-While it is set back, the driver's buffers may contain older samples whose stamps are later than
-those of newer samples.
+In SET BACK, the driver's buffers may contain older samples with later stamps than newer samples.
 """
 
 from collections.abc import Collection
@@ -39,20 +38,20 @@ class TickInterval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     seq: int
     """The tick's number."""
     begin_ns: int
-    """When it begins, since boot."""
+    """Begin of the interval, in nanoseconds since boot."""
     end_ns: int
-    """When it ends, since boot."""
+    """End of the interval, in nanoseconds since boot."""
     time_ns: int
-    """When it ends, since the epoch."""
+    """End of the interval, in nanoseconds since the epoch."""
 
     @property
     def from_time_ns(self) -> int:
-        """When it begins, since the epoch."""
+        """Begin of the interval, in nanoseconds since the epoch."""
         return self.time_ns - (self.end_ns - self.begin_ns)
 
     @property
     def length_ns(self) -> int:
-        """Its length."""
+        """Length of the interval, in nanoseconds."""
         return self.end_ns - self.begin_ns
 
 
@@ -68,15 +67,15 @@ class TickClock:
         self.is_set_back = False
         """Whether the wall clock was set back and the driver may still return older samples."""
         self._set_back_until = (0, 0)
-        """The end of that state: since the epoch, and since boot."""
+        """When that state ends at the latest, since the epoch and since boot."""
 
     def follow(self, at: ClockReading) -> int | None:
-        """Return the length of the interval that ends now; `None` if the first one opens."""
+        """Return the nanoseconds of the interval that ends now; `None` at the first tick."""
         before, self._before = self._before, at
         if before is not None:
             lost_ns = (before.time_ns - before.boottime_ns) - (at.time_ns - at.boottime_ns)
             if lost_ns > _MIN_SET_BACK_NS:
-                # If it was set back twice, it must pass the latest of all stamps.
+                # If the clock was set back twice, it must pass the latest time of both.
                 passed_ns = max(before.time_ns, self._set_back_until[0] if self.is_set_back else 0)
                 self._set_back_until = (passed_ns + _MARGIN_NS, at.boottime_ns + _BUFFERED_NS)
                 self.is_set_back = True
@@ -90,7 +89,7 @@ class TickClock:
         if not windows_us:
             return
         due_ns = round(LAG_WINDOWS * min(max(windows_us), LONGEST_WINDOW_US) * NS_PER_US)
-        # Lengths are measured: treat one that hardly differs as unchanged.
+        # Lengths are measured, so ignore a change of less than a tenth.
         if abs(due_ns - self._due_lag_ns) > _SAME_LAG_RATIO * self._due_lag_ns:
             self._due_lag_ns = due_ns
         if not self._seq:

@@ -1,6 +1,6 @@
 """The node's GPU metrics in the Prometheus text format, with the parts that the settings enable.
 
-The text is rendered for a scrape and cached until there is a newer tick or the text is too old.
+The text is rendered for a scrape and cached until the state changes or the text is a second old.
 """
 
 from collections.abc import Iterator
@@ -34,12 +34,12 @@ class PageRenderer:
     def __init__(
         self, node_state: NodeState, *, settings: ExpositionSettings, clock: Clock
     ) -> None:
-        """Create a renderer and read the list of counters; raises `UserError` if it is invalid."""
+        """Create a renderer and read the list of counters; raise `UserError` if it is invalid."""
         self._node_state = node_state
         self._settings = settings
         self._clock = clock
         file = settings.counters_file
-        # No further interval: the file is checked only when a page is rendered.
+        # No minimum interval, because the file is only checked when a page is rendered.
         self._watch = FileWatch([file] if file else [], poll_interval_seconds=0)
         self._dcgm = _dcgm(settings)
         self._written = b""
@@ -47,7 +47,7 @@ class PageRenderer:
         self._written_ns = 0
 
     def __call__(self) -> bytes:
-        """Return the page; empty before the first tick."""
+        """Return the page as UTF-8 text; empty before the first tick."""
         now_ns = self._clock.monotonic_ns()
         # Render again even without a new tick, because values may have become too old to be shown.
         is_old = now_ns - self._written_ns > _KEEP_NS

@@ -1,8 +1,8 @@
 """The metrics with dcgm-exporter's names, types, help texts and labels.
 
-`RowWriter` writes the labels of each device and of the containers that use it. Its rules ensure
-that no sum over a family counts a GPU twice; see ADR 011. `DcgmPage` writes the families' values.
-`dcgm_fields` defines the fields, including those with several series per device.
+`RowWriter` writes the labels of each device and of the containers that use the device. The rules
+for labels ensure that no sum over a family counts a GPU twice; see ADR 011. `DcgmPage` writes the
+families' values. `dcgm_fields` defines the fields, including fields with several series per device.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,26 +28,26 @@ SHARE_LABEL: Final = "gpuledger_share"
 
 
 class SeriesRow(NamedTuple):
-    """One device with its labels in the text format, with old and new field names."""
+    """One device with its labels in the text format, both with old and with new field names."""
 
     device: ShownDevice
     """The device whose values are shown."""
     old_labels: str
-    """The device's labels; fields that are labels have their old names."""
+    """The device's labels, including fields shown as labels under their old names."""
     new_labels: str
-    """The device's labels; fields that are labels have their new names."""
+    """The device's labels, including fields shown as labels under their new names."""
     shares: Sequence[tuple[PodShare, str, str]]
-    """The containers that use a device that is not allocated to one container, each with its labels
-    with old and new names."""
+    """The containers that use the device, each with its labels under old and new names; empty if
+    the device is allocated to one container."""
 
 
 class Rows(NamedTuple):
-    """A tick's devices, for the two kinds of families."""
+    """A tick's rows, for families of devices and for families of memory."""
 
     devices: Sequence[SeriesRow]
     """One row for each GPU, each MIG instance and each compute instance."""
     memories: Sequence[SeriesRow]
-    """The same, but one row for all compute instances that share a memory."""
+    """The same rows, but with one row for all compute instances that share a memory."""
 
     def of(self, field: Field) -> Sequence[SeriesRow]:
         """Return the rows for a field."""
@@ -56,12 +56,12 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RowWriter:
-    """Writes the labels, which are the same in all of a tick's families."""
+    """Writes the labels of a tick's rows, which are the same in all families."""
 
     label_fields: Sequence[Field]
     """The fields that are labels of every series."""
     host_label: str
-    """The name of the label with the node's name, or `none`."""
+    """Name of the label that contains the node's name, or `none`."""
     pod_series: bool
     """Whether containers that share a device have separate series."""
     dashes_in_model_name: bool = False
@@ -86,15 +86,15 @@ class RowWriter:
                 # DCGM's labels do not distinguish compute instances of one GPU instance.
                 labels = [*labels, ("GPU_C_ID", str(reading.compute_instance))]
             allocated_jobs = jobs_of(reading, jobs, is_allocated=allocatee is not None)
-            # Only a single job is a label: one series per job would count the device several
-            # times. Our own metrics show all jobs.
+            # Several jobs are not shown, because one series per job would count the device
+            # several times. Our own metrics show all jobs.
             job = allocated_jobs[0] if len(allocated_jobs) == 1 else None
             row = self._row(device, labels, now, allocatee, found, job=job)
             devices.append(row)
             if siblings is None:
                 memories.append(row)
             elif device is siblings[0]:
-                # They share a memory, so a row for each would count it several times.
+                # The siblings share a memory, so a row for each would count it several times.
                 by_container = _merge_memory(
                     chain.from_iterable(
                         shares.get(sibling.reading.uuid, ()) for sibling in siblings
@@ -160,7 +160,7 @@ class RowWriter:
 
 
 def _merge_memory(shares: Iterable[PodShare]) -> Iterable[PodShare]:
-    """Return each container's total memory; it may use several of the compute instances."""
+    """Return each container's total memory over several compute instances."""
     by_container: dict[NodeContainer, PodShare] = {}
     for share in shares:
         parts = (by_container.get(share.user), share)
@@ -172,7 +172,7 @@ def _merge_memory(shares: Iterable[PodShare]) -> Iterable[PodShare]:
 def _find_split(
     devices: Iterable[ShownDevice],
 ) -> Mapping[tuple[str, int | None], list[ShownDevice]]:
-    """Return the GPU instances with several compute instances, each with these instances."""
+    """Return the GPU instances that have several compute instances, with the latter as values."""
     found: dict[tuple[str, int | None], list[ShownDevice]] = {}
     for device in devices:
         if device.reading.parent_uuid is not None:
@@ -187,7 +187,7 @@ _XID: Final = "DCGM_FI_DEV_XID_ERRORS"
 
 
 class DcgmPage:
-    """Writes the families in a list of counters."""
+    """Writes the families of a list of counters."""
 
     def __init__(
         self,
@@ -237,7 +237,7 @@ class DcgmPage:
                     yield row.old_labels + extra, row.new_labels + extra, number
             return
         values = [field.read(row.device) for row in rows]
-        # If a GPU's instances have values, leave out the GPU: sums would count it twice.
+        # If a GPU's instances have values, leave out the GPU, because sums would count it twice.
         covered = {
             row.device.reading.parent_uuid
             for row, value in zip(rows, values, strict=True)
@@ -259,7 +259,7 @@ class DcgmPage:
 
 
 def _part_of(name: str, share: PodShare, row: SeriesRow, value: float) -> float | None:
-    """Return a container's part of a device's value, or `None` if unknown."""
+    """Return a container's part of a device's value; `None` if it is unknown or not divided."""
     if name == "DCGM_FI_DEV_FB_USED":
         return None if share.memory_bytes is None else float(_MIB(share.memory_bytes) or 0)
     busy_ratio, whole = share.busy_ratio, row.device.reading.utilization_ratio

@@ -1,12 +1,12 @@
-"""The table of supported DCGM fields, and the parser for lists that select among them.
+"""The table of supported DCGM fields, and the parser for lists that select fields.
 
 dcgm-exporter's own fields (`DCGM_EXP_…`) have several series per device with additional labels:
 events in a window, peers, health. Health is not DCGM's result: it is evaluated here, as far as the
 readings allow.
 
 The table is `dcgm_fields.csv` in this directory; fields are found by their old or new name. A list
-has dcgm-exporter's format: `FIELD, gauge|counter|label, help`. Errors in it are reported with file,
-line and reason. A field that DCGM has but this agent does not support is not an error: it is
+has dcgm-exporter's format: `FIELD, gauge|counter|label, help`. Errors in a list are reported with
+file, line and reason. A field that DCGM has but this agent does not support is not an error: it is
 skipped, logged and counted.
 """
 
@@ -59,11 +59,11 @@ class Field(NamedTuple):
     help: str
     """The help text in dcgm-exporter's default list."""
     path: str
-    """The location of the value: part and field of a device."""
+    """The location of the value: the part of the device and the field, separated by a dot."""
     unit: str
-    """DCGM's unit; empty if the record has the same unit."""
+    """DCGM's unit; empty if the value needs no conversion."""
     read: Read
-    """Reads the value from a device."""
+    """Reads the value from a device, in DCGM's unit."""
 
     @property
     def is_text(self) -> bool:
@@ -72,7 +72,7 @@ class Field(NamedTuple):
 
     @property
     def is_of_memory(self) -> bool:
-        """Whether it measures memory, which a GPU instance's compute instances share."""
+        """Whether the field measures memory, which a GPU instance's compute instances share."""
         return self.path in _OF_MEMORY
 
 
@@ -97,7 +97,7 @@ def all_fields() -> tuple[Field, ...]:
 
 
 def find_field(name: str) -> Field | None:
-    """Return the supported field with an old or new name, or `None`."""
+    """Return the supported field with this old or new name; `None` if there is no such field."""
     return next((field for field in all_fields() if name in (field.old, field.new)), None)
 
 
@@ -107,12 +107,12 @@ def is_dcgm_name(name: str) -> bool:
 
 
 def nearest_name(name: str) -> str | None:
-    """Return the DCGM name most similar to `name`, or `None` if none is similar."""
+    """Return the DCGM name most similar to `name`; `None` if no name is similar."""
     return find_near(name, sorted(dcgm_names()))
 
 
 def dcgm_names() -> frozenset[str]:
-    """Read all DCGM names; not cached, because only lists with unsupported names need them."""
+    """Return all DCGM names; not cached, because only lists with unsupported names need them."""
     lines = NAMES_FILE.read_text(encoding="ascii").splitlines()
     return frozenset(line for line in lines if not line.startswith("#"))
 
@@ -129,7 +129,7 @@ class Counter(NamedTuple):
 
 
 def default_counters() -> tuple[Counter, ...]:
-    """Return the counters in dcgm-exporter's default list."""
+    """Return the counters of dcgm-exporter's default list."""
     return tuple(
         Counter(field, field.kind, field.help) for field in all_fields() if field.is_default
     )
@@ -140,9 +140,9 @@ _MAX_BYTES: Final = 1024 * 1024
 
 
 def read_counters(path: Path) -> tuple[Counter, ...]:
-    """Read a list from a file, and log a warning with the skipped fields.
+    """Return the counters of a list in a file; log a warning with the skipped fields.
 
-    Raises `UserError` with file, line and reason.
+    Raise `UserError` if the file cannot be read or a line is invalid.
     """
     try:
         text = read_small_file(path, max_bytes=_MAX_BYTES).decode()
@@ -163,9 +163,9 @@ def read_counters(path: Path) -> tuple[Counter, ...]:
 def parse_counters(
     lines: Iterable[str], *, name: str, skip: Callable[[str], None]
 ) -> Iterator[Counter]:
-    """Yield the counters in a list; `name` is the file name for errors. Raises `UserError`.
+    """Yield the counters of a list; call `skip` with each DCGM field that is not supported.
 
-    Calls `skip` with each DCGM field that this agent does not support.
+    Raise `UserError` with `name`, line and reason if a line is invalid.
     """
     seen: set[str] = set()
     for number, line in enumerate(lines, start=1):
@@ -185,7 +185,10 @@ def parse_counters(
 
 
 def _parse(line: str) -> Counter | str:
-    """Return a line's counter, or the name of a DCGM field that is not supported."""
+    """Return a line's counter, or the name of a DCGM field that is not supported.
+
+    Raise `ValueError` or `csv.Error` if the line is invalid.
+    """
     cells = [cell.strip() for cell in next(csv.reader([line], skipinitialspace=True, strict=True))]
     if len(cells) != _COLUMNS:
         raise ValueError(
@@ -193,7 +196,7 @@ def _parse(line: str) -> Counter | str:
             " put a help text with commas in double quotes"
         )
     name, kind, help_text = cells
-    # After an unclosed quote, a cell may be very long.
+    # A cell may be very long.
     shown = shorten(name, _SHOWN_CHARACTERS)
     if kind not in _KINDS:
         raise ValueError(
@@ -215,7 +218,7 @@ def _parse(line: str) -> Counter | str:
 
 
 class EventWindow(NamedTuple):
-    """The time for which events count as recent."""
+    """The recent period in which events are counted."""
 
     since_ns: int
     """Start of the window on the monotonic clock."""
@@ -248,7 +251,7 @@ _UNKNOWN_LINK: Final = (len(_LINKS), "Unknown")
 
 
 class MultiSeries:
-    """Fields with several series per device; each yields additional labels and a value."""
+    """Fields with several series per device; each function yields additional labels and a value."""
 
     @staticmethod
     def xids(device: ShownDevice, window: EventWindow) -> Series:
@@ -266,7 +269,7 @@ class MultiSeries:
 
     @staticmethod
     def peers(device: ShownDevice, _: EventWindow) -> Series:
-        """Yield the state of the links to each of the node's other GPUs."""
+        """Yield DCGM's code for the state of the links to each other GPU of the node."""
         if device.facts is None or device.node is None or device.is_unresponsive:
             return
         # MIG instances, which have no events, share their GPU's facts: show the links only once.
@@ -305,7 +308,7 @@ class MultiSeries:
 
 
 def count_kinds(label: str, found: Mapping[str, int], window: EventWindow) -> Series:
-    """Yield a series for each kind, or a single 0 without a kind, as dcgm-exporter does."""
+    """Yield a series for each kind or, if there are none, a single 0 as dcgm-exporter does."""
     head = ("window_size_in_ms", window.label)
     if not found:
         yield [head], 0
@@ -314,10 +317,10 @@ def count_kinds(label: str, found: Mapping[str, int], window: EventWindow) -> Se
 
 
 def memory_verdict(health: GpuHealth) -> Verdict | None:
-    """Return the verdict on a GPU's memory, or `None` if the GPU does not count errors."""
+    """Return the verdict on a GPU's memory; `None` if the GPU does not report memory errors."""
     if health.ecc_uncorrected_volatile_total is None and health.remapped_rows_failed is None:
         return None
-    # Worst first.
+    # The worst verdict comes first.
     if health.remapped_rows_failed:
         return _FAIL, "DCGM_FR_ROW_REMAP_FAILURE"
     if health.ecc_uncorrected_volatile_total:
@@ -330,10 +333,10 @@ def memory_verdict(health: GpuHealth) -> Verdict | None:
 
 
 def nvlink_verdict(health: GpuHealth) -> Verdict | None:
-    """Return the verdict on a GPU's NVLinks, or `None` if it has no links that count errors.
+    """Return the verdict on a GPU's NVLinks; `None` if the GPU has no links that count errors.
 
-    Until Ampere there are counters for all links together, on Hopper counters per link, and on
-    Blackwell other counters per link, where successful recoveries are only a warning.
+    GPUs until Ampere have counters for all links together, and Hopper has counters per link.
+    Blackwell has other counters per link; a successful recovery is only a warning there.
     """
     recoveries = (
         health.nvlink_recoveries_total,

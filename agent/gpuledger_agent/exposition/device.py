@@ -5,8 +5,8 @@ that depend on several readings, and converts values of records to DCGM's units 
 or base units. `node_state` decides which readings are too old.
 
 Events (XIDs, incidents, starts of throttling) are counted in total and over a window, with limited
-memory. DCGM exports NVLink rates under names of counters: in KiB per second divided by 1000,
-computed from byte counters. Our own metrics export the counters.
+memory. DCGM exports rates of NVLinks under names of counters, in KiB per second divided by 1000;
+they are computed here from byte counters. Our own metrics export the counters.
 """
 
 from collections import Counter, deque
@@ -36,7 +36,8 @@ _DCGMS_UNIT_BYTES: Final = 1024 * 1000
 _ALL: Final = ""
 _MAX_RECENT: Final = 1000
 _MAX_KINDS: Final = 100
-# Other kinds would add a dozen series per GPU that hardly ever change.
+# Kinds whose incidents have a series from the start. The other kinds would add a dozen series per
+# GPU that hardly ever change.
 COUNTED_FROM_ZERO: Final = ("xid", "gpu_lost")
 _NO_INCIDENTS: Final = {
     (kind, severity.value): 0 for kind in COUNTED_FROM_ZERO for severity in severities_of(kind)
@@ -61,7 +62,7 @@ class GpuEventHistory:
     def record_incident(self, incident: Incident, *, at_ns: int) -> None:
         """Count an incident that occurred at `at_ns` on the monotonic clock.
 
-        Recoveries that are present at the agent's start are not counted.
+        States that were already absent at the agent's start are not counted.
         """
         if incident.present_at_start and incident.ended_kinds:
             return
@@ -72,7 +73,7 @@ class GpuEventHistory:
             self._recent_xids.append((at_ns, incident.xid))
 
     def record_reasons(self, reasons: int, *, at_ns: int) -> None:
-        """Record a tick's throttle reasons; each new reason is an event."""
+        """Record a tick's throttle reasons, as NVML's bits; each new reason is an event."""
         begun, self._reasons = reasons & ~self._reasons, reasons
         if begun:
             for bit in THROTTLE_REASONS:
@@ -80,23 +81,23 @@ class GpuEventHistory:
                     self._recent_reasons.append((at_ns, bit))
 
     def recent_xids(self, since_ns: int) -> Counter[str]:
-        """Return the number of occurrences of each XID since `since_ns`."""
+        """Return the number of occurrences of each XID since `since_ns` on the monotonic clock."""
         return Counter(str(xid) for at_ns, xid in self._recent_xids if at_ns >= since_ns)
 
     def recent_clock_events(self, since_ns: int) -> Counter[str]:
-        """Return how often each throttle reason started since `since_ns`."""
+        """Return how often each throttle reason started since `since_ns` on the monotonic clock."""
         recent: Iterable[tuple[int, int]] = self._recent_reasons
         return Counter(THROTTLE_REASONS[bit] for at_ns, bit in recent if at_ns >= since_ns)
 
 
 def _count(counts: Counter[K], key: K) -> None:
-    # Each kind stays a series forever, so limit their number in case a driver reports random codes.
+    # Each key stays a series forever, so limit their number in case a driver reports random codes.
     if key in counts or len(counts) < _MAX_KINDS:
         counts[key] += 1
 
 
 def nvlink_bytes_total(traffic: GpuTraffic | None) -> int | None:
-    """Return the bytes over all links in both directions, or `None` if one is unknown."""
+    """Return the bytes over all links in both directions; `None` if a direction is unknown."""
     if traffic is None or traffic.nvlink_sent_bytes_total is None:
         return None
     received = traffic.nvlink_received_bytes_total
@@ -112,7 +113,7 @@ def nvlink_link_bytes_totals(health: GpuHealth | None) -> dict[str, int]:
 
 @dataclass(slots=True)
 class _Counter:
-    """A byte counter's last value, and its rate before that."""
+    """A byte counter's last value, and its rate between the last two readings."""
 
     total: int
     at_ns: int
@@ -132,7 +133,7 @@ class _Counter:
 
 @dataclass(slots=True)
 class NvlinkRates:
-    """The rates of one GPU's NVLinks, in DCGM's unit."""
+    """The rates of one GPU's NVLinks, in DCGM's unit: KiB per second divided by 1000."""
 
     _counters: dict[str, _Counter] = field(default_factory=dict)
 
@@ -146,13 +147,13 @@ class NvlinkRates:
 
     @property
     def total(self) -> float | None:
-        """The rate of all links together; `None` before the second reading."""
+        """The rate of all links together; `None` if unknown, such as before the second reading."""
         counter = self._counters.get(_ALL)
         return counter.rate if counter else None
 
     @property
     def links(self) -> Mapping[str, float | None]:
-        """The rates by link number."""
+        """The rates by link number; `None` for a link without a known rate."""
         return {link: counter.rate for link, counter in self._counters.items() if link != _ALL}
 
 
@@ -168,7 +169,7 @@ Unit = Callable[[Any], Converted]
 
 
 def unit_of(name: str) -> Unit:
-    """Return the conversion for a unit in a table; raises KeyError if it is unknown."""
+    """Return the conversion for a unit in a table; raise `KeyError` if the unit is unknown."""
     kind, _, argument = name.partition(" ")
     if kind == "link":
         return lambda values: values.get(argument)
@@ -197,17 +198,17 @@ class ShownDevice:
     """All current data about one device; unknown or outdated parts are `None`."""
 
     reading: GpuReading
-    """The newest reading."""
+    """The newest tick's row of the device."""
     details: GpuDetails | None = None
-    """The newest other readings, without the parts below, which have different ages."""
+    """The newest values of readings that are not booked, except the parts below."""
     profiling: GpuProfiling | None = None
     """The newest values of the chip's own counters."""
     traffic: GpuTraffic | None = None
     """The newest byte counters."""
     throttling: GpuThrottling | None = None
-    """The newest throttling."""
+    """The newest throttle reasons and times."""
     health: GpuHealth | None = None
-    """The newest health."""
+    """The newest health readings."""
     limits: GpuLimits | None = None
     """The newest limits."""
     facts: GpuFacts | None = None
@@ -217,15 +218,15 @@ class ShownDevice:
     events: GpuEventHistory | None = None
     """The GPU's events; `None` for an instance."""
     rates: NvlinkRates | None = None
-    """The rates of its NVLinks."""
+    """The rates of the device's NVLinks."""
     is_unresponsive: bool = False
-    """Whether the GPU no longer answers, so that only facts, node and events are set."""
+    """Whether the GPU no longer answers. Only its identity, facts, node and events are then set."""
     is_lost: bool = False
     """Whether the driver has lost the GPU."""
 
     @property
     def gpu_uuid(self) -> str:
-        """The GPU's UUID; for an instance, its GPU's UUID."""
+        """The UUID of the GPU or, for an instance, of the GPU that contains it."""
         return self.reading.parent_uuid or self.reading.uuid
 
     @property
@@ -240,7 +241,7 @@ Read = Callable[[ShownDevice], Converted]
 def read_at(path: str, unit: str = "") -> Read:
     """Return a function that reads `part.field` of a device and returns `None` if it is missing.
 
-    Raises KeyError if the unit or the derived value is unknown.
+    Raise `KeyError` if the unit or the derived value is unknown.
     """
     part_name, _, name = path.partition(".")
     convert = unit_of(unit)
@@ -253,7 +254,7 @@ def read_at(path: str, unit: str = "") -> Read:
     def read(device: ShownDevice) -> Converted:
         part = part_of(device)
         value = None if part is None else get(part)
-        # Derived values stay separate for each link.
+        # Sum the values of all links, except derived values, which stay separate for each link.
         if part_name != "derived" and isinstance(value, dict):
             value = of_all_links(name, value)
         return None if value is None else convert(value)
@@ -267,11 +268,11 @@ _FABRIC_FAILURE: Final = 4
 
 
 class Derived:
-    """Values that are computed from several values of records."""
+    """Functions that compute a value from several values of records."""
 
     @staticmethod
     def memory_free_bytes(device: ShownDevice) -> int | None:
-        """Return the memory that is neither in use nor reserved by the driver."""
+        """Return the memory that is neither used nor reserved by the driver; `None` if unknown."""
         reading = device.reading
         if reading.memory_total_bytes is None or reading.memory_used_bytes is None:
             return None
@@ -280,18 +281,18 @@ class Derived:
 
     @staticmethod
     def memory_used_ratio(device: ShownDevice) -> float | None:
-        """Return used memory divided by usable memory, or `None` if unknown or nothing is used."""
+        """Return used memory divided by usable memory; `None` if unknown or nothing is used."""
         free, used = Derived.memory_free_bytes(device), device.reading.memory_used_bytes
         return None if not used or free is None else used / (used + free)
 
     @staticmethod
     def nvlink_rate(device: ShownDevice) -> float | None:
-        """Return the rate over all links, or `None` if the counters are no longer read."""
+        """Return the rate over all links; `None` if it is unknown or the counters are outdated."""
         return device.rates.total if device.rates and device.traffic else None
 
     @staticmethod
     def nvlink_link_rates(device: ShownDevice) -> Mapping[str, float | None]:
-        """Return the rates by link number, for links whose counters are still read."""
+        """Return the rates by link number, for links with current counters."""
         rates = device.rates.links if device.rates else {}
         return {link: rates.get(link) for link in nvlink_link_bytes_totals(device.health)}
 
@@ -299,13 +300,13 @@ class Derived:
     def vgpu_license_status(device: ShownDevice) -> int | None:
         """Return the license status; 0 if licensing is not supported, as in DCGM.
 
-        Returns `None` without health readings.
+        Return `None` without health readings.
         """
         return None if device.health is None else device.health.vgpu_license_status or 0
 
     @staticmethod
     def fabric_code(device: ShownDevice) -> int | None:
-        """Return DCGM's number for the state of the registration with the fabric."""
+        """Return DCGM's number for the fabric registration's state; `None` if it is unknown."""
         health = device.health
         if health is None or health.fabric_state is None:
             return None
@@ -322,4 +323,4 @@ DERIVED: Final[dict[str, Callable[[ShownDevice], float | Mapping[str, float | No
     "vgpu_license_status": Derived.vgpu_license_status,
     "fabric_code": Derived.fabric_code,
 }
-"""The functions that compute derived values, by path in a table."""
+"""The functions that compute derived values, by name in a table's path."""

@@ -22,7 +22,7 @@ _HELP_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
 class SampleLine(NamedTuple):
-    """One series with its current value."""
+    """One series of a family, with its current value."""
 
     labels: str
     """The labels in the text format, without braces."""
@@ -33,7 +33,7 @@ class SampleLine(NamedTuple):
 def write_labels(labels: Labels) -> str:
     """Return labels in the text format, without braces and without empty labels.
 
-    In Prometheus, an empty label is the same as a missing one.
+    In Prometheus, an empty label means the same as a missing label.
     """
     return ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in labels if value)
 
@@ -41,7 +41,7 @@ def write_labels(labels: Labels) -> str:
 def write_family(
     name: str, kind: str, help_text: str, samples: Iterable[SampleLine]
 ) -> Iterator[str]:
-    """Yield a family's lines; nothing if it has no series."""
+    """Yield a family's lines; yield nothing if the family has no series."""
     head = f"# HELP {name} {help_text.translate(_HELP_ESCAPES)}\n# TYPE {name} {kind}\n"
     # Write the head with the first series, so that a family without series is left out.
     for labels, value in samples:
@@ -99,7 +99,7 @@ class InfoFamily(NamedTuple):
     help: str
     """The help text."""
     label_names: tuple[str, ...]
-    """Names of its labels, without `node`."""
+    """Names of the labels, without `node`."""
     profile: Profile = "lean"
     """The smallest profile that includes the family."""
 

@@ -1,7 +1,7 @@
 """The metrics with our own names: readings, facts, events, containers and single processes.
 
-`families` defines them. Metrics of single processes are off by default and limited in number,
-because each new process is a new series: the processes that use most memory are shown.
+`families` defines the metrics. Metrics of single processes are off by default and limited in
+number, because each new process is a new series: the processes that use most memory are shown.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +51,7 @@ _MIB: Final = 1 << 20
 
 
 def write_native(now: Snapshot, profile: Profile) -> Iterator[str]:
-    """Yield the lines of the families of readings in a profile."""
+    """Yield the lines of a profile's families of readings."""
     written = [
         (device, write_labels(device_labels(device, now.sample.node))) for device in now.devices
     ]
@@ -69,7 +69,7 @@ def write_native(now: Snapshot, profile: Profile) -> Iterator[str]:
 
 
 def device_labels(device: ShownDevice, node: str) -> list[tuple[str, str]]:
-    """Return the labels of a device's readings, the same as in series sent by remote-write."""
+    """Return the labels of a device's readings, which are the same as in remote-write series."""
     reading, facts = device.reading, device.facts
     model = reading.model or (facts and facts.model) or ""
     values = (reading.uuid, str(reading.index), model)
@@ -82,7 +82,7 @@ def gpu_labels(device: ShownDevice) -> list[Label]:
 
 
 def write_facts(now: Snapshot, profile: Profile) -> Iterator[str]:
-    """Yield the lines that describe the node, its devices and their allocations."""
+    """Yield the lines of families that describe the node, its devices and their allocations."""
     node = ("node", now.sample.node)
     inventory = next((device.node for device in now.devices if device.node), None)
     versions = [(name, getattr(inventory, name, None) or "") for name in NODE_INFO.label_names[1:]]
@@ -90,13 +90,13 @@ def write_facts(now: Snapshot, profile: Profile) -> Iterator[str]:
     yield from TICK_TIME.write([([node], now.sample.time_ns / NS_PER_SECOND)])
     gpus: list[Labels] = []
     for device in now.devices:
-        # Labels 3 to 6 come from the GPU's facts, which may be missing; others from the reading.
+        # Labels 3 to 6 come from the GPU's facts, which may be missing, the rest from the reading.
         facts = [(name, getattr(device.facts, name, None)) for name in GPU_INFO.label_names[3:7]]
         own = [(name, getattr(device.reading, name)) for name in GPU_INFO.label_names[7:]]
         known = [(name, "" if value is None else str(value)) for name, value in facts + own]
         gpus.append([*device_labels(device, now.sample.node), *known])
     yield from GPU_INFO.write((labels, 1) for labels in gpus)
-    # The same labels may occur more than once: write each series only once.
+    # Several allocations may have the same labels, but each series must be written only once.
     allocations = dict.fromkeys(
         (
             node,
@@ -133,7 +133,7 @@ def write_facts(now: Snapshot, profile: Profile) -> Iterator[str]:
 
 
 class _ByDevice:
-    """Functions that yield a device's series in a family: additional labels and a value."""
+    """Functions that yield a device's series of one family: additional labels and a value."""
 
     @staticmethod
     def up(device: ShownDevice) -> Iterator[tuple[Labels, float]]:
@@ -203,7 +203,7 @@ _BY_DEVICE: Final[
 
 
 def write_events(now: Snapshot) -> Iterator[str]:
-    """Yield the lines of each GPU's events, including unresponsive GPUs."""
+    """Yield the lines of each GPU's event counts, including unresponsive GPUs."""
     xids: list[tuple[Labels, float]] = []
     incidents: list[tuple[Labels, float]] = []
     for uuid, (index, events) in now.events.items():
@@ -250,7 +250,7 @@ def write_processes(now: Snapshot, *, max_processes: int) -> Iterator[str]:
     """Yield the lines of single processes' families, for at most `max_processes` processes."""
     running = [process for process in now.sample.processes if not process.ended]
     if len(running) > max_processes:
-        # Prefer processes with most memory; for equal memory, the order is stable.
+        # Show the processes with most memory and, for equal memory, the lowest pids.
         running.sort(key=lambda process: (-(process.memory_used_bytes or 0), process.pid))
     tick_containers = now.tick_containers.containers
     entries = [
@@ -266,7 +266,7 @@ def write_processes(now: Snapshot, *, max_processes: int) -> Iterator[str]:
         (PROCESS_BUSY, "sm_utilization_ratio"),
         (PROCESS_MEMORY, "memory_used_bytes"),
     ):
-        # By labels, because a process may be in two of the driver's lists but is one series.
+        # Keyed by labels: a process may be in two of the driver's lists, but must be one series.
         values: dict[Labels, float] = {}
         for process, name, user in entries:
             gpu = now.sample.gpus[process.gpu]
@@ -279,7 +279,7 @@ def write_processes(now: Snapshot, *, max_processes: int) -> Iterator[str]:
 
 
 def _write_pid_pod(entries: Sequence[_Entry], now: Snapshot) -> Iterator[str]:
-    """Yield each process's memory on all GPUs together, because the labels contain no GPU."""
+    """Yield the lines of each process's memory, summed over GPUs because no label names a GPU."""
     used: dict[Labels, int] = {}
     for process, name, user in entries:
         if user.pod and process.memory_used_bytes is not None:

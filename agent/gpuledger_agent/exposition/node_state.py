@@ -1,9 +1,10 @@
 """The node's current state for the metrics page: updated by each tick, without outdated values.
 
-Each part of a device has its own age. A GPU that has been unresponsive for several ticks shows no
-readings. Values that are not queried in each tick are kept until their next reading, but not
-forever. A MIG instance is removed with its layout. Events outlive readings: a GPU that is in the
-inventory, or that the driver has lost, remains as an unresponsive device.
+Each part of a device has its own age. A GPU that has been unresponsive for several ticks has no
+readings. Values that are not queried in each tick are kept until their next reading, but only for a
+limited time. A MIG instance is removed as soon as its GPU answers without it. Events outlive
+readings: a GPU that is in the inventory, or that the driver has lost, remains as an unresponsive
+device.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -58,7 +59,7 @@ class DeviceState:
     rates: NvlinkRates = field(default_factory=NvlinkRates)
 
     def update(self, reading: GpuReading, details: GpuDetails | None, now_ns: int) -> None:
-        """Record a tick; values missing from it were not queried and stay as they were."""
+        """Record a tick; values that it does not contain were not queried and stay as they were."""
         self.reading, self.seen_ns = reading, now_ns
         if details is None:
             return
@@ -74,7 +75,8 @@ class DeviceState:
     def fresh_parts(self, *, paced_ns: int, slow_ns: int) -> dict[str, Any]:
         """Return the parts read since `paced_ns`, and health and limits read since `slow_ns`.
 
-        The part `details` contains the fields that are not nested parts.
+        Both are times on the monotonic clock. The part `details` contains the fields that are not
+        nested parts.
         """
         found = {
             name: part
@@ -138,7 +140,7 @@ class Snapshot:
     devices: list[ShownDevice]
     """The devices, including unresponsive GPUs, by position."""
     tick_containers: TickContainers
-    """The tick's containers, and the allocations of its devices."""
+    """The newest tick's containers, and the allocations of its devices."""
     commands: Mapping[int, str]
     """The kernel's names of processes, by pid."""
     events: Mapping[str, tuple[str, GpuEventHistory]]
@@ -148,7 +150,7 @@ class Snapshot:
 
 
 class NodeState:
-    """The node's newest values that are not too old."""
+    """The node's newest values, as long as they are not too old."""
 
     def __init__(
         self,
@@ -163,9 +165,10 @@ class NodeState:
     ) -> None:
         """Create an empty state.
 
-        Readings of each tick are shown for `stale_seconds`, those of every few seconds for
-        `paced_stale_seconds` (by default `stale_seconds`), health and limits for
-        `slow_stale_seconds`. `max_processes` limits the processes shown; with `None`, none are.
+        Values are shown for this long after they were read: values of each tick for
+        `stale_seconds`, values read every few seconds for `paced_stale_seconds` (by default
+        `stale_seconds`), health and limits for `slow_stale_seconds`. `max_processes` limits the
+        processes shown; `None` means that no processes are shown.
         """
         self._clock = clock
         self._max_processes = max_processes
@@ -193,7 +196,7 @@ class NodeState:
         *,
         processes: Iterable[ProcessRecord] = (),
     ) -> None:
-        """Record a tick and its processes' changes."""
+        """Record a tick and the changes of its processes."""
         now_ns = self._clock.monotonic_ns()
         self.version += 1
         self._sample, self._shown_ns = sample, now_ns
@@ -201,7 +204,7 @@ class NodeState:
         answered = [reading for reading in sample.gpus if not reading.unresponsive]
         for reading in answered:
             self._update_device(reading, details.get(reading.uuid), now_ns)
-        # Only now: an instance is gone only if its GPU answered without it.
+        # After all updates, because an instance is gone only if its GPU answered without it.
         self._forget({reading.uuid for reading in answered}, now_ns)
         for record in processes:
             if record.change is ProcessChange.ENDED:
@@ -216,12 +219,12 @@ class NodeState:
         """Replace the node's inventory."""
         self.version += 1
         self._inventory = inventory
-        # When the library is reopened, it does not list lost GPUs, so keep their facts.
+        # A reopened library does not list lost GPUs, so keep their facts.
         lost = {uuid: self._facts[uuid] for uuid in self._lost if uuid in self._facts}
         self._facts = lost | {gpu.uuid: gpu for gpu in inventory.gpus}
 
     def record_incident(self, incident: Incident) -> None:
-        """Count an incident."""
+        """Count an incident, and update which GPUs are lost."""
         self.version += 1
         if incident.kind == "gpu_lost" and len(self._lost) < _MAX_GPUS:
             self._lost[incident.gpu_uuid] = None
@@ -249,7 +252,7 @@ class NodeState:
             devices=self._devices(now_ns),
             tick_containers=TickContainers(sample, self._pods),
             commands=self._commands,
-            # The index of a GPU that was never sampled or listed is empty.
+            # A GPU that was never sampled or listed has an empty index.
             events={
                 uuid: (str(known.get(uuid, "")), events) for uuid, events in self._events.items()
             },
@@ -257,7 +260,7 @@ class NodeState:
         )
 
     def _devices(self, now_ns: int) -> list[ShownDevice]:
-        """Return the devices that answer and the known GPUs that do not, by position."""
+        """Return the devices that answer and the known GPUs that do not, sorted by position."""
         paced_ns, slow_ns = now_ns - self._paced_stale_ns, now_ns - self._slow_stale_ns
         answering = [
             ShownDevice(
@@ -307,7 +310,7 @@ class NodeState:
             uuid: state
             for uuid, state in self._device_states.items()
             if uuid in present
-            # Forget an instance at once if its GPU answers without it.
+            # An instance is forgotten at once if its GPU answers without it.
             or (
                 state.reading.parent_uuid not in present
                 and state.seen_ns >= now_ns - self._stale_ns

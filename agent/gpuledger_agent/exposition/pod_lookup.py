@@ -1,11 +1,12 @@
-"""Find the containers and jobs that use a node's devices, and those they are allocated to.
+"""Finds the containers and jobs that use a node's devices or have devices allocated to them.
 
-Pure: the records of a tick in, containers and their shares out. `ledger.allocated_parts` finds
-which device an allocation means.
+This module is pure: it takes the records of a tick and returns containers and their shares.
+`ledger.allocated_parts` finds which device an allocation means.
 
-The kubelet returns the name of the pod that has a device, without its UID. The UID comes from the
-cgroup of the container's processes on that device, or from the name in the node's directories. If
-two pods have the name, as when a pod of a StatefulSet is recreated, the UID stays empty.
+The kubelet returns the name of the pod to which a device is allocated, but not the pod's UID. The
+UID comes from the cgroup of the container's processes on that device, or is looked up by name in
+the node's directories. If two pods have the same name, for example while a pod of a StatefulSet is
+recreated, the UID stays empty.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,7 +20,7 @@ from gpuledger_agent.exposition.families import Label
 
 
 class NamedContainer(Protocol):
-    """A container's name and its pod's."""
+    """The names of a container and of its pod."""
 
     @property
     def namespace(self) -> str:
@@ -57,7 +58,7 @@ class PodLookup:
     """Functions that look up the names, UIDs and labels of the node's pods."""
 
     name_of: Callable[[str], NamedContainer | None] = _find_no_name
-    """Takes a container's id and returns its name, or `None` if unknown."""
+    """Takes a container's id and returns its names; `None` if unknown."""
     find_uids: FindUids = _find_no_uid
     labels_of: LabelsOf = _find_no_label
 
@@ -113,20 +114,21 @@ class PodShare(NamedTuple):
     user: NodeContainer
     """The container or the job."""
     busy_ratio: float | None
-    """Fraction of the tick in which their kernels ran; `None` if the driver does not report it."""
+    """Fraction of the tick in which the user's kernels ran; `None` if the driver does not report
+    it."""
     memory_bytes: int | None
     """Device memory in use; `None` if the driver does not report it."""
     engine_busy_ratios: Mapping[str, float] = MappingProxyType({})
-    """Fraction of the tick in which each video engine worked for them; without idle engines."""
+    """Fraction of the tick in which each video engine worked for the user; without idle engines."""
 
 
-# A GPU's UUID, and for an instance its GPU instance id.
+# A GPU's UUID and, for a MIG instance, its GPU instance id.
 _Device = tuple[str, int | None]
 _Container = tuple[str, str, str]
 
 
 class TickContainers:
-    """The containers and jobs that use a tick's devices, and those they are allocated to."""
+    """The containers and jobs that use a tick's devices or to which devices are allocated."""
 
     def __init__(self, sample: NodeSample, pods: PodLookup) -> None:
         self._sample = sample
@@ -145,7 +147,7 @@ class TickContainers:
                 self._uids.setdefault(key, set()).add(user.pod_uid)
 
     def shares(self) -> Mapping[str, list[PodShare]]:
-        """Return the use by containers and jobs, by device UUID; without the host's processes."""
+        """Return the use by containers and jobs, by device UUID; without processes of the host."""
         shares: dict[str, list[PodShare]] = {}
         for (gpu, container), processes in self._used.items():
             ratios = [
@@ -169,7 +171,7 @@ class TickContainers:
         return shares
 
     def exclusive(self, reading: GpuReading) -> NodeContainer | None:
-        """Return the container to which a whole device is allocated, or `None`."""
+        """Return the container to which the whole device is allocated; `None` if there is none."""
         found = exclusive_container(reading, self._sample.allocations)
         if found is None:
             return None
@@ -177,7 +179,7 @@ class TickContainers:
         return self._described(*found, pod_uid=pod_uid)
 
     def allocatee_of(self, allocation: DeviceAllocation) -> NodeContainer:
-        """Return the container of an allocation."""
+        """Return the container to which an allocation belongs."""
         name = allocation.namespace, allocation.pod, allocation.container
         device = allocation.gpu_uuid, allocation.gpu_instance
         pod_uid = self._uid_of(device, name, is_share=allocation.replica is not None)
@@ -187,9 +189,9 @@ class TickContainers:
         """Return the UID of the pod to which a device is allocated; empty if ambiguous."""
         running = self._uids.get((device, name), set())
         known = set(self._pods.find_uids(name[0], name[1]))
-        # If a whole device is allocated, its processes belong to that pod; another share may
-        # belong to another pod of the same name. A process may also outlive its pod, whose name a
-        # new pod may then have. So a UID is certain only if both sources have it.
+        # On a wholly allocated device, processes of a pod with this name belong to the allocatee.
+        # On a shared device, they may belong to another pod of the same name. A process may also
+        # outlive its pod, and a new pod may get the name. So only a UID in both sources is certain.
         certain = set() if is_share else running & known
         return _only(certain or running | known)
 
@@ -201,7 +203,7 @@ class TickContainers:
             # A process in a pod belongs to the pod, not to a job.
             return found if pod_uid else found._replace(job_id=ref.job_id or "")
         if not pod_uid:
-            # Some runtimes create a container's cgroup outside of its pod's.
+            # Some runtimes create a container's cgroup outside of its pod's cgroup.
             pod_uid = _only(self._pods.find_uids(name.namespace, name.pod))
         return self._described(
             name.namespace, name.pod, name.container, pod_uid=pod_uid, container_id=container_id

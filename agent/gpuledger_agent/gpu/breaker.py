@@ -1,6 +1,6 @@
 """Circuit breakers, which decide whether a failing call group is queried, probed or skipped.
 
-Breakers call nothing: outcomes and times are arguments. `worker` decides what a tick queries.
+Breakers make no calls: outcomes and times are arguments. `worker` decides what a tick queries.
 """
 
 import time
@@ -20,7 +20,7 @@ MAX_FAILURES: Final = 3
 
 
 def slow_backoff() -> Backoff:
-    """Return the backoff for attempts that disturb the other GPUs."""
+    """Return the backoff for attempts that disturb the other GPUs: 5 to 300 seconds."""
     return Backoff(first_seconds=5, max_seconds=300)
 
 
@@ -38,21 +38,21 @@ class Permit(Enum):
 class BreakerLog:
     """Logs when breakers open and close.
 
-    It outlives the workers, so each opening and each closing is logged only once, however often
-    the source is reopened.
+    The log outlives the workers, so each opening and each closing is logged only once, however
+    often the source is reopened.
     """
 
     def __init__(self) -> None:
         self._since_seconds: dict[tuple[str, CallGroup], float] = {}
 
     def opened(self, gpu_uuid: str, group: CallGroup, *, reason: str | None) -> None:
-        """Record that a breaker is open."""
+        """Record that a breaker is open; log it if the breaker was closed."""
         if (gpu_uuid, group) not in self._since_seconds:
             self._since_seconds[gpu_uuid, group] = time.monotonic()
             _log.warning("breaker_opened", gpu=gpu_uuid, call_group=group.value, reason=reason)
 
     def closed(self, gpu_uuid: str, group: CallGroup) -> None:
-        """Record that a call group was answered in time."""
+        """Record that a call group was answered in time; log it if its breaker was open."""
         since_seconds = self._since_seconds.pop((gpu_uuid, group), None)
         if since_seconds is not None:
             open_seconds = round(time.monotonic() - since_seconds, 3)
@@ -67,8 +67,8 @@ class BreakerLog:
 class GroupBreaker:
     """The breaker of one call group of one GPU; exports its state and logs each change.
 
-    It opens after repeated failures. An open breaker permits only single probes, at increasing
-    intervals.
+    The breaker opens after repeated failures. An open breaker permits only single probes, at
+    increasing intervals.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class GroupBreaker:
         """Whether only probes are permitted."""
 
     def permit(self, now_ns: int) -> Permit:
-        """Return how to query now; call `succeeded` or `failed` after a probe."""
+        """Return how to query now; after a query or probe, call `succeeded` or `failed`."""
         if not self.is_open:
             return Permit.QUERY
         return Permit.PROBE if self._probes.is_due(now_ns) else Permit.SKIP
@@ -98,20 +98,20 @@ class GroupBreaker:
         self._has_succeeded, self._failures, self.is_open = True, 0, False
         self._probes.reset()
         self._metric.set(0)
-        # Only here: a new worker's breakers start closed, although nothing has answered yet.
+        # Not at the start: a new worker's breakers are closed before anything has answered.
         self._log.closed(self._gpu_uuid, self._group)
 
     def failed(self, now_ns: int, *, reason: str) -> None:
-        """Count a failure; the breaker opens after `MAX_FAILURES` in a row."""
+        """Count a failure; open the breaker after `MAX_FAILURES` consecutive failures."""
         labels = {"gpu_uuid": self._gpu_uuid, "group": self._group.value, "reason": reason}
         CALL_GROUPS_FAILED.labels(**labels).inc()
         self._failures += 1
-        # If the breaker is open, a probe failed: `trip` delays the next one.
+        # If the breaker is open, a probe has failed; `trip` then delays the next probe.
         if self.is_open or self._failures >= MAX_FAILURES:
             self.trip(now_ns, reason=reason)
 
     def trip(self, now_ns: int, *, reason: str | None = None) -> None:
-        """Open the breaker now, however few failures there were."""
+        """Open the breaker now, without waiting for further failures."""
         self.is_open = True
         self._probes.record_attempt(now_ns)
         self._metric.set(1)

@@ -8,13 +8,13 @@ call runs in a thread, and the event loop never waits longer than the tick's dea
        ├───── FastPoller        polls GPUs between two ticks, in one thread
        └───── GpuAvailability   tracks lost GPUs and reports changes
 
-A GPU that hangs costs its own readings, never the other GPUs' tick. Reopening the source helps if
-no GPU answers, and may bring back a lost GPU. But meanwhile all GPUs are missing from the ticks,
-and the opening itself can hang. So it is tried at increasing intervals, and for a lost GPU only
-while no call hangs.
+A GPU that hangs loses its own readings, but does not delay the tick of the other GPUs. Reopening
+the source helps if no GPU answers, and may bring back a lost GPU. Until the source is open again,
+however, all GPUs are missing from the ticks, and the opening itself can hang. The source is
+therefore reopened at increasing intervals, and for a lost GPU only while no call hangs.
 
-The source is always in one `SourceState`. Each state except OPEN has a reason, and an opening
-starts as soon as its backoff has passed (it may take many ticks):
+The source is always in one `SourceState`. Each state except OPEN has a reason; in these states, an
+opening starts as soon as the backoff has passed, and may take many ticks:
 
     from      to       when
     OPENING   OPEN     an opening succeeded, even if it found no GPU
@@ -105,7 +105,7 @@ class Driver:
         report: Report = report_nowhere,
         listeners: Sequence[SourceListener] = (),
     ) -> None:
-        """Create a driver; `check` fails if no GPU answers, `gpus_check` if any does not."""
+        """Create a driver; `check` fails if no GPU answers, `gpus_check` if some do not answer."""
         self._source = source
         self._clock = clock
         self._check = check
@@ -134,11 +134,11 @@ class Driver:
         self._pending_event = DriverEvent.NOTHING
         """The driver's last event that is not handled yet because the source is not open."""
         self._reported: tuple[int, Mapping[str, str | None], Capability] | None = None
-        """The parts of the last reported inventory whose change requires a new report."""
+        """The sources of the last reported inventory; a change of one requires a new report."""
         self._was_unbound = False
         """Whether the driver was unbound since the last opening."""
         self._logged: tuple[set[str], str | None] | None = None
-        """The last opening's GPUs, and why the driver does not announce that it is unbound."""
+        """The last opening's GPUs, and why the driver does not announce an unbinding."""
 
     @property
     def idle_seconds(self) -> float:
@@ -147,7 +147,7 @@ class Driver:
 
     @property
     def detail(self) -> str:
-        """The driver's current state, for people."""
+        """The state of the driver as shown in the check, for people."""
         return self._check.detail
 
     @property
@@ -161,7 +161,7 @@ class Driver:
         return self._state is SourceState.OPEN
 
     async def poll(self, cursors: Mapping[str, SampleCursor]) -> Poll | None:
-        """Query the GPUs; return `None` if the source is not open."""
+        """Query the GPUs, opening the source first if needed; return `None` if it is not open."""
         self._handle_driver_events()
         if not self.is_open and not await self._open():
             DRIVER_UP.set(0)
@@ -191,11 +191,11 @@ class Driver:
         return await self._fast_poller.poll(requested, self._clock)
 
     def take_late_polls(self) -> Sequence[FastPoll]:
-        """Return the answers to a late fast poll that have arrived since."""
+        """Return the answers to a late fast poll that have arrived since; empty if none have."""
         return self._fast_poller.take()
 
     def inventory(self) -> NodeFacts | None:
-        """Return the node's versions and GPUs, or `None` if they have not changed."""
+        """Return the node's versions and GPUs; `None` if unknown or not changed since last time."""
         unbind = self.lifecycle.unbind_capability
         known = (self.pool.facts_changes, self.lifecycle.versions, unbind)
         if not self.pool.facts_changes or known == self._reported:
@@ -204,7 +204,7 @@ class Driver:
         return NodeFacts(
             versions=self.lifecycle.versions,
             gpus=sorted(
-                # A capability of the driver, listed with each GPU's own.
+                # List this capability of the driver with each GPU's own capabilities.
                 (
                     replace(facts, capabilities=[*facts.capabilities, unbind])
                     for facts in self.pool.facts.values()
@@ -214,7 +214,10 @@ class Driver:
         )
 
     def close(self) -> "Future[None] | None":
-        """Start to close the source, unless a call hangs: then only the process's exit helps."""
+        """Start to close the source; return `None` without closing it if a call hangs.
+
+        If a call hangs, only the exit of the process frees the driver.
+        """
         is_stuck = self.pool.is_stuck or self._fast_poller.is_stuck or self._source.is_stuck
         closing = None if is_stuck else self.lifecycle.close()
         self._let_go()
@@ -222,7 +225,7 @@ class Driver:
         return closing
 
     async def _open(self) -> bool:
-        """Open the source; return whether it is open now. An opening may take many ticks."""
+        """Try to open the source for at most a tick's deadline; return whether it is open now."""
         if self._opening is None:
             if not self._open_timer.is_due(self._clock.monotonic_ns()):
                 return False
@@ -236,7 +239,7 @@ class Driver:
         try:
             self._use(opening.result())
         except SourceLostError as error:
-            # The source is not open, so an earlier event of the driver no longer matters.
+            # The opening failed, so an earlier event of the driver no longer matters.
             self._pending_event = DriverEvent.NOTHING
             if self._state is SourceState.UNBOUND and isinstance(error, DriverNotLoadedError):
                 # Normal while a driver is being replaced, so the watchdog must not end the agent.
@@ -282,7 +285,7 @@ class Driver:
             return
         event, self._pending_event = self._pending_event, DriverEvent.NOTHING
         if event is DriverEvent.BIND:
-            # Only a new opening finds the added GPU.
+            # Only a reopened source finds the added GPU.
             self._restart("the driver was bound to a GPU")
             return
         # An open source blocks the unbinding until it is closed.
@@ -295,7 +298,7 @@ class Driver:
         self._open_timer.wait(self._clock.monotonic_ns(), seconds=_UNBINDING_SECONDS)
 
     def _lose(self, state: SourceState, reason: str) -> None:
-        """Record that no GPU answers until the source is reopened."""
+        """Record that no GPU answers until the source is reopened, and stop querying."""
         self._state, self._reason = state, reason
         self._let_go()
 
@@ -318,7 +321,7 @@ class Driver:
         if not self._open_timer.is_due(now_ns):
             return
         if not self.is_open:
-            # It was lost in this tick: reopen it without waiting for the next one.
+            # The source was lost in this tick: reopen it without waiting for the next tick.
             self._restart(self._reason)
         elif self.pool.is_unresponsive:
             self._restart("no GPU answers")

@@ -7,16 +7,16 @@ alternates between two steps:
 - wait: wait on the set, half a second at a time, and pass on each fault.
 
 After an error in either step, the thread frees the set, pauses, and creates a new one. The pause
-grows until a wait succeeds. A lost GPU fails its whole set, but costs the other GPUs only one
-pause, because the next set contains only the GPUs that are left. Consecutive errors count as one
-failure (`_Failures`), with one log line when it starts and one when a wait succeeds again.
+grows until a wait succeeds. A lost GPU fails its whole set, but interrupts the other GPUs' events
+for only one pause, because the next set contains only the GPUs that are left. Consecutive errors
+count as one failure (`_Failures`), with one log line when it starts and one when a wait succeeds.
 
 The thread ends in one of three ways:
 
 - `end` was called: after the current wait, the thread frees the set and returns;
 - the driver does not support event sets: the thread returns, because a retry would fail too;
-- the thread hangs in the driver for longer than `end` waits: it is leaked. It then frees nothing,
-  because the library, which owned the set, may be closed by the time the driver returns.
+- the thread hangs in the driver for longer than `end` waits: the thread is leaked. It then does not
+  free the set, because the library may be closed by the time the driver returns.
 """
 
 import threading
@@ -34,7 +34,7 @@ from gpuledger_agent.gpu.protocol import GpuEventSet, GpuIdentity, GpuSource, Un
 from gpuledger_agent.metrics import EVENT_SET_FAILURES
 
 _log = structlog.get_logger(__name__)
-# Short enough for the thread to free its set and end within a second.
+# How long one wait lasts: short enough for the thread to free its set and end within a second.
 _WAIT_SECONDS: Final = 0.5
 _WAIT_MS: Final = round(_WAIT_SECONDS * 1000)
 
@@ -51,7 +51,7 @@ class EventThread:
         on_detection: Callable[[Detection], None],
         backoff: Backoff,
     ) -> None:
-        """Start the thread; it calls `on_detection` with each fault."""
+        """Start the thread; it calls `on_detection` in that thread with each fault."""
         self._source = source
         self._gpus = gpus
         self._clock = clock
@@ -73,7 +73,7 @@ class EventThread:
         return not self._thread.is_alive()
 
     def end(self, seconds: float) -> bool:
-        """End the thread; return whether it ended within `seconds`. If not, it is leaked."""
+        """End the thread; return whether it ended within `seconds`. Otherwise it is leaked."""
         self._ending.set()
         self._is_leaked = not self.join(seconds)
         return not self._is_leaked

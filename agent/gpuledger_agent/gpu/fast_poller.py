@@ -1,6 +1,6 @@
-"""Fast polls: queries to GPUs between two ticks, in a thread that the ticks do not use.
+"""Fast polls: queries to GPUs between two ticks, in a thread that ticks do not use.
 
-`gpuledger_agent.core.gpu_sampler` decides which GPUs need fast polls;
+`gpuledger_agent.core.gpu_sampler` decides which GPUs need fast polls, and
 `gpuledger_agent.core.fast_polls` decides when.
 """
 
@@ -19,7 +19,7 @@ from gpuledger_agent.metrics import FAST_POLLS_FAILED, FAST_POLLS_LATE
 
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
-# Half of the usual pause between two fast polls, so that a late one does not delay the next.
+# Half of the usual pause between two fast polls, so that a late poll does not delay the next poll.
 _MAX_WAIT_SECONDS: Final = 0.05
 # Longer than a tick waits for a GPU: a call that takes longer counts as hanging, not slow.
 _HANGS_SECONDS: Final = 2.0
@@ -28,9 +28,9 @@ _HANGS_SECONDS: Final = 2.0
 class FastPoller:
     """Polls GPUs between two ticks.
 
-    One thread queries all GPUs, so a call that hangs delays no tick. The GPU whose call hangs is
-    not polled until the call returns, and a new thread polls the others. So at most one thread per
-    GPU hangs at a time.
+    One thread queries all GPUs, so a call that hangs does not delay ticks. A GPU whose call hangs
+    is not polled until the call returns, and a new thread polls the other GPUs. At most one thread
+    per GPU thus hangs at a time.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class FastPoller:
         self._hanging: dict[str, _FastPollCall] = {}
 
     def end(self) -> None:
-        """Stop querying because the source is being closed; does not wait for a call that hangs."""
+        """Stop querying because the source is being closed; do not wait for a call that hangs."""
         if self._under_way:
             self._under_way.is_over = True
             self._hanging |= (
@@ -51,7 +51,7 @@ class FastPoller:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a call has not returned yet."""
+        """Whether a fast poll has not finished yet, so that one of its calls may hang."""
         calls = [*self._hanging.values(), self._under_way]
         return any(one is not None and not one.future.done() for one in calls)
 
@@ -60,7 +60,7 @@ class FastPoller:
     ) -> Sequence[FastPoll]:
         """Return the GPUs' answers, with ring buffer entries after each GPU's cursor.
 
-        Late answers are returned by a later call, or by `take`.
+        Wait at most 50 ms; late answers are returned by a later call, or by `take`.
         """
         self._hanging = {uuid: one for uuid, one in self._hanging.items() if not one.future.done()}
         if self._under_way and self._under_way.hangs(clocks.monotonic_ns()) and self._worker:
@@ -76,7 +76,7 @@ class FastPoller:
         return self.take()
 
     def take(self) -> Sequence[FastPoll]:
-        """Return the answers to a fast poll if it is finished, without waiting for it."""
+        """Return the answers to the last fast poll if it is finished; otherwise return nothing."""
         if self._under_way is None or not self._under_way.future.done():
             return ()
         done, self._under_way = self._under_way, None
@@ -108,7 +108,7 @@ class _FastPollCall:
     def _query(self) -> Sequence[FastPoll]:
         """Return the polls of the GPUs that answered.
 
-        If a GPU's answer cannot be read, its poll is marked as failed.
+        If an internal error occurs, the GPU's poll is marked as failed.
         """
         found = []
         for gpu, cursor in self._requested:

@@ -1,8 +1,8 @@
 """Opening and closing of the GPU source.
 
-An opening can take seconds or hang, so it runs in a separate thread. `driver` decides when to
-open. Other users of the open source are `SourceListener`s, which start after each opening and
-stop before each closing.
+An opening can take seconds or hang, so it runs in a separate thread. `driver` decides when to open.
+Other users of the open source are `SourceListener`s, which start after each opening and stop before
+each closing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ class SourceListener(Protocol):
     """Another user of the open source; called in the lifecycle's thread."""
 
     def opened(self, gpus: Sequence[Gpu]) -> None:
-        """Start to use the source, which is open; `gpus` answer."""
+        """Start to use the source, which is open; `gpus` are the GPUs that answer."""
 
     def closing(self) -> None:
         """Stop using the source and free its objects, within about a second."""
@@ -52,20 +52,23 @@ class SourceLifecycle:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the thread still hangs in an earlier tick's poll, so that it cannot open.
+        """Whether the thread hangs in a poll that was started before the current tick.
 
-        This tick's poll does not count: it has only just started, and may outlast a tick that
-        queries no GPU.
+        The thread cannot open the source until that poll returns. The poll of the current tick does
+        not count: it has only just started, and may outlast a tick that queries no GPU.
         """
         return self._is_late and self._polling is not None and not self._polling.done()
 
     @property
     def unbind_capability(self) -> Capability:
-        """Whether the driver announces that it will be unbound, and if not, why."""
+        """Whether the driver announces that it will be unbound and, if not, the reason."""
         return self._events.capability
 
     def open(self) -> "Future[Sequence[Gpu]]":
-        """Start to open; the future returns the GPUs that answer or raises SourceLostError."""
+        """Start to open the source; the future returns the GPUs that answer.
+
+        The future raises `SourceLostError` if the source cannot be opened.
+        """
         return self.worker.start(self._open)
 
     def close(self) -> "Future[None]":
@@ -91,7 +94,7 @@ class SourceLifecycle:
         try:
             return self._events.poll()
         except Exception:  # noqa: BLE001  # it must not end the agent or fail each tick
-            # It would recur in each tick, so stop listening until the next opening.
+            # The error would recur in each tick, so stop listening until the next opening.
             _log.exception("library_events_failed")
             self._events.close()
             return DriverEvent.NOTHING

@@ -1,6 +1,6 @@
 """The GPUs of an open source, polled together once per tick, and which of them are lost.
 
-Opening the source and attributing processes are done elsewhere.
+Other modules open the source and attribute processes.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -53,7 +53,8 @@ class GpuAvailability:
     def record_opening(self, found: Mapping[int, str], unfound: Mapping[int, str]) -> None:
         """Record an opening: the UUIDs of the GPUs found and the names of the others, by index.
 
-        A GPU that an earlier opening found is not recorded here: it is lost under its UUID.
+        A GPU that an earlier opening found is not recorded as lost here: the caller records it by
+        its UUID.
         """
         self._indices |= found
         for index, name in unfound.items():
@@ -62,7 +63,7 @@ class GpuAvailability:
                 self.record_lost(name, "it did not answer when the library was opened")
 
     def record_answer(self, uuid: str, *, index: int) -> None:
-        """Record that a GPU answered, and report it if it was lost, under any of its names."""
+        """Record that a GPU answered, and report its recovery under each of its lost names."""
         self._known[uuid] = None
         for name in (uuid, self._unnamed.pop(index, None)):
             if name in self._lost:
@@ -97,10 +98,10 @@ class GpuPool:
         self._leaked = LeakedThreads()
         self._breaker_log = BreakerLog()
         self.workers: list[GpuWorker] = []
-        """One for each GPU of the open source that can be queried."""
+        """The workers, one for each GPU of the open source that can be queried."""
         self._cycle: PollCycle | None = None
         self.source_lost: str | None = None
-        """Why the source is lost as a whole, if the last answers showed that it is."""
+        """Why the source is lost as a whole; `None` if the last answers do not show a loss."""
         self.facts: dict[str, GpuFacts] = {}
         """The latest facts about each GPU, by UUID."""
         self.facts_changes = 0
@@ -123,7 +124,7 @@ class GpuPool:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a call hangs, so that closing the source may hang too."""
+        """Whether a call hangs or is still running, so that closing the source may hang too."""
         return any(worker.is_stuck for worker in self.workers) or self._leaked.total() > 0
 
     @property
@@ -136,7 +137,7 @@ class GpuPool:
         ]
 
     def begin(self, found: Sequence[Gpu], now_ns: int) -> None:
-        """Start to query a newly opened source's GPUs, except those at their limit of threads."""
+        """Start to query the GPUs of a newly opened source, except GPUs at their thread limit."""
         self.source_lost = None
 
         def pace(position: int, period_ns: int) -> Pace:
@@ -158,7 +159,7 @@ class GpuPool:
         ]
 
     def end(self) -> None:
-        """End the threads; those that hang are leaked."""
+        """End the threads of all GPUs; threads that hang are leaked."""
         for worker in self.workers:
             worker.end()
         self.workers = []
@@ -174,7 +175,10 @@ class GpuPool:
         self.facts = kept
 
     async def poll(self, cursors: Mapping[str, SampleCursor], now_ns: int) -> list[RawGpuSample]:
-        """Return the samples of the GPUs that answered in time."""
+        """Query the GPUs, and return the samples of the GPUs that answered in time.
+
+        Record GPUs that are lost or answer again, and whether the whole source is lost.
+        """
         started = []
         for worker in self.workers:
             cursor = cursors.get(worker.gpu.uuid, SampleCursor())

@@ -42,7 +42,7 @@ class DriverNotLoadedError(LibraryLostError):
 
 
 class GpuLostError(SourceLostError):
-    """One GPU is lost; the others may still answer."""
+    """One GPU is lost until the source is reopened; the others may still answer."""
 
 
 class UnsupportedError(UnavailableError):
@@ -91,7 +91,7 @@ class Gpu(GpuIdentity, Protocol):
 
 
 class DriverEvent(Enum):
-    """A change to the driver's binding that is about to happen or has happened."""
+    """A change of the driver's binding to GPUs, imminent or completed."""
 
     NOTHING = "nothing"
     """No change."""
@@ -110,13 +110,13 @@ class DriverEvents(Protocol):
 
     @property
     def capability(self) -> Capability:
-        """Whether the driver announces that it will be unbound, and if not, why."""
+        """Whether the driver announces that it will be unbound and, if not, the reason."""
 
     def open(self) -> None:
-        """Start to listen, if the driver supports it."""
+        """Start to listen, if the driver supports events."""
 
     def poll(self) -> DriverEvent:
-        """Return the event since the last call; after an error, no more events are received."""
+        """Return the event since the last call; after an error, stop listening."""
 
     def close(self) -> None:
         """Stop listening."""
@@ -144,27 +144,27 @@ class GpuSource(Protocol):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a call made during opening still hangs, although the opening is over."""
+        """Whether a call that was made during an opening still hangs after the opening."""
 
     @property
     def origin(self) -> str:
-        """Where the vendor's library was found, for people; empty if that is not informative."""
+        """Where the vendor's library was found, for people; empty if unknown or not applicable."""
 
     @property
     def driver_events(self) -> DriverEvents:
         """Events about the driver itself."""
 
     def open(self) -> Sequence[Gpu]:
-        """Return the GPUs that answer; raises SourceLostError if the source cannot be opened."""
+        """Open the source and return the GPUs that answer; raises `SourceLostError`."""
 
     def close(self) -> None:
-        """Release the driver; does nothing if the library is lost."""
+        """Release the driver; ignore errors, for example because the library is lost."""
 
     def versions(self) -> Mapping[str, str | None]:
-        """Return the driver's versions, keyed by field of `Inventory`; raises SourceLostError."""
+        """Return the node's versions, keyed by field of `Inventory`; raises `SourceLostError`."""
 
     def gpu_events(self, gpus: Sequence[GpuIdentity], *, clock: Clock) -> GpuEventSet:
-        """Start to listen for faults of GPUs of this opening; raises UnavailableError."""
+        """Start to listen for faults of GPUs of the last opening; raises `UnavailableError`."""
 
     def pci_buses(self, gpus: Sequence[GpuIdentity]) -> Mapping[str, str]:
-        """Return the GPUs' UUIDs by PCI address."""
+        """Return the GPUs' UUIDs by PCI address, without GPUs that do not answer."""

@@ -1,14 +1,14 @@
 """Threads that may hang: they run calls to the driver, and the process never waits for them to end.
 
-A call that hangs in the driver cannot be ended, and neither can its thread. The thread is leaked
-and ends if the call ever returns. A `CallThread` runs any calls, one after another.
+A call that hangs in the driver cannot be ended, and its thread cannot be ended either. The thread
+is leaked and ends if the call ever returns. A `CallThread` runs any calls, one after another.
 
 A `PollCycle` holds one tick's requests, one per GPU, and wakes the event loop once when all have
 been answered. The event loop submits the requests and waits for one future. A thread queries its
 GPU group by group and writes answers, errors and the current group into the request, so the event
 loop can see at any time, without a lock, which groups are late.
 
-The GPUs are queried in turn: a thread that has finished its request submits the next one. If a
+The GPUs are queried in turn: a thread that has finished its request submits the next request. If a
 request takes longer than `_MAX_TURN_SECONDS`, the event loop submits the next one meanwhile, so a
 GPU that hangs delays the others by at most that time. Each group has a share of the tick's
 deadline, which starts when the thread starts to query the group. A late group only delays later
@@ -80,7 +80,7 @@ class CallThread:
 
 
 def start_thread(run: Callable[[], None], *, name: str) -> threading.Thread:
-    """Start a daemon thread with a small stack."""
+    """Start and return a daemon thread with a small stack."""
     thread = threading.Thread(target=run, name=name, daemon=True)
     # The stack size is a setting of the whole process, so the lock is held until the thread starts.
     with _stack_size_lock:
@@ -100,10 +100,10 @@ async def wait_at_most(future: "Future[Any]", seconds: float) -> None:
     await asyncio.wait((waiting,), timeout=seconds)
 
 
-# How long a GPU waits for the one before it. Queries in turn take half the CPU time of concurrent
-# ones, where each call releases the GIL and the threads wake one another for it.
+# How long a GPU waits for the previous GPU. Queries in turn take half the CPU time of concurrent
+# queries, in which each call releases the GIL and the threads wake one another.
 _MAX_TURN_SECONDS: Final = 0.02
-# Fractions of a tick's deadline, so that only BOOKS can use the whole deadline.
+# The time of each group as a fraction of a tick's deadline: only USAGE can use the whole deadline.
 _SHARES: Final = {
     CallGroup.USAGE: 1.0,
     CallGroup.SENSORS: 0.5,
@@ -120,11 +120,11 @@ class PollRequest:
     gpu: Gpu
     """The GPU to query."""
     cursor: SampleCursor
-    """The ring buffer entries that were already read."""
+    """Position in the ring buffers: the entries up to it were already read."""
     awaited: Sequence[CallGroup]
     """The groups that the cycle waits for, in the order in which they are queried."""
     probing: Sequence[CallGroup] = ()
-    """The groups that are probed afterwards, without the cycle waiting for them."""
+    """The groups that are probed after the awaited ones; the cycle does not wait for them."""
     answers: dict[CallGroup, dict[str, Any]]
     """The answer to each group that succeeded, keyed by field of `RawGpuSample`."""
     errors: dict[CallGroup, Exception]
@@ -134,7 +134,7 @@ class PollRequest:
     current_group: CallGroup | None = None
     """The group that is being queried, if any."""
     since_seconds: float = 0.0
-    """When its query started, on the host's monotonic clock."""
+    """When the query of the current group started, on the host's monotonic clock."""
     has_awaited: bool = False
     """Whether the query of the awaited groups is finished."""
     is_done: bool = False
@@ -162,14 +162,15 @@ class PollRequest:
     def run(self, *, pass_on: Callable[[], None], done: Callable[[], None]) -> None:
         """Query all groups, in the GPU's thread.
 
-        Calls `pass_on` when the next GPU may be queried, and `done` when the cycle no longer has to
-        wait for this request: after the awaited groups, or without probes, once the thread is free.
+        Call `pass_on` when the next GPU may be queried. Call `done` when the cycle no longer has to
+        wait for this request: after the awaited groups if there are probes, otherwise once the
+        thread is free. Without awaited groups, `done` is not called.
         """
         probing = self.probing
         try:
             for group in self.awaited:
                 if not self._query(group) and group is CallGroup.USAGE:
-                    # Without BOOKS the GPU has no sample, and the other groups would fail too.
+                    # Without USAGE the GPU has no sample, and the other groups would fail too.
                     probing = ()
                     break
             self.has_awaited = True
@@ -179,7 +180,7 @@ class PollRequest:
             done()
         for group in probing:
             self._query(group)
-        # In this order, so that no reader finds a done request with a current group.
+        # This order ensures that a finished request never has a current group.
         self.current_group = None
         self.is_done = True
         # Without probes, call `done` only now: the next tick must find the thread free.
@@ -205,7 +206,7 @@ Submit = Callable[[Callable[[], object]], None]
 
 
 class PollCycle:
-    """The requests of one tick."""
+    """The requests of one tick, and their deadlines."""
 
     def __init__(self, *, deadline_seconds: float) -> None:
         self._seconds = {group: share * deadline_seconds for group, share in _SHARES.items()}
@@ -219,15 +220,15 @@ class PollCycle:
         self._all_there: asyncio.Future[None] = self._loop.create_future()
 
     def start(self, requests: Sequence[tuple[PollRequest, Submit]]) -> None:
-        """Run the requests in their threads, one after another; call it only once."""
+        """Submit the requests to their threads, one after another; call this only once."""
         self._requests = [request for request, _ in requests if request.awaited]
         self._to_come.extend(requests)
         self._submit_next()
 
     async def wait(self) -> None:
-        """Wait until each awaited group has been answered or is late; cancels no late query."""
+        """Wait until each awaited group was answered or is late; do not cancel late queries."""
         while self._requests and not self._all_there.done():
-            # How long any answer can still be in time. A group that starts late has its full share.
+            # How long answers can still be in time. A group that starts late gets its full share.
             now = time.monotonic()
             waiting = [request for request in self._requests if not request.has_awaited]
             ends = [min(self._end_seconds, self._group_end(request)) for request in waiting]
@@ -239,7 +240,7 @@ class PollCycle:
             await asyncio.wait((self._all_there,), timeout=seconds)
             if time.monotonic() >= self._turn_seconds + _MAX_TURN_SECONDS:
                 self._submit_next()
-        # Submit every request, late or not: one that never runs would never be done.
+        # Submit the remaining requests, because a request that never runs would never be done.
         while self._to_come:
             self._submit_next()
 
@@ -252,7 +253,7 @@ class PollCycle:
             submit(partial(request.run, pass_on=partial(self._pass_on, request), done=self._count))
 
     def _pass_on(self, request: PollRequest) -> None:
-        # If it took too long, the event loop has already given the turn to another request.
+        # If the request took too long, the event loop has already submitted another request.
         if self._turn is request:
             self._submit_next()
 
@@ -276,6 +277,6 @@ class PollCycle:
         return group in request.answers and (took_seconds or 0) <= self._seconds[group]
 
     def _group_end(self, request: PollRequest) -> float:
-        # Read it once: the thread may change it meanwhile.
+        # Read the group only once, because the thread may change it meanwhile.
         group = request.current_group
         return self._end_seconds if group is None else request.since_seconds + self._seconds[group]

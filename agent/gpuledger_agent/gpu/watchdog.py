@@ -1,8 +1,8 @@
-"""Ends the process if no GPU answers or the event loop stalls, so that it is restarted.
+"""Ends the process if no GPU answers or the event loop stalls, so that the process is restarted.
 
-A process cannot recover from some driver states; only a new process can. If at least one GPU
-works, the driver is not in such a state and the process keeps running. If no GPU answers, the
-reason is published before the process ends.
+A process cannot recover from some driver states; only a new process can. If at least one GPU works,
+the driver is not in such a state and the process keeps running. If no GPU answers, the reason is
+published before the process ends.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _CHECKS: Final = 20
 _LONGEST_PAUSE: Final = 0.25
 """Longest pause between two checks, in fractions of the timeout.
 
-After a longer pause the process must have been stopped.
+A longer pause means that the process was stopped meanwhile.
 """
 
 
@@ -41,7 +41,7 @@ class Watched(Protocol):
 
     @property
     def idle_seconds(self) -> float:
-        """How long no GPU has answered."""
+        """How long no GPU has answered, in seconds."""
 
     @property
     def detail(self) -> str:
@@ -85,10 +85,11 @@ class Watchdog:
     def check(self) -> None:
         """Check the driver once.
 
-        If no GPU has answered for too long, reports that to each GPU and raises NothingWorksError.
+        If no GPU has answered for too long, report this for each known GPU and raise
+        `NothingWorksError`.
         """
         before, self._checked_seconds = self._checked_seconds, self._now_seconds()
-        # The process was stopped or the machine slept: no GPU could have answered meanwhile.
+        # If the process was stopped or the machine slept, GPUs could not answer meanwhile.
         if self._checked_seconds - before > _LONGEST_PAUSE * self._seconds:
             self._awake_since_seconds = self._checked_seconds
         awake_seconds = self._checked_seconds - self._awake_since_seconds
@@ -104,7 +105,7 @@ class Watchdog:
 class LoopWatch:
     """Ends the process if the event loop stalls.
 
-    It counts checks, not seconds, because a stopped process makes no checks.
+    It counts missed checks, not seconds, because a stopped process makes no checks.
     """
 
     def __init__(self, *, max_missed: int, end_process: Callable[[], None], seconds: float) -> None:
@@ -132,7 +133,7 @@ class LoopWatch:
         return self._missed > self._max_missed
 
     def run(self) -> None:
-        """Check until `end` is called or the process has been ended."""
+        """Check until `end` is called; end the process if the loop has stalled for too long."""
         while not self._ended.wait(self._seconds / self._max_missed):
             if self.check():
                 _log.critical("event_loop_stalled", stalled_seconds=self._seconds)

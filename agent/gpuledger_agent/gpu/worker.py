@@ -1,15 +1,16 @@
 """One GPU with its thread and breakers: chooses what a tick queries and evaluates the answers.
 
-A call that hangs cannot be ended, so the worker limits what has to wait for it:
+A call that hangs cannot be ended, so the worker limits what has to wait for such a call:
 
 - Each call group has a breaker. It opens after several failures in a row, or at once if a thread
   hangs in the group. The group is then probed at increasing intervals, and nothing waits for a
   probe.
-- If the thread hangs in a group other than BOOKS, the GPU would miss the tick although BOOKS
-  could still be queried. So the thread is leaked at once and a new one replaces it.
-- If the thread hangs in BOOKS, another thread would hang as well. So a new one is started only
-  when a probe is due, and nothing else is queried until a probe has been answered.
-- At most `MAX_LEAKED` threads of a GPU hang at a time. After that, the GPU waits until one returns.
+- If the thread hangs in a group other than USAGE, the GPU would miss the tick although USAGE could
+  still be queried. The thread is therefore leaked at once, and a new thread replaces it.
+- If the thread hangs in USAGE, another thread would hang as well. A new thread is therefore started
+  only when a probe is due, and nothing else is queried until a probe has been answered.
+- At most `MAX_LEAKED` threads of a GPU hang at a time, in addition to the thread in use. At that
+  limit, the GPU is not queried until a call returns.
 
 Other modules decide when a tick happens and when the source is reopened.
 """
@@ -41,7 +42,7 @@ class LeakedThreads:
     _requests: dict[str, list[PollRequest]] = field(default_factory=dict)
 
     def add(self, request: PollRequest, worker: CallThread) -> bool:
-        """Leak a thread, which ends when its call returns; return whether the limit allows it."""
+        """Leak a thread, which ends when its call returns; return `False` at the limit."""
         uuid = request.gpu.uuid
         if self.is_full(uuid):
             return False
@@ -79,8 +80,8 @@ class LeakedThreads:
 class Pace:
     """The schedule for call groups that are not queried in every tick.
 
-    The first query is immediate. Later ones follow a schedule with a different offset for each
-    GPU, so that they do not all fall into the same tick.
+    The first query is immediate. Later queries follow a schedule with a different offset for each
+    GPU, so that the queries of all GPUs do not fall into the same tick.
     """
 
     origin_ns: int
@@ -90,11 +91,11 @@ class Pace:
     _next_ns: int | None = None
 
     def take(self, now_ns: int) -> bool:
-        """Return whether a query is due, and if so, schedule the next one."""
+        """Return whether a query is due; if it is, schedule the next query."""
         if self._next_ns is not None and now_ns < self._next_ns:
             return False
         # Ticks are not exactly on time. Without this slack, a period as long as a tick would skip
-        # each tick that is slightly early, and so query only every other tick.
+        # each tick that is slightly early.
         slack_ns = self.period_ns // _SLACK_PART
         reached_ns = now_ns + slack_ns
         to_come_ns = self.period_ns - (reached_ns - self.origin_ns) % self.period_ns
@@ -139,7 +140,7 @@ class GpuWorker:
 
     @property
     def is_unresponsive(self) -> bool:
-        """Whether the GPU is only probed because it did not answer BOOKS."""
+        """Whether the GPU is only probed because it did not answer USAGE."""
         return self._breakers[CallGroup.USAGE].is_open
 
     @property
@@ -162,7 +163,10 @@ class GpuWorker:
     def next_request(
         self, cursor: SampleCursor, *, last: PollCycle | None, now_ns: int
     ) -> PollRequest | None:
-        """Return the request for this tick, if any; `last` is the previous cycle."""
+        """Return the request for this tick; `None` if no thread is free or nothing is due.
+
+        `last` is the previous cycle, whose probes are evaluated first.
+        """
         if self._request and last:
             self._evaluate_probes(self._request, last, now_ns)
         if self.is_stuck and not self._free_thread(now_ns):
@@ -170,7 +174,7 @@ class GpuWorker:
         self._request = None
         core = self._breakers[CallGroup.USAGE].permit(now_ns)
         if core is Permit.PROBE:
-            # No other group: without BOOKS the GPU has no sample in this tick.
+            # Do not query other groups, because the GPU has no sample in this tick without USAGE.
             self._request = PollRequest.to(self.gpu, cursor, (), (CallGroup.USAGE,))
         elif core is Permit.QUERY:
             due = [CallGroup.SENSORS]
@@ -180,7 +184,7 @@ class GpuWorker:
                 due.append(CallGroup.HEALTH)
             permits = {group: self._breakers[group].permit(now_ns) for group in due}
             awaited = [group for group, permit in permits.items() if permit is Permit.QUERY]
-            # If a thread already hangs in the group, each probe would cost another thread.
+            # If a thread already hangs in a group, each probe of the group could leak another one.
             probing = [
                 group
                 for group, permit in permits.items()
@@ -191,9 +195,9 @@ class GpuWorker:
         return self._request
 
     def evaluate(self, cycle: PollCycle, now_ns: int) -> RawGpuSample | None:
-        """Return the answers that came in time, or `None` without BOOKS.
+        """Return the answers that came in time; `None` without an answer to USAGE.
 
-        Raises `GpuLostError` if this GPU is lost, `LibraryLostError` if the source is lost.
+        Raise `GpuLostError` if this GPU is lost, and `LibraryLostError` if the source is lost.
         """
         request = self._request
         if request is None or not request.awaited:
@@ -201,7 +205,7 @@ class GpuWorker:
         values: dict[str, Any] = {}
         for group in request.awaited:
             values |= request.answers.get(group, {})
-            # A group that had too little time because an earlier one was late has not failed.
+            # A group that was not queried because an earlier group was late has not failed.
             is_late = request.current_group is group and cycle.is_late(request)
             if group in request.errors:
                 self._breakers[group].failed(now_ns, reason="error")
@@ -222,26 +226,26 @@ class GpuWorker:
         for group in request.probing:
             if cycle.is_in_time(request, group):
                 self._breakers[group].succeeded()
-            # A probe that has not started because an earlier one hangs has no outcome.
+            # A probe that has not started, because an earlier probe hangs, has no outcome.
             elif group in request.took_seconds or request.current_group is group:
                 self._breakers[group].failed(now_ns, reason="probe")
         request.probing = ()
 
     def _free_thread(self, now_ns: int) -> bool:
-        """Replace the thread that hangs, if allowed; return whether a thread is available."""
+        """Replace the thread if it hangs and that is allowed; return whether a thread is free."""
         group = self._request.current_group if self._request else None
-        # The request has not started or has just finished: the thread will soon be free.
+        # Without a current group, the request has not started or has just finished.
         if not self._request or group is None:
             return False
         breaker = self._breakers[group]
         if group is CallGroup.USAGE:
-            # A new thread would probably hang too, so one is started only for a probe.
+            # A new thread would probably hang too, so it is started only for a probe.
             if not breaker.is_open:
                 breaker.failed(now_ns, reason="hangs")
             if breaker.permit(now_ns) is not Permit.PROBE:
                 return False
         else:
-            # At once, not after several failures: each of them would cost BOOKS in a tick.
+            # Trip at once, because each further failure would cost a tick its USAGE.
             breaker.trip(now_ns, reason="hangs")
         if not self._leaked.add(self._request, self.thread):
             return False

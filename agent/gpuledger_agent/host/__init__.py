@@ -1,1 +1,1 @@
-"""The agent's other sources on the node: `/proc`, the kernel log, the kubelet, job files."""
+"""The agent's sources on the node other than GPUs: `/proc`, kernel log, kubelet and job files."""

@@ -1,27 +1,27 @@
 """Finds the container, the pod and the scheduler's job in a process's cgroup paths.
 
 This module parses the lines of `/proc/<pid>/cgroup` with pure functions. It opens no files and does
-not know pods' names.
+not know the names of pods.
 
-A path is split into segments at `/` and at `:`, because containerd writes
-`slice:cri-containerd:id` into one path element. Only whole segments are matched: `libpod-<64 hex>`
-contains `pod` and a desktop's scope may contain a UUID, but neither is a pod.
+A path is split into segments at `/` and at `:`, because containerd writes `slice:cri-containerd:id`
+into one path element. Only whole segments are matched: `libpod-<64 hex>` contains `pod` and a
+desktop's scope may contain a UUID, but neither is a pod.
 
-If a path contains several pods, the outermost counts: the kubelet created that cgroup, but the pod
-itself may have created those below it, with another pod's UID in their names. If the node is itself
-a container in a pod (kind in a cluster), all paths start with that pod. The agent's own path
-reveals this prefix, and it is removed.
+If a path contains several pods, the outermost pod counts: the kubelet created its cgroup, but the
+pod itself may have created cgroups below, with another pod's UID in their names. If the node is
+itself a container in a pod (kind in a cluster), all paths start with that pod. The agent's own path
+reveals this prefix, which is then removed.
 
-An agent in its own cgroup namespace, as containers have with version 2, sees paths relative to its
-own cgroup: the node's root is a number of `/..` above it. The path of the node's process 1 reveals
-the number; a path that starts with as many `/..` starts at the node's root.
+An agent in its own cgroup namespace, as containers have with cgroup version 2, sees paths relative
+to its own cgroup: the node's root is a number of `/..` above it. The path of the node's process 1
+reveals the number; a path that starts with as many `/..` starts at the node's root.
 
 A job is recognized only by the cgroup that Slurm creates at the root of the node's hierarchy, where
-only root can create one. In version 1 that is `/slurm/uid_<uid>/job_<id>` of each controller; in
-version 2, `/system.slice/slurmstepd.scope/job_<id>`. If several slurmd run on a machine, `slurm` is
-followed and `slurmstepd.scope` preceded by the node's name and an underscore. A directory `job_7`
-anywhere else, such as in a user's slice, is not a job. If a path contains both a pod and a job, the
-process belongs to the pod, because the kubelet's information is more specific.
+only root can create cgroups. In version 1 that is `/slurm/uid_<uid>/job_<id>` of each controller;
+in version 2, `/system.slice/slurmstepd.scope/job_<id>`. If several slurmd run on a machine, each
+node's name is added: `slurm_<name>` and `<name>_slurmstepd.scope`. A directory `job_7` anywhere
+else, such as in a user's slice, is not a job. If a path contains both a pod and a job, the process
+belongs to the pod, because the kubelet's information is more specific.
 """
 
 import re
@@ -36,7 +36,8 @@ _HEX_ID: Final = "[0-9a-f]{64}"
 _UUID: Final = "[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}"
 # A static pod has a configuration hash of 32 digits instead of a UID.
 _POD: Final = re.compile(rf"(?:.*-)?pod({_UUID}|[0-9a-f]{{32}})(?:\.slice)?")
-# Only these prefixes: `crio-conmon-<id>` is a container's monitor, `<id>.mount` its file system.
+# Other names with an id are not containers: `crio-conmon-<id>` is a container's monitor, and
+# `<id>.mount` its file system.
 _CONTAINER: Final = re.compile(
     rf"(?:(?:cri-containerd|crio|docker|libpod|libpod-payload|nerdctl)-)?({_HEX_ID})(?:\.scope)?"
 )
@@ -66,11 +67,12 @@ class _CgroupLine(NamedTuple):
 
 NodePaths = Mapping[str, tuple[str, ...]]
 """The segments that lead to the node's root, by controllers. Hierarchies whose paths start at the
-node's root are missing: only a node in a pod or an agent in its own cgroup namespace needs them."""
+node's root are left out; others occur if the node is in a pod or the agent has its own cgroup
+namespace."""
 
 
 class _Place(NamedTuple):
-    """The container, pod or job in one path."""
+    """The container, pod or job in one path; `None` for values that the path does not contain."""
 
     container_id: str | None = None
     pod_uid: str | None = None
@@ -119,10 +121,10 @@ def locate(text: str, *, node_paths: NodePaths = MappingProxyType({})) -> Locati
 def find_node_paths(agents_text: str, first_text: str = "") -> NodePaths:
     """Return the prefixes of the node's paths, from the agent's and the node's process 1's cgroups.
 
-    The node's kubelet created the agent's innermost pod, so the segments before it belong to the
-    node. On a node that is a machine, no pod precedes it, and there is no prefix. Process 1 is at
-    the node's root or directly below it, so each leading `..` of its path leads out of the agent's
-    cgroup namespace.
+    The node's kubelet created the agent's innermost pod, so the segments before that pod belong to
+    the node. On a node that is a machine, no pod precedes it, and there is no prefix. Process 1 is
+    at the node's root or directly below it, so each leading `..` of its path leads out of the
+    agent's cgroup namespace.
     """
     paths = {}
     for line in _parse(first_text):
@@ -150,7 +152,7 @@ def _parse(text: str) -> list[_CgroupLine]:
     for line in text.split("\n"):
         if line.strip():
             matched = _PROC_LINE.fullmatch(line)
-            # A bare path, for example typed by a person, is accepted for any hierarchy.
+            # A bare path, for example typed by a person, is accepted too.
             controllers, path = matched.groups() if matched else ("", line)
             path = path.removesuffix(_DELETED)
             parsed.append(_CgroupLine(text=line, controllers=controllers, path=path))
@@ -158,7 +160,7 @@ def _parse(text: str) -> list[_CgroupLine]:
 
 
 def _locate_path(segments: Sequence[str], node_path: tuple[str, ...]) -> _Place:
-    """Return the outermost pod and the first container in it, or without a pod, the job.
+    """Return the outermost pod and its first container or, without a pod, container and job.
 
     The first container counts, because a container of Docker in a pod still belongs to the pod's
     container. A job counts only at the node's root.
@@ -169,9 +171,9 @@ def _locate_path(segments: Sequence[str], node_path: tuple[str, ...]) -> _Place:
     if is_below:
         segments = segments[len(root) :]
     elif root[-2:] == (_UP, _UP) and tuple(segments[: len(root) - 1]) == root[:-1]:
-        # With one `..` less, the path is in the agent's own top-level slice, whose name it lacks.
-        # With Docker and Slurm that is system.slice. Only root can create cgroups directly below a
-        # top-level slice.
+        # With one `..` less, the path is in the agent's own top-level slice, but does not name it.
+        # With Docker and Slurm, that slice is system.slice. Only root can create cgroups directly
+        # below a top-level slice.
         is_below, segments = True, [_SYSTEM_SLICE, *segments[len(root) - 1 :]]
     pods = ((index, found) for index, found in enumerate(map(_POD.fullmatch, segments)) if found)
     index, pod = next(pods, (-1, None))
@@ -185,7 +187,7 @@ def _locate_path(segments: Sequence[str], node_path: tuple[str, ...]) -> _Place:
 
 
 def _job_of(segments: Sequence[str]) -> str | None:
-    """Return the job of a path that starts at the node's root, or `None` outside of jobs."""
+    """Return the job of a path that starts at the node's root; `None` outside of jobs."""
     match segments:
         case [root, user, job, *_] if _SLURM_V1.fullmatch(root) and _SLURM_USER.fullmatch(user):
             found = _JOB.fullmatch(job)

@@ -5,11 +5,11 @@ the driver's index, or per MIG instance, named `<index>.<GPU instance>`, with on
 The scheduler's prolog writes the file and the epilog deletes it. Other files, such as temporary
 files to be renamed, are ignored.
 
-Programs that can write to the directory decide only which jobs GPUs are allocated to; usage is
+Programs that can write to the directory can only change to which jobs GPUs are allocated; usage is
 attributed by cgroups. All files are read again in each tick, because a file that is written twice
 within the resolution of the file system's clock looks unchanged. The numbers of files, bytes, ids
-and characters are limited. Unreadable files are counted and fail the check `job_files`. If a file
-does not exist, as between two jobs, the GPU is not allocated to a job.
+and characters are limited. Unreadable files are counted and fail the check `job_files`. If a GPU
+has no file, as between two jobs, it is not allocated to a job.
 """
 
 import os
@@ -38,7 +38,7 @@ MAX_JOBS: Final = 64
 """Maximum number of jobs per file; Slurm can share a GPU among several (`gres/shard`)."""
 _FILE_NAME: Final = re.compile(r"(?P<gpu>\d{1,4})(?:\.(?P<instance>\d{1,4}))?", re.ASCII)
 # Ids of common schedulers: `4242`, `4242_7`, `1234[5].server.example.org`. The first character
-# excludes options and paths; the others need no quoting in a label or a shell.
+# excludes options and paths.
 _JOB_ID: Final = re.compile(
     rf"[A-Za-z0-9][A-Za-z0-9._+:@\[\]-]{{0,{MAX_JOB_ID_LENGTH - 1}}}", re.ASCII
 )
@@ -50,7 +50,7 @@ class JobFiles(NamedTuple):
     contents: Mapping[str, bytes]
     """File contents by file name."""
     rejected: Mapping[str, str] = {}
-    """The reason for each file that could not be read; a value of the metric's label."""
+    """The reason, a value of the metric's label, for each file that could not be read."""
 
 
 ReadJobFiles = Callable[[], JobFiles]
@@ -58,7 +58,7 @@ ReadJobFiles = Callable[[], JobFiles]
 
 
 def job_files_in(folder: Path) -> ReadJobFiles:
-    """Return a function that reads a directory's files with names of GPUs or MIG instances."""
+    """Return a function that reads a directory's files named like GPUs or MIG instances."""
     return lambda: _read_files(folder)
 
 
@@ -70,7 +70,7 @@ def _read_files(folder: Path) -> JobFiles:
         for scanned, item in enumerate(listed):
             is_of_gpu = _FILE_NAME.fullmatch(item.name) is not None
             if scanned >= MAX_SCANNED or (is_of_gpu and count >= MAX_FILES):
-                # Which files are left out depends on the order of the listing, so report it.
+                # The order of the listing decides which files are left out, so report this.
                 rejected[item.name[:16]] = "too_many"
                 break
             if not is_of_gpu:
@@ -91,13 +91,13 @@ class ParsedJobFiles(NamedTuple):
     allocations: list[JobAllocation]
     """Allocations, ordered by GPU, instance and job."""
     rejected: Mapping[str, str]
-    """The reason for each file that was rejected in full or in part."""
+    """Why each file was rejected in full or in part, by file name."""
 
 
 def parse_job_files(files: JobFiles, devices: DeviceIndex) -> ParsedJobFiles:
     """Return the devices allocated to jobs. Pure.
 
-    If a line is not a valid id, the file's other lines are still used.
+    If a line is not a valid id, the other lines of the file are still used.
     """
     rejected = dict(files.rejected)
     found: dict[tuple[str, int, str], tuple[JobAllocation, str]] = {}
@@ -124,7 +124,7 @@ def parse_job_files(files: JobFiles, devices: DeviceIndex) -> ParsedJobFiles:
 
 
 def _parse_jobs(content: bytes) -> tuple[list[str], str | None]:
-    """Return a file's jobs without duplicates, and the reason if some were rejected."""
+    """Return a file's jobs without duplicates, and the reason if any were rejected."""
     lines = [line.strip() for line in content.decode("ascii", "replace").split("\n")]
     ids = dict.fromkeys(line for line in lines if line)
     jobs = [line for line in ids if _JOB_ID.fullmatch(line)]
@@ -143,14 +143,14 @@ class JobDirectory:
         self._last: tuple[JobFiles, DeviceIndex, ParsedJobFiles] | None = None
 
     def current(self, devices: DeviceIndex) -> list[JobAllocation]:
-        """Return the current allocations; do not change the list.
+        """Return the current allocations; callers must not change the list.
 
         The list is empty if the directory does not exist or cannot be read.
         """
         try:
             files = self._read_files()
         except FileNotFoundError:
-            # The first job's prolog creates it; until then there are no allocations.
+            # The prolog of the first job creates the directory.
             if not self._is_missing_logged:
                 self._is_missing_logged = True
                 _log.info("job_directory_not_found")

@@ -1,4 +1,4 @@
-"""The kernel log as a second source of XIDs, because some never appear in the driver's events.
+"""The kernel log as a second source of XIDs, because some XIDs never appear in the driver's events.
 
 This module follows the log from its end and computes the time of each record.
 `gpuledger_agent.core.incidents` parses the driver's lines and removes duplicates.
@@ -20,13 +20,13 @@ SOURCE: Final = "kmsg"
 _DRIVER_PREFIX: Final = b"NVRM: Xid"
 _RECORD_BYTES: Final = 8192
 _POLL_SECONDS: Final = 0.5
-# Limits the records read at once, so that a flood of them does not delay ticks.
+# Maximum number of records read at once, so that many records do not delay ticks.
 _MAX_AT_ONCE: Final = 1000
 _HEAD: Final = re.compile(r"(\d{1,9}),\d+,(\d{1,19})(?!\d)", re.ASCII)
-"""Facility and level, sequence number, time stamp."""
+"""The start of a record: facility and level, sequence number, time stamp in microseconds."""
 _FIRST_OF_PROGRAMS: Final = 8
-"""The lowest number of a program's record: the kernel's facility is 0, and the level is in the
-lowest three bits."""
+"""The lowest first number of records that programs write: the kernel's facility is 0, and the
+lowest three bits are the level."""
 
 
 class Kmsg(Protocol):
@@ -35,8 +35,8 @@ class Kmsg(Protocol):
     def read(self) -> bytes:
         """Return the next record or records.
 
-        Raises BlockingIOError if there is no new record, BrokenPipeError once if records were
-        overwritten before they were read, and OSError if the log can no longer be read.
+        Raise `BlockingIOError` if there is no new record, `BrokenPipeError` once if records were
+        overwritten before they were read, and `OSError` if the log can no longer be read.
         """
 
     def close(self) -> None:
@@ -48,7 +48,7 @@ class DeviceKmsg:
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        # A pipe cannot seek, but has no old records either.
+        # A pipe cannot seek, and does not need to, because it has no old records.
         with suppress(OSError):
             os.lseek(self._file, 0, os.SEEK_END)
 
@@ -67,8 +67,8 @@ class RecordTime:
     """Converts the log's time stamps to wall-clock time.
 
     The stamps' clock is close to the time since boot, but drifts from it and stops while the
-    machine is suspended. So a stamp is limited to the possible times: a record was written after
-    the log was last seen empty, and before now.
+    machine is suspended. A stamp is therefore limited to the possible times: a record was written
+    after the log was last seen empty, and before now.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -87,7 +87,7 @@ class RecordTime:
 
 
 class KmsgReader:
-    """Follows the kernel log."""
+    """Follows the kernel log, and reports each XID that the driver has logged."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class KmsgReader:
         self._record_time = RecordTime(clock)
 
     async def run(self) -> None:
-        """Follow the log until cancelled; if it cannot be read, reopens it after a backoff."""
+        """Follow the log until cancelled; if it cannot be read, reopen it after a backoff."""
         while True:
             try:
                 log = self._open_log()
@@ -137,11 +137,11 @@ class KmsgReader:
                 self._backoff.reset()
                 self._record_time.nothing_new()
                 return False
-            # The kernel reports an overrun once, then continues with the oldest record left.
+            # The kernel reports an overrun once, then continues with the oldest remaining record.
             except BrokenPipeError:
                 KMSG_OVERRUNS.inc()
                 continue
-            # Most records are not the driver's, so compare the bytes before decoding.
+            # Most records are not from the driver, so compare the bytes before decoding.
             if _DRIVER_PREFIX in record:
                 self._read_record(record)
         return True

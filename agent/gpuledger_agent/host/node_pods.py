@@ -5,18 +5,20 @@ Only names are read; the contents belong to root and are not needed.
 - `ContainerNames` finds a container's name by its id: the kubelet links each container's log as
   `<pod>_<namespace>_<container>-<64 hex>.log`.
 - `PodChanges` detects new and deleted pods by the names of pods' cgroups and log directories. The
-  kubelet creates the cgroup after it has allocated the device plugins' devices, the log directory
-  after it has also allocated the claims' devices, and both before it starts a container. So the
-  kubelet is queried when names change; listing the names in each tick costs less than a query.
+  kubelet creates the cgroup after it has allocated the device plugins' devices, and the log
+  directory after it has also allocated the claims' devices. It creates both before it starts a
+  container. The kubelet is therefore queried when names change; listing the names in each tick
+  costs less than a query.
 - `PodEnds` finds pods that have ended: the kubelet lists a pod's devices until the pod is removed,
   long after its processes and its cgroup are gone (kubernetes#119423). The directory names in
-  `/var/log/pods` give a pod's UIDs, and a UID gives its cgroup (`PodCgroups`). The kubelet creates
-  the cgroup before the directory, so a pod with a directory but no cgroup under any of its UIDs has
-  ended, even if it ended before the agent started. In doubt a pod counts as running: if it has no
-  directory, or if the node shows no pod cgroups and this pod's cgroup was never seen.
+  `/var/log/pods` show a pod's UIDs, and a UID leads to its cgroup (`PodCgroups`). The kubelet
+  creates the cgroup before the directory, so a pod with a directory but without a cgroup under any
+  of its UIDs has ended, even if it ended before the agent started. If this is uncertain, a pod
+  counts as running: if it has no directory, or if the node shows no pod cgroups and this pod's
+  cgroup was never seen.
 - `PodUids` finds the current UID of a pod's name from the same names. If a name is reused, as by a
-  StatefulSet, the former pod's directory exists for a while next to the new one. Then the UID with
-  a cgroup is used; if more than one has a cgroup, the UID remains ambiguous.
+  StatefulSet, the former pod's directory exists for a while next to the new one. The UID that has a
+  cgroup is then used; if several have a cgroup, the UID remains ambiguous.
 """
 
 import os
@@ -46,7 +48,7 @@ ListNames = Callable[[], Iterable[str]]
 
 
 class ContainerName(msgspec.Struct, frozen=True, kw_only=True):
-    """A container's name and its pod's."""
+    """The names of a container and of its pod."""
 
     namespace: str
     """The pod's namespace."""
@@ -55,11 +57,11 @@ class ContainerName(msgspec.Struct, frozen=True, kw_only=True):
     container: str
     """The container's name in the pod."""
     pod_uid: str | None = None
-    """The pod's UID; log file names do not contain it."""
+    """The pod's UID; `None` if the names come from a log's file name, which does not contain it."""
 
 
 def list_folder(folder: Path) -> ListNames:
-    """Return a function that lists a directory's names; no names if the directory is missing."""
+    """Return a function that lists a directory's names; no names if the directory is unreadable."""
 
     def names() -> list[str]:
         try:
@@ -81,7 +83,7 @@ class ContainerNames:
         self._missing: dict[str, tuple[int, int]] = {}
 
     def name_of(self, container_id: str) -> ContainerName | None:
-        """Return a container's name, or `None` if it is not in a pod or has no log yet."""
+        """Return a container's name; `None` if it is not in a pod or has no log yet."""
         if known := self._names.get(container_id):
             return known
         # Read the directory at most once a second, and at increasing intervals for the same id.
@@ -95,7 +97,7 @@ class ContainerNames:
         known = self._names.get(container_id)
         if known is None:
             if len(self._missing) >= MAX_NAMES:
-                # Limit the memory; each of these ids is then looked up once more.
+                # Limit the memory. Each of the forgotten ids is looked up once more.
                 self._missing.clear()
             wait_ns = min(2 * wait_ns, _MAX_WAIT_NS) or _FIRST_WAIT_NS
             self._missing[container_id] = (self._clock.monotonic_ns() + wait_ns, wait_ns)
@@ -154,7 +156,7 @@ class PodCgroups:
         self._slices = [str(root) for root in roots if (root / "kubepods.slice").is_dir()]
         self._plain = [str(root) for root in roots if (root / "kubepods").is_dir()]
         self._folders: dict[str, str] = {}
-        # From one hierarchy only, because each contains a cgroup for every pod.
+        # List only one hierarchy, because each hierarchy contains a cgroup for every pod.
         parents = [
             *(f"{root}/kubepods.slice{under}" for root in self._slices[:1] for under in _SLICES),
             *(f"{root}/kubepods{under}" for root in self._plain[:1] for under in _PLAIN),
@@ -225,11 +227,12 @@ class PodFolders:
         self._uids: dict[PodName, list[str]] = {}
         self._checked_ns: int | None = None
         self.shows_cgroups = False
-        """Whether any pod cgroups are visible, so that a pod without one has ended. The agent's own
-        pod has a cgroup, so if none is visible, cgroups are not mounted or not created."""
+        """Whether any pod cgroups are visible, so that a pod without a cgroup has ended. The
+        agent's own pod has a cgroup; if even that one is not visible, cgroups are not mounted or
+        not created."""
 
     def check(self) -> None:
-        """Read the names again unless they were read less than half a second ago."""
+        """Read the names again, unless they were read less than half a second ago."""
         now_ns = self._clock.monotonic_ns()
         if self._checked_ns is not None and now_ns - self._checked_ns < _CHECK_NS:
             return
@@ -240,7 +243,7 @@ class PodFolders:
             self._uids.setdefault(pod, []).append(uid)
 
     def uids_of(self, pod: PodName) -> Sequence[str]:
-        """Return the UIDs in the directories of a pod's name at the last check."""
+        """Return the UIDs of a pod's name in the log directories' names at the last check."""
         return self._uids.get(pod, [])
 
 
@@ -254,14 +257,14 @@ class PodEnds:
         """The UIDs of each pod's name, and whether the UID's cgroup was seen."""
 
     def find_ended(self, pods: AbstractSet[PodName]) -> set[PodName]:
-        """Return those of the given pods that have certainly ended.
+        """Return which of the given pods have certainly ended.
 
-        `pods` contains the pods in the kubelet's list; all others are forgotten.
+        `pods` contains the pods in the kubelet's list; all other pods are forgotten.
         """
         silent = {pod for pod in pods if not self._is_alive(pod)}
         if not silent:
             return set()
-        # The pod is new or has ended; in the second case, its name may have been reused.
+        # These pods are new or have ended. If a pod has ended, its name may have been reused.
         self._folders.check()
         # Keep known UIDs: a pod's directory may be deleted before the kubelet's list changes.
         self._uids = {pod: self._uids.get(pod, {}) for pod in pods}
@@ -271,16 +274,17 @@ class PodEnds:
         return {pod for pod in silent if not self._is_alive(pod) and self._is_over(pod)}
 
     def _is_over(self, pod: PodName) -> bool:
-        """Return whether a pod without a cgroup had one.
+        """Return whether a pod without a cgroup had a cgroup before.
 
-        A directory proves that if pod cgroups are visible; otherwise the cgroup was seen before.
+        If pod cgroups are visible, the pod's directory proves it; otherwise the cgroup must have
+        been seen.
         """
         uids = self._uids.get(pod, {})
         return bool(uids) and (self._folders.shows_cgroups or all(uids.values()))
 
     def _is_alive(self, pod: PodName) -> bool:
         uids = self._uids.get(pod, {})
-        # Newest UID first.
+        # The newest UID comes first.
         for uid in reversed(uids):
             if self._folders.has_cgroup(uid):
                 uids[uid] = True
@@ -298,7 +302,7 @@ class PodUids:
     def find(self, namespace: str, pod: str) -> Sequence[str]:
         """Return the possible UIDs of a pod's name; empty if the pod is unknown.
 
-        If pod cgroups are visible, returns only UIDs that have a cgroup, because a log directory
+        If pod cgroups are visible, only UIDs that have a cgroup are returned: a log directory
         outlives its pod, and the next pod of that name gets its directory after its cgroup.
         """
         folders = self._folders

@@ -1,17 +1,18 @@
 """Access to `/proc`: reads files and processes, and detects which pid namespace `/proc` shows.
 
-A pid does not identify a process, because it can be reused. So the start time is read before and
-after the cgroup, and both must be equal.
+A pid does not identify a process, because it can be reused. The start time is therefore read before
+and after the cgroup, and both values must be equal.
 
 The driver reports pids of the machine's first pid namespace. In the `/proc` of another namespace,
 the same pids belong to other processes, so usage would silently be attributed to wrong containers.
 The inodes of `/proc/1/ns/pid` and `/proc/self/ns/pid` do not reveal this: without `hostPID`,
 process 1 is the container's first process, and both are equal, as they are on the machine. Kernel
 threads do reveal it: they exist only in the first namespace, their parent `kthreadd` is always
-process 2, and the kernel marks them with a flag that no program can set. Every user can read the
-flag, wherever `/proc` is mounted, and it depends on the mounted `/proc`, not on the reading
+process 2, and the kernel marks them with a flag that programs cannot set. Every user can read the
+flag, wherever `/proc` is mounted, and the flag depends on the mounted `/proc`, not on the reading
 process. A node that is itself a container (kind, k3d, a container with its own kubelet) shows no
-kernel threads either, which is correct, because the driver's pids are those of the machine below.
+kernel threads either. That is correct, because the driver's pids are those of the underlying
+machine.
 """
 
 import os
@@ -28,7 +29,7 @@ from gpuledger_agent.host.cgroup import NodePaths, find_node_paths, locate
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _MEMORY: Final = "/proc/meminfo"
 _OWN_CGROUP: Final = "/proc/self/cgroup"
-# The node's first process, and `kthreadd`, which is also in the root cgroup.
+# The cgroups of the node's first process and of `kthreadd`, which is also in the root cgroup.
 _ROOT_CGROUPS: Final = ("/proc/1/cgroup", "/proc/2/cgroup")
 # The kernel writes kB and means KiB.
 _MEMORY_TOTAL: Final = re.compile(rb"^MemTotal: +([0-9]{1,15}) kB$", re.MULTILINE)
@@ -87,7 +88,7 @@ class ProcessReader:
         self._locate = locate_once
 
     def read(self, pid: int) -> ProcessFacts:
-        """Return facts about a process; `UNREADABLE` if it is gone or hidden, or keeps changing."""
+        """Return a process's facts; `UNREADABLE` if it is gone or hidden, or keeps changing."""
         read = self._procfs.read
         try:
             # If the pid is reused in between, the second start time differs.
@@ -124,7 +125,7 @@ def read_boot_id(procfs: Procfs) -> str:
 
 
 def read_memory_bytes(procfs: Procfs) -> int | None:
-    """Return the size of the machine's memory in bytes, or `None` if it cannot be read."""
+    """Return the size of the machine's memory in bytes; `None` if it cannot be read."""
     try:
         found = _MEMORY_TOTAL.search(procfs.read(_MEMORY))
     except OSError:
@@ -135,7 +136,8 @@ def read_memory_bytes(procfs: Procfs) -> int | None:
 def _parse_stat(stat: bytes) -> tuple[str, int]:
     """Return a process's name and start time, in nanoseconds since boot.
 
-    The name may contain spaces and parentheses.
+    The name may contain spaces and parentheses. Raise `ValueError` or `IndexError` if the text is
+    invalid.
     """
     # Split at the last parenthesis, because a program may be named `a) R 1 (b`.
     head, _, rest = stat.rpartition(b")")
@@ -146,18 +148,21 @@ def _parse_stat(stat: bytes) -> tuple[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcfsAccess:
-    """Whether processes are read, and why."""
+    """Whether processes are read, and the reason."""
 
     is_on: bool
     """Whether processes are read."""
     detail: str
     """The reason and the remedy, for people."""
     is_wanted: bool = True
-    """Whether this is the configured behavior; false if processes should be read but cannot be."""
+    """Whether this is as configured; false if processes should be read but cannot be."""
 
 
 def check_procfs(procfs: Procfs, *, wanted: bool | Literal["auto"] = "auto") -> ProcfsAccess:
-    """Return whether the driver's pids can be looked up in this `/proc`."""
+    """Return whether processes are to be read, and why.
+
+    With `auto`, they are read if `/proc` shows the pids that the driver reports.
+    """
     if wanted != "auto":
         return ProcfsAccess(is_on=wanted, detail=f"attribution is set to {str(wanted).lower()}")
     if shows_kernel_threads(procfs):
@@ -174,7 +179,7 @@ def check_procfs(procfs: Procfs, *, wanted: bool | Literal["auto"] = "auto") -> 
 
 
 def shows_kernel_threads(procfs: Procfs) -> bool:
-    """Return whether process 2 is a kernel thread: true only in the first pid namespace."""
+    """Return whether process 2 is a kernel thread, which is true only in the first namespace."""
     try:
         _, _, fields = procfs.read(_KTHREADD).rpartition(b")")
         return bool(int(fields.split()[_FLAGS_FIELD]) & _KERNEL_THREAD)

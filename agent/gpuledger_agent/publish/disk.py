@@ -1,6 +1,6 @@
 """The thread that accesses the spool's disk, and the delays after its failures.
 
-Disk work runs in one thread with a time limit, so that a slow disk delays nothing else.
+Disk work runs in one thread with a time limit, so that a slow disk does not delay other work.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ class Attempts:
         self._timer = RetryTimer(backoff)
         self._now_seconds = now_seconds
         self.error: OSError | None = None
-        """The last error, until the work succeeds."""
+        """The last error; `None` if the work has succeeded since."""
 
     @property
     def wait_seconds(self) -> float:
-        """Seconds until the next attempt."""
+        """Seconds until the next attempt; 0 if it may be made now."""
         return self._timer.wait_ns(self._now_ns()) / NS_PER_SECOND
 
     @property
@@ -33,17 +33,17 @@ class Attempts:
         return self.error is not None and not self.wait_seconds
 
     def failed(self, error: OSError) -> None:
-        """Record a failure, and start the wait after it."""
+        """Record a failure, and start the delay before the next attempt."""
         self.error = error
         self._timer.record_attempt(self._now_ns())
 
     def worked(self) -> None:
-        """Record a success."""
+        """Record a success; the next attempt may be made at once."""
         self.error = None
         self._timer.reset()
 
     def skip_wait(self) -> None:
-        """End the wait."""
+        """End the delay, so that the next attempt may be made at once."""
         self._timer.skip_wait()
 
     def _now_ns(self) -> int:
@@ -55,7 +55,7 @@ HUNG_AFTER_SECONDS: Final = 30.0
 
 
 class DiskHungError(OSError):
-    """The disk did not answer in time; ETIMEDOUT from the disk itself is another error."""
+    """The disk did not answer within the time limit; its own ETIMEDOUT is another error."""
 
 
 class IoThread:
@@ -66,9 +66,10 @@ class IoThread:
         self._thread: ThreadPoolExecutor | None = None
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Return the result of blocking work; raises `DiskHungError` after the time limit.
+        """Return the result of blocking work; raise `DiskHungError` after the time limit.
 
-        Work that timed out or was cancelled continues in its thread, and the next work waits.
+        Errors of the work are raised unchanged. Work that timed out or was cancelled continues in
+        its thread, and later work waits for it.
         """
         # Most agents never spool, so they never need the thread.
         if self._thread is None:
@@ -86,7 +87,7 @@ class IoThread:
             raise DiskHungError(errno.ETIMEDOUT, reason) from error
 
     def close(self) -> None:
-        """Accept no more work."""
+        """Accept no more work, and do not wait for work in progress."""
         if self._thread is not None:
-            # Python would wait for a hanging disk at its exit; `end_process` prevents that.
+            # At its exit, Python would wait for a hanging disk; `end_process` prevents this.
             self._thread.shutdown(wait=False)

@@ -1,9 +1,9 @@
 """Encodes records as messages, and queues them in memory.
 
 Each tick, incident and inventory is one bundle of messages, keyed by node and stamped with the
-record's own time. The queue separates sampling, which must not wait, from publishing, which may. It
-is bounded: if it is full, the oldest bundle is dropped and counted. This module uses no broker and
-no disk.
+record's own time. The queue separates sampling, which must not wait, from publishing, which may.
+The queue is bounded: if it is full, the oldest bundle is dropped and counted. This module uses
+neither the broker nor the disk.
 """
 
 from collections import deque
@@ -38,7 +38,7 @@ class _NodeRecord(OfNode, Protocol):
 
 
 def bundle_tick(tick: NodeTick, topics: Topics) -> MessageBundle:
-    """Return a tick's bundle: the sample, its other readings, then the process records.
+    """Return a tick's bundle: the sample, its other readings if any, then the process records.
 
     The sample is sent first, because it is booked.
     """
@@ -58,24 +58,24 @@ def bundle_inventory(inventory: Inventory, topics: Topics) -> MessageBundle:
 
 
 def time_ms(bundle: MessageBundle) -> int:
-    """Return the event time of a bundle's first message, milliseconds since the epoch."""
+    """Return the event time of a bundle's first message, in milliseconds since the epoch."""
     return bundle[0][1].timestamp_ms
 
 
 def bundle_size_bytes(bundle: MessageBundle) -> int:
-    """Return the size of a bundle's values."""
+    """Return the total size of the values of a bundle's messages, in bytes."""
     return sum(len(message.value or b"") for _, message in bundle)
 
 
 def _message(record: _NodeRecord) -> Message:
-    """Encode a record; values longer than the record allows are cut.
+    """Encode a record; shorten texts and lists that exceed the record's limits.
 
-    Raises `msgspec.ValidationError` if a number is invalid for its field.
+    Raise `msgspec.ValidationError` if a number is invalid for its field.
     """
     try:
         validate(record)
     except msgspec.ValidationError:
-        # Names come from the driver, the kernel and the kubelet, which do not know our limits.
+        # Names come from the driver, the kernel and the kubelet, and may exceed our limits.
         record, cut = fit(record)
         for name, count in cut.items():
             VALUES_CUT.labels(field=name).inc(count)
@@ -90,10 +90,10 @@ def _message(record: _NodeRecord) -> Message:
 
 
 class QueuedBundle(NamedTuple):
-    """A bundle and the time since which it waits."""
+    """A bundle, and the time since when it has been waiting."""
 
     since_seconds: float
-    """Time on the caller's clock."""
+    """Start of the wait, on the caller's clock."""
     bundle: MessageBundle
 
 
@@ -109,12 +109,12 @@ class BundleQueue:
 
     @property
     def is_half_full(self) -> bool:
-        """Whether bundles should be moved elsewhere, before any is dropped."""
+        """Whether bundles should be moved to the disk, before bundles are dropped."""
         return len(self._waiting) > self._max_bundles // 2
 
     @property
     def oldest_since_seconds(self) -> float | None:
-        """The time since which the oldest bundle waits; `None` if the queue is empty."""
+        """The time since when the oldest bundle has been waiting; `None` if the queue is empty."""
         return self._waiting[0].since_seconds if self._waiting else None
 
     def put(self, waiting: QueuedBundle) -> None:
@@ -125,16 +125,16 @@ class BundleQueue:
         self._keep_within_bounds()
 
     def take(self, *, max_bundles: int) -> list[QueuedBundle]:
-        """Remove and return the oldest bundles, oldest first."""
+        """Remove and return at most `max_bundles` of the oldest bundles, oldest first."""
         count = min(max_bundles, len(self._waiting))
         taken = [self._waiting.popleft() for _ in range(count)]
         QUEUE_TICKS.dec(count)
         return taken
 
     def put_back(self, taken: Iterable[QueuedBundle]) -> None:
-        """Put taken bundles back in front of all others."""
+        """Put taken bundles back in front of all others; if the queue is full, drop the oldest."""
         before = len(self._waiting)
-        # They are the oldest; `extendleft` reverses their order.
+        # `extendleft` reverses the order.
         self._waiting.extendleft(reversed(list(taken)))
         QUEUE_TICKS.inc(len(self._waiting) - before)
         self._keep_within_bounds()

@@ -1,13 +1,13 @@
 """Publishes the send queue to the broker, in order, and retries until the broker acknowledges.
 
 Bundles taken from the queue are in flight until all of their topics are acknowledged, so nothing is
-lost or reordered. Messages that no broker accepts are left out and counted: those that are too
-large, and those stamped by a clock that ran ahead. The latter are left out only if the broker
-rejects them and the node's current clock agrees that they are in the future. Either clock may be
-wrong, and setting a clock back must not cost earlier ticks.
+lost or reordered. Two kinds of messages are left out and counted because brokers do not accept
+them: messages that are too large, and messages stamped by a clock that ran ahead. The latter are
+left out only if the broker rejects them and they are also in the future by the node's current
+clock. Either clock may be wrong, and earlier ticks must not be lost because a clock was set back.
 
-A backlog is sent faster than it was made, but not at full speed (`pause_seconds`), so that a fleet
-that reconnects does not flood the brokers.
+A backlog is sent faster than it was made, but not at full speed (`pause_seconds`), so that many
+agents that reconnect at once do not flood the brokers.
 """
 
 import asyncio
@@ -39,8 +39,9 @@ _LONGEST_TICK_MS: Final = 60_000  # a longer gap lies between ticks, not within 
 def pause_seconds(times_ms: Sequence[int], *, factor: float, chance: float) -> float:
     """Return how long to wait after sending bundles that were made at `times_ms`, oldest first.
 
-    The wait is their total time divided by `factor`, or up to twice that, by `chance` (0 to 1). The
-    total time is estimated from the median gap, because clocks jump and agents are restarted.
+    The wait is the total time in which they were made, divided by `factor` and multiplied by 1 to
+    2, depending on `chance` (0 to 1). The total time is estimated from the median gap, because
+    clocks jump and agents are restarted.
     """
     if len(times_ms) < 2:  # noqa: PLR2004  # one bundle is not a backlog
         return 0.0
@@ -51,7 +52,7 @@ def pause_seconds(times_ms: Sequence[int], *, factor: float, chance: float) -> f
     return made_seconds / factor * (1 + chance)
 
 
-# As many as a frame of the spool, so that frames are sent as they were written.
+# The same number as in a frame of the spool, so that each batch is one frame.
 _BATCH_TICKS: Final = 60
 _CLOSING_SECONDS: Final = 2.0
 # Maximum difference between a broker's and a node's clock if both are synchronized.
@@ -61,7 +62,7 @@ _repeats: Final = Repeats()
 
 
 class SamplePublisher:
-    """Publishes one node's ticks."""
+    """Publishes the ticks, incidents and inventories of one node."""
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class SamplePublisher:
         self._skip_pauses = asyncio.Event()
 
     def skip_pauses(self) -> None:
-        """Send the rest without pauses."""
+        """Send the remaining bundles without pauses."""
         self._skip_pauses.set()
 
     async def run(self) -> None:
@@ -97,15 +98,15 @@ class SamplePublisher:
                 async with self._bus.producer() as producer:
                     await self._publish_from(producer)
             except BusError as error:
-                # A missing topic or permission must not stop sampling: it may be added any time.
+                # A missing topic or permission must not stop sampling: it may be added at any time.
                 PUBLISH_FAILURES.inc()
                 self._check.failed(self._describe_waiting(str(error)))
-                # Not a `RetryingCaller`, because here an acknowledgement resets the back-off, and
-                # not the end of the call.
+                # A `RetryingCaller` would reset the back-off at the end of the call; here, each
+                # acknowledgement resets it.
                 await asyncio.sleep(self._backoff.next_seconds())
 
     def _describe_waiting(self, trouble: str = "") -> Callable[[], str]:
-        """Return a function that describes how much waits for the broker."""
+        """Return a function that describes how many samples wait for the broker."""
         begin = f"{trouble}; " if trouble else ""
         send_queue = self._send_queue
         return lambda: (
@@ -117,12 +118,12 @@ class SamplePublisher:
         samples = self._bus.topics.samples.name
         self._partitions = {samples: await self._bus.partitions(samples)}
         partition = partition_of_node(node_key(self._node), partitions=self._partitions[samples])
-        # This query may succeed while records fail, so it only proves success if nothing waits.
+        # The query above may succeed although records fail, so the check is ok only if none wait.
         if not self._times_ms and self._send_queue.is_empty:
             self._check.ok(self._describe_waiting())
         while True:
             if not self._times_ms:
-                # Kept across lost connections, so that acknowledged records are not sent again.
+                # These attributes outlast connections, so acknowledged records are not sent again.
                 bundles = await self._send_queue.take(max_bundles=_BATCH_TICKS)
                 self._unsent = {}
                 for topic, message in chain.from_iterable(bundles):
@@ -143,12 +144,13 @@ class SamplePublisher:
         """Publish each topic's batch; publish batches with a rejected record one by one.
 
         Records that were acknowledged or dropped are removed from `_unsent`; the others remain.
+        Raise the first error, unless a record was rejected.
         """
         topics = tuple(self._unsent)
-        # All at once, a tick's sample first: if one broker leads both partitions, the sample and
-        # its other records travel in one request, and requests are the main cost of sending.
+        # Publish all topics at once, samples first: if one broker leads both partitions, samples
+        # and other records share one request, and requests are the main cost of sending.
         publishing = [self._publish(producer, topic, partition) for topic in topics]
-        # One topic's failure does not affect the others: each is removed once it is acknowledged.
+        # A topic's failure does not affect other topics: each is removed once it is acknowledged.
         outcomes = await asyncio.gather(*publishing, return_exceptions=True)
         errors = [outcome for outcome in outcomes if outcome is not None]
         refused = [
@@ -159,17 +161,17 @@ class SamplePublisher:
         # The client does not report which record of the batch was rejected, so try each one.
         for topic in refused:
             await self._publish_singly(producer, topic, partition)
-        # A rejection ends the client's connection, and everything it was sending fails too. That is
-        # not a failure of the brokers, and is retried at once.
+        # A rejection ends the client's connection, so other topics in progress fail too. That is
+        # not a failure of the brokers, so the other topics are retried at once.
         if errors and not refused:
             raise errors[0]
 
     async def _publish(self, producer: Producer, topic: str, partition: int) -> None:
-        """Publish the rest of a topic in one batch.
+        """Publish the remaining messages of a topic in one batch.
 
-        Raises `TopicsError` if the topic has a different number of partitions than the samples.
-        This is queried once per topic and producer, before its first record, so that samples do not
-        wait for other topics.
+        Raise `TopicsError` if the topic has a different number of partitions than the samples. The
+        number is queried once per topic and producer, before the first record, so that samples do
+        not wait for other topics.
         """
         if topic not in self._partitions:
             self._partitions[topic] = await self._bus.partitions(topic)
@@ -180,10 +182,10 @@ class SamplePublisher:
         del self._unsent[topic]
 
     async def _publish_singly(self, producer: Producer, topic: str, partition: int) -> None:
-        """Publish a topic's records one by one, leaving out those that no broker accepts.
+        """Publish a topic's records one by one, leaving out records that brokers do not accept.
 
-        Raises `TimestampRefusedError` for a rejected record that is not in the future by this
-        node's clock: it is retried later, with the records after it but none before it.
+        Raise `TimestampRefusedError` for a rejected record that is not in the future by this node's
+        clock. That record and the following ones are retried later.
         """
         unsent = self._unsent[topic]
         while unsent:
@@ -195,7 +197,7 @@ class SamplePublisher:
                 MESSAGES_REJECTED.labels(reason="too_large").inc()
                 _log_dropped(str(error), 1)
             except TimestampRefusedError:
-                # Checked at each attempt, because the clock may have been corrected since.
+                # Read the clock at each attempt, because it may have been corrected since.
                 now_ms = self._now_ns() // NS_PER_MS
                 if message.timestamp_ms <= now_ms + _AHEAD_MS:
                     raise
@@ -206,7 +208,7 @@ class SamplePublisher:
 
 
 def _without_oversized(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages except those too large for any broker, which would fail forever."""
+    """Return the messages except those too large for any broker; log and count those."""
     small = [
         message
         for message in messages
@@ -219,7 +221,7 @@ def _without_oversized(messages: Sequence[Message]) -> list[Message]:
 
 
 def _log_dropped(detail: str, count: int) -> None:
-    """Log dropped messages once a minute, because it may be every message for hours."""
+    """Log dropped messages once a minute at most, because they may be dropped for hours."""
     if logged := _repeats.count(detail, more=count):
         _log.error("messages_dropped", detail=detail, count=logged)
 
@@ -229,8 +231,9 @@ async def shut_down(
 ) -> None:
     """Let the publisher send what is in memory for `seconds`, then end its tasks and the queue.
 
-    The rest is spooled to disk, and logged as lost if that fails. If the disk already contains
-    older bundles, nothing is sent: they would have to go first, so all wait for the next start.
+    Remaining bundles are spooled to disk, or logged as lost if that fails. If the disk already
+    contains older bundles, nothing is sent: the older bundles would have to be sent first, so all
+    bundles wait for the next start.
     """
     publisher.skip_pauses()
     draining = asyncio.create_task(send_queue.wait_drained())
@@ -239,7 +242,7 @@ async def shut_down(
         await asyncio.wait(waited_for, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for task in (draining, *tasks):
         task.cancel()
-    # After cancelling them, because they would take bundles that are being spooled.
+    # Spool after cancelling the tasks, because they would take bundles that are being spooled.
     with suppress(TimeoutError):
         async with asyncio.timeout(_CLOSING_SECONDS):
             await send_queue.spill_all()

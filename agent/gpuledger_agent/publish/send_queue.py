@@ -1,10 +1,10 @@
 """The order in which messages leave the node: first those in flight, then the disk, then memory.
 
-Bundles taken by the publisher are in flight until acknowledged. Bundles that wait in memory for too
-long, or are too many, go to the disk, and the disk is emptied before memory. While the broker keeps
-up, the disk is not used. Disk failures are handled here: they are counted, and the queue continues
-in memory. While older ticks wait on an unreadable disk, nothing newer is sent, because the join
-regards ticks older than the last one as already booked.
+Bundles taken by the publisher are in flight until acknowledged. If bundles wait in memory for too
+long, or too many wait, they are moved to the disk, which is emptied before memory. While the broker
+keeps up, the disk is not used. Disk failures are handled here: they are counted, and the queue
+continues in memory. While older ticks wait on an unreadable disk, newer ticks are not sent, because
+the join regards ticks older than the last one as already booked.
 """
 
 import asyncio
@@ -21,7 +21,8 @@ from gpuledger_agent.publish.message_bundle import BundleQueue, MessageBundle, Q
 from gpuledger_agent.publish.spool import Spool, count_failure
 
 T = TypeVar("T")
-# A frame is lost as a whole if one byte is damaged; a minute of ticks compresses well.
+# Maximum number of bundles in a frame of the spool. A minute of ticks compresses well; a larger
+# frame would lose more if one byte is damaged.
 _FRAME_TICKS: Final = 60
 _READ_WITHIN_SECONDS: Final = 10.0  # short, because newer ticks wait meanwhile
 _WRITE_WITHIN_SECONDS: Final = 60.0
@@ -57,17 +58,17 @@ class SendQueue:
         )
         self._in_flight: list[QueuedBundle] = []
         self._position: int | None = None
-        """Position on the disk at which the bundles in flight end; `None` if they are in memory."""
+        """Position of the last bundle in flight on the disk; `None` if they are in memory."""
         self._is_open = False
         self._was_overtaken = False
         """Whether newer ticks were sent while the disk could not be opened."""
         self._bundles_on_disk = 0
-        # Only one task at a time may change what is in flight; the disk works in its own thread.
+        # Only one task at a time may change which bundles are in flight or use the disk.
         self._lock = asyncio.Lock()
         self._filled = asyncio.Event()
         self._overdue = asyncio.Event()
         self._emptied = asyncio.Event()
-        # The label makes the series absent without a spool; without labels it would be 0.
+        # Without a spool there is no series; a metric without labels would show 0.
         self._usable = SPOOL_USABLE.labels(directory=str(spool.path)) if spool else None
         if spool is None:
             self._check.ok("off")
@@ -79,12 +80,12 @@ class SendQueue:
 
     @property
     def bundles_on_disk(self) -> int:
-        """Number of bundles on the disk at its last use."""
+        """Number of bundles on the disk when it was last used."""
         return self._bundles_on_disk
 
     @property
     def is_on_disk(self) -> bool:
-        """Whether bundles wait on the disk."""
+        """Whether bundles wait on the disk and the disk could be opened."""
         return self._is_open and self._spool is not None and not self._spool.is_empty
 
     @property
@@ -99,29 +100,29 @@ class SendQueue:
         self._filled.set()
         oldest_seconds = self._queue.oldest_since_seconds
         if self._in_flight and self._position is None:
-            # Bundles that the broker does not acknowledge wait too.
+            # Unacknowledged bundles in flight wait too, and are older than the queue.
             oldest_seconds = self._in_flight[0].since_seconds
         waits_long = (
             oldest_seconds is not None and oldest_seconds <= now_seconds - self._spill_after_seconds
         )
-        # Only a write can show that a failed disk works again.
+        # Write again when that is due, because only a write shows that a failed disk works again.
         if self._queue.is_half_full or waits_long or (self._is_open and self._writing.is_due):
             self._overdue.set()
 
     async def take(self, *, max_bundles: int) -> list[MessageBundle]:
-        """Wait for bundles, put the oldest in flight, and return them in order."""
+        """Wait for bundles, put the oldest in flight, and return at most `max_bundles` in order."""
         while True:
             async with self._lock:
                 if await self._take(max_bundles):
                     return [waiting.bundle for waiting in self._in_flight]
                 self._filled.clear()
-            # Wake up if something is put, or when the disk is due to be read again.
+            # Wake up when a bundle is added, or when the disk is due to be opened or read again.
             seconds = (self._reading if self._is_open else self._opening).wait_seconds
             left_seconds = max(seconds, _MIN_WAIT_SECONDS) if self._waits_on_disk else None
             await wait_event(self._filled, left_seconds)
 
     async def ack(self) -> None:
-        """Forget the bundles in flight, after they were acknowledged."""
+        """Forget the bundles in flight and delete them from the disk, because they were sent."""
         async with self._lock:
             self._in_flight, position, self._position = [], self._position, None
             if position and self._spool:
@@ -145,7 +146,7 @@ class SendQueue:
                 await self._spill()
 
     async def spill_all(self) -> None:
-        """Spool everything after publishing has ended, or leave it in memory if that fails."""
+        """Spool all bundles after publishing has ended; if that fails, they stay in memory."""
         async with self._lock:
             if self._position is None:
                 self._queue.put_back(self._in_flight)
@@ -156,10 +157,10 @@ class SendQueue:
             await self._spill()
 
     async def close(self) -> None:
-        """Close the disk; the next process sends what is on it.
+        """Close the disk; the next process sends the bundles on it.
 
-        Runs in the disk's thread: SQLite crashes if a database is closed while another thread uses
-        it.
+        The disk is closed in its own thread, because SQLite crashes if a database is closed while
+        another thread uses it.
         """
         try:
             if self._spool is not None:
@@ -176,12 +177,12 @@ class SendQueue:
         await self._open_spool()
         if self._waits_on_disk:
             await self._take_from_disk(max_bundles)
-            # Check again: reading drops damaged or missing frames, and if nothing is left, it is
-            # memory's turn.
+            # Check again, because reading drops damaged or missing frames. If no frame is left,
+            # continue with the bundles in memory.
             if self._in_flight or self._waits_on_disk:
                 return bool(self._in_flight)
         self._in_flight, self._position = self._queue.take(max_bundles=max_bundles), None
-        # Bundles on a disk that is opened later are older than these, and so too late.
+        # If the disk is opened later, its bundles are older than these, and thus too late.
         if self._in_flight and not self._is_open:
             self._was_overtaken = True
         return bool(self._in_flight)
@@ -201,8 +202,8 @@ class SendQueue:
         spool = await self._open_spool()
         if spool is None:
             return
-        # Bundles found late on the disk are older than those in flight. In that case those in
-        # flight stay in memory, because deleting them would delete the older ones too.
+        # If the disk still contains bundles, they are older than those in flight. The bundles in
+        # flight then stay in memory: deleting them from the disk would delete the older ones too.
         if self._in_flight and self._position is None and spool.is_empty:
             self._position = await self._append(spool, self._in_flight)
             if self._position is None:
@@ -212,7 +213,7 @@ class SendQueue:
             kept = False
             try:
                 kept = await self._append(spool, taken) is not None
-            # Also if the task is cancelled at the end: `spill_all` will spool them.
+            # Put them back even if the task is cancelled, so that `spill_all` spools them.
             finally:
                 if not kept:
                     self._queue.put_back(taken)
@@ -224,7 +225,7 @@ class SendQueue:
         return await self._on_disk(partial(spool.append, bundles), self._writing)
 
     async def _open_spool(self) -> Spool | None:
-        """Return the spool if it can be used now; open it first if that is due."""
+        """Return the spool if it can be written now, else `None`; open it first if that is due."""
         spool = self._spool
         if spool is None:
             return None
@@ -234,7 +235,7 @@ class SendQueue:
             def open_spool() -> bool:
                 spool.open()
                 if was_overtaken and spool.bundles:
-                    # The join would regard them as already booked, because newer ticks were sent.
+                    # Newer ticks were sent, so the join would regard these as already booked.
                     spool.drop_late()
                 return True
 
@@ -242,14 +243,14 @@ class SendQueue:
         return spool if self._is_open and not self._writing.wait_seconds else None
 
     async def _on_disk(self, work: Callable[[], T], attempts: Attempts) -> T | None:
-        """Run work on the disk; return `None` if it failed, and count the failure."""
+        """Return the result of work on the disk; on failure count the error and return `None`."""
         done = None
         try:
             done = await self._disk.run(work)
             attempts.worked()
         except DiskHungError as error:
-            # Continue without the disk until the next start, because its thread never returns. Do
-            # not access the spool here: that thread may be using it.
+            # Continue without the disk until the next start, because its thread may never return.
+            # Do not access the spool here, because that thread may be using it.
             SPOOL_DROPPED.labels(reason="hung").inc(self._bundles_on_disk)
             count_failure(error)
             self._writing.failed(error)

@@ -3,16 +3,17 @@
 A row is a frame: up to a minute of ticks in msgpack, compressed with zstd because ticks are alike.
 Frames are appended, read in order, and deleted once Kafka has acknowledged them. An index of all
 frames without their bodies is kept in memory, so only appending, reading and deleting use the disk.
+
 All functions block: `send_queue` runs them in a thread. They raise `OSError`.
 
-The database is in WAL mode: killing the agent loses nothing, and a power cut only the last seconds.
-Its lock is exclusive: a second agent of the node cannot open it.
+The database is in WAL mode: killing the agent does not lose data, and a power cut loses only the
+last seconds. The database's lock is exclusive, so a second agent of the node cannot open it.
 
 The wall clock may be set while ticks wait, so ages use the time since boot (CLOCK_BOOTTIME). Frames
 of an earlier boot are as old as the current boot.
 
-A damaged database is renamed, and a new one is started. If the disk fails to read, it is retried
-for a minute before that, because it may recover, and newer ticks must not overtake older ones.
+A damaged database is renamed, and a new one is started. If the disk fails to read, reading is first
+retried for a minute, because the disk may recover, and newer ticks must not overtake older ones.
 """
 
 import errno
@@ -69,7 +70,7 @@ CREATE TABLE IF NOT EXISTS frames (
 );
 COMMIT;
 """
-# As a script, because `execute` would free one page.
+# Run as a script, because `execute` would free only one page.
 _SHRINK: Final = "PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE);"
 _ERRNO: Final = {
     sqlite3.SQLITE_BUSY: errno.EWOULDBLOCK,
@@ -82,21 +83,21 @@ _log = structlog.get_logger(__name__)
 
 
 def connect(file: Path) -> sqlite3.Connection:
-    """Connect to a database without waiting for its lock, in autocommit mode."""
-    # Only one thread uses it at a time: the spool's own, or the event loop's at the end.
+    """Connect to a database in autocommit mode, without waiting for its lock."""
+    # SQLite's thread check is off, because the thread may change; only one uses it at a time.
     return sqlite3.connect(file, timeout=0, isolation_level=None, check_same_thread=False)
 
 
 class DamagedError(OSError):
-    """SQLite finds the database damaged."""
+    """SQLite reports that the database is damaged."""
 
 
 class FrameDamagedError(GpuledgerError):
-    """A frame does not match its checksum, or was written by another version."""
+    """A frame is missing, does not match its checksum, or was written by another version."""
 
 
 class Frame(NamedTuple):
-    """A row of the database without its body."""
+    """A row of the database without checksum and body."""
 
     id: int
     boot_id: str
@@ -107,7 +108,7 @@ class Frame(NamedTuple):
 
 
 class Spool:
-    """One node's database; a position is the id of the last frame included."""
+    """One node's database. A position is the id of the last frame that it includes."""
 
     def __init__(
         self,
@@ -128,13 +129,14 @@ class Spool:
         self._database: sqlite3.Connection | None = None
         self._frames: deque[Frame] = deque()
         self._last_id = 0
-        """Never decreases, even if the database is recreated, so that ids are positions."""
+        """The last frame's id. It never decreases, even if the database is recreated, so that ids
+        can be positions."""
         self._in_flight = 0
         self._failing_since_ms: int | None = None
 
     @property
     def is_empty(self) -> bool:
-        """Whether no bundle waits here, and none can appear on a disk that is failing now."""
+        """Whether no bundles wait here, and none can reappear on a disk that is failing now."""
         since_ms = self._failing_since_ms
         is_failing = since_ms is not None and self._now_ms() - since_ms < 2 * GIVEN_UP_AFTER_MS
         return not self._frames and not is_failing
@@ -152,7 +154,7 @@ class Spool:
     def open(self) -> None:
         """Open the database and load the index of earlier frames; a second call does nothing.
 
-        Never creates `spool.directory` itself: raises `FileNotFoundError` if it does not exist.
+        `spool.directory` itself is never created: raise `FileNotFoundError` if it does not exist.
         """
         if self._database is not None:
             return
@@ -180,7 +182,11 @@ class Spool:
         self._set_gauges()
 
     def append(self, bundles: Sequence[MessageBundle]) -> int:
-        """Append bundles as one frame, atomically; return its position."""
+        """Append bundles as one frame, atomically; return its position.
+
+        If the spool would exceed `spool.max_bytes`, drop the oldest frames. Raise `OSError` if the
+        disk has too little free space or fails, or if the frame itself exceeds `spool.max_bytes`.
+        """
         self.open()
         self._require_free_space()
         body = _pack(bundles)
@@ -206,15 +212,15 @@ class Spool:
         return frame.id
 
     def set_in_flight(self, position: int) -> None:
-        """Record that frames up to a position are in flight: if dropped, they are not lost."""
+        """Record that frames up to a position are in flight; if dropped, they are not lost."""
         self._in_flight = position
 
     def read(self, *, max_bundles: int) -> tuple[list[MessageBundle], int] | None:
         """Return the oldest bundles and their position without deleting them; `None` if empty.
 
-        Returns at most `max_bundles` and about 1 MiB, but at least one frame. A damaged frame is
-        dropped and counted. Raises `OSError` if the disk fails; after a minute of failures all
-        frames are given up.
+        At most `max_bundles` and about 1 MiB are returned, but at least one frame. A damaged frame
+        is dropped and counted. Raise `OSError` if the disk fails; after a minute of failures, all
+        frames are dropped and a new database is started.
         """
         self.open()
         self._drop_old()
@@ -244,7 +250,7 @@ class Spool:
             database = self._connect_to(self.path / FILE_NAME)
             try:
                 database.execute("PRAGMA locking_mode = EXCLUSIVE")
-                # Only if needed: setting it writes to the disk, which may be full.
+                # Set the mode only if needed, because this writes to the disk, which may be full.
                 if database.execute("PRAGMA auto_vacuum").fetchone() != (_INCREMENTAL,):
                     database.execute("PRAGMA auto_vacuum = INCREMENTAL")
                 database.executescript(_OPEN)
@@ -297,7 +303,7 @@ class Spool:
 
     def _require_free_space(self) -> None:
         """Raise `OSError` (ENOSPC) if the file system has too little free space."""
-        # `f_bavail`, not `f_bfree`: the agent must not count root's reserve.
+        # Use `f_bavail`, because `f_bfree` would include the space reserved for root.
         disk = statvfs(self.path)
         free_bytes, min_bytes = disk.f_bavail * disk.f_frsize, self._settings.min_free_bytes
         if free_bytes < min_bytes:
@@ -315,19 +321,19 @@ class Spool:
             self._drop(count, reason="age")
 
     def _drop(self, count: int, *, reason: str) -> None:
-        """Drop the oldest frames, and count the bundles that are not in flight."""
+        """Drop the oldest frames, and count their bundles as lost unless they are in flight."""
         dropped = [self._frames.popleft() for _ in range(count)]
         SPOOL_DROPPED.labels(reason=reason).inc(self._count_lost(dropped))
         if dropped:
             self._delete(dropped[-1].id)
 
     def _delete(self, position: int) -> None:
-        """Delete frames; count a failure, after which a later start sends them twice."""
+        """Delete frames up to a position; if that fails, count it: a later start resends them."""
         try:
             with self._errors():
                 self._connection.execute("DELETE FROM frames WHERE id <= ?", (position,))
                 if not self._frames:
-                    # Give the space used during an outage back to the file system.
+                    # Free the space that an outage needed.
                     self._connection.executescript(_SHRINK)
         except DamagedError as error:
             self._start_over(error)
@@ -340,7 +346,7 @@ class Spool:
                 self._begin_new()
 
     def _start_over(self, error: Exception) -> None:
-        """Count all frames as lost, rename the database, and start a new one."""
+        """Count all frames as lost unless in flight, rename the database, and start a new one."""
         lost = self._count_lost(self._frames)
         SPOOL_DROPPED.labels(reason="damaged").inc(lost)
         self._frames.clear()
@@ -366,7 +372,7 @@ class Spool:
             yield
         except DamagedError as error:
             self._start_over(error)
-        except BlockingIOError:  # another agent uses it, so it is not damaged
+        except BlockingIOError:  # another agent uses the database, so it is not damaged
             self._failing_since_ms = self._failing_since_ms or self._now_ms()
             raise
         except OSError as error:

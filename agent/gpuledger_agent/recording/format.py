@@ -1,7 +1,7 @@
-"""The format of a recording: JSON Lines, a header and then one line per call, in order of begin.
+"""The format of a recording: JSON Lines, a header and then one line per call, ordered by start.
 
 A file whose name ends in `.gz` is compressed. Recordings come from trusted machines: the header and
-the lines' structure are checked, but answers are not.
+the lines' structure are validated, but answers are not.
 """
 
 import gzip
@@ -23,24 +23,24 @@ READ: Final = "read"
 
 
 class RecordingHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """The recorded machine, with its clocks at the begin of the recording."""
+    """The recorded machine, with its clocks at the start of the recording."""
 
     format: str = FORMAT
     """Always `gpuledger-nvml-recording`."""
     version: Annotated[int, msgspec.Meta(ge=1)] = VERSION
     """Version of the format."""
     time_ns: int
-    """Nanoseconds since the epoch."""
+    """Start of the recording, in nanoseconds since the epoch."""
     monotonic_ns: int
-    """Nanoseconds of the clock that is never set."""
+    """Start of the recording, in nanoseconds of the clock that is never set."""
     boottime_ns: int
-    """Nanoseconds since boot."""
+    """Start of the recording, in nanoseconds since boot."""
     sampling_interval_seconds: Annotated[float, msgspec.Meta(gt=0)]
     """Time between two ticks of the recorded agent."""
     is_simulated: bool
-    """Whether a scenario was recorded."""
+    """Whether the recorded machine was simulated from a scenario."""
     is_redacted: bool
-    """Whether identities were replaced."""
+    """Whether identities were replaced by pseudonyms."""
     driver_version: str | None = None
     """The driver's version, if it returns one."""
     nvml_version: str | None = None
@@ -55,27 +55,30 @@ class RecordingLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """One call of the library, or one file that was read."""
 
     at_ns: int
-    """Begin, since the begin of the recording, by the monotonic clock."""
+    """Start of the call, in nanoseconds since the start of the recording."""
     took_ns: int = 0
-    """Duration."""
+    """Duration of the call."""
     call: str
-    """The function; `read` for a file."""
+    """Name of the function; `read` for a file."""
     arguments: list[Any] = []
-    """The function's arguments before the call; the file's path."""
+    """The function's arguments as they were before the call, or the file's path."""
     filled: list[Any] | None = None
-    """The arguments after the call, if it has a struct among them."""
+    """The arguments as they were after the call, if one of them is a struct."""
     error: int | None = None
-    """The driver's error code, or the number of the operating system's error."""
+    """The driver's error code, or the operating system's error number."""
     failure: str | None = None
     """An error without a number: `mismatch`, `missing` or `not_text`."""
     result: Any = None
-    """The answer; a file's text, a character a byte."""
+    """The answer, or a file's content as text, with one character per byte."""
     is_probe: bool = False
-    """Whether the recorder made the call, not the agent."""
+    """Whether the recorder made the call for its own purposes, not the agent."""
 
 
 def read_recording(file: Path) -> tuple[RecordingHeader, list[RecordingLine]]:
-    """Return a recording without its probes; raises `UserError` if the file is invalid."""
+    """Return a recording's header and its lines without probes.
+
+    Raise `UserError` if the file cannot be read or is invalid.
+    """
     try:
         with open_file(file, "rb") as opened:
             first, *rest = opened.read().splitlines() or [b""]
@@ -95,7 +98,7 @@ def read_recording(file: Path) -> tuple[RecordingHeader, list[RecordingLine]]:
 
 
 def open_file(file: Path, mode: str) -> IO[bytes]:
-    """Open a recording, compressed if its name ends in `.gz`; raises `OSError`."""
+    """Open a recording, compressed if its name ends in `.gz`; raise `OSError` if this fails."""
     if file.suffix == ".gz":
         return gzip.GzipFile(file, mode)  # type: ignore[return-value]  # it reads and writes bytes
     return file.open(mode)

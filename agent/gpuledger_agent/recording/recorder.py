@@ -1,7 +1,7 @@
 """Passes the agent's calls to a library or `/proc`, and records calls and answers.
 
-A `Redactor` replaces the identities of machines, programs and pods by pseudonyms, always the same
-one for an identity. Models, versions and measured numbers stay.
+A `Redactor` replaces the identities of machines, programs and pods by pseudonyms; equal identities
+get the same pseudonym. Models, versions and measured numbers stay.
 """
 
 import re
@@ -22,12 +22,12 @@ from gpuledger_agent.recording.serialize import Handles, to_json
 
 
 def write_line(line: RecordingLine) -> bytes:
-    """Return a line in the file's format."""
+    """Return a line as JSON, without a line break."""
     return orjson.dumps(msgspec.to_builtins(line))
 
 
 class Recorder:
-    """Writes a recording; safe to use from several threads."""
+    """Writes a recording; may be used from several threads."""
 
     def __init__(
         self,
@@ -55,17 +55,17 @@ class Recorder:
 
     @property
     def has_failed(self) -> bool:
-        """Whether writing a line failed; then no later line is kept."""
+        """Whether writing a line has failed; later lines are then not written."""
         return self._error is not None
 
     def now_ns(self) -> int:
-        """Nanoseconds since the begin of the recording."""
+        """Return nanoseconds since the start of the recording."""
         return self._clock.monotonic_ns() - self._began_ns
 
     def put(self, at_ns: int, **facts: Any) -> None:  # noqa: ANN401  # the fields of a line
         """Write a call that began at `at_ns` and has just ended, unless the file is closed.
 
-        If writing fails, the call still succeeds, and `close` raises the error.
+        If writing fails, the error is not raised here but by `close`.
         """
         took_ns = self.now_ns() - at_ns
         line = RecordingLine(at_ns=at_ns, took_ns=took_ns, is_probe=self.is_probing, **facts)
@@ -75,7 +75,7 @@ class Recorder:
                 self.lines += 1
 
     def flush(self) -> None:
-        """Write all buffered lines to the file, in case a probe ends the process."""
+        """Write all buffered lines to the file, because a probe may end the process."""
         with self._lock:
             try:
                 if not (self.has_failed or self._file.closed):
@@ -84,7 +84,7 @@ class Recorder:
                 self._error = self._error or error
 
     def close(self) -> None:
-        """Close the file; raises `UserError` if it is incomplete."""
+        """Close the file; raise `UserError` if writing failed, so that the file is incomplete."""
         with self._lock:
             try:
                 # Writing the remaining buffers may fail.
@@ -105,7 +105,7 @@ class Recorder:
 
 
 class RecordingLibrary:
-    """Provides the functions of the wrapped library."""
+    """Provides the functions of a library, and records their calls."""
 
     def __init__(self, library: Any, recorder: Recorder) -> None:  # noqa: ANN401  # pynvml is an untyped module
         self._library = library
@@ -114,15 +114,15 @@ class RecordingLibrary:
         self._functions: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # as the library has it
-        """Return a function that records its calls; raises `AttributeError` like the library."""
-        # Private functions of the binding are called by the wrapped library itself.
+        """Return a function that records its calls; raise `AttributeError` if it is missing."""
+        # Only the wrapped library itself calls its private functions.
         if name.startswith("_"):
             raise AttributeError(name)
         if name not in self._functions:
             try:
                 found = getattr(self._library, name)
             except AttributeError:
-                # A function that the binding lacks is an answer too.
+                # Record that the binding lacks the function.
                 self._recorder.put(self._recorder.now_ns(), call=name, failure="missing")
                 raise
             self._functions[name] = (
@@ -134,7 +134,7 @@ class RecordingLibrary:
 
     def _call(self, name: str, function: Callable[..., Any], arguments: list[Any]) -> Any:  # noqa: ANN401  # as above
         at_ns = self._recorder.now_ns()
-        # Before the call, because the function may modify them.
+        # Convert the arguments before the call, because the function may modify them.
         before = [to_json(argument, self._handles) for argument in arguments]
         facts: dict[str, Any] = {}
         try:
@@ -160,14 +160,14 @@ class RecordingLibrary:
 
 
 class RecordingProcfs:
-    """Provides the wrapped files."""
+    """Reads files, and records their contents."""
 
     def __init__(self, procfs: Procfs, recorder: Recorder) -> None:
         self._procfs = procfs
         self._recorder = recorder
 
     def read(self, path: str) -> bytes:
-        """Return a file's bytes; raises `OSError` like the wrapped files."""
+        """Return a file's bytes; raises `OSError` as the wrapped reader does."""
         at_ns = self._recorder.now_ns()
         try:
             content = self._procfs.read(path)
@@ -183,7 +183,7 @@ _CONTAINER: Final = re.compile(rb"\b[0-9a-f]{64}\b")
 _BUS_ID: Final = re.compile(rb"\b[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]\b")
 _BUS_NUMBERS: Final = re.compile(rb'"(domain|bus|device)":\d+')
 _CLUSTER: Final = re.compile(rb'"clusterUuid":(?:\{[^}]*\}|"[^"]*")')
-# A chassis' identity and that of its GPUs in the fabric: texts, or bytes that are not text.
+# Identities of a chassis and of its GPUs in the fabric: texts, or bytes that are not text.
 _RACK: Final = re.compile(
     rb'"(chassisSerialNumber|rackGuid|ibGuid)":(?:\{[^}]*\}|"(?:[^"\\]|\\.)*")'
 )
@@ -196,13 +196,13 @@ _NO_CLUSTER: Final = b'"clusterUuid":{"array":[' + b",".join([b"0"] * 16) + b"]}
 
 
 class Redactor:
-    """Replaces identities in lines."""
+    """Replaces identities in lines by pseudonyms."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, bytes], int] = {}
 
     def write(self, line: RecordingLine) -> bytes:
-        """Return a line without identities, in the file's format."""
+        """Return a line in the file's format, with pseudonyms instead of identities."""
         text = write_line(self._without_names(line))
 
         def number(kind: str, found: re.Match[bytes]) -> int:
@@ -221,7 +221,7 @@ class Redactor:
         text = _UUID.sub(uuid, text)
         text = _CONTAINER.sub(lambda found: f"{number('container', found):064x}".encode(), text)
         text = _BUS_ID.sub(bus_id, text)
-        # The same address is in the struct as numbers too.
+        # The struct also contains the PCI address as numbers.
         if b"busId" in text:
             text = _BUS_NUMBERS.sub(rb'"\1":0', text)
         text = _RACK.sub(lambda found: b'"%s":{"ascii":""}' % found[1], text)

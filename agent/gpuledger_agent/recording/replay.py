@@ -1,13 +1,13 @@
 """Replays a recording: the same functions and files, with their answers at the same times.
 
 The answers to each query (a function with its arguments, or a file) form a sequence. They are
-returned in order, each once its time has come, and outdated ones are skipped; between two answers
-the earlier one is repeated. The driver's buffers are an exception: they return all of their content
-that the agent has not seen yet. After the last line the driver is gone, because nothing is known
-any more, and so no tick shows values that were never measured.
+returned in order, each once its time has come, and outdated answers are skipped; between two
+answers the earlier one is repeated. The driver's buffers are an exception: they return all of their
+content that the agent has not seen yet. After the last line, the replay reports that the driver is
+not loaded, so that ticks do not show values that were never measured.
 
-The agent's ticks are not aligned with the recorded ones, so an answer is due half a tick before its
-time.
+The agent's ticks are not aligned with the recorded ticks, so an answer is due half a tick before
+its time.
 """
 
 import errno
@@ -34,7 +34,8 @@ from gpuledger_agent.recording.serialize import Handles, fill, from_json, to_jso
 _METRICS: Final = "nvmlGpmMetricsGet"
 # Index of the argument that is the sample to fill.
 _SAMPLES: Final[Mapping[str, int]] = {"nvmlGpmSampleGet": 1, "nvmlGpmMigSampleGet": 2}
-# Functions that read the driver's buffers, with the index of the newest time stamp seen.
+# Functions that read the driver's buffers, with the index of the argument that is the newest time
+# stamp seen.
 _BUFFERS: Final[Mapping[str, int]] = {
     "nvmlDeviceGetSamples": 2,
     "nvmlDeviceGetProcessUtilization": 1,
@@ -49,7 +50,7 @@ _log = structlog.get_logger(__name__)
 
 
 class ReplayClock:
-    """A clock on which a recording begins now: boot time as recorded, wall clock as it is now."""
+    """A clock on which a recording starts now: boot time as recorded, wall clock as it is now."""
 
     def __init__(self, header: RecordingHeader, clock: Clock) -> None:
         self._clock = clock
@@ -60,20 +61,20 @@ class ReplayClock:
         """How many microseconds later than recorded the replay runs."""
 
     def since_begin_ns(self) -> int:
-        """Nanoseconds since the begin of the replay."""
+        """Return nanoseconds since the start of the replay."""
         return self._clock.monotonic_ns() - self._monotonic_ns
 
     def time_ns(self) -> int:
-        """Nanoseconds since the epoch."""
+        """Return nanoseconds since the epoch, by the real wall clock."""
         passed = self._clock.time_ns() - self._time_ns
         return self._header.time_ns + self.moved_us * 1000 + passed
 
     def monotonic_ns(self) -> int:
-        """Nanoseconds of a clock that is never set."""
+        """Return nanoseconds of a clock that is never set."""
         return self._header.monotonic_ns + self.since_begin_ns()
 
     def boottime_ns(self) -> int:
-        """Nanoseconds since the recorded machine's boot."""
+        """Return nanoseconds since the recorded machine's boot."""
         return self._header.boottime_ns + self.since_begin_ns()
 
     async def sleep(self, seconds: float) -> None:
@@ -89,8 +90,8 @@ class _Row:
     index: int = -1
 
     def advance(self, now_ns: int, slack_ns: int) -> tuple[RecordingLine, int]:
-        """Return the answer at this time, and the index of the first one not returned before."""
-        # Advance by at most one answer that is early, and by all that are later than the slack.
+        """Return the answer at this time, and the index of the first answer not returned before."""
+        # Advance by at most one answer that is early, and past all answers that are overdue.
         first = self.index + 1
         if self.index < 0:
             self.index = 0
@@ -105,7 +106,7 @@ class _Row:
 
 
 class _Rows:
-    """All rows, by question; safe to use from several threads."""
+    """The answers to all queries, by the query's key; may be used from several threads."""
 
     def __init__(self, clock: ReplayClock, *, slack_ns: int) -> None:
         self._clock = clock
@@ -117,7 +118,7 @@ class _Rows:
         self._rows.setdefault(question, _Row()).lines.append(line)
 
     def next(self, question: Any) -> list[RecordingLine]:  # noqa: ANN401  # as above
-        """Return the answers since the last call; the last one is the current answer."""
+        """Return the answers since the last call, the current one last; empty without answers."""
         row = self._rows.get(question)
         if row is None:
             return []
@@ -148,7 +149,7 @@ class ReplayLibrary:
                 self._rows.add(question, line)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Return a function; raises `AttributeError` if the recorded library did not have it."""
+        """Return a function; raise `AttributeError` if the recorded library lacked it."""
         if not name.startswith("nvml") or name in self._missing:
             raise AttributeError(name)
         return lambda *arguments: self._call(name, arguments)
@@ -163,9 +164,9 @@ class ReplayLibrary:
         written = [to_json(argument, self._handles) for argument in arguments]
         lines = self._rows.next(_question(name, written, self._devices))
         if not lines:
-            # It was never called, so its answer is unknown.
+            # The recording does not contain this call, so the answer is unknown.
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        # The agent may open the library, and so allocate, more often than the recorder did.
+        # The agent may open the library, and thus allocate samples, more often than recorded.
         if name == _ALLOCATION and lines[-1].error is None:
             return self._handles.another(lines[-1].result.get("of"))
         if name in _BUFFERS:
@@ -192,15 +193,15 @@ class ReplayLibrary:
         return from_json(line.result, self._handles, self._move)
 
     def _buffered(self, name: str, lines: list[RecordingLine], last_seen_us: int) -> Any:  # noqa: ANN401  # as above
-        """Return everything that came into a buffer since it was last read."""
+        """Return all recorded entries of a buffer that are newer than `last_seen_us`."""
         answers = [self._answer(line, ()) for line in lines if line.error is None]
         if not answers:
             return self._answer(lines[-1], ())
-        # Only this function returns the values' type before the values.
+        # `nvmlDeviceGetSamples` returns the type of the values before the values.
         is_typed = name == "nvmlDeviceGetSamples"
         items = [item for answer in answers for item in (answer[1] if is_typed else answer)]
         newer = [item for item in items if item.timeStamp > last_seen_us]
-        # The driver does the same if its buffer has nothing new.
+        # The driver raises this error too if its buffer has no new entries.
         if items and not newer:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return (answers[-1][0], newer) if is_typed else newer
@@ -213,7 +214,7 @@ class ReplayLibrary:
 
 
 class ReplayProcfs:
-    """Provides the recorded files."""
+    """Provides the recorded files of `/proc`."""
 
     def __init__(
         self, header: RecordingHeader, lines: list[RecordingLine], clock: ReplayClock
@@ -226,7 +227,7 @@ class ReplayProcfs:
                 self._rows.add(line.arguments[0], line)
 
     def read(self, path: str) -> bytes:
-        """Return a file's bytes; raises `OSError` if reading it failed or was not recorded."""
+        """Return a file's bytes; raise `OSError` if reading it failed or was not recorded."""
         lines = self._rows.next(path)
         number = lines[-1].error if lines else errno.ENOENT
         if number is not None:
@@ -237,7 +238,7 @@ class ReplayProcfs:
 def _question(name: str, arguments: list[Any], devices: dict[int, Any]) -> Any:  # noqa: ANN401  # a key, whose parts are the library's
     """Return the key of a query: its function and arguments, without buffers to fill."""
     if name == _METRICS:
-        # Its device is that of its second sample.
+        # The query's device is the device of its second sample.
         struct = arguments[0]
         sample = struct.get("byref", struct)["fields"]["sample2"]
         return name, devices.get(int(sample["handle"]))
@@ -257,7 +258,7 @@ def _question(name: str, arguments: list[Any], devices: dict[int, Any]) -> Any: 
 
 
 def open_recording(file: Path) -> tuple[ReplayClock, ReplayLibrary, ReplayProcfs]:
-    """Read a recording and start to replay it; raises `UserError`."""
+    """Read a recording and start to replay it; raise `UserError` if the file is invalid."""
     header, lines = read_recording(file)
     clock = ReplayClock(header, SystemClock())
     return clock, ReplayLibrary(header, lines, clock), ReplayProcfs(header, lines, clock)

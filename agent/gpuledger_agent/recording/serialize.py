@@ -1,7 +1,7 @@
 """Converts the library's values to JSON and back: numbers, texts, structs, lists and handles.
 
 A handle is written as a number, in order of first use, and read back as a new handle of the same
-type. A union is written as its bits, because any of its members can be read.
+type. A union is written as its bits, because any of its members may be read.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ import pynvml
 
 Json = Any
 Move = Callable[[str, int], int]
-"""Takes a field's name and its recorded number; returns the number to replay."""
+"""Takes a field's name and its recorded number; returns the number to use in the replay."""
 _PLAIN: Final = (bool, int, str, type(None))
 _POINTER: Final = "LP_"
 # These addresses are never dereferenced: the replay gets back the handles that it returned.
@@ -25,14 +25,14 @@ _METRIC_FIELDS: Final = ("metricId", "nvmlReturn", "value")
 
 
 class RecordedHandle:
-    """Replaces a handle that was not a pointer."""
+    """Replaces a recorded handle that was not a pointer."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
 
 class Handles:
-    """Maps handles to numbers and back; safe to use from several threads."""
+    """Maps handles to numbers and back; may be used from several threads."""
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
@@ -41,14 +41,14 @@ class Handles:
         self._others = 0
 
     def number(self, handle: Any) -> int:  # noqa: ANN401  # the library's own
-        """Return a handle's number, a new one if it was not seen before."""
+        """Return a handle's number; a handle that was not seen before gets a new number."""
         if isinstance(handle, RecordedHandle):
             return handle.number
         with self._lock:
             return self._numbers.setdefault(_address(handle), len(self._numbers))
 
     def handle(self, number: int, kind: str | None) -> Any:  # noqa: ANN401  # as above
-        """Return the handle for a recorded number."""
+        """Return the handle for a recorded number; `kind` is the pointer's struct, if any."""
         with self._lock:
             known = self._made.get((number, kind))
             if known is None:
@@ -56,7 +56,7 @@ class Handles:
             return known
 
     def another(self, kind: str | None) -> Any:  # noqa: ANN401  # as above
-        """Return a handle with a number that no recorded handle has."""
+        """Return a new handle with a number that no recorded handle has."""
         with self._lock:
             self._others += 1
             return self._make(_FIRST_OTHER + self._others, kind)
@@ -128,7 +128,7 @@ def _metrics_fields(struct: Any, handles: Handles) -> dict[str, Json]:  # noqa: 
 
 
 def from_json(value: Json, handles: Handles, move: Move) -> Any:  # noqa: ANN401, PLR0911  # a line a kind
-    """Return the value for JSON from `to_json`."""
+    """Return the value that `to_json` has converted; `move` converts recorded numbers."""
     match value:
         case list(items) | {"array": items}:
             return [from_json(item, handles, move) for item in items]
@@ -165,7 +165,7 @@ def _read_struct(name: str, fields: dict[str, Json], handles: Handles, move: Mov
 
 
 def fill(struct: Any, fields: dict[str, Json], handles: Handles, move: Move) -> None:  # noqa: ANN401  # as above
-    """Copy recorded fields into a struct; some may be missing."""
+    """Copy recorded fields into a struct; fields that were not recorded stay as they are."""
     if type(struct).__name__ == _METRICS:
         _fill_metrics(struct, fields["metrics"])
         return

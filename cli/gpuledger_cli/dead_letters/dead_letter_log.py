@@ -20,7 +20,7 @@ _POSITION: Final = re.compile(r"(?P<partition>\d{1,9}):(?P<offset>\d{1,18})")
 
 
 class Position(NamedTuple):
-    """Position of a dead letter on the dead-letter topic, by which users name it."""
+    """Position of a dead letter on the dead-letter topic, which identifies it for users."""
 
     partition: int
     offset: int
@@ -50,7 +50,7 @@ class StoredDeadLetter(NamedTuple):
     key: bytes | None
     """Key of the rejected record; `None` if unknown."""
     value: bytes | None
-    """Bytes of the rejected record; `None` if it had none, or if they were left out."""
+    """Value of the rejected record; `None` if it had none, or if it was left out as too large."""
 
     @classmethod
     def of(cls, position: Position, content: DeadLetter) -> "StoredDeadLetter":
@@ -84,7 +84,7 @@ class DeadLetterFilter:
     key: str | None = None
     """The rejected record has exactly this key."""
     node: str | None = None
-    """The record's key is this node key, `<cluster>/<node>`, or of any node with this name."""
+    """The record's key is this node key, `<cluster>/<node>`, or has this node name."""
 
     @property
     def is_empty(self) -> bool:
@@ -120,7 +120,7 @@ def _names_of(key: str) -> tuple[str, str]:
 class DeadLetterLog:
     """The dead letters that match a filter, up to the time when the log was opened.
 
-    It holds one batch at a time.
+    Only one batch of records is in memory at a time.
     """
 
     reader: HistoryReader
@@ -159,7 +159,10 @@ class DeadLetterLog:
     async def dead_letters(
         self, advance: Callable[[int], None]
     ) -> AsyncGenerator[StoredDeadLetter, None]:
-        """Yield matching dead letters, each partition in order; `advance` receives read counts."""
+        """Yield matching dead letters, each partition in order.
+
+        `advance` is called with the number of records in each batch that was read.
+        """
         async with aclosing(self._records(advance)) as records:
             async for record in records:
                 if (dead_letter := self._decode(record)) is None:
@@ -179,7 +182,7 @@ class DeadLetterLog:
                     advance(len(records))
 
     def why_none(self) -> str:
-        """Return in one line why no dead letter matched, after all were read."""
+        """Return in one line why no dead letter matched; call it after all were read."""
         if self.others:
             return f"none of {self.others} dead letters matches"
         return "no dead letter" if self.wanted.since_ms is None else "no dead letter since then"

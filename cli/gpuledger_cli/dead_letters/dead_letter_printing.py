@@ -27,10 +27,10 @@ _WIDTH_IN_FILES: Final = 240
 
 
 class DeadLetterPrinter:
-    """Prints rows; with a limit only on `close`, because the newest are not known before."""
+    """Prints rows; with a limit, prints only the newest rows when it is closed."""
 
     def __init__(self, *, format: Format, limit: int) -> None:  # noqa: A002  # the option's name
-        """Take the maximum number of rows; 0 prints all at once, and is invalid for tables."""
+        """Take the maximum number of rows; 0 prints each row immediately, but not in tables."""
         self._format, self._limit = format, limit
         self._newest: list[DeadLetterRow] = []
         self._count = 0

@@ -1,12 +1,12 @@
 """Replays selected dead letters, or counts them.
 
 A record that the join rejected is written back to its own topic, which only the join reads in a
-group. The join skips ticks that it has booked, and rejects invalid records again. An event that a
-sink rejected is written to the replay topic, with the name of that sink's consumer group: this
-sink reads it, and all others skip it. Both are placed in the partition of the record's node.
+consumer group. The join skips ticks that it has already booked, and rejects invalid records again.
+An event that a sink rejected is written to the replay topic, with the name of this sink's consumer
+group; all other sinks skip it. Both are written to the partition of the record's node.
 
-A dead letter may be replayed again: its consumer recognizes what it already has, or is idempotent.
-If an event is rejected again it has another dead letter, so only the first of them is replayed.
+A dead letter may be replayed several times, because its consumer recognizes repeated records or is
+idempotent. An event that is rejected again has several dead letters; only the first is replayed.
 """
 
 import sys

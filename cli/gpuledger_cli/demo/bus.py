@@ -1,7 +1,7 @@
-"""The bus of a run: in memory, or on Kafka with topics of its own.
+"""The bus of a run: in memory, or on Kafka with separate topics.
 
-On Kafka each run has its own prefix for topics, groups and transactional ids, so that runs do not
-mix with other data. The topics are deleted at the end.
+On Kafka, each run has its own prefix for topics, groups and transactional ids, so that its data is
+separate from other data. The topics are deleted at the end.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ class RunTopics:
 
 
 async def hold_all(bus: Bus, stages: Stages, views: Sequence[RunBus]) -> None:
-    """Wait until each group has its partitions.
+    """Wait until each consumer group of a run has its partitions.
 
     Raises `BusError` if the brokers stop responding, and the error of a stage that fails.
     """

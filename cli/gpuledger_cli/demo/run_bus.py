@@ -52,7 +52,7 @@ class RunBus:
         return self._bus.topics
 
     def holds_all(self) -> bool:
-        """Return whether this consumer, its group's only one, has partitions of all topics."""
+        """Return whether this consumer has partitions of all its topics; its group has no other."""
         return bool(self._wanted) and {at.topic for at in self._held} >= self._wanted
 
     def count_behind(
@@ -131,7 +131,7 @@ class _RunTransactions:
 
 
 class _RunConsumer:
-    """A consumer that reports its progress to the view; everything else is the inner consumer's."""
+    """A consumer that reports its progress to the view, and otherwise acts as the inner one."""
 
     inner: Consumer
 
@@ -224,7 +224,7 @@ class EventReader:
                 self._take(new)
 
     async def has_read_all(self) -> bool:
-        """Return whether all present records are read; an incident may follow its event."""
+        """Return whether all records in the topics are read, including late incidents."""
         try:
             ends = await self._consumer.end_offsets(self._consumer.assignment())
             at = {partition: await self._consumer.position(partition) for partition in ends}

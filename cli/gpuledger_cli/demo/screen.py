@@ -1,7 +1,7 @@
 """Draws the latest events as a table: the users of each GPU, their usage, and its source.
 
-Pure drawing: sums in, lines out. If the screen is too low for all lines, it shows pages in turn, so
-that nothing stays hidden. `gpuledger_cli.demo.tables` sets the widths.
+Pure: returns lines of text. If the screen is too low for all lines, pages are shown one after the
+other. `gpuledger_cli.demo.tables` calculates the widths.
 """
 
 from collections.abc import Iterator, Sequence
@@ -100,7 +100,7 @@ class _Block(NamedTuple):
 
 
 def standstill(tally: Tally, *, now_ns: int) -> str | None:
-    """Return a warning if no event has arrived for a while, so that old rows do not look new."""
+    """Return a warning that the rows are out of date if no event arrived for 5 s, or `None`."""
     newest_ns = max((event.time_ns for event in tally.latest.values()), default=None)
     if newest_ns is None or now_ns - newest_ns < _STANDSTILL_NS:
         return None

@@ -11,7 +11,7 @@ _STOP_SECONDS: Final = 8.0
 
 
 class Stages:
-    """The tasks of a pipeline, with agents apart because they end first."""
+    """The tasks of a pipeline; agents are separate because they end first."""
 
     def __init__(self) -> None:
         self._agents: list[asyncio.Task[None]] = []
@@ -26,7 +26,7 @@ class Stages:
         self._others.append(asyncio.create_task(work, name=name))
 
     async def wait(self, stop: asyncio.Event) -> None:
-        """Wait for `stop`, or for a stage to fail, whose error this raises."""
+        """Wait for `stop`, or until a stage ends; raise the error of a stage that failed."""
         stopped = asyncio.create_task(stop.wait())
         everything = {stopped, *self._agents, *self._others}
         try:

@@ -149,7 +149,7 @@ def pod_lines(
     unused_ns: Mapping[tuple[str, str, str], int],
     allocated_ns: Mapping[tuple[str, str, str], int],
 ) -> list[PodLine]:
-    """Return a line for each pod that used a GPU, in the events or the scenario, or held one."""
+    """Return a line for each pod that used a GPU or to which a GPU was allocated."""
     used = {key for key, seconds in (truth or {}).items() if seconds}
     unbooked = {
         key: PodTotal(cluster=split_key(key)[0], uid=split_key(key)[1])
@@ -260,7 +260,7 @@ def next_commands(program: str, summary: Summary, *, is_simulated: bool) -> list
     """Return the commands to try after the demo, for a shell."""
     store = shlex.quote(summary.store.path)
     source = " --source simulated" if is_simulated else ""
-    sql = "SELECT pod, sum(busy_seconds) FROM usage WHERE category = 'pod' GROUP BY ALL"
+    sql = "SELECT namespace, pod, sum(busy_seconds) FROM usage WHERE category = 'pod' GROUP BY ALL"
     return [
         f"{program} bill --store {store} --by namespace",
         f'{program} query --store {store} "{sql}"',
@@ -277,7 +277,7 @@ def _folded(sentences: Iterable[str], width: int, style: str = "") -> list[Scree
 
 
 def _shortcomings(summary: Summary) -> Iterator[str]:
-    """Yield what is missing or failed, apart from the deliveries of sinks."""
+    """Yield a sentence for each part that is missing or failed, except deliveries of sinks."""
     missing = "samples that were not attributed before are missing here"
     if summary.bus_away is not None:
         yield f"Kafka at {summary.bus_away} was unavailable at the end; {missing}."

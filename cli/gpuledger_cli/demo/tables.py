@@ -114,7 +114,7 @@ def fold(text: str, *, width: int, indent: str = "") -> list[str]:
 
 
 def elide(text: str, *, width: int) -> str:
-    """Return a text in one line; a longer one keeps its first and last words, more of the first."""
+    """Return a text in at most `width` characters; words in the middle are left out."""
     if len(text) <= width:
         return text
     room = width - len(_LEFT_OUT)

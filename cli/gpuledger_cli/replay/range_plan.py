@@ -73,7 +73,11 @@ _NOTHING: Final = Span(0, 0)
 
 
 async def make_plan(reader: HistoryReader, request: ReplayRequest, *, topics: Topics) -> Plan:
-    """Look up the range; raises `TopicsError`, and `UserError` if a part is no longer kept."""
+    """Return the spans to read for a replay.
+
+    Raises `TopicsError` if a topic is missing or the numbers of partitions differ, and `UserError`
+    if a part of the range is no longer kept.
+    """
     pods = await reader.spans(topics.pods.name)
     nodes = await reader.spans(topics.nodes.name)
     namespaces = await reader.spans(topics.namespaces.name)
@@ -157,7 +161,7 @@ async def _cut(
     *,
     lead_in_ms: int,
 ) -> dict[TopicPartition, Span]:
-    """Return the span to read from each partition, by its present offsets."""
+    """Return the span of offsets to read from each partition."""
     if not kept:
         return {}
     first = await reader.offsets_at(kept, request.wanted.begin_ms - lead_in_ms)

@@ -1,8 +1,9 @@
 """Runs the join again over ticks that are still kept, and writes its events.
 
-`Replay` runs the join's stage one partition after the other, without waiting, so that memory is
-bounded by the pods and nodes of a partition. The events go to a file of JSON lines, a topic, or
-nowhere. Each output is a context that yields a `write`; an error leaves no partial file.
+`Replay` runs the join's stage for one partition after the other, so that memory is bounded by the
+pods and nodes of one partition. The events are written to a file of JSON lines or a topic, or are
+only compared. Each output is a context that yields a function `write`. After an error, no partial
+file remains.
 """
 
 import gzip
@@ -35,7 +36,7 @@ class Replay:
         self._stage = JoinStage(dead_letters=self.unusable, is_placed=is_placed, topics=topics)
 
     def take_pods(self, records: Sequence[Record]) -> None:
-        """Add pods without tombstones, because pods deleted later existed at the time."""
+        """Add records of pods except tombstones, because pods that were deleted later existed."""
         self._stage.take_pods(_without_tombstones(records))
 
     def take_nodes(self, records: Sequence[Record]) -> None:
@@ -47,9 +48,9 @@ class Replay:
         self._stage.take_namespaces(_without_tombstones(records))
 
     def take_samples(self, records: Sequence[Record]) -> list[Message]:
-        """Book ticks, and return the events of those in the range.
+        """Book ticks, and return the events of the ticks in the range.
 
-        Ticks before the range are booked too, because the next tick may repeat one of them, or
+        Ticks before the range are also booked, because a later tick may repeat one of them, or
         follow it after a gap.
         """
         events = self._stage.take_samples(records)
@@ -246,7 +247,7 @@ class Replaying:
     async def _run_beside(
         self, ticks: _Chunks, first: _Chunks, number: int, comparison: Comparison
     ) -> None:
-        """Advance both runs together, so that few events wait for their counterpart."""
+        """Read both runs in parallel, so that few events wait for comparison."""
         has_first = has_ticks = True
         while has_first or has_ticks:
             # Batch sizes differ, so the run that is behind is read next.

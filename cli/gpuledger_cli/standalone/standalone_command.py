@@ -5,6 +5,7 @@ import os
 import secrets
 from contextlib import AsyncExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -28,6 +29,7 @@ from gpuledger_agent.exposition import PageRenderer
 from gpuledger_agent.exposition.node_state import NodeState, make_node_state
 from gpuledger_agent.settings import SpoolSettings, name_node
 from gpuledger_agent.source_selection import find_source
+from gpuledger_cli.demo.plan import find_store
 from gpuledger_cli.demo.run_bus import RunBus
 from gpuledger_cli.demo.stage_tasks import Stages
 from gpuledger_cli.standalone.standalone_settings import StandaloneSettings
@@ -87,6 +89,8 @@ def main() -> int:
         common=COMMON,
     )
     settings = name_node(settings, os.environ)
+    if "store" in settings.sinks and "://" not in settings.store.uri:
+        find_store(Path(settings.store.uri))
     configure_logs(settings.log)
     host = find_source(settings)
     node_state = make_node_state(
@@ -111,7 +115,7 @@ async def run_standalone(
     host: Host,
     node_state: NodeState | None = None,
 ) -> None:
-    """Run all components until cancelled; then end the agent first and deliver what it sampled.
+    """Run all components until cancelled; then end the agent first and deliver its samples.
 
     Raises the error of a component that fails.
     """
@@ -187,7 +191,7 @@ async def _maintain(settings: StandaloneSettings, readiness: Readiness, *, clock
 
 
 async def _drain(bus: Bus, views: dict[str, RunBus]) -> None:
-    """Wait until the join and the sinks have taken what was published, for a few seconds."""
+    """Wait at most three seconds until the join and the sinks have processed all records."""
     try:
         async with asyncio.timeout(_DRAIN_SECONDS):
             while not await _is_drained(bus, views):  # noqa: ASYNC110 - the bus has no event for this

@@ -1,1 +1,1 @@
-"""Joins samples with pods and books each device on its accounts. Never calls the API server."""
+"""Joins samples with pods and books the use of each GPU. It never calls the API server."""

@@ -2,8 +2,8 @@
 
 A delivery takes several requests, so messages are gathered in one `CommitBatch` per partition until
 `CommitBatches` reaches its limit of records or of time. `Delivery` then writes each batch with its
-progress, dead letters and offsets in one transaction. The worker restores a partition whose
-transaction was aborted.
+progress, dead letters and offsets in one transaction. If a transaction was aborted, the worker
+restores the partition.
 """
 
 import asyncio
@@ -32,39 +32,39 @@ class CommitBatch:
     topics: Topics
     partition: int
     begun_seconds: float
-    """When its first record was processed, by the worker's monotonic clock."""
+    """Time when its first record was processed, in seconds of the worker's monotonic clock."""
     records: int = 0
-    """Number of input records processed for it."""
+    """Number of input records that the batch covers."""
     messages: dict[TopicPartition, list[Message]] = field(default_factory=dict)
-    """Messages to publish, in the order in which they were made."""
+    """Messages to publish, in the order of their creation."""
     progress: Sequence[Message] = ()
-    """Progress of the nodes including this batch; must not become visible before it."""
+    """Progress of the nodes including this batch; must not become visible before the batch."""
     watermarks: Sequence[Message] = ()
     """The watermark messages of an earlier, acknowledged batch."""
     next_offset: int | None = None
-    """After delivery, the offset after its last event; `None` if the bus did not report it."""
+    """After delivery, the offset after the last event; `None` if the bus did not report it."""
     offsets: dict[TopicPartition, int] = field(default_factory=dict)
     """Next offset to read of each input, including this batch."""
     last_tick_ms: int | None = None
-    """Event time of its last tick; `None` if it has only records of other inputs."""
+    """Event time of the batch's last tick; `None` if the batch has only records of other inputs."""
 
     @property
     def progress_partition(self) -> TopicPartition:
-        """The partition for the progress of its nodes."""
+        """The partition of the progress topic for the nodes of this batch."""
         return TopicPartition(self.topics.progress.name, self.partition)
 
     @property
     def watermarks_partition(self) -> TopicPartition:
-        """The partition of the watermarks' topic for this partition."""
+        """The partition of the watermarks topic for this batch."""
         return TopicPartition(self.topics.watermarks.name, self.partition)
 
     @property
     def events_partition(self) -> TopicPartition:
-        """The partition for its events."""
+        """The partition of the events topic for this batch."""
         return TopicPartition(self.topics.events.name, self.partition)
 
     def count(self, partition: TopicPartition, records: Sequence[Record]) -> None:
-        """Count at least one record of an input whose results are in this batch."""
+        """Count one or more records of an input partition whose results are in this batch."""
         self.records += len(records)
         self.offsets[partition] = records[-1].offset + 1
         if partition.topic == self.topics.samples.name:
@@ -77,7 +77,7 @@ class CommitBatch:
 
 
 class CommitBatches:
-    """A worker's batches between two deliveries; bounded by records and by time."""
+    """A worker's batches between two deliveries, limited in records and in time."""
 
     def __init__(self, *, topics: Topics, max_records: int, max_seconds: float) -> None:
         self._topics = topics
@@ -95,7 +95,7 @@ class CommitBatches:
         return self._batches.setdefault(partition, made)
 
     def seconds_left(self, *, now: float) -> float | None:
-        """Return how many more seconds to gather records, at least 0; `None` without a batch."""
+        """Return the seconds until the next delivery is due, at least 0; `None` without a batch."""
         if not self._batches:
             return None
         if sum(batch.records for batch in self._batches.values()) >= self._max_records:
@@ -109,15 +109,16 @@ class CommitBatches:
         return taken
 
     def drop(self, partitions: Iterable[int]) -> None:
-        """Drop the batches of these partitions: their next worker processes the records again."""
+        """Drop the batches of these partitions; the records are processed again."""
         for partition in partitions:
             self._batches.pop(partition, None)
 
 
 class Delivery:
-    """Writes each batch in a transaction, under one transactional id per partition.
+    """Writes each batch in a transaction, with one transactional id per partition.
 
-    A worker that was considered dead and comes back finds its ids fenced and its writes refused.
+    If a worker returns after it was considered dead, its transactional ids are fenced and its
+    writes are rejected.
     """
 
     def __init__(
@@ -132,14 +133,14 @@ class Delivery:
         self._dead_letters = dead_letters
         self._check = check
         self._fenced_seconds = fenced_seconds
-        # Not a `RetryingCaller`: an aborted batch is made again from new polls, not sent again.
+        # Not a `RetryingCaller`: the records of an aborted batch are polled and processed again.
         self._backoff = Backoff(first_seconds=0.1, max_seconds=10.0)
         self._undelivered: set[int] = set()
 
     async def take_over(self, partitions: Iterable[int]) -> None:
-        """Open the partitions' transactional ids: from then on no other worker can commit for them.
+        """Open the partitions' transactional ids; other workers can then no longer commit for them.
 
-        Raises `BusError` on failure; the caller polls before it tries again.
+        Raise `BusError` on failure; the caller polls before it tries again.
         """
         await self._writers.open(partitions)
 
@@ -153,7 +154,8 @@ class Delivery:
     async def deliver(self, batches: Sequence[CommitBatch]) -> Collection[int]:
         """Deliver each batch as a whole; return the partitions whose batch was undone.
 
-        Their ids are closed. They must be restored from the last commit.
+        The transactional ids of these partitions are closed; the caller must restore the partitions
+        from the last commit.
         """
         failures = await asyncio.gather(*map(self._commit, batches))
         undone = {
@@ -163,7 +165,7 @@ class Delivery:
         if not undone:
             self._backoff.reset()
             return _NONE_UNDONE
-        # A failed id cannot be used again: restoring the partition opens it again.
+        # A failed id cannot be used again. Restoring the partition opens the id again.
         await self._writers.close(undone)
         pause_seconds = pause_seconds_after(
             undone.values(),
@@ -195,14 +197,14 @@ class Delivery:
                 "transaction_undone", partition=made.partition, reason=cause, error=str(error)
             )
             return drained.explain(error) if isinstance(error, BusError) else error
-        # Only now: after an abort, the records come again and their dead letters are made again.
+        # Not earlier: after an abort, the records are read again and produce new dead letters.
         self._dead_letters.acknowledge(drained)
         made.next_offset = ends.get(made.events_partition)
         metrics.EVENTS_TOTAL.inc(len(made.messages.get(made.events_partition, ())))
         return None
 
     def _remember(self, batches: Sequence[CommitBatch], undone: Mapping[int, Exception]) -> None:
-        """Fail the check, except for partitions that now belong to another worker."""
+        """Fail the check for undone partitions that no other worker has taken over."""
         self._undelivered -= {made.partition for made in batches}
         for partition, error in undone.items():
             if isinstance(error, FencedError):

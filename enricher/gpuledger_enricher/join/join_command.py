@@ -1,4 +1,4 @@
-"""`gpuledger join`: joins samples with pods into events. All wiring of the join is here."""
+"""`gpuledger join`: joins samples with pods into events. This module wires its parts."""
 
 import asyncio
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ from gpuledger_enricher.join.stage import JoinStage
 from gpuledger_enricher.join.validation import placement_rule
 from gpuledger_enricher.join.worker import JoinWorker
 
-# One for each caller, because a backoff grows with the failures of the call that it delays.
+# Each caller has its own backoff, because a backoff grows with the failures of its caller.
 _new_backoff: Final = partial(Backoff, first_seconds=0.2, max_seconds=10.0)
 DESCRIPTION: Final = (
     "Run a worker of the join: it attributes the samples of each GPU to pods and publishes events"
@@ -67,7 +67,7 @@ COMMON: Final = (
     "log.level",
 )
 _FINISH_SECONDS: Final = 0.0
-"""The group revokes partitions between deliveries, so no commit is under way that could finish."""
+"""The group revokes partitions between deliveries, so there is no unfinished commit to wait for."""
 
 
 @explain_user_errors
@@ -97,7 +97,7 @@ def main() -> int:
 async def run_join(*, bus: Bus, settings: JoinSettings, readiness: Readiness) -> None:
     """Join until cancelled; wait for missing brokers, topics and permissions.
 
-    Raises `FreshStartError` if no call to Kafka has returned for ten minutes. The checks:
+    Raise `FreshStartError` if no call to Kafka has returned for ten minutes. The checks:
 
     - `kafka` is ok while the brokers answer.
     - `pods` is ok once the pods of the assigned partitions have been read.
@@ -146,7 +146,7 @@ async def run_join(*, bus: Bus, settings: JoinSettings, readiness: Readiness) ->
             follower = NamespaceFollower(
                 stage=stage, dead_letters=namespace_dead_letters, history=bus, retry=following
             )
-            # All namespaces, before the group assigns partitions and the first tick is described.
+            # Read all namespaces before the group assigns partitions and ticks are described.
             await follower.read_up()
             followed = tasks.create_task(follower.follow())
             async with TransactionalWriters(
@@ -174,7 +174,7 @@ async def run_join(*, bus: Bus, settings: JoinSettings, readiness: Readiness) ->
 
 
 def _in_group_of(topics: Topics, settings: JoinSettings) -> JoinSettings:
-    """Return the settings with this installation's name of the consumer group."""
+    """Return the settings with the consumer group's name in this installation (with prefix)."""
     tuning = msgspec.structs.replace(settings.join, group=topics.group(settings.join.group))
     return msgspec.structs.replace(settings, join=tuning)
 
@@ -216,9 +216,10 @@ def _make_worker(
 
 
 async def _find_watermarks_end(bus: Bus) -> Mapping[int, int]:
-    """Return the end offsets of the watermarks topic: later watermarks are newer than our start.
+    """Return the end offset of each partition of the watermarks topic, by partition number.
 
-    Offsets are compared, not times, because podwatch's clock and ours may differ.
+    Watermarks after these offsets are newer than this worker's start. Offsets are compared, not
+    times, because podwatch's clock and the worker's clock may differ.
     """
     async with bus.reader() as reader:
         spans = await reader.spans(bus.topics.watermarks.name)
@@ -226,9 +227,10 @@ async def _find_watermarks_end(bus: Bus) -> Mapping[int, int]:
 
 
 async def _count_partitions(bus: Bus) -> tuple[int, int]:
-    """Return the number of input partitions and of dead-letter partitions.
+    """Return the number of input partitions and the number of dead-letter partitions.
 
-    Raises `TopicsError` if a topic is missing, or if input and output differ in partitions.
+    Raise `TopicsError` if a topic is missing, or if input and output topics have different numbers
+    of partitions.
     """
     topics = bus.topics
     by_node = (
@@ -238,6 +240,6 @@ async def _count_partitions(bus: Bus) -> tuple[int, int]:
         topics.events.name,
         topics.attributed_incidents.name,
     )
-    # A node's pods, ticks and progress must have one partition number: one worker needs all.
+    # All records of a node must have one partition number, because one worker needs them all.
     counts = {name: await bus.partitions(name) for name in by_node}
     return agreed_partitions(counts), await bus.partitions(topics.dead_letters.name)

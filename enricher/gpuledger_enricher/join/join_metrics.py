@@ -1,4 +1,4 @@
-"""The metrics of the join. Every one of them is defined here, and nowhere else."""
+"""Defines all metrics of the join."""
 
 from typing import Final
 

@@ -1,7 +1,7 @@
 """Reports a worker's ticks and pods in metrics and logs. It never influences the results.
 
-It counts lateness, gaps, pending pods and clock differences, and checks the books against the
-device totals. Other modules decide what an event contains.
+The observer counts lateness, gaps, pending pods and clock differences, and checks the books against
+the device totals. Other modules decide the contents of an event.
 """
 
 import math
@@ -24,12 +24,12 @@ from gpuledger_enricher.join.pods.describe import PodDescriptions
 from gpuledger_enricher.join.pods.pending import PendingPods
 from gpuledger_enricher.join.progress.passage import NodeWatermark
 
-# A check costs about as much as booking, so checking one in 200 is under a hundredth of the work.
+# A check costs about as much as booking, so one check in 200 ticks adds less than 1 % of work.
 TICKS_PER_CHECK: Final = 200
 NAMES_SHOWN: Final = 4
 """Maximum names of a pod in a log line: its UID and a few of its containers."""
 NAME_CHARACTERS: Final = 100
-# Longer than the interval between two scrapes, so that no extreme falls between them.
+# Longer than a scrape interval, so that a minimum is not replaced before it is scraped.
 _WINDOW_NS: Final = 300 * NS_PER_SECOND
 _log = structlog.get_logger(__name__)
 UNBOOKED_AFTER_NS: Final = 60 * NS_PER_SECOND
@@ -43,7 +43,7 @@ FRESH_NS: Final = 60 * NS_PER_SECOND
 class _NodeHistory:
     partition: int
     first_ns: int
-    """When the first unbooked tick since the last booked one was read."""
+    """When the first unbooked tick after the last booked one was read."""
     last_ns: int
     """When the last unbooked tick was read."""
     is_reported: bool = False
@@ -56,20 +56,21 @@ class _NodeHistory:
 class UnbookedNodes:
     """The nodes, by key, whose new ticks are all unbooked: duplicates, or too far ahead.
 
-    A node's `seq` never falls within a boot, so ticks that are sent twice are old. New ticks below
-    the highest `seq` show that this `seq` was never the node's: some tick ran ahead, by a known
-    amount. If all new ticks are rejected because they run too far ahead, the booked ticks of the
-    boot were never the node's. Whether a tick is new depends on when its record was written and
-    read, not on the node's own time. Memory is bounded by the nodes that have a watermark.
+    The `seq` of a node never decreases within a boot, so only old ticks are sent twice. If new
+    ticks are below the highest `seq`, this `seq` was never reached by the node: some tick ran
+    ahead, by a known amount. If all new ticks are rejected because they run too far ahead, the
+    booked ticks of the boot were not sent by the node. Whether a tick is new depends on the time
+    when its record was written and the time when it was read, not on the node's own time. Memory is
+    bounded by the nodes that have a watermark.
     """
 
     def __init__(self) -> None:
         self._nodes: dict[str, _NodeHistory] = {}
 
     def observe_duplicate(self, node: str, *, partition: int, written_ns: int, now_ns: int) -> bool:
-        """Record that a tick counts as a duplicate; return whether the node is to be reported.
+        """Record that a tick counts as a duplicate; return whether the node must be reported now.
 
-        A node is reported once until one of its ticks is booked again.
+        A node is reported once. It can be reported again after one of its ticks was booked.
         """
         found = self._observe_unbooked(
             node, partition=partition, written_ns=written_ns, now_ns=now_ns
@@ -80,7 +81,7 @@ class UnbookedNodes:
         return is_new and found.is_reported
 
     def observe_rejected(self, node: str, *, partition: int, written_ns: int, now_ns: int) -> None:
-        """Record that a tick was rejected because it runs ahead; each of those is logged anyway."""
+        """Record that a tick was rejected because it runs ahead; the caller logs each rejection."""
         self._observe_unbooked(node, partition=partition, written_ns=written_ns, now_ns=now_ns)
 
     def _observe_unbooked(
@@ -90,7 +91,7 @@ class UnbookedNodes:
         if abs(now_ns - written_ns) > FRESH_NS:
             return None
         found = self._nodes.get(node)
-        # After a pause, start over: a minute of silence is not a minute of unbooked ticks.
+        # After a pause, start over: a minute without ticks is not a minute of unbooked ticks.
         if found is None or now_ns - found.last_ns > FRESH_NS:
             found = _NodeHistory(partition=partition, first_ns=now_ns, last_ns=now_ns)
             self._nodes[node] = found
@@ -102,7 +103,7 @@ class UnbookedNodes:
         self._nodes.pop(node, None)
 
     def show(self, now_ns: int) -> None:
-        """Update the metric; drop nodes that have become silent."""
+        """Update the metric; drop nodes without an unbooked tick in the last minute."""
         gone = [
             name for name, history in self._nodes.items() if now_ns - history.last_ns > FRESH_NS
         ]
@@ -111,7 +112,7 @@ class UnbookedNodes:
         metrics.NODES_UNBOOKED.set(sum(history.is_unbooked for history in self._nodes.values()))
 
     def forget(self, partition: int) -> None:
-        """Forget the nodes of a partition that is no longer held."""
+        """Forget the nodes of a partition that is no longer assigned."""
         self._nodes = {
             name: history for name, history in self._nodes.items() if history.partition != partition
         }
@@ -119,10 +120,11 @@ class UnbookedNodes:
 
 
 class ClockSkew:
-    """Detects how far the clocks of nodes, the API server and this machine differ.
+    """Detects differences between the clocks of nodes, the API server and this machine.
 
-    Nothing is corrected. A clock that is behind looks like a slow pipeline, so only one direction
-    can be detected for each pair of clocks: a time before the event can have happened.
+    Times are not corrected. A clock that is behind looks like a slow pipeline, so only one
+    direction can be detected for each pair of clocks: a time that is before its earliest possible
+    value.
     """
 
     def __init__(self) -> None:
@@ -131,14 +133,15 @@ class ClockSkew:
         self._steps = Repeats()
 
     def observe_ticks(self, newest_ns: int, *, now_ns: int) -> None:
-        """Record the age of the newest of some ticks; a negative one shows a node's clock ahead."""
+        """Record the age of the newest tick of a poll; if negative, the node's clock is ahead."""
         if self._ages_ns.add(now_ns - newest_ns, now_ns=now_ns):
             metrics.MIN_AGE_SECONDS.set(self._ages_ns.minimum / NS_PER_SECOND)
 
     def observe_pod(self, pod: PodRecord, *, now_ns: int) -> None:
-        """Record a pod; if its node started it before it was created, the node's clock is behind.
+        """Record a pod; if it started before it was created, the clock of its node is behind.
 
-        Static pods are ignored: their nodes start them before the API server has them.
+        Static pods are ignored, because nodes start them before the API server has an object for
+        them.
         """
         if pod.started_time_ns is None or pod.config_hash is not None:
             return
@@ -146,10 +149,10 @@ class ClockSkew:
             metrics.NODE_BEHIND_SECONDS.set(max(0.0, -self._leads_ns.minimum / NS_PER_SECOND))
 
     def observe_clock_step(self, node: str, seconds: float) -> None:
-        """Record that a node's clock was set, which starts a new timeline for its timestamps.
+        """Record that a node's clock was set, so its timestamps start a new timeline.
 
-        It is logged at once because no further tick may come. A clock that is set back and forth
-        with every tick is one condition: at most one line a minute per node and direction.
+        The step is logged at once, because no further tick may arrive. A clock that is set back and
+        forth with every tick is one condition: at most one line a minute per node and direction.
         """
         direction = "ahead" if seconds > 0 else "back"
         metrics.CLOCK_STEPS_TOTAL.labels(direction=direction).inc()
@@ -160,9 +163,9 @@ class ClockSkew:
 
 
 class WindowedMin:
-    """The minimum of the values in the current window of five minutes and in the one before.
+    """The minimum of the values in the current window of five minutes and in the previous one.
 
-    This takes constant memory, so the time covered varies between five and ten minutes.
+    The two windows take constant memory, so the time covered varies between five and ten minutes.
     """
 
     def __init__(self) -> None:
@@ -194,7 +197,7 @@ def _names(node: str) -> dict[str, str]:
 
 
 class JoinObserver:
-    """Observes a worker's work; memory is bounded by the pending pods."""
+    """Observes the results of a worker; memory is bounded by pending pods and nodes."""
 
     def __init__(self, *, pending_pod_timeout_seconds: float) -> None:
         self._pending = PendingPods(pending_pod_timeout_seconds=pending_pod_timeout_seconds)
@@ -208,14 +211,14 @@ class JoinObserver:
         self._unbalanced = Repeats()
 
     def observe_pod(self, pod: PodRecord, *, now_ns: int) -> Iterable[str]:
-        """Record that a pod's record has come; yield the nodes that named the pod before."""
+        """Record that a pod's record was read; yield the nodes that named the pod before."""
         self._skew.observe_pod(pod, now_ns=now_ns)
         for waiting in self._pending.resolve(pod):
             metrics.PENDING_DELAY_SECONDS.observe(max(0, now_ns - waiting.first_ns) / NS_PER_SECOND)
             yield waiting.node
 
     def observe_overlap(self, node: str, overlap_ns: int) -> None:
-        """Record that a tick overlaps the one before; log at most one line a minute per node."""
+        """Record that a tick overlaps the previous one; log at most one line a minute per node."""
         metrics.OVERLAPPING_TOTAL.inc()
         if count := self._overlaps.count(node):
             seconds = round(overlap_ns / NS_PER_SECOND, 3)
@@ -299,11 +302,11 @@ class JoinObserver:
             )
 
     def observe_clock_step(self, node: str, seconds: float) -> None:
-        """Record that a node's clock was set since the tick before."""
+        """Record that a node's clock was set after the previous tick."""
         self._skew.observe_clock_step(node, seconds)
 
     def observe_seq_ahead(self, node: str, seconds: float) -> None:
-        """Record that a tick's `seq` runs ahead of its boot, whether it is booked or rejected."""
+        """Record that the `seq` of a booked or rejected tick exceeds the time since boot."""
         metrics.SEQ_AHEAD_TOTAL.inc()
         if count := self._ahead.count(node):
             _log.warning(
@@ -311,7 +314,7 @@ class JoinObserver:
             )
 
     def observe_rejected(self, record: Record, sample: NodeSample, *, now_ns: int) -> None:
-        """Record that a tick was rejected because its `seq` runs ahead by more than is possible."""
+        """Record that a tick was rejected because its `seq` exceeds the limit."""
         written_ns = record.timestamp_ms * NS_PER_MS
         self._unbooked.observe_rejected(
             node_key(sample), partition=record.partition, written_ns=written_ns, now_ns=now_ns
@@ -320,7 +323,7 @@ class JoinObserver:
     def observe_duplicate(
         self, record: Record, sample: NodeSample, watermark: NodeWatermark | None, *, now_ns: int
     ) -> None:
-        """Record that a tick counts as a duplicate; report a node whose ticks all do."""
+        """Record that a tick counts as a duplicate; report the node if all its new ticks do."""
         metrics.DUPLICATES_TOTAL.inc()
         seq = watermark.seq_of(sample.boot_id) if watermark else None
         written_ns = record.timestamp_ms * NS_PER_MS
@@ -337,9 +340,9 @@ class JoinObserver:
             )
 
     def report(self, now_ns: int) -> None:
-        """Report the clocks and the pending pods.
+        """Update the metrics of clocks and pending pods.
 
-        All pods that did not come in time share one log line, with one of them as an example.
+        Pods whose records did not come in time share one log line, with one of them as an example.
         """
         if self._newest_ns:
             self._skew.observe_ticks(self._newest_ns, now_ns=now_ns)

@@ -1,13 +1,13 @@
 """Calls the bus until it answers, and processes records in steps of bounded work.
 
-These are the three things that the join does between the bus and its stage, for all topics:
+The join needs three functions between the bus and its stage, for all topics:
 
-- `bus_retry` repeats a call, with growing pauses, until the bus answers, and reports failures in a
-  check.
-- `poll` waits for records that way, for a bounded time.
-- `step_through` divides a poll's records into steps. A poll may return megabytes, and the event
-  loop that processes them also serves the health endpoints and the group's heartbeats. Steps are
-  measured in bytes because processing a record costs time at most in proportion to its length.
+- `bus_retry` returns a caller that repeats a call, with growing pauses, until the bus answers. The
+  caller reports failures in a check.
+- `poll` waits for records, for a limited time, and repeats failed calls.
+- `step_through` divides the records of a poll into steps. A poll may return megabytes, and the
+  event loop that processes them also serves the health endpoints and the group's heartbeats. Steps
+  are measured in bytes, because the time for a record is at most proportional to its length.
 """
 
 import asyncio
@@ -26,16 +26,16 @@ T = TypeVar("T")
 def bus_retry(
     *, check: Check, backoff: Callable[[], Backoff] = Backoff
 ) -> RetryingCaller[BusError]:
-    """Return a caller that retries calls to the bus; `check` shows their failures."""
+    """Return a caller that retries calls to the bus; `check` reports their failures."""
     return RetryingCaller(on=BusError, check=check, counter=metrics.RETRIES_TOTAL, backoff=backoff)
 
 
 async def poll(
     consumer: Consumer, *, retry: RetryingCaller[BusError], tuning: JoinTuning, max_seconds: float
 ) -> Polled:
-    """Poll for at most `max_seconds`, retrying; return nothing if the bus has not answered by then.
+    """Poll for at most `max_seconds`, with retries; return nothing if the bus does not answer.
 
-    One attempt waits for at most `poll_timeout_seconds`.
+    One attempt waits for at most `tuning.poll_timeout_seconds`.
     """
     loop = asyncio.get_running_loop()
     deadline_seconds = loop.time() + max_seconds
@@ -50,7 +50,7 @@ async def poll(
     try:
         return await retry(attempt, deadline_seconds=deadline_seconds)
     except BusError:
-        return {}  # the check shows the failure, and the caller's time is up
+        return {}  # the check reports the failure, and the time is over
 
 
 STEP_BYTES: Final = 262_144
@@ -71,8 +71,8 @@ def steps_of(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
 
 
 async def step_through(records: Sequence[Record]) -> AsyncIterator[Sequence[Record]]:
-    """Yield the steps of `steps_of`; run the other tasks of the event loop after each step."""
+    """Yield the steps of `steps_of`; let the other tasks of the event loop run after each step."""
     for step in steps_of(records):
         yield step
-        # Does not wait: every task that is ready runs once, such as heartbeats and health requests.
+        # Does not wait: each ready task, such as heartbeats and health requests, runs once.
         await asyncio.sleep(0)

@@ -1,12 +1,14 @@
 """Compares two events of the same tick: the books byte by byte, the descriptions by content.
 
-The books are everything except `late` and the description: `pods`, the pods and names in
-`containers` and `allocations`, `namespaces` and `node_description`. The description may be more
-complete in the second event: a pod that was unknown may be known, and absent values may be present.
-Nothing else may change. Whether a pod without a record is named, pending or foreign depends on
-which other pods the worker held, so this difference is ignored. `late` depends on how and with
-which other ticks a tick came, and on clocks, so differences are only counted. Pure functions of
-encoded events, and a class that pairs the events of two streams.
+The books are all fields except `late` and the description. The description consists of `pods`, the
+pods and names in `containers` and `allocations`, `namespaces` and `node_description`. In the second
+event, it may be more complete: a pod that was unknown may be known, and absent values may be
+present. Other changes are differences.
+
+Two differences are not errors. The state of a pod without a record (named, pending or foreign)
+depends on the other pods that the worker knew, so it is not compared. `late` depends on clocks and
+on the other ticks, so its differences are only counted. The module has pure functions of encoded
+events, and a class that pairs the events of two streams.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,13 +25,13 @@ _PODS: Final = "pods"
 _POINTERS: Final = {"containers": EventContainer, "allocations": EventAllocation}
 """The lists that point to pods."""
 _FROM_RECORDS: Final = {"containers": frozenset({"pod", "name"}), "allocations": frozenset({"pod"})}
-"""The fields that are part of the description; their other fields come from the tick."""
+"""The fields that are part of the description; the other fields of the lists are from the tick."""
 _NAMESPACES: Final = "namespaces"
 _NODE: Final = "node_description"
 _NO_BOOKS: Final = frozenset({_PODS, *_POINTERS, _LATE, _NAMESPACES, _NODE})
 _ABSENT: Final = "(absent)"
-# States of an unknown pod that depend on which other pods are known. A state that a newer version
-# adds is not among them: its meaning is unknown here, so it has to be equal.
+# States of an unknown pod that depend on the other pods that are known. States of a newer version
+# are not included: their meaning is unknown here, so they must be equal.
 _PASSING: Final = frozenset({PodState.NAMED, PodState.PENDING, PodState.FOREIGN})
 _fields_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
@@ -43,7 +45,7 @@ class Agreement(Enum):
 
 
 class EntryChange(NamedTuple):
-    """A field that differs, with its values in both runs."""
+    """A field that differs, with its value in the first run and in the replay."""
 
     field: str
     first: object
@@ -54,9 +56,9 @@ class Compared(NamedTuple):
     """The result of comparing two events."""
 
     agreement: Agreement
-    """How well they agree."""
+    """The result for the two events as a whole."""
     changes: list[EntryChange]
-    """Fields with a difference that is not allowed."""
+    """Fields with a difference that is an error."""
     is_late_otherwise: bool
     """Whether only one of the events is marked late."""
 
@@ -65,7 +67,7 @@ _THE_SAME: Final = Compared(Agreement.EQUAL, [], is_late_otherwise=False)
 
 
 def compare_events(first: bytes, replayed: bytes) -> Compared:
-    """Compare two encoded events; raises `msgspec.DecodeError` if one is not a JSON object."""
+    """Compare two encoded events; raise `msgspec.DecodeError` if one is not a JSON object."""
     if first == replayed:
         return _THE_SAME
     then, now = _fields_of(first), _fields_of(replayed)
@@ -92,7 +94,8 @@ def _book_changes(
         if inner := list(_changes_within(name, *values)):
             yield from inner
         else:
-            # Equal values in different bytes, such as a number in another notation, differ too.
+            # Equal values in different bytes, such as a number in another notation, are
+            # differences.
             texts = [
                 _ABSENT if raw is None else bytes(raw).decode(errors="replace")
                 for raw in (was, is_)
@@ -101,7 +104,7 @@ def _book_changes(
 
 
 def _changes_within(path: str, was: Any, is_: Any) -> Iterator[EntryChange]:  # noqa: ANN401  # any JSON value
-    """Yield the innermost values that differ, with their paths."""
+    """Yield the innermost values that differ, each with its path."""
     if isinstance(was, dict) and isinstance(is_, dict):
         for name in sorted(was.keys() | is_.keys()):
             yield from _changes_within(
@@ -115,7 +118,7 @@ def _changes_within(path: str, was: Any, is_: Any) -> Iterator[EntryChange]:  # 
 
 
 class _Described(NamedTuple):
-    """One container in an event: the fields from the tick, and the pod's description."""
+    """One container in an event: the fields from the tick, and the description of its pod."""
 
     of_tick: Mapping[str, Any]
     description: Mapping[str, Any]
@@ -146,8 +149,8 @@ def _described(fields: Mapping[str, msgspec.Raw]) -> dict[str, _Described]:
 def _without_guesses(pod: dict[str, Any], *, keeps_uid: bool) -> dict[str, Any]:
     """Return a description without values that may change when more records are read.
 
-    A container's UID comes from its cgroup path, but a holder's comes from the pod that is thought
-    to have its name.
+    The UID of a container comes from its cgroup path and is kept. The UID of a holder of devices
+    comes from the pod that is assumed to have the holder's name, so it is removed.
     """
     guesses = {"namespace", "name"} if keeps_uid else {"namespace", "name", "uid"}
     kept = {name: value for name, value in pod.items() if name not in guesses}
@@ -166,13 +169,14 @@ def _description_changes(
             continue
         yield from _losses(path, was.of_tick, is_.of_tick)
         before, after = was.description, is_.description
-        # A pending pod that is now known may gain anything; other values may not be lost.
+        # A pod that was pending and is now known may have any new values. Otherwise, values must
+        # not be lost.
         if before.get("state") == after.get("state") or after.get("state") != PodState.KNOWN:
             yield from _losses(f"{path}.pod", before, after)
 
 
 def _described_places(fields: Mapping[str, msgspec.Raw]) -> dict[str, Mapping[str, Any] | None]:
-    """Return the descriptions of the node and of the pods' namespaces, by path."""
+    """Return the descriptions of the node and of the pods' namespaces, each by its path."""
     pods: list[dict[str, Any]] = msgspec.json.decode(fields.get(_PODS, b"[]"))
     found: dict[str, Mapping[str, Any] | None] = {
         f"{_NAMESPACES}.{pod['namespace']}": None for pod in pods if "namespace" in pod
@@ -187,7 +191,8 @@ def _place_changes(
     then: Mapping[str, Mapping[str, Any] | None], now: Mapping[str, Mapping[str, Any] | None]
 ) -> Iterator[EntryChange]:
     for path, was in sorted(then.items()):
-        # A pod that is now in another namespace is reported elsewhere, or was only a guess.
+        # A pod that is in another namespace now is reported elsewhere, or its namespace was a
+        # guess.
         if was is None or path not in now:
             continue
         is_ = now[path]
@@ -201,7 +206,7 @@ def _losses(path: str, was: Mapping[str, Any], is_: Mapping[str, Any]) -> Iterat
     """Yield the values that were lost or changed; new values are not reported."""
     for name, value in was.items():
         found = is_.get(name, _ABSENT)
-        # A value that was unknown may be known now, and `requested` may have more containers.
+        # A value that was unknown may be known now, and `requested` may contain more containers.
         if value is None:
             continue
         if name == "requested" and isinstance(found, dict) and value.items() <= found.items():
@@ -236,20 +241,20 @@ class Counts(msgspec.Struct):
     """Numbers of events by the result of the comparison."""
 
     equal: int = 0
-    """Equal byte for byte, except for `late` and the states of pods without a record."""
+    """Equal byte for byte, not counting `late` and the states of pods without a record."""
     more_complete: int = 0
-    """Equal books, and a more complete description."""
+    """Books are equal, and the description is more complete."""
     different: int = 0
-    """Different books, or a description that has lost something."""
+    """Books differ, or the description has lost values."""
     missing: int = 0
     """Only in the first run."""
     extra: int = 0
     """Only in the replay."""
     repeated: int = 0
-    """Repeated in the first run with the same identity; not compared again."""
+    """Same identity as another event of the first run; not compared again."""
 
     late_otherwise: int = 0
-    """Marked late in one run only; included above as if that were equal."""
+    """Marked late in one run only. These events are also counted in one of the fields above."""
 
     @property
     def compared(self) -> int:
@@ -265,14 +270,14 @@ class Counts(msgspec.Struct):
 class Comparison:
     """Compares the events of both runs, partition by partition.
 
-    Both runs have a partition's events in the same order, so few events wait for their counterpart;
-    their total size is limited.
+    Both runs have a partition's events in the same order, so few events wait for their counterpart.
+    The total size of waiting events is limited.
     """
 
     def __init__(self, *, shown: int, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
         self.counts = Counts()
         self.differences: list[Difference] = []
-        """The first differences."""
+        """The first differences, at most `shown`."""
         self.changes = 0
         """Total number of fields that differ, including those not listed."""
         self._shown = shown
@@ -286,7 +291,7 @@ class Comparison:
         return self._first.bytes <= self._replayed.bytes
 
     def take_first(self, events: Iterable[bytes]) -> None:
-        """Compare events of the first run; raises `msgspec.DecodeError` if one is invalid."""
+        """Compare events of the first run; raise `msgspec.DecodeError` if one is invalid."""
         for event in events:
             event_id = _id_of(event)
             if event_id in self._paired or event_id in self._first.events:
@@ -297,7 +302,7 @@ class Comparison:
                 self.counts.missing += self._note(self._first.put(event_id, event), _MISSING)
 
     def take_replayed(self, events: Iterable[bytes]) -> None:
-        """Compare events of the replay; raises `msgspec.DecodeError` if one is invalid."""
+        """Compare events of the replay; raise `msgspec.DecodeError` if one is invalid."""
         for event in events:
             event_id = _id_of(event)
             if (other := self._first.pop(event_id)) is not None:
@@ -306,7 +311,7 @@ class Comparison:
                 self.counts.extra += self._note(self._replayed.put(event_id, event), _EXTRA)
 
     def end_partition(self) -> None:
-        """Count the events without a counterpart."""
+        """Count the events without a counterpart as missing or extra, and start a new partition."""
         self.counts.missing += self._note(self._first.clear(), _MISSING)
         self.counts.extra += self._note(self._replayed.clear(), _EXTRA)
         self._paired.clear()
@@ -323,8 +328,8 @@ class Comparison:
         for change in changes:
             self._note([event_id], change)
         self._paired[event_id] = None
-        # Remembered to recognize repetitions, which follow closely: at-least-once delivery repeats
-        # the events of one commit.
+        # The identity is remembered to recognize repetitions, which follow closely: at-least-once
+        # delivery repeats the events of one commit.
         if len(self._paired) > MAX_REMEMBERED:
             del self._paired[next(iter(self._paired))]
 
@@ -344,7 +349,7 @@ class _Waiting:
         self._max_bytes = max_bytes
 
     def put(self, event_id: EventId, event: bytes) -> list[EventId]:
-        """Add an event; return the oldest ones if they no longer fit."""
+        """Add an event; remove and return the oldest events if they no longer fit."""
         self.bytes += len(event)
         self.events[event_id] = event
         given_up = []

@@ -1,20 +1,19 @@
-"""Restores the state of a partition before the worker books its first tick.
+"""Restores the state of a partition before the worker books the partition's first tick.
 
 The order is: fence the previous worker, read the partition's progress, seek to the committed
 offsets, read the pods to their end, wait until podwatch reports that they are complete, and only
 then process ticks. The stage interprets the records.
+Every worker needs all namespaces: it reads them before it joins the group, and then follows the
+topic independently of the group (`NamespaceFollower`).
 
-Namespaces concern every worker: each one reads all of them before it joins the group, and follows
-them apart from the group (`NamespaceFollower`).
-
-Progress is written in transactions and read when it is committed, by a separate reader. The
-worker's consumer reads topics that are written without transactions, to the end, whatever
+Progress is written in transactions, so a separate reader reads only committed records. The worker's
+consumer reads topics that are written without transactions, so it reads to the end even if a
 transaction is open.
 
-The worker keeps polling meanwhile, because a group removes a member that does not. So a rebalance
-may come at any time: the callbacks in the poll then change which partitions are needed, and the
-restore starts again. The bus is never queried repeatedly without a poll in between, and an error
-about a partition that is no longer assigned only means that a rebalance is under way.
+The worker keeps polling meanwhile, because a group removes a member that does not poll. So a
+rebalance may come at any time: the callbacks in the poll then change the required partitions, and
+the restore starts again. The bus is never queried repeatedly without a poll in between. An error
+about a partition that is no longer assigned only means that a rebalance is in progress.
 """
 
 import asyncio
@@ -49,7 +48,7 @@ from gpuledger_enricher.join.polling import poll, step_through
 from gpuledger_enricher.join.progress.announcing import Announcer
 from gpuledger_enricher.join.stage import JoinStage
 
-# The objects of a tick have no cycles. Python looks for cycles every 700 objects, which costs 2 %.
+# The objects of a tick have no cycles. The default, a search every 700 objects, costs 2 % of time.
 _OBJECTS_PER_COLLECTION: Final = 20_000
 _STALL_SECONDS: Final = 60.0
 """Maximum time without progress in a restore; electing a new partition leader takes far less."""
@@ -58,24 +57,24 @@ _log = structlog.get_logger(__name__)
 
 
 def input_names(topics: Topics) -> tuple[str, ...]:
-    """Return the topics whose records are processed once, from the committed offset on."""
+    """Return the topics whose records are processed once, starting at the committed offset."""
     return (topics.samples.name, topics.processes.name, topics.incidents.name)
 
 
 def state_names(topics: Topics) -> tuple[str, ...]:
     """Return the topics that are read from the beginning for each new partition, then followed.
 
-    Their committed offsets mark the records whose dead letters have been written.
+    Records before the committed offsets of these topics already have their dead letters.
     """
     return (topics.pods.name, topics.nodes.name, topics.watermarks.name)
 
 
 class StalledError(GpuledgerError):
-    """A restore made no progress for too long: the consumer must be opened again."""
+    """A restore made no progress for a minute; the consumer must be opened again."""
 
 
 class StateRestorer:
-    """Restores the partitions that a worker holds but has not read yet."""
+    """Restores the partitions that are assigned to a worker but have not been read yet."""
 
     def __init__(
         self,
@@ -113,27 +112,24 @@ class StateRestorer:
         self._seeking: asyncio.Task[Mapping[TopicPartition, int]] | None = None
 
     def require(self, partitions: Iterable[int]) -> None:
-        """Restore these partitions before anything else is done for them."""
+        """Add partitions to restore; no other work is done for them before."""
         self._unknown |= set(partitions)
         self._changes += 1
 
     async def cancel(self, partitions: Iterable[int]) -> None:
-        """Stop restoring these partitions, which were revoked.
-
-        On return, no call for them is under way.
-        """
+        """Stop restoring these revoked partitions, and wait until their calls have ended."""
         self._unknown -= set(partitions)
         self._changes += 1
         await end_tasks(self._seeking)
 
     def stand_by(self) -> None:
-        """Report that the group has more members than partitions and left none for this one."""
+        """Set the check to ok: no partition is assigned, because the group has more members."""
         self._check.ok("no partition assigned: the group has more members than partitions")
 
     async def run(self, consumer: Consumer) -> frozenset[int]:
         """Restore the required partitions and return them; records polled before are polled again.
 
-        Raises `StalledError` if nothing comes for a minute although the bus answers.
+        Raise `StalledError` if no records come for a minute although the bus answers.
         """
         done: set[int] = set()
         while self._unknown:
@@ -144,7 +140,7 @@ class StateRestorer:
         return frozenset(done)
 
     async def take_state(self, batch: Polled) -> None:
-        """Apply the records of state topics from a poll."""
+        """Apply the records of state topics in a poll's result."""
         for partition, records in batch.items():
             if partition.topic in self._takers:
                 take = self._takers[partition.topic]
@@ -154,14 +150,14 @@ class StateRestorer:
         metrics.NODES.set(len(self._stage.cluster_objects.nodes))
 
     async def _attempt(self, consumer: Consumer, partitions: frozenset[int]) -> bool:
-        """Return whether everything was restored; if not, the caller tries what is still needed."""
+        """Return whether all partitions were restored; if not, the caller tries again."""
         changes = self._changes
         if not self._check.has_failed:
             self._check.waits(_READING)
         try:
             await self._restore(consumer, partitions, changes=changes)
         except NotAssignedError:
-            # A rebalance is under way, which is not a failure: the next poll runs its callbacks.
+            # A rebalance is in progress, which is not a failure: the next poll runs its callbacks.
             await self._poll_for(consumer, self._tuning.poll_timeout_seconds)
             return False
         except BusError as error:
@@ -170,13 +166,13 @@ class StateRestorer:
             # Not a `RetryingCaller`: a member that does not poll loses its partitions.
             await self._poll_for(consumer, self._backoff.next_seconds())
             return False
-        # Partitions may have been revoked or added meanwhile.
+        # Partitions may have been revoked or added in the meantime.
         if changes != self._changes:
             return False
         self._backoff.reset()
         freeze_collector(_OBJECTS_PER_COLLECTION)  # the cached objects live long
-        # Ticks come last: before their pods they would be published without names, and before the
-        # progress they would be booked twice.
+        # Ticks are read last: before their pods, they would be published without names, and before
+        # the progress, they would be booked twice.
         consumer.resume(consumer.assignment())
         start = "; started without a report from podwatch" if self._podwatch_timed_out else ""
         self._check.ok(lambda: f"{len(self._stage.pods)} pods{start}")
@@ -186,7 +182,10 @@ class StateRestorer:
     async def _restore(
         self, consumer: Consumer, partitions: frozenset[int], *, changes: int
     ) -> None:
-        """Read the state to its end; return early if a rebalance comes."""
+        """Read the state to its end; return early if a rebalance comes.
+
+        Raise `StalledError` after a minute without progress.
+        """
         consumer.pause(consumer.assignment())
         ends = await self._seek_beside_polls(consumer, partitions, changes=changes)
         left, moved_seconds = math.inf, self._seconds()
@@ -210,9 +209,9 @@ class StateRestorer:
     async def _seek_beside_polls(
         self, consumer: Consumer, partitions: frozenset[int], *, changes: int
     ) -> Mapping[TopicPartition, int]:
-        """Take over and seek; keep polling if that takes longer than a poll. All is paused.
+        """Take over and seek, with all partitions paused; keep polling if this takes long.
 
-        Returns nothing if a rebalance interrupts it.
+        Return nothing if a rebalance interrupts the call.
         """
         task = self._seeking = asyncio.create_task(self._take_over(consumer, partitions))
         try:
@@ -231,7 +230,7 @@ class StateRestorer:
     ) -> Mapping[TopicPartition, int]:
         """Take partitions over and seek to their start; return the ends of the state topics."""
         await self._delivery.take_over(partitions)
-        # Only after the take-over: until then the previous worker may write progress.
+        # Only after the take-over, because the previous worker may write progress before.
         async with self._history.reader() as reader:
             for partition, span in (await reader.spans(self._history.topics.events.name)).items():
                 if partition.partition in partitions:
@@ -259,20 +258,21 @@ class StateRestorer:
     async def _find_positions(
         self, consumer: Consumer, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, int]:
-        """Return the current positions; nothing if they are not known in time."""
+        """Return the current positions; nothing if they are not known within a poll's time."""
         try:
             async with asyncio.timeout(self._tuning.poll_timeout_seconds):
                 return {partition: await consumer.position(partition) for partition in partitions}
         except TimeoutError:
-            # Without a leader the client keeps waiting, and the group removes a silent member.
+            # Without a leader, the client would wait, and the group would remove a member without
+            # polls.
             return {}
 
     def _has_podwatch_reported(
         self, partitions: Iterable[int], positions: Mapping[TopicPartition, int]
     ) -> bool:
-        """Return whether the pods of these partitions are complete, or have been awaited enough.
+        """Return whether the pods of these partitions are complete, or the wait has timed out.
 
-        Complete means up to this worker's start. The wait happens once in a worker's life.
+        Complete means up to this worker's start. A worker waits at most once.
         """
         if self._podwatch_timed_out:
             return True
@@ -297,7 +297,7 @@ class StateRestorer:
         return await poll(consumer, retry=self._retry, tuning=self._tuning, max_seconds=max_seconds)
 
     async def _poll_for(self, consumer: Consumer, seconds: float) -> None:
-        """Wait and keep polling; the next attempt reads these records again."""
+        """Keep polling for some time; the next attempt reads the records of these polls again."""
         consumer.pause(consumer.assignment())
         end_seconds, changes = self._seconds() + seconds, self._changes
         while (left := end_seconds - self._seconds()) > 0 and changes == self._changes:
@@ -307,7 +307,7 @@ class StateRestorer:
 def _count_left(
     positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
 ) -> float:
-    """Return how many offsets are left to read; infinity if a position is unknown."""
+    """Return the number of offsets left to read; infinity if a position is unknown."""
     if positions.keys() != ends.keys():
         return math.inf
     return sum(max(0, end - positions[partition]) for partition, end in ends.items())
@@ -318,9 +318,9 @@ _FOLLOW_SECONDS: Final = 1.0
 
 
 class NamespaceDeadLetters(DeadLetterQueue):
-    """Rejects namespace records without their values, because each worker rejects each at start.
+    """Rejects namespace records; the dead letter has the record's position, but not its value.
 
-    The dead letter names the record's position.
+    Otherwise each worker would write the value at each start.
     """
 
     @override
@@ -329,7 +329,7 @@ class NamespaceDeadLetters(DeadLetterQueue):
 
 
 class NamespaceFollower:
-    """Reads the whole topic of namespaces without the group; memory is bounded by its contents."""
+    """Reads the whole namespaces topic without the group; memory is bounded by this topic."""
 
     def __init__(
         self,
@@ -348,13 +348,13 @@ class NamespaceFollower:
         self._next: dict[TopicPartition, int] = {}
 
     async def read_up(self) -> None:
-        """Apply all records up to the present end, retrying until the bus answers."""
+        """Apply all records up to the current end, and retry until the bus answers."""
         await self._retry(self._read_once)
 
     async def follow(self) -> None:
         """Apply new records until cancelled."""
         while True:
-            # Returns when the bus answers, and updates the check.
+            # Returns when the bus answers; updates the check.
             await self.read_up()
             with suppress(BusError):  # `read_up` reports an error that persists
                 await self._follow_on()
@@ -365,14 +365,14 @@ class NamespaceFollower:
             await self._take_new(reader)
 
     async def _follow_on(self) -> None:
-        # One reader for as long as the bus answers, because each one opens its own connections.
+        # Uses one reader while the bus answers, because each reader opens its own connections.
         async with self._history.reader() as reader:
             while True:
                 await self._take_new(reader)
                 await asyncio.sleep(self._wait_seconds)
 
     async def _take_new(self, reader: HistoryReader) -> None:
-        """Apply the records between the last position and the present end."""
+        """Apply the records between the last position and the current end."""
         for partition, span in (await reader.spans(self._history.topics.namespaces.name)).items():
             first = max(span.first, self._next.get(partition, 0))
             if first > span.end:

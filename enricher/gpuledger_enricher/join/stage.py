@@ -1,7 +1,7 @@
-"""Turns records into messages: what the join does with the records of each topic.
+"""Turns records into messages: the processing of the records of each topic, without I/O.
 
-The stage holds a worker's pods, nodes, namespaces and watermarks, and the three transforms that use
-them. It uses neither asyncio nor a bus client: `worker` is the shell around it.
+The stage has a worker's pods, nodes, namespaces and watermarks, and the three transforms that use
+them. It uses neither asyncio nor a bus client; `worker` does the I/O.
 """
 
 import time
@@ -89,9 +89,9 @@ class JoinStage:
     ) -> None:
         """Create a stage without any state.
 
-        `watermarks_from` is, by partition, the first offset from which podwatch's watermarks count.
-        `namespace_dead_letters` takes rejected records of namespaces, whose partitions are not
-        assigned to any worker; `dead_letters` by default.
+        `watermarks_from` is, by partition, the first offset whose watermarks of podwatch count.
+        `namespace_dead_letters` receives rejected records of namespaces, whose partitions are not
+        assigned to a worker. The default is `dead_letters`.
         """
         self.pods = ClusterPods()
         self.cluster_objects = ClusterObjects()
@@ -119,7 +119,7 @@ class JoinStage:
         now_ns = self._time_ns()
         for record in records:
             if record.value is None and record.key is not None:
-                # Only from its own partition: otherwise any writer could remove any pod.
+                # Only from the pod's own partition; otherwise any writer could remove any pod.
                 key = record.key.decode(errors="replace")
                 self.pods.remove(key, partition=record.partition)
                 continue
@@ -131,8 +131,8 @@ class JoinStage:
                 pod = self._sharing.share(decoded)
                 seen_time_ns = record.timestamp_ms * NS_PER_MS
                 self.pods.put(pod, partition=record.partition, seen_time_ns=seen_time_ns)
-                # Descriptions that had the pod as pending are out of date. `version_of` changes
-                # only for the pod's own node, but another node may have named the pod.
+                # Descriptions with the pod as pending are out of date. `version_of` changes only
+                # for the pod's own node, but another node may have named the pod.
                 for node in self._observer.observe_pod(pod, now_ns=now_ns):
                     self._descriptions.forget(node)
 
@@ -173,7 +173,7 @@ class JoinStage:
                 )
 
     def take_watermarks(self, records: Sequence[Record]) -> None:
-        """Apply the watermarks of podwatch and of this worker's own partitions."""
+        """Apply the watermarks of podwatch and the join in this worker's partitions."""
         for record in records:
             if record.value is None and record.unreadable is None:
                 # The cluster was removed.
@@ -199,20 +199,20 @@ class JoinStage:
                 if record.offset >= self._watermarks_from.get(record.partition, 0):
                     self.pods_completeness.take(found)
                 elif self._time_ns() - found.complete_until_ns < SPEAKING_NS:
-                    # Wait for every cluster with a running podwatch, not only for the first one.
+                    # The worker waits for every cluster with a running podwatch, not only for one.
                     self.pods_completeness.expect(found)
 
     def skip_dead_letters(self, partition: TopicPartition, *, before: int) -> None:
-        """Write no dead letters for records before an offset again, because they exist already."""
+        """Write no dead letters for records before an offset, because these exist already."""
         self._dead_letters.skip_before(partition, before)
 
     def restart_listening(self) -> None:
-        """Listen to all nodes from now on, because the brokers were away."""
+        """Start listening to all nodes again, because the brokers were unavailable."""
         for known in self._watermarks.values():
             known.restart_listening(self._time_ns())
 
     def find_complete(self, partition: int, *, is_at_end: bool) -> dict[str, Reached]:
-        """Return, by cluster, up to which event time the booked ticks are complete."""
+        """Return, by cluster, the event time through which the booked ticks are complete."""
         return self._watermarks[partition].find_complete(
             now_ns=self._time_ns(), is_at_end=is_at_end
         )
@@ -230,9 +230,10 @@ class JoinStage:
                 watermarks.take(watermark, last_seen_ns=record.timestamp_ms * NS_PER_MS)
 
     def drain_progress(self, partition: int) -> list[Message]:
-        """Return the progress of the nodes that were booked since the last call.
+        """Return the progress of the nodes that were booked or forgotten since the last call.
 
-        Its timestamp is this machine's time, because a broker might reject a tick's time.
+        The timestamp of the messages is this machine's time, because a broker might reject the time
+        of a tick.
         """
         now_ms = self._time_ns() // NS_PER_MS
         drained = self._watermarks[partition].drain()
@@ -267,14 +268,14 @@ class JoinStage:
         return events
 
     def take_processes(self, records: Sequence[Record]) -> None:
-        """Count process records; all that is booked, ends included, comes with the ticks."""
+        """Count process records; they are not booked, because ticks contain all booked values."""
         for record, process in self._dead_letters.decode(self._process_decoder, records):
             if not self._is_at_home(record, node=node_key(process)):
                 continue
             metrics.PROCESS_RECORDS_TOTAL.labels(change=process.change).inc()
 
     def take_incidents(self, records: Sequence[Record]) -> list[Message]:
-        """Attribute incidents to the pods that had processes on the GPU or held it."""
+        """Return messages that attribute incidents to the pods that used or held the GPU."""
         found: list[Message] = []
         for record, incident in self._dead_letters.decode(self._incident_decoder, records):
             if not self._is_at_home(record, node=node_key(incident)):
@@ -296,13 +297,13 @@ class JoinStage:
         self.pods_completeness.forget(partition)
         self._watermarks.pop(partition, None)
         self._observer.forget(partition)
-        # Descriptions are not kept by partition; those of the others are made again with a tick.
+        # Descriptions are not kept by partition; the next ticks of other partitions restore theirs.
         self._descriptions.clear()
 
     def _take_sample(
         self, record: Record, sample: NodeSample, *, now_ns: int
     ) -> tuple[Message, ...]:
-        """Book a tick if it is new; the time of one that cannot be booked becomes a gap."""
+        """Book a tick if it is new; the time of a tick that cannot be booked becomes a gap."""
         watermarks = self._watermarks[record.partition]
         node = node_key(sample)
         watermark = watermarks.of(node)
@@ -313,8 +314,9 @@ class JoinStage:
             sample, watermark, written_ms=record.timestamp_ms, now_ns=now_ns
         )
         if ahead_seconds is not None:
-            # Up to two days may be a clock error: the tick is booked and reported. No clock error
-            # explains more, and booking it would lose the node's ticks until that `seq`.
+            # A clock error of up to two days is possible: the tick is booked and reported. Beyond
+            # two days, a clock error is excluded: if this tick were booked, the node's ticks up to
+            # its `seq` would be lost.
             self._observer.observe_seq_ahead(node, ahead_seconds)
             if ahead_seconds * NS_PER_SECOND > MAX_AHEAD_NS:
                 self._observer.observe_rejected(record, sample, now_ns=now_ns)
@@ -330,7 +332,7 @@ class JoinStage:
             late_adjustments=adjust_valid_ends(sample) if sample.ended_processes else None,
         )
         events = self._publishable(record, event, what="event")
-        # A rejected tick is not booked: the next tick reports its time as a gap.
+        # A rejected tick is not booked; the gap of the next tick contains its time.
         if events:
             if (step_seconds := clock_step_seconds(sample, watermark)) is not None:
                 self._observer.observe_clock_step(node, step_seconds)
@@ -349,15 +351,15 @@ class JoinStage:
         return events
 
     def _publishable(self, record: Record, made: object, *, what: str) -> tuple[Message, ...]:
-        """Return the message for a result; reject the record if that is too large to publish.
+        """Return the message for a result; reject the record if the message is too large.
 
-        The message has the record's timestamp, which the broker has accepted before: one that is
-        too far ahead of the broker's clock would be refused on every attempt and block the
+        The message has the record's timestamp, which the broker has accepted before. A timestamp
+        that is too far ahead of the broker's clock would be rejected on every attempt and block the
         partition.
         """
         value = encode(made)
         if size_bytes(record.key, value) > MAX_MESSAGE_BYTES and isinstance(made, GpuEvent):
-            # Entries must not depend on the descriptions of the node and the namespaces.
+            # Entries must be published even if the descriptions are too large.
             metrics.PLACES_CUT_TOTAL.labels(what="event").inc()
             value = encode(replace(made, namespaces=None, node_description=None))
         size = size_bytes(record.key, value)
@@ -371,7 +373,7 @@ class JoinStage:
         return ()
 
     def _refuse_seq(self, record: Record, sample: NodeSample, ahead_seconds: float) -> tuple[()]:
-        """Reject a tick that would turn its node's ticks up to that `seq` into duplicates."""
+        """Reject a tick, because booking it would make later ticks of the node duplicates."""
         detail = (
             f"{record.topic}: field seq: {sample.seq} of node {node_key(sample)} is"
             f" {ahead_seconds:.0f} s ahead of the time since its boot, by its earlier samples"
@@ -382,7 +384,8 @@ class JoinStage:
     def _is_at_home(self, record: Record, *, node: str, key: str | None = None) -> bool:
         """Return whether a record has the right key and is in its node's partition; else reject it.
 
-        The key is the node's unless another one is given. Only a foreign writer misplaces records.
+        The key must be the node's key unless `key` is given. Only a foreign writer misplaces
+        records.
         """
         key = key or node
         if record.key == key.encode() and self._is_placed(node, record.partition):
@@ -393,9 +396,9 @@ class JoinStage:
 
 
 def _bounded(record: PlaceT, *, what: str, lists: Sequence[Mapping[str, Any]]) -> PlaceT:
-    """Return a record small enough for an event, emptying the given lists in order if needed.
+    """Return a record small enough for an event; empty the given lists in order if needed.
 
-    Without a limit, anybody who may label a namespace could inflate the events of its pods.
+    Without a limit, a person who may label a namespace could inflate the events of its pods.
     """
     for emptied in lists:
         if len(encode(record)) <= MAX_DESCRIPTION_BYTES:
@@ -414,8 +417,8 @@ def make_event(
     gap_ns: int | None = None,
     late_adjustments: list[LateAdjustment] | None = None,
 ) -> GpuEvent:
-    """Return the event of a tick, ready for `encode`; its descriptions are already encoded."""
-    # The record declares lists, but raw bytes are passed: msgspec encodes them unchanged.
+    """Return the event of a tick, for `encode`; the event contains its descriptions encoded."""
+    # The fields are declared as lists, but contain raw bytes, which msgspec encodes unchanged.
     encoded: Any = descriptions.encoded
     return GpuEvent(
         cluster=sample.cluster,

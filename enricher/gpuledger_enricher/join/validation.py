@@ -1,13 +1,14 @@
-"""Rules for decoded records: they are in the right partition, and their fields agree. Pure.
+"""Rules for decoded records: they are in the right partition, and their fields agree. No I/O.
 
 A node's records are in the node's partition under the node's key; a pod's record is in its node's
-partition under the pod's key. Without this rule, anybody who may write to other partitions could
+partition under the pod's key. Without this rule, a person who may write to other partitions could
 publish for nodes whose records other workers read.
 
-Decoding checks the types of a tick; this module checks the rules between fields. Nothing is
-repaired. Checking positions is free for a valid tick, because booking an invalid one raises. A GPU,
-an instance or a container that a tick lists twice would be booked twice, and it is unknown which of
-the two is right. So the whole tick is rejected, like any other that contradicts itself.
+Decoding checks the types of a tick; this module checks the rules between fields. Ticks are not
+repaired. Positions need no check of their own, because booking a tick with an invalid position
+raises an error. If a tick lists a GPU, an instance or a container twice, it would be booked twice,
+and it is unknown which of the two is right. So the whole tick is rejected, like any other tick that
+contradicts itself.
 """
 
 from collections.abc import Callable
@@ -24,11 +25,11 @@ from gpuledger_enricher.join.booking.shares import RepeatedContainerError
 
 
 class InvalidTickError(GpuledgerError):
-    """A tick whose fields contradict each other; the message names field, value and rule."""
+    """The fields of a tick contradict each other; the message names the field, value and rule."""
 
 
 def book_valid_tick(sample: NodeSample) -> list[GpuBooks]:
-    """Return the books of a tick; raises `InvalidTickError` if its fields contradict each other."""
+    """Return the books of a tick; raise `InvalidTickError` if its fields contradict each other."""
     if sample.interval_ns <= 0:
         raise InvalidTickError(f"field interval_ns: {sample.interval_ns} is not above 0")
     if len({reading.uuid for reading in sample.gpus}) < len(sample.gpus):
@@ -43,7 +44,7 @@ def book_valid_tick(sample: NodeSample) -> list[GpuBooks]:
 
 
 def adjust_valid_ends(sample: NodeSample) -> list[LateAdjustment] | None:
-    """Return the late adjustments of a tick; raises `InvalidTickError` if they are invalid."""
+    """Return the late adjustments of a tick; raise `InvalidTickError` if a position is invalid."""
     try:
         return adjust_ends(sample)
     except IndexError as error:
@@ -69,17 +70,17 @@ def _explain_repeated_gpu(sample: NodeSample) -> str:
     return f"field gpus[{repeated}].uuid: duplicate UUID {uuids[repeated]!r}"
 
 
-# More nodes than a worker has. Cached because hashing a name in Python takes a tenth of a tick.
+# More nodes than a worker has. Cached, because hashing a name takes a tenth of a tick's time.
 _MAX_NODES: Final = 65_536
 _MAX_PARTITIONS: Final = 4_096
-"""Number of partitions that are searched for a node's own one when a record is rejected."""
+"""Number of partitions that are searched for the node's partition when a record is rejected."""
 
 IsPlaced = Callable[[str, int], bool]
 """Returns whether a partition is the one for the records of a node, given by its key."""
 
 
 def placement_rule(*, partitions: int) -> IsPlaced:
-    """Return the function that checks the placement in topics with this number of partitions."""
+    """Return the function that checks placement in topics with this number of partitions."""
 
     @lru_cache(maxsize=_MAX_NODES)
     def partition_of(node: str) -> int:
@@ -89,7 +90,7 @@ def placement_rule(*, partitions: int) -> IsPlaced:
 
 
 def explain_misplaced(record: Record, *, node: str, key: str, is_placed: IsPlaced) -> str:
-    """Return a text that names the record's node, where it belongs, and where it was found."""
+    """Return a text with the record's node, its correct partition and key, and the actual ones."""
     home = next(
         (partition for partition in range(_MAX_PARTITIONS) if is_placed(node, partition)), "another"
     )

@@ -1,7 +1,8 @@
-"""The join's main loop: poll, pass records to the stage, gather, deliver; pods and progress first.
+"""The join's main loop: poll, pass records to the stage, gather results, deliver them.
 
-This module holds the loop and the reactions to the group's assignments. The stage interprets the
-records; `delivery` publishes the results and `restore` reads the state of new partitions.
+This module has the loop and the reactions to the group's assignments. For new partitions, the loop
+first restores pods and progress. The stage interprets the records; `delivery` publishes the results
+and `restore` reads the state of new partitions.
 """
 
 import asyncio
@@ -41,12 +42,12 @@ from gpuledger_enricher.join.restore import StalledError, StateRestorer, input_n
 from gpuledger_enricher.join.stage import JoinStage
 
 _LISTENING_SECONDS: Final = 30.0
-"""A pause this long between two polls means that the brokers were away, or that the join hung."""
+"""After a pause this long between two polls, the brokers were unavailable or the join hung."""
 _log = structlog.get_logger(__name__)
 
 
 class JoinWorker:
-    """One member of the join's group: its consumer and what it does with each batch."""
+    """One member of the join's group, which processes the batches of its consumer."""
 
     def __init__(
         self,
@@ -89,8 +90,8 @@ class JoinWorker:
             stage=JOIN,
             topics=(*self._inputs, *state_names(self._topics)),
             group_instance_id=group_instance_id,
-            # Agents and podwatch do not use transactions. A transaction that anybody else leaves
-            # open in these topics would otherwise hide all later records until it ends.
+            # Agents and podwatch do not use transactions. If another program left a transaction
+            # open in these topics, all later records would otherwise be hidden until it ends.
             isolation_level=IsolationLevel.READ_UNCOMMITTED,
             on_assigned=self._on_assigned,
             on_revoked=self._on_revoked,
@@ -104,7 +105,7 @@ class JoinWorker:
                         await self._step(consumer)
 
     async def _step(self, consumer: Consumer) -> None:
-        # Delivered only between polls, so that no delivery is under way during a rebalance.
+        # Deliver only between polls, so that no delivery is in progress during a rebalance.
         left_seconds = self._batches.seconds_left(now=time.monotonic())
         if left_seconds == 0:
             await self._deliver()
@@ -113,12 +114,12 @@ class JoinWorker:
         batch = await poll(
             consumer, retry=self._retry, tuning=self._tuning, max_seconds=max_seconds
         )
-        # A node is unresponsive only if it was silent while this worker listened.
+        # A node is unresponsive only if it sent no ticks while this worker polled.
         now, before = time.monotonic(), self._polled_at
         self._polled_at = now
         if now - before > _LISTENING_SECONDS:
             self._stage.restart_listening()
-        # The restore seeks back, so records of these partitions from this poll come again.
+        # The restore seeks back, so records of these partitions from this poll are polled again.
         restored = await self._restorer.run(consumer)
         assigned = consumer.assignment()
         known = {
@@ -175,13 +176,13 @@ class JoinWorker:
     async def _on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         revoked = {partition.partition for partition in partitions}
         await self._restorer.cancel(revoked)
-        # Before the delivery is awaited: a batch left here would be published by this worker
-        # although the partition already belongs to another one.
+        # Before the delivery is awaited: this worker would publish a batch that is still here
+        # although the partition already belongs to another worker.
         self._forget(revoked)
         await self._delivery.give_up(revoked)
 
     def _forget(self, partitions: set[int]) -> None:
-        """Forget partitions and the uncommitted results of their records, which come again."""
+        """Forget partitions and the uncommitted results of records, which are polled again."""
         self._batches.drop(partitions)
         self._announcer.forget(partitions)
         self._lag.drop(partitions)
@@ -190,7 +191,7 @@ class JoinWorker:
             self._dead_letters.drop(partition)
 
     async def _work(self, batch: Polled) -> None:
-        """Process a poll's records in steps, so that heartbeats and health endpoints are served."""
+        """Process a poll's records in steps, so that heartbeats and HTTP requests are served."""
         now = time.monotonic()
         self._lag.polled(
             {at: records for at, records in batch.items() if at.topic == self._topics.samples.name}
@@ -203,7 +204,7 @@ class JoinWorker:
                 topic, messages = self._make(at, step)
                 into.add(TopicPartition(topic, at.partition), messages)
                 into.count(at, step)
-        # If all records of a partition were rejected, it has no batch yet for its dead letters.
+        # If all records of a partition were rejected, no batch exists yet for its dead letters.
         for partition in self._dead_letters.waiting():
             self._batches.at(partition, now=now)
 
@@ -212,7 +213,8 @@ class JoinWorker:
     ) -> tuple[str, Sequence[Message]]:
         """Return the topic and the messages to publish for these records."""
         if partition.topic == self._topics.processes.name:
-            # Nothing is published for the audit trail: it is counted, and its offsets committed.
+            # Process records produce no messages: they are counted, and their offsets are
+            # committed.
             self._stage.take_processes(records)
             return self._topics.events.name, ()
         if partition.topic == self._topics.incidents.name:
@@ -220,12 +222,13 @@ class JoinWorker:
         return self._topics.events.name, self._stage.take_samples(records)
 
     async def _deliver(self) -> None:
-        """Deliver the gathered batches; start over with partitions whose delivery was undone."""
+        """Deliver the gathered batches; restore partitions whose delivery was undone."""
         batches = self._batches.take()
         now, time_ns = time.monotonic(), time.time_ns()
         for made in batches:
             made.progress = self._stage.drain_progress(made.partition)
-            # Before `draw`: the state that is drawn now becomes valid only with this delivery.
+            # Before `draw`, because the state that is computed now is valid only after this
+            # delivery.
             made.watermarks = self._announcer.drain(
                 made.partition, now_seconds=now, time_ns=time_ns
             )

@@ -1,1 +1,1 @@
-"""Lists and watches objects in the API server and publishes their records. Books nothing."""
+"""Lists and watches objects in the API server and publishes their records. Does not book use."""

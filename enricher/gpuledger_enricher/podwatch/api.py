@@ -1,8 +1,8 @@
 """The interface to the Kubernetes API server: requests, response bodies, and one error class.
 
-This module has the protocol, its error, and the client for an address without credentials; `client`
-has the one for everything else, and `connect` chooses. Other modules decode the bytes, and the
-reflector decides when to send requests.
+This module has the interface, its errors, and the client for an address without credentials.
+`client` has the client for all other configurations, and `connect` chooses one of the two. Other
+modules decode the bytes, and the reflector decides when to send requests.
 """
 
 from abc import ABC, abstractmethod
@@ -40,8 +40,9 @@ _REMEDIES: Final[dict[int, str]] = {
     HTTPStatus.FORBIDDEN: _NO_PERMISSION,
 }
 # An expired version has three names: `Expired`, with 410, for a list or a watch; `Gone` on older
-# servers; `ResourceVersionTooLarge`, with 504. A server returns the last one if it is behind the
-# server that returned the version. It never catches up if its etcd was restored from a backup.
+# servers; `ResourceVersionTooLarge`, with 504. A server returns `ResourceVersionTooLarge` if it is
+# behind the server that returned the version. If its etcd was restored from a backup, it never
+# reaches this version.
 _EXPIRED_REASONS: Final = frozenset({"Expired", "Gone", "ResourceVersionTooLarge"})
 _SHOWN_CHARACTERS: Final = 200
 _SUCCESS: Final = frozenset({HTTPStatus.OK, HTTPStatus.CREATED})
@@ -62,19 +63,19 @@ class KubernetesError(UnavailableError):
     ) -> None:
         super().__init__(message + _REMEDIES.get(status or 0, ""))
         self.detail = message
-        """The message without the remedy, which only applies to lists and watches."""
+        """The message without the remedy, because the remedy applies only to lists and watches."""
         self.status = status
         self.reason = reason
         self.retry_after_seconds = retry_after_seconds
 
     def mask(self, sent: BasicCredentials) -> None:
-        """Mask the credentials that were sent in the error's messages."""
+        """Mask the credentials that were sent, wherever they are in the error's texts."""
         self.detail = sent.mask(self.detail)
         self.args = tuple(sent.mask(str(argument)) for argument in self.args)
 
     @property
     def expired(self) -> bool:
-        """Whether the requested version is unknown to the server, so that only a new list helps."""
+        """Whether the server does not have the requested version, so that a new list is needed."""
         return self.status == HTTPStatus.GONE or self.reason in _EXPIRED_REASONS
 
 
@@ -83,7 +84,7 @@ class AnswerTooLargeError(KubernetesError):
 
 
 class SilentError(KubernetesError):
-    """No byte of a response came within the idle timeout."""
+    """The API server sent no data within the idle timeout."""
 
 
 class Answer:
@@ -96,8 +97,8 @@ class Answer:
     async def read(self, *, max_bytes: int) -> bytes:
         """Return the whole body.
 
-        Raises `AnswerTooLargeError` for more than `max_bytes` and `KubernetesError` if the
-        connection breaks.
+        Raise `AnswerTooLargeError` for more than `max_bytes`, `SilentError` if no data comes, and
+        `KubernetesError` if the connection breaks.
         """
         body = bytearray()
         async with aclosing(self.chunks()) as chunks:
@@ -110,9 +111,9 @@ class Answer:
         return bytes(body)
 
     async def chunks(self) -> AsyncGenerator[bytes]:
-        """Yield the body as it comes.
+        """Yield the body in chunks as they come.
 
-        Raises `KubernetesError` if the connection breaks and `SilentError` if no data comes.
+        Raise `KubernetesError` if the connection breaks and `SilentError` if no data comes.
         """
         with (
             translating(partial(_unreadable, KubernetesError, self._server)),
@@ -132,7 +133,7 @@ class Request(NamedTuple):
     time_limits: aiohttp.ClientTimeout
     query: Mapping[str, str] = MappingProxyType({})
     body: Mapping[str, object] | None = None
-    """Sent as JSON."""
+    """The body, which is sent as JSON; `None` for a request without a body."""
     accept: str = JSON
     """Accepted media type of the response."""
 
@@ -152,7 +153,7 @@ class Api(ABC):
         total_seconds: float,
         accept: str = JSON,
     ) -> AbstractAsyncContextManager[Answer]:
-        """Send a GET request and open its response; raises `KubernetesError` unless it succeeds.
+        """Send a GET request and open its response; raise `KubernetesError` unless it succeeds.
 
         `idle_timeout_seconds` limits the time without data, `total_seconds` the whole request;
         `accept` is the media type of the response.
@@ -163,13 +164,13 @@ class Api(ABC):
     def send(
         self, method: Method, path: str, *, body: Mapping[str, object], total_seconds: float
     ) -> AbstractAsyncContextManager[Answer]:
-        """Send JSON and open the response; raises `KubernetesError` unless it succeeds."""
+        """Send JSON and open the response; raise `KubernetesError` unless the request succeeds."""
         time_limits = self._limits(idle_seconds=total_seconds, total_seconds=total_seconds)
         return self.request(Request(method, path, time_limits, body=body))
 
     @abstractmethod
     def request(self, request: Request) -> AbstractAsyncContextManager[Answer]:
-        """Send a request and open its response; raises `KubernetesError` unless it succeeds."""
+        """Send a request and open its response; raise `KubernetesError` unless it succeeds."""
 
     def _limits(self, *, idle_seconds: float, total_seconds: float) -> aiohttp.ClientTimeout:
         return aiohttp.ClientTimeout(
@@ -202,10 +203,10 @@ class AnonymousClient(Api):
             json=request.body,
             headers={"Accept": request.accept},
             timeout=request.time_limits,
-            # A redirect would send the request to a server that nobody has configured.
+            # A redirect would send the request to a server that is not configured.
             allow_redirects=False,
         )
-        # A user in the address is a credential, too.
+        # A user name in the address is a credential, too.
         sent = BasicCredentials.sent(self._server, {})
         server = shown_url(self._server)
         return answered(sending, server=server, sent=sent)
@@ -215,10 +216,10 @@ class AnonymousClient(Api):
 async def answered(
     request: Awaitable[aiohttp.ClientResponse], *, server: str, sent: BasicCredentials
 ) -> AsyncIterator[Answer]:
-    """Send a request and open its response; raises `KubernetesError` unless it is 200 or 201.
+    """Send a request and open the response; raise `KubernetesError` unless it has 200 or 201.
 
     A response may quote the credentials that were sent. They are masked in every error, including
-    those that the reader of the response raises.
+    the errors that are raised while the response is read.
     """
     try:
         with translating(partial(_unreadable, KubernetesError, server)):
@@ -233,12 +234,12 @@ async def answered(
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> KubernetesError:
-    """Return the error for an unsuccessful response, with the server's own message if any."""
+    """Return the error for an unsuccessful response, with the message in the response, if any."""
     body = await read_begin(response)
     try:
         status = _decode_status(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        # Not a Status: a proxy or a load balancer in between sent its own page.
+        # Not a Status: a proxy or a load balancer on the way sent its own page.
         status = Status(message=readable(body, max_characters=_SHOWN_CHARACTERS))
     message = readable(status.message or response.reason or "")
     header = response.headers.get("Retry-After", "")

@@ -1,12 +1,11 @@
 """The API server through kubernetes_asyncio: its configuration, login and requests.
 
-This is the only module of podwatch that imports that library, and its exceptions do not leave it.
-The library's models and its watch are not used.
-
+This is the only module of podwatch that imports kubernetes_asyncio. The library's exceptions do not
+leave this module, and the library's models and watch are not used.
 Credentials change while podwatch runs: tokens expire, certificates are renewed. The library reads
 them when it loads the configuration, so the configuration is loaded again every minute, and sooner
-if a request is refused or cannot connect. An open watch keeps the client with which it began; that
-client is closed when its last reader ends.
+if the server rejects the credentials or a connection fails. An open watch keeps the client with
+which it began; this client is closed when its last reader ends.
 """
 
 import asyncio
@@ -43,7 +42,7 @@ REFRESH_SECONDS: Final = 60.0
 _LOAD_SECONDS: Final = 30.0
 """Maximum time for a credential plug-in or an identity provider."""
 _MIN_PAUSE_SECONDS: Final = 1.0
-"""Minimum time between two loads, because requests may fail at any rate."""
+"""Minimum time between two loads, which limits the loads if many requests fail."""
 _TLS_END_SECONDS: Final = 0.1
 _LOGIN: Final = "BearerToken"
 """The library's name of the `Authorization` header."""
@@ -55,9 +54,9 @@ logging.getLogger("kubernetes_asyncio").setLevel(logging.CRITICAL)
 async def open_client(
     settings: KubernetesSettings, check: Check, *, refresh_seconds: float = REFRESH_SECONDS
 ) -> AsyncIterator[Api]:
-    """Open the API server; raises `UserError` if its configuration cannot be used.
+    """Open the API server; raise `UserError` if its configuration cannot be used.
 
-    The check fails if the configuration cannot be used later.
+    The check fails if a reloaded configuration cannot be used.
     """
     try:
         session = await _open_session(settings)
@@ -79,7 +78,7 @@ async def open_client(
 
 
 async def _open_session(settings: KubernetesSettings) -> "_LoggedIn":
-    """Load the configuration and open a client with it; raises `KubernetesError`."""
+    """Load the configuration and open a client; raise `KubernetesError` if it cannot be used."""
     configuration = Configuration()
     in_cluster = not settings.kubeconfig and "KUBERNETES_SERVICE_HOST" in os.environ
     try:
@@ -98,21 +97,21 @@ async def _open_session(settings: KubernetesSettings) -> "_LoggedIn":
     except TimeoutError:
         why = f"a credential plug-in does not answer within {_LOAD_SECONDS:g} s"
     except Exception as error:  # noqa: BLE001  # the loaders raise whatever a malformed file makes them raise
-        # Most messages about a kubeconfig quote from the file, which may contain a secret.
+        # Most messages about a kubeconfig quote the file, which may contain a secret.
         why = str(error) if in_cluster or isinstance(error, OSError) else type(error).__name__
     raise KubernetesError(f"the Kubernetes configuration cannot be used: {why}")
 
 
 def _require_kubeconfig(names: str) -> None:
-    """Raise `FileNotFoundError` if none of the files exists, because the library names no file."""
+    """Raise `FileNotFoundError` if no file exists; the library's error would not name the files."""
     if names and not any(Path(name).expanduser().exists() for name in names.split(os.pathsep)):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), names)
 
 
 class _LoggedIn:
-    """A client with one set of credentials. Once retired, it is closed after its last reader.
+    """A client with one set of credentials; once retired, it is closed after its last reader.
 
-    It is not closed before, because aiohttp does not wake a reader whose session is closed.
+    It is not closed earlier, because aiohttp does not wake a reader whose session is closed.
     """
 
     def __init__(self, client: ApiClient) -> None:
@@ -133,14 +132,14 @@ class _LoggedIn:
                 await self.retire()
 
     async def retire(self) -> None:
-        """Close the client now, or after its last reader."""
+        """Close the client now, or after its last reader has ended."""
         self._is_retired = True
         if not self._readers:
             await self.client.close()
 
 
 class Client(Api):
-    """Sends requests to one API server, with credentials that are kept fresh."""
+    """Sends requests to one API server, with credentials that are reloaded periodically."""
 
     def __init__(self, settings: KubernetesSettings, *, session: _LoggedIn, check: Check) -> None:
         super().__init__(settings)
@@ -148,7 +147,7 @@ class Client(Api):
         self._has_failed = asyncio.Event()
 
     async def keep_fresh(self, refresh_seconds: float) -> None:
-        """Reload the configuration periodically; keep the previous one if it cannot be used."""
+        """Reload the configuration periodically; keep the previous one if a reload fails."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(refresh_seconds):
@@ -165,7 +164,7 @@ class Client(Api):
             await asyncio.sleep(min(_MIN_PAUSE_SECONDS, refresh_seconds))
 
     async def close(self) -> None:
-        """Close all connections; TLS sends a final message, which takes a moment."""
+        """Close all connections; wait briefly, because TLS sends a final message."""
         await self._session.retire()
         await asyncio.sleep(_TLS_END_SECONDS)
 

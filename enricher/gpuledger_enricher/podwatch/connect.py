@@ -1,4 +1,4 @@
-"""Chooses the API server's client: one without credentials, or the Kubernetes library's."""
+"""Chooses the client for the API server: without credentials, or with kubernetes_asyncio."""
 
 import importlib
 from collections.abc import AsyncIterator
@@ -16,14 +16,14 @@ async def open_api(
 ) -> AsyncIterator[Api]:
     """Open the API server from the settings, the cluster or the user's kubeconfig.
 
-    The check fails if changed credentials cannot be read later. Raises `UserError` if no
-    configuration is found or if it cannot be read.
+    The check fails if changed credentials cannot be read later. Raise `UserError` if the
+    configuration is not found or cannot be read.
     """
     if settings.url:
         async with open_anonymous_client(settings, check or Check()) as api:
             yield api
         return
-    # The import takes seconds. In a thread it blocks neither the event loop nor signals.
+    # The import takes seconds. In a thread, it does not block the event loop or signals.
     client = await in_daemon_thread(
         lambda: importlib.import_module("gpuledger_enricher.podwatch.client")
     )

@@ -1,9 +1,9 @@
-"""Turns the API server's bytes into small records. Pure; an odd object is an error, never a guess.
+"""Turns the API server's bytes into small records. Pure; an invalid object raises an error.
 
-A hundred thousand records may be kept, so they are small and the garbage collector never visits
-them. Equal parts are kept once: records are never changed, so they can share a dictionary, and the
-pods of a workload have the same labels and requests. Sharing these and the parsed times saves a
-quarter of the memory.
+About 100,000 records may be kept, so they are small and the garbage collector never visits them.
+Equal parts are kept once: records are never changed, so they can share a dictionary, and the pods
+of a workload have the same labels and requests. Shared parts and parsed times save a quarter of the
+memory.
 
 This module has, in this order, the shared times, the readers of pods, nodes and namespaces, and the
 truncation of JSON that is nested too deeply.
@@ -59,24 +59,24 @@ from gpuledger_enricher.podwatch.pod_settings import ALL_LABELS
 from gpuledger_enricher.watched_records import RecordT, Shared, same
 
 T = TypeVar("T")
-# A cache that is full is emptied: times that are in use are parsed again.
+# A full cache is emptied; times that are still in use are then parsed again.
 _MAX_TIMES: Final = 2_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-# A grace period may last centuries, but the times of a record end in the year 2262.
+# A grace period may last centuries, but the times in a record end in the year 2262.
 _LAST_NS: Final = 2**63 - 1
 _Time = Annotated[datetime, Meta(tz=True)]
 
 
 class Times:
-    """Parses the API server's times, which are in whole seconds, so that many are the same."""
+    """Parses and caches the API server's times, which are in whole seconds and therefore repeat."""
 
     def __init__(self) -> None:
         self._known: dict[str, int | None] = {}
 
     def nanoseconds(self, text: str | None) -> int | None:
-        """Return nanoseconds since the epoch; `None` for no time and for the epoch.
+        """Return nanoseconds since the epoch; `None` for a missing or empty time and for the epoch.
 
-        The kubelet writes the epoch if the runtime does not know a time. Raises
+        The kubelet writes the epoch if the runtime does not report a time. Raise
         `msgspec.ValidationError` if the text is not a time.
         """
         if not text:
@@ -84,7 +84,7 @@ class Times:
         if text not in self._known:
             if len(self._known) >= _MAX_TIMES:
                 self._known.clear()
-            # Integers only: a float cannot hold today's time in nanoseconds.
+            # Integers only: a float cannot represent today's time in nanoseconds exactly.
             since = msgspec.convert(text, _Time) - _EPOCH
             time_ns = (
                 since.days * 86_400 + since.seconds
@@ -111,7 +111,7 @@ class ObjectReader(ABC, Generic[RecordT]):
     """Reads objects of one kind, with the labels and annotations that the settings name."""
 
     what: ClassVar[str]
-    """A name for one such object, for error messages."""
+    """The kind of object with its article, for error messages, such as `a pod`."""
 
     def __init__(
         self,
@@ -141,13 +141,13 @@ class ObjectReader(ABC, Generic[RecordT]):
     def record(self, found: Any) -> RecordT | None:  # noqa: ANN401  # the struct that was given
         """Return the record of a decoded object; `None` for a pod without a node.
 
-        Raises `msgspec.MsgspecError` if the object is invalid.
+        Raise `msgspec.MsgspecError` if the object is invalid.
         """
 
     def read(self, data: bytes | Raw) -> RecordT | None:
         """Return the record of an encoded object; `None` for a pod without a node.
 
-        Raises `UndecodableError` if the object is invalid.
+        Raise `UndecodableError` if the object is invalid.
         """
         try:
             return self.record_of(decode_cut(self._decode, data))
@@ -157,13 +157,13 @@ class ObjectReader(ABC, Generic[RecordT]):
             ) from error
 
     def read_line(self, line: bytes) -> WatchLine:
-        """Decode a line of a watch in one pass; raises one of `UNREADABLE` if it is invalid."""
+        """Decode a line of a watch in one pass; raise one of `UNREADABLE` if it is invalid."""
         return decode_cut(self._decode_line, line)
 
     def record_of(self, found: MetadataOnly[Any]) -> RecordT | None:
         """Return the record of a decoded object; `None` for a pod without a node.
 
-        Raises `msgspec.MsgspecError` if the object is invalid or has no UID.
+        Raise `msgspec.MsgspecError` if the object is invalid or has no UID.
         """
         if not found.metadata.uid:
             raise msgspec.ValidationError("metadata.uid is empty")
@@ -175,8 +175,8 @@ class ObjectReader(ABC, Generic[RecordT]):
         return self._shared_labels.of({intern(name): intern(labels[name]) for name in wanted})
 
     def annotations_of(self, annotations: Annotations | None) -> dict[str, str] | None:
-        """Return the chosen annotations; `None` if the object has none of them."""
-        # Most objects have none, and so no empty dictionary either.
+        """Return the chosen annotations; `None` if the object has none of these."""
+        # Most objects have no chosen annotations, so they get no empty dictionary either.
         chosen = self._annotations.of(annotations) if annotations else None
         return self._shared_annotations.of(chosen) if chosen else None
 
@@ -216,7 +216,8 @@ class PodReader(ObjectReader[PodRecord]):
             meta.owner_references, labels, created_time_ns=created_time_ns
         )
         containers = self._containers.read(spec, status)
-        # Until then, a container may be restarted: the end of the last one is not the pod's.
+        # A container may be restarted until then, so the last end of a container is not the pod's
+        # end.
         is_over = status.phase in _OVER or meta.deletion_timestamp is not None
         return PodRecord(
             cluster=self.cluster,
@@ -243,7 +244,7 @@ class PodReader(ObjectReader[PodRecord]):
 
 
 class NodeReader(ObjectReader[NodeRecord]):
-    """Reads nodes, with the facts in their labels."""
+    """Reads nodes, with the facts in their labels, such as pool and zone."""
 
     what = "a node"
 
@@ -258,7 +259,7 @@ class NodeReader(ObjectReader[NodeRecord]):
         region_labels: Iterable[str] = (),
         capacity_type_labels: Iterable[str] = (),
     ) -> None:
-        """`labels` are published; the others take precedence over the known labels for a fact."""
+        """`labels` are published; the other labels take precedence over a fact's known labels."""
         super().__init__(MetadataOnly, cluster=cluster, labels=labels)
         self._pool_labels = (*pool_labels, *POOL_LABELS)
         self._instance_type_labels = (*instance_type_labels, *INSTANCE_TYPE_LABELS)
@@ -318,15 +319,15 @@ class NamespaceReader(ObjectReader[NamespaceRecord]):
         )
 
 
-# JSON that is nested deeper than a decoder can follow is truncated at a depth nobody reads. Pure.
+# Truncates JSON that is nested deeper than a decoder can follow, below all fields that are read.
 #
-# A decoder also parses what it skips, and gives up at Python's recursion limit. The API server
-# stores about 10,000 levels (in `managedFields`, which any tenant may write); nothing that is read
-# here is deeper than ten.
+# A decoder also parses the fields that it skips, and fails at Python's recursion limit. The API
+# server stores about 10,000 levels (in `managedFields`, which any tenant may write). The fields
+# that are read here have at most ten levels.
 
 MAX_DEPTH: Final = 64
 # A string (brackets in it do not count), a bracket, or the start of an unterminated string. The
-# quantifiers are possessive, so that no input is scanned twice.
+# quantifiers are possessive, so that input is never scanned twice.
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]|"', re.DOTALL)
 _OPENING: Final = b"[{"
 _CLOSING: Final = b"]}"
@@ -367,7 +368,7 @@ _decode_identity: Final = msgspec.json.Decoder(IdentityOnly).decode
 
 
 def identity_of(data: bytes | Raw) -> IdentityMeta:
-    """Return the identity of an object that cannot be read; empty if that is unreadable too."""
+    """Return the identity of an object that cannot be read; empty if it is unreadable too."""
     try:
         return decode_cut(_decode_identity, data).metadata
     except UNREADABLE:

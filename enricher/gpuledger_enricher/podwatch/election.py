@@ -1,13 +1,13 @@
 """Elects the podwatch that publishes: the holder of a Lease, as in Kubernetes' own components.
 
-A Lease is an ordinary object; its meaning is a convention of those who read it. It is safe because
-a write contains the `resourceVersion` that was read: if two candidates take it at once, the server
-refuses one with 409.
+A Lease is an ordinary object; candidates agree on its meaning by convention. The election is safe
+because a write contains the `resourceVersion` that was read: if two candidates write the Lease at
+once, the server rejects one with 409.
 
 Clocks of different machines are never compared: a candidate measures by its own clock how long the
-Lease has not changed, and the times in the Lease are for people. A holder counts from the moment
-when it began its last successful renewal, and gives up (`renew_deadline_seconds`) well before
-anybody else may take the Lease (`duration_seconds`). It uses a clock that continues while the
+Lease has not changed, and the times in the Lease are for people. A holder measures from the time
+when it began its last successful renewal. It gives up the Lease (`renew_deadline_seconds`) well
+before another candidate may take the Lease (`duration_seconds`). The clock continues while the
 machine sleeps.
 """
 
@@ -38,7 +38,7 @@ from gpuledger_enricher.podwatch.pod_settings import RETRY_MAX_FACTOR, LeaseSett
 
 OWN_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 RELEASE_SECONDS: Final = 2.0
-"""How long the shutdown of podwatch may wait for the release of the Lease."""
+"""Maximum time for which the shutdown of podwatch waits for the release of the Lease."""
 _RELEASED_FOR_SECONDS: Final = 1
 _MAX_LEASE_BYTES: Final = 32 * 2**20  # the limit for any object: etcd refuses far less
 _KIND: Final = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
@@ -57,7 +57,7 @@ class LeaseSpec(msgspec.Struct, rename="camel", frozen=True, omit_defaults=True)
 
 
 class _Document(msgspec.Struct):
-    """The whole object, so that fields which others wrote are written back unchanged."""
+    """The whole object, so that fields of other writers are written back unchanged."""
 
     metadata: dict[str, Any]
     spec: LeaseSpec = LeaseSpec()
@@ -71,12 +71,12 @@ class Lease:
     """A Lease in the API server."""
 
     metadata: Mapping[str, Any]
-    """With the version that a write must contain to be accepted."""
+    """Includes the version that a write must contain to be accepted."""
     spec: LeaseSpec
 
 
 class LeaseClient:
-    """Reads and writes one Lease; raises `KubernetesError` if the server fails or refuses."""
+    """Reads and writes one Lease; raises `KubernetesError` if a request fails or is rejected."""
 
     def __init__(self, *, api: Api, namespace: str, name: str) -> None:
         self._api = api
@@ -94,7 +94,7 @@ class LeaseClient:
     async def write(
         self, spec: LeaseSpec, *, after: Lease | None, within_seconds: float
     ) -> Lease | None:
-        """Write the Lease if it is unchanged since it was read; return `None` if it is not."""
+        """Write the Lease if it has not changed since it was read; otherwise return `None`."""
         metadata = dict(after.metadata) if after else {"name": self._name}
         body = {**_KIND, "metadata": metadata, "spec": msgspec.to_builtins(spec)}
         if after is None:
@@ -108,7 +108,7 @@ class LeaseClient:
 async def _lease_unless(
     status: HTTPStatus, request: AbstractAsyncContextManager[Answer]
 ) -> Lease | None:
-    """Return the Lease in a response; `None` if the request was refused with that status."""
+    """Return the Lease in a response; `None` if the request was rejected with this status."""
     try:
         async with request as answer:
             body = await answer.read(max_bytes=_MAX_LEASE_BYTES)
@@ -124,7 +124,10 @@ async def _lease_unless(
 
 
 def namespace_of(settings: LeaseSettings, *, own: Path = OWN_NAMESPACE) -> str:
-    """Return the Lease's namespace; raises `UserError` if it is not configured."""
+    """Return the Lease's namespace, by default the pod's own one.
+
+    Raise `UserError` if the namespace is neither configured nor readable from the pod.
+    """
     if settings.namespace:
         return settings.namespace
     try:
@@ -137,12 +140,12 @@ def namespace_of(settings: LeaseSettings, *, own: Path = OWN_NAMESPACE) -> str:
 
 
 def identity_of(settings: LeaseSettings) -> str:
-    """Return the identity in the Lease; by default one that is unique to this process."""
+    """Return the identity in the Lease; the default is unique to this process."""
     return settings.identity or f"{socket.gethostname()}_{uuid4()}"
 
 
 class LeaseLostError(UnavailableError):
-    """The Lease is no longer held, or may not be."""
+    """The Lease is no longer held, or may have expired."""
 
 
 class Elector:
@@ -173,7 +176,7 @@ class Elector:
         self._held_until_ns: int | None = None
 
     def must_hold(self) -> None:
-        """Raise `LeaseLostError` if another podwatch may hold the Lease."""
+        """Raise `LeaseLostError` if this podwatch may no longer hold the Lease."""
         if not self._left_seconds():
             raise LeaseLostError(f"{self._identity} no longer holds the Lease")
 
@@ -183,7 +186,7 @@ class Elector:
         while not await self._attempt():
             # Random, so that candidates do not all write at once.
             pause = self._settings.retry_seconds * (1 - spread + 2 * spread * self._chance())
-            # At most until the Lease expires, because nobody publishes from then on.
+            # At most until the Lease expires, because then there is no publishing podwatch.
             left = self._free_in_seconds(self._seen) if self._seen else 0.0
             await self._clock.sleep(left if 0 < left < pause else pause)
         self._leading.set(1)
@@ -192,19 +195,19 @@ class Elector:
     async def lead(self, work: Coroutine[Any, Any, None]) -> None:
         """Run the work while the Lease is held; release the Lease at the end or when cancelled.
 
-        Raises the errors of the work.
+        Return if the Lease is lost. Raise the errors of the work, except `LeaseLostError`.
         """
         try:
             async with run_tasks(work, self._renew()) as (working, renewing):
                 await asyncio.wait({working, renewing}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            # The work has ended before another podwatch can have the Lease.
+            # The work ends before another podwatch can acquire the Lease.
             self._leading.set(0)
             await self._release()
         for task in (working, renewing):
             error = None if task.cancelled() else task.exception()
             # A lost Lease is not an error: the caller acquires it again. The work is a group of
-            # tasks, so the error may be in a group with others.
+            # tasks, so the error may be in a group with other errors.
             if isinstance(error, BaseExceptionGroup):
                 error = error.split(LeaseLostError)[1]
             if error is not None and not isinstance(error, LeaseLostError):
@@ -214,14 +217,14 @@ class Elector:
         """Renew the Lease until it is lost."""
         while left_seconds := self._left_seconds():
             await self._clock.sleep(min(self._settings.retry_seconds, left_seconds))
-            # It may have expired during the sleep; only `acquire` may take it again.
+            # The Lease may have expired during the sleep; then only `acquire` may acquire it.
             if self._left_seconds():
                 await self._attempt()
         self._check.failed("the lease was lost")
         _log.info("lease_lost", identity=self._identity)
 
     async def _attempt(self) -> bool:
-        """Try once to acquire or renew the Lease; return whether it is held. Catches failures."""
+        """Try to acquire or renew the Lease; return whether it is held. Errors fail the check."""
         try:
             await self._acquire_or_renew()
         except KubernetesError as error:
@@ -238,14 +241,16 @@ class Elector:
             self._check.failed(f"{error.detail}{remedy}")
         else:
             holder = (self._seen and self._seen.spec.holder_identity) or "somebody else"
-            # Ready on standby: otherwise a rollout would never finish waiting for a second replica.
+            # A standby is ready: otherwise a rollout would never finish waiting for a second
+            # replica.
             self._check.ok("leading" if self._left_seconds() else f"standing by: {holder} leads")
         return self._left_seconds() > 0
 
     async def _acquire_or_renew(self) -> None:
-        # Before the first request: others may count from the time when the server has written it.
+        # Before the first request: others may measure from the time when the server wrote the
+        # Lease.
         began_ns = self._clock.boottime_ns()
-        # There are two requests, and both must end before the deadline.
+        # The two requests must both end before the deadline.
         within_seconds = self._settings.renew_deadline_seconds / 2
         lease = await self._client.read(within_seconds=within_seconds)
         self._observe(lease)
@@ -256,23 +261,24 @@ class Elector:
                 return
         spec = self._claim(lease)
         written = await self._client.write(spec, after=lease, within_seconds=within_seconds)
-        # `None` is not a failure: another candidate was faster, and the next attempt reads it.
+        # `None` is not a failure: another candidate was faster, and the next attempt reads its
+        # Lease.
         if written is not None:
             self._observe(written)
             deadline_ns = round(self._settings.renew_deadline_seconds * NS_PER_SECOND)
             self._held_until_ns = began_ns + deadline_ns
 
     def _observe(self, lease: Lease | None) -> None:
-        """Record what was read; a changed spec shows that the holder is alive.
+        """Record the Lease that was read; a changed spec shows that its holder is alive.
 
-        Only the spec counts, because anybody may put a label on the Lease.
+        Only the spec counts, because other users may put a label on the Lease.
         """
         if self._seen is None or lease is None or lease.spec != self._seen.spec:
             self._seen_at_ns = self._clock.boottime_ns()
         self._seen = lease
 
     def _free_in_seconds(self, lease: Lease) -> float:
-        # The holder's own duration, because its settings may differ from ours.
+        # The duration in the Lease, because the settings of its holder may differ from ours.
         duration = lease.spec.lease_duration_seconds or self._settings.duration_seconds
         return duration - (self._clock.boottime_ns() - self._seen_at_ns) / NS_PER_SECOND
 
@@ -291,13 +297,16 @@ class Elector:
         )
 
     async def _release(self) -> None:
-        """Let others have the Lease at once; if this fails, they wait until it expires."""
+        """Release the Lease, so that others can acquire it at once.
+
+        If the release fails, a warning is logged, and others wait until the Lease expires.
+        """
         lease, self._seen = self._seen, None
         self._held_until_ns = None
         if lease is None or lease.spec.holder_identity != self._identity:
             return
         # As in Kubernetes' own components: no holder, and a duration of one second, because the API
-        # server refuses 0.
+        # server rejects 0.
         spec = LeaseSpec(
             holder_identity="",
             lease_duration_seconds=_RELEASED_FOR_SECONDS,
@@ -320,6 +329,6 @@ class Elector:
 
 
 def _timestamp(clock: Clock) -> str:
-    """Return the time in the format of Kubernetes' MicroTime."""
+    """Return the current time in the format of Kubernetes' MicroTime."""
     now = datetime.fromtimestamp(clock.time_ns() / NS_PER_SECOND, tz=UTC)
     return now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -3,10 +3,11 @@
 A watch returns one JSON object per line, with `type` and `object`. Some pitfalls of Kubernetes:
 
 * A line may have any length: an object has up to 1.5 MB, and a chunk may end anywhere in a line.
-* A `BOOKMARK` is not about an object, although it contains one: only its version counts.
-* An `ERROR` comes with status 200, because the response has begun. Its object is a `Status`, and
-  its code 410 means that the version is too old.
-* An object that cannot be read must not end the watch: the next one would begin at the same object.
+* A `BOOKMARK` does not describe an object, although it contains one: only its version counts.
+* An `ERROR` comes with status 200, because the response has already begun. Its object is a
+  `Status`, and the code 410 means that the version is too old.
+* An object that cannot be read must not end the watch, because the next watch would begin with the
+  same object.
 
 The reflector reacts to the events.
 """
@@ -37,7 +38,7 @@ from gpuledger_enricher.podwatch.objects import (
 )
 from gpuledger_enricher.watched_records import RecordT
 
-# etcd refuses objects above 1.5 MiB by default, and nobody configures more than a few times that.
+# etcd rejects objects above 1.5 MiB by default; in practice, the limit is at most a few times this.
 MAX_LINE_BYTES: Final = 32 * 2**20
 MAX_NAMED: Final = 1000
 """Maximum number of unreadable objects that are remembered."""
@@ -53,10 +54,10 @@ _repeats: Final = Repeats()
 
 
 class Phase(Enum):
-    """A step that is not about a single object."""
+    """A step that does not concern a single object."""
 
     LISTING = auto()
-    """A complete list begins: objects that do not come before `LISTED` are deleted."""
+    """A complete list begins: known objects that do not come before `LISTED` are deleted."""
     LISTED = auto()
     """The list is complete."""
     WATCHING = auto()
@@ -64,7 +65,7 @@ class Phase(Enum):
 
 
 class Upserted(NamedTuple, Generic[RecordT]):
-    """An object that is new or changed, or that was listed again."""
+    """An object that is new, has changed, or was listed again."""
 
     record: RecordT
 
@@ -79,13 +80,13 @@ class Skipped(NamedTuple):
     """An object whose newest state cannot be read; its last readable state stays in use."""
 
     uid: str
-    """Empty if not even the UID can be read."""
+    """The object's UID; empty if the UID cannot be read."""
     version: str
     name: str
-    """Its namespace and name, as far as they can be read."""
+    """The object's namespace and name, as far as they can be read."""
     error: str
     is_deleted: bool = False
-    """Whether it was deleted from the API server."""
+    """Whether the object was deleted from the API server."""
 
 
 class Interrupted(NamedTuple):
@@ -99,14 +100,14 @@ Step = Phase | Upserted[RecordT] | Deleted[RecordT] | Skipped | Interrupted
 
 
 class Bookmark(NamedTuple):
-    """A version from which a watch can resume, and whether it ends a list as a watch."""
+    """A version from which a watch can resume, and whether it ends the list at a watch's start."""
 
     version: str
     ends_list: bool
 
 
 class Passed(NamedTuple):
-    """The version of a change that has no record, such as that of a pod without a node."""
+    """The version of a change without a record, such as a change of a pod without a node."""
 
     version: str
 
@@ -119,7 +120,7 @@ class WatchReader(Generic[RecordT]):
     """Reads lines of a watch, and counts them by type."""
 
     def __init__(self, reader: ObjectReader[RecordT], *, kind: str) -> None:
-        """`kind` is the kind of the objects, as in the metrics."""
+        """`kind` is the value of the label `kind` in the metrics."""
         self._reader = reader
         self._kind = kind
         self._counters = {
@@ -129,7 +130,7 @@ class WatchReader(Generic[RecordT]):
     def read(self, line: bytes) -> LineEvent[RecordT] | None:
         """Return the event of a line; `None` if its type is unknown.
 
-        Raises `KubernetesError` if the line reports an error or is not an event.
+        Raise `KubernetesError` if the line reports an error or is not an event.
         """
         try:
             event = self._reader.read_line(line)
@@ -148,7 +149,11 @@ class WatchReader(Generic[RecordT]):
         return Deleted(record) if isinstance(event, DeletedEvent) else Upserted(record)
 
     def _read_other(self, line: bytes, error: Exception) -> Skipped | None:
-        """Read only the type and the object's identity."""
+        """Read only the type and the object's identity.
+
+        Return `None` if the line can be ignored. Raise `KubernetesError` if it is invalid or
+        reports an error.
+        """
         try:
             event = decode_cut(_decode_other, line)
         except UNREADABLE:
@@ -159,8 +164,8 @@ class WatchReader(Generic[RecordT]):
             return self._skipped(event.object, text, is_deleted=event.type == "DELETED")
         if event.type == "ERROR":
             raise KubernetesError(f"the watch ended with an unreadable error: {error}")
-        # An unknown type, or a bookmark without a version: without it, the next watch only resumes
-        # from an earlier version.
+        # An unknown type, or a bookmark without a version. Without the bookmark, the next watch
+        # resumes from an earlier version.
         return None
 
     def item(self, raw: msgspec.Raw) -> Upserted[RecordT] | Skipped | None:
@@ -172,10 +177,10 @@ class WatchReader(Generic[RecordT]):
         return Upserted(record) if record else None
 
     def _skipped(self, raw: msgspec.Raw, error: str, *, is_deleted: bool = False) -> Skipped:
-        """Count and log an object that cannot be read, by name; return its step."""
+        """Count and log an object that cannot be read; return the step for it."""
         pod_metrics.UNDECODABLE.labels(kind=self._kind).inc()
         found = identity_of(raw)
-        # Pods nearly always have both; nodes and namespaces have no namespace.
+        # Pods nearly always have a namespace and a name; nodes and namespaces have only a name.
         name = f"{found.namespace}/{found.name}" if found.namespace else found.name
         if count := _repeats.count(self._kind):
             _log.warning("object_skipped", kind=self._kind, object=name, error=error, count=count)
@@ -197,7 +202,7 @@ def _bookmark(event: BookmarkEvent) -> Bookmark:
 
 
 def _error_of(status: Status) -> KubernetesError:
-    """Return the error in an `ERROR` event, whose Status is the same as in an HTTP response."""
+    """Return the error in an `ERROR` event, whose Status has the form of an HTTP error's body."""
     code = status.code or HTTPStatus.INTERNAL_SERVER_ERROR
     wait = status.details.retry_after_seconds if status.details else None
     return KubernetesError(
@@ -211,9 +216,9 @@ def _error_of(status: Status) -> KubernetesError:
 async def split_lines(
     chunks: AsyncGenerator[bytes], *, max_bytes: int = MAX_LINE_BYTES
 ) -> AsyncGenerator[bytes]:
-    """Yield each whole line without its line break; skip empty ones.
+    """Yield each whole line without its line break; skip empty lines.
 
-    Raises `KubernetesError` for a line longer than `max_bytes`, and if the body ends within a line.
+    Raise `KubernetesError` for a line longer than `max_bytes`, and if the body ends within a line.
     """
     kept: list[bytes] = []
     kept_bytes = 0
@@ -227,21 +232,22 @@ async def split_lines(
                 kept.clear()
                 kept_bytes = 0
             if rest:
-                # Pieces are joined once, at the end of the line: otherwise a line of megabytes
+                # Pieces are joined once, at the end of the line. Otherwise a line of megabytes
                 # would be copied a hundred times.
                 kept.append(rest)
                 kept_bytes += len(rest)
                 if kept_bytes > max_bytes:
                     raise KubernetesError(f"a line of the watch has more than {max_bytes} bytes")
     if kept:
-        # A complete watch ends with a line break. The next watch repeats the line that is cut here.
+        # A complete watch ends with a line break. The next watch repeats the truncated line.
         raise KubernetesError(f"the connection ended within a line, after {kept_bytes} bytes")
 
 
 class UnreadableObjects:
-    """A check of the objects whose newest state cannot be read; their last readable states stay.
+    """Fails a check while the newest state of any object cannot be read.
 
-    Each is remembered until it can be read or is deleted.
+    The last readable states of these objects stay in use. Each object is remembered until it can be
+    read or is deleted.
     """
 
     def __init__(self, check: Check) -> None:
@@ -250,8 +256,8 @@ class UnreadableObjects:
         check.ok()
 
     def begin_list(self) -> None:
-        """Record that all objects are listed again."""
-        # The check is unchanged until the list ends, or it would recover and fail with each list.
+        """Record that a complete list begins, in which all objects come again."""
+        # The check is unchanged until the list ends; otherwise it would recover and fail each time.
         self._objects.clear()
 
     def add(self, identity: str, skipped: Skipped) -> None:
@@ -276,6 +282,6 @@ class UnreadableObjects:
             self.end_list()
 
     def end_list(self) -> None:
-        """Pass the check if all objects can be read; called after lists and recoveries."""
+        """Pass the check if all objects can be read. Must be called after each list."""
         if not self._objects:
             self._check.ok()

@@ -1,6 +1,6 @@
-"""The kinds of objects that podwatch watches: pods, nodes and namespaces, and their differences.
+"""The kinds of objects that podwatch watches (pods, nodes, namespaces), and their differences.
 
-Pure. All other code of podwatch works for any kind, and is given one of these.
+Pure. All other code of podwatch works for any kind and takes an `ObjectKind` of this module.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -20,7 +20,7 @@ from gpuledger_enricher.watched_records import PodSharing, RecordT
 
 
 class Identified(Protocol):
-    """Something with an object's identity: its record, or the readable part of a broken object."""
+    """An object's identity: its record, or the readable part of an invalid object."""
 
     @property
     def uid(self) -> str:
@@ -44,12 +44,12 @@ class ObjectKind(Generic[RecordT]):
     topic: Callable[[Topics], Topic]
     """Returns the topic of the records."""
     node_of: Callable[[RecordT], str]
-    """Returns the node whose key decides a record's partition; empty if there is one partition."""
+    """Returns the node whose key determines a record's partition; empty for a single partition."""
     is_named: bool = True
-    """Whether an object is identified by its name in the cluster, so that a recreated one is the
-    same; otherwise by its UID."""
+    """Whether an object is identified by its name in the cluster, so that a recreated object counts
+    as the same one. Otherwise its UID identifies it."""
     reader: Callable[[PodwatchSettings], ObjectReader[RecordT]]
-    """Returns a reader of its objects."""
+    """Returns a reader of the kind's objects."""
     bare: Callable[[RecordT], RecordT]
     """Reduces a record that is too large for a message to its identity, without lists."""
     sharing: Callable[[], Callable[[RecordT], RecordT]] = lambda: lambda record: record
@@ -59,10 +59,10 @@ class ObjectKind(Generic[RecordT]):
     is_metadata_only: bool = True
     """Whether spec and status are not needed, so that only metadata is requested."""
     watermark_component: str | None = None
-    """Component in its topic's watermarks, unique to this kind; `None` if no reader needs them."""
+    """Component in the watermarks of the topic, unique to this kind; `None` without watermarks."""
 
     def identity_of(self, found: Identified) -> str:
-        """Return what identifies an object within its kind and cluster."""
+        """Return the name or UID that identifies an object within its kind and cluster."""
         return found.name if self.is_named else found.uid
 
     @property
@@ -71,7 +71,7 @@ class ObjectKind(Generic[RecordT]):
         return f"/api/v1/{self.plural}"
 
     def decoder(self, topics: Topics) -> Decoder[RecordT]:
-        """Return the decoder of the records in its topic."""
+        """Return the decoder of the records in the kind's topic."""
         decoder: Decoder[RecordT] = decoder_of(
             self.topic(topics).name, cast("Hashable", self.record)
         )
@@ -80,7 +80,7 @@ class ObjectKind(Generic[RecordT]):
     def accept(self, *, as_list: bool) -> str:
         """Return the `Accept` header for a list or a watch.
 
-        Servers that cannot return only metadata return whole objects, which can be read too.
+        Servers that cannot return only metadata return whole objects, which can be decoded, too.
         """
         if not self.is_metadata_only:
             return JSON
@@ -103,8 +103,8 @@ POD: Final = ObjectKind(
     ),
     bare=lambda pod: replace(pod, labels={}, annotations=None, containers=[]),
     sharing=lambda: PodSharing().share,
-    # A pod without a node uses nothing. The server leaves these pods out, and sends a pod as ADDED
-    # when it is bound to its node.
+    # A pod without a node does not use a GPU. The server leaves such pods out, and sends a pod as
+    # ADDED when it is bound to a node.
     selector={"fieldSelector": "spec.nodeName!="},
     is_metadata_only=False,
     watermark_component=PODWATCH,

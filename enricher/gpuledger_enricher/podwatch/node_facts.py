@@ -1,7 +1,7 @@
 """Reads the facts in a node's labels: pool, instance type, zone, region and capacity type. Pure.
 
-Kubernetes defines labels for instance type, zone and region. For pools and capacity each provider
-has its own labels, which are listed here. Labels from the settings take precedence.
+Kubernetes defines labels for instance type, zone and region. For pools and capacity, each provider
+has its own labels; the known ones are listed here. Labels from the settings take precedence.
 """
 
 from collections.abc import Iterable, Mapping
@@ -43,8 +43,8 @@ ON_DEMAND: Final = "on_demand"
 RESERVED: Final = "reserved"
 """Capacity from a reservation, which is paid for whether it is used or not."""
 _ANY: Final = ""
-# Labels and the meanings of their values. The order matters: a reserved GKE node is also
-# `standard`. Values that are not listed are passed on in lower case, with `_` for `-`.
+# Labels and the meanings of their values. The order matters, because a reserved GKE node is also
+# labelled `standard`. Values that are not listed are used in lower case, with `_` for `-`.
 CAPACITY_LABELS: Final[Mapping[str, Mapping[str, str]]] = {
     # karpenter.sh/docs/concepts/scheduling
     "karpenter.sh/capacity-type": {},
@@ -63,14 +63,14 @@ CAPACITY_LABELS: Final[Mapping[str, Mapping[str, str]]] = {
 
 
 def first_of(labels: Mapping[str, str], names: Iterable[str]) -> str | None:
-    """Return the first non-empty value among these labels."""
+    """Return the first non-empty value of the labels in `names`; `None` if all are missing."""
     return next((value for name in names if (value := labels.get(name))), None)
 
 
 def capacity_type_of(labels: Mapping[str, str], names: Iterable[str]) -> str | None:
-    """Return a node's capacity type in lower case with `_`; `None` if no label has it.
+    """Return a node's capacity type in lower case with `_`; `None` if no label determines it.
 
-    The labels in `names` take precedence.
+    The labels in `names` take precedence over the known labels.
     """
     for name in (*names, *CAPACITY_LABELS):
         if value := labels.get(name):

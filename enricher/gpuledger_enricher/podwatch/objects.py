@@ -1,7 +1,7 @@
-"""The parts of the API server's objects that podwatch reads, as partial structs.
+"""The parts of the API server's objects that podwatch reads, as structs.
 
-The names are the server's. Any field may be absent or null, because servers leave out empty values.
-`decode` turns them into records.
+Fields have the server's names. A field may be absent or null, because servers leave out empty
+values. `decode` turns the structs into records.
 """
 
 from typing import Annotated, Generic, TypeVar
@@ -13,15 +13,15 @@ from gpuledger.records.bounds import Id, Label, Subdomain, Word
 
 Quantity = str | int | float
 Time = str
-# Texts must meet the rules of the record that is made from them: a record that no reader accepts
-# must not be published.
+# Texts must meet the rules for texts in records, because a record that consumers would reject must
+# not be published.
 NodeOrNone = Annotated[
     str, Meta(max_length=MAX_NODE_NAME_LENGTH, pattern=f"^$(?!\\n)|{NODE_NAME_PATTERN}")
 ]
 
 
 class _Object(Struct, rename="camel", gc=False):
-    """Never part of a reference cycle, so the garbage collector can skip it."""
+    """Base of all structs here; they have no reference cycles and need no garbage collection."""
 
 
 class OwnerReference(_Object):
@@ -34,13 +34,13 @@ class OwnerReference(_Object):
 
 
 class Annotations(_Object):
-    """The annotations that are read; all others, which may be long, are skipped."""
+    """The annotations to read; all other annotations, which may be long, are skipped."""
 
 
 class PodAnnotations(Annotations):
     """The two annotations of a static pod's mirror.
 
-    Anybody may write them: `pod_facts` has the full rule for mirrors.
+    Users may write them to any pod, so they do not prove a mirror: `pod_facts` has the full rule.
     """
 
     config_hash: str | None = field(default=None, name="kubernetes.io/config.hash")
@@ -51,7 +51,7 @@ NotesT = TypeVar("NotesT", bound=Annotations)
 
 
 class ObjectMeta(_Object, Generic[NotesT]):
-    """The metadata of an object; its reader chooses the annotations."""
+    """The metadata of an object; the reader of the object chooses the annotations."""
 
     uid: Id = ""
     name: Subdomain = ""
@@ -79,7 +79,7 @@ class Resources(_Object):
 
 
 class Variable(_Object):
-    """An environment variable of a container; without a value if it refers to another source."""
+    """An environment variable of a container; the value is absent if it is from another source."""
 
     name: str
     value: str | None = None
@@ -91,7 +91,7 @@ class ApiContainer(_Object):
     name: Label
     restart_policy: str | None = None
     resources: Resources | None = None
-    # Not decoded: there may be tens of variables, and very few containers have the one needed.
+    # Not decoded: a container may have tens of variables, and very few have the one to read.
     env: Raw = Raw(b"null")
 
 
@@ -130,7 +130,7 @@ class Terminated(_Object):
 
 
 class ContainerState(_Object):
-    """The state of a container; both fields are absent while it waits."""
+    """The state of a container; both fields are absent while the container waits."""
 
     running: Running | None = None
     terminated: Terminated | None = None
@@ -182,7 +182,7 @@ class ListMeta(_Object):
 
 
 class ObjectPage(_Object):
-    """One page of a list. Its items are not decoded, so that an odd one does not affect others."""
+    """One page of a list. Items are not decoded here, so an invalid item does not affect others."""
 
     metadata: ListMeta
     items: list[Raw] | None = None
@@ -245,7 +245,7 @@ class Status(_Object):
 
     @property
     def why(self) -> str:
-        """The reason in one word: the first cause's, which is more precise, or the general one."""
+        """The reason in one word: from the first cause that has one, otherwise the general one."""
         causes = (self.details.causes if self.details else None) or []
         return next((cause.reason for cause in causes if cause.reason), self.reason or "")
 
@@ -284,7 +284,7 @@ class ErrorEvent(_Object, tag_field="type", tag="ERROR"):
 
 
 class OtherEvent(_Object):
-    """Any other line: its type is unknown, or its object cannot be read."""
+    """A line whose type is unknown, or whose object cannot be read."""
 
     type: str = ""
     object: Raw = Raw(b"null")

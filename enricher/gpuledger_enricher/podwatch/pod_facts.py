@@ -1,7 +1,7 @@
 """Reads the facts of one pod. Pure.
 
 These are its containers, its workload, its annotations, the static pod that it mirrors, and the
-GPUs that its containers request. The rules of each are above its code.
+GPUs that its containers request. A comment above each part describes the rules.
 """
 
 import re
@@ -37,7 +37,7 @@ _CONTAINER_ID: Final = re.compile(r"(?:[a-z0-9.+-]+://)?([0-9a-f]{64})")
 
 
 class ContainerReader:
-    """Reads the containers of pods."""
+    """Reads the containers of pods, with their requests for GPU resources."""
 
     def __init__(self, *, nanoseconds: Nanoseconds, gpu_resource_prefixes: Iterable[str]) -> None:
         self._nanoseconds = nanoseconds
@@ -55,7 +55,7 @@ class ContainerReader:
                 "ephemeral", spec.ephemeral_containers, status.ephemeral_container_statuses, claims
             ),
         ]
-        # A list that grew has spare room; for a hundred thousand pods, that wastes 3 MB.
+        # A list that grew has spare room; for 100,000 pods, this room takes 3 MB.
         return found.copy()
 
     def _of_one_kind(
@@ -69,7 +69,7 @@ class ContainerReader:
         if not (specs or statuses):
             return
         by_name = {status.name: status for status in statuses or ()}
-        # In the order of the spec, followed by containers that only the status has.
+        # In the order of the spec, followed by containers that are only in the status.
         for spec in specs or ():
             is_sidecar = kind == "init" and spec.restart_policy == "Always"
             yield _container(
@@ -84,14 +84,14 @@ class ContainerReader:
 
 
 def last_end_ns(containers: Sequence[PodContainer]) -> int | None:
-    """Return when the last container ended; `None` if a container that was started has not."""
+    """Return when the last container ended; `None` if a started container has not ended."""
     last = None
     for container in containers:
         if container.ended_time_ns is not None:
             last = max(last or 0, container.ended_time_ns)
         elif container.container_id or container.started_time_ns is not None:
             return None
-        # Otherwise it never ran: its image could not be pulled, or the pod was evicted first.
+        # Otherwise the container never ran: for example, its image could not be pulled.
     return last
 
 
@@ -109,8 +109,8 @@ def _container(
     last = (status.last_state or _NO_STATE).terminated
     last_id = _id_of(last.container_id) if last else None
     state = status.state or _NO_STATE
-    # While a container waits for its restart, its id is that of its last run, and only `lastState`
-    # has the times of that run.
+    # While a container waits for its restart, its id is the id of its last run, and only
+    # `lastState` has the times of this run.
     life = state.running or state.terminated or (last if last_id == container_id else None)
     return PodContainer(
         name=intern(name),
@@ -125,43 +125,43 @@ def _container(
 
 
 def _id_of(container_id: str | None) -> str | None:
-    """Return only the id: `containerd://4f…` becomes `4f…`; `None` if nothing was started.
+    """Return only the id: `containerd://4f…` becomes `4f…`; `None` if no container was started.
 
-    The pod's kubelet writes the status, and may write any text there. Texts without the form of the
-    ids that runtimes assign and cgroups contain give `None`.
+    The kubelet of the pod writes the status and may write any text as the id. Return `None` for
+    texts that do not have the form of the ids that runtimes assign and cgroups contain.
     """
     found = _CONTAINER_ID.fullmatch(container_id) if container_id else None
     return found[1] if found else None
 
 
-# The workload to which a pod belongs, derived from its maker; no other object is read.
+# The workload of a pod, derived from the pod's controlling owner; no other object is read.
 #
-# The controlling owner is the workload, by its own kind and name: StatefulSet, DaemonSet, Job,
-# PyTorchJob, RayCluster, Workflow, or whatever else created the pod. If that owner only acts for
-# another object, the pod's own labels lead to it. Each rule requires both the owner's kind and the
-# mark that the project documents, because people copy labels onto pods of all sorts.
+# The controlling owner is the workload, with its own kind and name: StatefulSet, DaemonSet, Job,
+# PyTorchJob, RayCluster, Workflow, or another kind that created the pod. If the owner only acts for
+# another object, the pod's own labels lead to that object. Each rule requires both the owner's kind
+# and the label that the project documents, because users copy labels onto pods of all kinds.
 #
 # * A workload whose pods are created by other controllers writes its name into a label of the pods:
-#   `_LABELS_OF_MAKERS` lists them. KubeRay writes the kind and the name of the object for which it
-#   created a cluster or a Job.
+#   `_LABELS_OF_MAKERS` lists these labels. KubeRay writes the kind and the name of the object for
+#   which it created a cluster or a Job.
 # * A ReplicaSet whose name ends with the pod's `pod-template-hash` belongs to a Deployment; if it
-#   ends with its `rollouts-pod-template-hash`, it belongs to an Argo Rollout.
+#   ends with the pod's `rollouts-pod-template-hash`, it belongs to an Argo Rollout.
 # * A Job whose name ends with a time in minutes since the epoch, up to two years before the pod was
 #   created, belongs to a CronJob, whose controller names Jobs in this way. A Job that was created
-#   by hand from a CronJob has a name chosen by a person, and stays a Job.
+#   by hand from a CronJob has a name chosen by a person, and counts as a Job.
 #
-# Relations without a label on the pod are not known: a RayJob's cluster may appear only as a
+# Relations without a label on the pod are unknown: the cluster of a RayJob may appear only as a
 # RayCluster.
 
 Owner = tuple[str, str]
 _MAX_MINUTES_LATE: Final = 2 * 366 * 24 * 60
-# The two times come from two clocks.
+# The minute in the name and the creation time come from two clocks.
 _MAX_MINUTES_EARLY: Final = 5
 _RAY_NAME: Final = "ray.io/originated-from-cr-name"
 _RAY_KIND: Final = "ray.io/originated-from-crd"
 _MADE_BY_RAY: Final = frozenset({"Job", "RayCluster"})
 
-# By the maker's kind: the label with the workload's name, and the workload's kind.
+# By the controlling owner's kind: the label with the workload's name, and the workload's kind.
 _LABELS_OF_MAKERS: Final[Mapping[str, Sequence[Owner]]] = {
     "Job": (
         ("jobset.sigs.k8s.io/jobset-name", "JobSet"),
@@ -182,7 +182,10 @@ _LABELS_WITH_A_HASH: Final[Sequence[Owner]] = (
 def known_owner(
     references: Sequence[OwnerReference] | None, labels: Mapping[str, str], *, created_time_ns: int
 ) -> Owner | tuple[None, None]:
-    """Return kind and name of the workload; `created_time_ns` is when the pod was created."""
+    """Return kind and name of a pod's workload; `None` and `None` without a controlling owner.
+
+    `created_time_ns` is the time of the pod's creation.
+    """
     maker = next((reference for reference in references or () if reference.controller), None)
     if maker is None:
         return None, None
@@ -217,7 +220,7 @@ def _by_minute(job: str, created_time_ns: int) -> Owner | None:
 
 # The annotations of an object.
 #
-# Only chosen ones are decoded: the others can be long, up to 256 KiB for all of an object's.
+# Only chosen annotations are decoded, because all annotations of an object can have 256 KiB.
 
 
 class ChosenAnnotations(Generic[NotesT]):
@@ -226,8 +229,8 @@ class ChosenAnnotations(Generic[NotesT]):
     def __init__(self, names: Iterable[str], *, base: type[NotesT]) -> None:
         """Choose `names`; `base` is the struct with the annotations that are always read."""
         fixed = {field.encode_name: field.name for field in msgspec.structs.fields(base)}
-        # Attributes are numbered, because an annotation's name is not an identifier. Fixed ones
-        # already have a field, and a second one with the same encoded name is an error.
+        # Attributes are numbered, because an annotation's name is not an identifier. Annotations in
+        # `base` already have a field, and a second field with the same encoded name is an error.
         self._attributes = {
             intern(name): fixed.get(name, f"chosen_{index}")
             for index, name in enumerate(dict.fromkeys(names))
@@ -254,15 +257,14 @@ class ChosenAnnotations(Generic[NotesT]):
         return found
 
 
-# Mirrors of static pods, and the hashes by which cgroup paths name those pods.
+# Mirrors of static pods, and the hashes by which cgroup paths name static pods.
 #
 # A static pod belongs to the kubelet: it runs under a UID that the kubelet derives from its
-# manifest. In the API server it has a mirror, which contains that UID in two annotations. Anybody
-# who may create pods may write these annotations on any pod, and would put their own pod's name on
-# another pod's use. So a mirror must have everything that a kubelet gives it: both annotations with
-# the same value, the Node as its owner, and no service account. The API server gives a service
-# account to every pod except mirrors. docs/concepts/security.md describes what remains possible for
-# an attacker.
+# manifest. In the API server, it has a mirror, which contains this UID in two annotations. A person
+# who may create pods may write these annotations on any pod, and could so put the name of this pod
+# on another pod's use. So a mirror must have everything that a kubelet gives it: both annotations
+# with the same value, the Node as its owner, and no service account. The API server gives a service
+# account to every pod except mirrors. docs/concepts/security.md describes the remaining attacks.
 
 MAX_HASH_LENGTH: Final = 64
 """A kubelet's hash has 32 characters, and a UID from a manifest 36."""
@@ -284,11 +286,11 @@ def mirrored_hash(
 
 # The GPUs that a container requests.
 #
-# Amounts are those in the spec, in each resource's own unit. `nvidia.com/gpu` counts GPUs or
+# Amounts are the amounts in the spec, in the unit of each resource. `nvidia.com/gpu` counts GPUs or
 # replicas. HAMi's `nvidia.com/gpumem` and Volcano's `volcano.sh/vgpu-memory` are in MiB, Alibaba's
-# `aliyun.com/gpu-mem` in GiB, `nvidia.com/gpucores` and similar ones in percent of a GPU. MPS shows
-# in an environment variable. A claim has the name of its ResourceClaim: from the pod's spec, or
-# from its status if the claim was created from a template.
+# `aliyun.com/gpu-mem` in GiB, `nvidia.com/gpucores` and similar ones in percent of a GPU. The MPS
+# limit is in an environment variable. A claim has the name of its ResourceClaim: from the pod's
+# spec, or from its status if the claim was created from a template.
 
 _SUFFIXES: Final = {"k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 _MAX_AMOUNT: Final = 2**63 - 1
@@ -300,7 +302,7 @@ _decode_variables: Final = msgspec.json.Decoder(list[Variable] | None).decode
 
 
 class RequestReader:
-    """Reads what containers request of GPUs."""
+    """Reads the GPU resources, claims and MPS limit that containers request."""
 
     def __init__(self, gpu_resource_prefixes: Iterable[str]) -> None:
         self._prefixes = tuple(gpu_resource_prefixes)
@@ -309,9 +311,10 @@ class RequestReader:
     def read(
         self, container: ApiContainer, claim_names: Mapping[str, str]
     ) -> ContainerRequest | None:
-        """Return a container's request, `None` if it requests nothing.
+        """Return a container's request; `None` if the container does not request GPUs.
 
-        `claim_names` are the names of its pod's claims.
+        `claim_names` maps names in the pod's spec to the names of ResourceClaims. Raise
+        `msgspec.ValidationError` if the container's `env` is invalid.
         """
         resources = container.resources or _NO_RESOURCES
         amounts = {}
@@ -337,17 +340,18 @@ class RequestReader:
 def claim_names(spec: PodSpec, status: PodStatus) -> Mapping[str, str]:
     """Return the names of a pod's ResourceClaims by their names in the pod's spec.
 
-    Claims that have not been created from their templates yet are left out.
+    Claims that have not been created from their templates yet are omitted.
     """
     claims = [*(spec.resource_claims or ()), *(status.resource_claim_statuses or ())]
     return {claim.name: claim.resource_claim_name for claim in claims if claim.resource_claim_name}
 
 
 def mps_ratio(env: Raw) -> float | None:
-    """Return the ratio of a GPU's threads that a container's variables allow it under MPS.
+    """Return the part of a GPU's threads that a container may use under MPS, from 0 to 1.
 
-    `None` if they do not set it or if it is not a percentage: a value may refer to another variable
-    or come from a ConfigMap. Raises `msgspec.ValidationError` if `env` is not a list of variables.
+    Return `None` if the container's variables do not set it or if the value is not a percentage: a
+    value may refer to another variable or come from a ConfigMap. Raise `msgspec.ValidationError` if
+    `env` is not a list of variables.
     """
     if _MPS_BYTES not in bytes(env):
         return None
@@ -360,17 +364,17 @@ def mps_ratio(env: Raw) -> float | None:
 
 
 def parse_quantity(quantity: Quantity) -> int:
-    """Return a whole Kubernetes quantity such as `2` or `1k`; 0 for anything else.
+    """Return a whole Kubernetes quantity such as `2` or `1k`; 0 for other texts.
 
-    Amounts above the maximum of a record are reduced to it.
+    The result is at most the maximum of a record's field.
     """
     text = str(quantity)
     digits = text.rstrip("kMGi")
-    # `isdigit` also accepts digits of other scripts, which `int` reads too.
+    # `isdigit` also accepts digits of other scripts, which `int` would convert, too.
     if not (digits.isascii() and digits.isdigit()):
         return 0
     suffix = text[len(digits) :]
-    # Python refuses to convert very long digit strings, and no amount has that many digits.
+    # Python does not convert very long digit strings, and valid amounts have fewer digits.
     amount = int(digits.lstrip("0")[:_MAX_DIGITS] or 0) * (
         _SUFFIXES.get(suffix, 0) if suffix else 1
     )

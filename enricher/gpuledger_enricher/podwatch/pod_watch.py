@@ -1,10 +1,10 @@
-"""Podwatch's wiring: the reflector's steps go into the table, its pending messages onto the bus.
+"""Podwatch's wiring: the reflector's steps change the table, whose pending messages are published.
 
 `main` is `gpuledger podwatch`: it creates the settings, the bus and the API server's client, and
 runs podwatch with them.
 
-With a Lease, everything starts over each time it is acquired: the topics are read again, because
-another podwatch has published meanwhile and the table is out of date.
+With a Lease, podwatch starts over each time it acquires the Lease: it reads the topics again,
+because another podwatch has published in the meantime and the table is out of date.
 """
 
 import asyncio
@@ -71,9 +71,9 @@ _log = structlog.get_logger(__name__)
 async def run_podwatch(
     *, api: Api, bus: Bus, settings: PodwatchSettings, readiness: Readiness, clock: Clock
 ) -> None:
-    """Publish what is watched until cancelled; with a Lease, only while holding it.
+    """Watch and publish until cancelled; with a Lease, only while holding the Lease.
 
-    Waits for missing brokers, topics and permissions. Raises `UserError` if the Lease has no
+    Wait for missing brokers, topics and permissions. Raise `UserError` if the Lease has no
     namespace. The checks are those of `KindChecks` for each kind and, with a Lease, `lease`; all
     are ok while another podwatch leads.
     """
@@ -101,7 +101,7 @@ async def run_podwatch(
 
 @dataclass(frozen=True, kw_only=True)
 class PodWatch:
-    """Publishes objects, each time from the start: another podwatch may have published before."""
+    """Publishes objects; each run starts over, because another podwatch may have published."""
 
     api: Api
     bus: Bus
@@ -110,10 +110,10 @@ class PodWatch:
     clock: Clock
 
     def stand_by(self) -> None:
-        """Report that another podwatch leads."""
+        """Pass all checks and reset the gauges, because another podwatch leads."""
         for kind in KINDS:
             KindChecks.of(kind, self.readiness).stand_by()
-            # The leader counts the same objects, and a sum over both would have them twice.
+            # The leader counts the same objects, so a sum over both would count them twice.
             pod_metrics.OBJECTS.labels(kind=kind.name).set(0)
             pod_metrics.UNPUBLISHED.labels(kind=kind.name).set(0)
             if kind.watermark_component is not None:
@@ -124,7 +124,8 @@ class PodWatch:
     async def publish(self, *, fence: Fence = let_pass) -> None:
         """Read the topics, then list, watch and publish until cancelled.
 
-        Each kind runs separately: if the permission for one is missing, the others continue.
+        `fence` raises an error if another podwatch may publish. Each kind runs separately: if the
+        permission for one kind is missing, the other kinds continue.
         """
         async with asyncio.TaskGroup() as tasks:
             for kind in KINDS:
@@ -134,7 +135,7 @@ class PodWatch:
         settings, clock = self.settings, self.clock
         checks = KindChecks.of(kind, self.readiness)
         checks.begin()
-        # Before the first list, which shows that known objects missing from it are deleted.
+        # Before the first list: known objects that are missing from the list have been deleted.
         known = await read_known(
             kind=kind, cluster=settings.cluster, bus=self.bus, check=checks.known, clock=clock
         )
@@ -174,7 +175,7 @@ class PodWatch:
             settings=settings.kubernetes,
             clock=clock,
         )
-        # The records are in the table now; this reference would keep them in memory as well.
+        # The records are in the table now; `known` would keep a second reference in memory.
         del known
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(follower.run(reflector))
@@ -191,13 +192,13 @@ class KindChecks:
     api: Check
     """Whether the objects were listed and are watched."""
     kafka: Check
-    """Whether Kafka accepts what is published."""
+    """Whether Kafka accepts the published records."""
     objects: Check
     """Whether every object can be read; a warning."""
 
     @classmethod
     def of(cls, kind: ObjectKind[Any], readiness: Readiness) -> Self:
-        """Return the checks of a kind, the same ones each time."""
+        """Return the checks of a kind; every call returns the same checks."""
         return cls(
             known=readiness.check(f"{kind.plural}.known"),
             api=readiness.check(f"{kind.plural}.api"),
@@ -206,32 +207,33 @@ class KindChecks:
         )
 
     def stand_by(self) -> None:
-        """Pass all checks, because there is nothing to do on standby."""
+        """Pass all checks, because a standby has no work."""
         for check in (self.known, self.api, self.kafka, self.objects):
             check.ok("standing by")
 
     def begin(self) -> None:
-        """Report that work begins."""
+        """Report that the work of this kind begins."""
         for check in (self.known, self.api, self.kafka):
             check.waits("starting")
 
 
 class Stamps:
-    """Timestamps for changes of objects, which continue if the clock is set back by up to an hour.
+    """Returns timestamps for changes; they go back only if the clock is set back by over an hour.
 
     The join describes a tick by the versions that were seen by its time. If a version got a
-    timestamp before ticks that were described without it, they would be described differently when
-    they are joined again. A clock that is set back by more was wrong before, and is followed.
+    timestamp that is before ticks that were described without this version, these ticks would be
+    described differently when they are joined again. If a clock is set back by more than an hour,
+    it was wrong before, so the timestamps go back as well.
     """
 
     def __init__(self, clock: Clock, *, newest_ns: int = 0) -> None:
-        """Use this clock; `newest_ns` is the newest timestamp that was published before."""
+        """`newest_ns` is the newest timestamp that was published before; 0 if there is none."""
         self._clock = clock
         self._last_ns = newest_ns
         self._read_ns = clock.monotonic_ns()
 
     def next_ns(self) -> int:
-        """Return the timestamp for a change that is seen now."""
+        """Return the timestamp for a change that is seen now, in nanoseconds since the epoch."""
         time_ns, read_ns = self._clock.time_ns(), self._clock.monotonic_ns()
         expected_ns = self._last_ns + read_ns - self._read_ns
         is_set_back = 0 < expected_ns - time_ns <= _BRIDGED_NS
@@ -240,7 +242,7 @@ class Stamps:
 
 
 class Follower(Generic[RecordT]):
-    """Applies the reflector's steps to the table, and shows the API server's state as a check."""
+    """Applies the reflector's steps to the table, and reports the API server's state in a check."""
 
     def __init__(
         self,
@@ -252,7 +254,7 @@ class Follower(Generic[RecordT]):
         clock: Clock,
         newest_ns: int = 0,
     ) -> None:
-        """Create a follower; `newest_ns` is the newest timestamp in Kafka from before."""
+        """`newest_ns` is the newest timestamp that Kafka had at the start."""
         self._kind = kind
         self._unreadable = UnreadableObjects(checks.objects)
         self._table = table
@@ -261,7 +263,7 @@ class Follower(Generic[RecordT]):
         self._stamps = Stamps(clock, newest_ns=newest_ns)
 
     async def run(self, reflector: Reflector[RecordT]) -> None:
-        """Apply the steps until cancelled."""
+        """Apply the reflector's steps until cancelled."""
         async with aclosing(reflector.run()) as steps:
             async for step in steps:
                 self.apply(step, version=reflector.version)
@@ -283,7 +285,7 @@ class Follower(Generic[RecordT]):
                 )
             case Skipped():
                 self._unreadable.add(self._kind.identity_of(step), step)
-                # It exists: without this, the end of the list would delete it.
+                # The object exists: without this call, the end of the list would delete it.
                 self._table.keep(self._kind.identity_of(step))
             case Phase.LISTING:
                 self._unreadable.begin_list()
@@ -300,7 +302,8 @@ class Follower(Generic[RecordT]):
                     gone_count=gone,
                 )
             case Phase.WATCHING:
-                # After a failed watch the check recovers here, because no list follows.
+                # After a failed watch, the check recovers here, because a resumed watch has no
+                # list.
                 self._check.ok(self.describe_table)
             case Interrupted(error):
                 self._check.failed(str(error))
@@ -308,7 +311,7 @@ class Follower(Generic[RecordT]):
         self._publisher.wake()
 
     def describe_table(self) -> str:
-        """Return the number of objects, for the check."""
+        """Return the number of objects in the table, as text for the check."""
         return f"{len(self._table)} {self._kind.plural}"
 
 
@@ -329,7 +332,7 @@ async def run_expiry(
 
 @explain_user_errors
 def main() -> int:
-    """Run podwatch until a signal; return the exit code."""
+    """Run podwatch until a signal arrives; return the exit code."""
     settings = load_settings(
         PodwatchSettings,
         prog="gpuledger podwatch",

@@ -1,13 +1,13 @@
-"""One topic of podwatch: read to its end at start, then published to.
+"""Reads one topic of podwatch to its end at start, then publishes to it.
 
-There is no consumer group and no commit: the topic itself is the state. Records that it already has
-are not published again, and objects that were deleted while no podwatch ran are detected. While
-Kafka is unavailable, pending messages wait in the table.
+There is no consumer group and no commit: the topic itself is the state. Records that the topic
+already has are not published again, and objects that were deleted while no podwatch ran are
+detected. While Kafka is unavailable, pending messages wait in the table.
 
-Two podwatches may publish at once: one that lost the Lease while it was suspended sends the rest of
-its batch when it resumes. So records are ordered by `resourceVersion`, never by offset
-(`is_older`). An object with an older record after its newest one is published again, because
-compaction keeps the last record.
+Two podwatches may publish at once: a podwatch that lost the Lease while it was suspended sends the
+rest of its batch when it resumes. So records are ordered by `resourceVersion`, never by offset
+(`is_older`). If an object has an older record after its newest one, the object is published again,
+because compaction keeps the last record.
 """
 
 import asyncio
@@ -50,11 +50,11 @@ POLL_INTERVAL_SECONDS: Final = 10.0
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 Fence = Callable[[], None]
-"""Called before each publish; raises if another podwatch may publish now."""
+"""Called before each publish; raises an error if another podwatch may publish now."""
 
 
 def let_pass() -> None:
-    """Allow every publish: there is no Lease."""
+    """Allow every publish; used without a Lease."""
 
 
 class KnownRecords(Generic[RecordT]):
@@ -68,25 +68,25 @@ class KnownRecords(Generic[RecordT]):
         cluster: str,
         topic_id: str | None = None,
     ) -> None:
-        """Read the objects of `cluster`; those of other clusters belong to other podwatches."""
+        """`cluster` is the cluster of the objects; other clusters belong to other podwatches."""
         self._cluster = cluster
         self._kind = kind
         self._decoder = kind.decoder(topics)
         self.topic_id = topic_id
-        """The identity of the topic before it was read."""
+        """The topic's identity before the topic was read; `None` if it is unknown."""
         self.next_offsets: dict[int, int | None] = {}
         """The end offset of each partition."""
         self.newest_ns = 0
-        """The newest timestamp of the records."""
+        """The newest timestamp of the records, in nanoseconds since the epoch."""
         self.by_identity: dict[str, RecordT] = {}
         self.overtaken: set[str] = set()
-        """Objects whose newest record is followed by an older one."""
+        """Identities of objects whose newest record is followed by an older record."""
         self.undecodable = 0
-        """Number of unreadable records; an object whose newest record is one is unknown."""
+        """Number of unreadable records; an object whose newest record is unreadable is unknown."""
         self._share = kind.sharing()
 
     def ingest(self, records: Iterable[Record]) -> None:
-        """Read records of the topic, in the order of their partition."""
+        """Add records of the topic; the records of a partition must be in order."""
         for record in records:
             if record.unreadable is not None:
                 count_unreadable(record)
@@ -108,7 +108,8 @@ class KnownRecords(Generic[RecordT]):
                 self.overtaken.add(identity)
                 continue
             self.overtaken.discard(identity)
-            # Not under the record's key, a string of its own that would need memory as well.
+            # Not under the record's key, because the key is a separate string that takes memory as
+            # well.
             self.by_identity[self._kind.identity_of(found)] = self._share(found)
 
     def _read(self, key: str, value: bytes) -> RecordT | None:
@@ -119,7 +120,7 @@ class KnownRecords(Generic[RecordT]):
             return None
         own = key_in(found.cluster, self._kind.identity_of(found))
         if own != key:
-            # Compaction goes by key: this record has replaced that of another object.
+            # Compaction goes by key, so this record has replaced a record of another object.
             self._count_undecodable(f"{self._decoder.topic}: {own!r} has the wrong key {key!r}")
             return None
         return found
@@ -134,12 +135,12 @@ class KnownRecords(Generic[RecordT]):
 async def read_known(
     *, kind: ObjectKind[RecordT], cluster: str, bus: Bus, check: Check, clock: Clock
 ) -> KnownRecords[RecordT]:
-    """Read the topic to its end, retrying even if the topic or a permission is missing."""
+    """Read the topic to its end; retry even if the topic or a permission is missing."""
 
     async def read_once() -> KnownRecords[RecordT]:
         name = kind.topic(bus.topics).name
-        # The identity first: if the topic is recreated while it is read, the publisher then finds
-        # that it is a different one.
+        # The identity is read first: if the topic is recreated while it is read, the publisher
+        # detects a different topic.
         topic_id = (await bus.describe(name)).topic_id
         known = KnownRecords(kind=kind, topics=bus.topics, cluster=cluster, topic_id=topic_id)
         async with bus.reader() as reader:
@@ -191,10 +192,10 @@ class RecordPublisher(Generic[RecordT]):
         fence: Fence = let_pass,
         poll_interval_seconds: float = POLL_INTERVAL_SECONDS,
     ) -> None:
-        """Create a publisher; `topic_id` is the identity of the topic that was read.
+        """`topic_id` is the identity of the topic that was read.
 
-        `next_offsets` are the ends of the topic's partitions, and `publisher` is the name in the
-        watermarks.
+        `next_offsets` are the ends of the topic's partitions, and `publisher` is the publisher's
+        name in the watermarks.
         """
         self.watermarks = ObjectWatermarks(table=table, clock=clock)
         self._next_offsets = next_offsets or {}
@@ -211,8 +212,8 @@ class RecordPublisher(Generic[RecordT]):
         self._topic_id = topic_id
         self._poll_interval_seconds = poll_interval_seconds
         self._checked_ns = 0
-        # Not a `RetryingCaller`: the table changes between two attempts, so each attempt sends what
-        # is pending then, and parts of a batch may succeed.
+        # Not a `RetryingCaller`: the table changes between two attempts, so each attempt sends the
+        # messages that are pending at that time, and parts of a batch may succeed.
         self._backoff = Backoff()
         self._changed = asyncio.Event()
 
@@ -221,7 +222,7 @@ class RecordPublisher(Generic[RecordT]):
         self._changed.set()
 
     def measure(self) -> None:
-        """Set the gauges, which happens after batches and lists, not for each object."""
+        """Set the gauges; called after batches and lists, because objects change more often."""
         pod_metrics.OBJECTS.labels(kind=self._kind.name).set(len(self._table))
         pod_metrics.UNPUBLISHED.labels(kind=self._kind.name).set(self._table.unpublished)
 
@@ -236,17 +237,17 @@ class RecordPublisher(Generic[RecordT]):
                 await self._clock.sleep(self._backoff.next_seconds())
 
     def describe_unpublished(self, *, behind: str | None = None) -> str:
-        """Return the number of pending objects, for the check, after the reason to wait if any."""
+        """Return the number of pending objects, as text for the check, after an error if any."""
         count = f"{self._table.unpublished} {self._kind.plural} to publish"
         return count if behind is None else f"{behind}; {count}"
 
     async def _with_one_producer(self) -> None:
-        """Publish until the topic has changed; raises `BusError`."""
+        """Publish until the topic has changed; raise `BusError` if the bus fails."""
         topic = await self._describe_topic()
         self.watermarks.reset()
         async with self._bus.producer() as producer:
-            # Opening a producer does not show that publishing works: while messages are pending,
-            # the check recovers only with an acknowledgement.
+            # An open producer does not prove that publishing works: while messages are pending, the
+            # check recovers only after an acknowledgement.
             if not self._check.has_failed or not self._table.unpublished:
                 self._check.ok(self.describe_unpublished)
             while True:
@@ -256,8 +257,8 @@ class RecordPublisher(Generic[RecordT]):
                     await self._send(producer, batch, topic.partitions)
                     self.watermarks.acknowledge(batch)
                 else:
-                    # Cleared before the wait and without an await since the table was empty, so
-                    # that no wake-up is lost.
+                    # Cleared before the wait, and without an await since the table was found empty,
+                    # so no wake-up is lost.
                     self._changed.clear()
                     if self.watermarks.complete_until_ns() is None:
                         seconds = min(self._poll_interval_seconds, RENEWED_AFTER_SECONDS)
@@ -273,7 +274,7 @@ class RecordPublisher(Generic[RecordT]):
     async def _describe_topic(self) -> TopicDescription:
         """Return the topic's description; publish everything again if it is a different topic.
 
-        Without this request, while no object changes, podwatch would not notice that the brokers
+        Without this request, podwatch would not detect, while no object changes, that the brokers
         are unavailable or that the topic was deleted.
         """
         found = await self._bus.describe(self._topic)
@@ -289,7 +290,7 @@ class RecordPublisher(Generic[RecordT]):
     async def _send(
         self, producer: Producer, batch: Sequence[PendingMessage[RecordT]], partitions: int
     ) -> None:
-        """Send each partition its part; parts that arrive count even if others fail."""
+        """Send each partition its messages; acknowledged parts count even if other parts fail."""
         parts: dict[int, list[PendingMessage[RecordT]]] = defaultdict(list)
         for message in batch:
             node = key_in(self._cluster, message.node)
@@ -306,7 +307,8 @@ class RecordPublisher(Generic[RecordT]):
     async def _send_part(
         self, producer: Producer, partition: int, part: list[PendingMessage[RecordT]]
     ) -> None:
-        # Before each part, not once per batch: a part may wait long, and the Lease may be lost.
+        # Before each part, not once per batch: a part may wait long, and meanwhile the Lease may be
+        # lost.
         self._fence()
         messages = [
             Message(
@@ -332,7 +334,7 @@ class RecordPublisher(Generic[RecordT]):
     async def _renew_watermarks(self, producer: Producer, partitions: int) -> None:
         """Publish the watermark of each partition if it is due and known.
 
-        It covers only this kind's list and watch, and this kind's topic.
+        The watermark covers only the list, the watch and the topic of this kind.
         """
         component, complete_until_ns = (
             self._kind.watermark_component,
@@ -369,9 +371,9 @@ class RecordPublisher(Generic[RecordT]):
 
 
 async def _all_of(publications: Iterable[Awaitable[object]]) -> None:
-    """Wait until all of them have ended, then raise the first failure.
+    """Wait until all publications have ended, then raise the first failure.
 
-    One that is left running would publish with a producer that is already closed.
+    A publication that is still running would use a producer that is already closed.
     """
     for result in await asyncio.gather(*publications, return_exceptions=True):
         if isinstance(result, BaseException):
@@ -379,9 +381,9 @@ async def _all_of(publications: Iterable[Awaitable[object]]) -> None:
 
 
 def encode_bounded(record: RecordT, *, kind: ObjectKind[RecordT], topics: Topics) -> bytes:
-    """Encode a record; shorten it if readers would refuse it or it is too large for a message.
+    """Encode a record; shorten it if consumers would reject it or it is too large for a message.
 
-    A record that a broker refuses would be sent again and again, and block its whole partition.
+    A record that a broker rejects would be sent again and again, and block its whole partition.
     """
     key, value = key_in(record.cluster, kind.identity_of(record)).encode(), encode(record)
     try:
@@ -409,5 +411,5 @@ def _report_cut(record: RecordT, kind: ObjectKind[RecordT], detail: str) -> None
 
 
 def full_name(record: WatchedRecord) -> str:
-    """Return an object's name, with its namespace if it has one."""
+    """Return an object's name, after its namespace if it has one."""
     return f"{record.namespace}/{record.name}" if isinstance(record, PodRecord) else record.name

@@ -4,21 +4,21 @@ It has four thin layers, each an asynchronous generator of steps. `_stream` is o
 which may begin with all objects. `_list` and `_list_then_watch` combine lists and watches.
 `_connection` ends with a pause, and `run` is the loop. The only state is the version reached and
 whether the server can list as a watch. The caller finds the objects that were deleted between two
-lists, because it has the previous ones.
+lists, because the caller has the previous objects.
 
 Guarantees of Kubernetes, and their consequences:
 
 * A `resourceVersion` is opaque and belongs to one server's history. The reflector keeps the newest
-  one it has seen and sends it back; it never compares or calculates.
-* A watch sends the changes after its version. The server keeps changes for five minutes by default:
-  an older version is refused with 410, at the start or as an `ERROR` in the middle, and only a new
-  list helps. So a version is kept across watches, and dropped when it has expired.
-* While nothing changes, the server sends bookmarks, which keep the version fresh. It guarantees no
-  interval.
-* A page refers to the next one with `continue`, and all pages have the version of the first. That
-  token expires with 410, too.
+  version that it has seen and sends it back, without comparisons or calculations.
+* A watch sends the changes after its version. The server keeps changes for five minutes by default.
+  An older version is rejected with 410, at the start or as an `ERROR` in the middle, and then only
+  a new list helps. So a version is kept across watches, and dropped when it has expired.
+* While nothing changes, the server sends bookmarks, which keep the version recent. Their interval
+  is not guaranteed.
+* A page refers to the next page with `continue`, and all pages have the version of the first one.
+  The `continue` token expires with 410, too.
 * A list as a watch (`sendInitialEvents`) is complete only with the bookmark that is marked as its
-  end: until then, no missing object may be considered deleted.
+  end. Before this bookmark, a missing object must not count as deleted.
 """
 
 import random
@@ -59,7 +59,7 @@ from gpuledger_enricher.watched_records import RecordT
 
 _INITIAL_EVENTS: Final = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
 _MAX_UNENDED: Final = 2
-# Statuses with which servers and proxies refuse a parameter that they do not support.
+# Statuses with which servers and proxies reject a parameter that they do not support.
 _UNSUPPORTED: Final = frozenset(
     {
         HTTPStatus.BAD_REQUEST,
@@ -79,14 +79,14 @@ _log = structlog.get_logger(__name__)
 
 
 class NoEndMarkError(KubernetesError):
-    """A list as a watch has no bookmark that marks its end."""
+    """A list as a watch ended without a bookmark that marks its end."""
 
 
 class WatchLists:
     """Decides whether to list objects as a watch, by the server's responses so far. Pure.
 
-    A list as a watch costs the server less and comes one object at a time. Servers before
-    Kubernetes 1.34 refuse it unless configured otherwise, and proxies may break it.
+    A list as a watch costs the server less, and its objects come one at a time. Servers before
+    Kubernetes 1.34 reject it unless configured otherwise, and proxies may interrupt it.
     """
 
     def __init__(self, *, wanted: bool) -> None:
@@ -95,7 +95,7 @@ class WatchLists:
 
     @property
     def wanted(self) -> bool:
-        """Whether to request the next list as a watch; not after two in a row broke off."""
+        """Whether to request the next list as a watch; false after two incomplete ones in a row."""
         return self._wanted and self._unended < _MAX_UNENDED
 
     def begin(self) -> None:
@@ -107,9 +107,10 @@ class WatchLists:
         self._unended = 0
 
     def refused(self, error: KubernetesError) -> bool:
-        """Return whether the server cannot list by a watch, so that the list must be paged.
+        """Return whether the server cannot list as a watch, so that the list must be read in pages.
 
-        A refusal is permanent, except 403: the permission may be granted later.
+        The answer applies to all later lists, except after 403: the permission may be granted
+        later.
         """
         if isinstance(error, NoEndMarkError) or error.status in _UNSUPPORTED:
             self._wanted = False
@@ -132,7 +133,7 @@ class Reflector(Generic[RecordT]):
         chance: Callable[[], float] = random.random,
         version: str | None = None,
     ) -> None:
-        """Create a reflector; with a `version` it continues after that, without a list."""
+        """Create a reflector; with a `version`, it continues after this version without a list."""
         self._api = api
         self._kind = kind
         self._events = WatchReader(reader, kind=kind.name)
@@ -184,8 +185,8 @@ class Reflector(Generic[RecordT]):
         """Return the pause after a connection, in seconds.
 
         The backoff starts again after a connection that lasted longer than the last pause. So a
-        server that closes at once does not get too many requests, and one that closes after a while
-        does not get too few.
+        server that closes connections at once does not get too many requests, and a server that
+        closes them after a while does not get too few.
         """
         began_ns = self._watching_since_ns
         life_ns = 0 if began_ns is None else self._clock.monotonic_ns() - began_ns
@@ -193,15 +194,15 @@ class Reflector(Generic[RecordT]):
             self._backoff.reset()
             self._last_pause_seconds = 0.0
             if error is None:
-                # The usual end: the server closes a watch when its timeout is over.
+                # The usual end: the server closes a watch after the requested time.
                 return 0.0
-        # Limited: a server that sends 86400 would stop podwatch for a day.
+        # Limited, because a server that requests 86400 s would stop podwatch for a day.
         requested = min((error and error.retry_after_seconds) or 0.0, _MAX_RETRY_AFTER_SECONDS)
         self._last_pause_seconds = max(self._backoff.next_seconds(), requested)
         return self._last_pause_seconds
 
     async def _list_then_watch(self) -> AsyncGenerator[Step[RecordT]]:
-        """Yield all objects if necessary, in one request with the watch or in pages before it."""
+        """List if necessary, then watch: in one request, or the list in pages before the watch."""
         if self._version is None and self._watch_lists.wanted:
             try:
                 async with aclosing(self._stream(lists=True)) as steps:
@@ -219,9 +220,10 @@ class Reflector(Generic[RecordT]):
                     yield step
 
     async def _list(self) -> AsyncGenerator[Step[RecordT]]:
-        """Yield every object, page by page; all pages have one version.
+        """Yield every object, page by page; all pages have the same version.
 
-        If a page is larger than the limit, smaller pages are read from there on.
+        If a page is larger than the limit, this page and the following ones are requested with
+        fewer objects. Raise `AnswerTooLargeError` if a page with one object is larger.
         """
         pod_metrics.RELISTS.labels(kind=self._kind.name).inc()
         yield Phase.LISTING
@@ -234,19 +236,20 @@ class Reflector(Generic[RecordT]):
             except AnswerTooLargeError:
                 if limit == 1:
                     raise
-                # The token refers to the next object without a size, so smaller pages can use it.
+                # The token refers to the next object, not to a page size, so smaller pages can use
+                # it.
                 limit = max(1, limit // _PAGE_SHRINK_FACTOR)
                 continue
             for raw in page.items or ():
                 if step := self._events.item(raw):
                     yield step
             token = page.metadata.continue_token or None
-        # Only now: a watch after an interrupted list would miss the objects of unread pages.
+        # Not earlier: a watch after an interrupted list would miss the objects of unread pages.
         self._version = page.metadata.resource_version if page else None
         yield Phase.LISTED
 
     async def _page(self, token: str, *, limit: int) -> ObjectPage:
-        # Without `resourceVersion` the list is as new as etcd. A list from the cache of a server
+        # Without `resourceVersion`, the list is as new as etcd. A list from the cache of a server
         # that is behind would publish deleted objects again.
         query = {**self._kind.selector, "limit": str(limit)}
         if token:
@@ -279,13 +282,14 @@ class Reflector(Generic[RecordT]):
             try:
                 async for line in lines:
                     match found := self._events.read(line):
-                        # The version is set before the step is yielded, so that the caller finds
-                        # the version of this step in `version`.
+                        # The version is set before the step is yielded, so `version` has the
+                        # version of this step when the caller gets it.
                         case Upserted() | Deleted():
                             self._version = found.record.resource_version or self._version
                             yield found
                         case Skipped(version=version):
-                            # Its version counts too, or the next watch would begin before it.
+                            # Its version counts, too; otherwise the next watch would begin before
+                            # it.
                             self._version = version or self._version
                             yield found
                         case Bookmark() | Passed():
@@ -293,21 +297,24 @@ class Reflector(Generic[RecordT]):
                         case None:
                             pass
             except SilentError:
-                # Not a failure: if nothing changes, the server need not send anything. Bookmarks
-                # have no guaranteed interval, and a server omits them before it has seen its first
-                # change since it started. The next watch, on a new connection, fails if the server
-                # is unavailable.
+                # Not a failure: if nothing changes, the server may send nothing. Bookmarks have no
+                # guaranteed interval, and a server omits them until it has seen its first change
+                # after its start. If the server is unavailable, the next watch fails, because it
+                # uses a new connection.
                 return
 
     async def _initial(self, lines: AsyncGenerator[bytes]) -> AsyncGenerator[Step[RecordT]]:
-        """Yield every object; only the bookmark that ends the list sets the version."""
+        """Yield every object; set the version at the bookmark that ends the list.
+
+        Raise `NoEndMarkError` if there is no such bookmark.
+        """
         self._watch_lists.begin()
         pod_metrics.RELISTS.labels(kind=self._kind.name).inc()
         yield Phase.LISTING
         async for line in lines:
             match found := self._events.read(line):
                 case Upserted() | Deleted() | Skipped():
-                    # Its version is ignored: these objects come in no order of versions.
+                    # The version is ignored, because these objects are not ordered by version.
                     yield found
                 case Bookmark(version, ends_list=True):
                     self._watch_lists.end()
@@ -315,8 +322,8 @@ class Reflector(Generic[RecordT]):
                     yield Phase.LISTED
                     return
                 case Bookmark():
-                    # A server that supports bookmarks but not `sendInitialEvents` ignores the
-                    # latter, and never sends an end mark.
+                    # A server that supports bookmarks but not `sendInitialEvents` ignores
+                    # `sendInitialEvents` and never marks the end of a list.
                     break
                 case Passed() | None:
                     pass
@@ -325,8 +332,8 @@ class Reflector(Generic[RecordT]):
     @asynccontextmanager
     async def _lines(self, *, lists: bool) -> AsyncIterator[AsyncGenerator[bytes]]:
         """Open a watch and yield an iterator over its lines."""
-        # Randomly up to twice as long, as in other clients: watches that began together after a
-        # restart of the server do not all end together.
+        # Randomly up to twice as long, as in other clients, so that watches that began together
+        # after a restart of the server do not end together.
         server_seconds = round(self._settings.watch_timeout_seconds * (1 + self._chance()))
         query = {
             **self._kind.selector,
@@ -342,7 +349,7 @@ class Reflector(Generic[RecordT]):
                 query=query,
                 accept=self._kind.accept(as_list=False),
                 idle_timeout_seconds=self._settings.idle_timeout_seconds,
-                # The server ends the watch; this limit is for one that does not.
+                # The server ends the watch; this limit applies if it does not.
                 total_seconds=server_seconds + self._settings.idle_timeout_seconds,
             ) as answer,
             aclosing(split_lines(answer.chunks())) as lines,

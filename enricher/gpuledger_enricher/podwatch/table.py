@@ -1,14 +1,15 @@
-"""The objects of a kind as last seen, and which states Kafka does not have yet, and since when.
+"""The objects of a kind as last seen, and the states that Kafka does not have yet.
 
-Memory is bounded by the objects of the cluster and the deleted ones that wait for their tombstone;
-while Kafka is unavailable, an object's newer state replaces its older one.
+Memory is bounded by the objects of the cluster and the deleted objects that wait for their
+tombstone. While Kafka is unavailable, a newer state of an object replaces the older one.
 
-`ObjectWatermarks` derives up to when the kind's topic is complete. A watermark means that all
-changes that podwatch had seen by a time are in the topic, before an offset. This is true once a
-whole list was acknowledged, and from then on while the kind is watched, so it is renewed every few
-seconds. While the API server is unavailable it is not renewed: readers see that it stands still.
+`ObjectWatermarks` determines the time through which the kind's topic is complete. A watermark means
+that all changes that podwatch had seen by a time are in the topic, before an offset. This is true
+once a whole list was acknowledged, and then while the kind is watched, so the watermark is renewed
+every few seconds. While the API server is unavailable, the watermark is not renewed, and consumers
+see that it does not advance.
 
-Pure except for the clock that is passed in; nothing waits.
+Pure except for the clock that is passed in; no function waits.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +26,7 @@ from gpuledger_enricher.watched_records import RecordT, is_older
 
 
 class PendingMessage(NamedTuple, Generic[RecordT]):
-    """A pending message: an object's newest state, or a tombstone if it has none."""
+    """A pending message: an object's newest state, or a tombstone if `record` is `None`."""
 
     identity: str
     node: str
@@ -34,11 +35,11 @@ class PendingMessage(NamedTuple, Generic[RecordT]):
 
 
 class ObjectTable(Generic[RecordT]):
-    """Records what the reflector observed, and which messages are pending.
+    """Stores the objects that the reflector observed, and the order of pending messages.
 
-    An object is in one of three maps: alive, deleted until its tombstone is due, or a tombstone
-    until Kafka has it. A fourth map has the objects whose state Kafka does not have yet, in the
-    order of their changes.
+    An object is in one of three maps: it is alive, deleted until its tombstone is due, or a
+    tombstone until Kafka has it. A fourth map has the objects whose state Kafka does not have yet,
+    in the order of their changes.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class ObjectTable(Generic[RecordT]):
         node_of: Callable[[RecordT], str],
         identity_of: Callable[[RecordT], str],
     ) -> None:
-        """`node_of` returns the node that decides a record's partition."""
+        """`node_of` returns the node that determines a record's partition."""
         self._identity_of = identity_of
         self._node_of = node_of
         self._tombstone_after_ns = round(tombstone_after_seconds * NS_PER_SECOND)
@@ -65,18 +66,19 @@ class ObjectTable(Generic[RecordT]):
 
     @property
     def unpublished(self) -> int:
-        """Number of objects whose state was not acknowledged."""
+        """Number of objects whose newest state was not acknowledged."""
         return len(self._unpublished)
 
     @property
     def newest_unpublished(self) -> str | None:
-        """The object that became pending last: once it was sent, all that is pending now was."""
+        """The object that became pending last; it is sent after all other objects pending now."""
         return next(reversed(self._unpublished), None)
 
     def restore(self, records: Iterable[RecordT]) -> None:
-        """Start with the records that Kafka has; none of them is pending. The table must be empty.
+        """Start with the records that Kafka has, which are not pending. The table must be empty.
 
-        Objects may have been deleted from the API server since: the first list finds them.
+        Objects may have been deleted from the API server in the meantime; the first list finds
+        them.
         """
         deleted = []
         for record in records:
@@ -93,12 +95,12 @@ class ObjectTable(Generic[RecordT]):
         self._unpublished |= dict.fromkeys(identities, time_ns)
 
     def repeat_all(self, *, time_ns: int) -> None:
-        """Publish every object again, because the topic that had them is gone."""
+        """Publish every object again, because the topic was deleted or recreated."""
         for identity in chain(self._deleted, self._alive):
             self._unpublished.setdefault(identity, time_ns)
 
     def upsert(self, record: RecordT, *, time_ns: int) -> None:
-        """Record an object's state, unless only its version differs.
+        """Record an object's state, unless it differs from the known state only in its version.
 
         Most changes of an object do not affect its record: conditions, annotations, managed fields.
         """
@@ -108,14 +110,15 @@ class ObjectTable(Generic[RecordT]):
         if known is None or replace(record, resource_version=known.resource_version) != known:
             deleted = self._deleted.pop(self._identity_of(record), None)
             if deleted and is_older(record, than=deleted):
-                # Its deletion got a list's version, which is above its own. A reader would take it
-                # for older than the deletion, and keep that.
+                # The deletion has the version of a list, which is above the version of this record.
+                # Consumers would take the record for older than the deletion, and keep the
+                # deletion.
                 record = replace(record, resource_version=deleted.resource_version)
             self._tombstones.pop(self._identity_of(record), None)
             self._alive[self._identity_of(record)] = record
             self._unpublished[self._identity_of(record)] = time_ns
         elif self._identity_of(record) not in self._unpublished:
-            # A record just read shares its strings with others; one from the topic does not.
+            # A record that was just decoded shares its strings; a record from the topic does not.
             self._alive[self._identity_of(record)] = record
 
     def delete(self, record: RecordT, *, time_ns: int) -> None:
@@ -125,27 +128,29 @@ class ObjectTable(Generic[RecordT]):
         self._unpublished[self._identity_of(record)] = time_ns
 
     def keep(self, identity: str) -> None:
-        """Record that an object exists in a state that cannot be read: its known record stays.
+        """Record that an object exists in a state that cannot be read; its known record stays.
 
-        Without an identity it may be any object, so that all of them count as listed.
+        If the identity is empty, the object may be any object, so all known objects count as
+        listed.
         """
         if self._listed is not None:
             self._listed.update([identity] if identity else self._alive)
 
     def delete_known(self, identity: str, *, version: str, time_ns: int) -> None:
-        """Record a deletion from the API server of an object whose last state cannot be read."""
+        """Record that an object was deleted from the API server; its last state is unreadable."""
         if known := self._alive.get(identity):
             as_of = version or known.resource_version
             self.delete(replace(known, resource_version=as_of), time_ns=time_ns)
 
     def begin_list(self) -> None:
-        """Record that a complete list begins; an earlier one that was interrupted is dropped."""
+        """Record that a complete list begins; an interrupted earlier list is dropped."""
         self._listed = set()
 
     def end_list(self, *, time_ns: int, version: str | None = None) -> int:
-        """Delete the objects that were not in the list; return how many.
+        """Mark known objects that were not in the list as deleted; return their number.
 
-        The deletions get the list's version, which is above that of every record of the objects.
+        The deletions get the list's version, which is above the versions of all records of the
+        objects.
         """
         listed, self._listed = self._listed or set(), None
         gone = [record for identity, record in self._alive.items() if identity not in listed]
@@ -155,17 +160,17 @@ class ObjectTable(Generic[RecordT]):
         return len(gone)
 
     def expire(self, *, time_ns: int) -> int:
-        """Turn expired deletions into tombstones; return how many came early."""
+        """Turn expired deletions into tombstones; return the number of early tombstones."""
         early = max(0, len(self._deleted) - self._max_tombstones)
         due = list(islice(self._deleted, early))
         for identity, record in self._deleted.items():
             if (record.deleted_time_ns or 0) + self._tombstone_after_ns > time_ns:
                 break
-            # Readers must get the deletion before the tombstone, which has no other information.
+            # Consumers must get the deletion before the tombstone, which only has a key.
             if identity not in self._unpublished:
                 due.append(identity)
         for identity in due:
-            # An object that is early may have expired as well.
+            # The same object may be both early and expired.
             if deleted := self._deleted.pop(identity, None):
                 self._tombstones[identity] = self._node_of(deleted)
                 self._unpublished[identity] = time_ns
@@ -176,7 +181,7 @@ class ObjectTable(Generic[RecordT]):
         batch = []
         for identity, time_ns in islice(self._unpublished.items(), max_messages):
             record = self._state(identity)
-            # A tombstone goes to the node's partition, after the records that it ends.
+            # A tombstone belongs in the node's partition, after the records that it removes.
             node = self._node_of(record) if record else self._tombstones[identity]
             batch.append(
                 PendingMessage(identity=identity, node=node, record=record, seen_time_ns=time_ns)
@@ -186,7 +191,7 @@ class ObjectTable(Generic[RecordT]):
     def acknowledge(self, batch: Iterable[PendingMessage[RecordT]]) -> None:
         """Record that messages were published; objects that changed meanwhile stay pending."""
         for message in batch:
-            # Identity, not equality: a state that was left and came back is published again.
+            # Identity, not equality: a state that was replaced and came back is published again.
             if self._state(message.identity) is not message.record:
                 continue
             self._unpublished.pop(message.identity, None)
@@ -204,11 +209,11 @@ _RENEWED_AFTER_NS: Final = round(RENEWED_AFTER_SECONDS * NS_PER_SECOND)
 
 
 class ObjectWatermarks(Generic[RecordT]):
-    """Finds up to which time all changes are acknowledged, without looking at each object.
+    """Determines the time through which all changes are acknowledged, without a loop over objects.
 
     The table sends the oldest pending object first, and an object that changes while it waits keeps
-    its place. So everything pending at a time was sent, in that state or a newer one, once the last
-    of those objects was.
+    its place. So if the object that became pending last at some time was sent, all objects that
+    were pending at that time were sent, each in its state at that time or a newer one.
     """
 
     def __init__(self, *, table: ObjectTable[RecordT], clock: Clock) -> None:
@@ -220,12 +225,13 @@ class ObjectWatermarks(Generic[RecordT]):
         self._last_due: str | None = None
 
     def follow(self, step: Step[RecordT]) -> None:
-        """Follow the reflector's steps: changes are only seen while it lists and watches."""
+        """Apply a step of the reflector; changes are only seen while it lists and watches."""
         match step:
             case Phase.LISTED:
                 self._follows, self._due_ns = True, self._clock.monotonic_ns()
             case Phase.WATCHING if not self._follows:
-                # The watch resumes where it broke off: changes since then are still coming.
+                # The watch resumes where the previous one ended, so changes since then are still to
+                # come.
                 self._follows = True
                 self._due_ns = self._clock.monotonic_ns() + _RENEWED_AFTER_NS
             case Phase.LISTING | Interrupted():
@@ -234,7 +240,7 @@ class ObjectWatermarks(Generic[RecordT]):
                 pass
 
     def begin(self) -> None:
-        """Note what is pending now, if the watermark is due."""
+        """If the watermark is due, note the time and the object that became pending last."""
         if (
             self._follows
             and self._seen_time_ns is None
@@ -249,9 +255,9 @@ class ObjectWatermarks(Generic[RecordT]):
             self._last_due = None
 
     def complete_until_ns(self) -> int | None:
-        """Return the time up to which all changes are acknowledged; `None` if it is not due yet.
+        """Return the time through which all changes are acknowledged; `None` if it is not due yet.
 
-        It is returned until `record_published` or `reset` is called.
+        The same time is returned until `record_published` or `reset` is called.
         """
         return self._seen_time_ns if self._last_due is None else None
 
@@ -261,5 +267,5 @@ class ObjectWatermarks(Generic[RecordT]):
         self._due_ns = self._clock.monotonic_ns() + _RENEWED_AFTER_NS
 
     def reset(self) -> None:
-        """Start over: after a failed batch it is unknown which parts were acknowledged."""
+        """Start over: after a failed batch, it is unknown which messages were acknowledged."""
         self._seen_time_ns = self._last_due = None

@@ -1,4 +1,4 @@
-"""All code that uses aiokafka's private names; no other module does.
+"""The only modules that use aiokafka's private names.
 
 Therefore aiokafka's minor version is pinned. Each function names the upstream issue or the
 condition that makes it obsolete ("Remove once …"). Check these before you upgrade aiokafka.

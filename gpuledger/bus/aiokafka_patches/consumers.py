@@ -15,10 +15,10 @@ from gpuledger.bus.aiokafka_patches.ending import end, ends_well
 def mark_polled(client: AIOKafkaConsumer) -> None:
     """Record that the client is being polled.
 
-    `fetch_context` has no `finally`: after a cancelled or failed `getmany`, the client would never
-    count as idle again. A member without partitions, which fetches nothing, would count as idle and
-    leave the group. Remove once `fetch_context` counts in a `finally`, and a poll without
-    partitions counts as a poll.
+    After a cancelled or failed `getmany`, the client would never count as idle again, because
+    `fetch_context` has no `finally`. A member without partitions fetches nothing, so it would count
+    as idle and leave the group. Remove once `fetch_context` resets its counter in a `finally`, and
+    a poll without partitions counts as a poll.
     """
     client._subscription._fetch_count = 0
     client._subscription._last_fetch_ended = time.monotonic()
@@ -41,9 +41,9 @@ def inner_client(client: AIOKafkaConsumer) -> AIOKafkaClient:
 
 
 def raise_group_errors(client: AIOKafkaConsumer) -> None:
-    """Raise the group's errors, as `getmany` does; for members that fetch nothing.
+    """Raise the group's errors, for members without partitions, which do not call `getmany`.
 
-    Remove once `getmany` also raises them if it is called without partitions.
+    Remove once `getmany` raises these errors if it is called without partitions.
     """
     client._coordinator.check_errors()
 
@@ -87,7 +87,7 @@ def observed_offsets(
 
     Only includes partitions that are being fetched and whose offsets a broker has reported. The
     public methods `last_stable_offset` and `highwater` return the same offsets, but raise during a
-    rebalance. Remove once they return `None` then.
+    rebalance. Remove once these methods return `None` during a rebalance.
     """
     assignment = client._subscription.subscription and client._subscription.subscription.assignment
     found = {}
@@ -105,8 +105,9 @@ def observed_offsets(
 def serve_last(client: AIOKafkaConsumer, partitions: Iterable[Any]) -> None:
     """Make `getmany` return fetched records of these partitions after those of all others.
 
-    `getmany` returns all fetched records of one partition before the next one's. With highly
-    compressed small records, that took minutes. Remove once `getmany` serves partitions in turn.
+    `getmany` returns all fetched records of one partition before those of the next partition. With
+    highly compressed small records, the others waited for minutes. Remove once `getmany` serves
+    partitions in turn.
     """
     fetched = client._fetcher._records
     for partition in partitions:
@@ -115,7 +116,7 @@ def serve_last(client: AIOKafkaConsumer, partitions: Iterable[Any]) -> None:
 
 
 def is_dead(client: AIOKafkaConsumer) -> bool:
-    """Return whether a background task of the consumer has ended; it then never reads again.
+    """Return whether the consumer can no longer read because a background task has ended.
 
     Remove once such a consumer raises an error: aio-libs/aiokafka#983 only fixed one cause.
     """
@@ -125,8 +126,9 @@ def is_dead(client: AIOKafkaConsumer) -> bool:
 async def stop_consumer(client: AIOKafkaConsumer) -> None:
     """Leave the group and close, even if the brokers do not answer in time.
 
-    `stop` waits for a rebalance to end, and the cancellation of a task that it awaits ends `stop`
-    too. Remove once `stop` takes a deadline: aio-libs/aiokafka#659 only fixed one of its waits.
+    aiokafka's `stop` waits for a rebalance to end, and ends early if a task that it waits for is
+    cancelled. Remove once `stop` takes a deadline: aio-libs/aiokafka#659 only fixed one of its
+    waits.
     """
     if await ends_well(client.stop()):
         return

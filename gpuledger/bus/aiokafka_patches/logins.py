@@ -14,8 +14,8 @@ from aiokafka.protocol.admin import SaslAuthenticateRequest, SaslHandShakeReques
 def encode_password_at_login() -> None:
     """Make PLAIN encode the password when a connection logs in, as SCRAM does.
 
-    A `CurrentPassword` encodes to the then current password, but aiokafka's PLAIN would use its
-    text, which is a mask. Remove once aiokafka accepts a function as password.
+    Only the `encode` method of a `CurrentPassword` returns the current password. aiokafka's PLAIN
+    would send the text, which is a mask. Remove once aiokafka accepts a function as password.
     """
 
     def authenticator_plain(connection: Any) -> Any:  # noqa: ANN401  # aiokafka publishes no types
@@ -46,7 +46,7 @@ def hand_logins_to_providers() -> None:
 
 
 class TokenLogin:
-    """A connection's login, which is complete after its first step."""
+    """The login of one connection by token, which is complete after one step."""
 
     def __init__(self, connection: AIOKafkaConnection) -> None:
         self._connection = connection

@@ -19,8 +19,8 @@ _HASH_LOG: Final = 12
 def pack_at_least_cost() -> None:
     """Make aiokafka compress every batch at zstd level 1 instead of its fixed level 3.
 
-    For batches of ticks and events this halves the time, and even makes them smaller. Remove once
-    `AIOKafkaProducer` has a setting for the compression level.
+    This halves the compression time of batches of ticks and events, which even get smaller. Remove
+    once `AIOKafkaProducer` has a setting for the compression level.
     """
     pack = packer()
     for module in modules_of_records():
@@ -53,7 +53,7 @@ def packer() -> Callable[[Any], bytes]:
 
 
 def modules_of_records() -> set[ModuleType]:
-    """Return the modules that pack and unpack batches; the C module has its own names.
+    """Return aiokafka's modules that pack and unpack batches: the Python and the C implementation.
 
     Remove together with its two callers.
     """

@@ -29,10 +29,10 @@ async def send_batch(
 
 
 async def begin_transaction(client: AIOKafkaProducer) -> None:
-    """Begin a transaction; retrieve its failure, for example by a revoked permission.
+    """Begin a transaction, and retrieve its exception if it fails later.
 
-    The client stores the failure in a future, and replaces that future when it aborts. Remove once
-    the client retrieves the failure itself.
+    For example, a revoked permission makes a transaction fail. The client stores the exception in a
+    future, and replaces that future when it aborts. Remove once the client retrieves the exception.
     """
     await client.begin_transaction()
     client._txn_manager._transaction_waiter.add_done_callback(_retrieve_failure)
@@ -40,10 +40,10 @@ async def begin_transaction(client: AIOKafkaProducer) -> None:
 
 @contextmanager
 def naming_what_failed(client: AIOKafkaProducer) -> Iterator[None]:
-    """Raise the error that failed the open transaction, instead of the assertion that follows.
+    """Raise the error that ended the open transaction, instead of aiokafka's `AssertionError`.
 
-    After a rejected batch, the client fails for the next one with an assertion that a transaction
-    is open. Remove once it raises the original error.
+    After a rejected batch, the client asserts for the next batch that a transaction is open, which
+    is no longer true. Remove once the client raises the original error.
     """
     try:
         yield
@@ -89,8 +89,9 @@ async def stop_producer(client: AIOKafkaProducer, *, flush_seconds: float) -> No
     accumulator = client._message_accumulator
     waiting = [batch for batches in accumulator._batches.values() for batch in batches]
     waiting += accumulator._pending_batches
-    # When a batch ends, its callback removes it from the pending batches. Re-enqueueing for a retry
-    # has already removed it, and asyncio would log the failed removal as an error.
+    # When a batch ends, its callback removes it from the pending batches. Batches that were
+    # re-enqueued for a retry are not pending, so they are added: asyncio would log the failed
+    # removal as an error.
     accumulator._pending_batches.update(batch for batch in waiting if batch.retry_count)
     accumulator.fail_all(KafkaError("given up"))
     for batch in waiting:

@@ -5,11 +5,12 @@
 - A coordinator that has lost the group, or is still loading it, answers with one error for the
   whole response and without partitions. aiokafka only checks the partitions' errors, so it would
   conclude that nothing is committed, and everything would be read from the beginning.
-- In version 3, a coordinator answers with its current offsets. One that has just taken over the
-  group has the commits in its log, but may not yet consider them committed (its high watermark
-  lags). The same holds while a transaction's offsets are being written. A worker that continues
-  from such an answer repeats work. From version 7 on (Kafka 2.5, KIP-447), a request can require
-  stable offsets, which no pending commit will change. Older brokers receive aiokafka's request.
+- In version 3, a coordinator answers with its current offsets, which may be out of date. A
+  coordinator that has just taken over the group has the commits in its log, but may not yet
+  consider them committed (its high watermark lags). Or a transaction's offsets are still being
+  written. A worker that continues from such an answer repeats work. From version 7 on (Kafka 2.5,
+  KIP-447), a request can require stable offsets, which no pending commit will change. Older brokers
+  receive aiokafka's request.
 
 Stable offsets are requested after a partition was taken over, that is, after its transactional id
 was opened, which ends the previous owner's transaction. Before that, the answer would be delayed by
@@ -67,7 +68,8 @@ _on_pending: Final[ContextVar[Callable[[], None] | None]] = ContextVar("on_pendi
 class _PendingOffsetError(GroupLoadInProgressError):  # type: ignore[misc]  # aiokafka is untyped
     """A transaction is about to change the offset.
 
-    aiokafka does not know this error of the broker; it repeats the request after its base class.
+    aiokafka does not know this broker error. It repeats the request, because it knows the base
+    class.
     """
 
 
@@ -140,7 +142,7 @@ class _StableOffsets(Request[OffsetFetchRequest_v3 | _StableRequest]):  # type: 
 async def committed_offsets(
     client: AIOKafkaConsumer, partitions: Iterable[Any]
 ) -> dict[Any, tuple[int, str]]:
-    """Return the committed offsets with their metadata, which aiokafka's `committed` omits.
+    """Return each partition's committed offset and its metadata, which `committed` omits.
 
     Remove once `committed` returns the metadata.
     """
@@ -155,7 +157,7 @@ async def stable_offsets(
 ) -> dict[Any, tuple[int, str]]:
     """Wait until no pending transaction can change the committed offsets, then return them.
 
-    Calls `on_pending` for each answer that a transaction is still pending.
+    Calls `on_pending` for each response that reports a pending transaction.
 
     Remove once aiokafka requests stable offsets (OffsetFetch from version 7 on, KIP-447).
     """
@@ -184,7 +186,8 @@ def _heeding(send: _Send, *, on_refusal: Callable[[KafkaError], None]) -> _Send:
     """Wrap `send` so that responses with committed offsets are checked for errors."""
 
     async def send_and_check(request: Any, *arguments: Any) -> Any:  # noqa: ANN401  # aiokafka is untyped
-        # The coordinator sends all its requests by this function; only this kind is checked.
+        # aiokafka sends all requests to the coordinator with this function; only requests for
+        # committed offsets are checked.
         if not isinstance(request, OffsetFetchRequest):
             return await send(request, *arguments)
         if on_pending := _on_pending.get():
@@ -202,7 +205,7 @@ def _heeding(send: _Send, *, on_refusal: Callable[[KafkaError], None]) -> _Send:
 
 def _refusal_of(answer: Any) -> KafkaError | None:  # noqa: ANN401  # aiokafka is untyped
     """Return the error in a response, or `None`; aiokafka retries if the error is retriable."""
-    # The top-level error; the response then contains no partitions.
+    # With a top-level error, the response contains no partitions.
     if answer.error_code:
         refusal: KafkaError = for_code(answer.error_code)()
         return refusal
@@ -336,7 +339,7 @@ async def fetch_topic_ids(
     and do not report ids. Raises aiokafka's errors. Remove once aiokafka supports version 10 of
     Metadata.
     """
-    # Any broker can answer; if its metadata is out of date, the next check asks again.
+    # Any broker will do; if its metadata is out of date, the next check requests it again.
     node = client.get_random_node()
     if node is None:
         raise KafkaConnectionError("no broker is known")

@@ -8,8 +8,9 @@ The rest of a broker's response stays in the fetcher. The limit also bounds one 
 Theory of operation. aiokafka's fetcher distinguishes two cases: it has records, or it waits for a
 broker to send some. A used-up turn is a third case: there may be fetched records for which no
 broker will send another response. So a poll first waits for its turn (`Turn.wait`) and takes the
-available records. It waits for a broker only if the turn had room until the end, because then no
-records are left. A poll that is woken by a broker in a used-up turn also waits for the next turn.
+available records. The poll waits for a broker only if the turn is not used up, because then no
+fetched records are left. If a broker wakes a poll in a used-up turn, the poll also waits for the
+next turn.
 
 Turns are granted in order of arrival: a consumer with a backlog that polls in every turn queues
 behind those that already wait. The end of a turn admits only the first waiting poll, because the
@@ -68,13 +69,14 @@ class Turn(threading.local):
         try:
             await admitted
         finally:
-            # It stays in the queue until now, so that no other poll can take its turn.
+            # The future stays in the queue until here, so that no other poll can take its turn.
             waiting.remove(admitted)
 
     def _end(self) -> None:
         self._ends, self.used_bytes = False, 0
         if self._waiting:
-            # A cancelled poll leaves the queue during this turn, whose end admits the next one.
+            # If the first poll was cancelled, it leaves the queue during the new turn, and the end
+            # of that turn admits the next poll.
             if not self._waiting[0].done():
                 self._waiting[0].set_result(None)
             self.begin()
@@ -114,7 +116,7 @@ async def fetched_records(
         if found or left_seconds <= 0:
             return found
         if turn.is_used_up:
-            continue  # by other polls, or by batches without records
+            continue  # used up by other polls, or by batches without records
         # No other task has run since the check above, so no response can be missed.
         waiter = fetcher._create_fetch_waiter()
         try:

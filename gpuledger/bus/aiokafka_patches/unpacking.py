@@ -24,11 +24,11 @@ the position past other records; one with an offset before its batch would vanis
 a batch must rise and lie within the header's range, and no record may follow the last offset. Other
 batches are damaged. Missing offsets are allowed, because compaction leaves holes.
 
-zstd allows several frames in one batch, and skippable frames; together they count as one.
+zstd allows several frames in one batch, and skippable frames. The limit is for all frames together.
 
-A batch with a wrong checksum may have been corrupted in transit. It is given up after `_FETCHES`
-consecutive fetches in this process, by any consumers, returned it corrupted, because then the
-broker's own copy must be.
+A batch with a wrong checksum may have been corrupted in transit, so it is fetched again. After
+`_FETCHES` consecutive fetches by consumers of this process returned it corrupted, it is rejected,
+because then the broker's own copy must be corrupted.
 
 `turns` limits how much is unpacked at once.
 
@@ -60,13 +60,16 @@ from gpuledger.bus.protocol import Record, TopicPartition, Unreadable, Unreadabl
 from gpuledger.errors import GpuledgerError
 
 _MAX_NUMBER_BYTES: Final = 10
-"""The maximum that the library accepts."""
+"""Maximum length of a varint that aiokafka accepts."""
 _MORE: Final = 0x80
 _LARGEST: Final = (1 << 64) - 1
 
 
 def max_headers(records: bytes, *, max_records: int) -> int:
-    """Return the largest header count that one of the first `max_records` claims, or 0."""
+    """Return the largest number of headers that one of the first `max_records` records claims.
+
+    Returns 0 if there is no record.
+    """
     found, position, end = 0, 0, len(records)
     try:
         while max_records and position < end:
@@ -77,7 +80,7 @@ def max_headers(records: bytes, *, max_records: int) -> int:
             position += length
             max_records -= 1
     except (IndexError, ValueError):
-        pass  # damaged here: the library will not get any further either
+        pass  # the data is damaged here, so aiokafka cannot read any further either
     return found
 
 
@@ -193,7 +196,7 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
 
     next_fetch_offset: int
     _is_counted = False
-    """Whether its bytes were counted as fetched: all at once, as batches do not give their size."""
+    """Whether the fetched bytes of all its batches were counted; a batch does not give its size."""
     _spoiled: ClassVar[dict[TopicPartition, tuple[int, int]]] = {}
     """Each partition's last batch with a wrong checksum, and its number of consecutive fetches.
 
@@ -220,8 +223,8 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
     def _unpack_records(self) -> Generator[Record | None, None, None]:
         """Yield the items of `in_turns`; end early if the rest must be fetched again.
 
-        One long function, because agents send batches of one tick, and a function call per batch
-        would cost as much as reading the tick.
+        This is one long function, because agents send batches of one tick, and a function call per
+        batch would cost as much as reading the tick.
         """
         topic, partition = self._tp
         make = tuple.__new__  # does the same as calling the class, in half the time
@@ -231,7 +234,7 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
             batch = self._records.next_batch()
             next_offset = batch.next_offset
             try:
-                # In almost all cases no batch is or was corrupted.
+                # Fast path: this batch is not corrupted, and no other batch was.
                 if (self._spoiled or not batch.validate_crc()) and self._may_be_spoiled(batch):
                     return
                 records = iter(self._wanted(batch))
@@ -296,7 +299,7 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
                 return ()
         codec = getattr(batch, "compression_type", None)
         if codec not in _OUR_CODECS:
-            detail = "its format is older than Kafka 0.11"  # that class has no codec
+            detail = "its format is older than Kafka 0.11"  # aiokafka's class for it has no codec
             if codec is not None:
                 name = _CODECS.get(codec, f"codec {codec}")
                 detail = f"it is compressed with {name}; expected zstd or no compression"
@@ -333,7 +336,7 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
 
 
 class PartitionAnswer(FetchResult):  # type: ignore[misc]  # aiokafka is untyped
-    """The records of one partition's response that were not polled yet."""
+    """The records in one partition's response that were not polled yet."""
 
     _partition_records: PartitionBatches | None
 

@@ -15,7 +15,7 @@ _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 def header(scope: Scope, name: str) -> str:
-    """Return the first header with this lower-case name; empty if the request has none."""
+    """Return the first header with this lower-case name; empty if the request lacks it."""
     wanted = name.encode()
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == wanted), "")
 
@@ -36,6 +36,6 @@ async def respond(
 
 
 async def refuse(send: Send, status: HTTPStatus, **headers: str) -> None:
-    """Send a response with this status, and its phrase as body."""
+    """Send a response with this status, whose phrase is the body, and with more headers."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     await respond(send, f"{status.phrase}\n".encode(), status=status, headers=named)

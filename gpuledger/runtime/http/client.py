@@ -1,4 +1,4 @@
-"""The interface to HTTP servers, which returns bounded and readable answers.
+"""An HTTP client whose answers are bounded in size and readable.
 
 A server may answer anything: its own page, a proxy's page, or bytes that are not HTTP. The status
 decides what an answer means. The body is only shown to people, so its beginning is enough, and a
@@ -37,7 +37,7 @@ from gpuledger.texts import MAX_CHARACTERS, readable
 MAX_BODY_BYTES: Final = 64 * 1024
 """Maximum number of bytes read from a body that is only shown."""
 _READ_BYTES: Final = 8 * MAX_CHARACTERS
-"""Maximum number of bytes decoded from such a body: enough to show, even after masking."""
+"""Maximum number of bytes decoded from a body that is only shown; enough even after masking."""
 BODY_SECONDS: Final = 5.0
 """Timeout for reading such a body after the status."""
 # aiohttp raises its own errors for most server faults, but its parser may raise ValueError, and a
@@ -49,7 +49,7 @@ _OF_TLS: Final = aiohttp.ClientSSLError
 _NO_COMMON_TLS: Final = frozenset(
     {"TLSV1_ALERT_PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL", "NO_PROTOCOLS_AVAILABLE"}
 )
-"""OpenSSL's reasons if client and server have no TLS version in common."""
+"""The reasons that OpenSSL reports if client and server have no TLS version in common."""
 _PAGES: Final = frozenset({"text/html", "application/xhtml+xml"})
 _UNPACKED: Final = frozenset({"gzip", "deflate"})
 _GZIP_OR_ZLIB: Final = 47  # the window size that makes zlib detect the format
@@ -79,7 +79,7 @@ class Proxy:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers for the proxy; empty without credentials."""
+        """Return the headers for the proxy; empty without credentials."""
         if not self.username:
             return {}
         pair = f"{self.username}:{self.password}".encode()
@@ -99,7 +99,7 @@ class Route:
 
 
 DIRECT: Final = Route()
-"""Without a proxy, with the system's CA certificates."""
+"""The route without a proxy, with the system's CA certificates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,9 +148,9 @@ class HttpClient:
         headers: Mapping[str, str] = _NOTHING,
         route: Route = DIRECT,
     ) -> HttpAnswer:
-        """Return the answer to a POST without following redirects; raise `NoAnswerError`.
+        """Return the answer to a POST; do not follow redirects.
 
-        Connections are only reused by requests with the same route.
+        Raises `NoAnswerError`. Connections are only reused by requests with the same route.
         """
         sent = self._sent(url, headers, route)
         with (
@@ -170,9 +170,9 @@ class HttpClient:
     ) -> tuple[int, bytes]:
         """Return the status and the whole body of the answer to a POST, for any status.
 
-        For answers that are parsed. Raises `NoAnswerError`, without the address in the message,
-        also if the body exceeds `MAX_BODY_BYTES`. Raises `ssl.SSLCertVerificationError` if the
-        certificate is not trusted.
+        Use it for answers that are parsed. Raises `NoAnswerError` if there is no answer or the body
+        exceeds `MAX_BODY_BYTES`; the message does not contain the address. Raises
+        `ssl.SSLCertVerificationError` if the certificate is not trusted.
         """
         sent = self._sent(url, headers, route)
         try:
@@ -229,7 +229,7 @@ def _attributing_errors(proxy: Proxy | None) -> Iterator[None]:
         yield
     except NoAnswerError as error:
         cause = error.__cause__
-        # Connection errors contain the host that the connection was for.
+        # A connection error contains the host to connect to: the server or the proxy.
         is_of_proxy = isinstance(cause, _OF_PROXY) or (
             proxy is not None
             and isinstance(cause, _NOT_CONNECTED)
@@ -264,7 +264,7 @@ async def read_answer(response: aiohttp.ClientResponse, *, sent: BasicCredential
     is_success = response.status // 100 == HTTPStatus.OK // 100
     body = b"" if is_success else await read_begin(response)
     if response.headers.get("Content-Encoding", "").lower() in _UNPACKED:
-        # Limited, because a few bytes may expand to gigabytes; invalid data stays as it is.
+        # Limited, because a few bytes may expand to gigabytes. Invalid data stays compressed.
         with suppress(zlib.error):
             body = zlib.decompressobj(_GZIP_OR_ZLIB).decompress(body, MAX_BODY_BYTES)
     header = response.headers.get("Retry-After", "")
@@ -299,11 +299,11 @@ def translating(
     of: tuple[type[BaseException], ...] | type[BaseException] = _BROKEN,
     sent: BasicCredentials = NO_CREDENTIALS,
 ) -> Iterator[None]:
-    """Translate errors of a request or of reading its body with `error_of`.
+    """Raise the error that `error_of` returns for an error of a request or of reading its body.
 
     `error_of` receives the reason, in which the credentials in `sent` are masked. Only errors of
-    the types in `of` are translated. Code that reads a body as a stream, and therefore does not use
-    `HttpClient`, calls this directly.
+    the types in `of` are replaced. Code that reads a body as a stream, and therefore does not use
+    `HttpClient`, calls this function directly.
     """
     try:
         yield
@@ -341,7 +341,7 @@ def _why_not_connected(error: aiohttp.ClientConnectorError) -> str:
 
 
 def _reason(error: OSError) -> str:
-    """Return why a connection failed, in the system's own words if there are any.
+    """Return why a connection failed: the system's message, if there is one.
 
     asyncio's text only repeats the address. A failed name look-up has no errno, only a text.
     """
@@ -359,7 +359,8 @@ _NO_DATE: Final = (ValueError, TypeError, OverflowError, IndexError)
 def retry_after_seconds(header: str, *, now: datetime) -> float:
     """Return the wait in a `Retry-After` header, from 0 to `MAX_SECONDS`.
 
-    The header contains seconds or a date. Returns 0 if it is invalid or its time has passed.
+    The header contains seconds or a date. Returns 0 if the header is invalid or the date has
+    passed.
     """
     seconds = 0.0
     try:

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 from gpuledger.settings.secret import MASK
 
 _MIN_CHARACTERS: Final = 4
-"""A shorter secret is masked only in the form that was sent, because its other forms occur in
+"""A shorter secret is masked only in the form that was sent, because its other forms may be part of
 ordinary words. A shorter query value, such as `db=1`, does not count as a secret."""
 _SECRET_HEADER: Final = re.compile(
     r"auth|token|key|secret|passw|credential|cookie|signature", re.IGNORECASE
@@ -38,7 +38,7 @@ class BasicCredentials:
         return cls(tuple(dict.fromkeys(filter(str.strip, secrets))))
 
     def mask(self, text: str) -> str:
-        """Return the text with all secrets masked, also one that is cut off at its end."""
+        """Return the text with all secrets masked, even a secret that the text's end cuts off."""
         for form in self._forms:
             text = text.replace(form, MASK)
         cut = max((_length_of_cut(text, form) for form in self._forms), default=0)
@@ -79,10 +79,10 @@ def _of_address(url: str) -> Iterator[str]:
 
 
 def _of_pair(pair: str) -> Iterator[str]:
-    """Yield the secrets in `user:password`; the user is not one, because it may be any word."""
+    """Yield the secrets in `user:password`; the user may be any word, so it is not a secret."""
     yield pair.partition(":")[2]
     yield from _in_base64(pair.encode(errors="replace"))
-    # aiohttp's encoding for credentials in a URL.
+    # aiohttp encodes credentials in a URL as Latin-1.
     yield from _in_base64(pair.encode("latin-1", errors="replace"))
 
 
@@ -101,6 +101,6 @@ def _forms_of(secret: str) -> Iterator[str]:
 
 
 def _length_of_cut(text: str, form: str) -> int:
-    """Return the length of the form's beginning at the end of the text; 0 if it is too short."""
+    """Return how many characters of the form's beginning end the text; 0 if they are too few."""
     lengths = range(min(len(form) - 1, len(text)), _MIN_CHARACTERS - 1, -1)
     return next((length for length in lengths if text.endswith(form[:length])), 0)

@@ -24,7 +24,7 @@ from gpuledger.runtime.readiness import Readiness
 from gpuledger.settings.groups import parse_listen
 
 Page = Callable[[], bytes]
-"""Returns metrics in the Prometheus text format."""
+"""A function that returns metrics in the Prometheus text format."""
 # Metrics are so repetitive that a higher level costs more than it saves.
 _GZIP_LEVEL: Final = 1
 _METHODS: Final = ("GET", "HEAD")
@@ -51,7 +51,7 @@ async def serve_health(
     host, port = parse_listen(listen)
     context = guard.context if guard else None
     async with AsyncExitStack() as stack:
-        # Only around the start: an OSError of the caller's code is not the address's fault.
+        # Only the start is inside `try`, because an OSError in the caller's code has another cause.
         try:
             host, port = await stack.enter_async_context(
                 serve(app, host=host, port=port, context=context)
@@ -85,7 +85,7 @@ class HealthPages:
         except Exception:  # noqa: BLE001  # an error in a page must not stop the server
             if count := _repeats.count("page_failed"):
                 _log.exception("page_failed", path=scope["path"], count=count)
-            with suppress(RuntimeError):  # the answer was already started
+            with suppress(RuntimeError):  # raised if the answer was already started
                 await refuse(send, HTTPStatus.INTERNAL_SERVER_ERROR, Connection="close")
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,7 +109,7 @@ class HealthPages:
             await respond(send, body, status=HTTPStatus.NOT_FOUND)
 
     async def _readyz(self, send: Send) -> None:
-        """Answer with the checks as JSON; 503 while a critical one fails."""
+        """Answer with the checks as JSON; the status is 503 if the component is not ready."""
         is_ready = self._readiness.is_ready()
         await respond(
             send,
@@ -119,7 +119,7 @@ class HealthPages:
         )
 
     async def _metrics(self, scope: Scope, send: Send) -> None:
-        """Answer in the format that the client prefers, if there is no further page."""
+        """Answer with metrics in the client's preferred format, or as text with a further page."""
         encode: Callable[[Collector], bytes] = generate_latest
         content_type = CONTENT_TYPE_PLAIN_0_0_4
         if self._page is None:
@@ -127,7 +127,7 @@ class HealthPages:
             with suppress(TypeError, ValueError):
                 encode, content_type = choose_encoder(header(scope, "accept"))
         # A further page is always in the text format, because OpenMetrics does not allow counters
-        # without _total. Clients accept that too, because the content type declares it.
+        # without _total. All clients accept the text format, which the content type declares.
         text = encode(REGISTRY) + (self._page() if self._page else b"")
         headers = {"vary": "Accept-Encoding"}
         if _accepts_gzip(header(scope, "accept-encoding")):

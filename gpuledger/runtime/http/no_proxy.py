@@ -41,7 +41,7 @@ class NoProxyEntry:
         text = text.strip().lower()
         if text == "*":
             return cls(name=text)
-        # First, so that the colons of an IPv6 address are not mistaken for a port's.
+        # Tried first, so that a colon in an IPv6 address is not mistaken for that before a port.
         try:
             return cls(network=ip_network(text, strict=False))
         except ValueError:
@@ -59,7 +59,7 @@ class NoProxyEntry:
         return cls(name=host.removeprefix("*").rstrip("."), port=port)
 
     def matches(self, host: str, address: IPv4Address | IPv6Address | None, port: int) -> bool:
-        """Return whether the entry matches a host; `address` is the host's if it is an IP."""
+        """Return whether the entry matches a host; `address` is set if `host` is an IP address."""
         if self.port not in (None, port):
             return False
         if self.network is not None:

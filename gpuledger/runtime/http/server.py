@@ -75,7 +75,7 @@ async def serve(
 
 
 class ClientConnection(H11Protocol):
-    """A connection; while it waits for its client, a newer connection may replace it.
+    """A connection to a client; while it waits for the client, a newer one may replace it.
 
     A connection waits from its start, or the end of an answer, until it has a complete request, and
     while its client does not read an answer. Connections that are being answered are not replaced.
@@ -117,7 +117,7 @@ class ClientConnection(H11Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        if not self._is_open:  # sent together with the end of the handshake
+        if not self._is_open:  # the client sent the data together with the end of the handshake
             self._early += data
             return
         super().data_received(data)
@@ -157,7 +157,7 @@ class ClientConnection(H11Protocol):
                     wire, self, context, server_side=True, ssl_handshake_timeout=HEAD_SECONDS
                 )
         if transport is None:
-            self.connection_lost(None)  # asyncio calls it only after a handshake
+            self.connection_lost(None)  # asyncio calls this only after a successful handshake
             return
         self.app_state = {"certificate": transport.get_extra_info("peercert")}
         self._begin(transport)

@@ -1,8 +1,8 @@
 """Sends one HTTPS request over a new connection, with h11, which every component has.
 
-For rare requests in components without an HTTP library: a token, the kubelet's pods. It neither
-uses a proxy nor follows redirects, because the request is only meant for this server. The answer's
-size is limited. The caller sets the deadline.
+This is for rare requests in components without an HTTP library: for a token or the kubelet's pods.
+A request neither uses a proxy nor follows redirects, because it is only meant for this server. The
+answer's size is limited. The caller sets the deadline.
 """
 
 import asyncio

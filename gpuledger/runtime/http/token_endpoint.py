@@ -100,7 +100,7 @@ class TokenEndpoint:
         return token
 
     def is_due(self, token: BearerToken, *, now_seconds: float) -> bool:
-        """Return whether most of the token's lifetime is over."""
+        """Return whether to request a new token, at about 80 % of this token's lifetime."""
         return now_seconds >= min(self._renew_seconds, token.end_seconds)
 
     def _read(self, status: int, body: bytes, sent: BasicCredentials) -> BearerToken:
@@ -154,14 +154,17 @@ _FORM: Final = {
 async def post_form(
     url: str, form: bytes, headers: Mapping[str, str], *, context: ssl.SSLContext
 ) -> tuple[int, bytes]:
-    """Post a form over TLS without a proxy; return status and body. A `FormPost`."""
+    """Post a form over TLS without a proxy; return status and body (see `FormPost`)."""
     return await request_once(
         "POST", url, headers, body=form, context=context, max_bytes=MAX_BODY_BYTES
     )
 
 
 def _valid_for(expires_in: object) -> float:
-    """Return `expires_in` in seconds, infinite if missing; some endpoints send it as a string."""
+    """Return `expires_in` in seconds; infinite if it is missing or invalid.
+
+    Some endpoints send a string.
+    """
     try:
         seconds = float(expires_in) if isinstance(expires_in, int | float | str) else math.inf
     except ValueError:

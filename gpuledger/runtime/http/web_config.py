@@ -82,10 +82,13 @@ class WebConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tls_server_config: TlsServerConfig | None = None
     """TLS configuration; absent means plain HTTP."""
     basic_auth_users: dict[str, str] = {}
-    """Users with the bcrypt hashes of their passwords; empty means that no login is required."""
+    """Users with the bcrypt hashes of their passwords; if empty, no login is required."""
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` if it protects nothing, such as a file that is still being written."""
+        """Raise `ValueError` if neither TLS nor users are set, or if a hash is invalid.
+
+        A file that is still being written may contain neither.
+        """
         if self.tls_server_config is None and not self.basic_auth_users:
             raise ValueError("tls_server_config and basic_auth_users are missing; set one of them")
         for name, hashed in self.basic_auth_users.items():
@@ -122,7 +125,10 @@ class BasicAuth:
         self._waiting = 0
 
     async def status_for(self, authorization: str) -> HTTPStatus:
-        """Return OK for a valid `Authorization` header, otherwise 401; 503 if too many wait."""
+        """Return 200 for a valid `Authorization` header, 401 for an invalid one.
+
+        Returns 503 if too many requests wait for the verification of a password.
+        """
         from bcrypt import checkpw  # noqa: PLC0415  # only components with users load it
 
         encoded = authorization[6:] if authorization[:6].lower() == "basic " else ""
@@ -132,7 +138,7 @@ class BasicAuth:
             return HTTPStatus.UNAUTHORIZED
         # An unknown name must take as long as a known one, or the time would reveal valid names.
         hashed = self._users.get(name, next(iter(self._users.values()))).encode()
-        shown = password.encode()[:72]  # bcrypt uses only these; newer versions reject more
+        shown = password.encode()[:72]  # bcrypt ignores further bytes; newer versions reject them
         digest = hmac.digest(self._key, b"\0".join((name.encode(), hashed, shown)), "sha256")
         if digest in self._right:
             return HTTPStatus.OK
@@ -213,7 +219,8 @@ def make_context(config: TlsServerConfig) -> tuple[ssl.SSLContext, list[Validity
     own, key = config.cert_file, config.key_file
     validities = load_own(context, prefix=_TLS, cert_file=own, key_file=key)
     if config.client_ca_file is not None:
-        # Each page rejects clients without a certificate itself: the kubelet's probes have none.
+        # Optional in the handshake, because the kubelet's probes have no certificate. The pages
+        # that require a certificate check it themselves.
         context.verify_mode = ssl.CERT_OPTIONAL
         setting, file = f"{_TLS}client_ca_file", config.client_ca_file
         load_authorities(context, setting=setting, file=file)

@@ -1,1 +1,1 @@
-"""The HTTP service `gpuledger reports`; separate processes make the bills."""
+"""The HTTP service `gpuledger reports`, which makes each bill in a separate process."""

@@ -1,9 +1,10 @@
 """Converts a bill into OpenCost's allocations: GPU time and cost by name. Pure.
 
-A bill has more dimensions than requested. First, idle is shared among the tenants of the same
-cluster or node. Then costs that all share are distributed, and shares with the same requested name
-are summed. Costs are fractions until a set is complete; then they are rounded once, together, so
-that they sum to the set's cost. Costs of CPU, memory, volumes and network are 0.
+A bill has more dimensions than the client requests. First, idle is distributed among the tenants of
+the same cluster or node. Then shares with the same requested name are summed, and the costs of
+shared tenants are distributed among all others. Costs are fractions until a set of allocations is
+complete. Then all costs of the set are rounded together, so that they sum to its total. Costs of
+CPU, memory, volumes and network are 0.
 """
 
 from collections import defaultdict
@@ -50,32 +51,32 @@ _COSTLESS: Final = (
 )  # fmt: skip
 """Fields of an OpenCost allocation that do not apply to GPUs."""
 _NO_OWNER: Final = ABSENT | {IDLE, UNUSED, UNRESPONSIVE, HOST, UNALLOCATED, NO_DATA}
-"""Special values of idle lines whose cost no tenant takes."""
+"""Special values of tenant dimensions that do not name an owner."""
 Values = Mapping[str, str]
 """A line's dimension values, by name."""
 
 
 @dataclass(kw_only=True)
 class _Share:
-    """The GPU time and cost of one name, in a cluster, on a node, or overall."""
+    """The GPU time, in units, and the cost of one allocation, per cluster, per node or overall."""
 
     billed: int = 0
     allocated: int = 0
     used: int = 0
     gpu_cost: Fraction = Fraction(0)
     idle_cost: Fraction = Fraction(0)
-    """Idle of others, paid by this share."""
+    """The distributed idle cost that this share pays."""
     shared_cost: Fraction = Fraction(0)
     models: set[str] = field(default_factory=set)
     properties: dict[str, Any] | None = None
-    """Absent until something is added."""
+    """`None` until another share is added."""
 
     @property
     def cost(self) -> Fraction:
         return self.gpu_cost + self.idle_cost + self.shared_cost
 
     def add(self, other: "_Share") -> None:
-        # The sum only keeps properties that are equal in all of its parts.
+        # The sum keeps only the properties that are equal in all its parts.
         theirs = other.properties or {}
         mine = theirs if self.properties is None else self.properties
         self.properties = {k: v for k, v in mine.items() if theirs.get(k) == v}
@@ -89,7 +90,10 @@ class _Share:
 
 
 class _Name(NamedTuple):
-    """An allocation's name, and whether the filter selects it; others still take shared costs."""
+    """An allocation's name, and whether the filters select it.
+
+    Allocations that are not selected still take shared costs.
+    """
 
     is_selected: bool
     text: str
@@ -102,7 +106,7 @@ _Key = tuple[_Scope, _Name]
 def dimensions_for(
     question: AllocationQuestion, *, find: Callable[[str], tuple[str, ...]] = dimensions_of
 ) -> tuple[str, ...]:
-    """Return the dimensions of the bill from which the question is answered."""
+    """Return the dimensions by which to make the bill that answers a question."""
     fields = [name for requested in question.aggregate for name in find(requested)]
     # Every line has the model, because allocations show it.
     requested = ["cluster", "model", *(["node"] if question.idle_by_node else []), *fields]
@@ -113,7 +117,7 @@ def dimensions_for(
 
 
 def allocation_set(bill: Bill, question: AllocationQuestion) -> dict[str, dict[str, Any]]:
-    """Return a set's allocations by name; empty if there was no usage."""
+    """Return a bill's allocations in OpenCost's form, by name; empty without usage."""
     tenants: dict[_Key, _Share] = defaultdict(_Share)
     idle: dict[tuple[_Scope, bool], _Share] = defaultdict(_Share)
     shared: dict[_Name, _Share] = defaultdict(_Share)
@@ -121,7 +125,7 @@ def allocation_set(bill: Bill, question: AllocationQuestion) -> dict[str, dict[s
         values = dict(zip(bill.by, line.values, strict=True))
         scope = (values["cluster"], *([values["node"]] if question.idle_by_node else []))
         if _is_nobodys(line, values, is_of_device=bill.policy.policy.is_of_device):
-            # Tenant dimensions of idle have special values, which filters must not match.
+            # Idle lines have special values in tenant dimensions, which filters must not match.
             is_selected = passes(values, question.filters, is_absent=lambda n: not is_of_device(n))
             idle[scope, is_selected].add(_share_of(line, _scope_properties(scope)))
         elif _is_shared(values, question):
@@ -135,14 +139,14 @@ def allocation_set(bill: Bill, question: AllocationQuestion) -> dict[str, dict[s
     _share_among(named, shared, question.share_split)
     if question.has_idle or question.share_idle:
         for (scope, is_selected), share in idle.items():
-            # Shared idle is zero here; idle that nobody could take remains.
+            # Idle that was distributed is zero here; idle without tenants remains.
             if share.cost or share.billed:
                 named[_Name(is_selected, _idle_name(scope, question))].add(share)
     return _written({name.text: share for name, share in named.items() if name.is_selected}, bill)
 
 
 def _is_nobodys(line: BillLine, values: Values, *, is_of_device: Callable[[str], bool]) -> bool:
-    """Return whether a line is idle without a payer; a policy's table may name payers."""
+    """Return whether an idle line has no payer; a policy with `share: table` names payers."""
     return line.idle_kind is not None and all(
         value in _NO_OWNER for name, value in values.items() if not is_of_device(name)
     )
@@ -218,7 +222,7 @@ def _idle_name(scope: _Scope, question: AllocationQuestion) -> str:
 def _share_idle(
     tenants: dict[_Key, _Share], idle: dict[tuple[_Scope, bool], _Share], split: Split
 ) -> None:
-    """Distribute the idle of each cluster or node among the tenants that had GPUs there."""
+    """Distribute the idle of each cluster or node among the tenants that had GPUs in it."""
     # Find all weights first, because distributing the first pool changes the costs.
     by_scope = {
         scope: [share for (of, _), share in tenants.items() if of == scope] for scope, _ in idle
@@ -236,7 +240,7 @@ def _share_among(named: dict[_Name, _Share], shared: Mapping[_Name, _Share], spl
     takers = list(named.values())
     weights = _weights(takers, split)
     if not any(weights):
-        # There is nobody else, so they pay for themselves.
+        # No other tenant has a cost, so the shared tenants pay for themselves.
         for name, share in shared.items():
             named[name].add(share)
         return
@@ -246,7 +250,7 @@ def _share_among(named: dict[_Name, _Share], shared: Mapping[_Name, _Share], spl
 
 
 def _weights(takers: Sequence[_Share], split: Split) -> list[Fraction]:
-    """Return each taker's part; the parts sum to 1, or are all 0 if nobody can take."""
+    """Return each taker's part of a cost; the parts sum to 1, or all are 0 without any cost."""
     if split == "even":
         return [Fraction(1, len(takers)) for _ in takers]
     costs = [taker.cost for taker in takers]

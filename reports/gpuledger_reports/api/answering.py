@@ -1,6 +1,6 @@
-"""Answers one question from the store, within a process of the service. Independent of HTTP.
+"""Answers one question from the store, in a process of the service. Independent of HTTP.
 
-The store is only read: Delta logs, and their files with DuckDB in memory, which does not spill.
+The store is only read. DuckDB runs in memory and does not spill to disk.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ MAX_LINES: Final = 100_000
 
 
 class AnswerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings that each process gets."""
+    """The settings that each process needs."""
 
     store_uri: str
     storage_options: dict[str, str]
@@ -62,18 +62,21 @@ def error_body(status: int, message: str, *, parameter: str | None = None) -> by
 
 
 def answer_to(question: Question, settings: AnswerSettings) -> ReportAnswer:
-    """Return the answer to a question; invalid questions and store errors give error answers."""
+    """Return the answer to a question.
+
+    If the question is invalid or the store cannot be read, the answer contains an error status.
+    """
     try:
         return ReportAnswer(body=_body(question, settings))
     except ArgumentError as error:
         return _error(HTTPStatus.BAD_REQUEST, str(error), parameter=error.name)
     except (StoreReadError, OSError) as error:
-        # A file that a compaction replaced meanwhile, or an unavailable object store. Clients must
-        # not see the file's name or location.
+        # For example, a compaction has replaced a file, or the object store is unavailable. Clients
+        # must not see the file's name or location.
         name = type(error).__name__
         return _error(HTTPStatus.SERVICE_UNAVAILABLE, f"cannot read the store: {name}")
     except UserError as error:
-        # A problem of the store or the prices, which the client cannot fix.
+        # The store or the prices are wrong, which the client cannot fix.
         return _error(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
     except (duckdb.OutOfMemoryException, MemoryError):
         range_name = "window" if isinstance(question, AllocationQuestion) else "period"
@@ -139,7 +142,7 @@ def _allocations(question: AllocationQuestion, maker: BillMaker) -> bytes:
 
 
 def _shown_bill(question: BillQuestion, settings: AnswerSettings) -> Bill:
-    """Return the bill as it was closed, or as it is now if it was never closed."""
+    """Return the closed bill, or the bill calculated now if it was never closed."""
     maker, window, policy = _maker(question, settings)
     by = tuple(dict.fromkeys(question.by))
     if closed := _closed(window, by, settings):

@@ -1,7 +1,8 @@
 """Parses the parameter `filter`, which selects allocations in OpenCost's syntax. Pure.
 
-Terms such as `namespace:"a","b"` are joined by `+`, and all must match; `!:` matches if no
-value is equal. Other parts of OpenCost's syntax are rejected.
+Terms such as `namespace:"a","b"` are joined by `+`. An allocation must match all terms. It matches
+a term if one of the values is equal; with `!:` instead of `:`, if none is equal. Other parts of
+OpenCost's syntax are rejected.
 """
 
 import re
@@ -57,7 +58,8 @@ def passes(
 ) -> bool:
     """Return whether dimension values match all terms.
 
-    Dimensions for which `is_absent` is true count as missing, whatever their value is.
+    `values` contains the values by dimension. Dimensions for which `is_absent` returns true count
+    as missing.
     """
     for term in terms:
         value = "" if is_absent(term.dimension) else values[term.dimension]

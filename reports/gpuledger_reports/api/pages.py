@@ -1,7 +1,7 @@
-"""The endpoints of `gpuledger reports`: parses requests, and returns cached or new answers.
+"""The endpoints of `gpuledger reports`: parses requests and returns cached or new answers.
 
-Answers are cached until the store's tables or the prices change; a cached answer needs no process.
-A question is cancelled if its client disconnects.
+Answers are cached until the store's tables or the prices change. A cached answer is returned
+without a process. If the client disconnects, its question is cancelled.
 """
 
 import asyncio
@@ -54,14 +54,17 @@ class AnswerCache:
         self._bytes = 0
 
     def get(self, key: bytes) -> ReportAnswer | None:
-        """Return the answer for a key, and mark it as recently used."""
+        """Return the answer for a key, or `None`, and mark it as recently used."""
         found = self._answers.get(key)
         if found is not None:
             self._answers.move_to_end(key)
         return found
 
     def put(self, key: bytes, answer: ReportAnswer) -> None:
-        """Add an answer; the least recently used ones are dropped if the cache is full."""
+        """Add an answer, and drop the least recently used answers if the cache is full.
+
+        An answer that is larger than the cache is not added.
+        """
         if len(key) + len(answer.body) > self._max_bytes or key in self._answers:
             return
         self._answers[key] = answer
@@ -101,7 +104,7 @@ class ReportPages:
         try:
             await asyncio.wait({reporting, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not reporting.done():
-                return Response()  # nobody reads it
+                return Response()  # the client has disconnected
             response = reporting.result()
         finally:
             await end_tasks(reporting, leaving)
@@ -110,7 +113,7 @@ class ReportPages:
         return response
 
     async def run(self, ask: Ask, store: StoreState) -> None:
-        """Answer until cancelled, and follow the store's state."""
+        """Answer questions with `ask` and follow the store's state until cancelled."""
         self._ask, self._store = ask, store
         try:
             await store.follow()
@@ -135,7 +138,7 @@ class ReportPages:
         return _response(answer)
 
     def _followed_state(self) -> bytes | None:
-        """Return the current state; clears the cache if it changed."""
+        """Return the store's current state, or `None` if unknown; clear the cache if it changed."""
         state = self._store.current() if self._store else None
         if state != self._cached_state:
             self._cache.clear()

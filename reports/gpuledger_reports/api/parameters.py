@@ -1,4 +1,4 @@
-"""Parses a request's parameters strictly; each error names its parameter. Pure."""
+"""Parses a request's parameters; each error names its parameter. Pure."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -16,7 +16,7 @@ _WHOLE: Final = re.compile(r"\d{1,9}", re.ASCII)
 
 
 def shown(value: str) -> str:
-    """Return a client's text for messages: quoted and shortened."""
+    """Return a client's text in quotes and shortened, for error messages."""
     return shorten_middle(repr(value), _SHOWN)
 
 
@@ -41,7 +41,10 @@ def read_query(query: str, *, known: Collection[str]) -> dict[str, str]:
 
 
 def flag(given: Mapping[str, str], name: str) -> bool:
-    """Return a parameter's boolean value; raises `ArgumentError` if it is invalid."""
+    """Return a parameter's boolean value, false if it is missing.
+
+    Raises `ArgumentError` if it is invalid.
+    """
     value = given.get(name)
     if value is None:
         return False
@@ -53,7 +56,10 @@ def flag(given: Mapping[str, str], name: str) -> bool:
 
 
 def listed(given: Mapping[str, str], name: str, *, maximum: int) -> tuple[str, ...]:
-    """Return the distinct values between commas; raises `ArgumentError` beyond `maximum`."""
+    """Return the distinct values of a parameter, which are separated by commas.
+
+    Raises `ArgumentError` if there are more than `maximum`.
+    """
     parts = [part.strip() for part in given.get(name, "").split(",")]
     found = tuple(dict.fromkeys(part for part in parts if part))
     if len(found) > maximum:
@@ -62,7 +68,10 @@ def listed(given: Mapping[str, str], name: str, *, maximum: int) -> tuple[str, .
 
 
 def whole_number(given: Mapping[str, str], name: str, *, default: int, maximum: int) -> int:
-    """Return a whole number from 0 to `maximum`; raises `ArgumentError` if it is invalid."""
+    """Return a parameter's whole number, or `default` if it is missing.
+
+    Raises `ArgumentError` if it is not a number from 0 to `maximum`.
+    """
     value = given.get(name)
     if value is None:
         return default

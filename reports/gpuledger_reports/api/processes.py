@@ -1,6 +1,6 @@
 """Answers each question in its own process, which is killed when the question is cancelled.
 
-The processes are forked from a server that has imported everything, so one starts within
+The processes are forked from a server process that has imported all modules, so they start within
 milliseconds. A question's timeout includes its wait for a process.
 """
 
@@ -24,7 +24,7 @@ Ask = Callable[[Question], Awaitable[ReportAnswer]]
 _NAME: Final = "bill"
 _CONTEXT: Final = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload([__name__])
-# A process within DuckDB does not handle SIGTERM. It only reads, so killing it at once is safe.
+# A process does not handle SIGTERM while DuckDB runs. It only reads, so SIGKILL is safe.
 CONSTS.term_timeout = 0.0
 _log = structlog.get_logger(__name__)
 
@@ -62,7 +62,11 @@ class BillProcesses:
         self._waiting = 0
 
     async def ask(self, question: Question) -> ReportAnswer:
-        """Return the answer; raises `BusyError`, `LateError` or `ProcessEndedError`."""
+        """Return the answer to a question.
+
+        Raises `BusyError` if too many questions wait, `LateError` after the timeout, and
+        `ProcessEndedError` if the process ended without an answer.
+        """
         if self._turn.locked() and self._waiting >= self._max_waiting:
             raise BusyError(f"{self._waiting} requests are already waiting")
         try:
@@ -102,14 +106,14 @@ class BillProcesses:
 
 
 def start_server() -> None:
-    """Start the server that processes are forked from; blocks until it has imported everything."""
+    """Start the server from which processes are forked; block until it is ready."""
     child = _CONTEXT.Process(target=int)
     child.start()
     child.join()
 
 
 def kill_processes() -> None:
-    """Kill all processes that are still running, when the service ends."""
+    """Kill all processes of `BillProcesses` that are still running."""
     for child in multiprocessing.active_children():
         if child.name == _NAME:
             child.kill()

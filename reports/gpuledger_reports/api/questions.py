@@ -1,4 +1,4 @@
-"""Questions: a request's parameters as one record, which a process answers. Pure."""
+"""Parses the parameters of a request into a question, which a process answers. Pure."""
 
 from collections.abc import Callable, Mapping
 from typing import Final, Literal
@@ -64,19 +64,19 @@ class AllocationQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="allocat
     aggregate: tuple[str, ...]
     """Fields by OpenCost's names: namespace, controller, label:app."""
     has_idle: bool = False
-    """Whether idle has an allocation."""
+    """Whether the answer contains idle as an allocation."""
     idle_by_node: bool = False
-    """Whether idle is separate for each node, instead of for each cluster."""
+    """Whether idle is calculated per node instead of per cluster."""
     splits_idle: bool = False
     """Whether the idle of each cluster or node has its own allocation."""
     share_idle: Split | None = None
-    """How tenants share idle; absent if they do not."""
+    """How idle is distributed among tenants; `None` if it is not."""
     share_namespaces: tuple[str, ...] = ()
     share_labels: tuple[tuple[str, str], ...] = ()
-    """Key and value of labels; all others share the costs of pods that have them."""
+    """Keys and values of labels. The costs of pods with these labels are shared by all others."""
     share_split: Split = "weighted"
     filters: tuple[FilterTerm, ...] = ()
-    """Conditions on the allocations in the answer; costs are shared before they apply."""
+    """Conditions on the allocations in the answer. They apply after costs are shared."""
 
 
 class BillQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="bill"):
@@ -95,7 +95,7 @@ class ExplainQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="explain"):
 
 
 class StoreStateQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="store_state"):
-    """Asks for the versions of the tables and the hash of the prices, on which answers depend."""
+    """The question for the table versions and the hash of the prices; answers depend on both."""
 
 
 Question = AllocationQuestion | BillQuestion | ExplainQuestion | StoreStateQuestion
@@ -111,7 +111,7 @@ def allocation_question(query: str, now_us: int) -> AllocationQuestion:
         raise ArgumentError("window", "is missing; give one such as 7d, today, lastweek or month")
     window = parse_window(given["window"], option="window", now_us=now_us, max_days=MAX_DAYS)
     accumulate = parse_accumulate(given.get("accumulateBy") or given.get("accumulate", ""))
-    # OpenCost's default is containers; the finest that the store has are pods.
+    # OpenCost's default is containers, but the finest level in a bill is pods.
     fields = listed(given, "aggregate", maximum=MAX_DIMENSIONS)
     return AllocationQuestion(
         sets=sets_of(window, step=given.get("step") or None, accumulate=accumulate),

@@ -1,4 +1,4 @@
-"""Divides a request's window into the sets of the answer. Pure; in UTC."""
+"""Divides a request's window into the windows of the sets in the answer. Pure; in UTC."""
 
 from typing import Final, Literal
 

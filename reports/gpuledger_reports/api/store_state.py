@@ -1,8 +1,8 @@
 """Polls the state on which answers depend: the versions of the store's tables, and the prices.
 
 Polling has its own process, so that slow questions neither delay it nor count as a failure of the
-store. A state is valid for a few intervals only: if the store cannot be checked, clients must not
-get answers from an old state.
+store. A state is valid for only a few intervals, so that clients do not get outdated answers if the
+store cannot be checked.
 """
 
 import asyncio
@@ -41,7 +41,10 @@ class StoreState:
         self._found, self._found_seconds = b"", 0.0
 
     def current(self) -> bytes | None:
-        """Return bytes that change if answers may change; `None` if no recent check succeeded."""
+        """Return the state as bytes, which differ if answers may differ.
+
+        Returns `None` if no recent check succeeded.
+        """
         age_seconds = self._monotonic_seconds() - self._found_seconds
         return self._found if self._found and age_seconds <= self._holds_seconds else None
 
@@ -52,7 +55,7 @@ class StoreState:
             await asyncio.sleep(self._interval_seconds)
 
     async def check_store(self) -> None:
-        """Check the store once; if that fails, the service is not ready."""
+        """Check the store once, and set the readiness check to the result."""
         try:
             answer = await self._ask(StoreStateQuestion())
         except (LateError, ProcessEndedError) as error:
@@ -64,6 +67,6 @@ class StoreState:
             return
         self._found, self._found_seconds = answer.body, self._monotonic_seconds()
         STORE_TIMESTAMP_SECONDS.set(time.time())
-        # A new store is not an error; requests are answered accordingly.
+        # A store without tables is not an error; requests report that there is no usage.
         is_new = all(version is None for version in content["tables"].values())
         self._check.ok("no usage yet" if is_new else "")

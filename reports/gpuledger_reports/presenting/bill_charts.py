@@ -1,8 +1,8 @@
 """Draws a bill's charts as SVG with Vega-Lite, accessible to screen readers.
 
-Only charts may round: their lengths are floats, but exact amounts are shown next to them. The
-layout does not depend on text widths, so a chart is the same on every machine, whatever fonts it
-has. Colours are the page's variables, so one drawing works for light, dark and print.
+Lengths in charts are rounded floats; the texts next to them contain exact amounts. The layout does
+not depend on text widths, so a chart is the same on machines with different fonts. Colours are
+variables of the page, so one drawing works for light mode, dark mode and print.
 """
 
 import re
@@ -29,7 +29,7 @@ class BarPart:
     """A part of a bar."""
 
     colour: str
-    """The name of the page's colour: `used` is `var(--c-used)`."""
+    """The name of a colour of the page, such as `used` for `var(--c-used)`."""
     amount: Decimal
     text: str
     """The text for screen readers and for the tooltip."""
@@ -37,7 +37,7 @@ class BarPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A bar of parts, laid end to end."""
+    """A bar whose parts are drawn end to end."""
 
     name: str
     parts: Sequence[BarPart]
@@ -47,7 +47,7 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class Gauge:
-    """The spent part of a budget, and the elapsed part of its time."""
+    """The spent, elapsed and forecast parts of a budget; 1 means the whole budget or time."""
 
     name: str
     spent_ratio: Decimal
@@ -58,17 +58,17 @@ class Gauge:
 
 @dataclass(frozen=True, kw_only=True)
 class _Size:
-    """The size of one of a chart's two drawings; the page shows the one that fits."""
+    """The size of a drawing; each chart has a wide and a narrow one, and the page shows one."""
 
     style: str
     width: int
-    """The width of the plot, without its surroundings."""
+    """The width of the plot area, without names and margins."""
     left: int
     right: int
     name_length: int
-    """Short enough for usual letters to fit, because the layout does not depend on text widths."""
+    """Maximum number of characters of a name; the layout does not depend on text widths."""
     days_width: int
-    """The width of the plot of days, which has no names at its left."""
+    """The width of the plot area of days, which has no names on its left."""
     days_left: int
     ticks: int
 
@@ -98,27 +98,33 @@ _SIZES: Final = (
 
 
 def draw_bars(bars: Sequence[Bar], *, title: str) -> Markup:
-    """Return horizontal bars, one below the other, each with its name and total."""
+    """Return a chart as SVG: horizontal bars, one below the other, with name and text."""
     return Markup("").join(_draw(_bars_spec(bars, size), title, size.style) for size in _SIZES)
 
 
 def draw_days(days: Sequence[Bar], *, title: str) -> Markup:
-    """Return vertical bars, one for each day; a bar's name is its day, such as 2026-10-01."""
+    """Return a chart as SVG: vertical bars, one for each day.
+
+    A bar's name is its day, such as 2026-10-01.
+    """
     return Markup("").join(_draw(_days_spec(days, size), title, size.style) for size in _SIZES)
 
 
 def draw_gauges(gauges: Sequence[Gauge], *, title: str) -> Markup:
-    """Return budgets as bars: spent, elapsed time and forecast."""
+    """Return a chart as SVG: a bar for each budget, with marks for elapsed time and forecast."""
     return Markup("").join(_draw(_gauges_spec(gauges, size), title, size.style) for size in _SIZES)
 
 
 def printable(text: str) -> str:
-    """Return a text without the control characters that XML and HTML do not allow."""
+    """Return a text in which characters that are invalid in XML and HTML are replaced."""
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def _shortened(text: str, length: int) -> str:
-    """Return a text without its middle, because many tenants' names differ at their ends."""
+    """Return a text of at most `length` characters; a longer one loses its middle.
+
+    The end is kept, because many tenants' names differ only at the end.
+    """
     if len(text) <= length:
         return text
     end = length // 3
@@ -126,7 +132,7 @@ def _shortened(text: str, length: int) -> str:
 
 
 def _spans(bars: Sequence[Bar]) -> list[dict[str, Any]]:
-    """Return the start and end of each part; negative amounts are not drawn."""
+    """Return a row with the start and end of each part that has a positive amount."""
     rows = []
     for number, bar in enumerate(bars):
         lengths = [max(Decimal(0), part.amount) for part in bar.parts]
@@ -213,7 +219,7 @@ def _gauges_spec(gauges: Sequence[Gauge], size: _Size) -> dict[str, Any]:
     marks: list[dict[str, Any]] = []
     for number, gauge in enumerate(gauges):
         name, spent = printable(gauge.name), float(gauge.spent_ratio)
-        # Red means overspent; a nearly spent budget is as intended.
+        # Red means overspent. A budget that is nearly spent is not a problem.
         over = spent > 1
         bars += [
             {"at": number, "begin": 0, "end": 1, "colour": _GRID, "text": f"{name}: the budget"},
@@ -236,7 +242,7 @@ def _gauges_spec(gauges: Sequence[Gauge], size: _Size) -> dict[str, Any]:
                         "text": f"{name}: {what}, {ratio * 100:.0f} %",
                     }
                 )
-    # A budget that is far overspent must not squeeze the others.
+    # The scale ends at 200 %, so that a far overspent budget does not make the others too short.
     longest = min(2.0, max(1.0, *(row["end"] for row in (*bars, *marks))))
     shown = [ratio for ratio in (0, 0.5, 1, 1.5, 2) if ratio <= longest]
     scale = {"domain": [0, longest], "clamp": True, "nice": False}
@@ -275,9 +281,9 @@ _COLOURED: Final[Mapping[str, Any]] = {
     "color": {"field": "colour", "type": "nominal", "scale": None},
     "description": {"field": "text", "type": "nominal"},
 }
-# Plain numbers as far as they fit: `m` for thousandths would be wrong for cents.
+# Plain numbers below ten million, because a suffix `m` for thousandths would be unclear for money.
 _PLAIN: Final = "format(datum.value, abs(datum.value) < 1e7 ? ',~f' : '~s')"
-# Otherwise Vega measures texts with fonts that other machines do not have.
+# Fixed, because otherwise Vega measures texts with the fonts of this machine.
 _FIXED: Final[Mapping[str, Any]] = {"minExtent": 0, "maxExtent": 0, "labelOverlap": False}
 
 
@@ -334,9 +340,9 @@ def _draw(spec: dict[str, Any], title: str, style: str) -> Markup:
 
 
 def _for_page(drawn: str, title: str, style: str) -> Markup:
-    """Return a drawing for the page: labelled, scaled by CSS, and with tooltips."""
+    """Return a drawing with a label, tooltips and no fixed size, as the page needs it."""
     ET.register_namespace("", _SVG)
-    svg = ET.fromstring(drawn)  # noqa: S314  # drawn here, of texts that Vega has escaped
+    svg = ET.fromstring(drawn)  # noqa: S314  # made by Vega, which escapes texts
     del svg.attrib["width"], svg.attrib["height"]
     # A group instead of an image, so that screen readers can read its parts.
     svg.attrib |= {"class": f"chart {style}", "role": "group", "aria-label": printable(title)}

@@ -1,8 +1,8 @@
-"""Bills as one HTML file that works offline: an overview first, then every line exactly.
+"""Makes a bill as one HTML file that works offline: an overview, then all lines.
 
-Charts round, tables do not. Cluster users choose the names of tenants, so every name is escaped
-when it enters the page, and the page's security policy allows only its own style and script, by
-their hashes. Pure: the same bill gives the same page.
+Amounts are rounded in charts and exact in tables. Cluster users choose the names of tenants.
+Therefore every name is escaped, and the page's security policy allows only its own style and
+script, by their hashes. Pure: the same bill gives the same page.
 """
 
 import shlex
@@ -57,17 +57,17 @@ _TILES: Final[Mapping[str, str]] = {
     "overhead": "overhead",
     "no_data": "no data",
 }
-"""The name of a part on its own, outside a list of parts."""
+"""The name of a part of the cost on a tile, where it must be clear without context."""
 
 
 def as_html(bill: Bill, *, closed: Sequence[ClosedLine], arguments: Sequence[str]) -> str:
     """Return a bill as an HTML page.
 
-    `closed` has the lines of the closed period. `arguments` are the arguments of `gpuledger bill`
-    with which `gpuledger bill explain` finds the same bill.
+    `closed` contains the lines of all revisions of the bill. `arguments` are the arguments with
+    which `gpuledger bill explain` makes the same bill.
     """
     page = _BillPage(bill)
-    # Not escaped, because the policy's hashes are of these exact texts.
+    # Not escaped, because the security policy contains the hashes of these exact texts.
     style, script = _asset("bill_page.css"), _asset("bill_page.js")
     command = shlex.join(["gpuledger", "bill", "explain", "LINE", *arguments])
     text = _template().render(
@@ -98,7 +98,7 @@ def as_html(bill: Bill, *, closed: Sequence[ClosedLine], arguments: Sequence[str
 
 @dataclass(frozen=True, kw_only=True)
 class _Amount:
-    """A part of the whole cost."""
+    """A part of the total cost; `ratio` is its exact part, from 0 to 1."""
 
     part: str
     cost: Decimal
@@ -106,7 +106,7 @@ class _Amount:
 
 
 class _BillPage:
-    """The texts and drawings of the page."""
+    """The texts and charts of the page, for the template."""
 
     def __init__(self, bill: Bill) -> None:
         self._bill = bill
@@ -120,19 +120,19 @@ class _BillPage:
         self.has_shared = any(line.shared_cost for line in bill.lines)
 
     def money(self, amount: Fraction | Decimal) -> str:
-        """Return an amount with the currency's digits."""
+        """Return an amount as text with the currency's digits, such as `1,234.50`."""
         return money_text(amount, self._bill.currency)
 
     def plain(self, amount: Fraction | Decimal) -> Decimal:
-        """Return an amount with the currency's digits, as in the other formats."""
+        """Return an amount as a number with the currency's digits, as in the other formats."""
         return rounded(Fraction(amount), digits=self._digits)
 
     def hours(self, units: int) -> str:
-        """Return GPU-hours with at least three decimals."""
+        """Return units as GPU-hours with at least three decimals."""
         return hours_text(units, digits=3)
 
     def efficiency(self, used: int, allocated: int) -> str:
-        """Return used over allocated time for sorting, always with the same number of digits."""
+        """Return used over allocated time as a sort key with six decimals; -1 if undefined."""
         # Lines without allocated time sort first or last.
         ratio = Fraction(used, allocated) if allocated else Fraction(-1)
         return f"{rounded(ratio, digits=6):f}"
@@ -146,7 +146,7 @@ class _BillPage:
         return " / ".join(map(printable, line.values))
 
     def exact(self, line: BillLine) -> dict[str, Decimal]:
-        """Return a line's separate costs, as in the other formats."""
+        """Return a line's unused, energy and shared cost, as in the other formats."""
         return {
             "unused_cost": self.plain(line.unused_cost),
             "energy_cost": self.plain(line.energy_cost),
@@ -155,7 +155,7 @@ class _BillPage:
 
     @property
     def totals(self) -> dict[str, int]:
-        """The times of all lines, in units."""
+        """The sums of allocated, used and billed time over all lines, in units."""
         return {
             name: sum(getattr(line, name) for line in self.lines)
             for name in ("allocated", "used", "billed")
@@ -163,7 +163,7 @@ class _BillPage:
 
     @property
     def amounts(self) -> list[_Amount]:
-        """The parts of the whole cost; they sum to the bill."""
+        """The parts of the total cost; they sum to the bill."""
         exact: dict[str, Fraction] = defaultdict(Fraction)
         for line in self.lines:
             for part, cost in _parts_of(line).items():
@@ -178,7 +178,7 @@ class _BillPage:
 
     @property
     def tiles(self) -> list[tuple[str, Decimal]]:
-        """The billed unused cost, and the largest idle cost."""
+        """Name and cost of up to two tiles: billed unused cost, and the largest kind of idle."""
         costs = {amount.part: amount.cost for amount in self.amounts}
         largest = max(
             (kind for kind in IDLE_KINDS if kind in costs), key=costs.__getitem__, default=None
@@ -187,7 +187,7 @@ class _BillPage:
 
     @property
     def no_data_cost(self) -> Decimal | None:
-        """The cost of time without data; absent if data coverage suffices for closing."""
+        """The cost of time without data; `None` if data coverage is sufficient for closing."""
         covered, minimum = (
             self._bill.data_coverage_ratio,
             self._bill.policy.policy.close.min_data_coverage_ratio,
@@ -198,7 +198,7 @@ class _BillPage:
 
     @property
     def tenants(self) -> list[dict[str, Any]]:
-        """The rows of the tenants' chart: the highest costs, then all others in one row."""
+        """The rows of the tenants' chart: the highest costs, then one row for all others."""
         shown, rest = self.tenant_lines[:_MAX_BARS], self.tenant_lines[_MAX_BARS:]
         # More bars would be unreadable; the table has all lines.
         rows = [
@@ -248,7 +248,7 @@ class _BillPage:
 
     @property
     def days(self) -> list[dict[str, Any]]:
-        """Each day's costs by kind before idle is shared; all days sum to the bill."""
+        """Each day's costs by kind, before idle is distributed; all days sum to the bill."""
         days = self._bill.days
         kinds = [kind for kind in (None, *IDLE_KINDS) if any(day.costs.get(kind) for day in days)]
         # All cells are rounded together, so that the days shown sum to the bill.
@@ -266,7 +266,7 @@ class _BillPage:
 
     @property
     def days_chart(self) -> Markup:
-        """The chart of days; empty if there are too few."""
+        """The chart of days; empty if there are fewer than two or all costs are zero."""
         days = self.days
         bars = [
             Bar(
@@ -283,7 +283,7 @@ class _BillPage:
 
     @property
     def budgets(self) -> list[dict[str, Any]]:
-        """Budgets: spent, left and forecast."""
+        """The budgets with amount, spending, remaining amount, elapsed time and forecast."""
         return [
             {
                 "name": printable(state.name),
@@ -299,7 +299,7 @@ class _BillPage:
 
     @property
     def budgets_chart(self) -> Markup:
-        """The chart of budgets; empty if there are none."""
+        """The chart of budgets; empty if no budget has an amount."""
         gauges = [
             Gauge(
                 name=state.name,
@@ -336,7 +336,7 @@ def day_text(begin_us: int) -> str:
 
 
 def _parts_of(line: BillLine) -> dict[str, Fraction]:
-    """Return the parts of a line's cost; they sum to its cost."""
+    """Return the parts of a line's exact cost; they sum to it."""
     if line.idle_kind is not None:
         return {line.idle_kind: line.exact_cost}
     return {
@@ -371,7 +371,7 @@ def _template() -> Template:
     environment = Environment(
         loader=FileSystemLoader(_FOLDER),
         autoescape=True,
-        # A misspelt name in the template is an error, not an empty space on a bill.
+        # An unknown name in the template must be an error, not an empty text.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

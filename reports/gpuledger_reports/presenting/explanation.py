@@ -1,4 +1,4 @@
-"""Explains how a line was calculated, as lines of text: prices, times, usage, Kafka offsets."""
+"""Explains as text how a bill's line was calculated: prices, times, usage, Kafka offsets."""
 
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
@@ -25,16 +25,18 @@ class Explanation(NamedTuple):
     """A line and its explanation."""
 
     line: BillLine
-    """The line as it is now, even if it was closed; zero if it no longer exists."""
+    """The line as calculated now, even if it was closed; all amounts are zero if it no longer
+    exists."""
     texts: Iterator[str]
 
 
 def explanation_of(
     bill: Bill, begin: str, *, maker: BillMaker, closed: Sequence[ClosedLine], max_rows: int
 ) -> Explanation:
-    """Return the revisions of the line whose id begins with `begin`, and its calculation now.
+    """Return the line whose id begins with `begin`, with its revisions and its calculation.
 
-    The line may exist only in `closed`. Raises ArgumentError if no line, or more than one, matches.
+    The line may exist only in `closed`, which contains the lines of all revisions. Raises
+    ArgumentError unless exactly one line matches.
     """
     lines = {line.id: line for line in bill.lines}
     gone = {each.line: each for each in closed if each.line not in lines}
@@ -69,9 +71,9 @@ def explain_line(bill: Bill, line: BillLine, *, maker: BillMaker, max_rows: int)
 
 
 def revision_texts(closed: Sequence[ClosedLine], line: str, *, policy: str) -> Iterator[str]:
-    """Yield a line's closed revisions; nothing if it was never closed.
+    """Yield a text for each closed revision of a line; none if it was never closed.
 
-    `policy` is the hash of the prices with which the line is explained.
+    `policy` is the hash of the prices with which the line is calculated now.
     """
     for each in closed:
         if each.line == line:

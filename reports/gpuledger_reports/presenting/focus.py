@@ -1,8 +1,8 @@
 """Bills in FOCUS 1.2, the FinOps Foundation's cost format, with the allocation columns of 1.3.
 
-A row is a part of a line with one price, so that unit price times quantity is the row's cost. The
-rows of a line sum to the line. Shared idle is an adjustment without a quantity. A closed bill's
-rows show what was closed, with a separate row for each correction line.
+A row is the part of a line with one price, so that unit price times quantity is the row's cost. The
+rows of a line sum to the line's cost. Distributed idle is a row of category Adjustment without a
+quantity. The rows of a closed bill show the first revision, and one row for each correction line.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ _UNPRICED: Final = "unpriced"
 
 
 class FocusColumn(NamedTuple):
-    """A column of the specification."""
+    """A column of the FOCUS specification, or an own column with the prefix `x_`."""
 
     name: str
     kind: str
@@ -95,7 +95,7 @@ ALLOCATION_COLUMNS: Final = (
 
 
 class _LineOf(NamedTuple):
-    """The line of a row."""
+    """The line to which a row belongs."""
 
     id: str
     values: Values
@@ -106,9 +106,9 @@ class _LineOf(NamedTuple):
 def focus_rows(
     bill: Bill, *, allocations: bool, closed: Sequence[ClosedLine] = ()
 ) -> Iterator[dict[str, Any]]:
-    """Yield a bill's rows, by column; `allocations` adds the allocation columns.
+    """Yield a bill's rows as values by column; `allocations` adds the allocation columns.
 
-    `closed` has the lines of all revisions of a closed bill, and is empty for any other bill.
+    `closed` contains the lines of all revisions if the bill is a closed one, otherwise none.
     """
     for line, part in _closed_parts(closed) if closed else _parts(bill):
         row = _row(bill, line, part)
@@ -122,7 +122,7 @@ def focus_rows(
 
 
 def focus_columns(*, allocations: bool) -> tuple[FocusColumn, ...]:
-    """Return the columns of `focus_rows`."""
+    """Return the columns of the rows of `focus_rows`."""
     return (*COLUMNS, *ALLOCATION_COLUMNS) if allocations else COLUMNS
 
 
@@ -155,7 +155,7 @@ def _correction(bill: Bill, closed: ClosedLine) -> dict[str, Any]:
         rounded(fraction_of(seconds) / _SECONDS_PER_HOUR, digits=QUANTITY_DIGITS)
         for seconds in (closed.allocated_gpu_seconds, closed.used_gpu_seconds)
     )
-    # The store keeps as many digits as any currency may have.
+    # The store has more digits than this currency may have.
     cost = rounded(fraction_of(closed.cost), digits=minor_digits(closed.currency))
     part = ChargePart(cost=cost, allocated_hours=allocated, used_hours=used)
     return _row(bill, line, part) | {
@@ -266,8 +266,8 @@ def _of_names(names: FocusNames) -> dict[str, str]:
 
 
 def _sub_account(bill: Bill, line: _LineOf) -> dict[str, str]:
-    """Return the sub account: the first dimension of tenants."""
-    # A node or a model is not an account.
+    """Return the sub account, which is the value of the first tenant dimension."""
+    # Dimensions of devices, such as a node or a model, are not accounts.
     for name, value in zip(bill.by, line.values, strict=True):
         if not bill.policy.policy.is_of_device(name):
             return {"SubAccountId": value, "SubAccountName": value, "SubAccountType": name}

@@ -1,7 +1,7 @@
 """Bills as JSON, CSV and Parquet, with the same columns. Pure, except for the Parquet file.
 
-Times are in seconds of whole physical GPUs, to the millisecond. Costs are decimal strings, so that
-readers do not turn them into floats by accident.
+Times are in seconds of whole physical GPUs, with three decimals. Costs in JSON are decimal strings,
+so that readers do not convert them to floats.
 """
 
 import csv
@@ -29,7 +29,8 @@ _SECONDS: Final = "DECIMAL(28, 3)"
 def state_of(bill: Bill) -> str:
     """Return the bill's state: `open`, `provisional` once the period is over, or `closed`.
 
-    A bill is only `closed` if it shows what was closed, not if it was calculated again.
+    `closed` means that the bill shows closed revisions. A closed period that is calculated again is
+    `provisional`.
     """
     if bill.revision is not None:
         return "closed"
@@ -37,7 +38,7 @@ def state_of(bill: Bill) -> str:
 
 
 def dimensions_without_value(bill: Bill) -> list[str]:
-    """Return the dimensions that are looked up by a key and that no tenant has."""
+    """Return the dimensions with a key, such as labels, for which no tenant has a value."""
     tenants = [line.values for line in bill.lines if line.idle_kind is None]
     return [
         name
@@ -49,7 +50,7 @@ def dimensions_without_value(bill: Bill) -> list[str]:
 
 
 def usage_text(bill: Bill) -> str | None:
-    """Return a note if usage does not cover the whole period; otherwise None."""
+    """Return a note if usage does not cover the whole period, otherwise `None`."""
     if bill.usage is None:
         until = time_text(bill.end_us)
         return (
@@ -129,7 +130,7 @@ def as_csv(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
 
 
 def write_parquet(columns: dict[str, str], rows: Iterable[dict[str, Any]], *, file: Path) -> None:
-    """Write rows to a Parquet file; `columns` has DuckDB's type of each."""
+    """Write rows to a Parquet file; `columns` maps each column to its DuckDB type."""
     shape = msgspec.json.encode([dict.fromkeys(columns, "VARCHAR")]).decode()
     # Passed as strings and cast, because JSON has no decimals.
     texts = [
@@ -150,7 +151,7 @@ def write_parquet(columns: dict[str, str], rows: Iterable[dict[str, Any]], *, fi
 
 
 def parquet_columns(bill: Bill) -> dict[str, str]:
-    """Return the columns of a bill's lines with DuckDB's types."""
+    """Return the DuckDB type of each column of a bill's lines."""
     cost = f"DECIMAL(38, {minor_digits(bill.currency)})"
     kinds = dict.fromkeys(NUMBERS, _SECONDS) | dict.fromkeys(COSTS, cost)
     kinds |= {"memory_byte_seconds": "DECIMAL(38, 0)", "energy_kilowatt_hours": "DECIMAL(28, 6)"}
@@ -160,7 +161,7 @@ def parquet_columns(bill: Bill) -> dict[str, str]:
 def hours_text(units: int, *, digits: int = 1) -> str:
     """Return GPU-hours for display, with at least `digits` decimals.
 
-    Small numbers get more, so that hours with a cost never show as zero.
+    Small numbers get more decimals, so that hours with a cost are never shown as zero.
     """
     hours = Fraction(units, HOUR_UNITS)
     while hours and abs(hours) * 10 ** (digits - 1) < 1:
@@ -171,7 +172,7 @@ def hours_text(units: int, *, digits: int = 1) -> str:
 def efficiency_text(used: Fraction | float, allocated: Fraction | float) -> str:
     """Return used over allocated time in percent for display; empty if nothing was allocated.
 
-    Rounded down, so that incomplete use never shows as 100 %.
+    Rounded down, so that incomplete use is never shown as 100 %.
     """
     return f"{int(Fraction(used) * 1000 / Fraction(allocated)) / 10:.1f} %" if allocated else ""
 

@@ -1,8 +1,8 @@
 """Makes a bill from summed times: the cost of each line, and the asset cost.
 
-The store provides whole units of time by device, tenant and kind (`usage_sums`). This module prices
-them as exact fractions, distributes shared idle, and rounds all lines once, together. A bill is not
-made unless its lines sum to the asset cost.
+`usage_sums` provides time in whole units by device, tenant and kind. This module multiplies them by
+prices as exact fractions, distributes idle, and rounds all lines together. If the lines do not sum
+to the asset cost, it raises an error instead of making a bill.
 """
 
 from collections import defaultdict
@@ -57,15 +57,15 @@ class BillLine:
     gpu_cost: Fraction
     energy_cost: Fraction
     shared_cost: Fraction
-    """The cost of others that this line pays; below zero: the cost that others pay for it."""
+    """The distributed cost that this line pays; negative if others pay its cost."""
     unused_cost: Fraction
     """The part of `gpu_cost` for time that was allocated but not used."""
     cost: Decimal
-    """The whole cost, rounded together with the other lines."""
+    """The total cost, rounded together with the other lines."""
 
     @property
     def has_amounts(self) -> bool:
-        """Whether any amount is not zero; a cost that others pay counts too."""
+        """Whether any amount is not zero, including a cost that others pay."""
         return any(
             (
                 *(self.billed, self.used, self.allocated, self.cost),
@@ -75,7 +75,7 @@ class BillLine:
 
     @property
     def key(self) -> CellKey:
-        """The line's unique key; ids may collide if tenants choose their names so."""
+        """The line's unique key; ids are short hashes that may collide."""
         return CellKey(self.values, self.idle_kind)
 
     @property
@@ -92,11 +92,11 @@ class BudgetState:
     amount: Decimal
     spent: Fraction
     elapsed: Fraction
-    """The elapsed part of the budget's time, 0 to 1."""
+    """The elapsed part of the budget's time, from 0 to 1."""
 
     @property
     def forecast(self) -> Fraction | None:
-        """Expected spending by the end at this pace; absent if the budget has not begun."""
+        """The expected spending at the end of the budget's time; `None` before its beginning."""
         return self.spent / self.elapsed if self.elapsed else None
 
 
@@ -114,9 +114,9 @@ class Bill:
     line_cost: Decimal
     exact_asset_cost: Fraction
     data_coverage_ratio: Fraction | None
-    """The part of the physical GPUs' time with ticks; absent if there was no physical GPU."""
+    """The part of the physical GPUs' time with ticks; `None` if there was no physical GPU."""
     measured_ratio: Fraction | None
-    """The part of used time that was measured, not apportioned; absent if nothing was used."""
+    """The part of used time that was measured, not apportioned; `None` if nothing was used."""
     excess_units: int
     unpriced: dict[str, int]
     """Units that are billed without a price, by model."""
@@ -126,11 +126,11 @@ class Bill:
     versions: dict[str, int | None]
     cells: dict[CellKey, dict[Pricing, Cell]] = field(repr=False)
     shown: int
-    """How many of a cell's values belong to the bill's own dimensions."""
+    """How many of a cell's values, from the first on, belong to the bill's own dimensions."""
     removed_until_us: int | None = None
-    """The time before which the store's retention removed usage; absent if it removed none."""
+    """The time before which retention removed usage of the window; `None` if it removed none."""
     revision: int | None = None
-    """The last revision if this is a closed bill; absent if the bill was calculated now."""
+    """The last revision of a closed bill; `None` if the bill was calculated now."""
     days: list[DayCost] = field(default_factory=list)
     """The cost of each day, if requested."""
     usage: Window | None = None
@@ -148,7 +148,7 @@ class Bill:
 
 
 def gpu_seconds(units: int) -> Decimal:
-    """Return units as seconds of a physical GPU, to the millisecond."""
+    """Return units as seconds of a whole physical GPU, with three decimals."""
     return quantize_together([Fraction(units, _SECOND_UNITS)], digits=3)[0]
 
 
@@ -164,7 +164,8 @@ class BillMaker:
                 )
         self._reader, self._read, self._by = reader, read, tuple(dict.fromkeys(by))
         reader.count_slices(policy.mig_slices)
-        # Rules may match dimensions that no line shows: cells have them, lines sum over them.
+        # Rules may match dimensions that the bill does not show. Cells have these dimensions, and
+        # lines are sums over them.
         matches = [row.match for row in policy.budgets] + [row.match for row in policy.shared]
         conditions = [name for match in matches for name in match]
         self._dimensions = tuple(dict.fromkeys((*self._by, *conditions)))
@@ -178,9 +179,10 @@ class BillMaker:
         advance: Callable[[int], None] = lambda _: None,
         with_days: bool = False,
     ) -> Bill:
-        """Return the bill of a window; `advance` is called after each day.
+        """Return the bill of a window; `advance` is called with 1 after each day.
 
-        With `with_days`, the bill also has the cost of each day.
+        With `with_days`, the bill also contains the cost of each day. Raises UnbalancedBillError if
+        the lines do not sum to the asset cost.
         """
         daily = DailyCosts()
         used, lookup, tally = self._tally_of(window, advance, daily if with_days else None)
@@ -194,7 +196,7 @@ class BillMaker:
     def make_each(self, windows: Sequence[Window]) -> Iterator[Bill]:
         """Yield the bills of consecutive windows; the store is read once for all of them.
 
-        They have no budgets, because a budget has days of its own.
+        These bills have no budgets, because a budget has its own days.
         """
         begins_us = [window.begin_us for window in windows]
         used, lookup = self._look_up(Window(begins_us[0], windows[-1].end_us))
@@ -213,7 +215,7 @@ class BillMaker:
         advance: Callable[[int], None] = lambda _: None,
         daily: DailyCosts | None = None,
     ) -> tuple[Window, BillLookup, BillTally]:
-        """Return the part of a window that has usage, the lookup and the tally."""
+        """Return the part of a window that has usage, with its lookup and tally."""
         used, lookup = self._look_up(window)
         tally = BillTally(lookup)
         for number, day in enumerate(self._days(used, lookup), used.begin_us // DAY_US):
@@ -260,7 +262,7 @@ class BillMaker:
         )
 
     def rows_of(self, bill: Bill, line: BillLine) -> Iterator[UsageRow]:
-        """Yield the rows of usage that make up a line of the last bill made."""
+        """Yield the rows of usage that belong to a line of the bill that `make` returned last."""
         lookup, shown = self._lookup, len(self._by)
         if lookup is None:
             raise RuntimeError("no bill was made")
@@ -270,7 +272,7 @@ class BillMaker:
             key = lookup.key_of(row.device, row.party, since_us, row.since_us)
             if (key.values[:shown], key.kind) == (line.values, line.idle_kind):
                 return True
-            # Parts of an allocated row may be on other lines.
+            # A part of an allocated row may belong to an idle line.
             kinds = _idle_kinds_of(row, lookup.basis_of(row.party, row.since_us))
             return (
                 line.idle_kind in kinds
@@ -287,7 +289,7 @@ class BillMaker:
             is_known_pod=lookup.needs.is_known_pod,
         )
         for row in rows:
-            # Rows of one sum are found together; some may have no unresponsive time.
+            # The rows of a sum are found together, but some may have no unresponsive time.
             if line.idle_kind != "overhead" or not row.is_allocated or row.unresponsive_ns > 0:
                 yield row
 
@@ -295,7 +297,7 @@ class BillMaker:
         policy = self._read.policy
         shares, extra = tally.shares(shown=len(self._by))
         lines = _lines(tally, shares, extra, window=window, by=self._by, currency=policy.currency)
-        # Not calculated from the lines, so that comparing them is a real check.
+        # Not calculated from the lines, so that the comparison is independent.
         origin = tally.asset_cost()
         exact = sum((line.exact_cost for line in lines), Fraction(0))
         if origin != exact:
@@ -329,7 +331,7 @@ class BillMaker:
         return fits_all(budget.match, self._dimensions, key.values)
 
     def _budgets(self, window: Window, used: Window, tally: BillTally) -> list[BudgetState]:
-        """Return the state of each budget with days in the window; all its days count."""
+        """Return the state of each budget with days in the window, including its other days."""
         tallies = {window: (used, tally)}
         states = []
         for budget in self._read.policy.budgets:
@@ -352,7 +354,7 @@ class BillMaker:
         return states
 
     def _cost_of(self, tally: BillTally, budget: BudgetRow) -> Fraction:
-        """Return the cost of all lines that match, including idle that they pay or give away."""
+        """Return the cost of all cells that match a budget, after costs are shared."""
         shares, extra = tally.shares(shown=len(self._by))
         return sum(
             (
@@ -425,7 +427,7 @@ def _lines(
 
 
 def line_id(window: Window, by: Sequence[str], key: CellKey) -> str:
-    """Return a line's id: a hash of its period, dimensions and values, not of its costs."""
+    """Return a line's id: a short hash of its period, dimensions, values and kind."""
     meaning = "\0".join(map(str, (*window, *by, *key.values, key.kind)))
     return sha256(meaning.encode()).hexdigest()[:12]
 

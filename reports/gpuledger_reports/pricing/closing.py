@@ -1,8 +1,8 @@
 """Closed bills: revisions that never change, and corrections.
 
-The first revision of a period has all lines. Later changes, such as late usage or a new price, do
-not alter it: a further revision has the difference for each line that changed. So the lines of all
-revisions sum to the current bill, and the lines of one revision to what it changed.
+The first revision of a period contains all lines. Later changes, such as late usage or a new price,
+do not alter it. Instead, a further revision contains the difference for each line that changed. The
+lines of all revisions therefore sum to the current bill.
 """
 
 import time
@@ -62,7 +62,7 @@ class ClosedLine:
     unused_cost: Decimal
     cost: Decimal
     parts: str | None
-    """The line's parts by price, as JSON; absent in corrections."""
+    """The line's parts by price, as JSON; `None` in corrections."""
     currency: str
     policy_name: str
     policy_sha256: str
@@ -80,12 +80,12 @@ class ClosedLine:
 
 
 def refusals_of(bill: Bill) -> list[str]:
-    """Return why a bill cannot be closed; empty if it can."""
+    """Return the reasons why a bill cannot be closed; empty if it can be closed."""
     reasons = []
     if not bill.is_complete:
         reasons.append("there is no usage up to the end of the period yet; close it later")
     if bill.removed_until_us is not None:
-        # The removed usage may have been billed: a correction would refund it.
+        # The removed usage may have been billed before, and a correction would refund it.
         removed = time_text(bill.removed_until_us)
         reasons.append(f"the store's retention removed usage before {removed}")
     wanted = bill.policy.policy.close.min_data_coverage_ratio
@@ -111,7 +111,8 @@ def closed_lines(
 ) -> list[ClosedLine]:
     """Return the lines of all revisions of a bill, ordered by revision and line.
 
-    DuckDB uses at most `memory_bytes`; without it, its default: most of the machine's memory.
+    DuckDB uses at most `memory_bytes`, or by default most of the machine's memory. Raises
+    StoreReadError if a file cannot be read.
     """
     files = [
         file
@@ -146,8 +147,8 @@ def close(
 ) -> list[dict[str, Any]]:
     """Append a revision with the differences from earlier revisions, and return its rows.
 
-    Raises UserError if someone else closed the same bill meanwhile, or if it was closed in another
-    currency.
+    If nothing has changed, appends and returns no rows. Raises UserError if another process closed
+    the same bill meanwhile, or if the bill was closed in another currency.
     """
     earlier = closed_lines(store_uri, bill.window, bill.by, storage_options)
     if earlier and earlier[-1].currency != bill.currency:
@@ -157,7 +158,7 @@ def close(
             f" with the bill, and add a rate for {bill.currency} to `exchange_rates`"
         )
     rows = revision_rows(bill, earlier, closed_time_us=time.time_ns() // 1000)
-    # Earlier lines never change: together with them, the new rows must sum to the bill.
+    # Earlier lines never change. Together with the new rows, they must sum to the bill.
     stands = sum((row["cost"] for row in rows), sum((line.cost for line in earlier), Decimal(0)))
     if stands != bill.line_cost:
         raise UnbalancedBillError(f"revisions sum to {stands}, lines to {bill.line_cost}")
@@ -182,13 +183,16 @@ class ChangeSinceClose:
     other_currency: str | None
     """The currency of the closed bill if it differs; `more` and `line_count` are then 0."""
     more: Decimal
-    """The increase of the total cost; moves between lines do not count."""
+    """The increase of the total cost, in the bill's currency; negative if it decreased."""
     line_count: int
     """The number of lines that changed."""
 
 
 def change_since_close(bill: Bill, closed: Sequence[ClosedLine]) -> ChangeSinceClose | None:
-    """Return what changed; None without revisions, or if the bill is a closed one. Pure."""
+    """Return the change from the closed revisions to a bill calculated now. Pure.
+
+    Returns `None` if there are no revisions, or if the bill itself shows closed revisions.
+    """
     if not closed or bill.revision is not None:
         return None
     last, more, count = closed[-1], Decimal(0), 0
@@ -207,7 +211,10 @@ def change_since_close(bill: Bill, closed: Sequence[ClosedLine]) -> ChangeSinceC
 def revision_rows(
     bill: Bill, earlier: Iterable[ClosedLine], *, closed_time_us: int
 ) -> list[dict[str, Any]]:
-    """Return the rows of the next revision: all lines, or the changes since the last. Pure."""
+    """Return the rows of the next revision. Pure.
+
+    The first revision has a row for each line, a later one for each line that changed.
+    """
     nothing = dict.fromkeys(AMOUNTS, Decimal(0))
     standing: dict[CellKey, dict[str, Decimal]] = defaultdict(nothing.copy)
     ids: dict[CellKey, str] = {}
@@ -217,7 +224,7 @@ def revision_rows(
         last = max(last, closed.revision)
         for amount in AMOUNTS:
             standing[closed.key][amount] += getattr(closed, amount)
-    # Rounded amounts, because rounded amounts were billed; differences must match them.
+    # Rounded amounts, because the differences must match the amounts that were billed.
     now = {line.key: row_of(bill, line) for line in bill.lines}
     parts = {} if last else parts_of(bill)
     # A line that no longer exists is reversed in full.
@@ -238,7 +245,7 @@ def revision_rows(
                 "idle_kind": key.kind,
                 "charge_class": CORRECTION if last else None,
                 **amounts,
-                # A correction may have any cause, so it has no price or quantity of its own.
+                # A correction may have several causes, so it has no price or quantity.
                 "parts": None if last else encode_parts(parts[key]),
                 **_of_all(bill, revision=last + 1, closed_time_us=closed_time_us),
             }
@@ -267,9 +274,10 @@ def _of_all(bill: Bill, *, revision: int, closed_time_us: int) -> dict[str, Any]
 def standing_bill(
     closed: Sequence[ClosedLine], *, window: Window, by: Sequence[str], policy: BillPolicy
 ) -> Bill:
-    """Return the current state of a closed bill: the sum of its revisions, at their prices.
+    """Return a closed bill: the sum of its revisions.
 
-    `policy` only provides names for exports, such as `focus`; costs do not depend on it.
+    `closed` contains the lines of all revisions, at least one. `policy` provides only names for
+    exports, such as `focus`; the costs do not depend on it.
     """
     summed: dict[CellKey, dict[str, Decimal]] = defaultdict(
         lambda: dict.fromkeys(AMOUNTS, Decimal(0))
@@ -290,7 +298,7 @@ def standing_bill(
         by=tuple(by),
         currency=last.currency,
         lines=sorted(lines, key=lambda line: (line.values, line.idle_kind or "")),
-        # A bill is only closed if these are equal.
+        # Equal, because an unbalanced bill cannot be closed.
         asset_cost=total,
         line_cost=total,
         exact_asset_cost=fraction_of(total),

@@ -1,7 +1,7 @@
-"""The parts of a bill's lines: the amount billed at each price, and the shared idle.
+"""Divides a bill's lines into parts: one for each price, and one for shared costs.
 
-Exports with quantities and unit prices are made from them. Closed bills store them, because their
-prices cannot be looked up later. Pure.
+Exports with quantities and unit prices are made from these parts. Closed bills store them, because
+the prices cannot be looked up later. Pure.
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ QUANTITY_DIGITS: Final = 9
 
 
 class ChargePart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A part of a line; shared idle has no unit, price or quantity."""
+    """A part of a line; a part for shared costs has no unit, price or quantity."""
 
     cost: Decimal
     unit: Unit | None = None
@@ -32,18 +32,19 @@ class ChargePart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     unit_price: Decimal | None = None
     """In the bill's currency."""
     price: str | None = None
-    """The name of the price's row; absent if no price fits."""
+    """The name of the price's row; `None` if no price matches."""
     is_spot: bool = False
     mig_profile: str | None = None
     model: str | None = None
     allocated_hours: Decimal = Decimal(0)
     used_hours: Decimal = Decimal(0)
     pricing_currency: str | None = None
-    """The currency of the price's row, if it is not the bill's."""
+    """The currency of the price's row if it differs from the bill's; otherwise `None`."""
     pricing_unit_price: Decimal | None = None
     pricing_cost: Decimal | None = None
     allocated_ratio: Decimal | None = None
-    """The line's part of the billed time of all devices with the same price; they sum to 1."""
+    """The line's part of the billed time of all devices with the same price; the parts of all lines
+    sum to 1."""
 
 
 class _Priced(NamedTuple):
@@ -56,7 +57,7 @@ class _Priced(NamedTuple):
 
 
 def parts_of(bill: Bill) -> dict[CellKey, list[ChargePart]]:
-    """Return the parts of each line, by the line's key; the parts' costs sum to the line's cost."""
+    """Return the parts of each line by its key; their costs sum to the line's cost."""
     cells = _cells_of(bill)
     ratios = _ratios(bill, cells)
     digits = minor_digits(bill.currency)
@@ -65,7 +66,8 @@ def parts_of(bill: Bill) -> dict[CellKey, list[ChargePart]]:
         parts = list(_priced(cells.get(line.key, {}), line))
         costs = quantize_together([part.exact_cost for part in parts], digits=digits)
         if costs:
-            # Lines are rounded together, so a line may differ from its rounded parts by a unit.
+            # Lines are rounded together, so a line's cost may differ from the sum of its rounded
+            # parts. The largest part takes the difference.
             largest = max(range(len(costs)), key=lambda at: (abs(costs[at]), -at))
             costs[largest] += line.cost - sum(costs, Decimal(0))
         found[line.key] = [
@@ -89,7 +91,7 @@ def _cells_of(bill: Bill) -> dict[CellKey, dict[Pricing, list[Cell]]]:
     keys = {line.key for line in bill.lines}
     cells: dict[CellKey, dict[Pricing, list[Cell]]] = defaultdict(lambda: defaultdict(list))
     for key, by_pricing in bill.cells.items():
-        # Cells also have the dimensions of budgets; lines without any amount are not in the bill.
+        # Cells have more dimensions than lines, and lines without amounts are not in the bill.
         line = CellKey(key.values[: bill.shown], key.kind)
         for pricing, cell in by_pricing.items() if line in keys else ():
             cells[line][pricing].append(cell)
@@ -105,7 +107,7 @@ def _priced(cells: Mapping[Pricing, Sequence[Cell]], line: BillLine) -> Iterable
             energy_millijoules=sum(each.energy_millijoules for each in of_pricing),
         )
         rate = pricing.rate
-        # A line may have only energy, such as a host that used a device allocated to another.
+        # A line may have only energy, for example of a host that used an allocated device.
         if cell.billed or not rate.energy:
             hours = Fraction(cell.billed, HOUR_UNITS)
             yield _Priced(cell.cost(pricing), pricing, cell, "Hours", hours, rate.per_gpu_hour)
@@ -134,7 +136,7 @@ def _part(
         quantity=_quantity(part.quantity),
         unit_price=rounded(part.unit_price, digits=RATIO_DIGITS),
         price=row.name if row else None,
-        # Decided by the price's row, not by the node's capacity type.
+        # From the price's row, not from the node's capacity type.
         is_spot=bool(row and row.capacity_type == "spot"),
         mig_profile=row.mig_profile if row else None,
         model=part.pricing.scope.model,
@@ -161,7 +163,10 @@ def _in_its_currency(made: ChargePart, part: _Priced, rate: Rate) -> ChargePart:
 def _ratios(
     bill: Bill, cells: Mapping[CellKey, Mapping[Pricing, Sequence[Cell]]]
 ) -> dict[tuple[CellKey, Pricing], Decimal]:
-    """Return each line's part of the billed time of all devices with the same terms."""
+    """Return each line's part of the billed time of all devices with the same terms.
+
+    The parts are by line and terms; the parts with the same terms sum to 1.
+    """
     by_pricing: dict[Pricing, dict[CellKey, int]] = defaultdict(lambda: defaultdict(int))
     for line in bill.lines:
         for pricing, of_pricing in cells.get(line.key, {}).items():

@@ -1,6 +1,6 @@
-"""Looks up devices and parties for a bill: their prices, and their lines.
+"""Looks up the prices of devices, and the lines to which devices and parties belong.
 
-Each device, node and pod is looked up once for each time at which its facts change.
+Each device, node and pod is looked up only once for each period in which its facts are the same.
 """
 
 from bisect import bisect_right
@@ -51,8 +51,11 @@ Values = tuple[str, ...]
 
 
 def names_suffice(dimensions: Sequence[str], policy: BillPolicy) -> bool:
-    """Return whether a bill by these dimensions needs only the names of pods that rows have."""
-    # The dimensions by which teams are matched are among the parts too.
+    """Return whether the pod names in rows suffice for a bill by these dimensions.
+
+    If not, the bill needs the pods' records.
+    """
+    # The parts include the dimensions by which teams are matched.
     names = {"namespace", "pod", "job", "team"}
     return not policy.basis and all(
         part in names or part.startswith("namespace-") or is_of_device(part)
@@ -61,7 +64,7 @@ def names_suffice(dimensions: Sequence[str], policy: BillPolicy) -> bool:
 
 
 class Scope(NamedTuple):
-    """A group of similar devices: idle is shared among the tenants of such devices."""
+    """A group of similar devices; idle is distributed among the tenants of one group."""
 
     cluster: str
     node_pool: str | None
@@ -70,20 +73,26 @@ class Scope(NamedTuple):
 
 @dataclass(eq=False, kw_only=True)
 class Pricing:
-    """The terms of devices that are billed alike; one object for each, compared by identity."""
+    """The terms by which devices are billed: prices and rules.
+
+    Equal terms are the same object, so terms are compared by identity.
+    """
 
     rate: Rate
     physical_gpu_rate: Rate
-    """The rate of an instance's physical GPU; for a whole GPU, its own rate."""
+    """The rate of the physical GPU of a MIG instance; for a whole GPU, the same as `rate`."""
     scope: Scope
     rules: dict[IdleKind, IdleRule | None]
     shared_rules: tuple[SharedRule, ...]
-    """The rules for tenants whose costs are shared; the first that matches applies."""
+    """The rules for tenants whose costs are shared; the first rule that matches applies."""
 
 
 @dataclass(kw_only=True)
 class Cell:
-    """The sums of a tenant or kind of idle on devices with the same terms; times in units."""
+    """The sums of a tenant, or of a kind of idle, on devices with the same terms.
+
+    Times are in units.
+    """
 
     billed: int = 0
     allocated: int = 0
@@ -103,15 +112,15 @@ class Cell:
 
 
 class CellKey(NamedTuple):
-    """Identifies the tenant or kind of idle of a cell."""
+    """Identifies a cell by the values of its dimensions and its kind of idle."""
 
     values: Values
-    """The values of the bill's dimensions, then of those that budgets and shares match."""
+    """The values of the bill's dimensions, then of the other dimensions that rules match."""
     kind: IdleKind | None
 
 
 class BillLookup:
-    """Facts about devices and parties at a time, each found once."""
+    """Finds and caches facts about devices and parties at a time."""
 
     def __init__(
         self,
@@ -141,17 +150,20 @@ class BillLookup:
 
     @cached_property
     def changes(self) -> list[tuple[int, str, str | None]]:
-        """The times of changes that affect lines or prices: time, cluster, and node or None."""
+        """The changes of facts that affect lines or prices: time, cluster and node.
+
+        The node is `None` if all nodes of the cluster may be affected.
+        """
         parts = self.dimensions.parts | self._of_basis.parts
         with_namespaces = any(part.startswith("namespace-") for part in parts)
-        # Records of pods matter only if more than their names is needed.
+        # Changes of pods matter only if the bill needs more than the pods' names.
         by_names = names_suffice(self.dimensions.names, self._policy)
         found = [
             change
             for change in self._book.changes(with_namespaces=with_namespaces)
             if change[2] is None or not by_names
         ]
-        # Node labels come last and change often: compare them only if a dimension uses them.
+        # Labels are the last field and change often. Compare them only if a dimension uses them.
         compared = slice(2, None if self._has_node_labels else -1)
         for (cluster, node), versions in self._nodes.items():
             for before, after in pairwise(versions):
@@ -161,7 +173,7 @@ class BillLookup:
 
     @property
     def needs(self) -> Needs:
-        """The properties of rows that the bill needs."""
+        """The properties by which the bill must distinguish rows."""
         parts = self.dimensions.parts
         by_names = names_suffice(self.dimensions.names, self._policy)
         needs_nodes = bool(parts & {"node", "gpu"})
@@ -175,10 +187,10 @@ class BillLookup:
 
     def _class_of(self, cluster: str, node: str, since_us: int) -> object:
         facts = self.facts_of(DeviceClass(cluster, node, None), since_us)._replace(node="")
-        # Each node's labels include its name, so with labels no two nodes would be alike.
+        # A node's labels include its name, so nodes with labels are never equal.
         if not self._has_node_labels:
             facts = facts._replace(labels=None)
-        # Nodes that are alike now may have differed before, so the start is part of the class.
+        # Nodes that are equal now may have differed before, so the start is part of the class.
         return facts, self.since(cluster, node, since_us)
 
     @cached_property
@@ -193,9 +205,9 @@ class BillLookup:
         return {key: sorted(times) for key, times in by_node.items()}
 
     def since(self, cluster: str, node: str, time_us: int) -> int:
-        """Return the earliest time since which a node's facts have been the same.
+        """Return the earliest time since which a node's facts have been the same as at `time_us`.
 
-        Days without changes are thus looked up once, not separately.
+        Lookups by this time are cached once for all days without changes.
         """
         key = (cluster, node, time_us)
         if key not in self._since:
@@ -211,14 +223,14 @@ class BillLookup:
         return self._since[key]
 
     def pricing_of(self, device: DeviceClass, since_us: int) -> Pricing:
-        """Return a device's terms at a time."""
+        """Return the terms of a device at a time."""
         key = (device, since_us)
         if key not in self._found_pricing:
             self._found_pricing[key] = self._find_pricing(device, since_us)
         return self._found_pricing[key]
 
     def facts_of(self, device: DeviceClass, since_us: int) -> DeviceTraits:
-        """Return a device's facts, from the version of its node in force at a time."""
+        """Return a device's facts, including those of its node at a time."""
         facts = DeviceTraits(*device)
         versions = self._nodes.get((device.cluster, device.node))
         if not versions:
@@ -235,8 +247,7 @@ class BillLookup:
 
     def _find_pricing(self, device: DeviceClass, since_us: int) -> Pricing:
         facts, day = self.facts_of(device, since_us), day_of(since_us)
-        # The physical GPU that the device is, or is a part of: idle time and time without data
-        # belong to it.
+        # The facts of the whole physical GPU, to which idle time and time without data belong.
         whole = facts._replace(mig_profile=None, compute_slices=None, gpu_compute_slices=None)
         rules = {kind: self.prices.idle_rule_of(kind, whole, day) for kind in IDLE_KINDS}
         shared_rules = self.prices.shared_rules_of(facts, day)
@@ -263,7 +274,7 @@ class BillLookup:
         self, device: DeviceClass, party: PartyKey, since_us: int, requested_us: int
     ) -> CellKey:
         """Return the key of the cell that counts a party's use of a device."""
-        # A name without a UID means the pod that had it in that hour.
+        # A name without a UID refers to the pod that had the name in the row's hour.
         at = requested_us if party.uid is None and party.pod is not None else since_us
         key = (device, party, at)
         found = self._found_keys.get(key)
@@ -280,12 +291,12 @@ class BillLookup:
         return CellKey(values, "overhead" if tenant.kind in ("host", "unattributed") else None)
 
     def idle_values(self, word: str, device: DeviceClass, since_us: int) -> Values:
-        """Return the values of an idle line, which has a special value as its tenant."""
+        """Return the values of an idle line, with `word` as the value of tenant dimensions."""
         facts = self.facts_of(device, since_us)
         return self.dimensions.of_idle(word, facts, day=day_of(since_us))
 
     def basis_of(self, party: PartyKey, requested_us: int) -> PartyBasis:
-        """Return the basis by which a party is billed, and the party's identity."""
+        """Return the basis by which a party is billed at a time, with the party's identity."""
         is_named = party.uid is None and party.pod is not None
         since_us = requested_us if is_named else self.since(party.cluster, party.node, requested_us)
         key = (party, since_us)

@@ -1,7 +1,7 @@
-"""Exact amounts of money: largest remainders, minor units, text. Nothing here is a float.
+"""Exact amounts of money: rounding by largest remainder, minor units, text. Floats are not used.
 
-A cost is a Fraction until the bill is written. All lines are rounded once, together: the bill's sum
-half to even, and each line up or down so that the lines have that sum.
+A cost is a Fraction until the bill is written. All lines are then rounded together: the bill's sum
+is rounded half to even, and each line is rounded up or down so that the lines have this sum.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,16 +31,16 @@ def minor_digits(currency: str) -> int:
 
 
 def quantize_together(amounts: Sequence[Fraction], *, digits: int) -> list[Decimal]:
-    """Return the amounts rounded to `digits`, so that they sum to their rounded sum.
+    """Return the amounts rounded to `digits`, so that they sum to the rounded total.
 
-    The sum is rounded half to even. If amounts lost equally much, the first is rounded up, so the
-    caller must pass them in a reproducible order.
+    The total is rounded half to even. Amounts with the largest remainders are rounded up; of equal
+    remainders, the first. The caller must therefore pass the amounts in a reproducible order.
     """
     scale = 10**digits
     scaled = [amount * scale for amount in amounts]
     floors = [amount.numerator // amount.denominator for amount in scaled]
     left = round(sum(scaled, Fraction(0))) - sum(floors)
-    # Never more than the number of amounts: each lost less than a unit by rounding down.
+    # At most the number of amounts, because rounding down reduced each by less than one unit.
     by_loss = sorted(range(len(scaled)), key=lambda at: (floors[at] - scaled[at], at))
     for at in by_loss[:left]:
         floors[at] += 1
@@ -50,8 +50,8 @@ def quantize_together(amounts: Sequence[Fraction], *, digits: int) -> list[Decim
 def quantize_to(total: Decimal, amounts: Sequence[Fraction], *, digits: int) -> list[Decimal]:
     """Return the amounts rounded to `digits`, so that they sum to `total`.
 
-    `total` is their sum, rounded up or down. Each amount is rounded up or down too, and zero stays
-    zero; the first amount takes any remaining difference.
+    `total` is their sum, rounded up or down. Each amount is also rounded up or down, and whole
+    amounts stay unchanged. If a difference remains, it is added to the first amount.
     """
     scale = 10**digits
     scaled = [amount * scale for amount in amounts]

@@ -1,6 +1,6 @@
-"""A bill's period, from a command's options or a request's parameters. Pure.
+"""Parses a bill's period from a command's options or a request's parameters. Pure.
 
-Periods are whole hours, so that two bills of adjacent periods never share an hour.
+Periods consist of whole hours, so that bills of adjacent periods never share an hour.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,10 @@ MAX_DAYS: Final = 3_660
 
 
 def parse_window(text: str, *, option: str, now_us: int, max_days: int = MAX_DAYS) -> Window:
-    """Return a time range widened to whole hours; raises `ArgumentError` if it is invalid."""
+    """Return a time range, widened to whole hours.
+
+    Raises `ArgumentError` if the text is invalid or the range is longer than `max_days`.
+    """
     begin_ms, end_ms = parse_range(text, option=option, now_ms=now_us // 1000)
     window = Window(begin_ms * 1000 // HOUR_US * HOUR_US, _hours_up(end_ms * 1000))
     if window.end_us - window.begin_us > max_days * DAY_US:
@@ -30,9 +33,10 @@ def bill_window(
     complete_until_us: Callable[[], int] | None = None,
     max_days: int = MAX_DAYS,
 ) -> Window | None:
-    """Return the window that `period`, or `from` and `to`, name; `None` if none is given.
+    """Return the window given by `period`, or by `from` and `to`; `None` if none is given.
 
-    Without `to`, it ends at `complete_until_us`. Raises `ArgumentError` if they are invalid.
+    Without `to`, the window ends at `complete_until_us`, rounded up to an hour. Raises
+    `ArgumentError` if the parameters are invalid.
     """
     if "period" in given:
         if "from" in given or "to" in given:
@@ -57,14 +61,14 @@ def bill_window(
 
 
 def month_of(time_us: int) -> Window:
-    """Return the month that contains a time, or that ends at it."""
+    """Return the UTC month that contains a time, or that ends at the time."""
     time_ms = (time_us - 1) // 1000
     begin_ms, end_ms = (begin_of_unit("month", time_ms, ahead=ahead) for ahead in (0, 1))
     return Window(begin_ms * 1000, end_ms * 1000)
 
 
 def _whole_hour(text: str, option: str, now_us: int) -> int:
-    """Return a time; `now` and times relative to it count from the end of the current hour."""
+    """Return a time, which must be a whole hour; `now` means the end of the current hour."""
     time_us = parse_moment(text, option=option, now_ms=_hours_up(now_us) // 1000) * 1000
     if time_us % HOUR_US:
         raise ArgumentError(

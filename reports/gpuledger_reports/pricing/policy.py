@@ -1,7 +1,8 @@
 """The structure of the price file, which is YAML: prices, cost sharing, teams, budgets.
 
-It includes the checks of one part against another. `policy_file` reads the file, and `rates` finds
-the price of a device. Days are in UTC; `to` is the first day on which a row no longer applies.
+This module also checks the parts of a file against each other. `policy_file` reads the file, and
+`rates` finds the price of a device. Days are in UTC; `to` is the first day on which a row no longer
+applies.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,13 +46,13 @@ _OF_A_TENANT: Final = ("label", "annotation", "namespace-label", "namespace-anno
 
 
 def fits_pattern(value: str, pattern: str) -> bool:
-    """Return whether a value fits a pattern; only `*` and `?` have a special meaning."""
+    """Return whether a value matches a pattern; only `*` and `?` have a special meaning."""
     # Model names have brackets, such as A100 [PG506].
     return fnmatchcase(value, pattern.replace("[", "[[]"))
 
 
 def is_dimension(name: str) -> bool:
-    """Return whether this is a built-in dimension."""
+    """Return whether this is the name of a built-in dimension."""
     prefix, colon, key = name.partition(":")
     if colon:
         return bool(key) and prefix in (*_OF_A_DEVICE, *_OF_A_TENANT)
@@ -64,7 +65,7 @@ def is_of_device(name: str) -> bool:
 
 
 def dimension_names() -> str:
-    """Return all built-in dimensions, for messages."""
+    """Return the names of all built-in dimensions, separated by commas, for messages."""
     prefixed = (f"{prefix}:KEY" for prefix in (*_OF_A_TENANT, *_OF_A_DEVICE))
     return ", ".join((*_DEVICE_DIMENSIONS, *_TENANT_DIMENSIONS, *prefixed))
 
@@ -90,7 +91,7 @@ def _check(name: str, number: Decimal) -> None:
     minimum = _AT_LEAST.get(name, Decimal(0))
     if not number.is_finite() or number < minimum:
         raise ValueError(f"`{name}` must be a number of at least {minimum}")
-    # Exact arithmetic keeps all digits, so their number must be limited.
+    # Exact arithmetic keeps all digits, so the number of digits must be limited.
     if number.adjusted() >= _MAX_DIGITS or int(number.as_tuple().exponent) < -_MAX_DECIMALS:
         raise ValueError(
             f"`{name}` may have {_MAX_DIGITS} digits before the decimal point and {_MAX_DECIMALS}"
@@ -115,7 +116,7 @@ class Dated(_PolicyPart, frozen=True, kw_only=True):
             raise ValueError("`to` must be a later day than `from`")
 
     def holds_on(self, day: date) -> bool:
-        """Return whether it applies on a day."""
+        """Return whether the row applies on a day."""
         return (self.since is None or self.since <= day) and (
             self.until is None or day < self.until
         )
@@ -190,7 +191,7 @@ class Price(Scoped, frozen=True, kw_only=True):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Two amounts would be ambiguous, and none would make GPUs free by mistake.
+        # Two amounts would be ambiguous; without any amount, GPUs would accidentally cost nothing.
         given = (self.per_gpu_hour, self.instance, self.purchase)
         if sum(amount is not None for amount in given) != 1:
             raise ValueError("give exactly one of per_gpu_hour, instance and purchase")
@@ -341,18 +342,18 @@ class BillPolicy(_PolicyPart, frozen=True, kw_only=True):
         return dimension in self.dimensions or is_dimension(dimension)
 
     def may_be_misspelt(self, dimension: str) -> bool:
-        """Return whether a dimension is looked up by a key, which may be any text."""
+        """Return whether a dimension has a key, such as `label:KEY`, which may be misspelt."""
         tried = self.dimensions.get(dimension, (dimension,))
         return any(":" in name for name in tried)
 
     def is_of_device(self, dimension: str) -> bool:
-        """Return whether a dimension, built-in or custom, only describes GPUs."""
+        """Return whether a dimension, built-in or custom, describes only GPUs, not tenants."""
         tried = self.dimensions.get(dimension)
         return all(map(is_of_device, tried)) if tried else is_of_device(dimension)
 
 
 def mistakes_of(policy: BillPolicy) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield the mistakes between the parts of a file: path and remedy."""
+    """Yield the mistakes that concern several parts of a file: path and remedy of each."""
     yield from _wrong_currencies(policy)
     yield from _wrong_dimensions(policy)
     names = [price.name for price in policy.prices]
@@ -384,7 +385,7 @@ def _wrong_currencies(policy: BillPolicy) -> Iterator[tuple[tuple[str | int, ...
 def _wrong_dimensions(policy: BillPolicy) -> Iterator[tuple[tuple[str | int, ...], str]]:
     for own, all_tried in policy.dimensions.items():
         for at, tried in enumerate(all_tried):
-            # Custom dimensions cannot refer to each other: they could form a cycle.
+            # Custom dimensions cannot refer to each other, because they could form a cycle.
             if not is_dimension(tried) or tried == "team":
                 path = ("dimensions", own, at)
                 yield path, f"unknown dimension {tried!r}; use one of {dimension_names()}"
@@ -427,7 +428,7 @@ def _wrong_matches(policy: BillPolicy) -> Iterator[tuple[tuple[str | int, ...], 
 
 
 def _wrong_match(policy: BillPolicy, section: str, dimension: str) -> str | None:
-    """Return why rows of a section cannot match by a dimension; None if they can."""
+    """Return why rows of a section cannot match by a dimension, or `None` if they can."""
     if not policy.has_dimension(dimension):
         return f"unknown dimension; use one of {dimension_names()}"
     if section == "teams" and dimension == "team":

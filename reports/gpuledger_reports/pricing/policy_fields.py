@@ -1,7 +1,7 @@
-"""Finds all mistakes in the fields of a price file: the place and the remedy of each.
+"""Finds all mistakes in the fields of a price file: the path and the remedy of each.
 
-msgspec stops at the first mistake, and its messages have its own types and no remedy, so each field
-is converted separately. Pure. `policy` checks the parts of a file against each other.
+msgspec stops at the first mistake, and its messages contain Python types and no remedy. Each field
+is therefore converted separately. Pure. `policy` checks the parts of a file against each other.
 """
 
 import re
@@ -26,7 +26,7 @@ _SHOWN: Final = 60
 
 @dataclass(frozen=True)
 class MisreadValue:
-    """A value that YAML reads differently from people, with the reason for its rejection."""
+    """A value that YAML interprets differently than people, with the reason why it is invalid."""
 
     text: str
     why: str
@@ -37,7 +37,10 @@ class MisreadValue:
 
 
 def mistakes_in(content: object, kind: Any, path: Steps = ()) -> Iterator[Mistake]:  # noqa: ANN401  # a type, as annotations have it
-    """Yield the mistakes in a part of a file that should have a type."""
+    """Yield the mistakes in a part of a file that must have the type `kind`.
+
+    `path` is the path of the part within the file.
+    """
     kinds = _alternatives(kind)
     struct = next((each for each in kinds if isinstance(each, type(msgspec.Struct))), None)
     listed, mapped = (
@@ -68,7 +71,7 @@ def _of_struct(content: Mapping[Any, Any], struct: Any, path: Steps) -> Iterator
         if key in fields:
             found += mistakes_in(item, fields[key].type, (*path, key))
         elif item is None and isinstance(before[1], int | Decimal) and not isinstance(key, str):
-            # YAML reads {per_gpu_hour: 1,5} as a price of 1 and a field 5.
+            # YAML interprets {per_gpu_hour: 1,5} as a price of 1 and a field named 5.
             part = key.text if isinstance(key, MisreadValue) else key
             remedy = f"invalid number {before[1]},{part}; write {before[1]}.{part}"
             found.append(((*path, before[0]), remedy))

@@ -23,11 +23,11 @@ DEFAULT_FILE: Final = Path(__file__).with_name("list_prices.yaml")
 _WHOLE_NUMBER: Final = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _NUMBER: Final = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _REQUIRED_BY_OTHERS: Final = frozenset({("currency",), ("exchange_rates",), ("dimensions",)})
-"""If one of these sections has a mistake, the others cannot be checked."""
+"""Other sections depend on these. If one of these has a mistake, the others cannot be checked."""
 
 
 class PolicyError(UserError):
-    """An invalid price file; lists each mistake with its line and remedy."""
+    """The price file is invalid; the error lists each mistake with its line and remedy."""
 
     def __init__(self, mistakes: Sequence[str], *, file: str = "") -> None:
         self.mistakes = tuple(mistakes)
@@ -45,7 +45,7 @@ class ReadPolicy(NamedTuple):
 
 
 def read_policy(file: Path | None) -> ReadPolicy:
-    """Return the policy of a file; without a file, the example prices.
+    """Return the policy of a file; without a file, the built-in example prices.
 
     Raises `PolicyError` if the file is invalid, and `UserError` if it cannot be read.
     """
@@ -67,7 +67,7 @@ def read_policy(file: Path | None) -> ReadPolicy:
 def parse_policy(text: str) -> BillPolicy:
     """Return the policy that a YAML text describes.
 
-    Raises `PolicyError` with all mistakes found: line, field, remedy.
+    Raises `PolicyError` with the line, field and remedy of each mistake.
     """
     try:
         root = yaml.compose(text, Loader=_ExactLoader)
@@ -90,9 +90,10 @@ def parse_policy(text: str) -> BillPolicy:
 
 
 def _between_the_right(content: Any, mistakes: Sequence[Mistake]) -> Iterator[Mistake]:  # noqa: ANN401  # any YAML
-    """Yield the mistakes between the sections and rows that have no mistakes of their own.
+    """Yield the mistakes that concern several of the sections and rows without other mistakes.
 
-    So all mistakes are reported at once. Yields nothing if a required section is invalid.
+    This reports all mistakes at once. Yields nothing if a section is invalid on which others
+    depend.
     """
     wrong = {path[:2] for path, _ in mistakes}
     if {path[:1] for path in wrong} & {(), *_REQUIRED_BY_OTHERS}:
@@ -112,7 +113,7 @@ def _between_the_right(content: Any, mistakes: Sequence[Mistake]) -> Iterator[Mi
 
 
 class _ExactLoader(yaml.SafeLoader):
-    """Reads numbers as written: keeps every digit and rejects other notations."""
+    """Reads YAML; keeps every digit of numbers and rejects numbers in unusual notations."""
 
 
 def _whole_number(_: _ExactLoader, node: yaml.ScalarNode) -> int | MisreadValue:
@@ -145,7 +146,7 @@ _ExactLoader.add_constructor("tag:yaml.org,2002:timestamp", _time)
 
 
 class _LineNumbers:
-    """The line of each part of a YAML text."""
+    """The line number of each part of a YAML text."""
 
     def __init__(self, root: yaml.Node | None) -> None:
         self._lines: dict[Steps, int] = {}
@@ -164,7 +165,7 @@ class _LineNumbers:
 
     def _walk(self, node: yaml.Node, path: Steps) -> None:
         self._count += 1
-        # An alias repeats its anchor's content, so nested aliases could make this walk endless.
+        # An alias repeats its anchor's content, so nested aliases could make this walk very long.
         if self._count > MAX_VALUES:
             line = node.start_mark.line + 1
             raise PolicyError(
@@ -187,7 +188,7 @@ class _LineNumbers:
 
 
 def days_of_change(policy: BillPolicy) -> frozenset[date]:
-    """Return the days on which a row of the file begins or ceases to apply."""
+    """Return the days on which a row of the file starts or stops to apply."""
     dated = [*policy.prices, *policy.energy, *policy.idle, *policy.shared, *policy.teams]
     edges = {edge for row in dated for edge in (row.since, row.until)}
     return frozenset({edge for edge in edges if edge} | {r.since for r in policy.exchange_rates})

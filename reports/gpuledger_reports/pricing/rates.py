@@ -25,7 +25,7 @@ from gpuledger_reports.pricing.policy import (
 )
 
 GPU_WEIGHT: Final = 9
-"""An instance's price is divided by weights: a GPU 9, a vCPU and its memory 1, again by 9:1."""
+"""The weight of a GPU in a machine's price. A vCPU has 0.9, and a gigabyte of memory 0.1."""
 _VCPU_WEIGHT: Final = Fraction(9, 10)
 _GB_WEIGHT: Final = Fraction(1, 10)
 MILLIJOULES_PER_KILOWATT_HOUR: Final = 3_600_000_000
@@ -33,7 +33,7 @@ R = TypeVar("R", bound=Scoped)
 
 
 class DeviceTraits(NamedTuple):
-    """Facts about the devices of one class, which all cost the same at a time."""
+    """Facts about the devices of one class; all its devices have the same price at a time."""
 
     cluster: str
     node: str
@@ -51,18 +51,18 @@ class DeviceTraits(NamedTuple):
     labels: str | None = None
 
     def by_name(self) -> dict[str, str | None]:
-        """Return the facts by their names in prices and dimensions."""
+        """Return the facts except labels, by their names in prices and dimensions."""
         return {name: value for name, value in self._asdict().items() if name != "labels"}
 
 
 class Rate(NamedTuple):
-    """A device's cost per hour and energy, and the rows that determine it."""
+    """A device's cost per hour and per millijoule, and the rows that determine it."""
 
     price: Price | None
-    """Absent if no row matches: the device then costs nothing, and the bill reports that."""
+    """`None` if no row matches: the device then costs nothing, and the bill reports it."""
     exchange: ExchangeRate | None
     per_gpu_hour: Fraction
-    """For a whole physical GPU, in the bill's currency; an instance's price is scaled up to one."""
+    """For a whole physical GPU, in the bill's currency; a MIG instance's price is scaled up."""
     energy: EnergyPrice | None = None
     per_millijoule: Fraction = Fraction(0)
 
@@ -86,7 +86,7 @@ def gpu_hour_of(price: Price) -> Fraction:
 
 
 class PriceBook:
-    """The price book of a policy."""
+    """Finds prices and rules in a policy."""
 
     def __init__(self, policy: BillPolicy) -> None:
         self._policy = policy
@@ -101,7 +101,7 @@ class PriceBook:
         return self._found[key]
 
     def idle_rule_of(self, kind: IdleKind, facts: DeviceTraits, day: date) -> IdleRule | None:
-        """Return the rule for a kind of idle of a device; absent if it has a line of its own."""
+        """Return the rule by which a device's idle is shared, or `None` if no rule matches."""
         if kind not in self._shared_kinds:
             return None
         named = facts.by_name()
@@ -132,7 +132,10 @@ class PriceBook:
         return rate
 
     def _exchange(self, currency: str | None, day: date) -> ExchangeRate | None:
-        """Return a currency's rate on a day; absent for the bill's own currency."""
+        """Return a currency's exchange rate on a day; `None` for the bill's own currency.
+
+        Raises UserError if there is none.
+        """
         if currency in (None, self._policy.currency):
             return None
         rates = [rate for rate in self._policy.exchange_rates if rate.currency == currency]
@@ -152,8 +155,9 @@ def _factor(exchange: ExchangeRate | None) -> Fraction:
 def _physical_gpus_of(price: Price, facts: DeviceTraits) -> Fraction:
     """Return the factor that scales a price up to a whole physical GPU.
 
-    A price for a MIG profile is per instance, but time is counted in whole physical GPUs. An hour
-    of a `1g` of seven slices is a seventh of a GPU-hour, and must cost the instance's price.
+    A price for a MIG profile is per instance, but time is counted in whole physical GPUs. For
+    example, an hour of a `1g` instance of seven slices is a seventh of a GPU-hour, so its price is
+    multiplied by seven.
     """
     is_of_instance = price.mig_profile is not None and facts.mig_profile is not None
     if is_of_instance and facts.compute_slices and facts.gpu_compute_slices:

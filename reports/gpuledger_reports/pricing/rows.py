@@ -1,6 +1,6 @@
-"""Lines of a bill as rows: the columns that every format and closed bills have.
+"""Converts the lines of a bill to rows, with the columns of all formats and of closed bills.
 
-Times are in seconds of whole physical GPUs, to the millisecond. Costs are Decimals.
+Times are in seconds of whole physical GPUs, with three decimals. Costs are Decimals.
 """
 
 from fractions import Fraction
@@ -27,7 +27,10 @@ def columns_of(bill: Bill) -> tuple[str, ...]:
 
 
 def row_of(bill: Bill, line: BillLine) -> dict[str, Any]:
-    """Return a line's columns; costs are Decimals with the currency's digits."""
+    """Return a line's values by column; costs are Decimals with the currency's digits.
+
+    The rounded GPU, energy and shared costs sum to the line's cost.
+    """
     digits = minor_digits(bill.currency)
     parts = (line.gpu_cost, line.energy_cost, line.shared_cost)
     gpu, energy, shared = quantize_to(line.cost, parts, digits=digits)

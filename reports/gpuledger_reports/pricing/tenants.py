@@ -1,8 +1,8 @@
-"""Finds the tenant of a row of usage, and its names for a bill: owner, labels, team.
+"""Finds the tenant of a row of usage, and the tenant's names for a bill: owner, labels, team.
 
-Pure. A pod is identified by cluster, node and UID, so that a node can only report its own pods. An
-allocatee without a UID is the node's pod that had its namespace and name in that hour. Names that
-arrived late are found too, because pods are looked up when the bill is made.
+Pure. A pod is identified by cluster, node and UID, so that a node can report only its own pods. An
+allocatee without a UID is the pod on the node that had the namespace and name in the row's hour.
+Pods are looked up when the bill is made, so names that arrived late are also found.
 """
 
 from collections import defaultdict
@@ -23,9 +23,9 @@ from gpuledger_reports.reading.times import HOUR_US
 from gpuledger_reports.reading.versions import NamespaceVersion, effective_versions, version_at
 
 UNALLOCATED: Final = "__unallocated__"
-"""The value is missing: a pod without the label, or a whole GPU without a MIG profile."""
+"""The value of a dimension that is missing, for example of a pod without the label."""
 UNATTRIBUTED: Final = "__unattributed__"
-"""Work of a process whose owner was not seen."""
+"""The tenant of use by processes whose owner is unknown."""
 ABSENT: Final = frozenset({UNALLOCATED, UNATTRIBUTED})
 """Special values that mean that a value is missing."""
 HOST: Final = "__host__"
@@ -34,7 +34,7 @@ IDLE: Final = "__idle__"
 UNUSED: Final = "__unused__"
 NO_DATA: Final = "__no_data__"
 SHARED: Final = "__shared__"
-"""The value of a tenant whose cost a table distributes to others."""
+"""The value of a tenant whose cost is distributed to others by `share: table`."""
 _SKEW_US: Final = NAME_SKEW_SECONDS * 10**6
 _LINGER_US: Final = NAME_LINGER_SECONDS * 10**6
 
@@ -43,7 +43,7 @@ class Tenant(NamedTuple):
     """The tenant of a row, with all known facts about its pod."""
 
     identity: tuple[str, ...]
-    """Equal for rows of one tenant, both used and allocated."""
+    """Equal for all rows of one tenant, whether they are used or allocated time."""
     kind: PartyKind
     namespace: str | None = None
     pod: str | None = None
@@ -56,7 +56,7 @@ class Tenant(NamedTuple):
 
 
 class TenantBook:
-    """All pods and namespaces that a bill may name."""
+    """The versions of all pods and namespaces that a bill may name."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class TenantBook:
             if version.config_hash:
                 key = (version.cluster, version.node, version.config_hash)
                 self._histories[key].append(version)
-        # Several pods may have one name in turn: a StatefulSet recreates its pods.
+        # Several pods may have the same name one after another, for example in a StatefulSet.
         self._named: dict[tuple[str, str, str, str], set[str]] = defaultdict(set)
         for cluster, node, uid in self._histories:
             for version in self._histories[cluster, node, uid]:
@@ -95,11 +95,11 @@ class TenantBook:
             return Tenant(named, "pod", key.namespace, key.pod, cluster=key.cluster)
         uid = key.uid or self._bearer_of(key, since_us)
         if uid is None:
-            # A container without a pod, or a name without a record so far.
+            # The row has neither a UID nor the name of a pod with a record.
             identity = ("name", *node, key.namespace or "", key.pod or "")
             return Tenant(identity, "pod", key.namespace, key.pod, cluster=key.cluster)
         history = self._histories.get((*node, uid))
-        # The pod has no record: only its rows have its name.
+        # The pod has no record, so its name comes from the row.
         if not history:
             return Tenant(("pod", *node, uid), "pod", key.namespace, key.pod, cluster=key.cluster)
         current = _in_force(history, since_us)
@@ -120,9 +120,9 @@ class TenantBook:
         return (cluster, node, uid) in self._histories
 
     def changes(self, *, with_namespaces: bool) -> Iterator[tuple[int, str, str | None]]:
-        """Yield when facts that dimensions use changed: time, cluster and node.
+        """Yield the changes of facts that dimensions use: time, cluster and node.
 
-        The node is absent if a namespace changed, because it may have pods on any node.
+        The node is `None` if a namespace changed, because it may have pods on any node.
         """
         for history in self._histories.values():
             for before, after in pairwise(history):
@@ -134,7 +134,7 @@ class TenantBook:
                     yield later.since_us, cluster, None
 
     def namespace_of(self, tenant: Tenant, since_us: int) -> NamespaceVersion | None:
-        """Return the version of a tenant's namespace at a time."""
+        """Return the version of a tenant's namespace at a time, or `None` if unknown."""
         versions = self._namespaces.get((tenant.cluster or "", tenant.namespace or ""))
         return version_at(versions, since_us) if versions else None
 
@@ -152,7 +152,7 @@ class TenantBook:
                 there.append((created, uid))
             elif created < since_us + HOUR_US + _SKEW_US:
                 soon.append((created, uid))
-        # The newest that was there; otherwise one within the API server's clock skew.
+        # The newest pod that existed; otherwise the first one created within the clock skew.
         return max(there)[1] if there else min(soon)[1] if soon else None
 
 
@@ -163,7 +163,7 @@ def _order_of(version: PodVersion) -> tuple[int, int]:
 
 
 def _in_force(history: Sequence[PodVersion], since_us: int) -> PodVersion:
-    """Return the version in force at a time; the first one if the time is before it."""
+    """Return the version in force at a time; before the first version, the first one."""
     found = history[0]
     for version in history:
         if version.since_us <= since_us:
@@ -181,7 +181,10 @@ def _decoded(text: str | None) -> Mapping[str, str]:
 
 
 def parts_of(names: Sequence[str], policy: BillPolicy) -> frozenset[str]:
-    """Return the built-in dimensions that dimensions use: directly, by definition or by teams."""
+    """Return the built-in dimensions that are used by these dimensions.
+
+    Custom dimensions are replaced by their definition; `team` also uses the dimensions of teams.
+    """
     tried = {part for name in names for part in policy.dimensions.get(name, [name])}
     if "team" in names:
         of_rows = {part for row in policy.teams for part in row.match}
@@ -190,7 +193,7 @@ def parts_of(names: Sequence[str], policy: BillPolicy) -> frozenset[str]:
 
 
 class Dimensions:
-    """The dimensions of a bill; finds the value of each for a device and a tenant."""
+    """The dimensions of a bill; finds their values for a device and a tenant."""
 
     def __init__(self, names: Sequence[str], *, policy: BillPolicy, book: TenantBook) -> None:
         self.names = tuple(names)
@@ -199,7 +202,7 @@ class Dimensions:
 
     @property
     def parts(self) -> frozenset[str]:
-        """All built-in dimensions that these use."""
+        """All built-in dimensions that these dimensions use."""
         return parts_of(self.names, self._policy)
 
     def is_of_device(self, name: str) -> bool:
@@ -211,7 +214,7 @@ class Dimensions:
     ) -> tuple[str, ...]:
         """Return the values of a tenant's line."""
         namespace_version = self._book.namespace_of(tenant, since_us)
-        # A missing value still shows whether the row is the host's.
+        # Instead of a missing value, a row of the host or without an owner shows its kind.
         word = {"host": HOST, "unattributed": UNATTRIBUTED}.get(tenant.kind, UNALLOCATED)
         finder = _ValueFinder(tenant, facts, namespace_version, day, self._policy)
         return tuple(finder.value(name) or self._word(name, word) for name in self.names)
@@ -233,7 +236,7 @@ class _ValueFinder(NamedTuple):
     policy: BillPolicy
 
     def value(self, name: str) -> str | None:
-        """Return a dimension's value; for a custom one, the first value that exists."""
+        """Return a dimension's value, or `None`; for a custom one, the first value that exists."""
         if name == "team" and (found := self._team()) is not None:
             return found
         tried = self.policy.dimensions.get(name, () if name == "team" else (name,))
@@ -275,6 +278,6 @@ class _ValueFinder(NamedTuple):
 
 
 def fits_all(match: Mapping[str, str], names: Sequence[str], values: Sequence[str]) -> bool:
-    """Return whether the values of dimensions fit all patterns."""
+    """Return whether the values match all patterns; `names` are the values' dimensions."""
     found = dict(zip(names, values, strict=True))
     return all(fits_pattern(found[name], pattern) for name, pattern in match.items())

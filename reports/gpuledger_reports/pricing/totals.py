@@ -16,28 +16,29 @@ from gpuledger_reports.reading.usage_sums import DaySums, DeviceClass
 
 
 class UnbalancedBillError(GpuledgerError):
-    """The line items do not sum to the asset cost: an internal error; no bill is made."""
+    """The line items do not sum to the asset cost, so no bill is made: an internal error."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DayCost:
-    """The cost of a day's GPUs before idle is shared; all days sum to the asset cost."""
+    """The cost of a day before idle is distributed; all days sum to the asset cost."""
 
     begin_us: int
     costs: Mapping[IdleKind | None, Fraction]
-    """By kind of idle; None is the cost billed to tenants."""
+    """The cost by kind of idle; `None` is the kind for tenants."""
 
 
 class DailyCosts:
-    """Separates the days of a tally, by the amounts that each adds to its cells."""
+    """Calculates the cost of each day from the amounts that the day adds to a tally."""
 
     def __init__(self) -> None:
         self.days: list[DayCost] = []
         self._before: dict[tuple[IdleKind | None, Pricing], tuple[int, int]] = {}
 
     def add(self, tally: "BillTally", begin_us: int) -> None:
-        """Add the day that was last added to the tally."""
-        # Cheaper than pricing each cell: only integers are summed over cells, then priced.
+        """Add the day that was added last to the tally; `begin_us` is its start."""
+        # Integers are summed over cells before they are priced, which is faster than pricing each
+        # cell.
         now: dict[tuple[IdleKind | None, Pricing], tuple[int, int]] = {}
         for key, cells in tally.cells.items():
             for pricing, cell in cells.items():
@@ -55,7 +56,7 @@ class DailyCosts:
 
 
 class BillTally:
-    """The sums of all days."""
+    """Sums the days of a bill by line and terms."""
 
     def __init__(self, lookup: BillLookup) -> None:
         self._lookup = lookup
@@ -66,7 +67,7 @@ class BillTally:
         self._millijoules: dict[Pricing, int] = defaultdict(int)
 
     def add(self, day: DaySums) -> None:
-        """Add a day."""
+        """Add the sums of a day."""
         since = self._lookup.since
         for row in day.usage:
             cluster, node = row.device[:2]
@@ -76,7 +77,7 @@ class BillTally:
             cell.energy_millijoules += row.energy_millijoules
             cell.memory_byte_ns += row.memory_byte_ns
             self._millijoules[pricing] += row.energy_millijoules
-            # Allocation rows name the tenant, whatever was used; a plain hour is billed by them.
+            # In plain hours, tenants are billed by their allocation rows, regardless of use.
             if row.is_allocated:
                 cell.billed += row.allocated - row.unresponsive
                 self._device_units[pricing] += row.allocated
@@ -86,7 +87,7 @@ class BillTally:
                     ).billed += row.unresponsive
                 if row.party.kind != "nobody":
                     cell.allocated += row.allocated
-                    # Unused time is the tenant's waste as far as its basis bills allocated time.
+                    # Unused time is waste in so far as the tenant's basis bills allocated time.
                     basis = self._lookup.basis_of(row.party, row.since_us)
                     if basis.basis != "used":
                         paid = basis.weight if basis.basis == "blended" else basis.weight_of
@@ -96,7 +97,7 @@ class BillTally:
                 self.used += row.busy
                 self.measured += row.measured_busy
         self._add_charges(day)
-        # By physical GPU, because time without ticks has no rows.
+        # Time without ticks has no rows, so it is derived from the time of the physical GPUs.
         for row_ in day.physical_gpus:
             since_us = since(*row_.device[:2], row_.since_us)
             pricing = self._lookup.pricing_of(row_.device, since_us)
@@ -109,7 +110,7 @@ class BillTally:
                 cell.billed += row_.present - row_.covered
 
     def _add_charges(self, day: DaySums) -> None:
-        # Corrections to the plain sums: an excess, or complex hours.
+        # Corrections of the sums above: for excess time, and for complex hours.
         for charge in day.charges:
             since_us = self._lookup.since(*charge.device[:2], charge.since_us)
             pricing = self._lookup.pricing_of(charge.device, since_us)
@@ -159,7 +160,7 @@ class BillTally:
 
     @property
     def unpriced(self) -> dict[str, int]:
-        """Units that are billed but cost nothing because no price fits, by model.
+        """Units by model that are billed but cost nothing, because no price matches.
 
         A MIG instance may have a price even if its physical GPU has none.
         """
@@ -171,8 +172,8 @@ class BillTally:
         return {model: units for model, units in sorted(found.items()) if units}
 
     def check_balance(self) -> None:
-        """Raise `UnbalancedBillError` if the billed time differs from the physical GPUs' time."""
-        # Rows and GPUs are summed by different queries, so a row lost by one query shows here.
+        """Raise `UnbalancedBillError` unless the billed time equals the physical GPUs' time."""
+        # Rows and GPUs are summed by different queries, so rows that one query loses are detected.
         billed = sum(cell.billed for cells in self.cells.values() for cell in cells.values())
         if billed != self.present:
             raise UnbalancedBillError(
@@ -185,7 +186,7 @@ class BillTally:
             (pricing.rate.per_gpu_hour * units for pricing, units in self._physical_units.items()),
             Fraction(0),
         )
-        # An instance with its own price costs that, instead of its part of the physical GPU.
+        # A MIG instance with its own price costs this price instead of its part of the GPU's price.
         instances = sum(
             (
                 (pricing.rate.per_gpu_hour - pricing.physical_gpu_rate.per_gpu_hour) * units
@@ -200,20 +201,22 @@ class BillTally:
         return (physical_gpus + instances) / HOUR_UNITS + energy
 
     def cost_of(self, key: CellKey) -> Fraction:
-        """Return the cost of a key's cells before sharing."""
+        """Return the cost of the cells with this key, before costs are shared."""
         found = self.cells.get(key, {}).items()
         return sum(
             (cell.cost(pricing) + cell.energy_cost(pricing) for pricing, cell in found), Fraction(0)
         )
 
     def shares(self, *, shown: int) -> tuple[dict[CellKey, Fraction], dict[CellKey, Fraction]]:
-        """Return the shared costs by line: changes to existing lines, and the costs of new lines.
+        """Return the shared costs by cell: changes of existing cells, and costs of new cells.
 
-        Idle and the costs of tenants that work for all others are shared by the policy's rules.
+        Idle, and the costs of tenants that work for all others, are shared by the policy's rules.
+        Rules with `share: table` make new cells. `shown` is the number of a cell's values that
+        lines show.
         """
         pools: dict[tuple[Scope, int], list[tuple[CellKey, Fraction]]] = {}
         rules: dict[int, IdleRule | SharedRule] = {}
-        # Tenants whose costs are shared do not take part of what is shared.
+        # Tenants whose own costs are shared pay no shared costs.
         takers: dict[tuple[str | None, ...], dict[CellKey, list[Cell]]] = defaultdict(dict)
         # Costs are pooled by rule and by scope of similar GPUs.
         for key, cells in self.cells.items():
@@ -238,14 +241,14 @@ class BillTally:
             for key, cost in taken.items():
                 target = extra if rule.share == "table" else added
                 target[key] += cost
-            # If nobody can take it, the cost stays on its line.
+            # If no tenant can take the cost, it stays on its line.
             if taken:
                 for key, cost in given:
                     added[key] -= cost
         return dict(added), dict(extra)
 
     def _rule_of(self, key: CellKey, pricing: Pricing) -> IdleRule | SharedRule | None:
-        """Return the rule by which a cell's cost is shared; None if it stays on its line."""
+        """Return the rule by which a cell's cost is shared, or `None` if it stays on its line."""
         names = self._lookup.dimensions.names
         rule: IdleRule | SharedRule | None
         if key.kind:
@@ -258,9 +261,9 @@ class BillTally:
     def _taken_by_table(
         self, rule: IdleRule | SharedRule, given: Sequence[tuple[CellKey, Fraction]]
     ) -> dict[CellKey, Fraction]:
-        """Return each taker's cost by a table, on separate lines that show the kind of idle.
+        """Return the costs that a table distributes, by new cells with the same kind of idle.
 
-        Their dimensions of GPUs have the values of the shared cells.
+        The new cells have the GPU dimensions of the shared cells.
         """
         weights = {value: fraction_of(weight) for value, weight in sorted(rule.weights.items())}
         sum_of_weights = sum(weights.values(), Fraction(0))
@@ -291,9 +294,9 @@ def _taken(
     *,
     shown: int,
 ) -> dict[CellKey, Fraction]:
-    """Return each taker's part of a pool; empty if all weights are zero."""
+    """Return each taker's part of the cost `total`; empty if all weights are zero."""
     if rule.share == "even":
-        # Each shown line gets the same; the cells within it share that evenly.
+        # Each shown line gets the same amount, which its cells share evenly.
         counts = Counter(key.values[:shown] for key in takers)
         weights = {key: Fraction(1, counts[key.values[:shown]]) for key in takers}
     else:

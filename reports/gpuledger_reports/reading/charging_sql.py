@@ -1,20 +1,20 @@
 """SQL that bills device-hours in whole units: the party to which each part of an hour belongs.
 
-A unit is a physical GPU's nanosecond divided by `UNITS`, so that MIG slices are whole numbers too.
-The parts of a GPU's hour sum to the time for which the inventory had the GPU:
+A unit is a nanosecond of a physical GPU divided by `UNITS`, so that the time of MIG slices is also
+a whole number. The parts of a GPU's hour sum to the time for which the GPU was in the inventory:
 
-1. If ticks cover more than that (a clock was set or slewed), allocated time is scaled down to it.
-2. Time in which a device did not answer is unresponsive. An allocatee claims the rest by its
-   tenant's basis. A user without an allocation claims its used time; the sum of those claims is at
+1. If ticks cover more than this time (a clock was set or slewed), allocated time is scaled down.
+2. Time in which a device did not answer is unresponsive. An allocatee claims the other time by its
+   tenant's basis. A user without an allocation claims its used time; these claims together are at
    most the device's unallocated time.
-3. If the claims exceed the device's time, they are scaled down to it. The remaining time is unused
-   if it was allocated, otherwise idle.
-4. Time of the physical GPU without any ticks is `no_data`.
+3. If the claims exceed the device's time, they are scaled down. The remaining time is unused if it
+   was allocated, otherwise idle.
+4. Time of the physical GPU without ticks is `no_data`.
 
-Each scaling is by largest remainder, with ties by device and tenant, so that the order of rows does
-not matter. Most hours are plain: only allocatees used the device, and each pays for allocated time.
-Plain hours are sums over rows, which is why a month takes seconds. The other hours (`is_complex`)
-are taken out of the sums, and all rules apply to them.
+Amounts are scaled by largest remainder. Equal remainders are ordered by device and tenant, so that
+the order of rows does not matter. Most hours are plain: only allocatees used the device, and each
+pays for allocated time. Plain hours are billed by sums over rows, so a month takes only seconds.
+The other hours (`is_complex`) are subtracted from the sums and billed by all rules.
 
 Example: five rows of a GPU's hour, in minutes. Pod b pays by used time, the others by allocated
 time. Pod c has no allocation.
@@ -47,15 +47,15 @@ UNITS: Final = 27_720
 """Divisible by the number of slices of any physical GPU with at most twelve."""
 HOUR_UNITS: Final = HOUR_US * 1000 * UNITS
 _LONGEST_NS: Final = 1000 * HOUR_US * 1000
-"""The limit of a party's time on a device in an hour, generous for clocks that were set. Values
-above it are bogus, so their excess is ignored."""
+"""The limit of a party's time on a device in an hour. It is high enough for clocks that were set;
+the time above it is invented and is ignored."""
 
 FACTOR: Final = (
     f"CASE WHEN gpu_slices > 0 AND {UNITS} % gpu_slices = 0"
     f" THEN coalesce(slices, 0) * ({UNITS} // gpu_slices)"
     f" WHEN gpu_slices IS NULL AND parent_uuid IS NULL THEN {UNITS} ELSE 0 END"
 )
-"""Units in a nanosecond of a device; 0 for an instance whose slices are unknown."""
+"""SQL of the units per nanosecond of a device; 0 for an instance whose slices are unknown."""
 
 COLUMNS: Final = """
     cluster, node, gpu_uuid, model, parent_uuid, mig_profile,
@@ -78,10 +78,10 @@ COLUMNS: Final = """
 
 
 def rows_sql(relation: str, *, period: str, slices: str) -> str:
-    """Return the SQL of a table's rows, with their hour.
+    """Return the SQL of a table's rows with their hour.
 
-    `slices`, compute or memory, selects the slices that count an instance: they become
-    `compute_slices`.
+    `period` is the table's time column, `minute` or `hour`. `slices` is `compute` or `memory` and
+    selects the slices that determine an instance's part of its GPU; they become `compute_slices`.
     """
     # Whole hours since the epoch are UTC hours, and cheaper than date_trunc in a time zone.
     hour = f"epoch_us({period})" + ("" if period == "hour" else f" // {HOUR_US} * {HOUR_US}")
@@ -134,7 +134,7 @@ NAMED_US: Final = "CASE WHEN uid IS NULL AND pod IS NOT NULL THEN hour_us END"
 
 
 class Detail(NamedTuple):
-    """How finely rows are grouped: as finely as the bill needs, because more groups take longer."""
+    """How finely rows are grouped, which depends on the bill; fewer groups are faster."""
 
     since: str
     """SQL of the time since which a row's facts have been the same."""
@@ -151,7 +151,7 @@ class Detail(NamedTuple):
 
     @property
     def node(self) -> str:
-        """SQL of the node, or of its class's node if the bill does not distinguish them."""
+        """SQL of the node, or of its class's representative if nodes are not distinguished."""
         unnamed = "kind = 'pod' AND NOT coalesce(is_named_by_row, false)"
         return f"CASE WHEN {unnamed} THEN node ELSE class_node END"
 
@@ -184,7 +184,7 @@ class Detail(NamedTuple):
         return f"coalesce({named}, {self.since})"
 
     def device(self, *, node: str, since_us: str) -> str:
-        """Return the SQL of the columns of `DeviceRow`."""
+        """Return the SQL of the columns of `DeviceRow`, with this SQL for node and time."""
         return (
             f"cluster, {node} AS node, model, mig_profile, slices, gpu_slices,"
             f" {self.gpu} AS gpu, {since_us} AS since_us"
@@ -241,7 +241,7 @@ LEFT JOIN stayed USING (cluster, node, physical_gpu)
 OTHER_MODELS: Final = (
     "SELECT count(*) FROM devices WHERE changes_model OR model IS DISTINCT FROM gpu_model"
 )
-"""The number of devices whose rows have another model than their physical GPU's inventory."""
+"""SQL of the number of devices whose rows have another model than the inventory."""
 GPU_MODELS: Final = f"""
 CREATE OR REPLACE TEMP TABLE gpu_models AS
 WITH named AS (
@@ -258,10 +258,9 @@ SELECT cluster, node, physical_gpu, hours.hour_us, coalesce(staying.model, gpu_m
 FROM named CROSS JOIN (SELECT DISTINCT hour_us FROM usage_raw) AS hours
 LEFT JOIN staying USING (cluster, node, physical_gpu, hour_us)
 """  # noqa: S608  # our own names
-"""The model of each physical GPU whose rows have another one, so that row, GPU and price agree.
-
-It is the inventory's model in that hour, or the model of the day's rows if the inventory has none.
-"""
+"""The hourly model of each physical GPU whose rows have another model than the inventory. Rows,
+GPUs and prices must have the same model. It is the inventory's model in that hour, or the model of
+the day's rows if the inventory has none."""
 
 
 def with_models_sql(rows: str) -> str:
@@ -276,7 +275,7 @@ FROM ({rows}) AS each LEFT JOIN gpu_models AS named ON named.cluster = each.clus
 
 
 BY_UUID: Final = "each.gpu_uuid = devices.gpu_uuid"
-"""Joins a row with its device if each UUID belongs to one device."""
+"""SQL condition that joins a row with its device if each UUID belongs to only one device."""
 BY_ALL: Final = BY_UUID + "".join(
     f" AND each.{column} IS NOT DISTINCT FROM devices.{column}"
     for column in (
@@ -292,10 +291,10 @@ BY_ALL: Final = BY_UUID + "".join(
 
 
 def hours_sql(*, same_device: str) -> str:
-    """Return the SQL that makes `device_hours`.
+    """Return the SQL that makes `device_hours`, with a row for each device and hour.
 
-    For each device and hour: the time that ticks cover of its physical GPU and the time for which
-    that GPU was present, both in units, and whether the hour is complex.
+    A row contains the time that ticks cover of the device's physical GPU and the time for which
+    this GPU was present, both in units, and whether the hour is complex.
     """
     return f"""
 CREATE OR REPLACE TEMP TABLE device_hours AS
@@ -339,9 +338,12 @@ FROM placed
 """  # noqa: S608  # our own names
 
 
-# Only allocation rows matter: users without an allocation are billed by used time on any basis.
+# Only allocation rows matter, because users without an allocation are always billed by used time.
 def mark_special_sql(detail: Detail, *, same_device: str) -> str:
-    """Return the SQL that marks hours complex if an allocatee is not billed by allocated time."""
+    """Return the SQL that marks hours as complex if an allocatee has another basis.
+
+    The basis of plain hours is allocated time.
+    """
     return f"""
 UPDATE device_hours SET is_complex = true
 FROM (
@@ -370,9 +372,9 @@ class CoveredRow(msgspec.Struct, frozen=True, gc=False):
     excess: int
 
 
-# Each device of a partitioned physical GPU has the GPU's hour, so one of them is enough.
+# Each device of a partitioned physical GPU has the values of the whole GPU, so one is sufficient.
 def covered_sql(detail: Detail) -> str:
-    """Return the SQL of the physical GPUs' time with ticks, and of ticks beyond their time."""
+    """Return the SQL of the physical GPUs' time with ticks, and of ticks beyond their presence."""
     return f"""
 SELECT cluster, class_node AS node, model, {detail.since} AS since_us, {detail.physical_gpu} AS gpu,
     coalesce(sum(least(covered, present)) FILTER (hours.is_known), 0) AS known,
@@ -392,11 +394,11 @@ WANTED: Final = (
     "cluster", "node", "model", "mig_profile", "slices", "gpu_slices", "gpu", "since_us",
     "kind", "uid", "named_namespace", "named_pod", "job", "is_allocated",
 )  # fmt: skip
-"""The columns that identify a sum's rows."""
+"""The columns that identify the rows of a sum."""
 
 
 def rows_in_sql(*, since: str, gpu: str) -> str:
-    """Return the SQL of the rows whose class, time and party are in `wanted`."""
+    """Return the SQL of the rows whose class, time and party are in the table `wanted`."""
     same = " AND ".join(f"each.{key} IS NOT DISTINCT FROM wanted.{key}" for key in WANTED)
     return f"""
 SELECT hour_us, each.node, gpu_uuid, pod, coalesce(allocated_ns, 0), coalesce(unresponsive_ns, 0),
@@ -410,7 +412,7 @@ ORDER BY ALL
 
 
 def rows_of_hours(condition: str, *, same_device: str, of: str = "usage_rows") -> str:
-    """Return the SQL of the rows of some device-hours, for `parts_sql`.
+    """Return the SQL of the rows of the device-hours that fulfil a condition.
 
     Each row also has its device, its allocated units, and its physical GPU's `covered` and
     `present` units in the hour.
@@ -426,11 +428,13 @@ def _bounded(sum_ns: str) -> str:
     return f"least(coalesce({sum_ns}, 0), {_LONGEST_NS})"
 
 
-# Products stay below 2^127: a GPU's hour is 10^17 units; its product with 1000 hours is 10^37.
+# Products stay below 2^127: a GPU's hour is 10^17 units, and the limit of a party's time is 1000
+# hours, so a product is at most 10^37.
 def scaled(amount: str, to: str, total: str, partition: str, order: str) -> str:
     """Return the SQL of an amount, scaled so that the amounts of a partition sum to `to`.
 
-    Scales by largest remainder, and only if their total exceeds `to`.
+    Amounts are scaled by largest remainder, and only if `total` exceeds `to`. Equal remainders are
+    in the order of the columns `order`.
     """
     return f"""CASE WHEN {total} > {to} THEN {amount} * {to} // {total}
         + CASE WHEN row_number() OVER (
@@ -441,7 +445,7 @@ def scaled(amount: str, to: str, total: str, partition: str, order: str) -> str:
 
 
 def complex_sql(detail: Detail, *, same_device: str) -> str:
-    """Return the SQL that makes `complex_charges`: applies all rules of this module."""
+    """Return the SQL that makes `complex_charges` by all rules of this module."""
     hour, device_hour = "gpu_id, hour_us", "device, hour_us"
     return f"""
 CREATE OR REPLACE TEMP TABLE complex_charges AS
@@ -525,9 +529,10 @@ class ComplexIdleRow(DeviceRow, frozen=True, gc=False):
     idle: int
 
 
-# The remainder is first the allocatees' time that is not billed to them, then unallocated time.
+# The remaining time counts first as the allocatees' time that was not billed to them, then as
+# unallocated time.
 def complex_idle_sql(detail: Detail) -> str:
-    """Return the SQL of the rest of complex hours: unresponsive, unused and idle units."""
+    """Return the SQL of the remaining units of complex hours: unresponsive, unused and idle."""
     return f"""
 WITH by_hour AS (
     SELECT device, hour_us, sum(unresponsive_part) AS unresponsive,

@@ -1,8 +1,8 @@
 """When each physical GPU was in the inventory, which determines the asset cost. Pure.
 
-A physical GPU is present from the first version of its node's inventory that lists it until a
-version that does not, or until its node is deleted. If the node returns, the GPU does too. A
-node's deletion before its first inventory record is unknown, so the inventory decides.
+A physical GPU is present from the first version of its node's inventory that lists it, until a
+version does not list it or its node is deleted. If the node returns, the GPU is present again. A
+deletion of the node before its first inventory record does not count.
 """
 
 from collections import defaultdict
@@ -16,7 +16,7 @@ from gpuledger_reports.reading.versions import NodeVersion
 Node = tuple[str, str]
 """Cluster and name."""
 NEVER_US: Final = 2**62
-"""A time after all others: the end of something that has not ended."""
+"""The end time of a period that has not ended, in microseconds."""
 
 
 class InventoryRow(NamedTuple):
@@ -27,12 +27,12 @@ class InventoryRow(NamedTuple):
     since_us: int
     kafka_offset: int
     gpu_uuid: str | None
-    """Absent if the version lists no GPU."""
+    """`None` if the version lists no GPU."""
     model: str | None
 
 
 class Stay(NamedTuple):
-    """A physical GPU in a node, from one time until another, in microseconds."""
+    """The presence of a physical GPU in a node from one time until another, in microseconds."""
 
     node: Node
     physical_gpu: str
@@ -49,8 +49,8 @@ def stays_of(
 ) -> list[Stay]:
     """Return all stays, ordered by node, physical GPU and time.
 
-    `nodes` has each node's versions in their order of effect. `earliest_us` has the time before
-    which the GPUs of some nodes were not present, whatever the nodes' clocks said.
+    `nodes` contains each node's versions in their order of effect. `earliest_us` contains for some
+    nodes the time before which their GPUs were not present, regardless of the inventory's time.
     """
     earliest = earliest_us or {}
     versions: dict[Node, dict[tuple[int, int], dict[str, str | None]]] = defaultdict(dict)
@@ -74,7 +74,7 @@ def stays_of(
 
 
 def _with_models(stays: Sequence[Stay]) -> Iterator[Stay]:
-    """Yield a physical GPU's stays; one without a model has the model before or after it."""
+    """Yield a physical GPU's stays; a stay without a model gets the previous or next model."""
     model = next((stay.model for stay in stays if stay.model is not None), None)
     for stay in stays:
         model = model if stay.model is None else stay.model
@@ -82,9 +82,9 @@ def _with_models(stays: Sequence[Stay]) -> Iterator[Stay]:
 
 
 def _with_one_model_an_hour(stays: Iterable[Stay]) -> Iterator[Stay]:
-    """Yield a physical GPU's stays so that each hour has one model: that of its first stay.
+    """Yield a physical GPU's stays, changed so that each hour has the model of its first stay.
 
-    Usage is summed by hour, and an hour has one price.
+    Usage is summed by hour, and an hour has only one price.
     """
     before: Stay | None = None
     for stay in stays:
@@ -126,11 +126,11 @@ def _stays_in(
 
 
 def _deletions(versions: Sequence[NodeVersion]) -> Iterator[tuple[int, int]]:
-    """Yield the times at which a node was deleted and returned."""
+    """Yield for each deletion of a node the time of the deletion and of the node's return."""
     following = [version.since_us for version in versions[1:]]
     for version, next_since in zip(versions, [*following, NEVER_US], strict=False):
         if version.deleted_us is not None:
-            # A deletion is a version too; the node returns with the next version that is not one.
+            # A deletion is also a version; the node returns with the next version.
             yield version.deleted_us, max(next_since, version.deleted_us)
 
 

@@ -1,4 +1,4 @@
-"""Parties that usage rows name, and versions of pods. Pure."""
+"""The parties to which usage rows belong, and the versions of pods. Pure."""
 
 from typing import Literal, NamedTuple
 
@@ -6,7 +6,7 @@ PartyKind = Literal["nobody", "pod", "job", "host", "unattributed"]
 
 
 class PartyKey(NamedTuple):
-    """The party that a row names."""
+    """Identifies the party of a row: a pod, a job, the host, or none of them."""
 
     cluster: str
     node: str
@@ -16,11 +16,11 @@ class PartyKey(NamedTuple):
     pod: str | None = None
     job: str | None = None
     is_named_by_row: bool = False
-    """Whether the row's names suffice, so that the pod's record is not needed."""
+    """Whether the row contains all names that are needed, so that the pod's record is not used."""
 
 
 class PodVersion(NamedTuple):
-    """The facts about a pod from a time on."""
+    """The facts about a pod since a time."""
 
     cluster: str
     node: str

@@ -1,8 +1,8 @@
 """SQL that sums the rows of a day before other queries use them.
 
-It groups by the files' own columns, which DuckDB groups by dictionary entries: an expression over
-text would be evaluated and compared for each row. The party is thus determined for about ten
-thousand sums instead of half a million rows.
+The rows are grouped by the files' own columns, because DuckDB compares their dictionary entries.
+Expressions over text would be evaluated for each row. The party is therefore determined only for
+about ten thousand sums instead of half a million rows.
 """
 
 from typing import Final
@@ -23,7 +23,7 @@ from gpuledger_reports.reading.parties import PartyKind
 from gpuledger_reports.reading.pods_sql import ROWS_WITHOUT_POD_RECORD
 
 PARTS_NOT_NAMED_BY_ROW: Final = "kind = 'pod' AND NOT coalesce(is_named_by_row, false)"
-"""Condition on `usage_parts`: rows of pods whose name is unknown or does not suffice."""
+"""Condition on `usage_parts`: rows of pods for which the row's names do not suffice."""
 PARTS_WITHOUT_NAMESPACE: Final = "kind = 'pod' AND uid IS NOT NULL AND namespace IS NULL"
 """Condition on `usage_parts`: rows of pods that have only a UID."""
 _ALL_NAMES: Final = "pod_uid, allocated_pod_uid, pod, allocated_pod, job_id, allocated_job_id"
@@ -32,15 +32,15 @@ _ALL_NAMES: Final = "pod_uid, allocated_pod_uid, pod, allocated_pod, job_id, all
 def parts_sql(detail: Detail) -> str:
     """Return the SQL that makes `usage_parts`: the rows of a day, summed.
 
-    Columns that the bill does not need are null. If names suffice, rows of pods without a name are
-    grouped together too; `PARTS_NOT_NAMED_BY_ROW` finds them.
+    Columns that the bill does not need are null. If names suffice for the bill, rows of pods
+    without a name are also grouped together; `PARTS_NOT_NAMED_BY_ROW` selects them.
     """
     rows = _parts(detail, _name_columns(detail) if detail.by_names else _ALL_NAMES)
     return f"CREATE OR REPLACE TEMP TABLE usage_parts AS {rows}"
 
 
 def add_unnamed_sql(detail: Detail) -> str:
-    """Return the SQL that adds `PARTS_NOT_NAMED_BY_ROW`, grouped by all columns."""
+    """Return the SQL that adds the rows without sufficient names, grouped by all columns."""
     return f"INSERT INTO usage_parts {_parts(detail, _ALL_NAMES, rows=ROWS_WITHOUT_POD_RECORD)}"
 
 
@@ -49,7 +49,7 @@ def _name_columns(detail: Detail) -> str:
     uids = [nothing("pod_uid"), nothing("allocated_pod_uid")]
     if detail.names_pods:
         return ", ".join([*uids, "pod, allocated_pod, job_id, allocated_job_id"])
-    # Keep whether a job has the allocation, because it determines the kind; drop which job it is.
+    # Keep only whether a job has the allocation, because this determines the kind.
     job = "CASE WHEN allocated_job_id IS NOT NULL THEN '' END AS allocated_job_id"
     return ", ".join([*uids, *map(nothing, ("pod", "allocated_pod", "job_id")), job])
 
@@ -92,7 +92,7 @@ FROM (
 
 
 class DevicePartyRow(DeviceRow, frozen=True, gc=False):
-    """A party's part in a class of devices."""
+    """A party and a class of devices; the columns that all sums by party have."""
 
     kind: PartyKind
     uid: str | None
@@ -118,7 +118,7 @@ class SumRow(DevicePartyRow, frozen=True, gc=False):
 
 
 def sums_sql(rows: str, detail: Detail) -> str:
-    """Return the SQL of sums over rows, by device class, time and party."""
+    """Return the SQL of the sums of `SumRow` over rows, by device class, time and party."""
     return f"""
 SELECT {detail.device(node=detail.node, since_us=detail.since_us)}, {detail.party}, is_allocated,
     ({FACTOR})::HUGEINT AS factor,
@@ -145,7 +145,7 @@ class PartyRow(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def key(self) -> tuple[object, ...]:
-        """The columns that identify the party's rows, without purely descriptive names."""
+        """The values that identify the party's rows, without descriptive names."""
         return (
             self.cluster,
             self.node,
@@ -160,7 +160,7 @@ class PartyRow(msgspec.Struct, frozen=True, gc=False):
 
 
 def parties_sql(rows: str, detail: Detail) -> str:
-    """Return the SQL of the parties of rows, with the time since which their facts are the same."""
+    """Return the SQL of the parties of rows, as `PartyRow`."""
     return f"""
 SELECT cluster, node, {PARTY}, {NAMED_US} AS named_us, max(namespace) AS namespace,
     max(pod) AS pod, {detail.since} AS since_us
@@ -169,7 +169,7 @@ GROUP BY ALL
 """  # noqa: S608  # our own names
 
 
-# Ties are broken by allocatee, unallocated first, as in complex hours.
+# Equal remainders are ordered by allocatee, unallocated time first, as in complex hours.
 _IN_ORDER: Final = ", ".join(
     f"{column} NULLS FIRST"
     for column in ("allocated_pod_uid", "allocated_namespace", "allocated_pod", "allocated_job_id")
@@ -183,7 +183,7 @@ class ExcessRow(DevicePartyRow, frozen=True, gc=False):
 
 
 def excess_sql(detail: Detail, *, same_device: str) -> str:
-    """Return the SQL of the time by which plain hours exceed their GPU's presence, by party."""
+    """Return the SQL of the units by which plain hours exceed their GPU's presence, by party."""
     condition = "NOT is_complex AND covered > present AND category = 'idle'"
     alone, shared = (
         rows_of_hours(f"{condition} AND {which}", same_device=same_device, of="usage_raw")

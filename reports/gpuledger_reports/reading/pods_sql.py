@@ -1,7 +1,7 @@
 """SQL that finds the pods of rows, and the pods' names.
 
-They come from pods' records if there are any, otherwise from other rows of the day. The rows are
-those of a usage table, `usage_raw`; `charging_sql` bills them.
+The names come from pods' records if they exist, otherwise from other rows of the day. The rows are
+the rows of a usage table, in the view `usage_raw`. `charging_sql` bills them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ ROWS_WITHOUT_POD_RECORD: Final = (
     "category = 'pod' AND pod_state IS DISTINCT FROM 'known'"
     " OR category = 'idle' AND allocated_pod_state <> 'known'"
 )
-"""Condition on `usage_raw`: rows of pods whose name is unknown or does not suffice."""
+"""Condition on `usage_raw`: rows of pods for which the row's names do not suffice."""
 
 
 def spans_sql(pods: str) -> str:
@@ -37,11 +37,11 @@ FROM {pods} GROUP BY cluster, node, pod_uid HAVING min(created_time) < make_time
 
 
 def pod_versions_sql(pods: str, uids: str) -> str:
-    """Return the SQL of the versions of some pods that change a fact.
+    """Return the SQL of the versions of some pods, without versions that change no fact.
 
-    Most versions repeat the facts of the one before, such as when containers start. Each row has
-    the deletion of the last version. Static pods keep all versions: a node may have several under
-    one hash, and their versions replace one another.
+    Most versions repeat the facts of the previous version, for example when containers start. Each
+    row contains the deletion time of the last version. All versions of static pods are kept: a node
+    may have several static pods with one hash, and their versions replace each other.
     """
     # The same order as in `tenants`.
     digits = "CASE WHEN regexp_full_match(resource_version, '[0-9]+') THEN resource_version END"
@@ -69,13 +69,13 @@ PODS_THERE: Final = "SELECT cluster, node, pod_uid FROM pod_spans WHERE NOT is_g
 
 
 def gone_pods_sql(rows: Iterable[str]) -> str:
-    """Return the SQL of the deleted pods of `pod_spans` that rows still name."""
+    """Return the SQL of the pods with `is_gone` in `pod_spans` to which rows still refer."""
     named = " UNION ALL ".join(_names_sql(_IDS, f"({each})") for each in rows)
     return _pods_named_sql("ids", named, "WHERE is_gone")
 
 
 def unnamed_rows_sql(rows: Iterable[str]) -> str:
-    """Return the SQL that makes `unnamed_rows`: the ids and names in rows without pod records."""
+    """Return the SQL that makes `unnamed_rows`: ids and names in `ROWS_WITHOUT_POD_RECORD`."""
     named_columns = (
         "pod_uid, allocated_pod_uid, container_id,"
         " namespace, pod, allocated_namespace, allocated_pod"
@@ -102,7 +102,7 @@ def _names_sql(columns: Sequence[str], rows: str) -> str:
 
 
 def _pods_named_sql(known_by: str, names: str, condition: str = "") -> str:
-    # Matches pods on any node; the caller checks the node of those that are found.
+    # Finds pods on any node; the caller checks the node of each pod that is found.
     return f"""
 SELECT cluster, node, pod_uid
 FROM (SELECT *, unnest({known_by}) AS name FROM pod_spans {condition})
@@ -130,7 +130,7 @@ FROM ({rows}) AS each LEFT JOIN containers AS placed ON placed.cluster = each.cl
 
 
 def row_names_sql(rows: Iterable[str]) -> str:
-    """Return the SQL that makes `row_names`: the names that rows have for the pods of `unnamed`."""
+    """Return the SQL that makes `row_names`: the names in rows for the pods in `unnamed`."""
     named_columns = " UNION ALL ".join(
         f"SELECT cluster, node, {uid} AS uid, {namespace} AS namespace, {pod} AS pod FROM {each}"  # noqa: S608  # quoted files
         for each in rows
@@ -149,7 +149,7 @@ WHERE namespace IS NOT NULL GROUP BY ALL
 
 
 def with_names_sql(rows: str) -> str:
-    """Return the SQL of rows with the names of `row_names` if they have none of their own."""
+    """Return the SQL of rows in which missing names are replaced by those in `row_names`."""
     named = ", ".join(
         f"CASE WHEN each.{prefix}namespace IS NULL THEN {of}.{column}"
         f" ELSE each.{prefix}{column} END AS {prefix}{column}"

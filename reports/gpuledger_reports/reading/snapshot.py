@@ -1,8 +1,8 @@
 """The tables of a store at one time, and the time through which its usage is complete.
 
-Each table is opened once, so a bill reads the files of the version that it names. `usage_hourly` is
-incomplete for hours with rows that arrived after they were summed. The commits of `usage` since
-then name these hours, as they do for the rollup.
+Each table is opened once, so a bill reads exactly the versions that it shows. `usage_hourly` is
+incomplete for hours whose rows arrived after the hours were summed. The later commits of `usage`
+contain these hours.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,23 +36,23 @@ class StoreSnapshot:
         *,
         storage_options: Mapping[str, str] | None = None,
     ) -> None:
-        # The order matters: if `usage` is opened first, hourly sums can only have more rows than
-        # it, and minutes that are purged meanwhile are still listed.
+        # The order of names matters. If `usage` is opened first, the hourly sums can only include
+        # more rows than `usage`, and minutes that are purged meanwhile are still listed.
         self._tables = {name: open_table(store_uri, name, storage_options) for name in names}
         self.files: dict[str, dict[str | None, list[str]]] = {
             name: days_of_files(table) if table else {} for name, table in self._tables.items()
         }
-        """The files of each table, by the day in their directory's name."""
+        """The files of each table, by the day in the name of their directory."""
         self.versions = {
             name: table.version() if table else None for name, table in self._tables.items()
         }
 
     @cached_property
     def changed_hours_us(self) -> frozenset[int] | None:
-        """Hours for which `usage` may have rows that `usage_hourly` does not have.
+        """The hours for which `usage` may have rows that `usage_hourly` does not include.
 
-        `None` if they are unknown: then it may be any hour that still has minutes. Hours whose
-        minutes are purged are not included, even if rows arrived late.
+        `None` if unknown: any hour that still has minutes may then be affected. Times are the
+        starts of the hours, in microseconds since the epoch.
         """
         usage, hourly = self._tables[USAGE.name], self._tables[USAGE_HOURLY.name]
         if usage is None:
@@ -60,7 +60,7 @@ class StoreSnapshot:
         summed = hourly.transaction_version(summed_up_to(USAGE.name)) if hourly else None
         if hourly is None or summed is None:
             return None
-        # Includes the commit that was summed last: in a repaired table, it is another commit.
+        # Includes the commit that was summed last, to detect a repaired table.
         count = usage.version() - summed + 1
         if count <= 0:
             return frozenset()
@@ -74,12 +74,12 @@ class StoreSnapshot:
 
     @cached_property
     def purged_before_us(self) -> int:
-        """The time before which the minutes in `usage` are purged; partial hours may be left."""
+        """The time before which minutes in `usage` were purged; 0 if none were."""
         return self._purged_before_us(USAGE.name)
 
     @cached_property
     def removed_before_us(self) -> int:
-        """The time before which the store's retention removed both minutes and hours."""
+        """The time before which retention removed both minutes and hours; 0 if it removed none."""
         return min(self.purged_before_us, self._purged_before_us(USAGE_HOURLY.name))
 
     def _purged_before_us(self, name: str) -> int:
@@ -88,7 +88,7 @@ class StoreSnapshot:
 
     @cached_property
     def complete_until_us(self) -> int | None:
-        """The minute through which `usage` is complete by its commits; absent if they have none."""
+        """The minute through which `usage` is complete according to its commits, or `None`."""
         usage = self._tables[USAGE.name]
         if usage is None:
             return None

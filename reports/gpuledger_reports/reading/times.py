@@ -12,7 +12,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Window(NamedTuple):
-    """A time range without its end, in microseconds since the epoch; whole hours."""
+    """A time range of whole hours, in microseconds since the epoch; the end is excluded."""
 
     begin_us: int
     end_us: int
@@ -24,7 +24,7 @@ def day_of(time_us: int) -> date:
 
 
 def begin_of(day: date) -> int:
-    """Return the start of a day, in microseconds since the epoch."""
+    """Return the start of a UTC day, in microseconds since the epoch."""
     return (datetime(day.year, day.month, day.day, tzinfo=UTC) - _EPOCH).days * DAY_US
 
 
@@ -36,5 +36,5 @@ def days_in(window: Window) -> Iterator[Window]:
 
 
 def time_text(time_us: int) -> str:
-    """Return a time as text, such as 2026-10-01T00:00:00Z."""
+    """Return a time in microseconds as text, such as 2026-10-01T00:00:00Z."""
     return write_moment(time_us // 10**6 * 1000)

@@ -1,9 +1,9 @@
 """Sums the rows of a store day by day, and bills them.
 
-This module has the order of a day's queries; `charging_sql`, `parts_sql` and `pods_sql` have the
-SQL. A month takes as long as all of its days, and memory holds the rows of two days.
+This module defines the order of a day's queries; `charging_sql`, `parts_sql` and `pods_sql` contain
+the SQL. Only the rows of two days are in memory at a time.
 
-The relations in DuckDB, with the function or SQL that makes each:
+The relations in DuckDB, each with the function or SQL that makes it, and its use:
 
 - `usage_raw` (`_open_parts`): a row of the store, of an hour or a minute. For the next two.
 - `usage_rows` (`ROWS`): the same, with the columns that bills use. For hours and charges.
@@ -15,15 +15,16 @@ The relations in DuckDB, with the function or SQL that makes each:
 - `parties` (`_load_parties`): a party of rows, with its number and basis. For the next one.
 - `complex_charges` (`complex_sql`): a party's charge in a complex hour. For complex sums.
 
-The first three are made again if other records have the pod of a container (`containers`), the name
-of a pod (`row_names`), or the model of a physical GPU. A new model also makes `devices` again. The
-other relations are made once a day. `mark_special_sql` makes further hours complex by the
-parties' bases; if all parties pay by allocated time, only those of complex hours are loaded.
+The first three relations are made again if other records contain a container's pod (`containers`),
+a pod's name (`row_names`), or a physical GPU's model. After a change of model, `devices` is also
+made again. The other relations are made once a day. `mark_special_sql` marks further hours as
+complex by the parties' bases; if all parties pay by allocated time, only the parties of complex
+hours are loaded.
 
-Plain hours are sums over `usage_parts`: their allocatees pay by allocated time, and nobody used
-unallocated time, so claims never exceed the device. Only the physical GPU's presence may be shorter
-than the allocated time: `excess_sql` finds the difference, which is subtracted. Complex hours are
-subtracted in full, and added again by all rules.
+Plain hours are billed by sums over `usage_parts`: their allocatees pay by allocated time, and
+unallocated time was not used, so claims never exceed the device's time. Only the physical GPU's
+presence may be shorter than the allocated time: `excess_sql` returns the difference, which is
+subtracted. Complex hours are subtracted completely, then billed by all rules.
 """
 
 from collections import defaultdict, deque
@@ -74,9 +75,9 @@ from gpuledger_reports.reading.usage_sums import (
 )
 
 _DAYS_AT_ONCE: Final = 2
-"""The number of days in memory; each uses a part of the machine's cores."""
+"""The number of days that are read in parallel, each with a part of the machine's cores."""
 Changing = frozenset[tuple[str, str | None]]
-"""Clusters and nodes with a change within a day; None means all nodes of the cluster."""
+"""Clusters and nodes with a change within a day; `None` means all nodes of the cluster."""
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -92,15 +93,15 @@ def days_of(
 ) -> Iterator[DaySums]:
     """Yield the sums of each day of a window, in order.
 
-    `changes` are the times, clusters and nodes of changes that affect the bill: on such a day, a
-    node's hours are kept separate. On a day that has one of the `borders` within it, the hours of
-    all nodes are. Several days are read at once, so other threads call `basis_of` and the functions
-    in `needs`.
+    `changes` are the times, clusters and nodes of changes that affect the bill. On the day of a
+    change, the node's hours are kept separate. If one of the `borders` lies within a day, the hours
+    of all nodes are kept separate. Several days are read in parallel, so `basis_of` and the
+    functions in `needs` are called from other threads.
     """
     days = list(_days_with_changes(window, changes, borders))
     reader.load_stays()
-    # One thread for each day: two days in parallel take less time than one day after the other with
-    # two threads, which would wait for each other at the end of each query.
+    # One thread per day. Two days in parallel are faster than two threads for one day, which would
+    # wait for each other at the end of each query.
     readers = SimpleQueue[UsageReader]()
     count = max(1, min(_DAYS_AT_ONCE, len(days)))
     for each in (reader, *(reader.twin(of=count) for _ in range(count - 1))):
@@ -120,7 +121,7 @@ def days_of(
 def _in_order(
     pool: Executor, work: Callable[[T], R], items: Iterable[T], *, ahead: int
 ) -> Iterator[R]:
-    """Yield the results in order, while the next `ahead` items are worked on."""
+    """Yield the results of `work` in order, while up to `ahead` further items are processed."""
     begun: deque[Future[R]] = deque()
     for item in items:
         begun.append(pool.submit(work, item))
@@ -138,7 +139,7 @@ def rows_of(
     belongs: Callable[[UsageSum], bool],
     is_known_pod: Callable[[str, str, str], bool],
 ) -> Iterator[UsageRow]:
-    """Yield the rows of usage whose sums belong, by hour, node and GPU."""
+    """Yield the rows of the sums for which `belongs` returns true, by hour, node and GPU."""
     needs = ALL_NEEDED._replace(is_known_pod=is_known_pod)
     for day in _days_with_changes(window, changes):
         yield from _UsageDay(reader, day, needs).rows(belongs)
@@ -193,7 +194,7 @@ class _UsageDay:
             names_pods=needs.names_pods,
             by_hour=bool(day.changing) or day.with_hours,
         )
-        # For this day only: nodes that are alike today may have differed yesterday.
+        # For this day only, because nodes that are equal today may have differed yesterday.
         self._classes: dict[Node, str] = {}
         self._first_of: dict[tuple[str, object], str] = {}
         self._parties: list[tuple[PartyKey, int]] = []
@@ -208,7 +209,8 @@ class _UsageDay:
         if self._open_rows():
             window = self._window._asdict()
             usage = self._usage("usage_parts")
-            # Compare all columns if nodes share a UUID or a GPU was repartitioned: that is slower.
+            # If nodes share a UUID or a GPU was repartitioned, all columns must be compared, which
+            # is slower.
             same = sql.BY_UUID if self._is_plain() else sql.BY_ALL
             self._query(sql.hours_sql(same_device=same), window)
             charges, idle = self._charges(same, basis_of)
@@ -222,7 +224,7 @@ class _UsageDay:
     def rows(self, belongs: Callable[[UsageSum], bool]) -> Iterator[UsageRow]:
         if not self._open_rows():
             return
-        # Sum again, and select the rows by the sums that belong.
+        # Make the sums again, and select the rows of the sums that belong to the line.
         wanted = [
             (*row.device, row.since_us, *_named(row.party), row.is_allocated)
             for row in self._usage("usage_parts")
@@ -243,7 +245,7 @@ class _UsageDay:
             yield UsageRow._make(row)
 
     def _open_rows(self) -> bool:
-        """Create the day's relations and node classes in DuckDB; return whether there are rows."""
+        """Make the day's relations and node classes in DuckDB; return whether there are rows."""
         relation = self._reader.rows_relation(self._window)
         if not relation:
             return False
@@ -260,7 +262,7 @@ class _UsageDay:
         columns = dict.fromkeys(("cluster", "node", "class_node"), "VARCHAR")
         self._reader.load("node_classes", columns, rows)
         self._query(sql.DEVICES, self._window._asdict())
-        # A row, its physical GPU and its price must have one model: otherwise costs do not match.
+        # A row, its physical GPU and its price must have the same model for the bill to balance.
         if self._query(sql.OTHER_MODELS)[0][0]:
             self._query(sql.GPU_MODELS)
             self._open_parts(sql.with_models_sql(relation))
@@ -268,11 +270,11 @@ class _UsageDay:
         return True
 
     def _must_place(self, relation: str) -> bool:
-        """Load pod records if rows may lack pods that they name; return whether any were loaded.
+        """Load the pods of containers if rows need them; return whether any were loaded.
 
-        Few rows have a container whose pod was unknown when they were written.
+        Only a few rows have a container whose pod was unknown when they were written.
         """
-        # On most days, the sums show that there are none, and the rows need not be scanned.
+        # On most days, the sums show that there are no such rows, so the rows are not scanned.
         unplaced = f"SELECT count(*) FROM ({relation}) AS each WHERE {pods_sql.UNPLACED}"  # noqa: S608  # quoted files
         unnamed_pods = (
             f"SELECT count(*) FROM usage_parts WHERE NOT is_allocated AND {PARTS_NOT_NAMED_BY_ROW}"  # noqa: S608  # our own names
@@ -282,9 +284,10 @@ class _UsageDay:
         return self._reader.load_containers()
 
     def _must_name(self) -> bool:
-        """Return whether some rows lack a pod's name that others have, and load the names.
+        """Load pod names that only other rows of the day contain; return whether there are any.
 
-        Most pods have a record with their name. Without a record, a pod still needs one name.
+        Most pods have a record with their name. A pod without a record needs one name for all its
+        rows.
         """
         pods = "SELECT DISTINCT cluster, node, uid FROM usage_parts"
         rows = self._query(f"{pods} WHERE {PARTS_WITHOUT_NAMESPACE}")
@@ -301,7 +304,7 @@ class _UsageDay:
             self._query(add_unnamed_sql(self._detail))
 
     def _class_of(self, node: Node) -> str:
-        """Return the node that represents all nodes like this one."""
+        """Return the name of the node that represents all nodes with the same facts."""
         class_of = self._needs.class_of
         if class_of is None or self._day.is_changing(node):
             return node[1]
@@ -311,7 +314,10 @@ class _UsageDay:
         return self._classes[node]
 
     def _since(self) -> str:
-        """Return the SQL of the time since which a row's facts hold: its hour if they change."""
+        """Return the SQL of the time since which a row's facts are the same.
+
+        It is the row's hour if the facts change within the day, otherwise the start of the day.
+        """
         if self._day.with_hours:
             return "hour_us"
         if not self._day.changing:
@@ -397,9 +403,9 @@ class _UsageDay:
     def _load_parties(
         self, found: Sequence[PartyRow], basis_of: Callable[[PartyKey, int], PartyBasis]
     ) -> bool:
-        """Load the parties; return whether any is not billed by allocated time."""
+        """Load the table `parties`; return whether any party is not billed by allocated time."""
         seen = []
-        # A party may have several rows: by its UID, and by the name that a node gave it.
+        # A party may have several rows: with its UID, and with only its name.
         for row in found:
             party = PartyKey(
                 row.cluster, row.node, row.kind, row.uid, row.namespace, row.pod, row.job
@@ -416,7 +422,7 @@ class _UsageDay:
             if identity not in numbers:
                 numbers[identity] = len(numbers) + 1
                 if identity[0] == "pod":
-                    # A pod that was found by name has its UID from here on.
+                    # A pod that was found by its name is from here on identified by its UID.
                     self._parties.append((party._replace(uid=identity[-1]), 0))
                 else:
                     self._parties.append((party, at_us if party.pod is not None else 0))
@@ -438,7 +444,7 @@ class _UsageDay:
         for stay, gpus_alike in self._reader.alike_stays:
             begin = max(stay.begin_us, self._window.begin_us)
             end = min(stay.end_us, self._window.end_us)
-            # Most physical GPUs are present all day, others for a while or not at all.
+            # The stay may be outside this day.
             if begin >= end:
                 continue
             node, model = stay.node, stay.model
@@ -463,7 +469,7 @@ class _UsageDay:
         return physical_gpus
 
     def _models_of_rows(self) -> dict[tuple[str, str, str], str]:
-        """Return the day's models of physical GPUs whose model the inventory does not have."""
+        """Return the models in the day's rows of physical GPUs without a model in the inventory."""
         unnamed = {
             (*s.node, s.physical_gpu) for s, _ in self._reader.alike_stays if s.model is None
         }
@@ -492,7 +498,7 @@ def _party_of(row: DevicePartyRow) -> PartyKey:
 
 
 def _named(party: PartyKey) -> tuple[str | None, ...]:
-    """Return a party as `charging_sql.PARTY` has it: with names only if there is no UID."""
+    """Return the columns of `charging_sql.PARTY`: they contain names only without a UID."""
     if party.uid is not None:
         return (party.kind, party.uid, None, None, party.job)
     return (party.kind, None, party.namespace, party.pod, party.job)

@@ -1,7 +1,8 @@
 """Reads the store day by day, and yields sums of time by party, device and category.
 
 This module queries DuckDB with the SQL of `charging_sql`; it does not handle money. It reads an
-hour from `usage_hourly` if that is complete for the hour, otherwise from the minutes of `usage`.
+hour from `usage_hourly` if this table is complete for the hour, otherwise from the minutes of
+`usage`.
 """
 
 from bisect import bisect_right
@@ -34,15 +35,15 @@ from gpuledger_reports.reading.versions import NamespaceVersion, NodeVersion
 
 _MINUTE_US: Final = 60_000_000
 _UNSEEN_US: Final = 31 * DAY_US
-"""If a physical GPU is in the inventory for longer than this before the store's first usage, its
-node's clock may have been unset."""
+"""If a node's inventory begins more than this time before the store's first usage, the node's clock
+may have been wrong."""
 _INPUTS: Final = (USAGE, USAGE_HOURLY, INVENTORY, NODES, PODS, NAMESPACES, GAPS)
 V = TypeVar("V", NodeVersion, NamespaceVersion)
 R = TypeVar("R", bound=msgspec.Struct)
 
 
 class DeviceClass(NamedTuple):
-    """Devices that are alike by their rows; with `gpu` if GPUs are distinguished."""
+    """A class of devices whose rows have the same values; `gpu` only if GPUs are distinguished."""
 
     cluster: str
     node: str
@@ -54,13 +55,16 @@ class DeviceClass(NamedTuple):
 
 
 class UsageSum(NamedTuple):
-    """The sums of a party's rows on a class of devices, from a time on; times in units."""
+    """The sums of a party's rows on a class of devices; times in units.
+
+    The facts about the rows have been the same since `since_us`.
+    """
 
     device: DeviceClass
     since_us: int
     party: PartyKey
     is_allocated: bool
-    """Whether the rows are of allocated, unused time; otherwise they are of use."""
+    """Whether the rows contain allocated time; otherwise they contain used time."""
     allocated: int
     unresponsive: int
     busy: int
@@ -106,14 +110,14 @@ class IdleCharge(NamedTuple):
 
 
 class PhysicalGpuTime(NamedTuple):
-    """The time of a class of physical GPUs, from a time on: present, and covered by ticks."""
+    """The time for which a class of physical GPUs was present, and covered by ticks, in units."""
 
     device: DeviceClass
     since_us: int
     present: int
     covered: int
     excess: int
-    """Covered time beyond the presence: clocks that were set, or GPUs that had gone."""
+    """Covered time beyond the presence, for example because a clock was set."""
 
 
 class DaySums(NamedTuple):
@@ -121,14 +125,16 @@ class DaySums(NamedTuple):
 
     usage: list[UsageSum]
     charges: list[PartyCharge]
-    """Differences to billing allocated time without unresponsive time."""
+    """Corrections of the amounts in `usage`, by which allocated time minus unresponsive time is
+    billed."""
     idle: list[IdleCharge]
     physical_gpus: list[PhysicalGpuTime]
 
     def split(self, begins_us: Sequence[int]) -> Iterator[tuple[int, "DaySums"]]:
-        """Yield the part of each of several consecutive periods, with the period's number.
+        """Yield the sums of each of several consecutive periods, with the period's number from 0.
 
-        Each period lasts until the next one begins. Raises ValueError if a row is before the first.
+        `begins_us` are the starts of the periods; each lasts until the next one. Raises ValueError
+        if a row is before the first period.
         """
         parts: dict[int, DaySums] = defaultdict(lambda: DaySums([], [], [], []))
         for name in self._fields:
@@ -141,23 +147,21 @@ class DaySums(NamedTuple):
 
 
 Change = tuple[int, str, str | None]
-"""A time in microseconds, a cluster, and a node; without one, all nodes of the cluster."""
+"""The time in microseconds, cluster and node of a change; without a node, all nodes changed."""
 
 
 class Needs(NamedTuple):
-    """The properties of rows that a bill needs; fewer needs make fewer sums."""
+    """The properties by which a bill distinguishes rows; fewer properties make fewer sums."""
 
     by_names: bool
-    """Whether a name in a row is enough for its pod; otherwise its record is looked up."""
+    """Whether the names in a row suffice for its pod; otherwise the pod's record is looked up."""
     names_pods: bool
     """Whether pods and jobs of a namespace are distinguished."""
     class_of: Callable[[str, str, int], object] | None
-    """Returns a node's facts at a time; nodes with equal facts are not distinguished.
-
-    Absent if each node is distinguished.
-    """
+    """Returns a node's facts at a time; nodes with equal facts are not distinguished. `None` if
+    each node is distinguished."""
     has_bases: bool
-    """Whether a rule may bill a tenant other than by allocated time."""
+    """Whether a rule may bill a tenant by something other than allocated time."""
     is_known_pod: Callable[[str, str, str], bool] = lambda *_: False
     """Returns whether a pod has a record, by cluster, node and UID."""
 
@@ -169,11 +173,11 @@ class PartyBasis(NamedTuple):
     """The basis by which a party is billed."""
 
     identity: tuple[str, ...]
-    """Equal for parties of one tenant, both used and allocated."""
+    """Equal for all parties of one tenant."""
     basis: str = "allocated"
     weight: int = 0
     weight_of: int = 1
-    """For `blended`: allocated time counts `weight` parts of these."""
+    """For `blended`: the weight of allocated time is `weight` divided by this."""
 
 
 def _connect(
@@ -182,7 +186,7 @@ def _connect(
     connection = duckdb.connect()
     open_object_files(connection, store_uri, storage_options)
     connection.execute("SET TimeZone = 'UTC'; SET preserve_insertion_order = false")
-    # Each file is read a few times within a second, so the operating system's cache is enough.
+    # Each file is read several times within a second, so the operating system's cache suffices.
     connection.execute("SET enable_external_file_cache = false")
     if memory_bytes is not None:
         connection.execute(memory_bound(memory_bytes))
@@ -190,13 +194,13 @@ def _connect(
 
 
 def memory_bound(memory_bytes: int) -> str:
-    """Return the SQL that limits DuckDB's memory."""
-    # Spilling is off too, because a machine with limited memory may have no disk to write to.
+    """Return the SQL that limits DuckDB's memory and disables spilling to disk."""
+    # A machine with limited memory may have no writable disk.
     return f"SET memory_limit = '{memory_bytes}B'; SET temp_directory = ''"
 
 
 class StoreReadError(UserError):
-    """A file of the store cannot be read; the message names it."""
+    """A file of the store cannot be read; the message contains its name."""
 
 
 @contextmanager
@@ -205,7 +209,7 @@ def reading_files() -> Iterator[None]:
     try:
         yield
     except (duckdb.IOException, duckdb.InvalidInputException) as error:
-        # An error in our own SQL is an InvalidInputException too.
+        # InvalidInputException may also mean an error in this module's SQL.
         if isinstance(error, duckdb.InvalidInputException) and "arquet" not in str(error):
             raise
         text = str(error).partition("\n")[0]
@@ -216,7 +220,7 @@ def reading_files() -> Iterator[None]:
 
 
 def _within(window: Window) -> str:
-    """Return the SQL condition that a column is within a window; `{0}` is the column."""
+    """Return the SQL condition that a time is within a window; `{0}` stands for the column."""
     begin, end = (f"make_timestamptz({time_us})" for time_us in window)
     return f"{{0}} >= {begin} AND {{0}} < {end}"
 
@@ -224,12 +228,12 @@ def _within(window: Window) -> str:
 def table_versions(
     store_uri: str, storage_options: Mapping[str, str] | None = None
 ) -> dict[str, int | None]:
-    """Return the versions of the tables that bills read, by name; None for missing tables."""
+    """Return the version of each table that bills read, by name; `None` if it is missing."""
     return {t.name: version_of(store_uri, t.name, storage_options) for t in _INPUTS}
 
 
 class UsageReader:
-    """Reads a store for bills. One connection, for one thread at a time."""
+    """Reads a store for bills. Has one DuckDB connection, for use by one thread at a time."""
 
     def __init__(
         self,
@@ -242,10 +246,9 @@ class UsageReader:
     ) -> None:
         """Open a store.
 
-        DuckDB uses at most `memory_bytes`; without it, its default: most of the machine's memory.
-        If the store `is_finished`, no more usage will come, whatever its watermarks are.
-
-        Raises `UserError` if the store has no usage.
+        DuckDB uses at most `memory_bytes`, or by default most of the machine's memory. If the store
+        `is_finished`, all its usage counts as complete, regardless of watermarks. Raises
+        `UserError` if the store has no usage.
         """
         self._uri, self._options, self._is_finished = store_uri, storage_options, is_finished
         names = (table.name for table in _INPUTS)
@@ -275,30 +278,33 @@ class UsageReader:
         return other
 
     def count_slices(self, kind: Literal["compute", "memory"]) -> None:
-        """Select the slices that determine an instance's part of its GPU; call this first."""
+        """Select the kind of slices that determines an instance's part of its GPU.
+
+        Must be called before rows are read.
+        """
         self._slices = kind
 
     def versions(self) -> dict[str, int | None]:
-        """Return the versions of the tables read, by name."""
+        """Return the versions of the tables that are read, by name; `None` if missing."""
         return dict(self._snapshot.versions)
 
     @property
     def removed_before_us(self) -> int:
-        """The time before which retention removed all usage; 0 if it removed none."""
+        """The time before which retention removed all usage, in microseconds, or 0."""
         return self._snapshot.removed_before_us
 
     @cached_property
     def usage_end_us(self) -> int:
-        """The end of usage: the time through which it is complete, or the end of the newest minute.
+        """The end of usage: the time through which it is complete, if known.
 
-        If minutes are no longer kept, it is the end of the last hour.
+        Otherwise the end of the newest minute, or of the last hour if minutes are no longer kept.
         """
         known = self._snapshot.complete_until_us
         if known is not None and not self._is_finished:
             return known
         minute_us, hour_us = self._newest_us(USAGE.name), self._newest_us(USAGE_HOURLY.name)
         minute_end_us = minute_us + _MINUTE_US
-        # The last summed hour may be in progress: its minutes show how far it is.
+        # The last summed hour may not be over; the minutes show how far its usage goes.
         if hour_us > minute_us or hour_us < self._snapshot.purged_before_us:
             return max(hour_us + HOUR_US, minute_end_us)
         return minute_end_us
@@ -325,15 +331,15 @@ class UsageReader:
         return int(begin_us or 0)
 
     def pods(self, window: Window, *, by_names: bool = False) -> list[PodVersion]:
-        """Return the versions of the pods that may have existed in a window, or that rows name.
+        """Return the versions of the pods that may have existed in a window or have rows in it.
 
-        A pod may be deleted long before its processes end, if its node is cut off. `by_names`
-        leaves out the pods whose rows all have the names themselves, which are most.
+        If a node is disconnected, a pod may be deleted long before its processes end. `by_names`
+        leaves out the pods whose rows all contain the names.
         """
         files = self._all_files(PODS.name)
         if not files:
             return []
-        # A kubelet lists a pod for a while after its end; a day is more than that.
+        # The kubelet lists a pod for some time after its end, but for less than a day.
         times = {"begin_us": window.begin_us - DAY_US, "end_us": window.end_us + HOUR_US}
         self.query(pods_sql.spans_sql(relation(files)), times)
         rows = list(filter(None, map(self.rows_relation, days_in(window))))
@@ -366,11 +372,11 @@ class UsageReader:
         return stays_of(rows, self.nodes, earliest_us=self._earliest_us(rows))
 
     def _earliest_us(self, inventory: Sequence[InventoryRow]) -> dict[Node, int]:
-        """Return the earliest time of nodes whose inventory begins long before the store.
+        """Return the earliest plausible time of nodes whose inventory begins long before the store.
 
-        A node's clock may be unset when it reports its inventory: with a date in 1970, its GPUs
-        would cost money in all months before they were bought. Such a node counts from its first
-        usage or from its creation in Kubernetes, whichever is earlier.
+        A node's clock may be wrong when it reports its inventory. With a date in 1970, its GPUs
+        would cost money in months before they existed. The presence of the GPUs of such a node
+        therefore begins with its first usage or its creation in Kubernetes, whichever is earlier.
         """
         days = {day for table in (USAGE.name, USAGE_HOURLY.name) for day in self._files[table]}
         first = min((day for day in days if day), default=None)
@@ -378,7 +384,7 @@ class UsageReader:
             return {}
         bound_us = begin_of(date.fromisoformat(first)) - _UNSEEN_US
         queried = sorted({(row.cluster, row.node) for row in inventory if row.since_us < bound_us})
-        # Most such nodes are older than the store, and have usage on its first day.
+        # Most of these nodes are older than the store and have usage on its first day.
         found = self._first_usage_us(queried, days={first})
         if unseen := [node for node in queried if node not in found]:
             found |= self._first_usage_us(unseen, days=days)
@@ -406,9 +412,9 @@ class UsageReader:
 
     @cached_property
     def alike_stays(self) -> list[tuple[Stay, int]]:
-        """The number of physical GPUs with equal stays, and one stay for all of them.
+        """The distinct stays, each with the number of physical GPUs that have it.
 
-        GPUs are only distinguished if the bill needs it or the inventory has no model for a GPU.
+        GPUs are distinguished only if the bill needs it, or if the inventory has no model for them.
         """
         counts = Counter(
             stay if self.keeps_gpus or stay.model is None else stay._replace(physical_gpu="")
@@ -417,7 +423,7 @@ class UsageReader:
         return list(counts.items())
 
     def gaps(self, window: Window) -> list[tuple[str, int, str, int | None]]:
-        """Return data that was lost before it was stored: topic, partition, reason, offsets."""
+        """Return the gaps in a window: topic, partition, reason and number of missed offsets."""
         return self.query(
             "SELECT topic, kafka_partition, reason, missed_offsets"  # noqa: S608  # quoted files
             f" FROM {gaps_of_files(self._all_files(GAPS.name))}"
@@ -426,7 +432,7 @@ class UsageReader:
         )
 
     def rows_relation(self, day: Window) -> str | None:
-        """Return the SQL of a day's rows of usage; None if it has none."""
+        """Return the SQL of a day's rows of usage, or `None` if there are none."""
         if day not in self._relations:
             self._relations[day] = self._find_rows(day)
         return self._relations[day]
@@ -437,7 +443,7 @@ class UsageReader:
             [*self._files[table].get(name, ()), *self._files[table].get(None, ())]
             for table in (USAGE_HOURLY.name, USAGE.name)
         )
-        # Filters by the column, because Parquet has its minimum and maximum.
+        # Filters by the time column, because Parquet files contain its minimum and maximum.
         within = _within(day)
         hours = f"(SELECT * FROM {relation(hourly)} WHERE {within.format('hour')})"  # noqa: S608  # quoted files
         rows = f"(SELECT * FROM {relation(minutes)} WHERE {within.format('minute')})"  # noqa: S608  # quoted files
@@ -464,7 +470,7 @@ class UsageReader:
         """Return the hours to read from minutes although they have hourly sums."""
         changed = self._snapshot.changed_hours_us
         wanted = summed if changed is None else summed & changed
-        # The last hour may reach beyond the window.
+        # The window may end within its last hour.
         wanted |= {day.end_us - day.end_us % HOUR_US} - {day.end_us}
         wanted = frozenset(hour for hour in wanted if hour >= self._snapshot.purged_before_us)
         return wanted & self._hours_in(minutes, "minute") if wanted else wanted
@@ -481,17 +487,20 @@ class UsageReader:
         self.load("stays", dict(zip(names, kinds, strict=True)), rows)
 
     def load_containers(self) -> bool:
-        """Load the pods of containers into DuckDB, as `containers`; false without any record."""
+        """Load the pods of containers into the table `containers`.
+
+        Returns false if there are no pod records.
+        """
         files = self._all_files(PODS.name)
         if files:
             self.query(pods_sql.containers_sql(relation(files)))
         return bool(files)
 
     def load_row_names(self, unnamed: Sequence[tuple[str, str, str]], day: Window) -> bool:
-        """Load the rows' names of these pods into DuckDB, as `row_names`; false if there are none.
+        """Load the names that rows contain for these pods into the table `row_names`.
 
-        All rows of the day are read, even if only a part is billed, so that bills of parts of a day
-        use the same names as a bill of the whole day.
+        Returns false if there are none. All rows of the day are read, even if only a part is
+        billed, so that bills of parts of a day use the same names as a bill of the whole day.
         """
         self.load("unnamed", dict.fromkeys(("cluster", "node", "uid"), "VARCHAR"), unnamed)
         of_day = day_of(day.begin_us)
@@ -505,7 +514,7 @@ class UsageReader:
         return bool(self.query("SELECT 1 FROM row_names LIMIT 1"))
 
     def load(self, table: str, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]) -> None:
-        """Create a table with rows; `columns` has DuckDB's type of each."""
+        """Create a temporary table with rows; `columns` maps each column to its DuckDB type."""
         # Passed as JSON: for each value of a list, DuckDB checks again whether numpy is installed.
         shape = msgspec.json.encode([dict(columns)]).decode()
         named = [dict(zip(columns, row, strict=True)) for row in rows]
@@ -541,11 +550,15 @@ class UsageReader:
         return [file for of_day in self._files[table].values() for file in of_day]
 
     def query_as(self, kind: type[R], query: str) -> list[R]:
-        """Return all rows of a query, as `kind`; its columns must be the fields of `kind`."""
+        """Return all rows of a query as objects of `kind`.
+
+        Raises RuntimeError unless the columns are the fields of `kind`, and StoreReadError if a
+        file cannot be read.
+        """
         with reading_files():
             answer = self._duckdb.execute(query)
             rows = answer.fetchall()
-        # Values are assigned by position, so a moved column would be read as another one.
+        # Values are assigned by position, so the order of the columns is checked.
         if (columns := tuple(name for name, *_ in answer.description)) != kind.__struct_fields__:
             raise RuntimeError(f"{kind.__name__} has other columns than {columns}")
         return [kind(*row) for row in rows]

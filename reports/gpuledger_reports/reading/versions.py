@@ -1,6 +1,6 @@
-"""Versions of nodes and namespaces, and the one in force at a time.
+"""Versions of nodes and namespaces, and the version in force at a time.
 
-Pure. `gpuledger.store.views` has the same rule in SQL.
+Pure. `gpuledger.store.views` contains the same rules in SQL.
 """
 
 from bisect import bisect_right
@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 
 class NodeVersion(NamedTuple):
-    """The facts about a node from a time on."""
+    """The facts about a node since a time."""
 
     since_us: int
     deleted_us: int | None
@@ -22,7 +22,7 @@ class NodeVersion(NamedTuple):
 
 
 class NamespaceVersion(NamedTuple):
-    """The facts about a namespace from a time on."""
+    """The facts about a namespace since a time."""
 
     since_us: int
     deleted_us: int | None
@@ -34,12 +34,12 @@ V = TypeVar("V", NodeVersion, NamespaceVersion)
 
 
 def effective_versions(versions: Iterable[V]) -> list[V]:
-    """Return the versions that are in force at some time, with the time since which they are.
+    """Return the versions that are in force at some time, each with the time since which it is.
 
-    `versions` must be ordered by the time at which they came into force; of several at one time,
-    the last one counts. A deletion keeps the earlier facts that it does not have itself. If the
-    object was recreated, the new version counts from the deletion on. The hour of its creation only
-    has usage of the new object, although the deleted one was in force when the hour began.
+    `versions` must be ordered by the time at which they came into force; of several with the same
+    time, the last one counts. A deletion keeps the earlier facts that it does not contain. If the
+    object was recreated, the new version is in force since the deletion. The hour of its creation
+    has only usage of the new object, although the deleted object existed when the hour began.
     """
     found: list[V] = []
     for version in {version.since_us: version for version in versions}.values():
@@ -58,9 +58,9 @@ def effective_versions(versions: Iterable[V]) -> list[V]:
 
 
 def version_at(versions: Sequence[V], time_us: int) -> V:
-    """Return the version in force at a time; the first one if the time is before it.
+    """Return the version in force at a time; before the first version, the first one.
 
-    A record may arrive late, but the node existed before it.
+    A record may be later than the first usage, although the object already existed.
     """
     at = bisect_right(versions, time_us, key=lambda version: version.since_us)
     return versions[max(0, at - 1)]

@@ -1,7 +1,8 @@
 """Plays the scenario's pods into a real API server, as kubelets and controllers would.
 
-This module sends the requests; `PodDriver` decides when each is due. A real API server assigns the
-pods' UIDs, which are written to a file for the simulated nodes, because cgroup paths contain them.
+This module sends the requests; `PodDriver` decides when each request is due. A real API server
+assigns the pods' UIDs. They are written to a file for the simulated nodes, because cgroup paths
+contain UIDs.
 """
 
 import json
@@ -27,9 +28,9 @@ _OF_THE_SERVER: Final = ("uid", "creationTimestamp", "managedFields", "resourceV
 
 
 async def drive(simulation: Simulation, *, kubeconfig: Path, uids: Path | None = None) -> None:
-    """Play the scenario's pods into the API server; returns after the last step.
+    """Play the scenario's pods into the API server; return after the last step.
 
-    Raises `UserError` if the kubeconfig is invalid, and `UnavailableError` if the server cannot be
+    Raise `UserError` if the kubeconfig is invalid, and `UnavailableError` if the server cannot be
     reached or rejects a request.
     """
     async with _connect(kubeconfig) as client:
@@ -39,7 +40,7 @@ async def drive(simulation: Simulation, *, kubeconfig: Path, uids: Path | None =
 
 
 class RemoteCluster:
-    """A real API server to which pods are written."""
+    """A real API server to which the scenario's objects are written."""
 
     def __init__(self, simulation: Simulation, client: ApiClient, *, uids: Path | None) -> None:
         self._simulation = simulation
@@ -59,7 +60,10 @@ class RemoteCluster:
         self._publish_uids()
 
     async def create_pod(self, pod_key: str, item: Json) -> None:
-        """Create a pod, replacing one from an earlier run, and publish its UID."""
+        """Create a pod and publish its UID; replace a pod of that name from an earlier run.
+
+        Raise `UnavailableError` if the earlier pod could not be deleted.
+        """
         namespace, name = item["metadata"]["namespace"], item["metadata"]["name"]
         path = f"/api/v1/namespaces/{namespace}/pods"
         created = await self._create(path, item)
@@ -72,7 +76,7 @@ class RemoteCluster:
         self._publish_uids()
 
     async def patch_pod_status(self, namespace: str, name: str, status: Json) -> None:
-        """Write a pod's status as its kubelet would."""
+        """Write a pod's status like the pod's kubelet."""
         path = f"/api/v1/namespaces/{namespace}/pods/{name}/status"
         # A strategic merge patch merges container states by name; a JSON merge patch would replace
         # the list.
@@ -80,20 +84,20 @@ class RemoteCluster:
         await self._request("PATCH", path, {"status": status}, content_type=kind)
 
     async def delete_pod(self, namespace: str, name: str, *, grace_seconds: int) -> None:
-        """Delete a pod, or start its grace period."""
+        """Delete a pod after a grace period in seconds; do nothing if the pod does not exist."""
         path = f"/api/v1/namespaces/{namespace}/pods/{name}"
         try:
             await self._request("DELETE", path, {"gracePeriodSeconds": grace_seconds})
         except ApiException as error:
-            # Another client, such as a garbage collector, has already deleted the pod.
+            # Another client, such as a garbage collector, may have deleted the pod already.
             if error.status != _NOT_FOUND:
                 raise
 
     async def _create(self, path: str, item: Json) -> Any:  # noqa: ANN401  # any JSON
         """Create an object; return `None` if the name is taken."""
         metadata = item["metadata"]
-        # A real server rejects a `resourceVersion` in a new object, and overwrites the other
-        # fields.
+        # A real server rejects a `resourceVersion` in a new object. It overwrites the other fields
+        # that are removed here.
         own = {name: value for name, value in metadata.items() if name not in _OF_THE_SERVER}
         try:
             return await self._request("POST", path, {**item, "metadata": own})

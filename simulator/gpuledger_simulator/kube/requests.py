@@ -1,7 +1,7 @@
-"""The requests for one kind of object, between HTTP and the store.
+"""Handles the requests for one kind of object, between HTTP and the store.
 
-This module handles parameters and bodies: selectors, lists with `limit`, `continue` and
-`resourceVersion`, and the lines of a watch. `server` handles routes and sockets.
+This module reads parameters and bodies, and returns objects, lists (with selectors, `limit`,
+`continue` and `resourceVersion`) and the lines of a watch. `server` handles routes and sockets.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ _FIELDS: Final[dict[str, Callable[[Json], str]]] = {
 
 
 def parse_selectors(*, fields: str, labels: str, namespace: str = "") -> Selector:
-    """Combine both selectors and the namespace into one predicate; raises `ApiError` 400.
+    """Return one predicate for both selectors and the namespace; raise `ApiError` 400 if invalid.
 
     A `fieldSelector` supports equality, a `labelSelector` equality and presence.
     """
@@ -68,7 +68,7 @@ def _field_test(term: str) -> Selector:
 def _label_test(term: str) -> Selector:
     match = _TERM.match(term)
     if not match:
-        # A test for presence, `name`, or absence, `!name`.
+        # A term without an operator tests for presence (`name`) or absence (`!name`).
         name = term.strip()
         absent = name.startswith("!")
         name = name.removeprefix("!")
@@ -117,11 +117,11 @@ class KubeRequests:
         )
 
     async def patch(self, request: web.Request) -> web.Response:
-        """Merge a patch into metadata and spec."""
+        """Merge the patch in the body into metadata and spec."""
         return answer(patch_object(self._collection, _key(request), await _body(request)))
 
     async def patch_status(self, request: web.Request) -> web.Response:
-        """Merge a patch into the status."""
+        """Merge the patch in the body into the status."""
         return answer(patch_status(self._collection, _key(request), await _body(request)))
 
     async def delete(self, request: web.Request) -> web.Response:
@@ -147,15 +147,19 @@ async def _body(request: web.Request) -> Json:
 
 
 def answer(item: Json, code: int = 200) -> web.Response:
-    """Return an object as JSON."""
+    """Return an HTTP response with an object as JSON."""
     return web.Response(body=orjson.dumps(item), status=code, content_type="application/json")
 
 
 def list_objects(collection: Collection, selector: Selector, query: Mapping[str, str]) -> Json:
-    """Return a page of a list in the API server's format; raises `ApiError`."""
+    """Return a page of a list in the API server's format.
+
+    Raise `ApiError` 400 if a parameter is invalid, 410 if the version has expired, and 504 if the
+    version does not exist yet.
+    """
     token = query.get("continue", "")
     if token:
-        # All pages have the first page's version, whose snapshot was kept for them.
+        # All pages have the version of the first page, and its snapshot was kept for them.
         version, start = _parse_token(token)
         items = collection.snapshot_at(version)
     else:
@@ -211,7 +215,7 @@ _INITIAL_END: Final = {"k8s.io/initial-events-end": "true"}
 
 
 class ApiWatch:
-    """A watch of a collection, with the version that it has reached."""
+    """A watch of a collection, with the last version that it has sent."""
 
     def __init__(
         self,
@@ -238,7 +242,7 @@ class ApiWatch:
         self._version = int(wanted)
 
     async def lines(self) -> AsyncIterator[bytes]:
-        """Yield the response's lines until the timeout, or until its version is compacted."""
+        """Yield the lines of the response until the timeout, or until its version is compacted."""
         try:
             for line in self._initial():
                 yield line
@@ -248,7 +252,11 @@ class ApiWatch:
             yield _line("ERROR", error.status)
 
     def _initial(self) -> Iterator[bytes]:
-        """Yield every object as ADDED if there is no version, or with `sendInitialEvents`."""
+        """Yield every object as ADDED, unless the watch starts at a version of its own.
+
+        With `sendInitialEvents`, yield every object in any case, then a bookmark that marks the
+        end.
+        """
         if self._version and not self._sends_initial:
             return
         current = self._collection.versions.current
@@ -266,22 +274,23 @@ class ApiWatch:
         end = loop.time() + self._timeout_seconds
         bookmark_at = loop.time() + self._bookmark_seconds
         while loop.time() < end:
-            # Taken before reading the changes, so that a write between the two is not missed.
+            # The ticket is taken before the changes are read, so that a write between the two is
+            # not missed.
             ticket = self._collection.versions.ticket()
             for change in self._collection.changes_after(self._version):
                 self._version = change.version
                 if line := self._event(change):
                     yield line
             if self._bookmarks and loop.time() >= bookmark_at:
-                # The server's version, not the last change's: bookmarks keep a watch recent whose
-                # objects do not change.
+                # The server's version, not the version of the last change: bookmarks also keep
+                # watches recent whose objects do not change.
                 self._version = max(self._version, self._collection.versions.current)
                 yield self._bookmark()
                 bookmark_at = loop.time() + self._bookmark_seconds
             await self._collection.versions.wait(ticket, min(end, bookmark_at) - loop.time())
 
     def _event(self, change: StoredChange) -> bytes | None:
-        """Return the line of a change, from the selector's results before and after it.
+        """Return the line of a change; `None` if the selector matches neither before nor after it.
 
         An object that starts to match is ADDED; an object that no longer matches is DELETED.
         """

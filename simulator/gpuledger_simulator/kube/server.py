@@ -1,8 +1,8 @@
 """The simulated Kubernetes API server; it uses real HTTP, so that real clients can connect.
 
 This module contains routes, sockets and the controls for tests. It also contains `PodDriver`, which
-turns the steps of the scenario's pods into writes, to this server or, through `driver`, to a real
-one. Both receive the same writes. `requests` creates the responses.
+turns the steps of the scenario's pods into writes. The writes go to this server or, through
+`driver`, to a real one; both get the same writes. `requests` creates the responses.
 """
 
 import asyncio
@@ -79,7 +79,7 @@ class KubeApi:
         self.collections["pods"].create(item)
 
     async def patch_pod_status(self, namespace: str, name: str, status: Json) -> None:
-        """Write a pod's status as its kubelet would."""
+        """Write a pod's status like the pod's kubelet."""
         patch_status(self.collections["pods"], (namespace, name), {"status": status})
 
     async def delete_pod(self, namespace: str, name: str, *, grace_seconds: int) -> None:
@@ -88,12 +88,12 @@ class KubeApi:
         delete_object(self.collections["pods"], key, grace_seconds=grace_seconds)
 
     def compact(self) -> None:
-        """Discard all changes up to now: lists and watches from earlier versions get 410."""
+        """Discard all changes up to now; lists and watches from earlier versions then get 410."""
         for collection in self.collections.values():
             collection.compact()
 
     def cut_connections(self) -> None:
-        """Abort every watch in the middle, like a broken network."""
+        """Abort the connections of all watches, like a network failure."""
         for transport in self._watchers:
             transport.abort()
 
@@ -134,7 +134,7 @@ class KubeApi:
         if transport:
             self._watchers.add(transport)
         try:
-            # A disconnected client is not an error, because watches end that way.
+            # A disconnected client is not an error, because watches usually end in this way.
             with suppress(ConnectionError):
                 await response.prepare(request)
                 async for line in watch.lines():
@@ -161,9 +161,12 @@ class KubeApi:
 async def serve_kube_api(
     simulation: Simulation | KubeApi, *, listen: str = "127.0.0.1:0", play: bool = True
 ) -> AsyncIterator[str]:
-    """Serve the API and yield its URL; with `play`, the scenario's pods are created and deleted."""
+    """Serve the API and yield its URL; with `play`, create and delete the scenario's pods.
+
+    Raise `UserError` if `listen` is invalid or the port cannot be opened.
+    """
     api = simulation if isinstance(simulation, KubeApi) else KubeApi(simulation)
-    # Without cancellation, a watch of a disconnected client would stay until its next line.
+    # Without cancellation, a watch of a disconnected client would run until its next line.
     runner = web.AppRunner(
         api.app(), access_log=None, shutdown_timeout=0.5, handler_cancellation=True
     )
@@ -199,20 +202,20 @@ _log = structlog.get_logger(__name__)
 
 
 class Cluster(Protocol):
-    """A server to which pods are written."""
+    """A server to which the scenario's pods are written."""
 
     async def create_pod(self, pod_key: str, item: Json) -> None:
-        """Create a pod."""
+        """Create a pod; `pod_key` is its namespace and name."""
 
     async def patch_pod_status(self, namespace: str, name: str, status: Json) -> None:
-        """Write a pod's status as its kubelet would."""
+        """Write a pod's status like the pod's kubelet."""
 
     async def delete_pod(self, namespace: str, name: str, *, grace_seconds: int) -> None:
         """Delete a pod, or mark it as terminating if the grace period is not zero."""
 
 
 class PodDriver:
-    """Plays the pods' steps in order of time."""
+    """Plays the steps of all pods in order of time."""
 
     def __init__(self, simulation: Simulation, cluster: Cluster) -> None:
         self._simulation = simulation
@@ -221,14 +224,14 @@ class PodDriver:
         self._next = 0
 
     async def play(self) -> None:
-        """Play each step when it is due; returns after the last one."""
+        """Play each step when it is due; return after the last step."""
         while self._next < len(self._events):
             await self.play_due()
             if self._next < len(self._events):
                 await self._simulation.clock.sleep(max(0.001, self._wait_seconds()))
 
     async def play_due(self) -> None:
-        """Play the steps that are due."""
+        """Play the steps that are due now."""
         while self._next < len(self._events) and self._wait_seconds() <= 0:
             event = self._events[self._next]
             pod, spec = event.pod, event.pod.spec

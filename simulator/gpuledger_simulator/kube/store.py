@@ -1,9 +1,9 @@
 """The API server's store: objects, their versions, and the changes that watchers can still read.
 
-The module begins with the errors in a real API server's wording (`Status` objects). Then follow
-etcd's role and the rules of a write: the server assigns the UID, and a grace period delays a pod's
-deletion. Objects are replaced and never modified, so pages and watchers may keep references to
-them. HTTP is not handled here.
+The module begins with the errors (`Status` objects) in the wording of a real API server. The rest
+does what etcd does, and applies the rules of a write: the server assigns the UID, and a grace
+period delays the deletion of a pod. Objects are replaced and never modified, so pages and watchers
+may keep references to them. HTTP is not handled here.
 
 All kinds share one version counter, as in etcd. The version of a list of pods may come from a write
 to a node, and a watch of pods may start at a version that no pod ever had.
@@ -40,14 +40,14 @@ class ApiError(Exception):
 
 
 def not_found(plural: str, name: str) -> ApiError:
-    """404 for an object that does not exist."""
+    """Return the error 404 for an object that does not exist."""
     message = f'{plural} "{name}" not found'
     details = {"name": name, "kind": plural}
     return ApiError(code=404, reason="NotFound", message=message, details=details)
 
 
 def already_exists(plural: str, name: str) -> ApiError:
-    """409 for an object that already exists."""
+    """Return the error 409 for an object that already exists."""
     message = f'{plural} "{name}" already exists'
     details = {"name": name, "kind": plural}
     return ApiError(code=409, reason="AlreadyExists", message=message, details=details)
@@ -74,17 +74,17 @@ def too_new(version: int, current: int) -> ApiError:
 
 
 def bad_request(message: str) -> ApiError:
-    """400 for an invalid parameter."""
+    """Return the error 400 for an invalid parameter."""
     return ApiError(code=400, reason="BadRequest", message=message)
 
 
 def unworded(message: str) -> ApiError:
-    """500 without a reason, which real servers return for unexpected input."""
+    """Return the error 500 without a reason, as real servers do for unexpected input."""
     return ApiError(code=500, reason="", message=message)
 
 
 def invalid(message: str) -> ApiError:
-    """422 for an object or options that break a rule."""
+    """Return the error 422 for an object or options that break a rule."""
     return ApiError(code=422, reason="Invalid", message=message)
 
 
@@ -104,14 +104,14 @@ class StoredChange:
 
 
 class Versions:
-    """Counts the writes of a server and wakes tasks that wait for one."""
+    """Counts the writes of a server and wakes tasks that wait for a write."""
 
     def __init__(self) -> None:
         self.current = 1000
         self._news = asyncio.Event()
 
     def next(self) -> int:
-        """Count a write and wake all waiting tasks."""
+        """Count a write, wake all waiting tasks, and return the new version."""
         self.current += 1
         # Each write gets a new event. If one event were set and cleared, tasks that hold a ticket
         # but do not wait yet would miss the write.
@@ -146,28 +146,28 @@ class Collection:
         self._compacted = versions.current
 
     def get(self, key: Key) -> Json:
-        """Return an object; raises `ApiError` 404."""
+        """Return an object; raise `ApiError` 404 if it does not exist."""
         if key not in self._objects:
             raise not_found(self.plural, key[1])
         return self._objects[key]
 
     def create(self, item: Json) -> Json:
-        """Add an object; raises `ApiError` 409 if its name is taken."""
+        """Add an object; raise `ApiError` 409 if its name is taken."""
         key = key_of(item)
         if key in self._objects:
             raise already_exists(self.plural, key[1])
         return self._write(key, item)
 
     def replace(self, item: Json) -> Json:
-        """Replace an object; raises `ApiError` 404."""
+        """Replace an object; raise `ApiError` 404 if it does not exist."""
         key = key_of(item)
         self.get(key)
         return self._write(key, item)
 
     def delete(self, key: Key) -> Json:
-        """Remove an object and return its last state; raises `ApiError` 404."""
+        """Remove an object and return its last state; raise `ApiError` 404 if it does not exist."""
         before = self.get(key)
-        # A deletion is a write with its own version, which the last state carries.
+        # A deletion is a write with its own version, which the last state contains.
         last = _with_version(before, self.versions.current + 1)
         del self._objects[key]
         self._log(before, None)
@@ -178,7 +178,7 @@ class Collection:
         return [self._objects[key] for key in sorted(self._objects)]
 
     def snapshot(self) -> tuple[int, list[Json]]:
-        """Return the current version and its objects, and keep them for later pages."""
+        """Return the current version and all objects, and keep the objects for later pages."""
         version = self.versions.current
         self._snapshots[version] = self.items()
         while len(self._snapshots) > MAX_SNAPSHOTS:
@@ -186,18 +186,18 @@ class Collection:
         return version, self._snapshots[version]
 
     def snapshot_at(self, version: int) -> list[Json]:
-        """Return the objects of an earlier snapshot; raises `ApiError` 410."""
+        """Return the objects of an earlier snapshot; raise `ApiError` 410 if it was discarded."""
         if version not in self._snapshots:
             raise expired("The provided continue parameter is too old to display a "
                                    "consistent list result.")  # fmt: skip
         return self._snapshots[version]
 
     def is_kept(self, version: int) -> bool:
-        """Whether all changes after `version` are still available."""
+        """Return whether all changes after `version` are still available."""
         return version >= self._compacted
 
     def changes_after(self, version: int) -> Iterable[StoredChange]:
-        """Return the changes after `version`; raises `ApiError` 410 if some were discarded."""
+        """Return the changes after `version`; raise `ApiError` 410 if some were discarded."""
         if not self.is_kept(version):
             raise expired(f"too old resource version: {version} ({self._compacted})")
         return [change for change in self._changes if change.version > version]
@@ -221,7 +221,7 @@ class Collection:
 
 
 def key_of(item: Json) -> Key:
-    """Return an object's namespace, or an empty string if it has none, and its name."""
+    """Return an object's namespace, which is empty if it has none, and its name."""
     return item["metadata"].get("namespace", ""), item["metadata"]["name"]
 
 
@@ -230,12 +230,15 @@ def _with_version(item: Json, version: int) -> Json:
 
 
 def create_object(collection: Collection, item: Json, *, namespace: str = "") -> Json:
-    """Create an object from a client; the server sets its UID and creation time."""
+    """Create an object from a client; the server sets its UID and creation time.
+
+    Raise `ApiError` 422 if the name is missing and 409 if it is taken.
+    """
     metadata = item.get("metadata")
     if not isinstance(metadata, dict) or not metadata.get("name"):
         raise invalid("metadata.name: Required value: name or generateName is required")
     owned = {"uid": str(uuid4()), "creationTimestamp": kube_time(time.time_ns())}
-    # The namespace in the path overrides the one in the body.
+    # The namespace in the path overrides the namespace in the body.
     placed = {"namespace": namespace} if namespace else {}
     status = {"phase": "Pending"} if collection.kind == "Pod" else {}
     return collection.create(
@@ -250,26 +253,35 @@ def create_object(collection: Collection, item: Json, *, namespace: str = "") ->
 
 
 def patch_status(collection: Collection, key: Key, patch: Json) -> Json:
-    """Merge a patch into an object's status; other parts of the patch are ignored."""
+    """Merge a patch into an object's status; other parts of the patch are ignored.
+
+    Raise `ApiError` 404 if the object does not exist.
+    """
     before = collection.get(key)
     status = _merge(before.get("status", {}), patch.get("status", {}))
     return collection.replace({**before, "status": status})
 
 
 def patch_object(collection: Collection, key: Key, patch: Json) -> Json:
-    """Merge a patch into an object's metadata and spec; its status does not change."""
+    """Merge a patch into an object's metadata and spec; its status does not change.
+
+    Raise `ApiError` 404 if the object does not exist.
+    """
     before = collection.get(key)
     merged = _merge(before, {name: patch[name] for name in ("metadata", "spec") if name in patch})
     return collection.replace(merged)
 
 
 def delete_object(collection: Collection, key: Key, *, grace_seconds: int | None) -> Json:
-    """Delete an object; a pod on a node is only marked as terminating during its grace period."""
+    """Delete an object; a pod on a node is only marked as terminating during its grace period.
+
+    Return the object's last state. Raise `ApiError` 404 if the object does not exist.
+    """
     item = collection.get(key)
     if collection.kind != "Pod":
         return collection.delete(key)
     spec = item.get("spec", {})
-    # Without a node there is no kubelet to wait for containers to end.
+    # Without a node, no kubelet would wait for containers to end.
     if not spec.get("nodeName"):
         grace_seconds = 0
     elif grace_seconds is None:
@@ -279,12 +291,12 @@ def delete_object(collection: Collection, key: Key, *, grace_seconds: int | None
         "deletionGracePeriodSeconds": grace_seconds,
     }
     marked = collection.replace({**item, "metadata": {**item["metadata"], **marks}})
-    # As on a real server, a pod is marked first and then removed, even without a grace period.
+    # As on a real server, a pod is first marked and then removed, even without a grace period.
     return marked if grace_seconds else collection.delete(key)
 
 
 def _merge(before: Any, patch: Any) -> Any:  # noqa: ANN401  # any JSON
-    """Merge as RFC 7386 defines: null removes, objects merge, everything else replaces."""
+    """Return the merged value, as RFC 7386 defines: null removes, objects merge, others replace."""
     if not isinstance(patch, dict):
         return patch
     merged = dict(before) if isinstance(before, dict) else {}

@@ -1,8 +1,8 @@
 """Simulates NVML on one node: the `pynvml` functions that the agent calls, with NVML's limits.
 
-This module assembles the library from its subjects, one module each, which contain NVML's names,
-structs, units and errors. The state of the devices comes from `gpuledger_simulator.device`, the
-driver's sampling from `gpuledger_simulator.sampling_windows`. Parameters have the names of
+This module assembles the library from one module per subject. Each of these modules contains NVML's
+names, structs, units and errors. The state of the devices comes from `gpuledger_simulator.device`,
+the driver's sampling from `gpuledger_simulator.sampling_windows`. Parameters have the names of
 nvidia-ml-py.
 """
 
@@ -47,8 +47,8 @@ class SimulatedNvml:
         self.events = Events(session)
         processes = Processes(session, mig)
         if not driver.has_plain_lists:
-            # Only below nvidia-ml-py can such a driver be read correctly, so the functions there
-            # exist too.
+            # nvidia-ml-py misreads such a driver; callers need the functions below nvidia-ml-py,
+            # so these exist too.
             self._nvmlGetFunctionPointer = processes.find_function
         self._functions = _functions_of(
             [
@@ -60,7 +60,7 @@ class SimulatedNvml:
         )  # fmt: skip
 
     def __getattr__(self, name: str) -> NvmlFunction:
-        # Uses the dictionary, because `self._functions` would recurse endlessly while it is not set
+        # Uses the dictionary, because `self._functions` would recurse endlessly if it is not set
         # yet, as in an unpickled object.
         function = self.__dict__.get("_functions", {}).get(name)
         if function is None:
@@ -73,9 +73,10 @@ class SimulatedNvml:
 
 
 def _functions_of(subjects: Iterable[object], *, narrowed_by: Mig) -> Mapping[str, NvmlFunction]:
-    """Return all functions by name; raises `ValueError` if two subjects have the same function.
+    """Return all functions by name; raise `ValueError` if two subjects have the same function.
 
-    Only `narrowed_by` may replace functions of other subjects, because instances support fewer.
+    Only `narrowed_by` may replace functions of other subjects, because instances support fewer
+    functions.
     """
     found: dict[str, NvmlFunction] = {}
     for subject in (*subjects, narrowed_by):

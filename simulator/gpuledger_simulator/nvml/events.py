@@ -1,7 +1,7 @@
-"""Event sets: events that the driver reports without being polled.
+"""Event sets: events that the driver reports, so that callers need not query values repeatedly.
 
-A wait lasts as long as its timeout in real time, whatever the scenario's speed. It reports the
-events that happened meanwhile in scenario time.
+A wait lasts as long as its timeout in real time, independent of the scenario's speed. It returns
+the events that happened during this wait in scenario time.
 """
 
 import time
@@ -35,14 +35,14 @@ _TYPES: Final = {
 
 @dataclass(eq=False)
 class EventSet:
-    """A set of events that its owner waits for."""
+    """A set of event types for which a caller waits."""
 
     masks: dict[int, int] = field(default_factory=dict)
     """Registered event types by GPU."""
     since_ns: dict[int, int] = field(default_factory=dict)
-    """Time of registration by GPU, since the scenario's start."""
+    """Time of registration by GPU, in nanoseconds since the scenario's start."""
     reported: int = 0
-    """Number of the node's incidents that the set has passed."""
+    """Number of the node's incidents that the set has reported or skipped."""
     is_free: bool = False
     """Whether the set was freed."""
 
@@ -54,7 +54,7 @@ class Events(Subject):
     """The function that sleeps between polls; tests replace it."""
 
     def nvmlEventSetCreate(self) -> EventSet:
-        """Return a new set."""
+        """Return a new set; raise NotSupported if the driver has no events."""
         self._session.check_open()
         self._check_events()
         return EventSet()
@@ -71,7 +71,10 @@ class Events(Subject):
         return self._session.event_support.types
 
     def nvmlDeviceRegisterEvents(self, handle: Handle, eventTypes: int, eventSet: EventSet) -> None:
-        """Register event types of a GPU for a set, from now on; NotSupported for other types."""
+        """Add event types of a GPU to a set, for events from now on.
+
+        Raise NotSupported for types that the GPU does not support.
+        """
         index = self._session.gpu(handle).facts.index
         self._check_events()
         if eventTypes & ~self._session.event_support.types:
@@ -80,7 +83,7 @@ class Events(Subject):
         eventSet.since_ns.setdefault(index, self._session.since_epoch_ns())
 
     def nvmlEventSetWait_v2(self, eventSet: EventSet, timeoutms: int) -> Any:  # noqa: ANN401  # a struct of ctypes
-        """Return the next event, without its time; NVMLError_Timeout if none comes in time."""
+        """Return the next event, without its time; raise NVMLError_Timeout if none comes."""
         found = self._wait(eventSet, timeoutms)
         return pynvml.nvmlFriendlyObject(
             {
@@ -93,7 +96,10 @@ class Events(Subject):
         )
 
     def nvmlEventSetWait_v3(self, eventSet: EventSet, params: Any) -> None:  # noqa: ANN401  # a struct of ctypes
-        """Fill in the next event with its time; NVMLError_Timeout if none comes in time."""
+        """Fill in the next event with its time.
+
+        Raise NVMLError_Timeout if no event comes in time, and FunctionNotFound before version 3.
+        """
         if self._session.event_support.version != "v3":
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         found = self._wait(eventSet, params.timeoutMs)
@@ -108,8 +114,8 @@ class Events(Subject):
     def _wait(self, events: EventSet, timeout_ms: int) -> PlannedIncident:
         session, give_up = self._session.number, time.monotonic() + timeout_ms / 1000
         while True:
-            # As with the real driver, a shutdown or another thread that frees the set ends the
-            # wait.
+            # As with the real driver, the wait ends if the library is shut down or if another
+            # thread frees the set.
             if not self._session.users or session != self._session.number or events.is_free:
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
             if found := self._next(events):
@@ -124,8 +130,8 @@ class Events(Subject):
             incident = self._session.incidents[events.reported]
             if incident.time_ns > now_ns:
                 return None
-            # Counts incidents that are not reported too: later registrations do not report earlier
-            # events.
+            # Also counts incidents that are not reported, because later registrations do not report
+            # earlier events.
             events.reported += 1
             gpu = incident.spec.gpu
             if (
@@ -150,19 +156,19 @@ _MS_PER_SECOND = 1000
 
 @dataclass(eq=False)
 class SystemEventSet:
-    """A set of driver events that its owner waits for."""
+    """A set of types of driver events for which a caller waits."""
 
     mask: int
     """Registered event types."""
     reported_ns: int
-    """Time up to which events were reported, since the scenario's start."""
+    """Time up to which events were reported, in nanoseconds since the scenario's start."""
 
 
 class SystemEventCalls(Subject):
-    """The functions for events of the driver itself."""
+    """The functions for events of the driver itself, such as unbind."""
 
     def __init__(self, session: Session, happened: Sequence[tuple[int, int]] = ()) -> None:
-        """Create the functions for events, as times since the scenario's start and types."""
+        """`happened` has the time of each event, in ns since the scenario's start, and its type."""
         super().__init__(session)
         self._system_events = happened
 
@@ -179,7 +185,7 @@ class SystemEventCalls(Subject):
     def nvmlSystemRegisterEvents(
         self, version: int, eventTypes: int, setHandle: SystemEventSet
     ) -> None:
-        """Register event types."""
+        """Add event types to a set."""
         self._check_request(version, pynvml.nvmlSystemRegisterEventRequest_v1)
         setHandle.mask |= eventTypes
 
@@ -191,7 +197,7 @@ class SystemEventCalls(Subject):
         eventData: Any,  # noqa: ANN401  # an array of ctypes
         eventDataSize: int,
     ) -> list[dict[str, int]]:
-        """Return the events since the previous wait; empty after `timeoutMs` of real time."""
+        """Return the events since the previous wait; nothing after `timeoutMs` of real time."""
         self._check_request(version, pynvml.nvmlSystemEventSetWaitRequest_v1)
         end = time.monotonic() + timeoutMs / _MS_PER_SECOND
         while True:
@@ -201,7 +207,7 @@ class SystemEventCalls(Subject):
                 for at_ns, kind in self._system_events
                 if since_ns < at_ns <= setHandle.reported_ns and kind & setHandle.mask
             ][:eventDataSize]
-            # The timeout is real time, because the scenario's clock may run faster and the caller's
+            # The timeout is in real time: the scenario's clock may run faster, but the caller's
             # thread must wait as long as requested.
             if happened or time.monotonic() >= end:
                 break

@@ -1,6 +1,6 @@
-"""An NVML library with the faults of the scenario, wrapped around the library without faults.
+"""An NVML library with the faults of the scenario: a wrapper around the library without faults.
 
-Each function is called through this wrapper, so the subjects do not have to handle faults.
+Each function is called through the wrapper, so the subjects do not have to handle faults.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ _PLAIN_READINGS: Final = frozenset(
         "nvmlDeviceGetFieldValues",
     }
 )
-# These fields identify a value; garbage in them would make it unusable rather than wrong.
+# These fields identify a value. With garbage in them, the value would be unusable, not wrong.
 _KEPT: Final = frozenset(
     {"version", "pid", "timeStamp", "timestamp", "fieldId", "scopeId", "valueType", "nvmlReturn"}
 )
@@ -64,7 +64,7 @@ class FaultyNvml(SimulatedNvml):
             if name in ("nvmlInit", "nvmlShutdown"):
                 self.begin(name)
                 return function(*arguments, **named)
-            # Calls name a GPU by its handle, or by its index to get the handle.
+            # A call identifies its GPU by a handle, or by an index if it requests the handle.
             given = [*arguments, *named.values()]
             gpu = next((one.index for one in given if isinstance(one, Handle)), None)
             if name == "nvmlDeviceGetHandleByIndex":
@@ -88,11 +88,11 @@ class FaultyNvml(SimulatedNvml):
         return guarded
 
     def begin(self, call: str) -> None:
-        """Apply faults before the library is opened or closed; raises the same error as NVML."""
+        """Apply faults before the library is opened or closed; raise the same error as NVML."""
         now_ns = self.session.since_epoch_ns()
         if call == "nvmlShutdown":
-            # The driver is unbound when the last user closes the library, which this shutdown may
-            # do.
+            # The driver is unbound when its last user closes the library; this shutdown may be the
+            # last one.
             if self.session.users <= 1:
                 self._unloaded |= {
                     number
@@ -109,16 +109,16 @@ class FaultyNvml(SimulatedNvml):
                 self._unloaded.add(number)
             if is_there and number in self._unloaded:
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
-            # The counters restart when the driver is loaded again, even if no user was active at
-            # that time.
+            # The counters restart when the driver is loaded again, even if the library was not open
+            # at that time.
             if fault.end_ns is not None and fault.is_over(now_ns) and number in self._unloaded:
                 self.session.driver_loaded_ns = max(self.session.driver_loaded_ns, fault.end_ns)
         self._opened_ns = now_ns
 
     def meet(self, call: str, gpu: int | None) -> None:
-        """Apply faults before any other function: block, or raise the same error as NVML."""
+        """Apply faults before other functions: block, or raise the same error as NVML."""
         now_ns = self.session.since_epoch_ns()
-        # Faults of the driver come first, because without a driver no device responds.
+        # Faults of the driver are first, because no device responds without a driver.
         for fault in self._faults:
             kind, is_there = fault.spec.kind, fault.is_there(now_ns)
             if kind == "version_mismatch" and is_there:
@@ -131,7 +131,7 @@ class FaultyNvml(SimulatedNvml):
                 self._meet_device(number, fault, call, now_ns)
 
     def distort(self, call: str, gpu: int | None, answer: Any) -> Any:  # noqa: ANN401  # results of the library
-        """Return the function's result, or garbage or the frozen result instead."""
+        """Return the function's result, or garbage or the frozen result if a fault applies."""
         now_ns = self.session.since_epoch_ns()
         for number, fault in enumerate(self._faults):
             if fault.spec.kind == "frozen" and fault.is_there(now_ns) and fault.is_of(gpu, call):
@@ -145,7 +145,7 @@ class FaultyNvml(SimulatedNvml):
 
     def _meet_device(self, number: int, fault: PlannedFault, call: str, now_ns: int) -> None:
         kind = fault.spec.kind
-        # A handle from before the fault's end stays invalid; only a new nvmlInit helps.
+        # A handle from before the fault's end stays invalid until nvmlInit is called again.
         is_late = fault.end_ns is not None and self._opened_ns < fault.end_ns
         if kind in _DEVICE_ERRORS and now_ns >= fault.start_ns:
             if fault.is_there(now_ns) or is_late:
@@ -153,7 +153,7 @@ class FaultyNvml(SimulatedNvml):
         elif not fault.is_there(now_ns):
             return
         elif kind == "hang":
-            # A fault without an end blocks permanently. Otherwise the end is polled for, because
+            # A fault without an end blocks permanently. Otherwise the end is polled, because
             # scenario time may run at any speed.
             pause = threading.Event()
             while fault.is_there(self.session.since_epoch_ns()):
@@ -167,14 +167,14 @@ class FaultyNvml(SimulatedNvml):
 
 
 def make_nvml(*arguments: Any, faults: Sequence[PlannedFault], **named: Any) -> SimulatedNvml:  # noqa: ANN401  # arguments of the library
-    """Return the library of a node, without a wrapper if there are no faults."""
+    """Return the library of a node; without faults, it has no wrapper."""
     if not faults:
         return SimulatedNvml(*arguments, **named)
     return FaultyNvml(*arguments, faults=faults, **named)
 
 
 def garble(value: Any) -> Any:  # noqa: ANN401  # results of the library
-    """Return a value of the same form that is impossible."""
+    """Return an impossible value of the same form."""
     if isinstance(value, int) and not isinstance(value, bool):
         return 2**32 - 1  # -1 as an unsigned integer
     if isinstance(value, tuple):

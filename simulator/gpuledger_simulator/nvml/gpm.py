@@ -1,4 +1,4 @@
-"""The chip's counters (GPM): samples, and the metrics between two samples."""
+"""GPU performance monitoring (GPM): samples of the chip's counters, and metrics between two."""
 # ruff: noqa: N802, N803  # NVML's own names
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ _MIB: Final = 1 << 20
 _MIN_NS: Final = 100_000_000
 _BUFFER_BYTES: Final = 64
 
-# Fields of the kernel mix by metric; the metrics are percentages of the time between the samples.
+# Fields of the kernel mix, by metric; a metric is a percentage of the time between two samples.
 _ENGINE: Final = "engine"
 _DRAM: Final = "dram"
 _RATIOS: Final[Mapping[int, str]] = {
@@ -66,7 +66,7 @@ class _Taken(NamedTuple):
 
 
 class Profiling(Subject):
-    """The functions of GPM."""
+    """The functions of GPM; each raises the same error as NVML."""
 
     def __init__(self, session: Session, mig: Mig) -> None:
         super().__init__(session)
@@ -83,20 +83,20 @@ class Profiling(Subject):
     def nvmlGpmSampleAlloc(self) -> Any:  # noqa: ANN401  # a ctypes pointer
         """Return a buffer for one sample."""
         self._session.check_open()
-        # Stored, because Python would otherwise reuse the address for another buffer.
+        # Stored, because otherwise Python would use the address again for another buffer.
         buffer = (c_char * _BUFFER_BYTES)()
         address = addressof(buffer)
         self._buffers[address] = (buffer, None)
         return cast(address, pynvml.c_nvmlGpmSample_t)
 
     def nvmlGpmSampleFree(self, gpmSample: Any) -> None:  # noqa: ANN401  # a ctypes pointer
-        """Free a buffer."""
+        """Free a buffer; raise InvalidArgument if the buffer was not allocated."""
         self._session.check_open()
         if self._buffers.pop(_address(gpmSample), None) is None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
     def nvmlGpmSampleGet(self, device: Handle, gpmSample: Any) -> Any:  # noqa: ANN401  # a ctypes pointer
-        """Sample a GPU or a compute instance."""
+        """Store a sample of a GPU or a compute instance in the buffer."""
         if isinstance(device, MigHandle):
             own = self._mig.instance_of(device)
             gpu = self._session.whole_gpu(device)
@@ -104,7 +104,7 @@ class Profiling(Subject):
         return self._sample(self._session.gpu(device), self._session.gpu(device).share, gpmSample)
 
     def nvmlGpmMigSampleGet(self, device: Handle, gpuInstanceId: int, gpmSample: Any) -> Any:  # noqa: ANN401  # a ctypes pointer
-        """Sample a GPU instance."""
+        """Store a sample of a GPU instance in the buffer."""
         gpu = self._session.gpu(device)
         cut = gpu.cut(self._session.since_epoch_ns())
         there = {one.gpu_instance for one in cut.instances} if cut else set()
@@ -119,7 +119,7 @@ class Profiling(Subject):
         return self._sample(gpu, weigh, gpmSample)
 
     def nvmlGpmMetricsGet(self, metricsGet: Any) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Fill in the metrics of the time between two samples."""
+        """Fill in the metrics between two samples; raise InvalidArgument if they are too close."""
         older, newer = self._taken(metricsGet.sample1), self._taken(metricsGet.sample2)
         span_ns = newer.time_ns - older.time_ns
         if metricsGet.version != pynvml.NVML_GPM_METRICS_GET_VERSION or span_ns < _MIN_NS:
@@ -158,13 +158,13 @@ def _address(pointer: Any) -> int:  # noqa: ANN401  # a ctypes pointer
 
 
 def _metric(number: int, older: _Taken, newer: _Taken) -> float | None:
-    """Return a metric, or `None` if the GPU does not have it."""
+    """Return a metric; `None` if the GPU does not have it."""
     span_ns = newer.time_ns - older.time_ns
     if what := _RATIOS.get(number):
         worked_ns = 0.0
         for process in newer.gpu.processes:
             load = process.spec.load
-            whole = {_ENGINE: 1.0, _DRAM: load.memory_ratio}  # the others are parts of the mix
+            whole = {_ENGINE: 1.0, _DRAM: load.memory_ratio}  # other metrics are fields of the mix
             part = whole[what] if what in whole else float(getattr(load.mix, what))
             busy_ns = newer.gpu.busy_ns(process, older.time_ns, newer.time_ns)
             worked_ns += busy_ns * newer.weigh(process) * part
@@ -178,8 +178,8 @@ def _metric(number: int, older: _Taken, newer: _Taken) -> float | None:
         links = newer.gpu.facts.model.nvlinks
         if (number - _EACH_LINK.start) // 2 >= links:
             return None
-        # All links carry the same traffic.
+        # All links have the same traffic.
         moved = newer.gpu.mixed_ns("nvlink_bytes_per_second", older.time_ns, newer.time_ns)
         return moved / span_ns / _MIB / links
-    # Engines that no scenario can use exist and are idle.
+    # Engines that scenarios cannot use exist and are idle.
     return 0.0 if number in _NEVER else None

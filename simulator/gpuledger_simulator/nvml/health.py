@@ -1,8 +1,8 @@
 """Errors, wear and limits of a GPU, and numbered fields.
 
 Each numbered field is one row of `_FIELDS`: its type, and a function of the GPU, the time at which
-the driver was loaded, and the current time. The driver's counters restart when it is loaded; the
-device's counters do not.
+the driver was loaded, and the current time. The driver's counters restart when the driver is
+loaded; the device's counters do not.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,14 +36,14 @@ _FABRIC_CONDITIONS: Final = (
     "route_unhealthy",
     "access_timeout",
 )
-"""In the order of their bit pairs."""
+"""Conditions of the NVLink fabric, in the order of their bit pairs in NVML's health mask."""
 
 
 class Health(Subject):
     """The functions that report errors and limits."""
 
     def nvmlDeviceGetTotalEccErrors(self, handle: Handle, errorType: int, counterType: int) -> int:
-        """Return the memory errors, in total or since the driver was loaded."""
+        """Return the number of memory errors, in total or since the driver was loaded."""
         gpu = self._session.gpu(handle)
         if counterType not in (pynvml.NVML_VOLATILE_ECC, pynvml.NVML_AGGREGATE_ECC):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -57,7 +57,7 @@ class Health(Subject):
     def nvmlDeviceGetSramEccErrorStatus(self, device: Handle, status: Any) -> int:  # noqa: ANN401  # a reference to a struct
         """Fill in the SRAM errors."""
         gpu = self._newer(device)
-        # nvidia-ml-py passes a reference, whose struct the library fills in.
+        # nvidia-ml-py passes a reference to a struct, which the library fills in.
         struct = status._obj  # noqa: SLF001  # what ctypes.byref refers to
         struct.aggregateCor = struct.volatileCor = self._count(gpu, "sram_corrected")
         struct.aggregateUncSecDed = self._count(gpu, "sram_uncorrected")
@@ -66,7 +66,11 @@ class Health(Subject):
         return int(pynvml.NVML_SUCCESS)
 
     def nvmlDeviceGetRemappedRows(self, device: Handle) -> tuple[int, int, int, int]:
-        """Return the rows remapped for corrected and uncorrected errors, pending, failed."""
+        """Return rows remapped for corrected errors and for uncorrected errors, pending, failed.
+
+        Pending and failed are 1 if a row is waiting for a reset or could not be remapped. Raise
+        NotSupported for generations that retire pages.
+        """
         gpu = self._newer(device)
         now_ns, ailments = self._session.since_epoch_ns(), gpu.facts.ailments
         pending = ailments.has("remap_pending", now_ns)
@@ -86,7 +90,7 @@ class Health(Subject):
         return self._count(self._session.gpu(handle), "pcie_replays")
 
     def nvmlDeviceGetGpuFabricInfoV(self, device: Handle, gpuFabricInfo: Any) -> int:  # noqa: ANN401  # a reference to a struct
-        """Fill in the fabric's state: completed with NVLinks; NotSupported before Hopper."""
+        """Fill in the state of the NVLink fabric; raise NotSupported before Hopper."""
         gpu = self._session.gpu(device)
         if not gpu.facts.architecture.has_profiling:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -108,14 +112,14 @@ class Health(Subject):
         return int(pynvml.NVML_SUCCESS)
 
     def nvmlDeviceGetCurrPcieLinkGeneration(self, handle: Handle) -> int:
-        """Return the PCIe link's generation, which is 1 while no process has the GPU open."""
+        """Return the PCIe generation of the link, which is 1 while no process has the GPU open."""
         gpu, now_ns = self._session.gpu(handle), self._session.since_epoch_ns()
         trained = [fault.pcie_generation for fault in gpu.facts.ailments.lasting(now_ns)]
         own = gpu.facts.model.pcie_generation if gpu.users(now_ns) else _IDLE_PCIE_GENERATION
         return min([own, *(generation for generation in trained if generation)])
 
     def nvmlDeviceGetCurrPcieLinkWidth(self, handle: Handle) -> int:
-        """Return the number of the PCIe link's lanes."""
+        """Return the number of lanes of the PCIe link."""
         faults = self._session.gpu(handle).facts.ailments.lasting(self._session.since_epoch_ns())
         return min([_LANES, *(fault.pcie_width for fault in faults if fault.pcie_width)])
 
@@ -129,12 +133,12 @@ class Health(Subject):
         return memory
 
     def nvmlDeviceGetFanSpeed(self, handle: Handle) -> int:
-        """Raise NotSupported: data center GPUs have no fans."""
+        """Raise NotSupported, because data center GPUs have no fans."""
         self._session.gpu(handle)
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
     def nvmlDeviceGetGridLicensableFeatures_v4(self, handle: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Return the licensable features; empty, because the GPUs are not virtual."""
+        """Return the licensable features: none, because the GPUs are not virtual."""
         self._session.gpu(handle)
         return pynvml.c_nvmlGridLicensableFeatures_v4_t()
 
@@ -156,7 +160,7 @@ class Health(Subject):
         return [round(maximum * _MIN_LIMIT_RATIO), maximum]
 
     def nvmlDeviceGetTemperatureThreshold(self, handle: Handle, threshold: int) -> int:
-        """Return a temperature threshold; newer generations report margins instead."""
+        """Return a temperature threshold; raise NotSupported if the generation reports margins."""
         has_thresholds = self._session.gpu(handle).facts.architecture.has_thresholds
         if not has_thresholds or threshold not in _SLOWDOWN_CELSIUS:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -190,13 +194,13 @@ class FieldValues(Subject):
     """The function that returns numbered fields."""
 
     def nvmlDeviceGetFieldValues(self, handle: Handle, fieldIds: Sequence[Any]) -> Any:  # noqa: ANN401  # ctypes structs
-        """Return the fields; a field that the GPU does not have carries its own error code."""
+        """Return the fields; a field that the GPU does not have contains its own error code."""
         gpu, now_ns = self._session.gpu(handle), self._session.since_epoch_ns()
         values = (pynvml.c_nvmlFieldValue_t * len(fieldIds))()
         for value, field in zip(values, fieldIds, strict=True):
             number, scope = field if isinstance(field, tuple) else (field, 0)
             value.fieldId, value.scopeId = number, scope
-            # Each field has its own error code, so an unsupported field does not fail the others.
+            # An unsupported field gets an error code; the other fields still have values.
             self._fill_field(value, gpu, now_ns)
         return values
 
@@ -216,7 +220,7 @@ class FieldValues(Subject):
             value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
             return
         if is_of_one_link:
-            # All links carry the same traffic, and their parts add up to the total.
+            # All links have the same traffic, and their parts add up to the total.
             taken = taken // links + (value.scopeId < taken % links)
         self._put(value, taken)
 
@@ -280,7 +284,7 @@ def _nvlink_kibibytes(gpu: SimulatedGpu, loaded_ns: int, now_ns: int) -> int | N
 
 
 _TakenOfLink = Callable[[SimulatedGpu, int, int, int], int]
-"""Returns a field of one NVLink; its number follows the GPU."""
+"""Returns a field of one NVLink, from the GPU, the link's number, and the two times above."""
 _NO_BIT_ERRORS: Final = 0xFFF
 """Packed form of 15e-255, which NVIDIA's tools show for a link without errors."""
 
@@ -315,7 +319,7 @@ def _symbol_error_ratio(gpu: SimulatedGpu, link: int, loaded_ns: int, now_ns: in
 
 
 def _blocks_with(errors: int) -> _TakenOfLink:
-    """Return the field for blocks with this many errors: each error is in its own block."""
+    """Return the function for the number of blocks with `errors` errors; a block has at most 1."""
 
     def take(gpu: SimulatedGpu, link: int, loaded_ns: int, now_ns: int) -> int:
         count = gpu.facts.ailments.count
@@ -349,7 +353,7 @@ _LINK_FIELDS: Final[dict[int, tuple[int, frozenset[int], _TakenOfLink]]] = {
 
 
 def _of_old_links(name: str | None = None) -> _Taken:
-    """Return a counter of all links together; newer generations count each link in other fields."""
+    """Return the function for a counter of all links; newer generations count single links."""
 
     def take(gpu: SimulatedGpu, loaded_ns: int, now_ns: int) -> int | None:
         if not gpu.facts.model.nvlinks or gpu.facts.architecture.nvlink_generation > _LAST_SUMMED:
@@ -381,7 +385,7 @@ def _margin(celsius: int, *, of_memory: bool = False) -> _Taken:
 
 _PER_LINK: Final = frozenset({138, 139})
 _FIELDS: Final[dict[int, tuple[int, _Taken]]] = {
-    # Retired pages: single-bit, double-bit, pending. Newer chips remap rows instead.
+    # Retired pages: single-bit, double-bit, pending. Ampere and newer chips remap rows instead.
     29: (_UINT, lambda gpu, _, __: None if gpu.facts.architecture.remaps_rows else 0),
     30: (_UINT, lambda gpu, _, __: None if gpu.facts.architecture.remaps_rows else 0),
     31: (
@@ -409,7 +413,7 @@ _FIELDS: Final[dict[int, tuple[int, _Taken]]] = {
     # KiB over NVLink, sent and received.
     138: (_ULONG_LONG, _nvlink_kibibytes),
     139: (_ULONG_LONG, _nvlink_kibibytes),
-    # No simulated GPU has this field: the total energy of a module.
+    # The total energy of a module, which no simulated GPU reports.
     170: (_UINT, lambda *_: None),
     # PCIe errors by type; the first field counts corrected errors.
     **{number: (_UINT, _of_pcie()) for number in range(174, 184)},
@@ -428,7 +432,7 @@ _FIELDS: Final[dict[int, tuple[int, _Taken]]] = {
         _UINT,
         lambda gpu, _, now_ns: _RECOVERIES.index(gpu.facts.ailments.recovery(now_ns)),
     ),
-    # As 75, with software and hardware slowdown separated.
+    # Like field 75, with separate values for software and hardware slowdown.
     269: (_ULONG_LONG, _throttled("software_thermal")),
     270: (_ULONG_LONG, _throttled("hardware_thermal")),
     271: (_ULONG_LONG, _throttled("power_brake")),

@@ -1,6 +1,6 @@
 """GPUs partitioned by MIG: handles of instances, and the functions that instances support.
 
-This module restricts the functions of other subjects to those that NVML supports under MIG.
+This module restricts the functions of other subjects to the ones that NVML supports under MIG.
 """
 
 import ctypes
@@ -51,16 +51,16 @@ class Mig(Subject):
         return [mode, mode]
 
     def nvmlDeviceGetMaxMigDeviceCount(self, device: Handle) -> int:
-        """Return the number of indices that may have an instance."""
+        """Return the number of instance indices; 0 if the GPU is not partitioned."""
         return self._mig_gpu(device).whole.compute if any(self.nvmlDeviceGetMigMode(device)) else 0
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Handle, index: int) -> Handle:
-        """Return the handle of an instance; NotFound if the index has none."""
+        """Return the handle of an instance; raise NotFound if there is no instance at the index."""
         self.check_permission(device)
         return self._handle(device, lambda one: one.device_index == index)
 
     def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, migDevice: Handle) -> Handle:
-        """Return the handle of an instance's GPU."""
+        """Return the handle of the GPU that contains an instance."""
         self.instance_of(migDevice)
         return Handle(migDevice.index, migDevice.session)
 
@@ -69,12 +69,12 @@ class Mig(Subject):
         return self.instance_of(device).gpu_instance
 
     def nvmlDeviceGetGpuInstanceById(self, device: Handle, gpuInstanceId: int) -> Handle:
-        """Return the handle of a GPU instance."""
+        """Return the handle of a GPU instance; raise NotFound if the id is unknown."""
         self.check_permission(device)
         return self._handle(device, lambda one: one.gpu_instance == gpuInstanceId)
 
     def nvmlGpuInstanceGetInfo(self, gpuInstance: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Return the placement of a GPU instance; the profile's number is not simulated."""
+        """Return the id and placement of a GPU instance; the profile's number is not simulated."""
         instance = self.instance_of(gpuInstance)
         info = pynvml.c_nvmlGpuInstanceInfo_t()
         info.id = instance.gpu_instance
@@ -84,7 +84,7 @@ class Mig(Subject):
     def nvmlDeviceGetGpuInstanceProfileInfo(
         self, device: Handle, profile: int, version: int = 2
     ) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Return a profile's slices and memory; NotSupported for other profiles or without MIG."""
+        """Return a profile's slices and memory; raise NotSupported if the GPU lacks the profile."""
         mig_gpu, slices = self._mig_gpu(device), _PROFILES.get(profile)
         if slices is None or slices not in mig_gpu.profiles.values() or version != 1:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -128,8 +128,8 @@ class Mig(Subject):
             self.check_permission(handle)
             return self._readings.nvmlDeviceGetMemoryInfo(handle, version)
         instance, gpu = self.instance_of(handle), self._session.whole_gpu(handle)
-        # Compute instances share the memory of their GPU instance, so the processes of all of them
-        # count.
+        # Compute instances share the memory of their GPU instance, so the processes of all compute
+        # instances count.
         used = sum(
             process.spec.memory_bytes
             for process in gpu.users(self._session.since_epoch_ns())
@@ -143,20 +143,20 @@ class Mig(Subject):
         return memory
 
     def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Return the newest window's utilization in percent; not supported under MIG."""
+        """Return the newest window's utilization in percent; raise NotSupported under MIG."""
         self._check_whole(handle)
         return self._utilization.nvmlDeviceGetUtilizationRates(handle)
 
     def nvmlDeviceGetSamples(
         self, device: Handle, sampling_type: int, timeStamp: int
     ) -> tuple[int, list[Any]]:
-        """Return the ring buffer's samples; only power samples are supported under MIG."""
+        """Return the ring buffer's samples; raise NotSupported under MIG, except for power."""
         if sampling_type != pynvml.NVML_TOTAL_POWER_SAMPLES:
             self._check_whole(device)
         return self._utilization.nvmlDeviceGetSamples(device, sampling_type, timeStamp)
 
     def nvmlDeviceGetProcessUtilization(self, handle: Handle, timeStamp: int) -> list[Any]:
-        """Return the buffered process samples; not supported under MIG."""
+        """Return the buffered process samples; raise NotSupported under MIG."""
         self._check_whole(handle)
         return self._utilization.nvmlDeviceGetProcessUtilization(handle, timeStamp)
 
@@ -166,10 +166,10 @@ class Mig(Subject):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
     def instance_of(self, handle: Handle) -> SimulatedInstance:
-        """Return a handle's instance; InvalidArgument for a GPU's handle or after a new layout."""
+        """Return a handle's instance; raise InvalidArgument for a GPU or a deleted instance."""
         if not isinstance(handle, MigHandle):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        # Compared by UUID, because the index may belong to another instance in a new layout.
+        # Compared by UUID, because a new layout may have another instance at the same index.
         for instance in self._instances(handle):
             if instance.uuid == handle.uuid:
                 return instance
@@ -185,7 +185,7 @@ class Mig(Subject):
         return cut.instances if cut else ()
 
     def _check_whole(self, handle: Handle) -> None:
-        # The driver measures no utilization of MIG-partitioned GPUs and their instances.
+        # The driver does not measure the utilization of MIG-partitioned GPUs and their instances.
         if self._cut(handle):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
@@ -202,7 +202,7 @@ class Mig(Subject):
 _NO_INSTANCE: Final = 0xFFFFFFFF
 _NO_BYTES: Final = (1 << 64) - 1
 _ROW: Final = Struct("@IQII")
-"""Pid, bytes of memory, GPU instance id and compute instance id."""
+"""The fields are the pid, the memory in bytes, the GPU instance id and the compute instance id."""
 _LISTS: Final = {
     "nvmlDeviceGetComputeRunningProcesses_v3": "compute",
     "nvmlDeviceGetGraphicsRunningProcesses_v3": "graphics",
@@ -230,7 +230,10 @@ class Processes(Subject):
         return self._running(handle, "mps")
 
     def find_function(self, name: str) -> Callable[..., int]:
-        """Return the driver's function below an nvidia-ml-py function; raises FunctionNotFound."""
+        """Return the driver's function below an nvidia-ml-py function.
+
+        The function returns an NVML error code. Raise FunctionNotFound for an unknown name.
+        """
         kind = _LISTS.get(name)
         if kind is None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
@@ -253,7 +256,7 @@ class Processes(Subject):
         return fill
 
     def _running(self, handle: Handle, kind: str) -> list[Any]:
-        """Return a list as nvidia-ml-py reads it, which expects rows of 24 bytes."""
+        """Return a list as nvidia-ml-py reads it: nvidia-ml-py expects rows of 24 bytes."""
         written = self._write(handle, kind)
         if self._session.driver.process_size_answer == "success":
             return []

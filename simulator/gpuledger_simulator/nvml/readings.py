@@ -34,14 +34,17 @@ _REASONS: Final = {
     "hardware_thermal": 0x48,
     "power_brake": 0x88,
 }
-"""By the scenario's names; the hardware slowdowns share a bit."""
+"""Bits by the scenario's names; the two hardware slowdowns share a bit."""
 
 
 class Readings(Subject):
     """The functions that read a device's gauges and counters."""
 
     def nvmlDeviceGetMemoryInfo(self, handle: Handle, version: int | None = None) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Return the current memory use; only version 2 reports the driver's reserve separately."""
+        """Return the current memory use; only version 2 reports the driver's reserve separately.
+
+        Raise NotSupported if the GPU shares the node's memory.
+        """
         gpu = self._session.gpu(handle)
         if gpu.facts.unified_memory:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -67,7 +70,10 @@ class Readings(Subject):
         return round(joules * 1000 * NS_PER_SECOND / length_ns)
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: Handle) -> int:
-        """Return the energy since the driver was loaded, in millijoules."""
+        """Return the energy since the driver was loaded, in millijoules.
+
+        Raise NotSupported if the GPU has no energy counter in the scenario.
+        """
         gpu = self._session.gpu(handle)
         loaded_ns, now_ns = self._session.driver_loaded_ns, self._session.since_epoch_ns()
         if gpu.facts.energy_counter == "absent":
@@ -79,7 +85,7 @@ class Readings(Subject):
         return int(gpu.joules(loaded_ns, now_ns) * 1000)
 
     def nvmlDeviceGetTemperature(self, handle: Handle, sensor: int) -> int:
-        """Return the GPU temperature in degrees Celsius, which follows the last 20 s of load."""
+        """Return the GPU temperature in degrees Celsius, by the load of the last 20 s."""
         if sensor != pynvml.NVML_TEMPERATURE_GPU:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         now_ns = self._session.since_epoch_ns()
@@ -97,28 +103,31 @@ class Readings(Subject):
         return gpu.facts.model.sm_clock_megahertz if working else _IDLE_SM_MEGAHERTZ
 
     def nvmlDeviceGetPerformanceState(self, handle: Handle) -> int:
-        """Return 0 while a process has the GPU open, else 8."""
+        """Return performance state 0 while a process has the GPU open, else 8."""
         is_used = self._session.gpu(handle).users(self._session.since_epoch_ns())
         return 0 if is_used else _IDLE_PERFORMANCE_STATE
 
     def nvmlDeviceGetEncoderUtilization(self, handle: Handle) -> list[int]:
-        """Return the last window's utilization in percent, and its length in microseconds."""
+        """Return the encoder's utilization in percent, and its window in microseconds."""
         return self._engine(handle, "encoder_ratio")
 
     def nvmlDeviceGetDecoderUtilization(self, handle: Handle) -> list[int]:
-        """Return the last window's utilization in percent, and its length in microseconds."""
+        """Return the decoder's utilization in percent, and its window in microseconds."""
         return self._engine(handle, "decoder_ratio")
 
     def nvmlDeviceGetJpgUtilization(self, handle: Handle) -> list[int]:
-        """Return the last window's utilization in percent, and its length in microseconds."""
+        """Return the JPEG engine's utilization in percent, and its window in microseconds."""
         return self._engine(handle, "jpeg_ratio")
 
     def nvmlDeviceGetOfaUtilization(self, handle: Handle) -> list[int]:
-        """Return the last window's utilization in percent, and its length in microseconds."""
+        """Return the optical flow engine's utilization in percent, and its window in us."""
         return self._engine(handle, "optical_flow_ratio")
 
     def nvmlDeviceGetMarginTemperature(self, handle: Handle) -> int:
-        """Return the margin to the temperature limit; NotSupported on older generations."""
+        """Return the margin to the temperature limit in degrees Celsius.
+
+        Raise NotSupported if the generation does not report margins.
+        """
         if not self._session.gpu(handle).facts.architecture.has_margins:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return _MAX_CELSIUS - self.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
@@ -163,7 +172,10 @@ class Utilization(Subject):
     def nvmlDeviceGetSamples(
         self, device: Handle, sampling_type: int, timeStamp: int
     ) -> tuple[int, list[Any]]:
-        """Return the ring buffer's samples after `timeStamp`; NotFound if there are none."""
+        """Return the ring buffer's samples after `timeStamp`, a time in microseconds.
+
+        Raise NotFound if there are no samples, unless the driver model returns an empty list.
+        """
         windows = self._session.windows_of(device)
         values = {
             pynvml.NVML_TOTAL_POWER_SAMPLES: windows.milliwatts,
@@ -185,7 +197,7 @@ class Utilization(Subject):
         return pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, samples
 
     def nvmlDeviceGetProcessUtilization(self, handle: Handle, timeStamp: int) -> list[Any]:
-        """Return the buffered process samples after `timeStamp`; NotFound if there are none."""
+        """Return the buffered process samples after `timeStamp`; raise NotFound if none exist."""
         found = []
         windows, now_ns = self._session.windows_of(handle), self._session.since_epoch_ns()
         for sample in windows.list_process_samples(timeStamp, now_ns=now_ns):
@@ -196,7 +208,8 @@ class Utilization(Subject):
             struct.memUtil = sample.memory_percent
             found.append(struct)
         if not found:
-            # If the driver's size call succeeds, nvidia-ml-py raises an "error" with value 0.
+            # If the driver's call for the size succeeds, nvidia-ml-py raises an "error" with value
+            # 0.
             raise pynvml.NVMLError(self._empty_code)
         self._fill_video(found, handle)
         return found
@@ -207,7 +220,7 @@ class Utilization(Subject):
         return int(pynvml.NVML_ERROR_NOT_FOUND if is_error else pynvml.NVML_SUCCESS)
 
     def _fill_video(self, samples: list[Any], handle: Handle) -> None:
-        """Add the video engines' utilization to process samples, in proportion to the kernels'."""
+        """Add the video engines' utilization to samples, in proportion to kernel utilization."""
         mixes = {one.pid: one.spec.load.mix for one in self._session.gpu(handle).processes}
         for struct in samples:
             if mix := mixes.get(struct.pid):
@@ -221,7 +234,7 @@ _PERCENT: Final = 100
 
 
 class AccountingCalls(Subject):
-    """The functions of accounting mode."""
+    """The functions of accounting mode; reading accounts raises NotSupported if it is off."""
 
     def nvmlDeviceGetAccountingMode(self, handle: Handle) -> int:
         """Return whether accounting mode is on."""
@@ -234,7 +247,7 @@ class AccountingCalls(Subject):
 
     def nvmlDeviceGetAccountingPids(self, handle: Handle) -> list[int]:
         """Return the pids of the processes with an account."""
-        # A ring buffer: new accounts overwrite the oldest.
+        # A ring buffer: new accounts overwrite the oldest ones.
         return [process.pid for process in self._accounted(handle)[-_BUFFER_PROCESSES:]]
 
     def nvmlDeviceGetAccountingStats(self, handle: Handle, pid: int) -> Any:  # noqa: ANN401  # a ctypes struct
@@ -263,14 +276,17 @@ class AccountingCalls(Subject):
         stats.gpuUtilization = round(percent)
         stats.memoryUtilization = round(percent * process.spec.load.memory_ratio)
         stats.maxMemoryUsage = process.spec.memory_bytes
-        # The driver sets the time only after the process has ended.
+        # The driver sets the process's time only after the process has ended.
         stats.time = 0 if is_running else lived_ns // NS_PER_MS
         stats.startTime = self._session.stamp_us(start_ns)
         stats.isRunning = int(is_running)
         return stats
 
     def _find(self, handle: Handle, pid: int) -> tuple[PlannedProcess, int, int]:
-        """Return a process, the start of its latest visit to the GPU and the visit's end so far."""
+        """Return a process, the start of its latest visit to the GPU, and the visit's end so far.
+
+        Raise NotFound if the process has no account.
+        """
         now_ns = self._session.since_epoch_ns()
         for process in self._accounted(handle):
             visit = process.visit_at(now_ns)

@@ -1,6 +1,6 @@
 """An open library: its users, handles and clock, and the constant properties of its GPUs.
 
-The other modules report the state of devices, each in a `Subject`.
+The other modules report the state of devices; each has at least one `Subject`.
 """
 
 from collections.abc import Callable, Sequence
@@ -65,26 +65,28 @@ class Session:
         self.number = 0
 
     def nvmlInit(self) -> None:
-        """Open the library; each call needs its own shutdown."""
+        """Open the library; each call needs its own `nvmlShutdown`."""
         self.users += 1
 
     def nvmlShutdown(self) -> None:
-        """Close the library; the last call invalidates all handles."""
+        """Close the library; the last of several calls invalidates all handles."""
         self.check_open()
         self.users -= 1
-        # Handles contain the number of their session, so that handles of earlier sessions are
-        # rejected.
+        # Handles contain the number of their session, so handles of earlier sessions are rejected.
         if not self.users:
             self.number += 1
 
     def gpu(self, handle: Handle) -> SimulatedGpu:
-        """Return the GPU of a handle; NotSupported for an instance, as with most functions."""
+        """Return the GPU of a handle; raise NotSupported for an instance, like most functions."""
         if isinstance(handle, MigHandle):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return self.whole_gpu(handle)
 
     def whole_gpu(self, handle: Handle) -> SimulatedGpu:
-        """Return the GPU of a handle, or the GPU that contains an instance."""
+        """Return the GPU of a handle, which is the containing GPU for an instance.
+
+        Raise Uninitialized if the library is not open, and InvalidArgument for an old handle.
+        """
         self.check_open()
         if handle.session != self.number:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -95,21 +97,21 @@ class Session:
         return self._windows[self.gpu(handle).facts.index]
 
     def check_open(self) -> None:
-        """Raise NVML's error if the library is not open."""
+        """Raise Uninitialized if the library is not open."""
         if not self.users:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
 
     def stamp_us(self, since_epoch_ns: int) -> int:
-        """Return the driver's timestamp of an instant: the node's wall clock at that time."""
+        """Return the driver's timestamp of an instant by the node's wall clock, in microseconds."""
         return self.shown_ns(self.epoch_ns + since_epoch_ns) // 1000
 
     def _stamp_since_boot_us(self, since_epoch_ns: int) -> int:
-        """Return the timestamp of an instant for a driver that counts from boot."""
+        """Return an instant's timestamp for a driver that counts from boot, in microseconds."""
         # The driver is loaded at boot.
         return (since_epoch_ns - self.driver_loaded_ns) // 1000
 
     def since_epoch_ns(self) -> int:
-        """Return the time since the scenario's start."""
+        """Return the time since the scenario's start, in nanoseconds."""
         return self.clock.time_ns() - self.epoch_ns
 
 
@@ -134,7 +136,7 @@ class Identity(Subject):
         return len(self._session.gpus)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Handle:
-        """Return the handle of a GPU."""
+        """Return the handle of a GPU; raise InvalidArgument if there is no GPU at the index."""
         self._session.check_open()
         if not 0 <= index < len(self._session.gpus):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -171,7 +173,7 @@ class Board(Subject):
         return 13_000
 
     def nvmlSystemGetConfComputeState(self) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Return whether confidential computing is on; NotSupported before Hopper."""
+        """Return whether confidential computing is on; raise NotSupported before Hopper."""
         mode = self._confidential_mode()
         state = pynvml.c_nvmlConfComputeSystemState_t()
         state.environment = (
@@ -183,9 +185,9 @@ class Board(Subject):
         return state
 
     def nvmlSystemGetConfComputeSettings(self, settings: Any) -> int:  # noqa: ANN401  # a reference to a struct
-        """Fill in the confidential computing state and the multi-GPU mode; returns an NVML code.
+        """Fill in the confidential computing state and the multi-GPU mode; return an NVML code.
 
-        Several GPUs of one confidential node use protected PCIe.
+        If a confidential node has several GPUs, the GPUs use protected PCIe.
         """
         try:
             state = self.nvmlSystemGetConfComputeState()
@@ -203,7 +205,7 @@ class Board(Subject):
         return int(pynvml.NVML_SUCCESS)
 
     def nvmlDeviceGetPlatformInfo(self, device: Handle, platformInfo: Any) -> int:  # noqa: ANN401  # a reference to a struct
-        """Fill in a GPU's position in its rack; NotSupported if it is not in a rack."""
+        """Fill in a GPU's position in its rack; raise NotSupported if it is not in a rack."""
         facts = self._session.gpu(device).facts
         struct = platformInfo._obj  # noqa: SLF001  # what ctypes.byref refers to
         if facts.rack is None:
@@ -214,7 +216,10 @@ class Board(Subject):
         return int(pynvml.NVML_SUCCESS)
 
     def _confidential_mode(self) -> str:
-        """Return the node's mode: that of the first GPU whose mode is not `off`."""
+        """Return the node's mode: the mode of the first GPU that is not `off`, otherwise `off`.
+
+        Raise NotSupported if no GPU of the node supports confidential computing.
+        """
         self._session.check_open()
         modes = [
             gpu.facts.confidential
@@ -235,7 +240,7 @@ class Board(Subject):
         return str(drawn)[:_SERIAL_DIGITS]
 
     def nvmlDeviceGetPciInfo_v3(self, handle: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Return the PCI address of the board."""
+        """Return the PCI address of the board, as bus number and bus id."""
         pci = pynvml.nvmlPciInfo_t()
         address = pci_bus_id(self._session.gpu(handle).facts.index)
         pci.bus = int(address.split(":")[1], 16)
@@ -248,7 +253,7 @@ class Board(Subject):
         return int(pynvml.NVML_BRAND_TESLA if tesla else pynvml.NVML_BRAND_NVIDIA)
 
     def nvmlDeviceGetArchitecture(self, device: Handle) -> int:
-        """Return the generation."""
+        """Return NVML's number of the GPU's generation."""
         return self._session.gpu(device).facts.architecture.number
 
     def nvmlDeviceGetCudaComputeCapability(self, handle: Handle) -> tuple[int, int]:
@@ -266,7 +271,7 @@ class Board(Subject):
         return "G520.0200.00.05"
 
     def nvmlDeviceGetInforomVersion(self, handle: Handle, infoRomObject: int) -> str:
-        """Return the version of an InfoROM object."""
+        """Return the version of an InfoROM object; raise NotSupported for unknown objects."""
         self._session.gpu(handle)
         if infoRomObject not in _INFOROM:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -297,7 +302,7 @@ class Board(Subject):
         return int(pynvml.NVML_COMPUTEMODE_DEFAULT)
 
     def nvmlDeviceGetP2PStatus(self, device1: Handle, device2: Handle, p2pIndex: int) -> int:
-        """Return whether two GPUs can reach each other by NVLink, which both must have."""
+        """Return whether two GPUs can reach each other by NVLink; both must have NVLinks."""
         if p2pIndex != pynvml.NVML_P2P_CAPS_INDEX_NVLINK:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         linked = all(self._session.gpu(one).facts.model.nvlinks for one in (device1, device2))

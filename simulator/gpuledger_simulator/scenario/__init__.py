@@ -1,1 +1,1 @@
-"""Scenarios: loading and validating them."""
+"""Loads and checks scenarios."""

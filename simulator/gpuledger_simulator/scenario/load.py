@@ -1,7 +1,7 @@
 """Loads a scenario from a YAML file and reports invalid input in one line.
 
-This module reads the file and checks its parts against each other, so that code that plays a
-scenario can rely on it. `gpuledger_simulator.schema` defines the shape.
+This module reads the file and checks its parts against each other, so that other code can rely on a
+valid scenario. `gpuledger_simulator.schema` defines the fields.
 """
 
 import re
@@ -47,7 +47,7 @@ _PROTECTED_MINORS: Final = range(43, 87)
 
 
 def load_scenario(path: str | Path) -> Scenario:
-    """Read and check a scenario; raises `UserError` with the file, the field and the remedy."""
+    """Return the scenario in a file; raise `UserError` with the file, the field and the remedy."""
     try:
         content = yaml.safe_load(read_small_file(Path(path), max_bytes=_MAX_BYTES))
     except OSError as error:
@@ -58,7 +58,7 @@ def load_scenario(path: str | Path) -> Scenario:
         raise UserError(
             f"{path}: expected a scenario, got YAML that is nested too deeply"
         ) from error
-    except ValueError as error:  # as from an impossible date
+    except ValueError as error:  # for example, an invalid date
         raise UserError(f"{path}: invalid date or number") from error
     try:
         return parse_scenario(content)
@@ -67,12 +67,12 @@ def load_scenario(path: str | Path) -> Scenario:
 
 
 def parse_scenario(content: object) -> Scenario:
-    """Convert the content of a YAML document to a scenario and check it."""
+    """Return the scenario in the content of a YAML document; raise `UserError` if it is invalid."""
     try:
         scenario = msgspec.convert(content, Scenario)
     except msgspec.ValidationError as error:
         raise UserError(_explain(str(error))) from error
-    # The order matters: later checks plan the scenario and rely on existing nodes.
+    # The order matters: later checks plan the scenario and assume that all nodes exist.
     _check_names(scenario)
     _check_drivers(scenario)
     _check_pods(scenario)
@@ -84,7 +84,7 @@ def parse_scenario(content: object) -> Scenario:
 
 
 def _explain(message: str) -> str:
-    """Rewrite msgspec's error message, and suggest the closest valid field."""
+    """Return an error message in the scenario's terms, from msgspec's error message."""
     match = _AT.match(message)
     what, path = (match["what"], match["path"] or "") if match else (message, "")
     where = path.lstrip(".") or "the file"
@@ -101,18 +101,18 @@ def _explain(message: str) -> str:
 
 
 def _fields_at(path: str) -> list[str]:
-    """Return the scenario's fields at a msgspec path."""
+    """Return the names of the scenario's fields at a msgspec path."""
     return [field.name for field in msgspec.structs.fields(_shape_at(path))]
 
 
 def _choices_at(path: str) -> list[object]:
-    """Return the allowed values at a msgspec path, or an empty list if any value is allowed."""
+    """Return the allowed values at a msgspec path; an empty list if any value is allowed."""
     return _literals_in(_shape_at(path))
 
 
 def _shape_at(path: str) -> Any:  # noqa: ANN401  # any type annotation
     at: Any = Scenario
-    # The path comes from msgspec, which has already walked it, so it exists.
+    # The path exists, because it is part of an error message of msgspec.
     for name in re.findall(r"\.(\w+)|(\[)", path):
         if name[1]:
             at = (_structs_in(at) or [at])[0]
@@ -135,7 +135,7 @@ def _structs_in(hint: Any) -> list[Any]:  # noqa: ANN401  # any type annotation
 
 
 def _nearest(wrong: str, known: Iterable[str]) -> str:
-    """Return a suggestion: the closest name, or all known names."""
+    """Return a suggestion: the most similar name, or all known names."""
     names = list(known)
     near = find_near(wrong, names)
     return f"did you mean {near!r}?" if near else f"available: {', '.join(names) or 'none'}"
@@ -158,7 +158,7 @@ def _check_names(scenario: Scenario) -> None:
 
 
 def _check_drivers(scenario: Scenario) -> None:
-    """Check that each driver's row length exists in its version."""
+    """Raise `UserError` if a driver's row length does not exist in its version."""
     for number, node in enumerate(scenario.nodes):
         version = _PROTECTED_VERSION.fullmatch(node.driver.version)
         is_protected = version is not None and int(version[1]) in _PROTECTED_MINORS
@@ -179,7 +179,7 @@ def _check_pods(scenario: Scenario) -> None:
                 f"{where}.end_seconds: {pod.end_seconds} is not after "
                 f"start_seconds {pod.start_seconds}"
             )
-        # None: the earlier pod of that name never ends.
+        # `None` means that the earlier pod of that name never ends.
         free = free_from.get(name, 0.0)
         if free is None or (name in free_from and pod.start_seconds < free):
             raise UserError(
@@ -193,7 +193,7 @@ def _check_pods(scenario: Scenario) -> None:
 
 
 def _check_gpus(scenario: Scenario) -> None:
-    """Check that each process's GPUs exist and have enough memory when the process starts."""
+    """Raise `UserError` if a process's GPUs do not exist or have too little memory at its start."""
     processes = plan_processes(scenario, plan_pods(scenario, epoch_ns=0))
     for node in scenario.nodes:
         groups = gpu_groups(node)
@@ -210,8 +210,8 @@ def _check_gpus(scenario: Scenario) -> None:
             room = facts.memory_bytes - facts.model.reserved_bytes
             here = [process for process in on_node if index in process.spec.gpus]
             for process in here:
-                # A process uses the same memory from start to end, so the total peaks when a
-                # process starts.
+                # A process uses the same memory from start to end, so the total can only be highest
+                # when a process starts.
                 held = sum(p.spec.memory_bytes for p in here if p.alive(process.start_ns))
                 if held > room:
                     raise UserError(
@@ -225,7 +225,7 @@ def _check_gpus(scenario: Scenario) -> None:
 
 
 def _check_devices(scenario: Scenario) -> None:
-    """Check that the GPUs and instances that the kubelet allocates exist."""
+    """Raise `UserError` if the kubelet allocates a GPU or an instance that does not exist."""
     groups = {node.name: gpu_groups(node) for node in scenario.nodes}
     for pod in plan_pods(scenario, epoch_ns=0):
         for container in pod.spec.containers:
@@ -261,7 +261,7 @@ def _check_incidents(scenario: Scenario) -> None:
 
 
 def _check_visits(process: PlannedProcess) -> None:
-    """Check that a process has at least one visit, and that its visits do not overlap."""
+    """Raise `UserError` if a process has no visit, or if its visits overlap."""
     plan = process.spec.visits
     if plan and plan.count > 1 and plan.every_seconds <= plan.length_seconds:
         raise UserError(
@@ -275,7 +275,10 @@ def _check_visits(process: PlannedProcess) -> None:
 
 
 def _check_instance(process: PlannedProcess, gpu: str, cuts: list[Cut]) -> None:
-    """Check that a process keeps one MIG instance, or one unpartitioned GPU, for its whole life."""
+    """Raise `UserError` if a process does not keep one instance or unpartitioned GPU for its life.
+
+    The instance must also have enough memory.
+    """
     place, cut = process.spec.instance, cut_at(cuts, process.start_ns)
     size = len(cut.instances) if cut else 0
     if (place is not None) != (cut is not None) or (place or 0) >= max(size, 1):

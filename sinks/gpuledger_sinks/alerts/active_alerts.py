@@ -1,8 +1,8 @@
-"""The active alerts, with their unsent changes per Alertmanager and their ends.
+"""The active alerts: when each began and ends, and which Alertmanagers accepted or rejected it.
 
 Follows Alertmanager's rules for clients: a firing alert is sent repeatedly, each time with an end
-some time ahead, and a resolved one for some minutes more. Pure; times are passed in. Times sent to
-Alertmanager are wall-clock times, durations are measured by the monotonic clock.
+in the near future, and a resolved alert is sent for five more minutes. Pure; times are passed in.
+Times sent to Alertmanager are wall-clock times; durations are measured by the monotonic clock.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,9 +17,9 @@ from gpuledger_sinks.alerts.slots import AlertSlots, Labels
 _ENDS_AFTER_RESENDS: Final = 4
 """As in Prometheus: two sends may be lost before Alertmanager ends a firing alert."""
 _SEND_END_NS: Final = 300 * NS_PER_SECOND
-"""How long the end of an alert is sent repeatedly."""
+"""How long an alert is still sent after it has ended."""
 _REJECTED_NS: Final = NS_PER_HOUR
-"""How long the hold of an alert that is only rejected restarts with each attempt."""
+"""How long each attempt restarts the hold of an alert that was rejected and never accepted."""
 
 MAX_CHARACTERS: Final = 2_000
 """Maximum length of each label and annotation; a record may have a million characters."""
@@ -33,7 +33,7 @@ class Now(NamedTuple):
     time_ns: int
     """Since the epoch."""
     monotonic_ns: int
-    """By the clock that is never set."""
+    """By the monotonic clock."""
 
     @classmethod
     def of(cls, clock: Clock) -> "Now":
@@ -43,17 +43,17 @@ class Now(NamedTuple):
 
 @dataclass(slots=True)
 class Changes:
-    """The state of the changes of one alert, which are numbered from 1."""
+    """Which changes of one alert have been answered or are being sent; changes count from 1."""
 
     answered: int = 0
     """The last change that an Alertmanager accepted or rejected, or that is never sent."""
     awaited: int = 0
-    """The last change whose answer is awaited."""
+    """The last change for which polled records wait until it is answered."""
     max_together: dict[str, int] = field(default_factory=dict)
     """For each Alertmanager that rejected the alert: the maximum size of its batch."""
 
     def record_answer(self, change: int) -> None:
-        """Record that this change is answered; a later one may have been answered before."""
+        """Record the answer to a change, even if a later change was answered first."""
         self.answered = max(self.answered, change)
 
 
@@ -74,11 +74,11 @@ class ActiveAlert:
     seen_ns: int
     """When a tick last showed that its state continues, by the monotonic clock."""
     over_ns: int = 0
-    """If it has an end: the end by the monotonic clock."""
+    """When it ends, by the monotonic clock; unused while `ends_ns` is `None`."""
     hold_ns: int = 0
-    """Minimum time for which it is active from when it is sent."""
+    """Minimum time for which it stays active after an Alertmanager accepts it."""
     begun_ns: int = 0
-    """When it began in this sink, by the monotonic clock."""
+    """When this sink activated it, by the monotonic clock."""
     unresponsive_ns: int = 0
     """Time without a tick after which a firing alert is dropped."""
     taken_ns: dict[str, int] = field(default_factory=dict)
@@ -96,10 +96,10 @@ class ActiveAlert:
         return self.changes.answered >= self.change
 
     def hold_until_taken(self, now: Now) -> None:
-        """Restart the hold unless an Alertmanager has accepted the alert.
+        """Restart the hold of an alert with an end, unless an Alertmanager has accepted it.
 
-        Alertmanager does not notify of an alert that is over. For an alert that is only rejected,
-        this stops after `_REJECTED_NS`.
+        Otherwise the end could pass before the alert is accepted. The hold of an alert that was
+        rejected and never accepted no longer restarts after `_REJECTED_NS`.
         """
         # Alertmanager accepts an alert whose first post is past its end, but does not notify.
         is_given_up = self.rejected_ns and now.monotonic_ns - self.seen_ns >= _REJECTED_NS
@@ -108,15 +108,22 @@ class ActiveAlert:
             self.over_ns = now.monotonic_ns + self.hold_ns
 
     def answered_ns(self, receiver: str) -> int | None:
-        """Return when the Alertmanager last accepted or rejected it, by the monotonic clock."""
+        """Return when an Alertmanager last accepted or rejected the alert in its current form.
+
+        The time is by the monotonic clock; `None` without an answer.
+        """
         taken_ns, rejected_ns = self.taken_ns.get(receiver), self.rejected_ns.get(receiver)
         if taken_ns is None or rejected_ns is None:
             return rejected_ns if taken_ns is None else taken_ns
         return max(taken_ns, rejected_ns)
 
     def is_over(self, *, now: Now) -> bool:
-        """Return whether the alert is no longer sent: it ended, or its GPU is unresponsive."""
-        # The answer to an alert acknowledges polled records, so it is awaited.
+        """Return whether the alert can be dropped.
+
+        True if it ended five minutes ago, or if it fires and no tick has confirmed its state for
+        `unresponsive_ns`; false while polled records wait for its answer.
+        """
+        # Polled records are acknowledged only after the answer.
         if self.changes.awaited > self.changes.answered:
             return False
         if self.ends_ns is None:
@@ -127,9 +134,9 @@ class ActiveAlert:
         """Return the alert in the format of `/api/v2/alerts`."""
         ends_ns = self.ends_ns
         if ends_ns is None:
-            # Alertmanager ends an alert that is not sent again, without `endsAt` by its own
-            # setting. Set here, so that all Alertmanagers of a cluster agree, and so that a restart
-            # of the sink does not end the alert early.
+            # Alertmanager ends an alert that is not sent again. Without `endsAt`, its own setting
+            # decides when. The end is set here, so that all Alertmanagers of a cluster agree, and
+            # so that a restart of the sink does not end the alert early.
             ends_ns = now.time_ns + _ENDS_AFTER_RESENDS * resend_ns
         return {
             "labels": dict(self.labels),
@@ -158,16 +165,16 @@ class ActiveAlerts:
         return iter(self._active.values())
 
     def confirm(self, key: Labels, *, now: Now) -> None:
-        """Record that the alert's state continues."""
+        """Record that the alert's state continues, if the alert is active."""
         if key in self._active:
             self._active[key].seen_ns = now.monotonic_ns
 
     def end(self, key: Labels, *, at_ns: int, now: Now) -> None:
-        """End an alert at `at_ns`, or now if that is in the future."""
+        """End an active alert at `at_ns`, or now if `at_ns` is in the future."""
         if key in self._active:
             alert = self._active[key]
-            # A new object without an answer: an answer on its way to the firing alert must not
-            # count as the answer to its end.
+            # A new object without answers: the answer to a request in flight with the firing alert
+            # must not count as the answer to its end.
             self._active[key] = replace(
                 alert,
                 ends_ns=max(alert.starts_ns, min(at_ns, now.time_ns)),
@@ -189,11 +196,12 @@ class ActiveAlerts:
         hold_ns: int,
         now: Now,
     ) -> bool:
-        """Activate an alert from `at_ns` for `hold_ns` from now; an active one continues.
+        """Activate an alert that began at `at_ns`, and end it `hold_ns` from now.
 
-        If too many are active, an older one is dropped: of the same node if it has too many,
-        otherwise of the node with the most alerts. Returns whether one was dropped; if no
-        Alertmanager had accepted it yet, it is never reported.
+        If the alert is already active, it continues. If too many alerts are active, an older one is
+        dropped: one of the same node if this node has too many, otherwise one of the node with the
+        most alerts. Returns whether an alert was dropped. A dropped alert that no Alertmanager had
+        accepted yet is never reported.
         """
         alert, known, is_full = self._begin(labels, annotations, at_ns=at_ns, now=now)
         alert.hold_ns = hold_ns
@@ -213,9 +221,10 @@ class ActiveAlerts:
         unresponsive_ns: int,
         now: Now,
     ) -> None:
-        """Activate an alert from `at_ns` until `end_state`, or until unseen for `unresponsive_ns`.
+        """Activate an alert that began at `at_ns` and has no end yet.
 
-        If too many are active, an older one is dropped, as by `hold`.
+        It fires until `end_state` is called, or until no tick has confirmed it for
+        `unresponsive_ns`. If too many alerts are active, an older one is dropped, as by `hold`.
         """
         alert, known, _ = self._begin(labels, annotations, at_ns=at_ns, now=now)
         alert.hold_ns, alert.unresponsive_ns = hold_ns, unresponsive_ns
@@ -234,11 +243,12 @@ class ActiveAlerts:
             going.owner.drop(going.key)
             self._slots.leave_out(_node_of(going.key))
         self._slots.take(key, node, self)
-        # A new object even if the alert is active: an answer on its way is for the previous one.
+        # A new object even if the alert is active: an answer to a request in flight must count for
+        # the previous form only.
         alert = self._active[key] = ActiveAlert(
             labels=key,
             annotations=_cut(annotations),
-            # An alert that began after this clock's time could not be ended by it.
+            # An end is at most the current time, so a later start could not be ended.
             starts_ns=min(at_ns, now.time_ns),
             changed_ns=now.monotonic_ns,
             seen_ns=now.monotonic_ns,
@@ -249,9 +259,10 @@ class ActiveAlerts:
         return alert, known, going is not None
 
     def end_state(self, key: Labels, *, at_ns: int, now: Now) -> None:
-        """End the alert of a state, after its hold if that is not over.
+        """End the alert of a state now, or once its hold is over.
 
-        Alertmanager does not notify of an alert that ends before it was evaluated.
+        The hold is needed because Alertmanager sends no notification of an alert that ends before
+        Alertmanager has evaluated it.
         """
         alert = self._active.get(key)
         if alert is None or alert.ends_ns is not None:
@@ -273,16 +284,16 @@ class ActiveAlerts:
         held.hold_until_taken(now)
 
     def reword(self, key: Labels, annotations: Mapping[str, str]) -> None:
-        """Replace the annotations of an active alert, for when it is sent again."""
+        """Replace the annotations of an active alert; they are sent with its next request."""
         if key in self._active:
             self._active[key].annotations = _cut(annotations)
 
     def stands(self, key: Labels) -> bool:
-        """Return whether an alert fires, or has ended recently."""
+        """Return whether an alert is still kept: it fires, or has ended recently."""
         return key in self._active
 
     def fires(self, key: Labels, *, now: Now) -> bool:
-        """Return whether an alert is active and has not ended."""
+        """Return whether an alert is kept and its end has not passed."""
         alert = self._active.get(key)
         return alert is not None and (alert.ends_ns is None or alert.over_ns > now.monotonic_ns)
 
@@ -292,14 +303,14 @@ class ActiveAlerts:
         return _identity(labels)
 
     def drop(self, key: Labels) -> ActiveAlert:
-        """Forget an active alert, even if its answer is awaited."""
+        """Forget and return an active alert, even if records wait for its answer."""
         alert = self._active.pop(key)
-        alert.changes.answered = alert.change  # it is never sent, so its answer is not awaited
+        alert.changes.answered = alert.change  # not sent again, so no record waits for it
         self._slots.free(key, _node_of(key))
         return alert
 
     def leave_out(self, node: str) -> None:
-        """Count an alert of a node for which there is no room."""
+        """Count an alert of this node that was not activated, because there are too many."""
         self._slots.leave_out(node)
 
     def drop_all(self) -> None:
@@ -316,9 +327,10 @@ class ActiveAlerts:
         ]
 
     def forget(self, *, now: Now) -> list[ActiveAlert]:
-        """Drop and return the alerts that are over: ended some time ago, or firing but unseen.
+        """Drop and return the alerts that are over.
 
-        Alerts whose answer is awaited stay.
+        They ended five minutes ago, or fire but no tick has confirmed them for too long. Alerts for
+        whose answer records wait are kept.
         """
         over = [alert for alert in self if alert.is_over(now=now)]
         for alert in over:
@@ -349,7 +361,10 @@ def record_taken(alerts: Iterable[ActiveAlert], receiver: str, *, now: Now) -> N
 
 
 def record_rejected(alert: ActiveAlert, receiver: str, *, now: Now) -> bool:
-    """Record that the Alertmanager rejects this alert; return whether it does so newly."""
+    """Record that the Alertmanager rejects this alert.
+
+    Returns whether this is its first rejection of the alert's current form.
+    """
     is_news = receiver not in alert.rejected_ns
     alert.rejected_ns[receiver] = now.monotonic_ns
     alert.changes.max_together[receiver] = 1
@@ -358,6 +373,6 @@ def record_rejected(alert: ActiveAlert, receiver: str, *, now: Now) -> bool:
 
 
 def record_partly_rejected(alerts: Sequence[ActiveAlert], receiver: str) -> None:
-    """Record that the Alertmanager rejects some of these alerts: halve the batches with them."""
+    """Record that the Alertmanager rejects a batch: halve the next batches with its alerts."""
     for alert in alerts:
         alert.changes.max_together[receiver] = (len(alerts) + 1) // 2

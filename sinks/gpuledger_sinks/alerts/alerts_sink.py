@@ -45,11 +45,11 @@ from gpuledger_sinks.settings import AlertsSettings
 from gpuledger_sinks.timelines import TickOrder
 
 _NOT_OBSERVED: Final = {TickOrder.REPEATED: "duplicate", TickOrder.SUPERSEDED: "superseded"}
-"""Reasons why an event is not checked against active alerts, by the event's place."""
+"""Reasons why an event is not checked against active alerts, by the order of its tick."""
 _ANSWER_TIMEOUT_SECONDS: Final = 0.5
-"""How long a poll waits for the answers to the alerts of the previous one."""
+"""How long `handle` waits for the answers to the alerts of the records that it was given."""
 _MAX_UNACKNOWLEDGED: Final = 2_000
-"""Maximum number of alerts that wait for their first answer while polling continues."""
+"""Number of alerts without an answer at which no further records are accepted."""
 _log = structlog.get_logger(__name__)
 
 
@@ -62,7 +62,10 @@ async def open_sink(
     clock: Clock,
     group: str,  # noqa: ARG001  # required by OpenSink
 ) -> AsyncIterator["AlertsSink"]:
-    """Open the sink that reports incidents and the ends of states to the Alertmanagers."""
+    """Open the sink that reports incidents and the ends of states to the Alertmanagers.
+
+    Raises `SettingsError` naming a file of credentials that cannot be used.
+    """
     check = readiness.check("alerts.receiver", severity=CheckSeverity.WARNING)
     credentials = watch_credentials(settings, section=NAME, readiness=readiness)
     shown = [shown_url(url) for url in settings.urls]
@@ -144,26 +147,26 @@ class AlertsSink(Sink):
 
     @override
     async def prepare(self, context: SinkContext) -> Partitions:
-        """Restore the states of new partitions; raises BusError."""
+        """Restore the states of new partitions; return no partitions. Raises BusError."""
         for partition in sorted(self._unrestored):
             await self._restore_states(partition, context)
             self._unrestored -= {partition}
         return frozenset()
 
     async def _restore_states(self, partition: TopicPartition, context: SinkContext) -> None:
-        """Read the kept incidents before the committed offset."""
+        """Restore states from the incidents that the topic has before the committed offset."""
         next_offset = await context.consumer.committed(partition)
         span = (await self._history.spans(partition.topic)).get(partition)
         if not next_offset or span is None:
             return
         before = Span(span.first, min(next_offset, span.end))
-        # Closed here instead of at garbage collection.
+        # Closed at the end of the block instead of at garbage collection.
         async with aclosing(self._history.read(partition, before)) as chunks:
             async for records in chunks:
                 if partition not in self._held:
                     return  # it was revoked meanwhile
                 for record in records:
-                    # Its dead letter was written when it was first read.
+                    # The dead letter of an undecodable record was written when it was first read.
                     with suppress(UndecodableError):
                         attributed = self._decoder.decode(record.value)
                         part = self._part_of(partition)
@@ -173,9 +176,10 @@ class AlertsSink(Sink):
     async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
         """Make alerts from polled records, and start sending the alerts that are due.
 
-        Returns once all alerts are sent that must be answered before records are acknowledged. If
-        an Alertmanager answers and there is room, returns after a short time in any case, so that a
-        slow one does not delay polls. Waits while none answers.
+        Waits up to half a second for the answers that acknowledge these records. Without all
+        answers, it still returns if an Alertmanager is available and fewer than
+        `_MAX_UNACKNOWLEDGED` alerts wait, so that a slow Alertmanager does not delay polls.
+        Otherwise it waits for answers.
         """
         unacknowledged_before = self._unacknowledged.count()
         for batch in batches:
@@ -188,7 +192,7 @@ class AlertsSink(Sink):
                     await self._until(lambda: not self._unacknowledged.count())
 
         def has_room() -> bool:
-            # While no Alertmanager answers, further records would only wait here.
+            # While no Alertmanager is available, further records could not be acknowledged.
             unacknowledged = self._unacknowledged.count()
             return not unacknowledged or (
                 unacknowledged < _MAX_UNACKNOWLEDGED and not self._receivers.are_away
@@ -207,8 +211,8 @@ class AlertsSink(Sink):
 
     @override
     async def release(self, partitions: Partitions, context: SinkContext) -> None:
-        """Forget partitions without ending their alerts, which the next owner continues."""
-        # Answers that have come count while the partitions are still ours.
+        """Forget partitions without ending their alerts, because the next owner continues them."""
+        # Answers received so far can be acknowledged only while the partitions are assigned.
         self._unacknowledged.acknowledge_answered()
         self._unacknowledged.drop(partitions)
         self._held -= partitions
@@ -243,7 +247,7 @@ class AlertsSink(Sink):
         )
 
     def _part_of(self, partition: TopicPartition) -> PartitionAlerts:
-        """Return the alerts of a partition, which events and incidents with its number share."""
+        """Return the alerts of a partition number, which events and incidents share."""
         if (part := self._parts.get(partition.partition)) is None:
             part = self._parts[partition.partition] = PartitionAlerts(
                 slots=self._slots,
@@ -259,8 +263,9 @@ class AlertsSink(Sink):
     ) -> None:
         """Make an alert of an incident, unless it is too old.
 
-        An incident that is older than the topic's retention has not waited in the topic: its node's
-        clock is wrong, such as in 1970, and the incident's time is unknown.
+        An incident that is older than the topic's retention cannot have waited in the topic for so
+        long. Its node's clock is wrong, for example in 1970, so its age is unknown and an alert is
+        made.
         """
         age_ns = part.age_ns(attributed, now=now)
         if self._settings.incident_age_seconds * NS_PER_SECOND < age_ns <= self._kept_ns:

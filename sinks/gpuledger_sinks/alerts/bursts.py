@@ -1,7 +1,7 @@
 """Bursts of XIDs: one fault of a GPU makes the driver report several XIDs, one of them the root.
 
 According to NVIDIA, a burst lasts until the GPU has had no XID for three minutes. Its root is the
-XID with the highest severity, and among equals the one with the highest class. Pure.
+XID with the highest severity. Among XIDs of equal severity, the highest class decides. Pure.
 """
 
 from typing import Final
@@ -39,7 +39,10 @@ Rank = tuple[int, int]
 
 
 def rank_of(incident: Incident) -> Rank:
-    """Return how likely an XID is the root; an unknown severity or class ranks above known ones."""
+    """Return the rank of an XID: the root of a burst is the XID with the highest rank.
+
+    An unknown severity or class ranks above the known ones; a missing class ranks as `unknown`.
+    """
     severity, category = incident.severity.value, incident.category or "unknown"
     return (
         _SEVERITIES.index(severity) if severity in _SEVERITIES else len(_SEVERITIES),
@@ -48,12 +51,12 @@ def rank_of(incident: Incident) -> Rank:
 
 
 def is_of_an_app(incident: Incident) -> bool:
-    """Return whether an XID concerns a pod's owner; each pod has its own bursts of these."""
+    """Return whether an application caused an XID; such XIDs form separate bursts per pod."""
     return incident.category == _APP
 
 
 def is_context(incident: Incident) -> bool:
-    """Return whether an XID only accompanies another one, such as 45 and 154."""
+    """Return whether an XID only accompanies another XID, as 45 and 154 do."""
     return incident.category in _CONTEXT
 
 

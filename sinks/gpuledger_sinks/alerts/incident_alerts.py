@@ -1,9 +1,9 @@
 """The alerts made from incidents: which incidents form one alert, and how long it is active.
 
-An event's alert is active for a hold, and equal events within it form one alert. The XIDs of one
-fault form one alert (`bursts`). A state's alert is active until its end is reported or proven
-(`states`). An alert keeps the labels of the incident with which it began; later information changes
-only its annotations. Pure.
+An event's alert is active for a fixed time, its hold; equal events during the hold form one alert.
+The XIDs of one fault form one alert (`bursts`). A state's alert is active until the end of the
+state is reported or proven (`states`). An alert keeps the labels of the incident with which it
+began; later information changes only its annotations. Pure.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,7 +40,7 @@ _OF_GPU: Final = ""
 _MAX_XIDS: Final = 32
 """Maximum number of XIDs named per burst; a GPU has fewer at a time."""
 _MAX_UNCONFIRMED: Final = 10_000
-"""Maximum number of restored incidents, because GPU names come from untrusted writers."""
+"""Maximum number of restored incidents; limited because their writers are untrusted."""
 _CONFIRMED_AFTER_NS: Final = 2 * NS_PER_MINUTE
 """Time after which a restored state's alert is active even without a tick of its GPU. Shorter than
 the time after which an Alertmanager ends an alert that is not sent again."""
@@ -55,10 +55,10 @@ _Subject = tuple[str, ...]
 
 @dataclass(slots=True, kw_only=True)
 class _Standing:
-    """The subject of one alert."""
+    """The incidents that form one alert."""
 
     root: AttributedIncident
-    """The incident from which its labels come."""
+    """The incident from which the alert's labels come."""
     labels: Labels
     last_ns: int
     """The time of its newest incident, by the node's clock."""
@@ -67,9 +67,9 @@ class _Standing:
     action: str | None = None
     """The driver's recovery action."""
     states: dict[str, State] = field(default_factory=dict)
-    """The states until whose end it is active, by kind."""
+    """The states that have not ended, by kind; the alert is active until all have ended."""
     unconfirmed_since_ns: int | None = None
-    """When it was restored, by the monotonic clock, while it is not sent yet."""
+    """When it was restored, by the monotonic clock; `None` once it is sent."""
 
     def count(self, incident: Incident) -> None:
         """Count an incident of this alert."""
@@ -81,7 +81,7 @@ class _Standing:
             self.states[state.kind] = state
 
     def name_pods(self, pods: Iterable[PodDescription]) -> bool:
-        """Fill in the names of pods that were unknown; return whether there were any."""
+        """Replace unknown pods of the root by known ones; return whether any was replaced."""
         by_uid = {pod.uid: pod for pod in pods if pod.uid and pod.state is PodState.KNOWN}
         named = [
             by_uid.get(pod.uid, pod) if pod.uid and pod.state is not PodState.KNOWN else pod
@@ -103,7 +103,7 @@ class IncidentAlerts:
         words: IncidentWords | None = None,
         state_unresponsive_ns: int = STATE_UNRESPONSIVE_NS,
     ) -> None:
-        """Take the active alerts, and how long a state lasts while no tick names its GPU."""
+        """Take the active alerts, and the time in nanoseconds that a state lasts without ticks."""
         self._alerts, self._words = alerts, words or IncidentWords()
         self._state_unresponsive_ns = state_unresponsive_ns
         self._standing: dict[_Gpu, dict[_Subject, _Standing]] = {}
@@ -131,7 +131,8 @@ class IncidentAlerts:
     def restore(self, attributed: AttributedIncident, *, now: Now) -> bool:
         """Restore an incident that was reported before; return whether it begins or ends a state.
 
-        It is sent once a tick shows that the state continues, or if no tick comes for some time.
+        The restored state is sent once a tick shows that it continues, or if no tick of its GPU
+        comes for two minutes.
         """
         incident = attributed.incident
         self._end_reported(incident, now=now)
@@ -155,7 +156,7 @@ class IncidentAlerts:
         return state_of(incident) is not None
 
     def observe(self, event: GpuEvent, *, now: Now) -> None:
-        """Check active alerts against a tick that is its node's newest."""
+        """Update the alerts of the GPUs in a tick, which must be the newest one of its node."""
         self._words.observe(event)
         node = node_key(event)
         for books in event.gpus:
@@ -176,7 +177,11 @@ class IncidentAlerts:
                     self._drop(gpu, subject)
 
     def _is_another(self, standing: _Standing, attributed: AttributedIncident, *, now: Now) -> bool:
-        """Return whether an event differs from an equal one that is over or of another pod."""
+        """Return whether an incident needs a new alert, although its subject has one.
+
+        True for an event if the previous alert is over or belongs to another known pod. XIDs and
+        states always continue their alert.
+        """
         if standing.states or attributed.incident.kind == _XID:
             return False
         pods = (known_pod(standing.root), known_pod(attributed))
@@ -195,11 +200,11 @@ class IncidentAlerts:
     def _put(self, gpu: _Gpu, subject: _Subject, standing: _Standing) -> None:
         """Make this the alert of a subject; a previous alert with states stays active as well.
 
-        A burst is over after minutes, but a state that came with it may last for days.
+        A burst is over after minutes, but a state that began with it may last for days.
         """
         subjects = self._standing.setdefault(gpu, {})
         before = subjects.pop(subject, None)
-        # An entry with the same labels is the same alert: it ends once all its states have ended.
+        # Entries with the same labels are the same alert, which ends once all their states end.
         keys = [key for key, other in subjects.items() if other.labels == standing.labels]
         same = [subjects.pop(key) for key in keys]
         if before is not None and before.labels == standing.labels:
@@ -222,7 +227,7 @@ class IncidentAlerts:
         self._put(_gpu_of(attributed.incident), subject, standing)
 
     def _find(self, attributed: AttributedIncident) -> tuple[_Subject, _Standing | None]:
-        """Return the subject of an incident, and the subject's alert if there is one."""
+        """Return the subject of an incident, and the alert to which it belongs, if there is one."""
         incident = attributed.incident
         subjects = self._standing.get(_gpu_of(incident), {})
         if incident.kind != _XID:
@@ -267,7 +272,7 @@ class IncidentAlerts:
         return words
 
     def _end_reported(self, incident: Incident, *, now: Now) -> None:
-        """End the states whose end an incident reports."""
+        """End the states of the incident's GPU whose end the incident reports."""
         if not (ended := ended_by(incident)):
             return
         gpu = _gpu_of(incident)
@@ -284,14 +289,14 @@ class IncidentAlerts:
         at_ns: int,
         now: Now,
     ) -> None:
-        """End states; the alert ends with the last of them."""
+        """End the states of these kinds; the alert ends with its last state."""
         ended = [kind for kind in ended if kind in standing.states]
         for kind in ended:
             del standing.states[kind]
         if not ended or standing.states:
             return
         if standing.unconfirmed_since_ns is not None:
-            # An Alertmanager may know it from before.
+            # An Alertmanager may have received it before the restart, so its end must be sent.
             self._stand_restored(standing, now=now)
         self._alerts.end_state(standing.labels, at_ns=at_ns, now=now)
         if subject[0] != _XID:
@@ -338,7 +343,10 @@ class IncidentAlerts:
         )
 
     def _confirm_late(self, gpu: _Gpu, subject: _Subject, standing: _Standing, *, now: Now) -> None:
-        """Activate a restored state without a tick of its GPU, unless it is too old."""
+        """Activate a restored state that had no tick of its GPU for two minutes.
+
+        Drops it instead if it has no states or is too old.
+        """
         since_ns = standing.unconfirmed_since_ns or 0
         if now.monotonic_ns - since_ns < _CONFIRMED_AFTER_NS:
             return

@@ -10,16 +10,16 @@ from gpuledger_sinks.settings import AlertsSettings, alert_label_of
 
 INCIDENT: Final = "GpuIncident"
 _MAX_PODS_NAMED: Final = 3
-"""Maximum number of pods in the summary; the annotation `pods` has all."""
+"""Maximum number of pods in the summary; the annotation `pods` lists all pods."""
 
 
 def known_pod(attributed: AttributedIncident) -> PodDescription | None:
-    """Return the first pod on the GPU whose record has come; the alert reaches its owner."""
+    """Return the first known pod on the GPU, whose owner the alert must reach; or `None`."""
     return next((pod for pod in attributed.pods if pod.state is PodState.KNOWN), None)
 
 
 _MAX_NAMESPACES: Final = 10_000
-"""Maximum number of namespaces with known labels, as their names come from untrusted writers."""
+"""Maximum number of namespaces whose labels are kept; their writers are untrusted."""
 
 
 class IncidentWords:
@@ -32,7 +32,7 @@ class IncidentWords:
         self._namespaces: OrderedDict[tuple[str, str], dict[str, str]] = OrderedDict()
 
     def observe(self, event: GpuEvent) -> None:
-        """Remember the labels of the namespaces in a tick."""
+        """Keep the chosen labels of the namespaces in a tick."""
         if not self._namespace_labels:
             return
         for namespace in event.namespaces or ():
@@ -45,7 +45,7 @@ class IncidentWords:
                 self._namespaces.popitem(last=False)
 
     def labels_of(self, attributed: AttributedIncident) -> dict[str, str]:
-        """Return the labels, including those of the first known pod and its namespace."""
+        """Return the alert's labels, including the chosen labels of the first pod and namespace."""
         pod, cluster = known_pod(attributed), attributed.incident.cluster
         if pod is None:
             return labels_of(attributed)
@@ -56,19 +56,19 @@ class IncidentWords:
         }
 
     def annotations_of(self, attributed: AttributedIncident) -> dict[str, str]:
-        """Return the annotations."""
+        """Return the annotations of an incident's alert."""
         return annotations_of(attributed)
 
 
 def _choose(prefix: str, names: list[str], labels: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the chosen labels of an object, with their names on an alert."""
+    """Return the labels in `names` that an object has, by the label's name on an alert."""
     return {
         alert_label_of(prefix, name): labels[name] for name in names if labels and name in labels
     }
 
 
 def _container_of(attributed: AttributedIncident, pod: PodDescription | None) -> str:
-    """Return the pod's container to which the kubelet gave the GPU, if there is exactly one."""
+    """Return the pod's container to which the kubelet gave the GPU; empty unless exactly one."""
     allocations = attributed.incident.allocations or ()
     names = {
         allocation.container
@@ -79,10 +79,11 @@ def _container_of(attributed: AttributedIncident, pod: PodDescription | None) ->
 
 
 def labels_of(attributed: AttributedIncident) -> dict[str, str]:
-    """Return the alert's identity; it contains the first known pod, so that its owner is reached.
+    """Return the labels that identify the alert, including the first known pod.
 
-    A name that comes only from the node is not a label, because its owner may have nothing to do
-    with the incident. Empty labels are ignored by Alertmanager.
+    The alert is routed to the owner of this pod. A pod name that only the node has reported is not
+    a label, because the owner of that pod may be unrelated to the incident. Alertmanager ignores
+    empty labels.
     """
     incident = attributed.incident
     pod = known_pod(attributed)
@@ -113,7 +114,7 @@ def annotations_of(attributed: AttributedIncident) -> dict[str, str]:
         f"{pod.namespace}/{pod.name}" if pod.name is not None else pod.uid or "unknown"
         for pod in attributed.pods
     ]
-    # A pod is listed twice if its processes were known by UID and its allocation by name.
+    # A pod is listed twice if its UID is known from processes and its name from an allocation.
     pods = list(dict.fromkeys(named))
     what = incident.kind if incident.xid is None else f"XID {incident.xid}"
     where = f"{_gpu(incident)} on node {show_node(incident.cluster, incident.node)}"

@@ -1,7 +1,7 @@
 """The timelines and the alerts of one partition's nodes. Pure.
 
-The current time is passed in and is used for sending. Whether a tick is new is decided by its
-node's time since boot.
+The current time is passed in and is used only for sending. The node's time since boot decides
+whether a tick is new.
 """
 
 from gpuledger.keys import node_key
@@ -34,25 +34,26 @@ class PartitionAlerts:
         )
 
     def observe(self, event: GpuEvent, *, now: Now) -> TickOrder:
-        """Check states against a tick if it is its node's newest; return the tick's place."""
+        """Update the alerts from a tick if it is its node's newest; return the tick's order."""
         order = self._timelines.observe(event, received_ns=now.monotonic_ns).order
         if order is TickOrder.CURRENT:
             self._incidents.observe(event, now=now)
         return order
 
     def age_ns(self, attributed: AttributedIncident, *, now: Now) -> int:
-        """Return the age of an incident; negative if its node's clock is ahead.
+        """Return the age of an incident in nanoseconds; negative if its node's clock is ahead.
 
-        The time by which the node's clock was set back does not count as age.
+        If the node's clock is behind by a known time, this time is subtracted from the age.
         """
         incident = attributed.incident
         return now.time_ns - incident.time_ns - self._timelines.behind_ns(node_key(incident))
 
     def add_incident(self, attributed: AttributedIncident, *, hold_ns: int, now: Now) -> None:
-        """Activate the incident's alert for `hold_ns` from now; a state's alert until its end.
+        """Activate the incident's alert for `hold_ns` from now, or until the end of its state.
 
-        Not from the incident's time: Alertmanager never notifies of an alert that is over when it
-        is first sent, and an incident from a clock that was ahead would be active for too long.
+        The hold does not start at the incident's time: Alertmanager sends no notification of an
+        alert that is over when it is first sent, and an incident from a clock that was ahead would
+        be active for too long.
         """
         self._incidents.add(attributed, hold_ns=hold_ns, now=now)
 

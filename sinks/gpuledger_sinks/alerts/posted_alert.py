@@ -16,7 +16,7 @@ class AlertPosting:
     """Encodes alerts for Alertmanager."""
 
     def __init__(self, settings: AlertsSettings, *, resend_ns: int) -> None:
-        """Take the settings, and the interval at which a firing alert is posted again."""
+        """Take the settings, and the interval in nanoseconds between posts of a firing alert."""
         self._external_labels = settings.external_labels
         self._runbook_url, self._generator_url = settings.runbook_url, settings.generator_url
         self._resend_ns = resend_ns
@@ -34,7 +34,7 @@ class AlertPosting:
 
 
 def _fill(template: str, labels: Mapping[str, str]) -> str:
-    """Return an address with an alert's labels filled in; missing labels are empty."""
+    """Return a URL from a template with an alert's labels filled in; missing labels are empty."""
     return template.format(
         **{name: quote(labels.get(name, ""), safe="") for name in ALERT_ADDRESS_FIELDS}
     )

@@ -1,9 +1,9 @@
 """The Alertmanagers, each with its own task that sends the alerts due.
 
-`AlertmanagerClient` is the seam to one Alertmanager and interprets its rejections. Alertmanager
-answers 400 if single alerts are invalid, after accepting the others. It answers 400 or 422 if it
-cannot read the request, and accepts none. Both come as JSON. Any other response is not about the
-alerts: it comes from a wrong address, a wrong password or a proxy's own page.
+`AlertmanagerClient` posts to one Alertmanager and interprets its rejections. If single alerts are
+invalid, Alertmanager accepts the others and answers 400. If it cannot read the request, it accepts
+no alert and answers 400 or 422. These answers are JSON. Any other error is not about the alerts: it
+comes from a wrong address, a wrong password or a proxy.
 
 `Receivers` sends alerts and reports the results in checks. `active_alerts` defines alerts, and
 `send_order` selects those to send next.
@@ -48,7 +48,7 @@ _JSON: Final = "application/json"
 
 
 def count_answer(url: str, answer: HttpAnswer | None) -> None:
-    """Count an Alertmanager's response to a request; `None` means no response."""
+    """Count an Alertmanager's response to a request by its status; `None` means no response."""
     status = "none" if answer is None else f"{answer.status // 100}xx"
     if answer is not None and answer.is_success and answer.is_page:
         status = "page"
@@ -61,7 +61,7 @@ class AlertmanagerClient:
     def __init__(
         self, *, http: HttpClient, url: str, credentials: ReceiverCredentials | None = None
     ) -> None:
-        """Take the Alertmanager; without credentials there is no authentication and no proxy."""
+        """Take the Alertmanager's URL; without `credentials`, use no login and no proxy."""
         self.url, self._http = url, http
         self._credentials = credentials or ReceiverCredentials(
             ReceiverSettings(), section="alerts", check=Check()
@@ -70,9 +70,9 @@ class AlertmanagerClient:
     async def post(self, alerts: Sequence[dict[str, Any]]) -> None:
         """Post alerts; return when the Alertmanager has accepted them.
 
-        Raises RejectedError if Alertmanager rejects some of the alerts and may have accepted the
-        others, or if a proxy considers them too large (413). Raises ReceiverUnavailableError if
-        they must be sent again: without a response, or with one that is not about the alerts (401,
+        Raises RejectedError if Alertmanager rejects some or all alerts, or if the request is too
+        large (413); the other alerts may have been accepted. Raises ReceiverUnavailableError if the
+        alerts must be sent again: there was no response, or one that is not about the alerts (401,
         404, 503, a 200 with an HTML page).
         """
         try:
@@ -86,13 +86,13 @@ class AlertmanagerClient:
             count_answer(self.url, None)
             raise ReceiverUnavailableError(str(error)) from error
         count_answer(self.url, answer)
-        # Only JSON comes from Alertmanager itself; 413 is a limit, whoever has set it.
+        # JSON shows that Alertmanager itself answered; 413 may also come from a proxy.
         refuses_alerts = answer.status in _REFUSES_ALERTS and answer.content_type == _JSON
         if refuses_alerts or answer.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
             raise RejectedError(f"{answer.status} {answer.text}")
         # Alertmanager answers 200 with an empty body; a page is a proxy's, such as a login page.
         if not answer.is_success or answer.is_page:
-            # Retry-After is ignored: one of several must not decide how late alerts are sent.
+            # Retry-After is ignored: the response must not decide how late alerts are sent.
             raise ReceiverUnavailableError(explain(answer, url=self.url, setting=_SETTING))
 
 
@@ -107,16 +107,16 @@ AllActive = Callable[[], Iterable[ActiveAlerts]]
 
 
 class RejectedAlerts:
-    """Reports rejected alerts in a check for some time."""
+    """Shows in a check for ten minutes that an alert was rejected."""
 
     def __init__(self, check: Check, *, receiver: str) -> None:
-        """Take the check, and the text that it shows without an error."""
+        """Take the check, and the text that the check shows while it passes."""
         self._check, self._receiver = check, receiver
         self._until_ns = 0
         self._detail = ""
 
     def record(self, detail: str, *, now_ns: int) -> None:
-        """Record that an alert was rejected; the check fails once the attempt has ended."""
+        """Record that an alert was rejected; the next call of `show` fails the check."""
         self._detail, self._until_ns = f"rejected: {detail}", now_ns + _REFUSAL_SHOWN_NS
 
     def are_shown(self, *, now_ns: int) -> bool:
@@ -124,7 +124,7 @@ class RejectedAlerts:
         return now_ns < self._until_ns
 
     def show(self, *, now_ns: int) -> None:
-        """Pass the check after a response, unless an alert was rejected recently."""
+        """Pass the check, or fail it if an alert was rejected recently."""
         if self.are_shown(now_ns=now_ns):
             self._check.failed(self._detail)
         else:
@@ -152,7 +152,7 @@ class Receivers:
         resend_ns: int,
         posting: AlertPosting,
     ) -> None:
-        """Take the Alertmanagers, and the check that fails if none of them answers."""
+        """Take the Alertmanagers; `check` fails if none answers or one has rejected an alert."""
         self._check = check
         shown = ", ".join(shown_url(checked.client.url) for checked in receivers)
         self._rejected = RejectedAlerts(check, receiver=shown)
@@ -173,22 +173,22 @@ class Receivers:
         check.waits("not contacted yet")
 
     def begin(self) -> None:
-        """Start sending the alerts that are due; raises the errors of earlier sending tasks."""
+        """Start sending the alerts that are due; raise the error of a sending task that failed."""
         for receiver in self._receivers:
             receiver.begin()
 
     async def change(self) -> None:
-        """Wait until an attempt has ended, or `wake` is called."""
+        """Wait until an Alertmanager answers, a sending task ends or `wake` is called."""
         self._changed.clear()
         await self._changed.wait()
 
     @property
     def are_away(self) -> bool:
-        """Whether none of them answered the last attempt."""
+        """Whether the last attempt failed at every Alertmanager."""
         return all(receiver.is_away for receiver in self._receivers)
 
     def wake(self) -> None:
-        """End the wait for a change: an attempt has ended, or alerts were dropped."""
+        """End the wait of `change`, because alerts were answered or dropped."""
         self._changed.set()
 
     async def close(self) -> None:
@@ -197,22 +197,22 @@ class Receivers:
             await receiver.close()
 
     def failed(self, error: ReceiverUnavailableError) -> None:
-        """Record that one of them did not answer; the check fails if none does."""
+        """Record that one Alertmanager is unavailable; fail the check if all are."""
         if self.are_away:
             self._check.failed(str(error))
 
     def refused(self, detail: str, *, now_ns: int) -> None:
-        """Record that one of them rejected an alert."""
+        """Record that one Alertmanager rejected an alert."""
         self._rejected.record(detail, now_ns=now_ns)
 
     def answered(self, *, now_ns: int) -> None:
-        """Record that one of them has answered."""
+        """Record that one Alertmanager has answered."""
         self._rejected.show(now_ns=now_ns)
         self.wake()
 
 
 class _Receiver:
-    """One Alertmanager, with at most one sending task, which retries until it is answered."""
+    """One Alertmanager, with at most one sending task, which retries until it gets an answer."""
 
     def __init__(
         self,
@@ -241,7 +241,10 @@ class _Receiver:
         self._answered_ns: int | None = None
 
     def begin(self) -> None:
-        """Start sending if alerts are due and no task is running; raises an ended task's error."""
+        """Start a sending task if alerts or a probe are due and none runs.
+
+        Raises the error of a task that has failed.
+        """
         # A task's error stays hidden until its result is read, but a defect must end the sink.
         if self._sending is not None and self._sending.done():
             self._sending.result()
@@ -262,10 +265,10 @@ class _Receiver:
         return chain.from_iterable(self._active())
 
     def _is_probe_due(self) -> bool:
-        """Return whether to send an empty request, because no alert is due.
+        """Return whether to send an empty request as a probe.
 
-        Only a response passes a check that has failed or waits for its first one, and a wrong
-        address or wrong credentials must be detected before the next alert.
+        A check that failed, or waits for its first response, passes only after a response. A wrong
+        address or wrong credentials must also be detected before the next alert is due.
         """
         now_ns = self._clock.monotonic_ns()
         if self._answered_ns is None or now_ns - self._answered_ns >= self._resend_ns:
@@ -292,7 +295,7 @@ class _Receiver:
         self._all_receivers.answered(now_ns=now_ns)
 
     async def _attempt(self) -> None:
-        """Post the next alerts; without any, an empty list gets a response."""
+        """Post the next alerts, or an empty list as a probe; raises ReceiverUnavailableError."""
         try:
             await self._post(self._send_order.next(self._all(), now=Now.of(self._clock)))
         except ReceiverUnavailableError as error:
@@ -310,8 +313,8 @@ class _Receiver:
             await self._client.post(payload)
         except RejectedError as error:
             if len(alerts) > 1:
-                # With 400 it may have accepted the valid ones, with 413 or 422 it accepted none.
-                # Only the responses to smaller batches show which alerts are invalid.
+                # After a 400, Alertmanager may have accepted the valid alerts; after a 413 or 422,
+                # none. Only the responses to smaller batches show which alerts are invalid.
                 record_partly_rejected(alerts, self._client.url)
             elif alerts:
                 self._reject(alerts[0], str(error), now)

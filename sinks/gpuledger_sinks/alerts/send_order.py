@@ -1,8 +1,8 @@
 """Selects the alerts to send next to one Alertmanager.
 
-New alerts go first. After them come, one batch of each kind in turn, alerts that are sent again,
-alerts rejected together with others, and alerts rejected on their own. None of these kinds delays
-another. Pure.
+New alerts are sent first. Then the other kinds take turns, one batch each: alerts to repeat, alerts
+that were rejected together with others before any answer, and alerts with an answer that were
+rejected later. No kind therefore delays another. Pure.
 """
 
 from collections import defaultdict
@@ -15,8 +15,9 @@ from gpuledger_sinks.alerts.active_alerts import ActiveAlert, Now
 MAX_TOGETHER: Final = 256
 """Maximum number of alerts per request."""
 _EARLY: Final = 2
-"""Alerts that are due after half the interval join a batch that is due. Otherwise alerts that began
-one after another would need one request each for as long as they are active."""
+"""Alerts join a due batch once the interval divided by this number has passed since their last
+answer. Otherwise alerts that began one after another would each need their own request for as long
+as they are active."""
 
 _ByLimit = dict[int, list[ActiveAlert]]
 
@@ -28,13 +29,13 @@ class _Due:
     new: list[ActiveAlert] = field(default_factory=list)
     """Alerts that the receiver has never answered and never rejected."""
     again: list[tuple[int, ActiveAlert]] = field(default_factory=list)
-    """Alerts that the receiver has accepted, and that are due or soon due, by last answer."""
+    """Alerts that the receiver accepted and that are due or soon due, with their last answer."""
     doubted: _ByLimit = field(default_factory=lambda: defaultdict(list))
     """Unanswered alerts that were rejected together with others, by maximum batch size."""
     refused: _ByLimit = field(default_factory=lambda: defaultdict(list))
     """Alerts that were answered and later rejected, by maximum batch size."""
     since_ns: int | None = None
-    """Since when the oldest alert is due, without alerts that were answered and rejected."""
+    """Since when the oldest alert has been due, except the alerts in `refused`."""
 
     def wait_since(self, since_ns: int) -> None:
         """Record since when another alert is due."""
@@ -45,11 +46,11 @@ class SendOrder:
     """Selects the alerts to send next to one Alertmanager."""
 
     def __init__(self, receiver: str, *, resend_ns: int) -> None:
-        """Take the Alertmanager's name, and the time after which an answered alert is due again."""
+        """Take the Alertmanager's URL, and the time after which an answered alert is due again."""
         self._receiver, self._resend_ns = receiver, resend_ns
         self._turn = 0
         self.late_ns = 0
-        """How long the oldest due alert had waited at the last selection."""
+        """How long the oldest due alert had waited at the last selection, in nanoseconds."""
 
     def is_due(self, alerts: Iterable[ActiveAlert], *, now: Now) -> bool:
         """Return whether any alert is due now."""
@@ -67,7 +68,7 @@ class SendOrder:
         return []
 
     def _kinds(self, alerts: Iterable[ActiveAlert], now: Now) -> list[list[ActiveAlert]]:
-        """Return a batch of new alerts, and one of each other kind."""
+        """Return one batch of each kind of due alerts, new alerts first; a batch may be empty."""
         due = self._sort(alerts, now.monotonic_ns)
         again = sorted(due.again, key=lambda answered: answered[0])
         if again and now.monotonic_ns - again[0][0] < self._resend_ns:
@@ -98,7 +99,10 @@ class SendOrder:
 
 
 def _largest(by_limit: _ByLimit) -> list[ActiveAlert]:
-    """Return a batch with the largest maximum size, because most of these alerts are valid."""
+    """Return a batch of the alerts with the largest maximum batch size.
+
+    They have been in the fewest rejected batches, so most of them are valid.
+    """
     if not by_limit:
         return []
     limit = max(by_limit)

@@ -1,8 +1,8 @@
 """Limits the number of active alerts, and selects the alert to drop for a new one.
 
-The names of nodes and GPUs come from untrusted writers, and every active alert is examined in each
-turn. The number of alerts is therefore limited over all partitions of the sink, and a node with
-many alerts loses its own first. Pure.
+The names of nodes and GPUs come from untrusted writers, and the sink examines every active alert at
+each poll. The total number of alerts of all partitions of the sink is therefore limited, and the
+node with the most alerts loses alerts first. Pure.
 """
 
 from typing import Final, NamedTuple, Protocol
@@ -32,11 +32,11 @@ class Held(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """Alerts that are not active, because there are too many."""
+    """The alerts that were dropped or not activated, because there were too many."""
 
     number: int
     node: str
-    """The node of the last of them."""
+    """The node of the last of these alerts."""
 
 
 class AlertSlots:
@@ -50,7 +50,7 @@ class AlertSlots:
         self._left_out = LeftOut(0, "")
 
     def take(self, key: Labels, node: str, owner: SlotOwner) -> None:
-        """Record that an alert has a slot; an alert that has one keeps it."""
+        """Give an alert a slot, unless it already has one."""
         held = self._by_node.setdefault(node, {})
         if key not in held:
             held[key] = owner
@@ -64,10 +64,10 @@ class AlertSlots:
             self._move(node, by=-1)
 
     def oldest_to_go(self, node: str) -> Held | None:
-        """Return the alert to drop for a newer one of a node, or `None` if there is room.
+        """Return the alert to drop before `node` gets another one, or `None` if there is room.
 
-        The oldest alert of the node itself if it has too many, or as many as any other node.
-        Otherwise the oldest of the node with the most alerts.
+        If the node has too many alerts, or if no other node has more, it is the node's own oldest
+        alert. Otherwise it is the oldest alert of the node with the most alerts.
         """
         own = self._count_of(node)
         if own < MAX_HELD_OF_NODE and self._count < MAX_HELD:
@@ -80,7 +80,7 @@ class AlertSlots:
         return len(self._by_node.get(node, ()))
 
     def _move(self, node: str, *, by: int) -> None:
-        """Record that a node's number of slots changed."""
+        """Record that a node's number of slots changed by `by`, which is 1 or -1."""
         self._count += by
         now = self._count_of(node)
         if before := self._by_count.get(now - by):
@@ -93,10 +93,10 @@ class AlertSlots:
             del self._by_node[node]
 
     def leave_out(self, node: str) -> None:
-        """Count an alert of a node that is not active, because there are too many."""
+        """Count an alert of a node that was dropped or not activated for lack of room."""
         self._left_out = LeftOut(self._left_out.number + 1, node)
 
     def take_left_out(self) -> LeftOut:
-        """Return the alerts left out since the last call."""
+        """Return how many alerts were left out since the last call, and the last one's node."""
         left_out, self._left_out = self._left_out, LeftOut(0, "")
         return left_out

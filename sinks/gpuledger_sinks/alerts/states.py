@@ -1,4 +1,4 @@
-"""States of a GPU: which incidents begin one, and what proves that it has ended.
+"""States of a GPU: which incidents begin a state, and how its end is proven.
 
 An event, such as an XID, is over when it is reported. A state, such as a lost GPU, lasts until its
 end is reported by another incident, or proven by ticks in which the GPU answers. Pure.
@@ -58,22 +58,23 @@ class State:
     """A state that has begun, and how far its end is proven."""
 
     kind: str
-    """The kind of the incident that reports it."""
+    """The kind of the state; related kinds of incidents share one."""
     boot_id: str
     """The boot in which it began."""
     time_ns: int
     """When it began, by the node's clock."""
     answers: int = 0
-    """Number of successive ticks that show that it has ended."""
+    """Number of successive ticks so far that prove its end."""
 
     def observe(self, event: GpuEvent, books: GpuBooks, *, latest_ns: int) -> bool:
-        """Process a tick of the state's GPU; return whether it completes the proof of the end.
+        """Process a tick of the state's GPU; return whether the end of the state is now proven.
 
-        A lost GPU that answers is not lost. The other states end with a boot, which resets the GPU.
-        `latest_ns` is the latest time that a correct clock can show, in nanoseconds since the
-        epoch.
+        The state `gpu_lost` ends when the GPU answers. The other states end with the boot, because
+        a new boot resets the GPU. `latest_ns` is the latest time that a correct clock can show, in
+        nanoseconds since the epoch.
         """
-        # If the clock was ahead and was corrected, no tick would be later for as long.
+        # If the clock was ahead and was corrected, ticks would seem earlier than the state until
+        # the clock has caught up.
         was_ahead = event.time_ns <= latest_ns < self.time_ns
         is_later = was_ahead or event.time_ns - event.interval_ns >= self.time_ns
         counts = self.kind == LOST or event.boot_id != self.boot_id
@@ -84,14 +85,17 @@ class State:
 
 
 def recovery_action_of(incident: Incident) -> str | None:
-    """Return the driver's recovery action; `None` if the incident is not about one."""
+    """Return the recovery action that the driver requests.
+
+    Returns `None` if the incident is not about a recovery action, or does not contain the action.
+    """
     if incident.kind == _ACTION or incident.xid == RECOVERY_ACTION_CHANGED:
         return None if incident.action == _CATALOGUE_ACTION else incident.action
     return None
 
 
 def state_of(incident: Incident) -> State | None:
-    """Return the state that an incident begins, or `None`."""
+    """Return the state that an incident begins, or `None` if it begins none."""
     kind = _BY_KIND.get(incident.kind)
     action = recovery_action_of(incident)
     if incident.kind == "xid" and incident.xid is not None:

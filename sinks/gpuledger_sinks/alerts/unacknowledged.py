@@ -20,7 +20,7 @@ class _Polled:
     next_offset: int
     time_ns: int | None
     alerts: list[ActiveAlert]
-    """The alerts that must be answered first."""
+    """The alerts that must be answered before the records are acknowledged."""
 
 
 class Unacknowledged:
@@ -42,7 +42,7 @@ class Unacknowledged:
         for alert in alerts:
             alert.changes.awaited = alert.change
         waiting = self._polled.setdefault(partition, deque())
-        if waiting and not alerts:  # it waits for the same alerts as the entry before it
+        if waiting and not alerts:  # these records wait for the last entry's alerts
             last = waiting[-1]
             last.context, last.next_offset = context, next_offset
             last.time_ns = last.time_ns if time_ns is None else time_ns
@@ -65,6 +65,6 @@ class Unacknowledged:
         return sum(len(polled.alerts) for waiting in self._polled.values() for polled in waiting)
 
     def drop(self, partitions: Partitions) -> None:
-        """Forget partitions, whose next owner sends the alerts that were not answered."""
+        """Forget partitions; their next owner sends the alerts that were not answered."""
         for partition in partitions:
             self._polled.pop(partition, None)

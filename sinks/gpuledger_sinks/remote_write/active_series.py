@@ -1,10 +1,10 @@
-"""The active series: which of them a tick begins, continues and ends.
+"""The active series: which series a tick begins, continues and ends.
 
-A partition's sender remembers, for each node heard of within a day, the latest time sent and the
-encoded labels of each series. A series that is missing from the next tick ends with a stale marker
-at that tick's time. Which tick is the next is decided elsewhere: after a clock was set back, it has
-an earlier time than samples sent before. `wire` defines the encoding of samples. Pure; nothing is
-sent.
+A partition's sender keeps the latest time sent and the encoded labels of each series, for each node
+that had a tick within a day. A series that is missing from the node's next tick ends with a stale
+marker at that tick's time. The caller passes the ticks in order; after a clock was set back, the
+next tick has an earlier time than samples sent before. `wire` defines the encoding of samples.
+Pure; nothing is sent.
 """
 
 from collections import Counter, defaultdict
@@ -50,7 +50,7 @@ _LABEL_COPIES: Final = 2
 
 
 def series_budget(max_bytes: int = MAX_SERIES_BYTES) -> Budget:
-    """Return the memory that the series of all partitions may use together."""
+    """Return the budget, in bytes, for the series of all partitions together."""
     return Budget(max_bytes=max_bytes)
 
 
@@ -62,7 +62,7 @@ def metrics_of(family: Family) -> tuple[Metric, ...]:
 
 @lru_cache(maxsize=4096)
 def _metric_set(family: Family, bits: int) -> MetricSet:
-    """Return the metrics of a family whose bit is set; the first metric has the lowest bit."""
+    """Return the metrics of a family whose bits are set; the first metric has the lowest bit."""
     metrics = enumerate(metrics_of(family))
     return MetricSet((metric for number, metric in metrics if bits >> number & 1), bits=bits)
 
@@ -83,12 +83,12 @@ def _starts(starts_ms: tuple[int | None, ...]) -> tuple[bytes, ...]:
 
 @lru_cache(maxsize=4096)
 def _chosen(starts: tuple[bytes, ...], bits: int) -> tuple[bytes, ...]:
-    """Return the starts of a group whose bit is set."""
+    """Return the starts whose bits are set; the first start has the lowest bit."""
     return tuple([start for number, start in enumerate(starts) if bits >> number & 1])
 
 
 class _Samples:
-    """The samples of one time, while they are collected."""
+    """Collects the samples of one time."""
 
     __slots__ = ("groups", "has_parted", "has_stale", "values")
 
@@ -106,9 +106,10 @@ class _Samples:
         values: SeriesValues,
         starts_ms: Sequence[int | None] = (),
     ) -> SampleGroup:
-        """Add the samples of a group's tick, and stale markers for its missing values.
+        """Add a group's samples of a tick, and stale markers for values that are now missing.
 
-        `last` has the metrics with a value in the previous tick; return the same for this one.
+        `last` contains the metrics that had a value in the previous tick. Returns a group with the
+        metrics that have a value in this tick.
         """
         bit, has, had = 1, 0, last.metrics.bits
         encoded: list[bytes | None] = []
@@ -124,12 +125,12 @@ class _Samples:
         self.has_stale = self.has_stale or bool(had & ~has)
         added = self.add(last.labels, family, encoded, _starts(tuple(starts_ms)))
         if added is not None and added.metrics.bits == has:
-            # Most ticks equal the last, so that the group sent is also the one to remember.
+            # Most ticks have the same metrics as the last one, so the same object can be kept.
             return added
         return SampleGroup(last.labels, _metric_set(family, has))
 
     def end(self, group: SeriesGroup, last: SampleGroup) -> None:
-        """Add stale markers for all series of a group that had a value last."""
+        """Add stale markers for all series of a group that had a value in the last tick."""
         self.go_on(last, group.family, (None,) * len(group.family.metrics))
 
     def add(
@@ -165,7 +166,7 @@ class _Samples:
 
 
 def _count(values: SeriesValues) -> int:
-    """Return the number of series of a group that have a value."""
+    """Return how many of a group's values are present."""
     return len(values) - values.count(None)
 
 
@@ -177,7 +178,11 @@ def _begun(
     *,
     before_ms: int,
 ) -> Iterator[TimedSamples]:
-    """Yield a 0 for each counter that begins, so that its first value counts as an increase."""
+    """Yield a sample of 0 for each counter that begins, at its start if that is before the tick.
+
+    The receiver then counts the counter's first value as an increase. `which` contains the
+    counters' positions in the family; `before_ms` is the time of the tick.
+    """
     for number in which:
         start_ms = starts_ms[number]
         # A tick may be shorter than a millisecond, and a node's clock may show any time.
@@ -190,12 +195,12 @@ def _begun(
 
 
 def _size_bytes(of_group: SampleGroup) -> int:
-    """Return the memory of a group's series."""
+    """Return the memory of a group's series, in bytes."""
     return _GROUP_BYTES + _LABEL_COPIES * of_group.labels.size_bytes
 
 
 def _no_samples(node: str, group: SeriesGroup, external_labels: _LabelPairs) -> SampleGroup:
-    """Return a group before its first sample."""
+    """Return a group with the labels of its series and without metrics."""
     family, (cluster, name) = group.family, split_key(node)
     of_node = (*external_labels, ("cluster", cluster), ("node", name))
     labels = _labels_of(of_node, family.labels, group.label_values)
@@ -209,10 +214,10 @@ def _labels_of(of_node: _LabelPairs, names: tuple[str, ...], values: tuple[str, 
 
 
 class _Frame:
-    """The form of a node's last tick, without time and values: most ticks have the same form.
+    """The form of a node's last tick: which values are present, and when the counters started.
 
-    A tick that fits begins and ends nothing, so that only its values must be encoded. Its groups
-    are the node's groups, in their order.
+    Most ticks have the same form as the last one. Such a tick begins and ends no series, so only
+    its values must be encoded. Its groups are the node's groups, in the same order.
     """
 
     __slots__ = ("_absent", "_starts", "is_whole")
@@ -220,7 +225,7 @@ class _Frame:
     def __init__(
         self, samples: "IntervalSamples", values: Sequence[float | None], *, is_whole: bool
     ) -> None:
-        """Take a tick that was sent completely; `values` are those of all groups."""
+        """Take a tick that was sent completely; `values` are the values of all its groups."""
         self._absent, self._starts = absent_in(values), _flat(samples.starts_ms)
         self.is_whole = is_whole
         """Whether each group had a value."""
@@ -229,7 +234,7 @@ class _Frame:
         """Return whether a tick has the same starts, and values for the same metrics."""
         return (
             absent_in(values) == self._absent
-            # Mostly the same objects, which makes the comparison fast.
+            # Usually the lists contain the same objects, which makes the comparison fast.
             and _flat(samples.starts_ms) == self._starts
         )
 
@@ -242,11 +247,11 @@ def _flat(starts_ms: Mapping[SeriesGroup, Sequence[int | None]]) -> list[object]
 @dataclass(slots=True)
 class _Node:
     latest_ms: int = -1
-    """The latest time that was encoded."""
+    """The latest time that was encoded, in milliseconds since the epoch; -1 before the first."""
     seen_ns: int = 0
     """When its last tick came, by the monotonic clock."""
     groups: dict[SeriesGroup, SampleGroup] = field(default_factory=dict)
-    """Each active group with the metrics that had a value in the last tick."""
+    """The active groups, each with its labels and the metrics that had a value in the last tick."""
     known_bytes: int = 0
     """Memory of other structures of the node, which is included in `size_bytes`."""
     size_bytes: int = 0
@@ -255,7 +260,7 @@ class _Node:
     """The form of its last tick; `None` if the next one may differ."""
 
     def fits(self, samples: IntervalSamples, values: Sequence[float | None]) -> bool:
-        """Return whether a tick has the form of the last one; `values` are those of all groups."""
+        """Return whether a tick has the form of the last one; `values` are of all its groups."""
         return (
             self.frame is not None
             and [*samples.values] == [*self.groups]
@@ -263,13 +268,13 @@ class _Node:
         )
 
     def sent(self) -> list[SampleGroup]:
-        """Return the groups to send for a tick that fits."""
+        """Return the groups to send for a tick for which `fits` is true."""
         if self.frame is not None and self.frame.is_whole:
             return [*self.groups.values()]
         return [last for last in self.groups.values() if last.metrics.bits]
 
     def go_to(self, time_ms: int) -> bool:
-        """Remember a time; return whether it or a later one was encoded before."""
+        """Record the time of a tick; return whether this or a later time was encoded before."""
         is_behind = time_ms <= self.latest_ms
         self.latest_ms = max(self.latest_ms, time_ms)
         return is_behind
@@ -286,10 +291,11 @@ class EncodedTick:
     """The encoded samples of one node's tick, from which requests are made."""
 
     timed: tuple[TimedSamples, ...]
-    """The zeros of new counters come first: samples of a series must be in time order."""
+    """The samples by time; the zeros of new counters come first, so that each series is in
+    order."""
     samples: int
     is_behind: bool = False
-    """Whether its node has sent this time or a later one, which not every receiver accepts."""
+    """Whether the node has already sent this or a later time; not every receiver accepts this."""
 
     @classmethod
     def of(
@@ -312,10 +318,11 @@ class EncodedTick:
 
 
 class ActiveSeries:
-    """The series of one partition's nodes; `budget` limits the series of all partitions.
+    """The series of one partition's nodes.
 
-    Each series also has the `external_labels`. `max_series` limits the series of pods and jobs per
-    node; further pods and jobs do not begin. 0 means no limit.
+    `budget` limits the memory for the series of all partitions. Each series also has the
+    `external_labels`. `max_series` limits the number of series of pods and jobs per node; pods and
+    jobs above the limit get no series. 0 means no limit.
     """
 
     def __init__(
@@ -334,7 +341,7 @@ class ActiveSeries:
 
     @property
     def forgotten(self) -> int:
-        """The number of nodes forgotten for lack of memory."""
+        """The number of nodes that were forgotten because the memory limit was exceeded."""
         return self._nodes.forgotten
 
     def clear(self) -> None:
@@ -342,21 +349,21 @@ class ActiveSeries:
         self._nodes.clear()
 
     def take_left_out(self) -> Mapping[str, int]:
-        """Return the number of samples left out per node since the last call."""
+        """Return how many samples per node exceeded `max_series` since the last call."""
         taken, self._left_out = self._left_out, Counter()
         return taken
 
     def restore(self, samples: IntervalSamples, *, now_ns: int = 0) -> None:
-        """Continue a node's series that a previous owner sent, so that missing ones end next."""
-        # Encoded but not sent, because their owner has sent them.
+        """Continue a node's series that a previous owner sent, so that they can end."""
+        # The result is dropped, because the previous owner has sent these samples.
         if samples.values:
             self.encode(samples, now_ns=now_ns)
 
     def encode(self, samples: IntervalSamples, *, now_ns: int = 0) -> EncodedTick:
-        """Encode the next samples of a node, and the ends of series.
+        """Return the encoded samples of a node's next tick, with stale markers for ended series.
 
         `now_ns` is the monotonic time, for `end_silent`. Raises ValueError, without changing any
-        series, if the wire cannot carry the time.
+        series, if the protocol cannot represent the time of the samples.
         """
         if samples.is_past:
             return self._encode_past(samples, now_ns=now_ns)
@@ -380,8 +387,8 @@ class ActiveSeries:
             is_all = len(node.groups) == len(samples.values) and not sent.has_stale
             node.frame = None
             if is_all and not sent.has_parted:
-                # In the order of sending, and with the group objects from which the node's values
-                # are made now, because the next tick has the same objects.
+                # The groups are stored in the order of this tick and with its group objects,
+                # because the next tick has the same objects.
                 node.groups = {group: node.groups[group] for group in samples.values}
                 is_whole = len(sent.groups) == len(node.groups)
                 node.frame = _Frame(samples, values, is_whole=is_whole)
@@ -417,7 +424,7 @@ class ActiveSeries:
         return sent
 
     def _encode_past(self, samples: IntervalSamples, *, now_ns: int) -> EncodedTick:
-        """Encode a tick that others have followed; it begins and ends no series."""
+        """Encode a tick that is not the node's newest; it begins and ends no series."""
         time_ms = samples.time_ns // NS_PER_MS
         time = encode_time(time_ms)
         node = self._node(samples.node, now_ns)
@@ -427,7 +434,7 @@ class ActiveSeries:
         for group, values in samples.values.items():
             if group in left_out:
                 continue
-            # Without previous metrics, so that nothing ends.
+            # Without the metrics of the last tick, so that no series ends.
             past = _no_samples(samples.node, group, self._external_labels)
             sent.go_on(past, group.family, values, samples.starts_ms.get(group, ()))
         return EncodedTick.of(sent.at(time), is_behind=node.go_to(time_ms))
@@ -443,10 +450,10 @@ class ActiveSeries:
         return found
 
     def _leave_out(self, node: _Node, samples: IntervalSamples) -> Collection[SeriesGroup]:
-        """Return the groups that begin and have no room, and count their samples.
+        """Return the new groups that exceed `max_series`, and count their samples.
 
-        A pod has room for all of its groups or for none, and keeps it. Devices and nodes always
-        have room.
+        All new groups of a pod or job are sent, or none. A pod or job that has series may get more.
+        Groups of devices and nodes are always sent.
         """
         if not self._max_series:
             return ()
@@ -472,20 +479,23 @@ class ActiveSeries:
         return left_out
 
     def observe(self, node: str, *, now_ns: int) -> None:
-        """Record that a tick of a node came, and when, even if nothing is sent."""
+        """Record when a tick of a node was received, even if nothing is sent."""
         if (known := self._nodes.get(node)) is not None:
             known.seen_ns = now_ns
 
     def has_silent(self, before_ns: int) -> bool:
-        """Return whether `end_silent` has series to end."""
+        """Return whether `end_silent` would end any series."""
         return any(node.groups and node.seen_ns < before_ns for node in self._nodes.values())
 
     def end_silent(self, *, before_ns: int) -> Iterator[EncodedTick]:
-        """End all series of each node whose last tick came before `before_ns`."""
+        """End all series of each node whose last tick was received before `before_ns`.
+
+        Yields the stale markers of each node. `before_ns` is a monotonic time.
+        """
         for name, node in self._nodes.items():
             if node.groups and node.seen_ns < before_ns:
-                # Right after the last sample: the node's own time may not have advanced, and this
-                # machine's time may be before it.
+                # One millisecond after the last sample: the node's time may have stopped, and this
+                # machine's time may be earlier.
                 node.latest_ms += 1
                 sent = _Samples()
                 for group, last in node.groups.items():

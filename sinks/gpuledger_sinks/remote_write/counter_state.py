@@ -1,13 +1,14 @@
 """The state topic of counters: read when a partition is taken over, written with its offsets.
 
-A group's counters of a node are in `counters.v1`, in the partition of the node's events, under
-`<group>/<cluster>/<node>`. One transaction writes the changed counters and the group's offsets: of
-use after the receiver has answered, of incidents before they are sent. A sink that resumes from
-there therefore counts each tick and each incident once. Opening a partition's transactions fences
-its previous owner, so that only one of two sinks that both consider themselves owner can commit.
+The topic `counters.v1` contains a group's counters of a node under the key
+`<group>/<cluster>/<node>`, in the partition with the number of the node's events. One transaction
+writes the changed counters and the group's offsets. Counters of use are written after the receiver
+has answered; counters of incidents are written before they are sent. A sink that resumes from this
+state therefore counts each tick and each incident once. Opening a partition's transactions fences
+its previous owner. If two sinks consider themselves the owner, only one of them can commit.
 
-A record's timestamp is the sink's time of writing, because brokers would refuse a node's time that
-is days ahead.
+A record's timestamp is the time at which the sink wrote it, because brokers would reject a node's
+time that is days ahead.
 """
 
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -28,8 +29,7 @@ from gpuledger.runtime.logs import Repeats
 from gpuledger_sinks.remote_write.node_intervals import NodeIntervals
 
 _KEPT_NS: Final = 2 * NS_PER_DAY
-"""Maximum time between a node's record and the newest one of its partition; older ones are
-deleted."""
+"""A record is deleted if it was written this long before the newest record of its partition."""
 _FINISH_SECONDS: Final = 2.5
 """Time for a commit under way to finish when its partition is revoked."""
 _log = structlog.get_logger(__name__)
@@ -47,7 +47,7 @@ class CounterState:
         self._outdated: dict[int, list[str]] = {}
 
     async def take_over(self, numbers: Iterable[int]) -> Mapping[int, Mapping[str, NodeCounters]]:
-        """Fence the previous owners of these partitions; return the counters by node's key.
+        """Fence the previous owners of these partitions; return their counters by node key.
 
         Raises `BusError`, after which the partitions must be taken over again.
         """
@@ -67,9 +67,10 @@ class CounterState:
         *,
         offsets: Mapping[TopicPartition, int],
     ) -> None:
-        """Write nodes' counters and offsets of partitions with that number, or nothing.
+        """Write the counters of nodes and the offsets in one transaction.
 
-        Raises `BusError` and `FencedError`, after which the partition must be taken over again.
+        The offsets are of partitions with this number. Raises `BusError` or `FencedError`, after
+        which the partition must be taken over again.
         """
         written_ms = self._clock.time_ns() // NS_PER_MS
         gone = (
@@ -83,13 +84,13 @@ class CounterState:
         await self._writers.commit(number, messages, offsets=offsets)
 
     async def close(self, numbers: Iterable[int]) -> None:
-        """Release partitions; let a commit under way finish."""
+        """Release partitions after a running commit has finished."""
         await self._writers.close(numbers)
 
     async def _read(self, reader: HistoryReader, number: int) -> dict[str, NodeCounters]:
         """Return this group's newest counters of each node of the partition.
 
-        The next commit deletes those of nodes that are gone.
+        Counters older than `_KEPT_NS` are left out, and the next commit deletes them.
         """
         at = TopicPartition(self._topic.name, number)
         found: dict[str, NodeCounters] = {}
@@ -111,10 +112,10 @@ class CounterState:
         return {node: counted for node, counted in found.items() if node not in gone}
 
     def _node_of(self, record: Record) -> str | None:
-        """Return the key of a record's node; `None` if the record is of another group."""
+        """Return the key of a record's node, or `None` if the record belongs to another group."""
         key = (record.key or b"").decode(errors="replace")
         node = key.removeprefix(group_key(self._group, ""))
-        # A node's key has one slash; more mean another group whose name begins with this one's.
+        # A node's key has one slash. More slashes mean a group whose name begins with this name.
         return None if node == key or node.count("/") != 1 else node
 
     def _message(self, node: NodeIntervals) -> Message:
@@ -125,8 +126,8 @@ class CounterState:
                 value=encode(counted),
                 timestamp_ms=self._clock.time_ns() // NS_PER_MS,
             )
-            # Names may be long, and a record that does not fit would abort every commit. This
-            # ends: without waiting use and series, a record is a fraction of the limit.
+            # Names may be long, and a record that is too large would abort every commit. The loop
+            # ends, because a record without waiting use and series is much smaller than the limit.
             if size_bytes(message.key, message.value) <= MAX_MESSAGE_BYTES // 2:
                 return message
             node.shrink()

@@ -1,9 +1,9 @@
 """The counters of one node: the use by its containers and devices since each series began.
 
 `gpuledger.ledger.usage` defines a tick's contribution. This module defines how long a series lasts,
-and what happens to use whose container has no names yet. Such use waits for a minute of the node's
-time (`WAITS_NS`) and is then counted under the information known. No use of a device is lost; its
-counters are only behind by the waiting amount.
+and how use is counted while the names of its container are unknown. Such use waits for up to a
+minute of the node's time (`WAITS_NS`) and is then counted with the labels known so far. No use is
+lost; the counters are only behind by the amounts that wait.
 
 A series begins with 0 at the beginning of its first use, and keeps its value for `KEPT_NS` after
 its last use, so that a container that comes back continues its counter. After a longer pause the
@@ -57,28 +57,28 @@ def _nothing() -> UsedAmounts:
 
 @dataclass(slots=True)
 class CountedUse:
-    """The counters of one set of labels."""
+    """The counters that share one set of labels."""
 
     group: SeriesGroup
     """The series with these labels."""
     seen_ns: int
-    """When there was last any use."""
+    """The node's time of the last use."""
     amounts: UsedAmounts = field(default_factory=_nothing)
     """The counters, in the order of `COUNTED`."""
     begun_ns: tuple[int | None, ...] = _NOT_BEGUN
-    """The time at which each of them began with 0."""
+    """The time at which each counter began with 0; `None` if it has not begun."""
 
     starts_ms: tuple[int | None, ...] = field(init=False)
-    """`begun_ns` as sent; the same object until another counter begins."""
+    """`begun_ns` in milliseconds as sent; the same object until another counter begins."""
 
     def __post_init__(self) -> None:
-        """Compute the derived field."""
+        """Compute `starts_ms`."""
         self.starts_ms = _as_starts(self.begun_ns)
 
     def add(self, amounts: UsedAmounts, *, begun_ns: int) -> list[int]:
         """Add amounts; return the positions of the counters that begin."""
         begun: list[int] = []
-        # One pass, because there are some thirty of these per tick.
+        # One pass for speed, because a tick has about thirty of these calls.
         totals = self.amounts
         for index, amount in enumerate(amounts):
             if amount is not None:
@@ -102,16 +102,16 @@ def _begin(
 
 @lru_cache(maxsize=1024)
 def _as_starts(begun_ns: tuple[int | None, ...]) -> tuple[int | None, ...]:
-    # One more, to be after the end of the previous tick: a series may have ended there.
+    # One more, to be after the end of the previous tick, at which a series may have ended.
     return tuple(None if at_ns is None else at_ns // NS_PER_MS + 1 for at_ns in begun_ns)
 
 
 @dataclass(slots=True)
 class _UseWithoutNames:
-    """Use by a container on a device that is in no series yet."""
+    """Use of a device by a container that is not counted in a series yet."""
 
     labels: CountedLabels
-    """The known labels of its owner."""
+    """The labels of the container that are known so far."""
     begun_ns: int
     seen_ns: int
     amounts: UsedAmounts = field(default_factory=_nothing)
@@ -133,9 +133,9 @@ class UseOfNode:
         return bool(self._waiting)
 
     def add(self, used: Used, *, begun_ns: int, time_ns: int) -> None:
-        """Add use of one entry from one or more ticks; the first begins at `begun_ns`.
+        """Add the use of one entry from one or more ticks.
 
-        `time_ns` is the node's current time.
+        The first tick begins at `begun_ns`; `time_ns` is the node's current time.
         """
         labels, unnamed = used.user.labels, used.user.unnamed
         if unnamed is None:
@@ -148,16 +148,16 @@ class UseOfNode:
         add_amounts(waiting.amounts, used.amounts)
 
     def name(self, named: Mapping[str, CountedLabels]) -> None:
-        """Count the use that waited for these names, from where it began."""
+        """Count the use that waited for these names, from the beginning of the use."""
         for unnamed in [unnamed for unnamed in self._waiting if unnamed.ident in named]:
             waiting = self._waiting.pop(unnamed)
             labels = named[unnamed.ident]._replace(gpu_uuid=unnamed.gpu_uuid)
             self._count_waiting(labels, waiting)
 
     def go_on(self, time_ns: int) -> None:
-        """End waiting and series that are over at this time of the node."""
+        """Advance to this node time: count use that waited long enough, and end old series."""
         for unnamed, waiting in list(self._waiting.items()):
-            # If the clock was set back, times that are far ahead are over as well.
+            # `abs`, because after the clock was set back, times far ahead are over as well.
             if abs(time_ns - waiting.begun_ns) >= WAITS_NS:
                 self._count_waiting(waiting.labels, waiting)
                 waiting.amounts = _nothing()
@@ -171,20 +171,23 @@ class UseOfNode:
         self._bound()
 
     def forget(self, number: int) -> None:
-        """End that many series, beginning with those without use for longest."""
+        """End this number of series, beginning with the series whose last use is oldest."""
         for labels in sorted(self.series, key=lambda of: self.series[of].seen_ns)[:number]:
             del self.series[labels]
             self.ended_early += 1
 
     def stop_waiting(self) -> None:
-        """Count all waiting use under the information known."""
+        """Count all waiting use with the labels known so far."""
         for waiting in self._waiting.values():
             self._count_waiting(waiting.labels, waiting)
         self._waiting.clear()
         self._bound()
 
     def take_begun(self) -> Mapping[CountedLabels, Collection[int]]:
-        """Return the counters that began since the last call, by position in `COUNTED`."""
+        """Return for each series the counters that began since the last call.
+
+        Each counter is given by its position in `COUNTED`.
+        """
         begun, self._begun = self._begun, {}
         return {labels: which for labels, which in begun.items() if labels in self.series}
 
@@ -203,7 +206,7 @@ class UseOfNode:
             self._begun.setdefault(labels, set()).update(begun)
 
     def _bound(self) -> None:
-        """If there are too many series, end those without use for longest."""
+        """Limit waiting use and series: count the oldest waiting use, and end the oldest series."""
         if (excess := len(self._waiting) - MAX_COUNTED_SERIES) > 0:
             # The first ones have waited longest.
             for unnamed in list(self._waiting)[:excess]:
@@ -260,8 +263,8 @@ class UseOfNode:
     def restore(cls, record: NodeCounters) -> "UseOfNode":
         """Return the counters from a record of the state topic.
 
-        Raises ValueError if it names a position that it does not list. Quantities that are no
-        longer counted are left out.
+        Raises ValueError if the record refers to a position that does not exist. Quantities that
+        are no longer counted are left out.
         """
         node = cls()
         try:
@@ -287,7 +290,7 @@ class UseOfNode:
 
 
 class _Positions(Generic[K]):
-    """Distinct values in the order of their first use."""
+    """Assigns positions to distinct values, in the order of their first use."""
 
     def __init__(self) -> None:
         self._positions: dict[K, int] = {}

@@ -1,17 +1,17 @@
 """Counts the incidents of one node's GPUs: by kind from 0, XIDs by code from their first incident.
 
-**Counted before sent.** An incident is sent only once the state with it is committed. A sink that
-resumes after a crash therefore knows everything that was sent, and counters never fall, regardless
-of the ticks read in between, whose times the samples have. The next sample replaces a lost one.
+**Counted before sent.** An incident is sent only after the state that includes it was committed. A
+sink that resumes after a crash therefore knows everything that was sent, and counters never fall. A
+lost sample needs no repetition, because the next sample contains the new total.
 
-**A series begins with 0.** A sample of 0 comes before the first value, so that the increase
-includes the first incident. Kinds have series while the GPU is in the node's ticks, with 0 from the
-start. An XID code has a series from its first incident. The state includes a series' start once it
-was sent; until then a resumed sink sends the 0 again. The 0 has its own request, so that it is
-not lost if the receiver rejects other series.
+**A series begins with 0.** A sample of 0 precedes the first value, so that the increase includes
+the first incident. Each kind has a series as soon as the GPU is in the node's ticks. An XID code
+has a series from its first incident. The state includes the start of a series once it was sent;
+until then, a resumed sink sends the 0 again. The 0 has its own request, so that it is not lost if
+the receiver rejects other series.
 
-**Each incident once.** The last incidents counted are remembered by their hashes, because agents
-publish unacknowledged incidents again. Pure.
+**Each incident once.** The hashes of the last incidents are kept, because agents publish
+unacknowledged incidents again. Pure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,7 +35,7 @@ from gpuledger.records.counters import MAX_INCIDENT_GPUS, MAX_KNOWN_INCIDENTS
 SENT_NS: Final = 10 * NS_PER_MINUTE
 """How long a GPU's series are sent after its last incident or tick."""
 _GPU_BYTES: Final = 8_192
-"""Approximate memory of a GPU: its counters and the groups of its series."""
+"""Approximate memory of a GPU's counters and the groups of its series."""
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class _GpuIncidents:
     """Time of the last tick with this GPU, or of its last incident."""
     kinds: dict[str, int] = field(default_factory=dict)
     begun_ns: int | None = None
-    """The start of the kinds' series; absent until they are sent."""
+    """The start of the series of all kinds; `None` until they are sent."""
     xids: dict[str, _XidTotal] = field(default_factory=dict)
 
 
@@ -64,14 +64,14 @@ class IncidentSamples:
     starts_ms: Mapping[SeriesGroup, Sequence[int | None]]
     """When each counter was 0, in milliseconds since the epoch."""
     begun: Sequence[SeriesGroup]
-    """The groups that begin, with a 0 at the start that they share."""
+    """The groups that begin and need a sample of 0 at their start."""
 
 
 class IncidentsOfNode:
-    """The counters of a node's incidents; `every_ns` is the interval between samples."""
+    """The counters of a node's incidents."""
 
     def __init__(self, *, every_ns: int, counted: NodeCounters | None = None) -> None:
-        """Continue from saved counters."""
+        """Continue from saved counters, if any; `every_ns` is the interval between samples."""
         self._every_ns = every_ns
         self._gpus: dict[str, _GpuIncidents] = {}
         # A dict, because it keeps the order of insertion.
@@ -91,16 +91,16 @@ class IncidentsOfNode:
                 begun_ns=gpu.begun_time_ns,
                 xids={one.xid: _XidTotal(one.total, one.begun_time_ns) for one in gpu.xids},
             )
-        # A previous owner has sent nothing of the node with a later time.
+        # A previous owner has sent no samples of the node with a later time.
         self._sent_ns, self._is_urgent = counted.time_ns, bool(self._gpus)
 
     @property
     def size_bytes(self) -> int:
-        """Approximate memory."""
+        """The approximate memory of the counters, in bytes."""
         return len(self._gpus) * _GPU_BYTES
 
     def add(self, incident: Incident, *, time_ns: int) -> bool:
-        """Count an incident; return whether it is new.
+        """Count an incident unless it was counted before; return whether it was counted.
 
         `time_ns` is the node's current time.
         """
@@ -123,13 +123,13 @@ class IncidentsOfNode:
     ) -> IncidentSamples | None:
         """Return the samples to send at the end of an interval; `None` if none are due.
 
-        `gpus` are the GPUs of the interval's last tick. The first samples are sent once the node
-        has been known for `every_ns`, or with its first incident.
+        `gpus` are the GPUs of the interval's last tick. Samples are due after `every_ns`, or at
+        once after a new incident.
         """
         for uuid in gpus:
             self._gpu(uuid, time_ns)
         self._forget_gone(time_ns)
-        # If the clock was set back, the interval starts again.
+        # If the clock was set back, the wait restarts.
         if self._due_ns is None or self._due_ns - time_ns > self._every_ns:
             self._due_ns = time_ns + self._every_ns
         if time_ns < self._due_ns and not self._is_urgent:
@@ -137,7 +137,8 @@ class IncidentsOfNode:
         self._due_ns, self._is_urgent = time_ns + self._every_ns, False
         begins_ns = time_ns - max(interval_ns, NS_PER_SECOND)
         if self._sent_ns is not None and self._sent_ns < time_ns:
-            # After earlier samples, because a series of that name may have ended there.
+            # Not before the last samples, because a series with the same labels may have ended
+            # there.
             begins_ns = max(begins_ns, self._sent_ns)
         self._sent_ns = time_ns
         return self._samples(time_ns, max(0, begins_ns))
@@ -170,14 +171,14 @@ class IncidentsOfNode:
         gpu = self._gpus.get(uuid)
         if gpu is None:
             if len(self._gpus) >= MAX_GPUS:
-                # Drop the one seen longest ago: no real node has so many.
+                # Drop the GPU seen longest ago; no real node has so many GPUs.
                 del self._gpus[min(self._gpus, key=lambda of: self._gpus[of].seen_ns)]
             gpu = self._gpus[uuid] = _GpuIncidents(time_ns)
         gpu.seen_ns = time_ns
         return gpu
 
     def _forget_gone(self, time_ns: int) -> None:
-        """Forget GPUs that are gone and had no incidents."""
+        """Forget GPUs without incidents that were in no tick for `SENT_NS`."""
         self._gpus = {
             uuid: gpu
             for uuid, gpu in self._gpus.items()
@@ -185,7 +186,7 @@ class IncidentsOfNode:
         }
 
     def records(self) -> list[CountedIncidents]:
-        """Return the counters for the state topic, without GPUs that had no incidents."""
+        """Return the counters for the state topic, for the last GPUs that had incidents."""
         had = [(uuid, gpu) for uuid, gpu in self._gpus.items() if gpu.kinds]
         had.sort(key=lambda one: one[1].seen_ns)
         return [
@@ -203,5 +204,5 @@ class IncidentsOfNode:
         ]
 
     def hashes(self) -> list[str]:
-        """Return the hashes of the incidents counted last."""
+        """Return the hashes of the last incidents counted, oldest first."""
         return list(self._known)

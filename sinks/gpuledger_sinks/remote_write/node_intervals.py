@@ -1,19 +1,19 @@
 """Groups the ticks of one node for sending: one set of samples per interval of event time.
 
-An interval has `interval_ns` of the node's own time and ends at a multiple since the epoch. A
-tick belongs to the interval in which it ends. An interval's samples are made when the node's next
-tick belongs to another one (`add`), or when no more ticks come (`close`). They have the time of the
-interval's last tick, so that the same ticks make the same samples however they were polled. With a
-length of 0 each tick is its own interval.
+An interval lasts `interval_ns` of the node's own time and ends at a multiple of that since the
+epoch. A tick belongs to the interval in which it ends. An interval's samples are made when the
+node's next tick belongs to another interval (`add`), or when no more ticks come (`close`). They
+have the time of the interval's last tick, so that the same ticks always make the same samples. With
+a length of 0, each tick is its own interval.
 
 Counters change only when an interval closes, together with the position up to which ticks are
-counted. A node's state is therefore always that of an interval's end. A sink that resumes from it
-reads the ticks after it again, skips those that are counted (`timelines`), and rebuilds the open
-interval from the rest. For that reason the committed offset is before the first tick of the open
-interval (`first_offset`).
+counted. A node's saved state is therefore always the state at the end of an interval. A sink that
+resumes from the state reads the later ticks again, skips the ticks that are already counted
+(`timelines`), and rebuilds the open interval from the others. The committed offset is therefore the
+offset of the first tick of the open interval (`first_offset`).
 
-A late tick, of a boot that another has followed, does not describe the present: its use is counted
-in the open interval, but no other values are sent. Pure.
+A past tick, which belongs to a boot that another boot has followed, does not describe the present:
+its use is counted in the open interval, but its other values are ignored. Pure.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -65,12 +65,12 @@ class IntervalSamples:
     node: str
     """The node's key."""
     time_ns: int
-    """Time of its last tick."""
+    """Time of the interval's last tick."""
     values: Mapping[SeriesGroup, SeriesValues]
     starts_ms: Mapping[SeriesGroup, Sequence[int | None]] = field(default_factory=dict)
-    """When the counters were 0, in milliseconds since the epoch."""
+    """When each counter was 0, in milliseconds since the epoch."""
     begun: Mapping[SeriesGroup, Collection[int]] = field(default_factory=dict)
-    """The counters that begin in it, by the metric's position in the family."""
+    """The counters that begin in the interval, by the metric's position in the family."""
     record: Record
     """The record of its last tick."""
     is_late: bool = False
@@ -78,10 +78,10 @@ class IntervalSamples:
     is_past: bool = False
     """Whether it is a single past tick, which begins and ends no series."""
     is_repeated: bool = False
-    """Whether the next samples include the information of these, such as lifetime error counts: if
-    rejected, they need not be sent again."""
+    """Whether the next samples include all information of these samples, as lifetime error counts
+    do. If such samples are rejected, they need not be sent again."""
     is_of_incidents: bool = False
-    """Whether it has incident counters, whose samples have their own intervals."""
+    """Whether these are samples of incident counters, which have their own intervals."""
     known_bytes: int = 0
     """Memory of the node's data other than the labels of its series."""
 
@@ -91,7 +91,7 @@ class _OpenInterval:
 
     def __init__(self, number: int | None, record: Record) -> None:
         self.number = number
-        """The interval's number; `None` while only late ticks have come."""
+        """The interval's number; `None` while it has only past ticks."""
         self.first_offset = record.offset
         self.last = record
         self.time_ns = 0
@@ -103,22 +103,23 @@ class _OpenInterval:
         self.first_seqs: dict[str, int] = {}
         """The `seq` of each boot's first tick."""
         self.boot_id: str | None = None
-        """The boot of its last tick; absent if it has only late ticks."""
+        """The boot of its last tick; `None` if it has only past ticks."""
         self.named: dict[str, CountedLabels] = {}
         self.has_unnamed = False
-        """Whether any use has no names yet, which later ticks may provide."""
+        """Whether any use has no names yet; later ticks may contain them."""
         self.use: dict[User, _OpenUse] = {}
 
     def is_over(self, event: GpuEvent, number: int | None, *, interval_ns: int) -> bool:
         """Return whether a tick of interval `number` ends this interval.
 
-        `seq`, which cannot be set, counts as well: a stopped clock would keep it open indefinitely.
+        The tick's `seq` (milliseconds of uptime) ends it as well, because a stopped clock would
+        keep the interval open indefinitely.
         """
         passed_ms = event.seq - self.first_seqs.get(event.boot_id, event.seq)
         return self.number != number or passed_ms * NS_PER_MS >= 2 * interval_ns
 
     def count(self, event: GpuEvent, used: Iterable[Used]) -> None:
-        """Add a tick's contribution to the counters."""
+        """Add a tick's contribution to the counters of the interval."""
         self.boots[event.boot_id] = event.seq
         self.first_seqs.setdefault(event.boot_id, event.seq)
         begun_ns = event.time_ns - event.interval_ns
@@ -148,7 +149,10 @@ class NodeIntervals:
         incidents_ns: int = INCIDENTS_NS,
         counted: NodeCounters | None = None,
     ) -> None:
-        """Continue from saved counters; raises ValueError if the record is invalid."""
+        """Continue from the saved counters `counted`, if any.
+
+        Raises ValueError if this record is invalid.
+        """
         self._incidents = IncidentsOfNode(every_ns=incidents_ns, counted=counted)
         self._node, self._interval_ns = node, interval_ns
         self._values, self._known, self._users = values, NodeGroups(), KnownUsers()
@@ -157,9 +161,9 @@ class NodeIntervals:
         self._time_ns = 0 if counted is None else counted.time_ns
         self._open: _OpenInterval | None = None
         self.has_changed = False
-        """Whether anything was counted since the record was taken."""
+        """Whether anything was counted since `take_record` was last called."""
         self.received_ns = 0
-        """When its last tick came, by the monotonic clock."""
+        """When the node's last tick was received, by the monotonic clock."""
 
     @property
     def first_offset(self) -> int | None:
@@ -174,7 +178,7 @@ class NodeIntervals:
     def count_incident(self, incident: Incident) -> bool:
         """Count an incident; return whether it is new.
 
-        It may be sent once the record that includes it is committed.
+        The incident must not be sent before the record that includes it is committed.
         """
         # Before the first tick, incidents are the only source of the node's time.
         self._time_ns = self._time_ns or incident.time_ns
@@ -183,11 +187,12 @@ class NodeIntervals:
         return is_new
 
     def add(self, event: GpuEvent, record: Record, *, is_past: bool) -> Iterator[IntervalSamples]:
-        """Add a tick; yield the samples of intervals that it ends.
+        """Add a tick; yield the samples of the intervals that it ends.
 
-        Raises ValueError, without changing anything, if the event refers to missing entries.
+        `is_past` means that the tick belongs to a boot that another boot has followed. Raises
+        ValueError, without changing anything, if the event refers to missing entries.
         """
-        # Computed once for both, because it takes a tenth of the time of the rest.
+        # Computed once for both calls, because it takes a tenth of their time.
         described = None if is_past else digest_of_described(event)
         used = list(used_in(event, None if is_past else self._users, described=described))
         values = self._values.values_of(
@@ -197,7 +202,7 @@ class NodeIntervals:
         )
         number = -(-event.time_ns // self._interval_ns) if self._interval_ns else None
         is_open = self._open is not None and self._open.number is not None
-        # Any other number, even a lower one: if the clock was set back, nothing must wait for it.
+        # Any other number closes the interval, even a lower one after the clock was set back.
         if (
             not is_past
             and is_open
@@ -241,7 +246,7 @@ class NodeIntervals:
         *,
         is_past: bool,
     ) -> Iterator[IntervalSamples]:
-        """Close an interval of one tick."""
+        """Close an interval of one tick and yield its samples."""
         if self._open is None:
             return
         closed, self._open = self._open, None
@@ -290,9 +295,9 @@ class NodeIntervals:
         )
 
     def _count(self, closed: _OpenInterval) -> None:
-        # With only late ticks, the time does not advance.
+        # An interval with only past ticks has no time; the node's time does not advance.
         self._time_ns = closed.time_ns or self._time_ns
-        # Waiting use first, because a series begins where its first use does.
+        # Waiting use is counted first, because a series begins with its earliest use.
         self._use.name(closed.named)
         for user, use in closed.use.items():
             used = Used(user.named(closed.named), use.amounts)
@@ -300,7 +305,7 @@ class NodeIntervals:
         self._use.go_on(self._time_ns)
         at_work = closed.boot_id or next(reversed(self._boots), None)
         for boot_id, seq in closed.boots.items():
-            # Moved to the end, so that the boot heard of longest ago is first.
+            # Moved to the end, so that the boot whose last tick is oldest is first.
             self._boots.pop(boot_id, None)
             self._boots[boot_id] = seq
         # The running boot stays last even after late ticks, because a resumed sink takes the last
@@ -329,11 +334,11 @@ class NodeIntervals:
         )
 
     def sent_before(self, record: Record) -> IntervalSamples:
-        """Return the known samples of the last counted interval.
+        """Return the known samples that a previous owner sent for the last counted interval.
 
-        For a node that resumes from a record: its counters, and the gauges of containers and jobs
-        that had use in that interval, if their names identify the series. `record` is that of the
-        tick with which the node resumes.
+        These are the node's counters, and the gauges of containers and jobs that had use in this
+        interval, if their names identify the series. `record` is the record of the tick with which
+        the node resumes.
         """
         values: dict[SeriesGroup, SeriesValues] = {}
         for labels, use in self._use.series.items():
@@ -343,7 +348,10 @@ class NodeIntervals:
         return IntervalSamples(node=self._node, time_ns=self._time_ns, values=values, record=record)
 
     def shrink(self) -> None:
-        """Count waiting use without names, or else end the oldest half of the counters."""
+        """Make the next record smaller.
+
+        Counts waiting use without names; if no use waits, ends the oldest half of the counters.
+        """
         if self._use.has_waiting:
             self._use.stop_waiting()
         else:
@@ -368,12 +376,12 @@ class NodeIntervals:
 
 
 def _gpus_of(event: GpuEvent) -> Sequence[str]:
-    """Return the physical GPUs of a tick; incidents name these, with the MIG instance."""
+    """Return the UUIDs of the physical GPUs of a tick, because incidents name physical GPUs."""
     return [books.reading.uuid for books in event.gpus if books.reading.parent_uuid is None]
 
 
 class HealthOfNode:
-    """Samples of the health of one node's GPUs, at intervals."""
+    """Makes samples of the health of one node's GPUs at intervals of `every_ns`."""
 
     def __init__(self, node: str, *, every_ns: int) -> None:
         self._node, self._every_ns = node, every_ns
@@ -384,8 +392,8 @@ class HealthOfNode:
     ) -> Iterator[IntervalSamples]:
         """Add readings; yield the current values of all GPUs if they are due.
 
-        Ignores readings of a boot that another has followed. Raises ValueError if there are more
-        GPUs than a node may have.
+        Ignores past readings, of a boot that another boot has followed. Raises ValueError if there
+        are more GPUs than a node may have.
         """
         if is_past:
             return

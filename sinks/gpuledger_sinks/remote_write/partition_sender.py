@@ -1,15 +1,15 @@
 """One partition of the remote-write sink: its waiting records, and the task that sends them.
 
 A partition has at most one request in flight, so that samples of a series never overtake each
-other. Partitions send concurrently, and a slow one does not delay the others.
+other. Partitions send concurrently, so a slow partition does not delay the others.
 
 A receiver of remote-write 1.0 may accept a request only as a whole, so one bad sample rejects all
-samples in it. A rejected request is divided until the rejected tick is isolated; the others are
-delivered. `refused_ticks` decides what to do with the rejected ones.
+samples in it. A rejected request is divided until the rejected tick is isolated and the other ticks
+are delivered. `refused_ticks` decides what to do with rejected ticks.
 
-**Incidents** come from the partition of their own topic with the same number, and are counted in
-the same state as the node's events. Both therefore go through one queue, and an incident's counters
-are committed before they are sent (`node_incidents`).
+**Incidents** come from the partition with the same number of their own topic. They are counted in
+the same state as the node's events, so both go through one queue. The counters of incidents are
+committed before they are sent (`node_incidents`).
 """
 
 import asyncio
@@ -71,9 +71,9 @@ _MAX_NODES: Final = 5_000
 _LATE_NS: Final = 2 * NS_PER_SECOND
 """Time after the latest possible end of an interval at which it is closed without another tick."""
 _OLD_INCIDENT_NS: Final = NS_PER_HOUR
-"""Older incidents are not counted if the group has counted none so far: they are not news."""
+"""Incidents older than this are not counted if the group has counted no incidents so far."""
 _RELEASE_SECONDS: Final = 3.0
-_CANCEL_SECONDS: Final = 0.5  # both together within `loop.RELEASE_SECONDS`
+_CANCEL_SECONDS: Final = 0.5  # the sum must be below `loop.RELEASE_SECONDS`
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
@@ -87,24 +87,24 @@ class _PolledBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class TakenOver:
-    """The state from which a partition is continued."""
+    """The saved state of a partition from which its sender continues."""
 
     counted: Mapping[str, NodeCounters]
     """The counters of each node, by its key."""
     repeated_before: int
-    """The offset before which records may have been delivered by a previous owner."""
+    """A previous owner may have delivered records before this offset."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class IncidentsTakenOver:
-    """The state from which a partition's incidents are continued."""
+    """The saved state of a partition's incidents from which its sender continues."""
 
     at: TopicPartition
     old_before: int
-    """The offset before which old incidents are dropped, because the group has counted none so
-    far; 0 if it has."""
+    """Old incidents before this offset are dropped, because the group has counted no incidents so
+    far; 0 if it has counted any."""
     next_offset: int | None = None
-    """The offset to commit before any incident comes; absent if some are waiting."""
+    """The offset to commit before the first incident is read; `None` to commit nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +146,7 @@ class PartitionSender:
         self._health: Recent[str, HealthOfNode] = Recent(max_a_day=_MAX_NODES)
         self._health_ns = round(shared.settings.health_interval_seconds * NS_PER_SECOND)
         self._former: set[str] = set()
-        """Nodes whose series a previous owner sent, without a tick since."""
+        """Nodes whose series a previous owner sent, and which have had no tick since then."""
         for node, counted in taken_over.counted.items():
             self._restore(node, counted)
         self._waiting: deque[_PolledBatch] = deque()
@@ -164,18 +164,18 @@ class PartitionSender:
         self._committed_ns = self._clock.monotonic_ns() - self._commit_ns
         self._is_uncommitted = False
         self.waiting_bytes = 0
-        """Size of the records that were not sent yet."""
+        """Size of the records that were not sent yet, in bytes as stored in Kafka."""
         self.undone: BusError | FencedError | None = None
         """Why sent samples could not be committed; the partition must be taken over again."""
 
     def add_incidents(self, taken_over: IncidentsTakenOver) -> None:
-        """Also count the incidents of this partition, from where it was taken over."""
+        """Also count the incidents of the partition with this number, from the saved state."""
         self._incidents, self._incidents_offset = taken_over, taken_over.next_offset
 
     def add(self, batch: Batch, context: SinkContext) -> None:
         """Queue polled records for sending."""
         if self.undone is not None:
-            return  # it is polled again
+            return  # the records are polled again
         size_bytes = sum(len(record.value or b"") for record, _ in batch.items)
         self._waiting.append(_PolledBatch(batch=batch, context=context, size_bytes=size_bytes))
         self.waiting_bytes += size_bytes
@@ -183,30 +183,33 @@ class PartitionSender:
             self._task = asyncio.create_task(self._send_waiting())
 
     def check(self) -> None:
-        """Raise the error that ended the task, because a defect must end the sink."""
+        """Raise the error of a failed task, because a defect must end the sink.
+
+        If a task has ended and records wait, starts the next task.
+        """
         if self._task is not None and self._task.done():
             self._task.result()
             self._task = asyncio.create_task(self._send_waiting()) if self._waiting else None
 
     def has_silent(self, *, unresponsive_ns: int, now_ns: int) -> bool:
-        """Return whether nothing waits, and `end_silent` has something to do.
+        """Return whether no records wait and `end_silent` has work, which may be only a commit.
 
-        This may be only a commit.
+        `unresponsive_ns` is the time without ticks after which a node's series end.
         """
         if self._task is not None or self.undone is not None:
             return False
         if self._is_uncommitted and self._is_due(now_ns):
             return True
-        # Incidents have separate series, which end when their node's series do.
+        # Incidents have separate series, which end together with the node's other series.
         before_ns = now_ns - unresponsive_ns
         return any(series.has_silent(before_ns) for series in self._all_series) or any(
             self._overdue(now_ns)
         )
 
     def end_silent(self, context: SinkContext, *, unresponsive_ns: int, now_ns: int) -> None:
-        """Start sending overdue intervals of silent nodes; no records may be waiting.
+        """Start a task that closes and sends overdue intervals; no records may be waiting.
 
-        Ends the series of nodes that have been silent for `unresponsive_ns`.
+        It also ends the series of nodes without ticks for `unresponsive_ns`, and commits.
         """
         self._task = asyncio.create_task(
             self._send_silent(context, now_ns - unresponsive_ns, now_ns)
@@ -218,7 +221,7 @@ class PartitionSender:
         The receiver may have accepted a request that is cancelled in flight, so its ticks
         may be sent twice. If all requests were answered, the state is committed.
         """
-        # Checked first, because a batch that was begun is still among the waiting ones.
+        # Checked before `_forget_waiting`, because a batch stays in the queue until it is done.
         is_idle = not self._waiting and (self._task is None or self._task.done())
         self._forget_waiting()
         if is_idle and self._is_uncommitted and self.undone is None:
@@ -227,7 +230,7 @@ class PartitionSender:
         self._clear()
 
     def abandon(self) -> None:
-        """End without waiting: the partition was lost, and has already been assigned again."""
+        """End without waiting and without a commit, because the partition was lost."""
         self._forget_waiting()
         if self._task is not None:
             self._task.cancel()
@@ -278,7 +281,7 @@ class PartitionSender:
             if not await self._work_on(polled):
                 return
             self._is_uncommitted = True
-            # Revoked during its last request: everything counted was answered.
+            # If the partition was revoked during the last request, everything counted was answered.
             if self._is_ending:
                 await self._commit(polled.context)
                 return
@@ -288,16 +291,20 @@ class PartitionSender:
                 await self._commit(polled.context)
 
     async def _work_on(self, polled: _PolledBatch) -> bool:
-        """Send ticks or count incidents; return whether the batch is finished."""
+        """Send the ticks or count the incidents of a batch; return whether it is finished."""
         if self._incidents is not None and polled.batch.partition == self._incidents.at:
             await self._count_incidents(polled.batch, polled.context, self._incidents)
             return True
         return await self._send_batch(polled.batch, polled.context)
 
     async def _send_batch(self, batch: Batch, context: SinkContext) -> bool:
-        """Send ticks; return whether all were sent: if revoked, more is counted than was sent."""
+        """Send the ticks of a batch; return whether all were sent.
+
+        False if the partition is being revoked. The counters then include ticks that were not sent,
+        and must not be committed.
+        """
         async with self._shared.turns.enter(batch):
-            # Ticks are encoded as requests are sent, so that few of them are in memory.
+            # Ticks are encoded only when their request is sent, so that few are in memory.
             requests = split_into_requests(
                 self._ticks(batch, context),
                 max_samples=self._settings.samples_per_request,
@@ -318,7 +325,7 @@ class PartitionSender:
     async def _count_incidents(
         self, batch: Batch, context: SinkContext, taken_over: IncidentsTakenOver
     ) -> None:
-        """Count incidents and commit the counters, so that they may be sent."""
+        """Count incidents and commit the counters, after which they may be sent."""
         now_ns = self._clock.monotonic_ns()
         too_old_ns = self._clock.time_ns() - _OLD_INCIDENT_NS
         for record, attributed in batch.items:
@@ -342,9 +349,10 @@ class PartitionSender:
         return now_ns - self._committed_ns >= self._commit_ns
 
     async def _commit(self, context: SinkContext) -> None:
-        """Commit changed counters with the offsets from which the rest is read again.
+        """Commit changed counters with the offsets of the first records that they do not include.
 
-        No request may be in flight: the counters must match the answered requests.
+        No request may be in flight, because the counters must match the answered requests. Sets
+        `undone` if the commit fails.
         """
         offsets = self._next_offsets()
         changed = [node for node in self._nodes.values() if node.has_changed]
@@ -363,7 +371,7 @@ class PartitionSender:
         COUNTERS_ENDED_TOTAL.inc(sum(node.take_ended_early() for node in changed))
 
     def _next_offsets(self) -> Mapping[TopicPartition, int]:
-        """Return for each partition the offset of the first record that is in no counter yet."""
+        """Return for each partition the offset of the first record that is not counted yet."""
         offsets: dict[TopicPartition, int] = {}
         if (offset := self._next_offset()) is not None:
             offsets[self._at] = offset
@@ -372,7 +380,7 @@ class PartitionSender:
         return offsets
 
     def _next_offset(self) -> int | None:
-        """Return the offset of the first tick that is in no counter yet."""
+        """Return the offset of the first tick that is not counted yet; `None` if none was sent."""
         opened = [
             offset for node in self._nodes.values() if (offset := node.first_offset) is not None
         ]
@@ -397,7 +405,8 @@ class PartitionSender:
                 continue
             is_past = order is TickOrder.SUPERSEDED
             try:
-                # Checked against the wire first, because rejected ticks are not counted.
+                # Raises ValueError before the tick is counted, because rejected ticks are not
+                # counted.
                 encode_time(event.time_ns // NS_PER_MS)
                 closed = self._add(event, record, is_past=is_past, now_ns=now_ns)
                 yield from self._written(closed, now_ns)
@@ -415,7 +424,7 @@ class PartitionSender:
     ) -> Iterator[IntervalSamples]:
         """Add a tick to its node; yield the samples to send."""
         key = node_key(event)
-        # Not when samples are sent, which may be later than a node may be silent.
+        # Recorded here, because samples may be sent much later than the tick was received.
         for series in self._all_series:
             series.observe(key, now_ns=now_ns)
         if isinstance(event, NodeReadings):
@@ -425,7 +434,8 @@ class PartitionSender:
             return health.add(event, record, is_past=is_past)
         node = self._node(key, now_ns)
         if key in self._former:
-            # With the node's first tick, because a partition may have thousands of nodes.
+            # Restored only with the node's first tick, because a partition may have thousands of
+            # nodes.
             self._former.discard(key)
             self._series.restore(node.sent_before(record), now_ns=now_ns)
         node.received_ns = now_ns
@@ -462,7 +472,7 @@ class PartitionSender:
             self._refused.record_taken(request)
 
     def _overdue(self, now_ns: int) -> Iterator[NodeIntervals]:
-        """Yield the nodes whose open interval is overdue without another tick."""
+        """Yield the nodes whose open interval must be closed although no further tick came."""
         before_ns = now_ns - 2 * self._interval_ns - _LATE_NS
         for node in self._nodes.values():
             if node.first_offset is not None and node.received_ns < before_ns:
@@ -498,7 +508,7 @@ def _count_written(written: int, *, of: int) -> None:
 
 
 def interval_ns_of(settings: RemoteWriteSettings) -> int:
-    """Return the length of an interval; 0 means one tick each."""
+    """Return the length of an interval in nanoseconds; 0 means one interval per tick."""
     return round(settings.interval_seconds * NS_PER_SECOND)
 
 

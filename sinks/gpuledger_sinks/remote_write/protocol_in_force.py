@@ -1,10 +1,10 @@
 """Selects the version of remote-write for the receiver.
 
-`auto` starts with 2.0. A receiver of 2.0 reports how many samples it has written. Any other answers
-415, or reads a 2.0 request as an empty one of 1.0 and reports nothing. From then on 1.0 is used,
-until the sink is restarted or 1.0 is answered with 415, which means that something else answered
-before. Other response headers are not used, because the protocol forbids concluding a version from
-them.
+`auto` starts with 2.0. A receiver that supports 2.0 reports how many samples it has written. Any
+other receiver answers 415, or reads a 2.0 request as an empty 1.0 request and reports nothing. The
+sink then uses 1.0 until it is restarted, or until a 1.0 request is answered with 415: the earlier
+answer then came from something other than the receiver. Other response headers are not used,
+because the protocol forbids deriving a version from them.
 """
 
 import re
@@ -49,25 +49,25 @@ class ProtocolInForce:
         """Whether 1.0 may be used if the receiver does not support 2.0."""
         self.is_confirmed = False
         """Whether the receiver has shown that it supports 2.0."""
-        # It may have answered, such as 401 or 400, which the receiver's own check shows.
+        # The receiver may have answered with an error such as 401, which its own check shows.
         begun = "first choice; no response so far shows the receiver's version"
         why = begun if self.may_fall_back else "as configured"
         self._show(why)
 
     def confirm(self) -> None:
-        """Record that the receiver reports the samples written from a 2.0 request."""
+        """Record that the receiver supports 2.0, because it reported the samples written."""
         if self.version is Version.V2 and not self.is_confirmed:
             self.is_confirmed = True
             self._show("the receiver reports written samples", is_news=True)
 
     def fall_back(self, why: str) -> None:
-        """Use 1.0 from now on."""
+        """Use 1.0 from now on; `why` is shown by the check and the log."""
         if self.version is Version.V2:
             self.version, self.is_confirmed = Version.V1, False
             self._show(why, is_news=True)
 
     def return_to_v2(self, why: str) -> None:
-        """Use 2.0 again, after a fallback to 1.0 that the receiver does not support either."""
+        """Use 2.0 again, if 1.0 was only a fallback and the receiver does not support it either."""
         if self.may_fall_back and self.version is Version.V1:
             self.version = Version.V2
             self._show(why, is_news=True)

@@ -10,8 +10,9 @@ identify the rejected ticks: all of them become dead letters (`partial`), and th
 sent separately.
 
 **Repetitions.** Records that were in the partition when it was assigned may have been delivered
-before without a commit. A strict receiver rejects these as out of order. A node's ticks that are
-rejected in this way before its first accepted one are therefore counted as repetitions, not losses.
+before without a commit. A strict receiver rejects such records as out of order. Ticks that are
+rejected in this way before the node's first accepted tick are therefore counted as repetitions, not
+as losses.
 """
 
 from collections.abc import Iterable
@@ -73,7 +74,7 @@ class RefusedTicks:
     def reject(
         self, tick: WrittenTick, error: RejectedError, dead_letters: DeadLetterQueue
     ) -> None:
-        """Handle a rejected tick, which must not be sent again."""
+        """Handle a rejected tick: count it as a repetition, or make a dead letter."""
         self._apart_until_ns[tick.node] = self._clock.monotonic_ns() + APART_NS
         message = str(error)
         if is_behind_newer(message) and self._is_repetition(tick):
@@ -90,9 +91,9 @@ class RefusedTicks:
     ) -> None:
         """Handle a request that was written in part, which must not be sent again.
 
-        The receiver does not identify the rejected ticks, unless there is only one. Each tick
-        becomes a dead letter and its node's ticks are sent separately, so that the next rejection
-        concerns only one.
+        The receiver does not identify the rejected ticks. Each tick of the request therefore
+        becomes a dead letter, and the ticks of its node are sent separately, so that the next
+        rejection concerns only one tick.
         """
         if len(request.ticks) == 1:
             self.reject(request.ticks[0], error, dead_letters)
@@ -108,7 +109,7 @@ class RefusedTicks:
             _reject(tick, dead_letters, reason="partial", detail=message)
 
     def _repetitions_in(self, request: WriteRequest, samples: int) -> int:
-        """Return how many repeated ticks account for that many samples; 0 if they do not."""
+        """Return how many repeated ticks contain this number of samples; 0 if they have fewer."""
         for number, tick in enumerate(filter(self._is_repetition, request.ticks), start=1):
             samples -= tick.encoded.samples
             if samples <= 0:
@@ -118,7 +119,7 @@ class RefusedTicks:
     def _report(self, message: str, ticks: Iterable[WrittenTick], *, samples: int) -> None:
         # Out-of-order samples are not a failure of the receiver: a node's clock was set back.
         if not is_out_of_order(message):
-            # Samples whose information comes again have no dead letters.
+            # Samples whose information is repeated by the next samples have no dead letters.
             has_dead_letters = not all(tick.is_repeated for tick in ticks)
             remedy = "; see `gpuledger dead-letters list`" if has_dead_letters else ""
             self._check.failed(f"rejected: {self._receiver}: {message}{remedy}")

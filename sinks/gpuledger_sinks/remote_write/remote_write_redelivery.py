@@ -2,8 +2,8 @@
 
 Each tick is sent separately as a past tick, which begins and ends no series. It therefore does not
 affect the running sink's samples, and a rejection concerns only this tick. The dead letter of a
-rejected interval is its last tick, whose gauges are sent with that tick's time. Counters miss
-nothing, because later samples included the use.
+rejected interval is the interval's last tick. Its gauges are sent with the time of this tick.
+Counters are not sent, because later samples already include the use.
 """
 
 from gpuledger.clock import Clock
@@ -29,10 +29,13 @@ class RemoteWriteRedelivery:
         self._values = EventSeries(settings.sent_labels)
 
     async def send(self, rejected: RejectedEvent) -> Refusal | None:
-        """Send a tick unless it is older or further ahead than the settings allow."""
+        """Send a tick; return why it is rejected, or `None` if the receiver has accepted it.
+
+        A tick that is older or further ahead than the settings allow is not sent.
+        """
         if (refusal := self._refusal_of(rejected.event)) is not None:
             return refusal
-        # Without earlier series, so that a missing value ends none.
+        # A new object without earlier series, so that missing values end no series.
         series = ActiveSeries(external_labels=self._settings.external_labels)
         try:
             encoded = series.encode(self._samples_of(rejected))
@@ -59,7 +62,7 @@ class RemoteWriteRedelivery:
         return None
 
     def _samples_of(self, rejected: RejectedEvent) -> IntervalSamples:
-        """Return the samples of a tick; raises ValueError if it refers to missing entries."""
+        """Return the samples of a tick; raise ValueError if the tick refers to missing entries."""
         event = rejected.event
         return IntervalSamples(
             node=node_key(event),

@@ -1,7 +1,7 @@
-"""The remote-write sink's shell: sends events as samples, one request per partition at a time.
+"""The remote-write sink: sends events as samples, one request per partition at a time.
 
-This module keeps the partitions and bounds the records that wait for each. `partition_sender` sends
-a partition and handles rejections; `gpuledger_sinks.loop` consumes.
+This module takes over partitions and limits the records that wait in each. `partition_sender` sends
+the records of a partition and handles rejections; `gpuledger_sinks.loop` polls and commits.
 """
 
 import asyncio
@@ -48,7 +48,8 @@ NAME: Final = REMOTE_WRITE.name
 
 
 _FENCED_SECONDS: Final = 3.0
-"""A heartbeat interval of any group, after which the partition's owner is known."""
+"""Pause after fencing: a consumer group's heartbeat interval, after which the partition's owner is
+known."""
 
 
 @asynccontextmanager
@@ -60,7 +61,10 @@ async def open_sink(
     clock: Clock,
     group: str,
 ) -> AsyncIterator["RemoteWriteSink"]:
-    """Open the sink that sends every event's samples to the receiver."""
+    """Open the sink that sends every event's samples to the receiver.
+
+    Raises SettingsError if a file of its credentials cannot be used.
+    """
     check = readiness.check("remote_write.receiver", severity=CheckSeverity.WARNING)
     check.ok("nothing sent yet")
     counters = readiness.check("remote_write.counters")
@@ -134,7 +138,7 @@ class RemoteWriteSink(Sink):
 
     @override
     async def assign(self, partitions: Partitions) -> None:
-        """Remember that these partitions have yet to be taken over."""
+        """Record new partitions; `prepare` takes them over."""
         for partition in partitions:
             if (former := self._senders.pop(partition, None)) is not None:
                 former.abandon()
@@ -142,11 +146,15 @@ class RemoteWriteSink(Sink):
 
     @override
     async def prepare(self, context: SinkContext) -> Partitions:
-        """Take over new partitions and those undone, and seek to their committed offsets."""
+        """Take over new partitions, and partitions whose commit failed.
+
+        Seeks to their committed offsets and returns them, so that their polled records are dropped.
+        If the brokers fail, waits and leaves the partitions to the next call.
+        """
         undone = {
             at.partition: error for at, sender in self._senders.items() if (error := sender.undone)
         }
-        # With all topics of that number, because they share transactions.
+        # All topics' partitions with the same number, because they share transactions.
         for at in [at for at in self._senders if at.partition in undone]:
             self._senders.pop(at).abandon()
             self._unopened.add(at)
@@ -165,10 +173,11 @@ class RemoteWriteSink(Sink):
         try:
             await self._take_over(wanted, context)
         except BusError as error:
-            # Their polled records are dropped, and the rest of them is taken over next time.
+            # The polled records of all these partitions are dropped. The partitions that are not
+            # taken over yet are taken over in the next call.
             await self._pause([error])
         except NotAssignedError:
-            pass  # a rebalance came in between; the next call takes over what is assigned then
+            pass  # after a rebalance, the next call takes over what is assigned then
         else:
             self._backoff.reset()
             self._counters_check.ok("counters continue from the saved state")
@@ -176,7 +185,7 @@ class RemoteWriteSink(Sink):
 
     @override
     def full(self) -> Partitions:
-        """Return the partitions with enough waiting; each may use an equal part of the queue."""
+        """Return the partitions whose waiting records have used their equal part of the queue."""
         part = max(1, self._settings.queue_bytes // max(1, len(self._distinct_senders())))
         return frozenset(at for at, sender in self._senders.items() if sender.waiting_bytes >= part)
 
@@ -184,7 +193,7 @@ class RemoteWriteSink(Sink):
     async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
         """Queue polled records for sending, without waiting until they are sent."""
         for batch in batches:
-            # A partition revoked since the poll belongs to another sink.
+            # A partition that was revoked since the poll has no sender.
             if (sender := self._senders.get(batch.partition)) is not None:
                 sender.add(batch, context)
         for sender in self._distinct_senders():
@@ -193,14 +202,14 @@ class RemoteWriteSink(Sink):
 
     @override
     async def redeliver(self, rejected: Sequence[RejectedEvent], /) -> Sequence[Refusal | None]:
-        """Send each event separately, so that it begins and ends no series."""
+        """Send each event separately; return why each is rejected, or `None`."""
         return [await self._redelivery.send(each) for each in rejected]
 
     @override
     async def release(self, partitions: Partitions, context: SinkContext) -> None:
         """Let requests in flight finish, then forget the series without ending them."""
-        # Before anything is awaited: `handle` may run meanwhile, and must not end series that the
-        # next owner continues.
+        # Senders are removed before the first `await`: `handle` may run meanwhile, and must not end
+        # series that the next owner continues.
         self._unopened -= partitions
         released = {self._senders.pop(at) for at in partitions if at in self._senders}
         await asyncio.gather(*(sender.end(context) for sender in released))
@@ -219,7 +228,7 @@ class RemoteWriteSink(Sink):
         still_held = wanted & context.consumer.assignment()
         # Incidents last, because they are added to the sender of the events.
         for at in sorted(still_held, key=lambda at: at.topic == self._incidents):
-            # Only now: until the id was taken, another sink could have committed for a partition.
+            # Only after `take_over`: until then, another sink could still commit for a partition.
             committed = await context.consumer.committed(at)
             await context.consumer.seek(at, committed or 0)
             # A partition revoked meanwhile has no writer, and may have been assigned again.
@@ -230,7 +239,7 @@ class RemoteWriteSink(Sink):
                     at,
                     shared=self._shared,
                     taken_over=TakenOver(
-                        # Readings are in no counter, and may be behind ticks that are.
+                        # Readings are not counted, and may be older than counted ticks.
                         counted=counted[at.partition] if at.topic == self._events else {},
                         repeated_before=ends[at],
                     ),
@@ -251,7 +260,7 @@ class RemoteWriteSink(Sink):
     async def _pause(self, errors: Sequence[Exception]) -> None:
         RETRIES_TOTAL.labels(sink=NAME).inc(len(errors))
         for error in errors:
-            # Fencing is how a partition changes hands, not a failure of the brokers.
+            # Fencing means that a partition has a new owner; the brokers have not failed.
             if not isinstance(error, FencedError):
                 self._counters_check.failed(str(error))
         await self._clock.sleep(
@@ -261,10 +270,11 @@ class RemoteWriteSink(Sink):
         )
 
     async def _end_silent(self, context: SinkContext) -> None:
-        """End overdue intervals, and the series of nodes that have been silent for long.
+        """Close overdue intervals, and end the series of unresponsive nodes.
 
-        Records that wait in Kafka, for example after an outage of the receiver, are not silence: a
-        node is unresponsive only if its partition is read to the end and everything read is sent.
+        A node is unresponsive only if its partition was read to the end and everything read was
+        sent. Otherwise its ticks may still wait in Kafka, for example after an outage of the
+        receiver.
         """
         unresponsive_ns = round(self._settings.stale_after_seconds * NS_PER_SECOND)
         now_ns = self._clock.monotonic_ns()
@@ -284,18 +294,18 @@ class RemoteWriteSink(Sink):
 
 
 def _taken_over(at: TopicPartition, *, committed: int | None, end: int) -> IncidentsTakenOver:
-    """Return the state from which a partition's incidents are continued."""
+    """Return the state from which the sender continues a partition's incidents."""
     if committed is not None:
         return IncidentsTakenOver(at=at, old_before=0)
-    # Without a committed offset, offset 0 is committed if the partition is empty: the first
-    # incident then counts as new, however late it is read.
+    # Without a committed offset, offset 0 is committed if the partition is empty. The first
+    # incident is then counted regardless of its age.
     return IncidentsTakenOver(at=at, old_before=end, next_offset=None if end else 0)
 
 
 async def _read_to_the_end(
     partitions: Collection[TopicPartition], consumer: Consumer
 ) -> list[TopicPartition]:
-    """Return the partitions with nothing left to poll; none if the brokers do not answer."""
+    """Return the partitions that were polled to the end; none if the brokers do not answer."""
     if not partitions:
         return []
     try:

@@ -1,9 +1,9 @@
 """Writes requests until they are accepted or rejected, and limits requests that always fail.
 
-A receiver may answer a request with 5xx indefinitely, and the protocol requires retries. These end
-(`FailingError`) if the receiver accepts other requests meanwhile: a request with several ticks is
-divided after a part of the time, and a single tick becomes a dead letter after the full time. While
-the receiver accepts nothing at all, everything waits.
+A receiver may answer a request with 5xx indefinitely, and the protocol requires retries. The
+retries end with `FailingError` only if the receiver accepts other requests meanwhile. A request
+with several ticks is divided after a tenth of `poison_seconds`; a single tick becomes a dead letter
+after the full time. While the receiver accepts no request, all requests wait.
 """
 
 from itertools import count
@@ -15,20 +15,21 @@ from gpuledger_sinks.errors import ReceiverUnavailableError, RejectedError
 from gpuledger_sinks.remote_write.write_client import Payload, RemoteWriteClient
 
 _TAKES_OTHERS_NS: Final = NS_PER_MINUTE
-"""A receiver that accepted another request within this time is working."""
+"""A receiver that accepted another request within this time counts as working."""
 _POISON_ATTEMPTS: Final = 5
 _DIVIDED_PART: Final = 10
-"""The fraction of the time after which a request with several ticks is divided."""
+"""A request with several ticks is divided after the time divided by this number."""
 
 
 class FailingError(RejectedError):
-    """The receiver keeps failing on this request but accepts others; the message is its own."""
+    """The receiver keeps failing on this request but accepts others; with its own message."""
 
 
 class Writer:
-    """Writes requests until they are accepted or rejected; all partitions share it.
+    """Writes requests until they are accepted or rejected.
 
-    It therefore knows whether a receiver that fails on one request accepts others.
+    All partitions share one writer, which therefore detects whether a receiver that fails on one
+    request accepts others.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Writer:
         clock: Clock,
         poison_seconds: float,
     ) -> None:
-        """Take the client; a tick is given up after `poison_seconds` of failures, 0 means never."""
+        """Take the client; a tick is rejected after `poison_seconds` of failures (0: never)."""
         self._client, self._retry, self._clock = client, retry, clock
         self._poison_ns = round(poison_seconds * NS_PER_SECOND)
         self._taken_ns = -_TAKES_OTHERS_NS
@@ -47,8 +48,8 @@ class Writer:
     async def write(self, message: Payload, *, ticks: int) -> int:
         """Write a request of `ticks` ticks; return how many samples the receiver has written.
 
-        Raises PartialWriteError and RejectedError as the client does, FailingError if the receiver
-        fails only on these ticks.
+        Raises PartialWriteError and RejectedError as `RemoteWriteClient.write` does. Raises
+        FailingError if the receiver keeps failing on this request but accepts others.
         """
         begun_ns, attempts = self._clock.monotonic_ns(), count()
 

@@ -1,11 +1,11 @@
 """Encodes samples as remote-write requests of version 1.0 or 2.0.
 
-Protobuf is encoded by hand. The labels of a thing never change and its metrics are known, so both
-are encoded once (`LabelSet`, `Metric`) and combined into series. The versions combine them
-differently: 1.0 writes out a series' labels, 2.0 writes each string of a request once and refers to
-it by position (`_Symbols`), so that references are made for each request. The receiver's version
-may turn out only after ticks were split into requests, so samples are kept as `SampleGroup` and
-encoded when they are sent.
+Protobuf is encoded by hand. A labelled object, such as a GPU or a pod, has fixed labels and a known
+set of metrics. Both are encoded once (`LabelSet`, `Metric`) and combined into series. Version 1.0
+writes the labels of each series in full. Version 2.0 writes each string of a request once and
+refers to it by position (`_Symbols`), so that references must be made for each request. The
+receiver's version may become known only after ticks were split into requests. Samples are therefore
+kept as `SampleGroup` and encoded when they are sent.
 
 This module defines only the encoding, which tests compare with protobuf. `active_series` decides
 which series exist and when they end; `write_client` interprets responses. Pure.
@@ -23,14 +23,14 @@ STALE_VALUE: Final = bytes.fromhex("020000000000f07f")
 """The NaN 0x7ff0000000000002, which marks the end of a series; as bytes, because arithmetic and
 JSON lose it."""
 NO_START: Final = b""
-"""The start of a series whose start is unknown, or that has none."""
+"""The encoded start of a series without a start, or whose start is unknown."""
 _FIRST_MS: Final = 1 << 35
 _VALUE_BYTES: Final = 8
 _TIME_BYTES: Final = 7
 """Size of a time with its field tag; the same for a start."""
 _LAST_MS: Final = (1 << 42) - 1
 _NAME: Final = b"__name__"
-# Before a sample's value: the sample's tag and length, and the value's tag (64-bit).
+# The bytes before a sample's value: the sample's tag and length, and the value's tag (64-bit).
 _SAMPLE: Final = b"\x12\x10\x09"
 _SAMPLE_WITH_START: Final = b"\x12\x17\x09"
 # The enumeration is the same in both versions; other kinds are sent as unknown.
@@ -68,10 +68,10 @@ def varint(number: int) -> bytes:
 
 
 def encode_time(time_ms: int) -> bytes:
-    """Encode the part after a sample's value: its time in milliseconds since the epoch.
+    """Encode the field that follows a sample's value: its time in milliseconds since the epoch.
 
-    Raises ValueError before 1971-02-02 and after 2109-05-15, because the lengths assume a time of
-    7 bytes.
+    Raises ValueError before 1971-02-02 and after 2109-05-15, because the encoded lengths assume a
+    time of 7 bytes.
     """
     return b"\x10" + _six_bytes(time_ms)
 
@@ -82,7 +82,7 @@ def encode_start(start_ms: int | None) -> bytes:
 
 
 def is_encodable(time_ms: int) -> bool:
-    """Return whether the wire can carry a time."""
+    """Return whether `encode_time` can encode a time in milliseconds since the epoch."""
     return _FIRST_MS <= time_ms <= _LAST_MS
 
 
@@ -104,12 +104,12 @@ class Metric:
         kind: str,
         help: str,  # noqa: A002  # Prometheus' term
     ) -> None:
-        """Take the metadata from its family; the unit is the end of the name."""
+        """Take the name and metadata; the unit is derived from the end of the name."""
         self.name, self.kind, self.help = name, kind, help
         base = name.removesuffix("_total")
         self.unit = next((unit for unit in _UNITS if base.endswith(f"_{unit}")), "")
         self.label = _encode_label(_NAME, name.encode())
-        """Its name encoded as a label for 1.0."""
+        """The name encoded as a label for 1.0."""
 
 
 class Label:
@@ -123,31 +123,31 @@ class Label:
 
 
 _HeldLabels = tuple[Label, ...] | bytes
-"""Labels, or their encoding for 1.0, which includes `_SAMPLE` after the name."""
+"""Labels as objects, or encoded for 1.0. The encoded labels after the name end with `_SAMPLE`."""
 
 
 @lru_cache(maxsize=1024)
 def _label(name: str, value: str) -> Label:
-    # A node's series begin together and share most labels. Sharing objects affects only memory and
+    # A node's series begin together and share most labels, so sharing objects saves memory and
     # time.
     return Label(name, value)
 
 
 class LabelSet:
-    """The labels of one thing, whose metrics are series, without `__name__`.
+    """The labels of one labelled object, which all its series share, without `__name__`.
 
-    Kept in the form of the version in which they were sent last: as objects for 2.0, and encoded
-    for 1.0, which is more than half of a series' memory.
+    Kept in the form of the version in which they were sent last: as objects for 2.0, or encoded for
+    1.0. The encoding is more than half of a series' memory.
     """
 
     __slots__ = ("after", "before")
 
     def __init__(self, labels: Labels) -> None:
-        """Sort labels by name and leave out empty values: the protocol requires both.
+        """Sort labels by name and leave out empty values, as the protocol requires.
 
         Raises ValueError for duplicate names, and for text that is not valid UTF-8.
         """
-        # By bytes, as receivers compare them; to Prometheus an empty label does not exist.
+        # Sorted by bytes, as receivers compare names. Prometheus treats an empty label as missing.
         present = sorted((name.encode(), name, value) for name, value in labels if value)
         names = [name for name, _, _ in present]
         if len(set(names)) != len(names) or _NAME in names:
@@ -156,11 +156,11 @@ class LabelSet:
         self.before: _HeldLabels = tuple([_label(*pair) for name, *pair in present if name < _NAME])
         """The labels sorted before `__name__`, as objects or encoded."""
         self.after: _HeldLabels = tuple([_label(*pair) for name, *pair in present if name > _NAME])
-        """The labels sorted after it."""
+        """The labels sorted after `__name__`, as objects or encoded."""
 
     @property
     def size_bytes(self) -> int:
-        """Total length of names and values, in either form."""
+        """The total length of names and values in characters, in either form."""
         return sum(len(one.name) + len(one.value) for part in self._as_labels() for one in part)
 
     def around_name(self) -> tuple[tuple[Label, ...], tuple[Label, ...]]:
@@ -171,7 +171,7 @@ class LabelSet:
         return before, after
 
     def encoded(self) -> tuple[bytes, bytes]:
-        """Return the 1.0 encoding of the labels before and after the name; kept for later calls."""
+        """Return the 1.0 encoding of the labels before and after the name, and keep this form."""
         before, after = self.before, self.after
         if isinstance(before, tuple) or isinstance(after, tuple):
             labels_before, labels_after = self._as_labels()
@@ -189,17 +189,17 @@ class LabelSet:
 
 
 class MetricSet:
-    """Metrics of one thing that have a sample; the same object while they do not change."""
+    """The metrics of a group that have a sample; the same object while they do not change."""
 
     __slots__ = ("bits", "metrics")
 
     def __init__(self, metrics: Iterable[Metric], *, bits: int = 0) -> None:
-        """Take the metrics in the order of the samples, and their bits in the family."""
+        """Take the metrics in the order of their samples, and the bits of their positions."""
         self.metrics, self.bits = tuple(metrics), bits
 
 
 class SampleGroup(NamedTuple):
-    """The series of one thing that have a sample at one time."""
+    """The series of one labelled object that have a sample at one time."""
 
     labels: LabelSet
     metrics: MetricSet
@@ -209,7 +209,7 @@ class SampleGroup(NamedTuple):
 
 
 class TimedSamples(NamedTuple):
-    """Samples of one time."""
+    """The samples of one time."""
 
     time: bytes
     """Encoded by `encode_time`."""
@@ -246,7 +246,7 @@ def _encode_v1(samples: Iterable[TimedSamples]) -> bytes:
         at = 0
         for labels, metric_set, _ in groups:
             before, after = labels.before, labels.after
-            # Checked here, because a call for each thing would take a twentieth of the time.
+            # Checked here, because a call for each group would take a twentieth of the time.
             if isinstance(before, tuple) or isinstance(after, tuple):
                 before, after = labels.encoded()
             for head, label in _heads_v1(metric_set, len(before) + len(after)):
@@ -318,7 +318,7 @@ class _ReferredSets(dict[LabelSet, tuple[bytes, bytes]]):
 
 
 class _DescribedMetrics(dict[Metric, tuple[bytes, bytes]]):
-    """The metrics of one 2.0 request: the reference to the name, and the metadata."""
+    """The encoded reference to the name, and the metadata, of each metric in one 2.0 request."""
 
     def __init__(self, symbols: _Symbols) -> None:
         super().__init__()
@@ -339,11 +339,12 @@ class _DescribedMetrics(dict[Metric, tuple[bytes, bytes]]):
 
 
 class _SeriesFrames(dict[tuple[MetricSet, bytes, int, bool], list[tuple[bytes, bytes]]]):
-    """For each metric of a set, the parts of its series before and after the rest in 2.0.
+    """For each metric of a set, the first and the last part of its series in 2.0.
 
-    Things whose labels have the same length differ only in that rest. The key consists of the
-    metrics, the references of labels before the name, the number of bytes from after the name up to
-    the value, and whether samples have a start.
+    The first part ends after the name, and the last part is the metadata. Groups with the same key
+    differ only in the part in between. The key consists of the metrics, the references of the
+    labels before the name, the number of bytes between the name and the value, and whether samples
+    have a start.
     """
 
     def __init__(self, described: _DescribedMetrics) -> None:
@@ -365,9 +366,9 @@ class _SeriesFrames(dict[tuple[MetricSet, bytes, int, bool], list[tuple[bytes, b
 
 @lru_cache(maxsize=4096)
 def _heads_v1(metric_set: MetricSet, labels_bytes: int) -> list[tuple[bytes, bytes]]:
-    """Return the beginning of each series, and its name as a label.
+    """Return the beginning of each metric's series in 1.0, and the metric's name as a label.
 
-    `labels_bytes` is the size of its other labels and `_SAMPLE`.
+    `labels_bytes` is the size of the other labels and `_SAMPLE`.
     """
     return [
         (_head_v1(labels_bytes + len(metric.label)), metric.label) for metric in metric_set.metrics
@@ -376,13 +377,19 @@ def _heads_v1(metric_set: MetricSet, labels_bytes: int) -> list[tuple[bytes, byt
 
 @lru_cache(maxsize=4096)
 def _head_v1(labels_bytes: int) -> bytes:
-    """Return the beginning of a series; `labels_bytes` is the size of its labels and `_SAMPLE`."""
+    """Return the beginning of a series in 1.0.
+
+    `labels_bytes` is the size of its labels and `_SAMPLE`.
+    """
     return b"\x0a" + varint(labels_bytes + _VALUE_BYTES + _TIME_BYTES)
 
 
 @lru_cache(maxsize=4096)
 def _head_v2(refs_bytes: int, rest_bytes: int) -> bytes:
-    """Return the beginning of a series; `rest_bytes` is the size of start and metadata."""
+    """Return the beginning of a series in 2.0.
+
+    `refs_bytes` is the size of its references; `rest_bytes` is the size of start and metadata.
+    """
     refs = varint(refs_bytes)
     sample_bytes = len(_SAMPLE) + _VALUE_BYTES + _TIME_BYTES
     size = 1 + len(refs) + refs_bytes + sample_bytes + rest_bytes
@@ -391,7 +398,7 @@ def _head_v2(refs_bytes: int, rest_bytes: int) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _encode_symbol(symbol: str) -> bytes:
-    # Even if it is empty, which the first one is.
+    # Encoded even if it is empty, because the first symbol is empty.
     text = symbol.encode()
     return b"".join((b"\x22", varint(len(text)), text))
 
@@ -427,5 +434,5 @@ def _fields(encoded: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _field(tag: bytes, value: bytes) -> tuple[bytes, ...]:
-    """Return a field with its length; nothing for an empty value, which protobuf omits."""
+    """Return the parts of a field; none for an empty value, which protobuf omits."""
     return (tag, varint(len(value)), value) if value else ()

@@ -1,11 +1,11 @@
-"""The seam to a remote-write receiver: one method.
+"""The client of a remote-write receiver.
 
-Defines the headers, and which responses judge the samples. Any other response must not make dead
-letters, because a wrong address or wrong credentials would move the whole stream to the dead-letter
-topic. A response that looks like a rejection of samples therefore counts only if the same receiver
-accepts a request without samples. Neither a status nor a message distinguishes a receiver from
-something else at its address. `credentials` handles authentication and trust, `protocol_in_force`
-the version.
+Defines the headers, and which responses judge the samples. Only such responses may lead to dead
+letters; otherwise a wrong address or wrong credentials would move the whole stream to the
+dead-letter topic. Neither a status nor a message proves that the receiver itself has answered. A
+response that looks like a rejection of samples therefore counts only if the same address accepts a
+request without samples. `credentials` handles authentication and trust, `protocol_in_force` the
+version.
 """
 
 import re
@@ -46,8 +46,9 @@ _VERSION_HEADERS: Final = {
         "X-Prometheus-Remote-Write-Version": "2.0.0",
     },
 }
-# Prometheus, Mimir, Thanos and VictoriaMetrics reject samples with these, and proxies a large body.
-# Any other status concerns the address, the credentials or the protocol, and may change.
+# Prometheus, Mimir, Thanos and VictoriaMetrics reject samples with these statuses; proxies reject
+# large requests with 413. Any other status concerns the address, the credentials or the protocol,
+# and retries may succeed.
 _MAY_REFUSE_SAMPLES: Final = frozenset(
     {
         HTTPStatus.BAD_REQUEST,
@@ -59,9 +60,9 @@ _MAY_REFUSE_SAMPLES: Final = frozenset(
 _OUT_OF_ORDER: Final = re.compile(
     r"out[ -]of[ -](order|bounds)|duplicate[ -](sample|timestamp)|too[ -]old", re.IGNORECASE
 )
-"""The wording of Prometheus, Mimir and Thanos, which nothing in front of them uses."""
+"""The wording of Prometheus, Mimir and Thanos; no proxy uses it."""
 _WITHOUT_SAMPLES: Final = {version: encode_request(version, ()) for version in Version}
-"""A request without series, which these four receivers answer with 2xx."""
+"""A request without series. Prometheus, Mimir, Thanos and VictoriaMetrics answer it with 2xx."""
 _REPORTED: Final = (
     *FAMILIES,
     *map(maxima_of, FAMILIES),
@@ -70,7 +71,7 @@ _REPORTED: Final = (
     *INCIDENT_FAMILIES,
 )
 METADATA_SECONDS: Final = 300.0
-"""Interval at which metadata is sent to a receiver of 1.0; 2.0 sends it with each series."""
+"""Interval at which metadata is sent in 1.0; 2.0 requests contain it with each series."""
 
 
 class Payload(Protocol):
@@ -81,13 +82,13 @@ class Payload(Protocol):
         """The number of samples."""
 
     def encode(self, version: Version) -> bytes:
-        """Return the uncompressed body of a request."""
+        """Return the uncompressed body of a request with these samples."""
 
 
 class _Refusal(NamedTuple):
     words: str
     is_sure: bool
-    """Whether only a receiver can have sent it, and because of the samples."""
+    """Whether it certainly comes from the receiver and concerns the samples."""
     status: int
 
 
@@ -109,9 +110,9 @@ class RemoteWriteClient:
         final: Collection[int] = (),
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take the receiver; in 1.0, the result of `metadata` is added to samples when due.
+        """Take the receiver's URL; in 1.0, the result of `metadata` is added to samples when due.
 
-        A response status in `final` rejects samples permanently, whatever sent it.
+        A response status in `final` rejects samples permanently, even if a proxy has sent it.
         """
         self._final = frozenset(final)
         self._http, self._url, self._credentials = http, url, credentials
@@ -121,12 +122,14 @@ class RemoteWriteClient:
         self._is_answering = True
 
     async def write(self, message: Payload, *, attempt: int) -> int:
-        """Send samples; return how many of them the receiver reports as written.
+        """Send samples; return how many were written. 1.0 does not report this; all samples count.
 
-        Raises PartialWriteError if it has written some and rejects the others. Raises RejectedError
-        if it rejects these samples, accepts a request without any, and rejects them again. Raises
-        ReceiverUnavailableError if they must be sent again: without a response, or with 5xx, 429 or
-        another one that does not judge the samples, such as for a wrong address or version.
+        Raises PartialWriteError if the receiver has written only a part and rejects the rest.
+        Raises RejectedError if it rejects these samples permanently. If the response does not prove
+        that the receiver itself rejects the samples, it must first accept a request without samples
+        and reject these samples again. Raises ReceiverUnavailableError if the samples must be sent
+        again: without a response, after 5xx or 429, or after any other response that does not judge
+        the samples, for example because of a wrong address or version.
         """
         try:
             return await self._write(message, self._protocol.version, attempt=attempt)
@@ -146,7 +149,7 @@ class RemoteWriteClient:
             if written is not None:
                 return written
         if not answer.is_sure:
-            # The cause may be gone by now, or the receiver that accepted the empty request.
+            # Sent again, because the cause of the first rejection may no longer exist.
             await self._require_empty_taken(version)
             answer = await self._send(message, version, attempt=attempt)
             if isinstance(answer, int):
@@ -154,10 +157,11 @@ class RemoteWriteClient:
         raise RejectedError(answer.words)
 
     async def _try_v1(self, message: Payload, refusal: _Refusal, *, attempt: int) -> int | None:
-        """Write by 1.0, because 400 may mean that 2.0 is not supported; return the samples written.
+        """Write in 1.0 after a 400, which may mean that 2.0 is not supported.
 
-        A receiver of 1.0 may answer 400 to a body that it cannot decode. Raises RejectedError if
-        it supports 1.0 and rejects the samples in it as well; returns `None` if it does not.
+        A receiver that supports only 1.0 may answer 400 to a body that it cannot decode. Returns
+        the number of samples written, or `None` if 1.0 may not be tried or the receiver is
+        unavailable in 1.0. Raises RejectedError if the receiver rejects the samples in 1.0 as well.
         """
         if self._protocol.is_confirmed or not self._protocol.may_fall_back:
             return None
@@ -176,7 +180,7 @@ class RemoteWriteClient:
             raise _swallows(answer)
 
     async def _send(self, message: Payload, version: Version, *, attempt: int) -> "int | _Refusal":
-        """Return how many samples are written, or the message with which they may be rejected."""
+        """Send samples once; return how many were written, or their possible rejection."""
         body = message.encode(version)
         if version is Version.V1:
             body += self._take_metadata()
@@ -199,12 +203,16 @@ class RemoteWriteClient:
     def _refusal(
         self, answer: HttpAnswer, *, written: int | None, samples: int
     ) -> "int | _Refusal":
-        """Return the possible rejection of samples; raises an error for any other response."""
+        """Return the possible rejection of samples, or how many were written if all were.
+
+        Raises PartialWriteError if a part was written, and ReceiverUnavailableError if the response
+        does not judge the samples.
+        """
         if answer.status in self._final and not written:
             words = f"{answer.status} {answer.text}".rstrip()
             return _Refusal(words, is_sure=True, status=answer.status)
-        # Receivers declare a content type. A page comes from a proxy, and Go's server declares none
-        # to clients that use plain HTTP at a TLS port. 413 is a limit, whoever has set it.
+        # Receivers declare a content type. An HTML page comes from a proxy. Go's server declares no
+        # content type when a client uses plain HTTP at a TLS port. 413 may also come from a proxy.
         is_receivers_word = written is not None or (answer.has_type and not answer.is_page)
         if answer.status != HTTPStatus.REQUEST_ENTITY_TOO_LARGE and not (
             answer.status in _MAY_REFUSE_SAMPLES and is_receivers_word
@@ -219,18 +227,19 @@ class RemoteWriteClient:
         return _Refusal(words, is_sure=is_sure, status=answer.status)
 
     def _is_confirmed_by(self, answer: HttpAnswer) -> bool:
-        """Return whether a response shows that the request was read as 2.0."""
+        """Return whether the receiver reports samples written, and therefore supports 2.0."""
         if samples_written(answer.headers) is None:
             return False
         self._protocol.confirm()
         return True
 
     def _take_metadata(self) -> bytes:
-        """Return the metadata to send with this request, and mark it as sent."""
+        """Return the metadata to send with this request, and mark it as sent; empty if not due."""
         now_seconds = self._monotonic()
         if self._metadata_due_seconds is not None and now_seconds < self._metadata_due_seconds:
             return b""
-        # Sent once even if the request fails: a receiver that fails on it accepts the next attempt.
+        # Marked as sent even if the request fails, so that a receiver that cannot read metadata
+        # accepts the next attempt.
         self._metadata_due_seconds = now_seconds + METADATA_SECONDS
         return self._metadata()
 
@@ -249,7 +258,7 @@ class RemoteWriteClient:
             self._is_answering = False
             raise ReceiverUnavailableError(str(error)) from error
         if not self._is_answering:
-            # It may have been restarted and have lost the metadata.
+            # The receiver may have been restarted and have lost the metadata.
             self._is_answering = True
             self._metadata_due_seconds = None
         return answer
@@ -264,8 +273,8 @@ class RemoteWriteClient:
         )
 
     # The protocol requires retries after 5xx and allows them after 429. Other 4xx must not be
-    # retried if they judge the samples. 401 or 404 do not: dropping samples because of them would
-    # lose data because of wrong settings.
+    # retried if they judge the samples. 401 and 404 do not judge samples; dropping samples because
+    # of them would lose data through wrong settings.
     def _unavailable(self, answer: HttpAnswer) -> ReceiverUnavailableError:
         return ReceiverUnavailableError(
             explain(answer, url=self._url, setting="remote_write.url"),
@@ -313,7 +322,7 @@ _BEHIND_NEWER: Final = re.compile(
 
 
 def is_behind_newer(message: str) -> bool:
-    """Return whether a message reports a newer sample of the series, or the same one."""
+    """Return whether a message reports that the receiver has the sample or a newer one."""
     return bool(_BEHIND_NEWER.search(message))
 
 
@@ -327,5 +336,5 @@ def _swallows(answer: HttpAnswer) -> _UnsupportedVersionError:
 
 
 def _is_taken(answer: HttpAnswer) -> bool:
-    # A receiver's 2xx has no page: a page is a proxy's, such as a login page.
+    # A 2xx of the receiver contains no HTML page; a page comes from a proxy, such as a login page.
     return answer.is_success and not answer.is_page

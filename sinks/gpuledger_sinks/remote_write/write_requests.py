@@ -1,19 +1,18 @@
 """Makes write requests from polled ticks: which ticks are sent, and which are sent together. Pure.
 
-**Admission** (`admit`). A receiver that accepts a sample from the future rejects all that follow
-until that time has come (unless it accepts samples out of order). A tick is therefore left out if
-it is further ahead of this machine's clock than the settings allow. It is also left out if its
-node's clock has just leapt ahead and is likely to be set back. This is so if the tick is ahead of
-this machine's clock, or if the same poll has an earlier tick after it. A clock that stays ahead is
-trusted after a minute.
+**Admission** (`admit`). If a receiver accepts a sample from the future, it rejects all following
+samples of the series until that time (unless it accepts samples out of order). A tick is therefore
+left out if it is further ahead of this machine's clock than the settings allow. It is also left out
+if its node's clock has just leapt ahead and is likely to be set back. A clock is likely to be set
+back if the tick is ahead of this machine's clock, or if a later tick of the same poll has an
+earlier time. A clock that stays ahead is trusted after a minute.
 
 A tick that is older than the settings allow is left out as well, because a receiver may answer it
 with 5xx indefinitely.
 
-**Requests** (`split_into_requests`). Ticks are sent in order, including several of one node, each
-later than the one before. A tick is sent separately if its time is not after those that its node
-has sent, or if its node had a rejection recently. The reason is that a receiver that rejects one
-sample rejects the whole request.
+**Requests** (`split_into_requests`). Ticks are sent in order, and a request may contain several
+ticks of one node. A tick is sent separately if its node has already sent this or a later time, or
+if its node recently had a rejection, because a receiver may reject a whole request for one sample.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,14 +34,14 @@ DUPLICATE: Final = "duplicate"
 
 
 class Admitted(NamedTuple):
-    """A polled tick, and whether to send it."""
+    """A polled tick, with the decision whether to send it."""
 
     record: Record
     event: TickRecord
     order: TickOrder
-    """Its place in its node's time."""
+    """The tick's place in the order of its node's ticks."""
     refusal: str | None
-    """Why it is not sent, in one word; `None` if it is."""
+    """Why the tick is not sent, in one word; `None` if it is sent."""
 
 
 class AgeLimits(NamedTuple):
@@ -67,7 +66,10 @@ def admit(
     monotonic_ns: int,
     limits: AgeLimits,
 ) -> Iterator[Admitted]:
-    """Yield the ticks of a poll in order; the times are those of this machine's clocks."""
+    """Yield the ticks of a poll in order, with the decision whether to send each.
+
+    `time_ns` and `monotonic_ns` are the current times of this machine's clocks.
+    """
     arrivals = [timelines.observe(event, received_ns=monotonic_ns) for _, event in items]
     overtaken = _overtaken(items, arrivals)
     for (record, event), arrival, is_overtaken in zip(items, arrivals, overtaken, strict=True):
@@ -87,7 +89,7 @@ def _overtaken(
     items: Sequence[tuple[Record, TickRecord]], arrivals: Sequence[Arrival]
 ) -> list[bool]:
     """Return for each tick whether a following one of its boot has the same or an earlier time."""
-    # In reverse, so that one pass knows the earliest time of all following ticks.
+    # In reverse, so that the earliest time of all following ticks is known in one pass.
     overtaken = [False] * len(items)
     earliest_ns: dict[tuple[str, str], int] = {}
     for index in reversed(range(len(items))):
@@ -110,9 +112,9 @@ class WrittenTick:
     record: Record
     encoded: EncodedTick
     is_late: bool = False
-    """Whether the join marked it as late, so that it may be older than samples sent before."""
+    """Whether the join marked the tick as late; it may be older than samples sent before."""
     is_repeated: bool = False
-    """Whether the node's next samples include all its information."""
+    """Whether the node's next samples include all information of these samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +123,7 @@ class WriteRequest:
 
     ticks: tuple[WrittenTick, ...]
     sent_before: int = 0
-    """The offset before which all ticks are sent once this request is."""
+    """Once this request is sent, all ticks before this offset are sent."""
 
     def encode(self, version: Version) -> bytes:
         """Return the uncompressed body."""
@@ -136,11 +138,11 @@ class WriteRequest:
 
     @property
     def newest_ns(self) -> int:
-        """Time of its newest tick."""
+        """Time of the newest tick in the request, in nanoseconds since the epoch."""
         return max(tick.time_ns for tick in self.ticks)
 
     def halves(self) -> "tuple[WriteRequest, WriteRequest]":
-        """Return the first and the second half of at least two ticks."""
+        """Split a request of at least two ticks; return requests with its first and second half."""
         half = len(self.ticks) // 2
         return WriteRequest(ticks=self.ticks[:half]), WriteRequest(ticks=self.ticks[half:])
 
@@ -150,16 +152,17 @@ def split_into_requests(
 ) -> Iterator[WriteRequest]:
     """Split the ticks of one partition into requests, in order.
 
-    `is_apart` returns whether a node's ticks are sent separately; it is called when each is due.
+    `is_apart` returns whether a node's ticks must be sent separately. It is called for each tick
+    just before the tick is added to a request.
     """
     together: list[WrittenTick] = []
     samples, is_full = 0, False
     for tick in ticks:
-        # Prometheus undoes a whole request of remote-write 1.0 because of one old sample in it and
-        # answers 400, which must not be sent again.
+        # Prometheus rejects a whole request of remote-write 1.0 with 400 because of one old sample,
+        # and such a request must not be sent again.
         is_alone = tick.encoded.is_behind or is_apart(tick.node)
         if together and (is_full or is_alone or samples + tick.encoded.samples > max_samples):
-            # Not beyond this tick's record, which is not sent with this request.
+            # Not after this tick's record, because this tick is not in the request.
             sent_before = min(together[-1].record.offset + 1, tick.record.offset)
             yield WriteRequest(ticks=tuple(together), sent_before=sent_before)
             together, samples = [], 0

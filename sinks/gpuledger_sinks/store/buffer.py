@@ -1,15 +1,15 @@
 """Makes rows of the table `entries` from events, and buffers rows that wait to be written. Pure.
 
 `minute_sums` makes the rows of the table `usage`. `rows_of` encodes the values of
-`gpuledger.ledger.rows` for the store: one row per entry, values in the order of the columns, no
-Arrow.
+`gpuledger.ledger.rows` for the store: one row per entry, as plain Python values in the order of the
+columns.
 
-`DayWindow` limits the days of rows: as far back as ticks may come late, and as far ahead as clocks
-may be. Each day is a directory with its own files, so every invented day would cost a file for a
-row. The days are compared with this machine's clock, because all times of an event, including
-Kafka's timestamp, come from its writer.
+`DayWindow` limits the days of rows, to allow for late ticks and for clocks that are ahead. Each day
+is a directory with its own files, so each day that a writer invents would add a file. The days are
+compared with this machine's clock, because all times of an event, including Kafka's timestamp, come
+from its writer.
 
-`RowBuffer` holds the rows read since the last write, and how far each partition has been read.
+`RowBuffer` contains the rows made since the last write, and how far each partition was read.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -32,7 +32,7 @@ from gpuledger_sinks.store.minute_sums import Booking, MinuteSums, Row, bookings
 def rows_of(event: GpuEvent, position: RecordPosition, *, ingested_time_ns: int) -> Iterator[Row]:
     """Return one row for each entry of each GPU and for each late adjustment.
 
-    Raises ValueError if `booked_entries` does.
+    Raises ValueError if the event refers to missing entries (`booked_entries`).
     """
     return starmap(_make_row, booked_entries(event, Origin(position, ingested_time_ns)))
 
@@ -43,7 +43,7 @@ _make_row: Final = row_maker(
         ColumnType.DAY: "{} // 86_400_000_000_000",
         ColumnType.TIME: "{} // 1000",
         ColumnType.FLAG: "bool({})",
-        # The plain text instead of the enum member. `value` is a property written in Python: for
+        # The plain text instead of the enum member. The property `value` is written in Python; for
         # four members per row it took a seventh of the time for making rows.
         ColumnType.CODE: "{}._value_",
         ColumnType.LABELS: "as_json({})",
@@ -63,10 +63,13 @@ class DayWindow(NamedTuple):
     max_future_seconds: float
 
     def refusal_of(self, days: Collection[int], *, now_ns: int) -> Refusal | None:
-        """Return why an event with rows of these days (since 1970) is not stored, or `None`."""
+        """Return why an event with rows of these days is not stored, or `None` if it is stored.
+
+        Days are numbered from 1970-01-01; `now_ns` is the current time since the epoch.
+        """
         if not days:
             return None
-        # A late adjustment may be of an earlier day than its tick.
+        # A late adjustment may belong to an earlier day than its tick.
         first, last = min(days), max(days)
         if last > (now_ns + round(self.max_future_seconds * NS_PER_SECOND)) // NS_PER_DAY:
             setting = f"store.max_future_seconds is {self.max_future_seconds:.0f}"
@@ -93,8 +96,8 @@ MAX_DAYS: Final = 40
 default `max_age_seconds` and `max_future_seconds` allow fewer, so that invented days never trigger
 a write."""
 DAYS_A_WAIT: Final = 4
-"""Number of days up to which rows wait only `flush_seconds`: rows normally have one day or two, and
-a few more if nodes are late or clocks are wrong."""
+"""Number of days up to which rows wait only `flush_seconds`. Rows normally belong to one or two
+days, and to a few more if nodes are late or clocks are wrong."""
 
 
 @dataclass
@@ -106,7 +109,7 @@ class RowBuffer:
     rows: list[Row] = field(default_factory=list)
     """The rows of `entries`, if that table is written."""
     last_offsets: dict[TopicPartition, int] = field(default_factory=dict)
-    """The last offset read of each partition, even if it has no rows."""
+    """The last offset read in each partition, even if its record made no rows."""
     size_bytes: int = 0
     """Approximate memory of the rows when they are written."""
     days: set[int] = field(default_factory=set)
@@ -114,7 +117,7 @@ class RowBuffer:
     newest_ns: int | None = None
     """Time of the newest event among the rows."""
     since_ns: int | None = None
-    """When the oldest record came, by the monotonic clock."""
+    """When the oldest record was received, by the monotonic clock; `None` without records."""
 
     @property
     def row_count(self) -> int:
@@ -158,10 +161,10 @@ class RowBuffer:
         return self.size_bytes >= max_bytes or len(self.days) >= MAX_DAYS
 
     def is_due(self, *, now_ns: int, after_ns: int, max_rows: int) -> bool:
-        """Return whether to write: too many rows, or the oldest has waited too long.
+        """Return whether to write the rows: there are too many, or the oldest waited too long.
 
-        Rows of many days wait longer, in proportion: small files of many days make a table slow,
-        and a writer of events may invent days.
+        If rows belong to more than `DAYS_A_WAIT` days, the wait is longer in proportion, because
+        small files of many days make a table slow, and a writer of events may invent days.
         """
         if self.since_ns is None:
             return False

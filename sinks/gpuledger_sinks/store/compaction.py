@@ -1,7 +1,7 @@
 """Merges the small files of a day into few; does not change rows.
 
-Compaction is disabled if deltalake would accept it twice from two processes that do not know of
-each other (`is_compaction_safe`). Released versions did, which would duplicate every row.
+Compaction is disabled if deltalake would let two processes compact the same files
+(`is_compaction_safe`). Some released versions do, which would duplicate every row.
 """
 
 import tempfile
@@ -24,7 +24,8 @@ _SMALL_BYTES: Final = 32 * 2**20
 _MIN_FILES: Final = 8
 """Number of small files of a day, or of a table without days, at which they are merged."""
 _SCRATCH: Final = ("/dev/shm", None)  # noqa: S108  # a unique directory is made in it
-"""Memory first: a container may have no other writable place, and a kill leaves nothing behind."""
+"""Memory is tried first: it may be a container's only writable directory, and a killed process
+leaves nothing on disk."""
 _log = structlog.get_logger(__name__)
 
 
@@ -48,7 +49,7 @@ def _is_refused_twice(folder: str) -> bool:
     for number in range(4):
         column = Array([number], type=DataType.int64())
         write_deltalake(folder, Table.from_arrays([column], schema=schema), mode="append")
-    # Both have the same files loaded; the second does not notice the first one's compaction.
+    # Both load the same files, so the second does not notice the compaction by the first.
     first, second = DeltaTable(folder), DeltaTable(folder)
     first.optimize.compact()
     try:
@@ -60,7 +61,7 @@ def _is_refused_twice(folder: str) -> bool:
 
 
 def small_files(table: StreamTable, schema: TableSchema) -> dict[str | None, int]:
-    """Return the number of small files of each day with many; a table without days has `None`.
+    """Return the number of small files of each day that has many; without days, the key is `None`.
 
     Raises ReceiverUnavailableError if the storage does not answer.
     """
@@ -77,9 +78,11 @@ def small_files(table: StreamTable, schema: TableSchema) -> dict[str | None, int
 
 
 def compact(table: StreamTable, day: str | None) -> int:
-    """Merge the small files of a day; return how many were removed, 0 if another process won.
+    """Merge the small files of a day; return how many were removed.
 
-    The table is loaded right before, because files of an older version may be merged already.
+    Returns 0 if another process changed the same files first. The table is loaded again, because
+    another process may already have merged files of an older version. Raises
+    ReceiverUnavailableError if the storage fails.
     """
     with storage_errors(table.uri):
         opened = table.open()

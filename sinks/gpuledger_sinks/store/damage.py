@@ -1,13 +1,14 @@
-"""Explains deltalake's errors in one line, for whoever has to act.
+"""Explains deltalake's errors in one line for the operator, and detects damaged tables.
 
 A table whose newest commit or checkpoint was cut short (full disk, power failure) can be neither
-read nor written until that file is removed; see "Repair a table" in docs/guides/store.md.
-deltalake's error does not name the file, so it is looked for here if the store is a local
+read nor written until that file is removed; see "Repair a table" in docs/guides/store.md. The error
+of deltalake does not name the file, so this module searches for it if the store is a local
 directory.
 
-deltalake accepts a commit that was cut off right after a line: such a commit has rows without their
-offsets, and the rows would be appended again. Each commit therefore announces the offsets of its
-last lines in `commitInfo`, its first line, and these are compared with the table's offsets.
+deltalake accepts a commit that was cut off right after a line. Such a commit contains rows without
+their offsets, so the rows would be appended again. The offsets are in the last lines of a commit.
+Each commit therefore also announces them in `commitInfo`, its first line, and these announcements
+are compared with the table's offsets.
 """
 
 import json
@@ -30,15 +31,15 @@ _GIVE_CREDENTIALS: Final = (
 _REPAIR: Final = 'see "Repair a table" in docs/guides/store.md'
 _SHOWN_CHARACTERS: Final = 600
 ANNOUNCEMENT: Final = "gpuledger.offsets"
-"""The key in `commitInfo` for the streams that the commit moves, with their offsets, as JSON."""
+"""The key in `commitInfo` whose value is the commit's offset of each stream, as JSON."""
 ANNOUNCED_COMMITS: Final = 10
-"""Number of newest commits that are compared with their announcement; each is a file to read."""
+"""Number of newest commits whose announcements are checked; each is a file to read."""
 _NEWEST_COMMITS: Final = 100
 _PARQUET: Final = b"PAR1"
 
 
 def explain(error: Exception, uri: str) -> str:
-    """Return the first line of the error with its causes, and what to do about known ones."""
+    """Describe an error and its causes in one line, with the action for known errors."""
     first = first_line_of(error)
     if is_damage(first):
         return f"{_damaged(uri)}; error of deltalake: {first[:300]}"
@@ -70,7 +71,7 @@ def storage_errors(uri: str) -> Iterator[None]:
 
 
 def announce(offsets: Mapping[str, int]) -> dict[str, str]:
-    """Return the part of `commitInfo` that announces the offsets in the same commit."""
+    """Return the entry of `commitInfo` that announces the offsets of a commit by stream."""
     return {ANNOUNCEMENT: json.dumps(dict(sorted(offsets.items())))}
 
 
@@ -79,8 +80,8 @@ def is_complete(
 ) -> bool:
     """Return whether the table has the offsets that the commits of its history announce.
 
-    Offsets only grow, so a later commit's offset is enough. A commit without an announcement, such
-    as a compaction, counts as complete.
+    Offsets only grow, so a higher offset from a later commit is sufficient. A commit without an
+    announcement, such as a compaction, counts as complete.
     """
     for commit in history:
         for stream, offset in _announced(commit).items():
@@ -91,7 +92,7 @@ def is_complete(
 
 
 def explain_incomplete(uri: str) -> str:
-    """Return the error for a table with an incomplete history, and what to do."""
+    """Return the error message for a table for which `is_complete` is false."""
     return f"{_damaged(uri)}; its last lines, the offsets of its rows, are missing"
 
 
@@ -106,7 +107,7 @@ def _damaged(uri: str) -> str:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Return whether Rust has panicked; each of its libraries has its own exception class."""
+    """Return whether an error is a panic in Rust; each Rust library has its own exception class."""
     return type(error).__name__ == "PanicException"
 
 
@@ -119,7 +120,7 @@ def first_line_of(error: BaseException) -> str:
 def damaged_files(uri: str) -> list[str]:
     """Return the names of commits and checkpoints that were cut short, the newest last.
 
-    Looks only at a store in a local directory; returns nothing for any other.
+    Returns none for a store that is not in a local directory.
     """
     parts = urlsplit(uri)
     if parts.scheme not in {"", "file"}:
@@ -128,7 +129,7 @@ def damaged_files(uri: str) -> list[str]:
     log, damaged = folder / "_delta_log", list[str]()
     # If the directory cannot be read, only the files found so far are returned.
     with suppress(OSError):
-        # A checkpoint replaces all commits before it, so only the newest commits are ever read.
+        # A checkpoint replaces all earlier commits, so deltalake reads only the newest commits.
         for commit in sorted(log.glob("*.json"))[-_NEWEST_COMMITS:]:
             if not _is_whole_commit(commit):
                 damaged.append(commit.name)
@@ -152,7 +153,7 @@ def _is_whole_commit(path: Path) -> bool:
 
 
 def _is_whole_parquet(path: Path) -> bool:
-    # Parquet has a marker at both ends and is written from the front, so a cut file lacks the last.
+    # A Parquet file has a marker at both ends; a file that was cut short lacks the last one.
     with path.open("rb") as file:
         if file.read(len(_PARQUET)) != _PARQUET:
             return False

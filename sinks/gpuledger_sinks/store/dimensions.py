@@ -1,11 +1,11 @@
 """The tables that are joined with usage rows: pods, nodes, namespaces, inventory and incidents.
 
-A `Dimension` defines which topic a table is made from, and which rows a record becomes.
-`FollowedTopic` reads that topic in the background, from the partitions whose events this sink
-stores, and appends new rows. The offsets are in the same commit as the rows, so that each record is
-stored once, and a table without offsets of a topic gets everything that the topic has. Usage rows
-are never rewritten: readers join the tables (`gpuledger.store.query`), so that descriptions that
-come late are still found.
+A `Dimension` defines the topic from which a table is made, and the rows that a record becomes.
+`FollowedTopic` reads this topic in the background, from the partitions with the same numbers as the
+sink's partitions of events, and appends new rows. The offsets are in the same commit as the rows,
+so each record is stored once. If a table has no offsets of the topic, the whole topic is read.
+Usage rows are never rewritten. Readers join the tables (`gpuledger.store.query`) and therefore also
+find descriptions that arrived late.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ from gpuledger_sinks.store.table import StaleTableError, StreamTable
 MAX_ROWS: Final = 20_000
 """Maximum number of rows per commit, which bounds memory; a row has about 2 KB."""
 _LAST_US: Final = 2**62
-"""Above the time that any table can hold."""
+"""The latest time that is written, in microseconds since the epoch."""
 _IN_FORCE: Final = "in_force_from"
 _log = structlog.get_logger(__name__)
 
@@ -61,22 +61,24 @@ _log = structlog.get_logger(__name__)
 class StampBounds:
     """The range of times from which a version may be in force, by the sink's own clock.
 
-    Timestamps come from a node's or podwatch's clock, or were written by somebody else. A GPU is
-    billed from the first version that lists it, and the later of two versions counts.
+    Timestamps come from the clock of a node or of podwatch, or from an untrusted writer. They must
+    be plausible: a GPU is billed from the first version that lists it, and of two versions the
+    later one applies. All times are in microseconds since the epoch.
     """
 
     now_us: int
     first_us: int
     last_us: int
     is_new: bool
-    """Whether the record came after the sink had read the whole existing topic."""
+    """Whether the record was written after the sink had read the whole topic."""
 
     def believed(self, stamp_us: int, *, is_of_node: bool) -> int:
         """Return the timestamp, or a replacement if it is out of range.
 
-        A timestamp in the future is replaced by the current time. A node's clock may be in 1970
-        until NTP sets it. Its timestamp far in the past is therefore replaced: by the current time
-        if the record is new, or else by the first stored day, because the record may be that old.
+        A timestamp that is too far in the future is replaced by the current time. A node's clock
+        may be in 1970 until NTP sets it, so a node's timestamp before `first_us` is replaced as
+        well: by the current time if the record is new, otherwise by `first_us`, because the record
+        may be that old.
         """
         if not 0 <= stamp_us <= self.last_us:
             return self.now_us
@@ -104,7 +106,7 @@ def rows_of_pod(pod: PodRecord, record: Record) -> Iterator[Row]:
     ids: dict[str | None, str | None] = {
         container_id: container.name
         for container in pod.containers
-        # The newer one last: an id that two containers have is the running container's.
+        # The current id is last, so that it wins if two containers have the same id.
         for container_id in (container.previous_container_id, container.container_id)
         if container_id is not None
     }
@@ -173,7 +175,10 @@ def rows_of_namespace(namespace: NamespaceRecord, record: Record) -> Iterator[Ro
 
 
 def rows_of_inventory(inventory: Inventory, record: Record) -> Iterator[Row]:
-    """Yield a row for each GPU of one version of a node's inventory, or one without a GPU."""
+    """Yield a row for each GPU of one version of a node's inventory.
+
+    Yields one row without a GPU if the version lists none.
+    """
     about = (inventory.cluster, inventory.node, _us(inventory.time_ns))
     place = (record.partition, record.offset)
     # A version lists all GPUs of the node: a GPU that is missing from it was removed.
@@ -185,7 +190,7 @@ def rows_of_inventory(inventory: Inventory, record: Record) -> Iterator[Row]:
 
 
 def rows_of_gone_inventory(record: Record) -> Iterator[Row]:
-    """Yield the row of a deleted node, from a tombstone."""
+    """Yield the row for a tombstone, which marks a deleted node; none if its key is invalid."""
     cluster, slash, node = (record.key or b"").decode(errors="replace").partition("/")
     if slash and node:
         place = (record.partition, record.offset)
@@ -234,14 +239,15 @@ class Dimension:
     key_of: Callable[[Any], str]
     """Returns the key that a record must have; records under another key are ignored."""
     node_key_of: Callable[[Any], str] | None
-    """Returns the node that decides a record's partition; absent if the topic has one partition."""
+    """Returns the key of the node that determines a record's partition; `None` if the topic has one
+    partition."""
     rows_of_tombstone: Callable[[Record], Iterator[Row]] | None = None
-    """Makes the rows of a tombstone; absent if a deletion changes nothing."""
+    """Makes the rows of a tombstone; `None` if tombstones are ignored."""
     is_stamped_by_node: bool = False
     """Whether its versions have timestamps from the node's clock."""
 
     def row_believed(self, row: Row, bounds: StampBounds) -> Row:
-        """Return the row with a plausible time from which it is in force."""
+        """Return the row with an implausible time in `in_force_from` replaced."""
         names = [column.name for column in self.schema.columns]
         if _IN_FORCE not in names:
             return row
@@ -302,7 +308,7 @@ async def open_followed(
     clock: Clock,
     settings: StoreSettings,
 ) -> AsyncIterator[Sequence["FollowedTopic"]]:
-    """Open the topics that fill these tables; each is read at intervals."""
+    """Open a `FollowedTopic` for each table of `tables` that is made from another topic."""
     check = CheckParts(readiness.check("store.dimensions", severity=CheckSeverity.WARNING))
     async with AsyncExitStack() as stack:
         followed = []
@@ -341,7 +347,7 @@ class FollowedTopic:
         clock: Clock,
         settings: StoreSettings,
     ) -> None:
-        """Take the table, and a reader that nothing else uses."""
+        """Take the table, and a reader for the exclusive use of this object."""
         self._dimension = dimension
         self._table, self._topic, self._reader = table, topic.name, reader
         self._topic_id: str | None = None
@@ -377,7 +383,7 @@ class FollowedTopic:
         self._running = asyncio.create_task(self._update())
 
     async def end(self) -> None:
-        """End an update under way; the next owner finds a write that has begun in the table."""
+        """Cancel a running update; rows that it has written stay in the table."""
         await end_tasks(self._running)
 
     async def _update(self) -> None:
@@ -386,7 +392,8 @@ class FollowedTopic:
             spans = await self._reader.spans(self._topic)
             topic_id = await self._reader.topic_id(self._topic)
             if topic_id != self._topic_id:
-                # A recreated topic has everything that its writer knows, so it is read completely.
+                # The writer of a recreated topic publishes everything again, so it is read
+                # completely.
                 self._topic_id = topic_id
                 self._positions = dict.fromkeys(self._positions)
                 self._ended = {}
@@ -394,13 +401,13 @@ class FollowedTopic:
             await self._find_positions(spans)
             await self._append_new(spans)
         except StaleTableError as error:
-            # Another sink has or had the partition: the offsets in the table count.
+            # Another sink has written to the table; continue from the table's offsets.
             _log.info("versions_withdrawn", url=shown_url(self._table.uri), error=str(error))
             self._positions = dict.fromkeys(self._positions)
         except (BusError, ReceiverUnavailableError, UserError) as error:
             self._check.failed(self._dimension.schema.name, str(error))
         except Exception as error:  # noqa: BLE001  # the sink works without it
-            # No known error gets here; the check must report it.
+            # No known error reaches this clause; an unknown one must fail the check.
             _log.warning("versions_failed", url=shown_url(self._table.uri), error=repr(error))
             self._check.failed(self._dimension.schema.name, repr(error))
         else:
@@ -423,7 +430,7 @@ class FollowedTopic:
                     rows, offsets = [], {}
         if rows:
             await self._append(rows, offsets)
-        # If there were only deletions, which have no rows, they are read again after a restart.
+        # Records without rows, such as deletions, may be read again after a restart.
         for at, span in spans.items():
             if self._positions.get(at.partition) is not None:
                 self._positions[at.partition] = self._ended[at.partition] = span.end
@@ -431,8 +438,8 @@ class FollowedTopic:
     async def _find_positions(self, spans: Mapping[TopicPartition, Span]) -> None:
         """Look up in the table where to continue reading.
 
-        Raises UserError if the table is ahead of a partition's end. A recreated topic has another
-        stream, without offsets in the table.
+        Raises UserError if the table is ahead of a partition's end. A recreated topic has a stream
+        with another name, for which the table has no offsets.
         """
         wanted = [at for at in spans if self._positions.get(at.partition, 0) is None]
         if not wanted:
@@ -451,12 +458,12 @@ class FollowedTopic:
                 self._positions[at.partition] = last_offset + 1
 
     def _stream_of(self, at: TopicPartition) -> str:
-        """Return the stream of a partition's offsets, which includes the current topic's id."""
+        """Return the name of a partition's stream, which includes the current topic's id."""
         stream = self._streams.of(at)
         return stream if self._topic_id is None else f"{stream}|{self._topic_id}"
 
     def _believed_rows_of(self, record: Record, *, partitions: int) -> Iterator[Row]:
-        """Yield the rows of a record, with a plausible time from which they are in force."""
+        """Yield the rows of a record, with implausible times replaced and logged."""
         now_us = self._clock.time_ns() // NS_PER_US
         bounds = StampBounds(
             now_us=now_us,

@@ -1,10 +1,9 @@
 """The work of `gpuledger store maintain`: everything that a store needs except new rows.
 
 `Maintainer` runs steps, each for one table: it sums up hours and days, removes rows older than
-their retention, merges small files, and removes files that no reader or writer needs. Each step is
-complete in itself: if a run is killed within a step or between two, the next run continues. If two
-runs overlap, Delta refuses the later commit of a change that both make, and that run stops and
-leaves the rest to the other.
+their retention, merges small files, and removes files that no reader or writer needs. A run may be
+killed at any time; the next run continues. If two runs overlap and make the same change, Delta
+rejects the later commit, and that run stops.
 """
 
 import threading
@@ -50,13 +49,14 @@ class Retention:
     """How long each table keeps its rows, in UTC days; 0 keeps all rows."""
 
     usage_days: int = 92
-    """How long the sums by minute are kept. The sums by hour remain."""
+    """Days for which sums by minute are kept. The sums by hour are kept longer."""
     usage_hourly_days: int = 1_096
-    """How long the sums by hour are kept: three years. The sums by day remain."""
+    """Days for which sums by hour are kept, three years by default. The sums by day are kept
+    longer."""
     usage_daily_days: int = 0
-    """How long the sums by day are kept."""
+    """Days for which sums by day are kept."""
     entries_days: int = 31
-    """How long single ticks are kept if they are stored."""
+    """Days for which the rows of single ticks are kept, if they are stored."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class MaintenanceStep:
     action: str
     table: str
     unit: str
-    """The unit that the action counts."""
+    """The unit of the counts, such as files or hours."""
     do: Callable[[], int] = field(repr=False)
     """Runs the action; returns the number of units changed."""
     count_due: Callable[[], int] = field(repr=False)
@@ -105,15 +105,15 @@ class MaintenanceDone:
 
     steps: list[StepDone] = field(default_factory=list)
     lost_to_another: str | None = None
-    """The error that showed that another run is under way, which does the rest."""
+    """The error that showed that another run does the remaining steps; `None` if all were done."""
 
 
 def report_nothing(number: int, total: int, step: MaintenanceStep) -> None:
-    """Do not report a step."""
+    """Report nothing; the default of `run` and `plan`."""
 
 
 class Maintainer:
-    """Maintains the tables of a store. All methods block and belong in a thread."""
+    """Maintains the tables of a store. All methods block and must be called in a thread."""
 
     def __init__(self, settings: MaintenanceSettings, *, clock: Clock) -> None:
         """Take the store to maintain, and the clock that decides which rows are too old."""
@@ -128,18 +128,21 @@ class Maintainer:
         self._is_stopping = threading.Event()
 
     def stop(self) -> None:
-        """Stop a run after its current step, or after the day it is merging; from any thread."""
+        """Stop a run after its current step, or after the day that it is merging.
+
+        May be called from any thread.
+        """
         self._is_stopping.set()
 
     def run(self, report: Reporter = report_nothing) -> MaintenanceDone:
-        """Do what is due; return the steps done.
+        """Run all steps; return the steps that were done.
 
         Raises ReceiverUnavailableError if the storage does not answer.
         """
         done = MaintenanceDone()
         try:
-            # Listed before the first step, so that their number is known. Tables created by the
-            # steps are new and need neither a merge nor a vacuum.
+            # All steps are listed first, so that their number is known. Tables that the steps
+            # create need neither a merge nor a vacuum yet.
             steps = list(self._steps())
             for number, step in enumerate(steps, start=1):
                 if self._is_stopping.is_set():
@@ -147,16 +150,16 @@ class Maintainer:
                 report(number, len(steps), step)
                 done.steps.append(_done(step, step.do()))
         except StaleTableError as error:
-            # Another run does the same and does the rest.
+            # Another run made the same change; it also does the remaining steps.
             done.lost_to_another = str(error)
         return done
 
     def plan(self, report: Reporter = report_nothing) -> MaintenanceDone:
         """Return what a run would do now, without changing anything.
 
-        Each step is planned for the store as it is. Changes by earlier steps are not considered,
-        except that days are summed up from hours. Raises ReceiverUnavailableError if the storage
-        does not answer.
+        Each step is planned for the store as it is now, without the changes of earlier steps. Only
+        the sums by day include the hours that would be summed up first. Raises
+        ReceiverUnavailableError if the storage does not answer.
         """
         done = MaintenanceDone()
         steps = list(self._steps())
@@ -166,7 +169,7 @@ class Maintainer:
         return done
 
     def _steps(self) -> Iterator[MaintenanceStep]:
-        # In this order: days are made from hours, and rows are removed once they are summed up.
+        # The order matters: days are made from hours, and only summed rows may be removed.
         yield from self._sums()
         yield from self._retention()
         yield from self._merges()
@@ -184,7 +187,7 @@ class Maintainer:
             )
 
     def _retention(self) -> Iterator[MaintenanceStep]:
-        """Yield the removal of old rows, which tables with sums allow only after summing up."""
+        """Yield the steps that remove old rows; summed tables keep rows that are not summed yet."""
         retention, now_ns = self._settings.retention, self._clock.time_ns()
         today, time_ms = now_ns // NS_PER_DAY, now_ns // NS_PER_MS
         for schema, days, rollup in (
@@ -207,7 +210,7 @@ class Maintainer:
             )
 
     def _merges(self) -> Iterator[MaintenanceStep]:
-        # Tested once per process, because the library does not change while it runs.
+        # Tested once per process, because the result depends only on the installed deltalake.
         if self._is_safe is None:
             self._is_safe = is_compaction_safe()
         if not self._is_safe:

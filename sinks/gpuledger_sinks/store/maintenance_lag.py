@@ -1,7 +1,7 @@
-"""How far the store's maintenance is behind the rows that its sinks write.
+"""Measures how far the store's maintenance is behind the rows that its sinks write.
 
-`gpuledger store maintain` runs elsewhere, so the sink measures whether it runs: each run sums up
-hours and days, and records the time of the newest rows included in the sums.
+`gpuledger store maintain` runs in another process, and may not run at all. Each run records the
+time of the newest rows that its sums include, and the sink compares this time with the newest rows.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class MaintenanceLag:
         self._running: asyncio.Task[None] | None = None
 
     def begin_if_due(self) -> None:
-        """Begin in the background if it is time and the last measurement is over."""
+        """Start a measurement in the background if one is due and none is running."""
         now_ns = self._clock.monotonic_ns()
         if now_ns < self._next_ns or (self._running and not self._running.done()):
             return
@@ -44,7 +44,7 @@ class MaintenanceLag:
         self._running = asyncio.create_task(self._run())
 
     async def end(self) -> None:
-        """End a measurement under way, which changes nothing."""
+        """Cancel a running measurement."""
         await end_tasks(self._running)
 
     async def _run(self) -> None:
@@ -55,7 +55,10 @@ class MaintenanceLag:
         MAINTENANCE_LAG_SECONDS.set(lag_ns / NS_PER_SECOND)
 
     def _measure(self) -> int:
-        """Return the time from the newest rows that are summed up to the newest rows."""
+        """Return the time from the newest summed rows to the newest rows, in nanoseconds.
+
+        Raises ReceiverUnavailableError if the storage does not answer.
+        """
         if not self._usage.exists():
             return 0
         with storage_errors(self._usage.uri):
@@ -70,7 +73,7 @@ class MaintenanceLag:
 
 @asynccontextmanager
 async def measured_lag(settings: StoreSettings, *, clock: Clock) -> AsyncIterator[MaintenanceLag]:
-    """Open the measurement for a store; it ends with the context."""
+    """Measure the lag of a store while the context is open."""
     lag = MaintenanceLag(settings, clock=clock)
     try:
         yield lag

@@ -1,15 +1,15 @@
 """Sums of events by minute: the rows of the table `usage`. Pure, and on the sink's hot path.
 
 `MinuteSums` adds up events and has a row for each minute, device, category, and user or allocatee.
-A tick that spans several minutes is divided by time: a minute's part is the amount up to its end,
-rounded down, minus the amount up to its beginning. The parts therefore sum to the tick's amount for
-all values, including the negative ones of late adjustments, and no floats are needed.
+A tick that spans several minutes is divided by time. The part of a minute is the amount up to the
+minute's end minus the amount up to its beginning, each rounded down. The parts therefore sum
+exactly to the tick's amount, even if it is negative as in late adjustments, and no floats are
+needed.
 
-An event counts completely or not at all: everything that may be wrong with it is checked before the
-first sum changes. The number of rows of a long interval is limited, because an event may claim any
-interval.
+An event is counted completely or not at all, because it is validated before any sum changes. The
+number of rows of an event is limited, because an event may claim an interval of any length.
 
-Compiled (ADR 019): an event has some thirty entries, and most fall into the same few rows.
+Compiled (ADR 019), because an event has about thirty entries.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,8 @@ from gpuledger.records import (
 )
 from gpuledger.records.base import OpenEnum
 
-# Their plain texts, because the enum class is written in Python and hashes slowly.
+# Plain strings instead of enum members, because the enum class is written in Python and hashes
+# slowly.
 MEASURED_BUSY: Final = frozenset(
     each.value
     for each in (BusyMethod.EXCLUSIVE, BusyMethod.PROCESS_UTILIZATION, BusyMethod.ACCOUNTING)
@@ -51,8 +52,8 @@ _JOB: Final = Category.JOB.value
 _IDLE: Final = Category.IDLE.value
 Row = tuple[Any, ...]
 Part = tuple[int, int, int]
-"""A minute since 1970, and where its part of the interval begins and ends, in nanoseconds since the
-interval's beginning."""
+"""A minute, counted from 1970, and the begin and end of its part of the interval, in nanoseconds
+from the interval's begin."""
 
 
 class TooManyRowsError(ValueError):
@@ -60,9 +61,9 @@ class TooManyRowsError(ValueError):
 
 
 def minute_parts(end_ns: int, interval_ns: int) -> list[Part]:
-    """Return the minutes of an interval, each with its part of the interval, in order.
+    """Return the minutes of an interval in order, each with its part of the interval.
 
-    An interval without a length belongs to the minute in which it lies.
+    An interval of length 0 belongs to the minute that contains it.
     """
     first, last = minutes_between(end_ns, interval_ns)
     if first == last:
@@ -76,14 +77,14 @@ def minute_parts(end_ns: int, interval_ns: int) -> list[Part]:
 
 
 def minutes_between(end_ns: int, interval_ns: int) -> tuple[int, int]:
-    """Return the first and the last minute of an interval."""
+    """Return the first and the last minute of an interval, counted from 1970."""
     first = (end_ns - interval_ns) // NS_PER_MINUTE
-    # An interval that ends with a minute does not include the next one.
+    # An interval that ends exactly at the end of a minute does not include the next minute.
     return first, max(first, (end_ns - 1) // NS_PER_MINUTE)
 
 
 class Sums:
-    """The sums of a row. Quantities that no entry had are absent."""
+    """The sums of a row; a quantity that no entry had is `None`."""
 
     __slots__ = (
         "allocated_ns",
@@ -127,7 +128,7 @@ class Sums:
         energy_millijoules: int | None,
         allocated_ns: int | None,
     ) -> None:
-        """Add the amounts of an entry of a booking."""
+        """Add the amounts of one entry; `booking` shows which of them were measured."""
         if busy_ns is not None:
             self.busy_ns = plus(self.busy_ns, busy_ns)
             if booking.measures_busy:
@@ -146,7 +147,7 @@ class Sums:
                 self.unresponsive_ns += allocated_ns
 
     def add_active(self, amounts: Sequence[int | None]) -> None:
-        """Add an entry's amounts from the chip's counters, in the order of `APPORTIONED`."""
+        """Add an entry's amounts from hardware counters, in the order of `APPORTIONED`."""
         sm_active_ns, tensor_active_ns, dram_active_ns = amounts
         if sm_active_ns is not None:
             self.sm_active_ns = plus(self.sm_active_ns, sm_active_ns)
@@ -174,7 +175,7 @@ class EventOwners:
     def of(self, entry: Entry) -> tuple[Any, ...]:
         """Return an entry's category, its pod with the container, its allocatee, and its job.
 
-        Raises ValueError if the entry names a position that the event does not have.
+        Raises ValueError if the entry refers to a position that does not exist in the event.
         """
         user = allocatee = None
         position = entry.container
@@ -196,7 +197,7 @@ class EventOwners:
     def _user_at(self, position: int) -> tuple[Any, ...]:
         container = self._event.containers[position]
         name = container.name
-        # If a container is restarted, several containers have the same name one after another.
+        # The id only if the name is unknown: after restarts, several ids have the same name.
         container_id = container.container_id if name is None else None
         if container.pod is None:
             return (None, None, None, None, name, container_id)
@@ -206,7 +207,8 @@ class EventOwners:
     def _allocatee_at(self, position: int) -> tuple[Any, ...]:
         allocatee = self._event.allocations[position]
         pod = self._pod_at(allocatee.pod)
-        # Nothing is shown of a pod on another node, because the writer of the event is not trusted.
+        # A pod on another node has no name here, and its container is hidden as well, because the
+        # writer of the event is untrusted.
         container = None if pod.name is None else allocatee.container
         return (pod.state._value_, pod.uid, pod.namespace, pod.name, container)
 
@@ -253,17 +255,17 @@ class Booking:
         self.owners: list[Any] = []
         """The owner of each entry."""
         self.active: Sequence[Any] = ()
-        """Each entry's amounts from the chip's counters; empty if there are none."""
+        """Each entry's amounts from the GPU's hardware counters; empty if there are none."""
         self.end_ns, self.interval_ns = end_ns, interval_ns
         self.is_tick = self.is_unresponsive = False
         self.measures_busy = self.measures_memory = self.measures_energy = False
 
 
 def bookings_of(event: GpuEvent) -> list[Booking]:
-    """Return an event's bookings by device: first the tick's, then the late adjustments'.
+    """Return an event's bookings: one for each device of the tick and for each late adjustment.
 
-    Raises ValueError if an entry or a late adjustment names something that the event does not list,
-    and TooManyRowsError if the event has too many rows.
+    Raises ValueError if an entry or a late adjustment refers to an object that the event does not
+    list, and TooManyRowsError if the event has more than `MAX_EVENT_ROWS` rows.
     """
     found = [_of_tick(books, event) for books in event.gpus]
     found += [_of_late_adjustment(adjustment, event) for adjustment in event.late_adjustments or ()]
@@ -304,30 +306,30 @@ def _of_late_adjustment(adjustment: LateAdjustment, event: GpuEvent) -> Booking:
 
 
 def is_one_of(method: OpenEnum | None, measured: frozenset[str]) -> bool:
-    """Return whether a method is present and one of the measuring ones."""
+    """Return whether a method is present and in `measured`."""
     return method is not None and method._value_ in measured
 
 
 def bookings_days(bookings: Sequence[Booking]) -> set[int]:
-    """Return the first and the last day of an event's rows, since 1970."""
+    """Return the first and the last day of an event's rows, counted from 1970."""
     if not bookings:
         return set()
     first_ns = min([booking.end_ns - booking.interval_ns for booking in bookings])
     last_ns = max([booking.end_ns for booking in bookings])
-    # A tick that ends with a day does not include the next one.
+    # A tick that ends exactly at the end of a day does not include the next day.
     return {first_ns // NS_PER_DAY, max(first_ns, last_ns - 1) // NS_PER_DAY}
 
 
 class MinuteSums:
-    """The rows of all events added to it."""
+    """The rows of the table `usage` for all events that were added."""
 
     def __init__(self) -> None:
         self._nodes: dict[Any, dict[int, dict[Any, dict[Any, Sums]]]] = {}
-        """By partition and node, by minute, by device, by owner."""
+        """Nested mappings: by partition and node, then minute, device and owner."""
         self.row_count = 0
         """The number of rows."""
         self.minutes: set[int] = set()
-        """The minutes with rows, since 1970."""
+        """The minutes with rows, counted from 1970."""
 
     def add(
         self,
@@ -344,7 +346,7 @@ class MinuteSums:
         if by_minute is None:
             by_minute = self._nodes[node] = {}
         for booking in bookings:
-            # Nearly always one part, because a tick lasts a second or a few.
+            # Nearly always one part, because a tick lasts only seconds.
             parts = minute_parts(booking.end_ns, booking.interval_ns)
             # A tick counts in the minute in which it ends.
             last = parts[-1]
@@ -391,7 +393,7 @@ class MinuteSums:
 
 
 def add_part(sums: Sums, booking: Booking, index: int, entry: Entry, part: Part) -> None:
-    """Add an entry's share of a minute's part of the interval to the minute's row."""
+    """Add to a minute's row the share of an entry that belongs to this minute."""
     from_ns, to_ns, interval_ns = part[1], part[2], booking.interval_ns
     busy_ns, energy, allocated_ns = entry.busy_ns, entry.energy_millijoules, entry.allocated_ns
     active: Any = booking.active[index] if booking.active else UNKNOWN
@@ -410,7 +412,10 @@ def add_part(sums: Sums, booking: Booking, index: int, entry: Entry, part: Part)
 
 
 def portion(amount: int | None, from_ns: int, to_ns: int, interval_ns: int) -> int | None:
-    """Return the share of an amount for a part of an interval, as in the module docstring."""
+    """Return the share of an amount for the part of an interval from `from_ns` to `to_ns`.
+
+    Rounded as described in the module docstring; `None` if the amount is `None`.
+    """
     if amount is None:
         return None
     return amount * to_ns // interval_ns - amount * from_ns // interval_ns
@@ -453,7 +458,7 @@ def _storable(amounts: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     if not any(amount is not None and abs(amount) > _INT64_MAX for amount in amounts):
         return [amounts]
     found = []
-    # Only invented amounts are that large; each row takes as much as fits.
+    # Only invented amounts are this large. Each row gets as much as its columns can store.
     left = list(amounts)
     while any(left):
         taken = []

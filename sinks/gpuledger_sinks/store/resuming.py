@@ -1,13 +1,13 @@
-"""Resumes where the tables end, if they are of the same topic, and records gaps.
+"""Resumes after the last stored records, if the topic is the same, and records gaps.
 
-`Resuming` holds the partitions that still have to be set to their position, and refuses another
-topic. `gpuledger_sinks.store.stored` compares offsets and identities.
+`Resuming` sets assigned partitions to the position at which the tables end, and fails if the tables
+have rows of another topic. `gpuledger_sinks.store.stored` compares offsets and identities.
 
-The table `gaps` has the records that were deleted or unreadable before they could be stored, each
-once. A gap is written before any row after it. Its stream's number is the offset up to which gaps
-are recorded, in the same commit as the row. A sink that finds the gap again, after a crash or on
-another machine, writes only the rest. `gap_row_of` computes the row (pure), then
-`GapRecorder` queries both tables and writes.
+The table `gaps` lists the records that were deleted or unreadable before they could be stored, each
+once. A gap is written before any row that follows it. The same commit stores, as the number of the
+gap's stream, the offset up to which gaps are recorded. A sink that finds the gap again, after a
+crash or on another machine, therefore writes only the part that is missing. `GapRecorder` queries
+both tables and writes; `gap_row_of` computes a row (pure).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -37,12 +37,12 @@ _log = structlog.get_logger(__name__)
 
 
 def stream_of(stream: str, gap: Gap) -> str:
-    """Return the stream of a gap, by the stream of its partition and its reason."""
+    """Return the name of a gap's stream, from the stream of its partition and the gap's reason."""
     return f"{stream}|{gap.reason.value}"
 
 
 def recorded_up_to(gap: Gap) -> int:
-    """Return the number of the gap's stream once its row is written."""
+    """Return the number of the gap's stream after the gap's row was written: an offset."""
     return gap.next_offset if gap.has_end else gap.first_offset
 
 
@@ -55,9 +55,10 @@ def gap_row_of(
     time_before_us: int | None,
     detected_us: int,
 ) -> tuple[Any, ...] | None:
-    """Return the row of a gap, in the order of the columns, or `None` if it is recorded already.
+    """Return the row of a gap, in the order of the columns, or `None` if it is already recorded.
 
-    `stored` is the table's last offset, `recorded` the number of the gap's stream.
+    `stored` is the last offset stored for the partition; `recorded` is the number of the gap's
+    stream. Times are in microseconds since the epoch.
     """
     first = gap.first_offset if stored is None else max(gap.first_offset, stored + 1)
     if recorded is not None:
@@ -81,10 +82,10 @@ def gap_row_of(
 
 
 class GapRecorder:
-    """Gaps that have not been looked up in the table yet.
+    """Keeps gaps until their rows are written.
 
-    A consumer reports a gap only once, so gaps of a revoked partition wait here: the partition may
-    be assigned again before another sink has recorded them.
+    A consumer reports a gap only once. Gaps of a revoked partition are therefore kept as well: the
+    partition may be assigned again before another sink has recorded them.
     """
 
     def __init__(self, *, gaps: GapsTable, rows: TimedTable, stored: Stored, clock: Clock) -> None:
@@ -94,7 +95,7 @@ class GapRecorder:
         self._waiting: list[Gap] = []
 
     def add(self, gap: Gap) -> None:
-        """Remember a gap until its row is written."""
+        """Keep a gap until its row is written."""
         self._waiting.append(gap)
 
     def of(self, partitions: Collection[TopicPartition]) -> list[Gap]:
@@ -102,9 +103,9 @@ class GapRecorder:
         return [gap for gap in self._waiting if gap.partition in partitions]
 
     async def record_once(self, gaps: Sequence[Gap]) -> None:
-        """Write a row for each gap, unless it is recorded already.
+        """Write a row for each gap that is not recorded yet, in one attempt.
 
-        Raises ReceiverUnavailableError if it must be tried again, for example because another
+        Raises ReceiverUnavailableError if the caller must retry, for example because another
         consumer has written to the same stream.
         """
         by_stream: dict[str, list[Gap]] = {}
@@ -120,12 +121,12 @@ class GapRecorder:
             self._waiting = [gap for gap in self._waiting if gap not in alike]
 
     def _record(self, stream: str, gaps: Sequence[Gap]) -> None:
-        """Write the rows of one stream in one commit, because a poll may find many gaps."""
+        """Write the rows of one stream in one commit, because there may be many gaps."""
         recorded = self._table.load([stream]).get(stream)
         time_ns = self._clock.time_ns()
         rows = []
         for gap in gaps:
-            # The time of the last record before the gap: from Kafka, or else of the newest row.
+            # The time of the last record before the gap, or else the time of the newest stored row.
             time_before_us = None if gap.time_before_ms is None else gap.time_before_ms * 1000
             if time_before_us is None:
                 newest = self._rows.newest_time(gap.partition.partition)
@@ -146,7 +147,7 @@ class GapRecorder:
 
 
 class Resuming:
-    """The partitions that still have to be set to where the tables end."""
+    """Sets assigned partitions to the offset after which the tables have no rows."""
 
     def __init__(
         self,
@@ -167,41 +168,42 @@ class Resuming:
         self._retry_brokers = retry_brokers
         self._unsought: set[TopicPartition] = set()
         self._others: list[TopicPartition] = []
-        """Partitions for which a table has rows of another topic."""
+        """Partitions for which a table has rows of another topic with the same name."""
 
     @property
     def topic_id(self) -> str | None:
-        """The identity of the topic in which partitions were sought."""
+        """The id of the topic in which partitions were last set; `None` if it is unknown."""
         return self._stored.topic_id
 
     def require(self, partitions: Collection[TopicPartition]) -> None:
-        """Require that these partitions are set to where the tables end before they are read."""
+        """Require that these partitions are set to their position before they are read."""
         self._unsought.update(partitions)
 
     def cancel(self, partitions: Collection[TopicPartition]) -> None:
-        """Leave these partitions to their next owner."""
+        """No longer require that these partitions are set to their position."""
         self._unsought.difference_update(partitions)
 
     def is_due(self, consumer: Consumer) -> bool:
-        """Return whether an assigned partition still has to be set."""
+        """Return whether an assigned partition must still be set to its position."""
         return bool(consumer.assignment() & self._unsought)
 
     def is_needed(self, partition: TopicPartition) -> bool:
-        """Return whether this partition still has to be set to where the tables end."""
+        """Return whether this partition must still be set to its position."""
         return partition in self._unsought
 
     def ready(self, consumer: Consumer) -> Partitions:
-        """Return the assigned partitions whose stored offsets are known."""
+        """Return the assigned partitions that are set to their position."""
         return consumer.assignment() - self._unsought
 
     async def seek(self, consumer: Consumer) -> dict[TopicPartition, NodeTicks]:
-        """Set partitions to where the tables end; return them with the ticks seen up to there.
+        """Set partitions to the offset after which the tables have no rows.
 
-        Raises UserError if a table has rows of another topic than the one that is read.
+        Returns these partitions with the ticks seen before that offset. Raises UserError if a table
+        has rows of another topic, or more rows than the partition has records.
         """
         topic_id = await consumer.topic_id(self._topic)
         if topic_id != self._stored.topic_id:
-            # All assigned partitions were sought in another topic.
+            # All assigned partitions were set to positions in another topic.
             self.require(consumer.assignment())
         for target in self._targets:
             target.stored.topic_id = topic_id
@@ -214,16 +216,16 @@ class Resuming:
                 last_offset = target.stored.last_offsets.get(partition, -1)
                 refuse_shorter_topic(partition, last_offset=last_offset, end=ends[partition])
         for partition, position in positions.items():
-            # Only the tables' offset counts: the group's is committed after the rows and may be
-            # behind, or ahead if a table was restored from a copy.
+            # Only the tables' offset is used. The group's offset is committed after the rows, so it
+            # may be behind, or ahead if a table was restored from a copy.
             await consumer.seek(partition, position + 1)
         self.cancel(wanted)
         return seen
 
     async def topic_id_now(self, consumer: Consumer) -> str | None:
-        """Return the current identity of the topic, once the brokers have answered.
+        """Return the current id of the topic; wait until the brokers answer.
 
-        Not queried if the brokers do not have identities.
+        Returns `None` without a query if the brokers do not support topic ids.
         """
         if self._stored.topic_id is None:
             return None
@@ -234,11 +236,11 @@ class Resuming:
             except BusUnavailableError as error:
                 raise ReceiverUnavailableError(str(error)) from error
 
-        # Not a failure of the store. Polls continue meanwhile and report the brokers' failure.
+        # This failure does not concern the store. Polls continue and report the brokers' failure.
         return await self._retry_brokers(query)
 
     async def record(self, gaps: Sequence[Gap]) -> None:
-        """Write a row for each gap, once the table answers."""
+        """Write a row for each gap that is not recorded yet; retry until the table answers."""
 
         async def record_once() -> None:
             with self._retrying.awaiting():
@@ -249,9 +251,10 @@ class Resuming:
     async def refuse_rows(
         self, partitions: Collection[TopicPartition], *, topic_id: str | None
     ) -> None:
-        """Raise the error for rows of these partitions that may be of a recreated topic.
+        """Raise the error for collected rows that may come from a recreated topic.
 
-        StaleTableError if the table has nothing of them, so that they can be read again.
+        Raises StaleTableError if the table has no rows of these partitions, which can then be read
+        again. Otherwise raises UserError.
         """
         stored = sorted(self._stored.last_offsets.keys() & partitions)
         if not stored:
@@ -261,13 +264,13 @@ class Resuming:
         await self._refuse_other_topic(stored, topic_id=topic_id)
 
     async def _look_up(self, wanted: Partitions) -> dict[TopicPartition, NodeTicks]:
-        """Load the tables' offsets of partitions; return the ticks seen up to there.
+        """Load the tables' offsets of partitions; return the ticks seen up to these offsets.
 
         Raises UserError if the stored offsets belong to another topic.
         """
 
         def load() -> list[dict[str, int]]:
-            # Readers of `gaps` must find it empty, not missing.
+            # Creates the table `gaps`, so that readers find an empty table, not a missing one.
             self._gaps_table.load([])
             found = [target.table.load(target.stored.names_of(wanted)) for target in self._targets]
             for target in self._targets:
@@ -286,14 +289,15 @@ class Resuming:
             await self._refuse_other_topic(others, topic_id=self._stored.topic_id)
         for stream, last in self._offsets_of(wanted).items():
             if found.get(stream, (None, {}))[0] != last:
-                # The store was copied in parts: unknown ticks count as not seen.
+                # The tables were copied at different times. Ticks without a record count as not
+                # seen.
                 _log.warning("seen_samples_lost", stream=stream, offset=last)
         return {at: found.get(self._stored.streams.of(at), (-1, {}))[1] for at in wanted}
 
     def _learn(
         self, wanted: Partitions, found: Sequence[Mapping[str, int]]
     ) -> list[TopicPartition]:
-        """Take the tables' numbers of partitions; return those of another topic."""
+        """Take the tables' numbers of partitions; return partitions with rows of another topic."""
         self._others = sorted(
             {
                 at
@@ -305,14 +309,14 @@ class Resuming:
         return self._others
 
     def _offsets_of(self, wanted: Partitions) -> dict[str, int]:
-        """Return the last offset that all tables have, by stream, without partitions not stored."""
+        """Return by stream the last offset that all tables have; empty partitions are left out."""
         positions = {self._stored.streams.of(at): position_of(self._targets, at) for at in wanted}
         return {stream: last for stream, last in positions.items() if last >= 0}
 
     async def _refuse_other_topic(
         self, partitions: Sequence[TopicPartition], *, topic_id: str | None
     ) -> None:
-        """Raise UserError after recording that the rest of the old topic is lost."""
+        """Record that the remaining records of the old topic are lost, then raise UserError."""
         last_offsets = {at: self._stored.last_offsets.get(at, -1) for at in partitions}
         gaps = [
             Gap(

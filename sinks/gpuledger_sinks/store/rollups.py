@@ -1,17 +1,18 @@
-"""`usage_hourly` and `usage_daily`: sums of the next lower table over longer periods.
+"""`usage_hourly` and `usage_daily`: sums of a source table over longer periods.
 
-A `Rollup` recomputes the periods that were touched since its last run. The commits of the lower
-table record their hours (`gpuledger.store.commits`). If one does not, or the history is too short,
-all periods are recomputed. The rows of a touched period are replaced in one commit (replaceWhere),
-so that readers see either the old or the new sums, and a killed commit has no effect. The last
-commit of a run records the lower table's version up to which everything is summed up, the time of
-that version, and how far each partition is complete with it. If the lower table was repaired, its
-commit of that number is another one or missing, and everything is recomputed.
+The source of `usage_hourly` is `usage`; the source of `usage_daily` is `usage_hourly`. A `Rollup`
+recomputes the periods that have new rows since its last run. Each commit of the source records its
+hours (`gpuledger.store.commits`). If a commit does not, or the history is too short, all periods
+are recomputed. The rows of a period are replaced in one commit (replaceWhere), so that readers see
+either the old or the new sums. The last commit of a run records the source's version up to which
+all rows are summed up, the time of this version, and how far each partition is complete. If the
+source was repaired, its commit with that version has another time or is missing, and all periods
+are recomputed.
 
-Rows that were purged from the lower table because of their age are not recomputed. Rows that come
-so late are added to the existing sums: those that are in the current version and not in the one
-summed up before. Their commit also records the version, so that a run that is killed and restarted
-adds them once.
+Periods whose rows were purged from the source because of their age cannot be recomputed. If rows
+for such a period arrive late, they are added to the existing sums. Late rows are the rows in the
+current version that are not in the version summed up before. Their commit also records the current
+version, so that a run that is killed and restarted adds them once.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -47,7 +48,8 @@ HOURS_A_DAY: Final = 24
 _HISTORY: Final = 10_000
 """Maximum number of commits to read: a week with one per minute."""
 _HUGE: Final = 2**47
-"""Amounts above this (39 hours in nanoseconds) are invented: 65,536 of them may exceed 64 bits."""
+"""Amounts above this (39 hours in nanoseconds) are invented; the sum of 65,536 such amounts may
+exceed 64 bits."""
 _HUGE_BYTE_TIME: Final = 10**33
 _BYTE_TIMES: Final = frozenset({"memory_byte_ns", "measured_memory_byte_ns"})
 _SUMS: Final = (
@@ -75,7 +77,7 @@ _PLACE: Final = (
     *("cluster", "node"),
 )
 _GONE: Final = "not found"
-"""Part of the error for a file of an old version that was removed."""
+"""A part of the error message for a removed file of an old version."""
 _EPOCH: Final = date(1970, 1, 1)
 _log = structlog.get_logger(__name__)
 
@@ -117,7 +119,7 @@ def sums_sql(
     sums, singles, grouped = [], [], []
     for column in period.target.columns:
         name = column.name
-        # Quoted, because `cluster` is a keyword there.
+        # Quoted, because `cluster` is a keyword of the SQL dialect.
         value = f"date_trunc('{unit}', {period.source_column})" if name == unit else f'"{name}"'
         if has is not None and name != unit and name not in has:
             value = "NULL"
@@ -153,7 +155,7 @@ def _huge_sql(has: Collection[str] | None) -> str:
 
 
 def hours_sql(column: str, hours: Iterable[int]) -> str:
-    """Return the SQL condition that a time is the beginning of one of these hours since 1970."""
+    """Return the SQL condition that a time is the start of one of these hours since 1970."""
     return " OR ".join(f"{column} = {_time_sql(hour)}" for hour in sorted(hours))
 
 
@@ -169,20 +171,20 @@ def _day_sql(day: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _News:
-    """The changes in the lower table that are not summed up yet."""
+    """The changes in the source table that are not summed up yet."""
 
     since: int | None
-    """The version summed up last; `None` the first time, or if that version is gone."""
+    """The version summed up last; `None` in the first run, or if that version no longer exists."""
     is_first: bool
     """Whether nothing was ever summed up."""
     touched: set[int]
-    """The first hours of the periods with new rows."""
+    """The first hours of the periods with new rows, counted from 1970."""
     marks: Mapping[str, int]
-    """How far each partition is complete."""
+    """The time through which each partition is complete, in microseconds."""
 
 
 class Rollup:
-    """Keeps one table of sums up to date with the table below it."""
+    """Keeps one table of sums up to date with its source table."""
 
     def __init__(
         self,
@@ -200,9 +202,9 @@ class Rollup:
         self._summed_time = summed_time(period.source.name)
 
     def run(self, *, time_ms: int) -> int:
-        """Sum up the periods touched since the last run; return their number.
+        """Sum up the periods with new rows since the last run; return the number of periods.
 
-        Raises StaleTableError if another process does the same, ReceiverUnavailableError if the
+        Raises StaleTableError if another process does the same, and ReceiverUnavailableError if the
         storage does not answer.
         """
         with storage_errors(self._target.uri):
@@ -214,8 +216,8 @@ class Rollup:
     def pending(self, touched_below: Iterable[int] = ()) -> set[int]:
         """Return the first hours of the periods that a run would sum up, without changing anything.
 
-        `touched_below` are the first hours of the lower table's periods that would be summed up
-        before. Raises ReceiverUnavailableError if the storage does not answer.
+        `touched_below` are the first hours of the source's periods that would be summed up first.
+        Raises ReceiverUnavailableError if the storage does not answer.
         """
         hours = self._period.hours
         pending = {hour // hours * hours for hour in touched_below}
@@ -229,15 +231,17 @@ class Rollup:
             return pending | self._news_of(source, target).touched
 
     def purge(self, before_day: int, *, time_ms: int) -> int:
-        """Remove the lower table's rows of earlier days; return the number of files removed.
+        """Remove the source's rows of days before `before_day`; return the number of files removed.
 
-        Removes only rows that are summed up. Raises the same errors as `run`.
+        Days are counted from 1970. Removes only days whose rows are all summed up. Raises
+        ReceiverUnavailableError if the storage does not answer.
         """
         with storage_errors(self._source.uri):
             source = self._source.open()
             news = self._news_of(source, self._target.open())
             # Rows that are not summed up would be lost, so days are deleted from the version that
-            # is. If a day was written since, Delta refuses the commit; a later run deletes it.
+            # is summed up. If a day has newer rows, Delta rejects the commit, and a later run
+            # deletes the day.
             if news.since is None:
                 return 0
             source = self._source.open(version=news.since)
@@ -247,7 +251,8 @@ class Rollup:
             if not old:
                 return 0
             listed = " OR ".join(f"{PARTITION_COLUMN} = '{day}'" for day in old)
-            # In the commit that removes them, so that nothing is ever recomputed from the rest.
+            # Recorded in the commit that removes the rows, so that these days are never recomputed
+            # from the remaining rows.
             purged = max(before_day, source.transaction_version(PURGED_BEFORE) or 0)
             try:
                 removed = source.delete(
@@ -257,14 +262,14 @@ class Rollup:
                     ),
                 )
             except CommitFailedError:
-                return 0  # rows came in between; the next run sums them up first
+                return 0  # there are newer rows; the next run sums them up first
             return int(removed["num_removed_files"])
 
     def _run(self, time_ms: int) -> int:
         # Adds new columns to an older table.
         self._target.load([])
         source, target = self._source.open(), self._target.open()
-        # Everything below uses this snapshot; later commits are left to the next run.
+        # This run uses only this snapshot; the next run processes later commits.
         news = self._news_of(source, target)
         if news.since == source.version():
             return 0
@@ -278,8 +283,8 @@ class Rollup:
         for hour in news.touched - late:
             by_day.setdefault(hour // HOURS_A_DAY, set()).add(hour)
         days: list[tuple[int, set[int]]] = sorted(by_day.items()) or [(0, set())]
-        # With the last day: a run that is killed before it repeats all days, with the same result,
-        # and only then are they announced as complete.
+        # Recorded with the last day only. If a run is killed earlier, the next run repeats all days
+        # with the same result.
         done = [
             Transaction(self._summed, source.version(), time_ms),
             Transaction(self._summed_late, source.version(), time_ms),
@@ -293,11 +298,11 @@ class Rollup:
         return len(news.touched)
 
     def _news_of(self, source: DeltaTable, target: DeltaTable | None) -> _News:
-        """Return the changes in the lower table that are not summed up yet."""
+        """Return the changes in the source table that are not summed up yet."""
         since = None if target is None else target.transaction_version(self._summed)
         if target is None or since is None:
             return self._all_of(source, is_first=True)
-        # Including the commit that is summed up, to check that it is still the same.
+        # Includes the commit that was summed up last, to check that it is still the same.
         count = source.version() - since + 1
         commits = latest_commits(source, min(count, _HISTORY))
         has_all = 0 < len(commits) == count
@@ -349,15 +354,15 @@ class Rollup:
         done: Sequence[Transaction] = (),
         valid_through: Mapping[str, int] | None = None,
     ) -> None:
-        """Replace the periods of a day in one commit."""
+        """Replace the sums of some periods of a day in one commit."""
         column = self._period.source_column
         of_day = f"{PARTITION_COLUMN} = {_day_sql(day)}"
         begins = f"date_trunc('{self._period.target_column}', {column})"
         query = QueryBuilder().register("source", source)
         where = f"{of_day} AND ({hours_sql(begins, hours) or 'false'})"
         sums = sums_sql(self._period, "source", where, has=_columns_of(source))
-        # Sorted by device, so that its equal values are adjacent: half the bytes, and a tenth of
-        # the time for a bill.
+        # Sorted by device, so that equal values are adjacent. This halves the size and makes bills
+        # ten times as fast.
         order = f'"cluster", node, gpu_uuid, {self._period.target_column}'
         rows = query.execute(f"SELECT * FROM ({sums}) ORDER BY {order}").read_all()  # noqa: S608  # no user's text
         replaced = hours_sql(self._period.target_column, hours) or "false"
@@ -382,7 +387,7 @@ class Rollup:
         since: int | None,
         time_ms: int,
     ) -> None:
-        """Add the rows of purged periods that came since a version."""
+        """Add the sums of rows of purged periods that arrived after version `since`."""
         version = source.version()
         # A killed run may have added the late rows of a version that it has not summed up.
         added = target.transaction_version(self._summed_late) or 0
@@ -405,10 +410,10 @@ class Rollup:
         )
 
     def _rows_beyond(self, source: DeltaTable, target: DeltaTable, days: set[int]) -> Table:
-        """Return the sums of rows of purged days whose offsets are after those in the target.
+        """Return the sums of rows of purged days whose offsets are after the offsets in the target.
 
-        Used if there is no version to compare with: rows that were moved out of the lower table
-        may have been summed up already, and come again.
+        Used if there is no version to compare with. Rows whose offsets the target already has may
+        have been summed up before.
         """
         listed = ", ".join(_day_sql(day) for day in sorted(days))
         where = f"{PARTITION_COLUMN} IN ({listed})"
@@ -424,9 +429,9 @@ class Rollup:
         return query.execute(sql).read_all()
 
     def _rows_since(self, source: DeltaTable, days: set[int], *, since: int) -> Table:
-        """Return the sums of the rows of purged days that came since a version."""
-        # All rows of a day purged since that version came after the purge. For other days, the
-        # rows of that version are left out; some of them may have been removed since.
+        """Return the sums of rows of purged days that arrived after version `since`."""
+        # If a day was purged after that version, all its rows arrived after the purge. For a day
+        # that was purged before, the rows that already existed in that version are left out.
         listed = {day: _day_sql(day) for day in sorted(days)}
         where = f"{PARTITION_COLUMN} IN ({', '.join(listed.values())})"
         has = _columns_of(source)
@@ -449,7 +454,7 @@ class Rollup:
         except Exception as error:
             if not isinstance(error, DeltaError) and _GONE not in str(error):
                 raise
-            # The version was removed long ago: all rows of purged days came after the purge.
+            # The files of that version no longer exist: all rows of purged days count as new.
             _log.info(
                 "former_version_lost", url=shown_url(self._source.uri), error=str(error)[:300]
             )

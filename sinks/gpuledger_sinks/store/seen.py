@@ -2,21 +2,21 @@
 
 A tick may be published again at any time, for example after offsets were reset. The sink detects
 this by the last tick of each boot of the node (`gpuledger_sinks.timelines.SeenTicks`). This state
-must match the offset at which the sink resumes. With the state of an earlier offset ticks would
-count twice; with that of a later one, ticks that were never stored would be skipped.
+must match the offset at which the sink resumes. With the state of an earlier offset, ticks would
+count twice. With the state of a later offset, ticks that were never stored would be skipped.
 
 Right before a commit moves a partition to an offset, a row with the ticks seen up to that offset is
-therefore appended to the small table `seen_samples`, under the stream and the offset. A sink that
-resumes after an offset looks for the row of that offset. The row depends only on the partition's
-records up to there, so it does not matter which sink wrote it:
+therefore appended to the small table `seen_samples`, with the stream and the offset. A sink that
+resumes after an offset reads the row of that offset. The row depends only on the partition's
+records up to that offset, so the row is correct whichever sink wrote it:
 
-- killed before the row: the tables and the ticks seen are still at the previous offset;
-- killed between row and commit: no table has the row's offset, so nothing ever reads the row;
-- two sinks with the same partition, because one does not know yet that it lost it: both write
-  correct rows, and the tables refuse the later commit.
+- If a sink is killed before it writes the row, the tables are still at the previous offset.
+- If a sink is killed between row and commit, no table is at the row's offset, so the row is unused.
+- If two sinks write a partition, because one has not noticed yet that the partition was revoked,
+  both write correct rows, and the tables reject the later commit.
 
-Rows before the offsets of the tables are removed from time to time. The table has its own log,
-which is short-lived, so a commit per flush does not lengthen the other tables' logs.
+Rows before the offsets of the tables are removed from time to time. The table has its own log, so a
+commit per flush does not lengthen the logs of the other tables.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ from gpuledger_sinks.store.damage import storage_errors
 from gpuledger_sinks.store.table import StreamTable
 
 _KEPT_HOURS: Final = 2
-"""How long removed files are kept: longer than any writer or reader needs them."""
+"""Hours for which removed files are kept; longer than any reader or writer needs them."""
 
 NodeTicks = Mapping[str, Any]
 """The last tick of each boot of each node, as `SeenTicks` returns it."""
@@ -45,15 +45,16 @@ class SeenTable(StreamTable):
         super().__init__(SEEN_TICKS, store_uri=store_uri, storage_options=storage_options)
 
     def record(self, seen: Mapping[str, tuple[int, NodeTicks]], *, written_us: int) -> None:
-        """Append the ticks seen of each stream up to an offset, even if another sink does the same.
+        """Append the ticks seen of each stream; another sink may append the same.
 
-        Raises ReceiverUnavailableError if the storage does not answer.
+        Each stream has the offset up to which its ticks were seen. Raises ReceiverUnavailableError
+        if the storage does not answer.
         """
         rows = [
             (stream, last_offset, orjson.dumps(ticks).decode(), written_us)
             for stream, (last_offset, ticks) in sorted(seen.items())
         ]
-        # Without a transaction identifier, because all rows of one offset are alike.
+        # Without a transaction identifier, because all rows of one offset are equal.
         with storage_errors(self.uri):
             write_deltalake(
                 self.open(),
@@ -63,9 +64,9 @@ class SeenTable(StreamTable):
             )
 
     def read(self, offsets: Mapping[str, int]) -> dict[str, tuple[int, NodeTicks]]:
-        """Return for each stream the ticks seen up to its offset, or the nearest one before it.
+        """Return for each stream the ticks seen up to its offset, or up to the nearest one before.
 
-        Each comes with its offset; streams without rows are absent. Raises
+        Each result contains the offset that was found; streams without rows are left out. Raises
         ReceiverUnavailableError if the storage does not answer.
         """
         if not offsets:
@@ -76,7 +77,7 @@ class SeenTable(StreamTable):
                 f"(stream = {quoted(stream)} AND last_offset <= {offset})"
                 for stream, offset in offsets.items()
             )
-            # A repeated commit writes a row twice; either of them is correct.
+            # A repeated commit writes a row twice; both rows are correct.
             found = query.execute(
                 "SELECT stream, last_offset, seen FROM (SELECT *, row_number()"  # noqa: S608  # quoted streams
                 " OVER (PARTITION BY stream ORDER BY last_offset DESC) AS number"

@@ -1,10 +1,11 @@
 """Appends the rows of rejected events to the store while the sink continues.
 
 Redelivery has its own stream, so that the offsets of the sink's partitions do not change. A row has
-the partition and offset of the record from which its event was read. Only a replayed event has rows
-whose first and last offset are both its own, because it added to no row when it was rejected. Each
-event is therefore appended once, however often it is replayed: its rows are looked up first, and a
-writer that was overtaken in the stream looks them up again.
+the partition and offset of the record from which its event was originally read. A rejected event
+was added to no row, so only its redelivery makes rows whose first and last offset are both the
+event's own. Such rows are looked up before each append. Each event is therefore appended once,
+however often it is replayed. If another writer has appended to the stream meanwhile, the append
+fails and the rows are looked up again.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -52,8 +53,13 @@ class StoreRedelivery:
         )
 
     async def deliver(self, rejected: Sequence[RejectedEvent]) -> Sequence[Refusal | None]:
-        """Append the rows of all events whose days are stored, or of none."""
-        # By partition and offset, because a dead letter that is replayed twice may come twice.
+        """Append the rows of events; return why each event is rejected, or `None`.
+
+        Rows of valid events that are already stored are not appended again. Raises
+        ReceiverUnavailableError if the storage fails or another sink was faster; the caller must
+        then repeat the call.
+        """
+        # By partition and offset, so that an event that is given twice is stored once.
         booked: dict[_Place, _Booked] = {}
         refusals = [self._book(booked, each) for each in rejected]
         if booked:
@@ -76,7 +82,7 @@ class StoreRedelivery:
         return None
 
     def _append(self, booked: Mapping[_Place, "_Booked"]) -> None:
-        """Append to each table the rows that it lacks."""
+        """Append to each table the rows that are not stored in it yet."""
         self._append_to(
             self._usage, booked, rows_of=lambda each: each.sums.rows(), records_hours=True
         )
@@ -100,14 +106,14 @@ class StoreRedelivery:
             return
         now_ns = self._clock.time_ns()
         hours = {minute // 60 for each in new for minute in each.sums.minutes}
-        # Any growing number will do, because stored events are looked up.
+        # The number only has to grow, because stored events are looked up by their offsets.
         number = {self._stream: max(now_ns, last + 1)}
         try:
             table.append(
                 rows,
                 number,
                 time_ms=now_ns // NS_PER_MS,
-                # Repeated, because it would be lost behind the commits of many replayed events.
+                # `valid_through` is repeated, because readers search only the newest commits.
                 commit_info=describe(
                     hours=hours if records_hours else None, valid_through=table.complete_through()
                 ),

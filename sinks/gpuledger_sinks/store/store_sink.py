@@ -1,8 +1,8 @@
-"""The store sink's shell: appends rows made from events, exactly once.
+"""The store sink: appends rows made from events, exactly once.
 
-This module wires the sink and decides when to write. `maintenance_lag` measures how far the store's
-maintenance is behind, `resuming` finds where to resume and handles gaps, `stored` writes rows.
-`gpuledger_sinks.loop` consumes.
+This module connects the parts of the sink and decides when to write. `maintenance_lag` measures how
+far the store's maintenance is behind, `resuming` sets partitions to their positions and records
+gaps, and `stored` writes rows. `gpuledger_sinks.loop` polls and commits.
 """
 
 import asyncio
@@ -53,11 +53,11 @@ class StoreTables:
 
     usage: UsageTable
     entries: EntriesTable | None
-    """Absent if single ticks are not stored."""
+    """`None` if single ticks are not stored."""
     gaps: GapsTable
     seen: SeenTable
     dimensions: Mapping[str, StreamTable]
-    """The tables that are joined with usage rows, by name."""
+    """The tables that readers join with usage rows, by name."""
 
     @classmethod
     def of(cls, settings: StoreSettings) -> "StoreTables":
@@ -86,7 +86,7 @@ async def open_sink(
 ) -> AsyncIterator["StoreSink"]:
     """Open the sink that appends the rows of every event to the store.
 
-    Raises UserError if a table has rows of another topic than the one that is read.
+    The sink raises UserError if a table has rows of another topic than the one that is read.
     """
     tables = StoreTables.of(settings)
     async with open_store(
@@ -107,7 +107,7 @@ async def open_store(
     """Open the sink that appends to these tables."""
     check = readiness.check("store.receiver", severity=CheckSeverity.WARNING)
     retrying = retry_receiver(sink=NAME, check=check, clock=clock, receiver=shown_url(settings.uri))
-    # Independent of the group that reads: the tables have one sequence of offsets.
+    # The same for all consumer groups, because the tables have one sequence of offsets.
     streams = Streams(group=bus.topics.group(STORE.group), generation=settings.generation)
     targets = targets_of(tables.usage, tables.entries, streams=streams)
     recorder = GapRecorder(
@@ -151,7 +151,7 @@ async def open_store(
 def targets_of(
     usage: UsageTable, entries: EntriesTable | None, *, streams: Streams
 ) -> list[Target]:
-    """Return the tables for rows of events, `usage` first."""
+    """Return the targets for rows of events: `usage`, and `entries` if it is written."""
     targets = [
         Target(
             table=usage,
@@ -205,26 +205,29 @@ class StoreSink(Sink):
 
     @override
     async def assign(self, partitions: Partitions) -> None:
-        """Remember that these partitions have yet to be set to where the tables end."""
+        """Record new partitions; `prepare` sets them to their position."""
         self._resuming.require(partitions)
 
     @override
     async def handle_gap(self, gap: Gap) -> None:
-        """Remember a gap until its row is written, which is before any event after the gap."""
+        """Keep a gap until its row is written; rows of later events are written after it."""
         self._recorder.add(gap)
 
     @override
     async def prepare(self, context: SinkContext) -> Partitions:
-        """Set newly assigned partitions to where the tables end."""
+        """Set new partitions to the position at which the tables end; return these partitions.
+
+        Raises UserError if a table has rows of another topic.
+        """
         async with self._lock:
             if not self._resuming.is_due(context.consumer):
                 return frozenset()
-            # An append whose caller was cancelled may move the offsets that are looked up here.
+            # An append whose caller was cancelled may still change the offsets that are looked up.
             await self._appending.end()
             # The flush may find that other partitions must be looked up again.
             await self._flush(context)
             seen = await self._resuming.seek(context.consumer)
-            # Ticks seen since then are of records that are now read again.
+            # Replaces the ticks seen in memory, because later records are read again.
             for partition, ticks in seen.items():
                 self._seen.restore(partition, ticks)
             sought = frozenset(seen)
@@ -241,8 +244,9 @@ class StoreSink(Sink):
             for each in self._dimensions:
                 each.begin_if_due()
             if self._recorder.of(self._resuming.ready(context.consumer)):
-                # Rows before the gap are written first, because the table shows where the gap
-                # begins. This may find that other partitions must be looked up; their gaps wait.
+                # Rows before the gap are written first, because the gap begins after the last
+                # stored row. The flush may find that partitions must be looked up again; their gaps
+                # wait.
                 await self._flush(context)
                 ready = self._resuming.ready(context.consumer)
                 await self._resuming.record(self._recorder.of(ready))
@@ -252,7 +256,8 @@ class StoreSink(Sink):
                 if batch.partition in ready and not self._resuming.is_needed(batch.partition):
                     await self._collect(batch, context)
                 else:
-                    # It is read again after what is stored, and its dead letters are made again.
+                    # The batch is read again after the stored rows, and its dead letters are made
+                    # again.
                     context.dead_letters.drop(
                         batch.partition.partition, topic=batch.partition.topic
                     )
@@ -265,18 +270,18 @@ class StoreSink(Sink):
             await self._record_done(context)
 
     async def _record_done(self, context: SinkContext) -> None:
-        """Record how far partitions without unwritten rows are done."""
+        """Record for the watermarks how far partitions without unwritten rows are done."""
         self._relay.begin_if_due()
         for at in self._resuming.ready(context.consumer) - self._pending.last_offsets.keys():
             if self._recorder.of([at]):
                 continue
-            # Just revoked: the next owner records it.
+            # If the partition was just revoked, the next owner records its progress.
             with suppress(NotAssignedError):
                 self._relay.record_done(at.partition, await context.consumer.position(at))
 
     @override
     async def release(self, partitions: Partitions, context: SinkContext) -> None:
-        """Write the pending rows in one attempt; the next owner resumes where the tables end."""
+        """Try once to write the pending rows; the next owner resumes where the tables end."""
         async with self._lock:
             try:
                 await self._flush_once(context)
@@ -295,11 +300,11 @@ class StoreSink(Sink):
 
     @override
     async def redeliver(self, rejected: Sequence[RejectedEvent], /) -> Sequence[Refusal | None]:
-        """Append the rows of events, unless they are stored already."""
+        """Append the rows of events unless they are stored; return why each is rejected."""
         return await self._redelivery.deliver(rejected)
 
     async def _collect(self, batch: Batch, context: SinkContext) -> None:
-        """Collect the rows of a batch, and write within it if they are too many."""
+        """Collect the rows of a batch; if they are too many, write before the batch ends."""
         partition, clock = batch.partition, self._clock
         for record, event in batch.items:
             if self._is_full():
@@ -309,7 +314,7 @@ class StoreSink(Sink):
                     return
             self._add_event(partition, record, event, context)
             self._pending.read_to(partition, record.offset, now_ns=clock.monotonic_ns())
-        # Includes records at the end that could not be decoded: their dead letters are enough.
+        # Includes undecodable records at the end of the batch, which have only dead letters.
         self._pending.read_to(partition, batch.next_offset - 1, now_ns=clock.monotonic_ns())
 
     def _add_event(
@@ -333,7 +338,8 @@ class StoreSink(Sink):
         if refusal := self._window.refusal_of(bookings_days(bookings), now_ns=now_ns):
             context.dead_letters.reject(record, reason=refusal.reason, detail=refusal.detail)
             return
-        # After a kill between two commits one table is ahead of the other and gets no rows.
+        # If a sink was killed between the commits of two tables, the table that is ahead already
+        # has these rows.
         if self._usage.lacks(partition, record.offset):
             self._pending.add_sums(event, bookings, record, ingested_time_ns=now_ns)
         if rows:
@@ -346,18 +352,20 @@ class StoreSink(Sink):
         if self._pending.row_count:
             await self._retrying(lambda: self._flush_once(context))
         else:
-            # Not retried, because no table is queried and this must not pass the check.
+            # Not through the retrying caller, because no table is queried, so this must not pass
+            # the check.
             await self._flush_once(context)
 
     async def _flush_once(self, context: SinkContext) -> None:
         pending = self._pending
         try:
             if pending.row_count:
-                # The commit moves the offsets, so these dead letters would never be made again.
+                # Dead letters first: the commit moves the offsets, after which they are not made
+                # again.
                 await context.dead_letters.flush()
                 self._must_be_held(pending, context)
                 await self._must_still_be_of_topic(context)
-                # Last, because it cannot be undone: rows and offsets are in one commit.
+                # Last, because the commit of rows and offsets cannot be undone.
                 with self._retrying.awaiting():
                     await self._appending.append(
                         pending,
@@ -365,8 +373,8 @@ class StoreSink(Sink):
                         valid_through=self._valid_through(pending, context),
                     )
         except StaleTableError as error:
-            # Never written again as they are, because another sink may have stored some of them.
-            # All are read again after the table's new offsets.
+            # These rows must not be written again, because another sink may have stored some of
+            # them. Their records are read again from the table's new offsets.
             _log.warning("rows_withdrawn", error=str(error), count=pending.row_count)
             self._resuming.require(context.consumer.assignment())
         else:
@@ -379,10 +387,10 @@ class StoreSink(Sink):
         self._pending = RowBuffer()
 
     def _valid_through(self, pending: RowBuffer, context: SinkContext) -> dict[str, int]:
-        """Return how far each assigned partition is complete with the rows to be written.
+        """Return the time through which each assigned partition is complete after this write.
 
-        Includes partitions without rows: otherwise a partition whose last node is gone would hold
-        back the watermark of the whole store.
+        The times are in microseconds, by partition number. Partitions without rows are included:
+        otherwise a partition without nodes would hold back the watermark of the whole store.
         """
         found: dict[str, int] = {}
         for at in self._resuming.ready(context.consumer):
@@ -397,23 +405,25 @@ class StoreSink(Sink):
         return found
 
     def _must_be_held(self, pending: RowBuffer, context: SinkContext) -> None:
-        """Raise StaleTableError if a partition was revoked since it was read.
+        """Raise StaleTableError if a partition was revoked after its rows were collected.
 
-        The dead letters of its records were dropped, and the rows' commit would move its offset.
+        The dead letters of its records were dropped at the revocation, so the commit must not move
+        the offset past these records.
         """
         for at in pending.last_offsets:
             if not context.is_current(at) or self._resuming.is_needed(at):
                 raise StaleTableError(f"{at} was revoked before its rows were stored")
 
     async def _must_still_be_of_topic(self, context: SinkContext) -> None:
-        """Raise UserError if the collected rows may be of another topic than the tables' rows.
+        """Raise an error if the topic was recreated since the rows were collected.
 
-        Checked after the last row was read and before any is written: if the topic has its identity
-        now, it has had it all the time.
+        Called after the last row was read and before any is written: if the topic still has the
+        same id, all rows come from it. Raises UserError, or StaleTableError if no row of these
+        partitions is stored yet.
         """
         topic_id = await self._resuming.topic_id_now(context.consumer)
         if topic_id == self._resuming.topic_id:
             return
-        # Nothing is written, because no row shows which topic it is from.
+        # The collected rows are dropped, because a row does not show from which topic it comes.
         read, self._pending = self._pending.last_offsets, RowBuffer()
         await self._resuming.refuse_rows(read, topic_id=topic_id)

@@ -1,17 +1,16 @@
-"""The offsets and topics that the tables have per partition, and the write that advances them.
+"""The last stored offset and the topic of each partition, and the write that advances them.
 
-In addition to rows a table keeps numbers, each under the name of a stream (`Streams`): for each
-partition the last stored offset and the identity of its topic. An offset means nothing without its
-topic: a topic that is deleted and recreated, or restored from elsewhere, has the same name and
-other records. `Stored` remembers these numbers between two lookups in the table. It queries neither
-the table nor the brokers.
+In addition to rows, a table contains numbers under the names of streams (`Streams`). For each
+partition, these are the last stored offset and the identity of its topic. An offset is valid only
+for its topic: a topic that was recreated or restored has the same name but other records. `Stored`
+keeps these numbers between two lookups in the table. It queries neither the table nor the brokers.
 
 A sink has a `Target` for each table with rows of events: `usage`, and `entries` if it is written.
-Each has its own offsets, because a sink may be killed between their commits. The sink resumes where
-the table that is behind ends, and does not add rows again to a table that is ahead.
+Each table has its own offsets, because a sink may be killed between two commits. The sink resumes
+at the end of the table that is behind, and does not add rows again to the table that is ahead.
 
-`Appending` is the write under way: in a thread, one at a time, even if its caller stops waiting.
-`store_sink` decides what is written and when.
+`Appending` runs one write at a time in a thread. The write continues even if its caller is
+cancelled. `store_sink` decides what is written and when.
 """
 
 import asyncio
@@ -49,40 +48,41 @@ class Streams:
     group: str
     """The common prefix of all stream names."""
     generation: str
-    """The user's name for a recreated topic; empty for the first one."""
+    """The setting `store.generation`: a name for the recreated topic, or empty."""
 
     def of(self, partition: TopicPartition) -> str:
-        """Return the stream of a partition's last stored offset."""
+        """Return the name of the stream whose number is a partition's last stored offset."""
         parts = [self.group, self.generation, partition.topic, str(partition.partition)]
         return "|".join(part for part in parts if part)
 
     def identity_of(self, partition: TopicPartition) -> str:
-        """Return the stream of the identity of a partition's topic."""
+        """Return the name of the stream whose number identifies the topic of a partition."""
         return f"{self.of(partition)}|topic_id"
 
 
 @dataclass(kw_only=True)
 class Stored:
-    """How far the table has each partition that was looked up."""
+    """The last stored offset of each partition that was looked up in a table."""
 
     streams: Streams
     topic_id: str | None = None
-    """The identity of the topic whose rows are collected."""
+    """The id of the topic whose rows are collected; `None` if the brokers have no ids."""
     last_offsets: dict[TopicPartition, int] = field(default_factory=dict)
-    """The last offset that the table has of each partition; absent if it has nothing."""
+    """The last stored offset of each partition; partitions without rows are left out."""
     _identified: set[TopicPartition] = field(default_factory=set)
-    """Partitions for which the table knows the topic's identity."""
+    """Partitions for which the table contains the topic's identity."""
     complete_through: Mapping[str, int] = field(default_factory=dict)
-    """How far partitions were complete according to the table, in microseconds, including those of
-    other sinks. Repeated in each commit, so that a partition that falls silent is not forgotten."""
+    """The time through which each partition is complete according to the table, in microseconds. It
+    includes partitions of other sinks, and is repeated in each commit, so that a partition without
+    new rows is not forgotten."""
 
     def names_of(self, partitions: Collection[TopicPartition]) -> list[str]:
-        """Return the streams with a table's numbers for these partitions."""
+        """Return the names of the streams with a table's numbers for these partitions."""
         names = self.streams
         return [name for at in partitions for name in (names.of(at), names.identity_of(at))]
 
     def learn(self, partition: TopicPartition, numbers: Mapping[str, int]) -> bool:
-        """Take the table's numbers for a partition; return whether they are of our topic."""
+        """Take the table's numbers for a partition; return whether they belong to this topic."""
         self.last_offsets.pop(partition, None)
         self._identified.discard(partition)
         last_offset = numbers.get(self.streams.of(partition))
@@ -94,7 +94,10 @@ class Stored:
         return is_same_topic(stored=identity, topic_id=self.topic_id)
 
     def new_identities(self, partitions: Collection[TopicPartition]) -> dict[str, int]:
-        """Return the topic's identity for each partition for which the table lacks it."""
+        """Return the topic's identity for each partition for which the table does not have it yet.
+
+        The identities are numbers, by the names of their streams.
+        """
         if self.topic_id is None:
             return {}
         number = number_of(self.topic_id)
@@ -115,7 +118,7 @@ def number_of(topic_id: str) -> int:
 def is_same_topic(*, stored: int | None, topic_id: str | None) -> bool:
     """Return whether the table's offsets belong to the topic with this identity.
 
-    Brokers before Kafka 2.8 have no identities, and then the table has none; these are trusted.
+    True if either identity is unknown: brokers before Kafka 2.8 have no topic ids.
     """
     return stored is None or topic_id is None or stored == number_of(topic_id)
 
@@ -143,7 +146,7 @@ def _shown(partition: TopicPartition) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A table with rows of events, and how far it has them."""
+    """A table with rows of events, and the offsets up to which it has them."""
 
     table: TimedTable
     stored: Stored
@@ -153,21 +156,21 @@ class Target:
     """Whether its commits record the hours of their rows, for the rollups."""
 
     def lacks(self, partition: TopicPartition, offset: int) -> bool:
-        """Return whether the table does not have a record's rows yet."""
+        """Return whether the rows of the record at an offset are not stored in the table yet."""
         return offset > self.stored.last_offsets.get(partition, -1)
 
     def news_of(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Return the offsets that are after the table's."""
+        """Return the offsets that are after the table's last offset of their partition."""
         return {at: last for at, last in offsets.items() if self.lacks(at, last)}
 
 
 def position_of(targets: Sequence[Target], partition: TopicPartition) -> int:
-    """Return the offset up to which all of a sink's tables have a partition; -1 for none."""
+    """Return the offset up to which all tables have a partition's rows; -1 if one has none."""
     return min(target.stored.last_offsets.get(partition, -1) for target in targets)
 
 
 class Appending:
-    """The write that is under way, if any."""
+    """Runs one write at a time in a thread."""
 
     def __init__(self, *, targets: Sequence[Target], seen: SeenTable, clock: Clock) -> None:
         self._targets, self._seen, self._clock = targets, seen, clock
@@ -175,10 +178,10 @@ class Appending:
         self._pending: RowBuffer | None = None
         """The rows being written."""
         self._done: list[Target] = []
-        """The tables that already have the rows being written."""
+        """The tables to which these rows are already written."""
         self._next_prune_ns = 0
         self._outdated: dict[str, int] = {}
-        """Earlier offsets, which even a table repaired today is not likely to resume after."""
+        """The offsets at the last pruning. A repaired table is unlikely to resume before them."""
 
     async def append(
         self,
@@ -187,10 +190,11 @@ class Appending:
         seen: Mapping[TopicPartition, NodeTicks],
         valid_through: Mapping[str, int],
     ) -> None:
-        """Write in a thread; if this is cancelled, the next call waits for the same write.
+        """Write rows in a thread; after a cancelled call, the next one waits for the same write.
 
-        A write for other rows must end first. `seen` holds the ticks seen of each partition
-        including these rows.
+        A running write of other rows ends first. `seen` contains the ticks seen of each partition,
+        including these rows. Raises StaleTableError if another sink has written, and
+        ReceiverUnavailableError if the storage fails.
         """
         if self._pending is not pending:
             await self.end()
@@ -199,13 +203,13 @@ class Appending:
             self._pending = pending
             write = partial(self._write, pending, seen=seen, valid_through=valid_through)
             self._writing = asyncio.create_task(in_daemon_thread(write))
-            # Retrieves the exception, so that asyncio does not complain if no caller waits.
+            # Retrieves the exception, so that asyncio logs no warning if no caller waits.
             self._writing.add_done_callback(lambda write: write.cancelled() or write.exception())
         writing = self._writing
         # Even if cancelled, the outcome stays in the task until a caller has read it.
         await asyncio.wait({writing})
         self._writing = None
-        # Raises on failure: otherwise offsets of unwritten rows would be taken as stored.
+        # Raises the error of a failed write, so that unwritten rows are not acknowledged.
         writing.result()
 
     def _write(
@@ -218,8 +222,8 @@ class Appending:
         """Write the ticks seen, then each table's rows with its offsets, one commit per table."""
         time_ms = self._clock.time_ns() // NS_PER_MS
         streams = self._targets[0].stored.streams
-        # Before any commit: a sink killed in between would resume without it. If a later table's
-        # commit is retried, it is there already.
+        # The ticks seen are written before any commit, so that a sink killed in between has them.
+        # If a later table's commit is retried, they are already written.
         if not self._done:
             self._seen.record(
                 {streams.of(at): (pending.last_offsets[at], ticks) for at, ticks in seen.items()},
@@ -227,7 +231,7 @@ class Appending:
             )
         for target in self._targets:
             rows, news = target.rows_of(pending), target.news_of(pending.last_offsets)
-            # A table that is ahead has these rows already, and its offsets must not go back.
+            # A table that is ahead already has these rows, and its offsets must not be lowered.
             if target in self._done or not rows or not news:
                 continue
             hours = {minute // 60 for minute in pending.sums.minutes}
@@ -241,13 +245,13 @@ class Appending:
                     valid_through=latest_marks(target.stored.complete_through, valid_through),
                 ),
             )
-            # A failure of the next table must not repeat this one.
+            # If the next table fails, this table must not be written again.
             self._done.append(target)
             target.stored.advance(news)
         self._prune(pending.last_offsets)
 
     def _prune(self, partitions: Collection[TopicPartition]) -> None:
-        """From time to time, remove ticks seen before the offsets of all tables."""
+        """Every ten minutes, remove the ticks seen before the offsets of the last pruning."""
         now_ns = self._clock.monotonic_ns()
         if now_ns < self._next_prune_ns:
             return
@@ -255,13 +259,13 @@ class Appending:
         try:
             self._seen.prune(self._outdated)
         except ReceiverUnavailableError as error:
-            # The rows are stored, so this can wait until the next time.
+            # The rows of events are stored, so pruning can wait.
             _log.info("seen_samples_not_pruned", error=str(error))
         streams = self._targets[0].stored.streams
         self._outdated = {streams.of(at): position_of(self._targets, at) for at in partitions}
 
     async def end(self) -> None:
-        """Wait until nothing is being written; the table shows the outcome."""
+        """Wait until a running write has ended; ignore its error."""
         if self._writing is not None:
             await asyncio.wait({self._writing})
             self._writing = None

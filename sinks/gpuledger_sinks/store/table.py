@@ -1,8 +1,8 @@
-"""The seam to deltalake: open a table, read its last offsets of streams, append with new offsets.
+"""Reads and writes Delta tables: the last offset of each stream, and appends with new offsets.
 
-Everything here blocks and belongs in a thread. deltalake's exceptions stop here. An append happens
-exactly once because it uses the same table object from which the offsets were read: the commit
-fails if another writer has appended to the same stream since.
+All calls block and must be made in a thread. Except `StreamTable.open`, they translate deltalake's
+exceptions. An append happens exactly once, because it uses the table object from which the offsets
+were read: the commit fails if another writer has appended to the same stream since then.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -50,7 +50,7 @@ class StaleTableError(GpuledgerError):
 
 
 class StreamTable:
-    """A Delta table that one writer appends to from numbered streams."""
+    """A Delta table with rows from streams, each of which has a last offset in the table."""
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class StreamTable:
         self.uri = table_uri(store_uri, schema.name)
         self._schema = schema
         self._options = resolve_options(storage_options)
-        # Times, offsets and quantities rarely repeat: their own encodings take a third fewer bytes
-        # than dictionaries, and less time to write.
+        # Times, offsets and quantities rarely repeat. The encodings chosen for these columns take a
+        # third fewer bytes than dictionaries, and less time to write.
         self.writer = WriterProperties(
             compression="ZSTD",
             compression_level=3,
@@ -79,7 +79,7 @@ class StreamTable:
     def load(self, streams: Iterable[str]) -> dict[str, int]:
         """Load the table again, creating it if missing; return each stream's last offset.
 
-        Adds new columns to an older table. Raises UserError if another table is there,
+        Adds new columns to an older table. Raises UserError if the table has other columns, and
         ReceiverUnavailableError if the storage does not answer or the table is damaged.
         """
         with storage_errors(self.uri):
@@ -107,9 +107,9 @@ class StreamTable:
     ) -> None:
         """Append rows together with the last offset of each stream, in one commit.
 
-        `facts` are numbers stored with the offsets, without their rules; `commit_info` is added
-        to the commit's information (`gpuledger.store.commits`). Raises StaleTableError if another
-        consumer was faster, ReceiverUnavailableError if the storage does not answer.
+        `facts` are further numbers to store, which may have any value. `commit_info` is added to
+        the commit's information (`gpuledger.store.commits`). Raises StaleTableError if another
+        writer was faster, and ReceiverUnavailableError if the storage does not answer.
         """
         with storage_errors(self.uri):
             table = self._unchanged(offsets)
@@ -131,17 +131,16 @@ class StreamTable:
                     ),
                 )
             except CommitFailedError as error:
-                # There was a commit of the same stream since this table was loaded, so another sink
-                # has the partition. Through a newly loaded table the same rows would be accepted
-                # and stored twice.
+                # Another sink has committed to the same stream since this table was loaded. With a
+                # newly loaded table, the same rows would be accepted and stored twice.
                 raise StaleTableError(f"store {self.uri}: {error}") from error
         self._versions.update(offsets)
 
     def complete_through(self) -> dict[str, int]:
-        """Return how far each partition is complete, from the commits up to the loaded version.
+        """Return the time through which each partition is complete at the loaded version.
 
-        In microseconds since 1970, by partition number. Raises ReceiverUnavailableError if the
-        storage does not answer.
+        The times are in microseconds since the epoch, by partition number. Raises
+        ReceiverUnavailableError if the storage does not answer.
         """
         if self._table is None:
             return {}
@@ -149,15 +148,18 @@ class StreamTable:
             return complete_through_us(self._table)
 
     def exists(self) -> bool:
-        """Return whether the table exists; raises ReceiverUnavailableError."""
+        """Return whether the table exists.
+
+        Raises ReceiverUnavailableError if the storage does not answer.
+        """
         with storage_errors(self.uri):
             return DeltaTable.is_deltatable(self.uri, storage_options=self._options)
 
     def remove_rows(self, predicate: str) -> int:
-        """Remove the rows that match this SQL condition; return the number of files with such rows.
+        """Remove the rows that match an SQL condition; return the number of files removed.
 
-        Removes nothing if another writer has changed them meanwhile. Raises
-        ReceiverUnavailableError if the storage does not answer.
+        Returns 0 without removing anything if another writer has changed these rows meanwhile.
+        Raises ReceiverUnavailableError if the storage does not answer.
         """
         with storage_errors(self.uri):
             try:
@@ -166,7 +168,10 @@ class StreamTable:
                 return 0
 
     def remove_days_before(self, day: int) -> int:
-        """Remove rows of days before this one (since 1970); return the number of files with any."""
+        """Remove the rows of days before `day`, counted from 1970; return the number of files.
+
+        Raises ReceiverUnavailableError if the storage does not answer.
+        """
         if not self.exists():
             return 0
         bound = str(date.fromordinal(_EPOCH + day))
@@ -178,25 +183,25 @@ class StreamTable:
         return self.remove_rows(" OR ".join(f"{PARTITION_COLUMN} = '{each}'" for each in old))
 
     def count_files_before(self, day: int) -> int:
-        """Return the number of files with rows of days before this one (since 1970).
+        """Return the number of files with rows of days before `day`, counted from 1970.
 
         Raises ReceiverUnavailableError if the storage does not answer.
         """
         if not self.exists():
             return 0
         bound = str(date.fromordinal(_EPOCH + day))
-        # The log is enough, because each file has rows of one day only.
+        # The log is sufficient, because each file has rows of only one day.
         with storage_errors(self.uri):
             actions = self.open().get_add_actions(flatten=True)
         days = actions[f"partition.{PARTITION_COLUMN}"].to_pylist()
         return sum(str(each) < bound for each in days)
 
     def remove_orphans(self, *, older_than_hours: int) -> int:
-        """Remove files older than this that no commit references; return their number.
+        """Remove files older than `older_than_hours` that the table no longer references.
 
-        They come from writers that were killed before their commit, or were replaced by a
-        compaction at least that long ago. Raises ReceiverUnavailableError if the storage does not
-        answer.
+        Such files come from writers that were killed before their commit, or their rows were merged
+        or removed at least that long ago. Returns the number of files. Raises
+        ReceiverUnavailableError if the storage does not answer.
         """
         return self._vacuum(older_than_hours, dry_run=False)
 
@@ -213,29 +218,33 @@ class StreamTable:
             removed = table.vacuum(
                 retention_hours=older_than_hours,
                 dry_run=dry_run,
-                # deltalake does not accept less than a week otherwise.
+                # Otherwise deltalake rejects times below a week.
                 enforce_retention_duration=False,
-                # The other mode finds only files that were once part of the table.
+                # Without `full`, deltalake finds only files that were once part of the table.
                 full=True,
             )
         return len(removed)
 
     def _unchanged(self, offsets: Mapping[str, int]) -> DeltaTable:
-        """Return the table if it is as we left it: a commit may succeed and still raise."""
+        """Return the loaded table if its numbers are the expected ones.
+
+        Otherwise raises StaleTableError, for example after a commit that succeeded although it
+        raised an error.
+        """
         if self._table is None:
             raise StaleTableError(f"store {self.uri}: not loaded yet")
         for stream, offset in offsets.items():
-            # Delta does not compare a stream's numbers and would accept a lower one. This check
-            # ensures that offsets only grow; the commit ensures that no other writer came between.
+            # Delta would accept a lower number. This check ensures that offsets only grow; the
+            # commit ensures that no other writer has appended meanwhile.
             stored, known = self._table.transaction_version(stream), self._versions.get(stream)
             if stored != known or (stored is not None and offset <= stored):
                 raise StaleTableError(f"store {self.uri}: {stream} is at {stored}, not at {known}")
         return self._table
 
     def open(self, *, version: int | None = None) -> DeltaTable:
-        """Return the table in its current state, created if missing, or as it was at a version.
+        """Return the table at its newest version or at `version`; create it if it is missing.
 
-        Raises deltalake's errors: call it within `storage_errors`.
+        Raises deltalake's errors, so call it within `storage_errors`.
         """
         try:
             return DeltaTable(self.uri, version=version, storage_options=self._options)
@@ -249,7 +258,7 @@ class StreamTable:
                 partition_by=list(schema.partition_by),
                 name=schema.name,
                 description=schema.description,
-                # With statistics, each column's minimum and maximum would be in every commit's log.
+                # Statistics add a minimum and a maximum of each column to the log of every commit.
                 configuration={
                     "delta.dataSkippingNumIndexedCols": str(schema.statistics_columns),
                     **schema.configuration,
@@ -261,9 +270,9 @@ class StreamTable:
             return DeltaTable(self.uri, storage_options=self._options)
 
     def _add_columns(self, table: DeltaTable) -> None:
-        """Add the columns that the table lacks; the others must be equal.
+        """Add the columns that an older table does not have; raise UserError if others differ.
 
-        If another sink adds them at the same time, load the columns that it added.
+        If another sink adds them at the same time, loads its change instead.
         """
         missing = self._missing(table)
         if not missing:
@@ -277,7 +286,7 @@ class StreamTable:
 
     def _missing(self, table: DeltaTable) -> list[DeltaField]:
         schema, columns = self._schema.arrow, self._schema.columns
-        # Types are compared as well, because values are converted silently, such as 2.5 to 2.
+        # Types are compared as well, because deltalake would silently convert 2.5 to 2.
         found, wanted = (
             {(field.name, str(field.type)) for field in map(columns_of.field, columns_of.names)}
             for columns_of in (Schema.from_arrow(table.schema().to_arrow()), schema)
@@ -306,10 +315,10 @@ class TimedTable(StreamTable):
     def single_events(
         self, places: Collection[tuple[int, int]], *, days: Iterable[int]
     ) -> set[tuple[int, int]]:
-        """Return the partitions and offsets whose rows have only that event.
+        """Return the partitions and offsets among `places` that have rows of their own.
 
-        Looks only at these days, since 1970. Raises ReceiverUnavailableError if the storage does
-        not answer.
+        Such a row contains only the event at this offset. Searches only these days, counted from
+        1970. Raises ReceiverUnavailableError if the storage does not answer.
         """
         if self._table is None or not places:
             return set()
@@ -327,11 +336,11 @@ class TimedTable(StreamTable):
         return set(zip(*columns, strict=True)) & set(places)
 
     def newest_time(self, kafka_partition: int) -> datetime | None:
-        """Return the time of the newest row from a partition; `None` if there is none.
+        """Return the time of the newest row from a partition, or `None` if there is none.
 
-        Looks at the newest days first. Also returns `None`, with a log line, if the rows cannot be
-        read, for example from a damaged data file: deltalake has one error for all failed queries.
-        Raises ReceiverUnavailableError if the table's log cannot be read.
+        Searches the newest days first. Also returns `None`, and logs the error, if the rows cannot
+        be read, for example because a data file is damaged. Raises ReceiverUnavailableError if the
+        table's log cannot be read.
         """
         if self._table is None:
             return None

@@ -133,7 +133,7 @@ async def test_a_nodes_clock_may_be_hours_ahead(
 async def test_a_coordinator_that_moved_is_not_mistaken_for_a_group_without_commits(
     start_kafka_cluster: Callable[[], KafkaCluster],
 ) -> None:
-    """Offsets look missing while it moves; a member that believed this would re-read everything."""
+    """Offsets seem missing while it moves; a member that relied on that would reread everything."""
     cluster = start_kafka_cluster()
     topic = Topic(name="moved", record=PodRecord, key="uid", partitions=1)
     settings = settings_of(cluster.bootstrap_servers)

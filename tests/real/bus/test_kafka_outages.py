@@ -1,4 +1,4 @@
-"""The Kafka bus while its broker is away, and when it comes back."""
+"""The Kafka bus while its broker is unavailable, and when it comes back."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ async def test_a_publish_does_not_exceed_its_deadline_and_a_later_one_works(
         await publish_again_until_it_works(producer, numbered(1))
 
 
-async def test_a_bus_closes_in_time_while_its_broker_is_away(
+async def test_a_bus_closes_in_time_while_its_broker_is_unavailable(
     start_kafka: Callable[[], Kafka],
 ) -> None:
     kafka = start_kafka()
@@ -190,7 +190,7 @@ async def test_a_poll_reports_unavailable_brokers_and_continues_when_they_are_ba
                     await asyncio.sleep(0.2)
 
 
-async def test_an_unreachable_broker_is_one_clear_line() -> None:
+async def test_an_unreachable_broker_is_reported_in_one_clear_line() -> None:
     servers = f"127.0.0.1:{free_ports(1)[0]}"
     bus = KafkaBus(settings_of(servers, request_timeout_seconds=3.0))
     async with (

@@ -92,7 +92,7 @@ async def test_a_topic_that_is_denied_is_distinguished_from_a_missing_one(
         assert "there is no topic absent on" in str(error)
 
 
-async def test_a_commit_without_the_right_to_write_leaves_no_unread_exception(
+async def test_a_commit_without_write_permission_leaves_no_unread_exception(
     kafka: AuthorizingKafka,
 ) -> None:
     unseen: list[dict[str, Any]] = []
@@ -112,7 +112,7 @@ async def test_a_commit_without_the_right_to_write_leaves_no_unread_exception(
     assert unseen == []
 
 
-async def test_a_commit_of_many_batches_without_the_right_to_write_names_the_right(
+async def test_a_commit_of_many_batches_without_write_permission_names_the_permission(
     kafka: AuthorizingKafka,
 ) -> None:
     """The client accepts no more batches after the first is denied, without giving a reason."""

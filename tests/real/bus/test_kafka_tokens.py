@@ -54,7 +54,7 @@ def oauth_kafka(
 def short_sessions(
     kafka_distribution: KafkaDistribution, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OauthKafka]:
-    """Yield brokers that close a connection after six seconds, whatever its token says."""
+    """Yield brokers that close a connection after six seconds, whatever lifetime its token has."""
     folder = tmp_path_factory.mktemp("oauth-kafka")
     made = OauthKafka(
         distribution=kafka_distribution, folder=folder, longest_session_seconds=TOKEN_SECONDS

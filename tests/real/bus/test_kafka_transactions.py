@@ -130,7 +130,7 @@ async def test_a_committed_offset_is_returned_once_no_transaction_can_move_it(
 async def test_an_offset_in_a_transaction_that_does_not_end_is_named_with_its_remedy(
     kafka: Kafka, partition: TopicPartition, stuck: KafkaTransactions
 ) -> None:
-    """Brokers keep such a transaction for ever if they lose its marker."""
+    """Brokers keep such a transaction forever if they lose its marker."""
     bus = KafkaBus(settings_of(kafka.bootstrap_servers, request_timeout_seconds=2.0))
     client, group = client_of(stuck), f"g-{partition.topic}"
     async with bus.consumer(Subscription(group=group, topics=[partition.topic])) as consumer:
@@ -156,7 +156,7 @@ async def test_a_writer_that_lost_its_sequence_fails_and_the_next_one_continues(
         assert texts(await poll_until(lambda found: len(found) >= 2, consumer)) == ["1", "3"]
 
 
-async def test_a_commit_without_a_broker_fails_in_time_and_works_again_when_it_is_back(
+async def test_a_commit_without_a_broker_fails_in_time_and_works_once_the_broker_is_back(
     start_kafka: Callable[[], Kafka],
 ) -> None:
     kafka = start_kafka()

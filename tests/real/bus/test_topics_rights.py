@@ -60,7 +60,7 @@ def made(broker: AuthorizingKafka, kcat: Kcat) -> int:
     return len(found["topics"])
 
 
-def test_the_missing_right_is_named_and_the_documented_rights_suffice(
+def test_the_missing_permission_is_named_and_the_documented_ones_suffice(
     broker: AuthorizingKafka, kcat: Kcat, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rights = "grant it Describe and DescribeConfigs on these topics"
@@ -94,7 +94,7 @@ def test_topics_whose_configuration_may_not_be_read_are_not_reported_as_differen
         assert (code, "grant it DescribeConfigs on these topics" in message) == (2, True), message
 
 
-def test_missing_rights_to_create_and_to_describe_topics_are_named(
+def test_missing_permissions_to_create_and_to_describe_topics_are_named(
     broker: AuthorizingKafka, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broker.grant(*PREFIX, operations=["DescribeConfigs"])

@@ -100,7 +100,7 @@ def failing_checks(component: Component) -> dict[str, str]:
 
 
 def checks_of_kafka(name: str) -> set[str]:
-    """Return the checks of a component that fail while Kafka is away."""
+    """Return the checks of a component that fail while Kafka is unavailable."""
     kind = name.partition("-")[0]
     return {
         "agent": {"kafka"},
@@ -120,7 +120,7 @@ def keep_open(component: Component) -> http.client.HTTPConnection:
     return connection
 
 
-def test_an_outage_of_kafka_is_two_lines_and_an_open_scrape_is_no_error_at_the_end(
+def test_an_outage_of_kafka_logs_two_lines_and_an_open_scrape_logs_no_error_at_the_end(
     pipeline: Pipeline, broker: Kafka
 ) -> None:
     components = list(pipeline.everything())

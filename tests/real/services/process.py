@@ -1,6 +1,6 @@
 """One external process with its own folder and log: started, waited for and stopped.
 
-This module does not know what the process is; the modules beside it do.
+This module does not know what the process is; the modules next to it do.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def shown_by_another_clock(node: SimulatedNode, clock: ManualClock, steps: Steps
         (-365 * 86_400, 4),
     ],
 )
-def test_a_clock_step_loses_a_few_seconds_of_who_used_the_gpus_and_nothing_later(
+def test_a_clock_step_loses_a_few_seconds_of_attributed_time_and_nothing_later(
     by_seconds: float, lost_seconds: float
 ) -> None:
     _, unreported = played([(STEP_AT, by_seconds)])

@@ -53,7 +53,7 @@ def test_processes_point_to_the_row_of_their_instance(cut: list[NodeTick]) -> No
     assert len({process.container for process in sample.processes}) == 3
 
 
-def test_the_busy_time_of_an_instance_is_that_of_its_kernels(clock: ManualClock) -> None:
+def test_the_busy_time_of_an_instance_equals_the_time_of_its_kernels(clock: ManualClock) -> None:
     simulation = cut_simulation(clock)
     node = simulation.node("node-a")
     ticks = play(node, clock, [0.25, *[1.0] * 15])[1:]
@@ -141,7 +141,7 @@ def sums(samples: list[NodeSample]) -> dict[str, int]:
     return found
 
 
-def test_the_books_of_a_gpu_with_mig_sum_to_the_gpu(cut: list[NodeTick]) -> None:
+def test_the_booked_amounts_of_a_gpu_with_mig_sum_to_the_gpu(cut: list[NodeTick]) -> None:
     samples = [tick.sample for tick in cut]
     booked = sums(samples)
     boards = [one.gpus[0] for one in samples]

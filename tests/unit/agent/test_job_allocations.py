@@ -257,7 +257,7 @@ async def test_a_pod_that_ended_before_the_agent_started_has_no_allocation_even_
     assert list(allocated) == ["job"]
 
 
-async def test_a_pod_has_its_device_before_its_first_process_and_when_its_name_returns() -> None:
+async def test_successive_pods_of_one_name_have_their_device_without_a_process() -> None:
     without_processes = {
         "containers": [{"name": "main", "processes": [], "devices": [{"gpu": 0}]}],
     }

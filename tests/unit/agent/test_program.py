@@ -85,7 +85,7 @@ def test_a_host_name_with_capitals_becomes_the_lower_case_name_of_the_kubelet(
     assert name_node(AgentSettings(), {}).node_name == "gpu-7.example.com"
 
 
-def test_a_node_without_a_name_takes_the_hosts() -> None:
+def test_a_node_without_a_name_uses_the_host_name() -> None:
     assert name_node(AgentSettings(), {}).node_name
 
 
@@ -118,7 +118,7 @@ def test_an_unknown_source_is_rejected(source: str) -> None:
         load_settings(AgentSettings, prog="p", description="", argv=[], environ=environ)
 
 
-def test_the_options_for_a_node_without_kafka_set_what_they_say() -> None:
+def test_each_option_for_a_node_without_kafka_sets_its_setting() -> None:
     argv = ["--no-kafka", "--process-series", "--listen", "127.0.0.1:1", "--source", "simulated"]
     loaded = load_settings(
         AgentSettings, prog="p", description="", options=OPTIONS, argv=argv, environ={}

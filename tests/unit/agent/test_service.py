@@ -326,7 +326,7 @@ async def test_a_tick_that_fails_is_counted_and_the_next_one_is_made() -> None:
     assert readiness.check("samples").is_ok
 
 
-async def test_a_fast_poll_that_fails_is_counted_and_costs_no_tick() -> None:
+async def test_a_fast_poll_that_fails_is_counted_and_loses_no_tick() -> None:
     clock = SleepersClock(sleepers=1, rings_after_seconds=15)
     failed, bus = value_of(FAST_POLLS_FAILED), MemoryBus()
     nvml = play_node(clock).nvml

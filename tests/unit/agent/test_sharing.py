@@ -1,4 +1,4 @@
-"""GPUs shared by MIG, by MPS and by short processes in turn: the books match the truth."""
+"""GPUs shared by MIG, by MPS and by short processes in turn: the booked use matches the truth."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -58,13 +58,13 @@ class Run:
         return busy
 
 
-def test_the_booked_time_of_pods_in_instances_is_what_they_ran() -> None:
+def test_pods_in_instances_are_booked_the_time_for_which_they_ran() -> None:
     run = Run("mig-node", 60)
     busy = run.busy_by_pod()
     truth = run.simulation.truth(run.start_ns, run.end_ns, "mig-node")
     assert len(truth) == 5
     for pod in truth:
-        # The busy time of a process that ends within a tick is attributed to nobody.
+        # The busy time of a process that ends within a tick is not attributed.
         assert busy[pod.uid] == pytest.approx(pod.busy_seconds, abs=1.0)
     instances = run.simulation.instance_truth(run.start_ns, run.end_ns, "mig-node")
     ran: dict[str, float] = defaultdict(float)
@@ -92,7 +92,7 @@ def test_a_fast_poll_of_a_gpu_with_mig_shows_only_its_energy() -> None:
     assert {str(method) for method in drawn} == {"counter"}
 
 
-def test_an_mps_client_that_also_draws_is_one_process_and_its_memory_counts_once() -> None:
+def test_an_mps_client_that_also_renders_graphics_is_one_process_and_counts_once() -> None:
     run = Run("mps-node", 6)
     sample = run.ticks[-1].sample
     by_command = {

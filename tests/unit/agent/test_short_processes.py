@@ -53,7 +53,7 @@ async def test_a_process_that_no_tick_lists_is_found_by_a_fast_poll(
     assert end.container_id is not None
 
 
-async def test_the_tick_that_covers_the_end_of_a_process_reports_and_books_it() -> None:
+async def test_a_process_is_reported_and_booked_by_the_tick_that_covers_its_end() -> None:
     settings = AgentSettings(node_name="gpu-a")
     bus = await watch(short_lives([BETWEEN_TICKS]), settings, seconds=6)
     ((tick, end),) = [
@@ -68,7 +68,7 @@ async def test_the_tick_that_covers_the_end_of_a_process_reports_and_books_it() 
     assert tick.time_ns - tick.interval_ns <= EPOCH_NS + 3.2e9
 
 
-def test_a_process_that_a_fast_poll_saw_end_is_ended_in_one_tick_only() -> None:
+def test_only_one_tick_reports_the_end_of_a_process_that_ended_before_a_fast_poll() -> None:
     """In the next one it was on the GPU for no part of the covered time, and has no claim."""
     clock = ManualClock(start_ns=EPOCH_NS)
     scenario = parse_scenario(short_lives([(5.0, 33.5)], accounting="off"))

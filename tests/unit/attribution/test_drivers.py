@@ -100,7 +100,7 @@ each_run = given(
 
 @settings(examples(10), derandomize=True)
 @each_run
-def test_whatever_a_driver_answers_a_pod_is_booked_what_it_used_to_one_percent(
+def test_a_pod_is_booked_what_it_used_to_one_percent_whatever_its_driver_answers(
     driver: Mapping[str, Any], kind: str, sampling_interval_seconds: float, seed: int
 ) -> None:
     """Over each 60 seconds, relative to the device's time; the agent does not know the driver."""
@@ -110,7 +110,7 @@ def test_whatever_a_driver_answers_a_pod_is_booked_what_it_used_to_one_percent(
 @pytest.mark.extended
 @examples(100)
 @each_run
-def test_with_many_more_drivers_a_pod_is_booked_what_it_used(
+def test_a_pod_is_booked_what_it_used_to_one_percent_with_many_more_drivers(
     driver: Mapping[str, Any], kind: str, sampling_interval_seconds: float, seed: int
 ) -> None:
     # Known failures, see below.
@@ -152,12 +152,12 @@ ROUNDS_THE_NEWEST_DOWN = {
 
 
 @pytest.mark.xfail(strict=True, reason="1.1 %: the part that was rounded off is unknown")
-def test_a_driver_that_rounds_the_newest_window_down_is_kept_to_one_percent() -> None:
+def test_booked_use_is_right_to_one_percent_if_a_driver_rounds_the_newest_window_down() -> None:
     check_one_percent(ROUNDS_THE_NEWEST_DOWN, "two pods, bursts", 5.0, 605786)
 
 
 @pytest.mark.xfail(strict=True, reason="1.4 %: it takes a second to see that a second was idle")
-def test_a_driver_that_leaves_out_idle_seconds_is_kept_to_one_percent() -> None:
+def test_booked_use_is_right_to_one_percent_if_a_driver_leaves_out_idle_seconds() -> None:
     check_one_percent(LEAVES_OUT_IDLE_SECONDS, "one pod, long pauses", 1.0, -1)
 
 
@@ -182,9 +182,7 @@ def test_without_process_samples_a_single_pod_gets_everything_that_ran(driver: s
 
 
 @pytest.mark.parametrize(("driver", "kind"), cells(JOULES))
-def test_joules_of_kernels_with_equal_draw_are_right_to_three_percent(
-    driver: str, kind: str
-) -> None:
+def test_joules_of_kernels_with_equal_draw_are_within_three_percent(driver: str, kind: str) -> None:
     """Also for bursts: energy is measured over the same time as busy time."""
     assert errors_in(kind, driver).largest.millijoules <= 0.03
 
@@ -200,7 +198,7 @@ FURTHER_BOUNDS = {
 
 
 @pytest.mark.parametrize("kind", FURTHER)
-def test_what_no_driver_can_show_stays_within_its_bound(kind: str) -> None:
+def test_the_error_of_use_that_no_driver_can_show_stays_within_its_bound(kind: str) -> None:
     """Which of several processes it was, or whether any process ran at all."""
     largest = errors_of(
         play_cell(kind, {}, sampling_interval_seconds=1.0, seed=3), sampling_interval_seconds=1.0

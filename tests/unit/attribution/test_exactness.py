@@ -1,4 +1,4 @@
-"""Booked time is used time: the agent's ticks and the join's books against the kernels.
+"""Booked time is used time: the agent's ticks and the join's entries against the kernels.
 
 Load starts and ends at any time, off the driver's grid and off the ticks, which themselves come
 early and late.
@@ -71,7 +71,7 @@ class Run:
         return self.samples[0].time_ns - self.samples[0].interval_ns, self.samples[-1].time_ns
 
     def booked(self) -> dict[str | None, float]:
-        """Return each pod's busy seconds in the books, by UID."""
+        """Return each pod's booked busy seconds, by UID."""
         found: dict[str | None, float] = defaultdict(float)
         for sample in self.samples:
             for books in book_tick(sample):

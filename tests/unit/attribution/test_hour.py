@@ -155,8 +155,7 @@ async def ticks_of(simulation: Simulation, node: str, cluster: str) -> list[Node
         node_name=node,
         sampling_interval_seconds=TICK_SECONDS,
         # In real time, not played time: on a busy machine threads answer late, and the publisher
-        # may
-        # get no turn within the hour.
+        # may get no turn within the hour.
         gpu_timeout_seconds=60.0,
         queue_samples=2 * round(HOUR_SECONDS / TICK_SECONDS),
     )
@@ -335,7 +334,7 @@ def test_the_gap_of_the_lost_gpu_names_its_allocatee(hour: Hour) -> None:
     )
     found = {(cluster, owner): seconds for cluster, owner, seconds in hour.ask(sql)}
     assert found.keys() == {(cluster, "lost") for cluster in CLUSTERS}
-    # The agent looks for a lost GPU after waits that double from 5 s on, each random between half
+    # The agent queries a lost GPU after waits that double from 5 s on, each random between half
     # and all of it: so the last wait is at most twice as long as all before it.
     lost_seconds, first_wait_seconds = LOST[1] - LOST[0], 5.0
     longest_seconds = 3 * lost_seconds + first_wait_seconds + TICK_SECONDS

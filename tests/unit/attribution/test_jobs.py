@@ -1,4 +1,4 @@
-"""Slurm jobs from the simulator to the books: what they use, and what is allocated to them."""
+"""Slurm jobs from the simulator to the join: their booked use and their allocated time."""
 
 import asyncio
 from collections import defaultdict

@@ -114,7 +114,7 @@ def test_each_tenant_pays_for_its_true_use(outcome: Outcome) -> None:
     assert max(map(abs, off.values())) < TOLERANCE, off
 
 
-def test_what_no_tenant_pays_is_the_rest_of_the_asset_cost(outcome: Outcome) -> None:
+def test_cost_that_no_tenant_pays_is_the_rest_of_the_asset_cost(outcome: Outcome) -> None:
     """A lost GPU belongs to no tenant, and allocated but unbilled time is a kind of its own."""
     found, hours = costs(outcome.late), DAYS * DAY_SECONDS / 3600
     gpu_cost = hours * (2 * PRICES[H100] + 3 * PRICES[L4])

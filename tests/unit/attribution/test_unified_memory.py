@@ -38,7 +38,7 @@ def scenario(*, unified: bool = True) -> dict[str, object]:
 
 
 def books_of(simulation: Simulation, clock: ManualClock) -> list[tuple[GpuBooks, dict[str, int]]]:
-    """Return each tick's books, and the memory of each pod, by name, and of idle in them."""
+    """Return each tick's booked GPUs, and their memory by pod name, with that of idle."""
     names = {simulation.uid(pod): pod.spec.name for pod in simulation.pods}
     found = []
     for tick in play(simulation.node("spark"), clock, [1.0] * 5):
@@ -64,7 +64,7 @@ def test_processes_get_the_memory_that_the_driver_lists_and_the_rest_is_idle() -
 
 
 @pytest.mark.parametrize("kind", ["own memory", "no meminfo"])
-def test_memory_is_unified_only_if_the_gpu_has_none_and_the_machines_is_known(
+def test_memory_is_unified_only_if_the_gpu_has_none_and_the_machines_memory_is_known(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = ManualClock(start_ns=EPOCH_NS)

@@ -69,7 +69,9 @@ def answer(pages: InlinePages, path: str, **parameters: str) -> tuple[int, dict[
     raises=AssertionError, reason="a parameter without effect and the container level are refused"
 )
 @pytest.mark.parametrize("aggregate", ["namespace,pod,container", "namespace,pod"])
-def test_opencosts_parquet_exporter_is_answered(tmp_path: Path, aggregate: str) -> None:
+def test_the_request_of_opencosts_parquet_exporter_is_answered(
+    tmp_path: Path, aggregate: str
+) -> None:
     """This is its request with its default settings."""
     status, content = answer(
         InlinePages(small_store(tmp_path)),

@@ -39,7 +39,7 @@ def host_process(path: str) -> dict[str, Any]:
     raises=AssertionError, reason="a job's cgroup is known only by job_<id>, not by its SLUID"
 )
 @pytest.mark.parametrize("path", NEW_FORMS)
-def test_use_below_slurms_scope_is_never_the_hosts(path: str) -> None:
+def test_use_below_slurms_scope_is_never_attributed_to_the_host(path: str) -> None:
     clock = ManualClock(start_ns=EPOCH_NS)
     scenario = {
         "name": "slurm",

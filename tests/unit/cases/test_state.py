@@ -78,7 +78,7 @@ async def test_a_node_publishes_its_inventory_even_if_kafka_was_unavailable_at_s
 @pytest.mark.xfail(
     raises=AssertionError, reason="allocations are limited by number, but messages by bytes"
 )
-async def test_no_number_of_shares_costs_a_node_its_samples() -> None:
+async def test_a_node_keeps_its_samples_whatever_the_number_of_shares() -> None:
     """As at sites that divide a GPU into shares by memory."""
     per_gpu = 450
     pods = [

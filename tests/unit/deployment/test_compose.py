@@ -57,7 +57,7 @@ def settings_of(simulation: Path) -> SettingsOf:
     return settings
 
 
-def test_it_follows_the_compose_specification() -> None:
+def test_the_compose_file_follows_the_compose_specification() -> None:
     schema = json.loads((ROOT / "tests/data/compose/compose-spec.json").read_text())
     errors = Draft202012Validator(schema).iter_errors(compose_file.load())
 
@@ -102,7 +102,7 @@ def test_every_mounted_file_exists_and_is_read_only(service: Service) -> None:
             assert mount.mode == "ro", mount.source
 
 
-def test_the_named_volumes_are_those_that_are_used() -> None:
+def test_the_services_use_exactly_the_named_volumes() -> None:
     used = {
         mount.source
         for service in SERVICES.values()
@@ -173,7 +173,7 @@ def test_every_node_of_the_scenario_has_an_agent() -> None:
     assert environment["SCENARIO"] == str(ROOT / "scenarios" / Path(source).name)
 
 
-def test_the_agents_read_when_the_simulated_cluster_began(
+def test_the_agents_read_the_start_time_of_the_simulated_cluster(
     simulation: Path, settings_of: SettingsOf
 ) -> None:
     assert EPOCH.fullmatch((simulation / "agent.yaml").read_text())
@@ -220,6 +220,6 @@ def test_prometheus_scrapes_every_always_running_component_on_its_port(
     assert scraped == {f"{name}:{components.listen_port(settings_of(name))}" for name in always}
 
 
-def test_nothing_waits_for_an_optional_service() -> None:
+def test_no_service_waits_for_an_optional_one() -> None:
     for service in SERVICES.values():
         assert not OPTIONAL & set(service.spec.get("depends_on", {})), service.name

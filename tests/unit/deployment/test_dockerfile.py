@@ -32,7 +32,7 @@ def stack(stage: Stage) -> list[Stage]:
     return [stage, *(stack(below) if below else [])]
 
 
-def test_there_is_one_target_for_each_component() -> None:
+def test_each_component_and_the_command_have_one_target() -> None:
     assert list(targets()) == ["agent", "podwatch", "join", "sinks", "reports", "cli"]
     subcommands = [["gpuledger", name] for name in COMPONENTS]
     assert [entrypoint(stage) for stage in targets().values()] == [*subcommands, ["gpuledger"]]

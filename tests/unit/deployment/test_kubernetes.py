@@ -63,7 +63,9 @@ def test_the_documented_policy_lets_one_more_namespace_query_reports(
     assert port["port"] in {opened["name"] for opened in pods["spec"]["containers"][0]["ports"]}
 
 
-def test_the_schema_refuses_what_the_api_server_would(definitions: dict[str, Any]) -> None:
+def test_the_schema_rejects_a_field_that_the_api_server_would_reject(
+    definitions: dict[str, Any],
+) -> None:
     agent = next(one for one in manifests.load() if one["kind"] == "DaemonSet")
     manifest = json.loads(json.dumps(agent))
     manifest["spec"]["template"]["spec"]["hostPid"] = True

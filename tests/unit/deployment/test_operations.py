@@ -80,7 +80,9 @@ def variables(model: type[msgspec.Struct]) -> set[str]:
 
 
 @for_each("variable", sorted(set(re.findall(r"\bGPULEDGER_\w+", EVERY_PAGE))))
-def test_a_variable_is_accepted_by_a_component_and_a_shared_one_by_all(variable: str) -> None:
+def test_every_documented_variable_is_accepted_and_a_shared_one_by_all_components(
+    variable: str,
+) -> None:
     has_kafka = "GPULEDGER_KAFKA__" in variable
     models = MODELS if has_kafka else (*MODELS, *WITHOUT_KAFKA)
     takes = [variable in variables(model) for model in models]
@@ -90,7 +92,7 @@ def test_a_variable_is_accepted_by_a_component_and_a_shared_one_by_all(variable:
 
 
 @for_each("metric", sorted(set(re.findall(r"\bgpuledger_[a-z_]*[a-z]\b", TEXT)) - PACKAGES))
-def test_a_metric_is_exposed(metric: str) -> None:
+def test_every_documented_metric_is_exposed(metric: str) -> None:
     found = [value for module in METRICS for value in vars(module).values()]
     exposed = {
         family.name
@@ -102,11 +104,11 @@ def test_a_metric_is_exposed(metric: str) -> None:
     assert metric.removesuffix("_total") in exposed or metric in GPU_METRICS
 
 
-def test_a_topic_is_one_of_the_table() -> None:
+def test_every_documented_topic_is_in_the_table() -> None:
     assert set(re.findall(r"gpuledger\.[a-z-]+\.v\d", TEXT)) <= set(BY_NAME)
 
 
-def test_the_ports_are_those_on_which_the_images_listen() -> None:
+def test_the_documented_ports_are_those_on_which_the_images_listen() -> None:
     written = dict(re.findall(r"^\| (\w+) \| (\d{4}) \|$", MONITORING, flags=re.MULTILINE))
     exposed = {
         name: port

@@ -13,9 +13,9 @@ from prometheus_client.samples import Sample
 from gpuledger.ledger.families import FAMILIES
 from gpuledger.records.incidents import INCIDENT_KINDS
 from gpuledger.runtime import CheckSeverity
-from gpuledger_cli.docs_gen.metrics_page import METRICS_MODULES, collectors_of
-from gpuledger_cli.docs_gen.series_page import rules_by_group
 from gpuledger_sinks.registry import KINDS
+from tests.docs_gen.metrics_page import METRICS_MODULES, collectors_of
+from tests.docs_gen.series_page import rules_by_group
 from tests.tables import for_each
 from tests.unit.deployment import watching
 from tests.unit.deployment.components import ROOT
@@ -98,7 +98,7 @@ def selected(selector: Selector) -> list[float]:
     ]
 
 
-def test_the_file_has_rules() -> None:
+def test_the_rules_file_contains_rules() -> None:
     assert len(ROWS) > 20
 
 
@@ -108,7 +108,7 @@ def test_every_counter_in_a_rule_starts_at_zero_with_the_process(selector: Selec
 
 
 @for_each("row", ROWS)
-def test_a_series_that_a_row_selects_exists_at_the_start_or_the_page_documents_that_it_comes(
+def test_each_series_in_a_rule_exists_at_the_start_or_is_documented_to_appear_later(
     row: Row,
 ) -> None:
     found = watching.selectors(row.expression)
@@ -120,7 +120,7 @@ def test_a_series_that_a_row_selects_exists_at_the_start_or_the_page_documents_t
         assert not comes_later or f"`{selector.metric}`" in DOCUMENTED
 
 
-def test_a_counter_starts_at_zero_or_the_page_documents_that_it_does_not() -> None:
+def test_each_counter_starts_at_zero_or_is_documented_not_to() -> None:
     counters = {
         family.name + "_total"
         for module in METRICS_MODULES.values()

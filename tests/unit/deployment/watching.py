@@ -3,7 +3,7 @@
 import re
 from typing import Final, NamedTuple
 
-from gpuledger_cli.docs_gen.series_page import rules_by_group
+from tests.docs_gen.series_page import rules_by_group
 from tests.unit.deployment.components import ROOT
 
 MONITORING: Final = (ROOT / "docs" / "guides" / "monitoring.md").read_text()

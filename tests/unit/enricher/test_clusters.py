@@ -26,7 +26,7 @@ def given() -> Given:
     return Given()
 
 
-def test_a_key_consists_of_the_cluster_and_a_name_in_it() -> None:
+def test_a_key_consists_of_a_cluster_and_a_name_within_the_cluster() -> None:
     tick = sample(cluster=BLUE, node="node-a")
     assert node_key(tick) == key_in(BLUE, "node-a") == "blue/node-a"
     assert split_key("blue/node-a.example") == (BLUE, "node-a.example")

@@ -169,7 +169,7 @@ def test_a_number_that_is_not_finite_is_refused(written: bytes) -> None:
         Decoder(topic=SAMPLES.name, record=NodeSample).decode(right.replace(b"0.725", written))
 
 
-def test_what_a_process_is_reported_to_have_used_is_bounded_too() -> None:
+def test_the_reported_use_of_a_process_is_bounded_too() -> None:
     """In a tick and at the end of the process."""
     right = sample(processes=[process(sm_utilization_ratio=0.0)])
     refuse(_forge(right, sample(processes=[process(sm_utilization_ratio=-3.0)])), "sm_utilization")

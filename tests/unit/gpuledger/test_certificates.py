@@ -158,7 +158,7 @@ def test_an_error_in_ca_certificates_names_the_setting_and_the_file(
     assert str(raised.value).replace(str(file), "F").startswith(f"alerts.ca_file: {expected}")
 
 
-def test_of_several_ca_certificates_the_one_that_expires_last_counts(tmp_path: Path) -> None:
+def test_the_ca_certificate_that_expires_last_counts(tmp_path: Path) -> None:
     """During an exchange the file contains both."""
     old, new = (Authority(folder=tmp_path / name) for name in ("old", "new"))
     expired = old.issue("expired", lifetime=dt.timedelta(minutes=-5)).certificate

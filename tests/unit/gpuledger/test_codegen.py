@@ -10,7 +10,7 @@ from gpuledger.errors import UserError
 
 
 @pytest.mark.parametrize(("argv", "directory"), [([], "docs"), (["elsewhere"], "elsewhere")])
-def test_it_writes_into_the_given_directory(
+def test_codegen_writes_into_the_given_directory(
     argv: list[str], directory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["command", *argv])
@@ -20,7 +20,7 @@ def test_it_writes_into_the_given_directory(
     assert written == [Path(directory)]
 
 
-def test_a_users_error_is_one_line_and_exit_code_2(
+def test_a_user_error_is_one_line_and_exit_code_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(directory: Path) -> None:

@@ -32,7 +32,7 @@ def reader() -> Completeness:
     ),
     seen=st.lists(st.booleans(), min_size=200, max_size=200),
 )
-def test_nothing_that_is_read_later_belongs_to_a_time_that_was_called_complete(
+def test_no_event_read_later_belongs_to_a_time_that_was_reported_complete(
     written: list[int | tuple[int, int]], seen: list[bool]
 ) -> None:
     """The reader may read events slower or faster than watermarks; late events are exempt."""
@@ -91,7 +91,7 @@ def test_a_partition_is_complete_through_the_slowest_of_its_clusters() -> None:
     assert reported.complete_until_ns([3]) == 70
 
 
-def test_what_was_complete_stays_complete_after_an_earlier_watermark() -> None:
+def test_a_complete_time_stays_complete_after_an_earlier_watermark() -> None:
     reported = reader()
     reported.read_to(3, 9)
     reported.take(watermark(100, offset=1))

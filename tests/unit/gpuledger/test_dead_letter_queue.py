@@ -259,7 +259,7 @@ async def test_dead_letters_of_a_partition_that_has_them_are_not_published_again
     assert [dead_letter.partition for dead_letter in found_dead_letters(producer)] == [0, 1, 3]
 
 
-def test_the_error_of_a_transaction_tells_how_many_dead_letters_wait_with_it() -> None:
+def test_the_error_of_a_transaction_contains_the_number_of_waiting_dead_letters() -> None:
     dead_letters = dead_letter_queue(KeepingProducer())
     dead_letters.reject(record(b""), reason="invalid", detail="")
     error = TopicsError("there is no topic")

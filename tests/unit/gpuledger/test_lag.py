@@ -12,7 +12,7 @@ def record(offset: int, *, age_seconds: float, at: TopicPartition = AT) -> Recor
     return Record(*at, offset, START_MS - round(age_seconds * 1000), None, b"")
 
 
-def test_what_waits_for_the_receiver_ages_with_the_clock() -> None:
+def test_waiting_records_age_with_the_clock() -> None:
     clock = ManualClock()
     lag = Lag(clock=clock)
     lag.polled({AT: [record(0, age_seconds=2), record(1, age_seconds=1)]})
@@ -65,7 +65,7 @@ def test_a_clock_behind_the_events_gives_no_negative_lag() -> None:
     assert lag.seconds() == 0
 
 
-def test_records_that_the_bus_withholds_are_lag_although_none_was_polled() -> None:
+def test_records_that_the_bus_withholds_count_as_lag_although_none_was_polled() -> None:
     """If an open transaction withholds records, there is still work to do."""
     lag = Lag(clock=ManualClock())
     lag.follow(lambda: 40.0)
@@ -75,7 +75,7 @@ def test_records_that_the_bus_withholds_are_lag_although_none_was_polled() -> No
     assert lag.seconds() == 90.0
 
 
-def test_records_that_arrive_while_nothing_is_polled_are_lag_from_when_they_were_seen() -> None:
+def test_records_that_arrive_without_polls_count_as_lag_from_the_time_they_were_seen() -> None:
     clock = ManualClock()
     lag = Lag(clock=clock)
     lag.polled({})

@@ -96,10 +96,10 @@ def test_the_help_of_a_component_is_short_and_names_the_command_that_explains_th
     usage, *_, last = done.stdout.splitlines()
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert usage.startswith(f"usage: gpuledger {component} ")
+    assert usage.startswith(f"Usage: gpuledger {component} ")
     assert "\nExamples:\n" in done.stdout
     assert done.stdout.count("\n      GPULEDGER_") == 10
-    assert "\nExit codes: " in done.stdout
+    assert "\nExit codes:\n  0  " in done.stdout
     assert last.endswith(f"gpuledger config explain {component}")
 
 

@@ -36,7 +36,7 @@ def test_mappings_share_a_budget_and_release_it() -> None:
     assert budget.held_bytes == 0
 
 
-def test_a_value_that_grows_is_charged_for_its_growth() -> None:
+def test_the_growth_of_a_value_counts_towards_the_budget() -> None:
     budget = Budget(max_bytes=1_000)
     recent = sized(budget)
     value = [100]

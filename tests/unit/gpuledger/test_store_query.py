@@ -32,7 +32,7 @@ def test_a_store_without_rows_is_named_with_the_remedy(
         entries_sql(str(store))
     (line,) = str(raised.value).splitlines()
     assert str(store) in line
-    assert "store.uri" in line
+    assert "give the directory or URI to which a store sink" in line
     assert count_rows(str(store)) == 0
 
 

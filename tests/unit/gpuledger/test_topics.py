@@ -67,7 +67,7 @@ def test_watermarks_have_as_many_partitions_as_the_topics_that_they_describe() -
     assert chosen[TOPICS.events.name] == 48
 
 
-def test_names_are_unique_and_versioned_and_can_be_looked_up() -> None:
+def test_topic_names_are_unique_and_versioned_and_can_be_looked_up() -> None:
     assert list(BY_NAME) == [topic.name for topic in TOPICS]
     assert len({topic.record for topic in TOPICS}) == len(BY_NAME)
     for name, topic in BY_NAME.items():
@@ -177,7 +177,7 @@ def test_a_consumer_group_with_a_custom_name_is_left_unchanged() -> None:
     assert Topics("blue").group("gpuledgers") == "gpuledgers"
 
 
-def test_the_rows_topic_in_the_settings_is_the_installations_own_unless_another_is_named() -> None:
+def test_the_rows_topic_is_that_of_the_installation_unless_the_settings_name_another() -> None:
     assert RowsSettings().in_installation(Topics("blue")).topic == "blue.rows.v1"
     assert RowsSettings().in_installation(Topics()) == RowsSettings()
     assert RowsSettings(topic="mine").in_installation(Topics("blue")).topic == "mine"

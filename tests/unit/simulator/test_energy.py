@@ -118,7 +118,7 @@ def test_the_idle_draw_of_the_scenario_overrides_that_of_the_product(clock: Manu
     assert opened(simulation.nodes["n"])[POWER] == 82_500
 
 
-def test_a_counter_counts_stands_still_or_is_absent(clock: ManualClock) -> None:
+def test_an_energy_counter_may_rise_be_frozen_or_be_absent(clock: ManualClock) -> None:
     def reported(counter: str) -> tuple[int | None, int | None]:
         here = ManualClock(start_ns=EPOCH_NS)
         node = simulate(here, energy_counter=counter).nodes["n"]

@@ -149,7 +149,7 @@ async def test_containers_on_one_gpu_have_a_share_each() -> None:
     assert len({one.device_id for one in shared}) == len(shared)
 
 
-async def test_containers_that_follow_each_other_on_a_gpu_have_all_of_it() -> None:
+async def test_successive_containers_on_a_gpu_each_have_the_whole_gpu() -> None:
     scenario = container(processes=[process(0)])
     first = scenario["pods"][0]
     scenario["pods"] = [first | {"end_seconds": 20}, first | {"name": "next", "start_seconds": 100}]

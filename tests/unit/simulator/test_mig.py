@@ -176,7 +176,7 @@ def test_a_process_must_fit_its_instance(where: str, value: object, words: str) 
         parse_scenario(content)
 
 
-def test_the_truth_of_the_instances_is_that_of_their_pods(cut: Simulation) -> None:
+def test_the_true_use_of_instances_equals_the_true_use_of_their_pods(cut: Simulation) -> None:
     start_ns, end_ns = EPOCH_NS, EPOCH_NS + 30_000_000_000
     instances = cut.instance_truth(start_ns, end_ns, "node-a")
     assert [one.profile for one in instances] == [

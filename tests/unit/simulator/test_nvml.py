@@ -42,7 +42,7 @@ def fields_of(struct: type[Any]) -> set[str]:
     return {name for name, _ in struct._fields_}
 
 
-def test_every_subject_of_the_library_is_played() -> None:
+def test_the_simulator_plays_functions_of_every_subject_of_the_library() -> None:
     assert {subject for name in PLAYED for subject in SUBJECTS if subject in name} == set(SUBJECTS)
 
 
@@ -59,7 +59,9 @@ def test_a_played_function_has_the_parameters_of_the_real_one(
         ]
 
 
-def test_a_running_process_looks_like_the_bindings_own(nvml: SimulatedNvml, shared: Handle) -> None:
+def test_a_running_process_has_the_fields_of_the_bindings_own_struct(
+    nvml: SimulatedNvml, shared: Handle
+) -> None:
     (process,) = nvml.nvmlDeviceGetComputeRunningProcesses_v3(shared)
     assert set(vars(process)) == fields_of(pynvml.c_nvmlProcessInfo_v3_t)
     assert process.usedGpuMemory == 40 * GIB
@@ -247,7 +249,7 @@ def test_a_gpu_warms_up_under_load(nvml: SimulatedNvml, shared: Handle, clock: M
     assert nvml.nvmlDeviceGetClockInfo(shared, pynvml.NVML_CLOCK_SM) == 1980
 
 
-def test_an_energy_counter_stands_still_between_its_steps(
+def test_an_energy_counter_does_not_change_between_its_steps(
     clock: ManualClock, epoch_ns: int
 ) -> None:
     gpu = {"model": "NVIDIA L4", "idle_watts": 20, "energy_step_seconds": 0.1}

@@ -174,7 +174,7 @@ def test_an_ailment_slows_the_clocks_while_it_lasts(clock: ManualClock) -> None:
     assert field(nvml, gpu, 74) == 0
 
 
-def test_an_ailments_counts_stay_and_its_states_end(clock: ManualClock) -> None:
+def test_counts_of_an_ailment_stay_and_its_states_end(clock: ManualClock) -> None:
     ailment = {
         "start_seconds": 2, "end_seconds": 5, "recovery": "reset", "ecc_uncorrected": 2,
         "sram_uncorrected": 4, "rows_remapped": 3, "remap_pending": True, "pcie_replays": 7,

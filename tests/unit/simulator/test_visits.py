@@ -42,7 +42,7 @@ def node(clock: ManualClock) -> SimulatedNode:
     return node
 
 
-def test_a_process_is_listed_and_uses_memory_only_in_its_visits_and_runs_on(
+def test_a_process_is_listed_and_uses_memory_only_during_visits_but_keeps_running(
     node: SimulatedNode, clock: ManualClock
 ) -> None:
     nvml, handle = node.nvml, node.nvml.nvmlDeviceGetHandleByIndex(0)

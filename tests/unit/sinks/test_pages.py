@@ -28,12 +28,12 @@ from gpuledger.store.schema import ENTRIES
 from gpuledger.store.usage_schema import USAGE, USAGE_DAILY, USAGE_HOURLY
 from gpuledger.store.views import TABLES, create_views
 from gpuledger_agent.exposition.dcgm_fields import default_counters
-from gpuledger_cli.docs_gen import series_page
-from gpuledger_cli.docs_gen.tables_page import types_of
 from gpuledger_sinks.remote_write.active_series import ActiveSeries
 from gpuledger_sinks.remote_write.node_intervals import NodeIntervals
 from gpuledger_sinks.rows import encoded_rows_of
 from gpuledger_sinks.store.table import EntriesTable, GapsTable
+from tests.docs_gen import series_page
+from tests.docs_gen.tables_page import types_of
 from tests.unit.sinks.builders import SECOND_NS, START_NS, books, entry, event, holder, pod, reading
 from tests.unit.sinks.remote_write.interval_samples import RECORD
 from tests.unit.sinks.store.storing import AT, STREAM, a_row, fill

@@ -1,1 +1,1 @@
-"""From raw answers to readings: plausible, in base units, over exactly the covered time."""
+"""Turns raw answers into plausible readings in base units, over exactly the covered time."""

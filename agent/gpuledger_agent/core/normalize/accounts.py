@@ -9,14 +9,14 @@ from gpuledger_agent.core.readings import MEMORY_LIMITS, PERCENT, TIMESTAMP_US, 
 
 # A longer time cannot be a lifetime.
 _LIFETIME_MS: Final = (0, bounds.MAX_DURATION_NS // NS_PER_MS)
-# Percents of an account have four decimal places.
+# Accounts contain percents with four decimal places.
 _PARTS_PER_PERCENT: Final = 10_000
 
 
 def read_accounts(raw: RawGpuSample, validator: Validator) -> list[tuple[int, GpuTotals]] | None:
-    """Return the plausible accounts of processes that have closed the GPU, by pid.
+    """Return the accounts of processes that have closed the GPU, by pid, without invalid values.
 
-    `None` means that the driver keeps no accounts.
+    Return `None` if the driver keeps no accounts.
     """
     if raw.process_stats is None:
         return None

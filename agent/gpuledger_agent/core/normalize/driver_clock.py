@@ -1,17 +1,18 @@
-"""The driver's clock: estimates its time, and the interval of its time that a tick covers.
+"""The driver's clock: estimates its time, and the interval of that time that a tick covers.
 
 The driver samples on its own grid and reports a window after it has closed. Ticks therefore lag
 some windows behind, and each begins exactly where the previous one ended. A start or end of load is
 then in one tick or split between two, but is never lost or counted twice.
 
-Only stamps reveal the driver's clock. It shows at least the newest stamp and, if that stamp belongs
-to the latest window, at most one window more. From tick to tick both bounds advance with our clock
-and converge. If they contradict each other, the driver's clock has jumped, and the estimate starts
-again.
+Only stamps reveal the driver's clock. The clock has reached at least the newest stamp and, if that
+stamp belongs to the latest window, is at most one window further. From tick to tick, both bounds
+advance with our clock and converge. If they contradict each other, the driver's clock has jumped,
+and the estimate starts again.
 
 Some drivers return no samples for idle windows. `freshness` decides once per answer whether the
-newest sample belongs to the latest window. If the utilization rates have revealed such a driver,
-time without samples was idle. Otherwise the tick has a gap, and its utilization is unknown.
+newest sample belongs to the latest window. If the utilization rates have shown that a driver omits
+idle windows, time without samples counts as idle. Otherwise the tick has a gap, and its utilization
+is unknown.
 """
 
 from collections.abc import Sequence
@@ -32,11 +33,11 @@ from gpuledger_agent.core.normalize.windows import (
 from gpuledger_agent.core.raw import AnswerTime, SampleCursor, UtilizationSample
 
 LAG_WINDOWS: Final = 1.5
-"""How far a tick's cover ends behind the driver's clock. At that distance the covered windows have
-closed, wherever within a window the tick falls."""
+"""How far behind the driver's clock a tick's cover ends, in windows. At that distance all covered
+windows have closed, wherever within a window the tick falls."""
 _MAX_LAG_WINDOWS: Final = 2
-# If the newest sample is older, the driver omitted later ones: the next window may be about to
-# close, and stamps jitter by a hundredth of a window.
+# If the newest sample is older than this, the driver omitted later ones. The excess over 1 allows
+# for a window that is about to close, and for stamps that jitter by a hundredth of a window.
 _BEHIND_WINDOWS: Final = 1.1
 # Maximum drift between two clocks of one machine.
 _DRIFT_RATIO: Final = 0.0005
@@ -44,22 +45,22 @@ _DRIFT_RATIO: Final = 0.0005
 _MAX_CONTRADICTION: Final = 0.5
 # Maximum part of the cover without samples, because stamps jitter.
 _MAX_GAP_WINDOWS: Final = 0.5
-# Below this ratio, a longer window is the same one, measured again.
+# Up to this ratio, a longer estimate of the window's length is the same length, measured again.
 _LONGER: Final = 1.2
 
 
 class DriverClock(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The estimate of the driver's clock at a tick."""
+    """The minimum and the maximum of the driver's clock at a tick."""
 
     earliest_us: float
-    """Its minimum: the end of a window that has closed."""
+    """The clock's minimum: the end of a window that has closed."""
     latest_us: float
-    """Its maximum: the end of the next window, which has not closed."""
+    """The clock's maximum: the end of the next window, which has not closed."""
     covered_us: float
     """End of the tick's cover."""
 
     def closed_us(self, elapsed_us: float) -> float:
-        """Return the time up to which windows have certainly closed `elapsed_us` after a tick."""
+        """Return until when windows have certainly closed, `elapsed_us` after the tick."""
         return self.earliest_us + elapsed_us * (1 - _DRIFT_RATIO)
 
     def latest_before_us(self, elapsed_us: float) -> float:
@@ -73,15 +74,15 @@ class Freshness(Enum):
     LATEST = "latest"
     """The latest window that has closed."""
     BEHIND = "behind"
-    """An earlier one: the driver returned no samples for the idle windows after it."""
+    """An earlier window: the driver returned no samples for the idle windows after it."""
     LEAPT = "leapt"
-    """The latest one, although our clock expected later ones: the driver's clock has jumped."""
+    """The latest window, although our clock expected later ones: the driver's clock has jumped."""
     UNKNOWN = "unknown"
-    """Undecidable."""
+    """The window cannot be determined."""
 
 
 OF_LATEST: Final = (Freshness.LATEST, Freshness.LEAPT)
-"""The newest sample belongs to the latest window."""
+"""Values that mean that the newest sample belongs to the latest window."""
 
 
 def freshness(
@@ -97,8 +98,8 @@ def freshness(
 
     `newest_percent` is the sample's value; `None` if no answer contained it. `rate_percent` is the
     utilization in the latest window, queried before the samples; `None` if the driver does not
-    report it. The windows up to `closed_us` have certainly closed. If `window_us` is unknown, the
-    window may be as long as the longest.
+    report it. The windows up to `closed_us` have certainly closed. If `window_us` is `None`, the
+    window is assumed to have the maximum length.
     """
     is_behind = bool(closed_us) and (
         (closed_us or 0) - newest_us > _BEHIND_WINDOWS * (window_us or LONGEST_WINDOW_US)
@@ -110,7 +111,7 @@ def freshness(
         return Freshness.BEHIND
     if rate_percent != 0:
         return Freshness.LATEST
-    # The rate is 0: with such a driver, the sample may belong to an earlier window with little use.
+    # The rate is 0: if the driver omits idle windows, the sample may be of an earlier used window.
     return Freshness.UNKNOWN if newest_percent or skips_idle else Freshness.LATEST
 
 
@@ -118,9 +119,9 @@ class ClockSync(NamedTuple):
     """A moment at which the driver's newest sample belonged to the latest window."""
 
     given: AnswerTime
-    """Time of that answer."""
+    """When the driver answered."""
     newest_us: int
-    """Time stamp of that sample."""
+    """Time stamp of the newest sample in the answer."""
 
 
 def advance(
@@ -134,7 +135,7 @@ def advance(
 ) -> tuple[DriverClock, Interval]:
     """Return the driver's clock, and the interval covered up to the window at `newest_us`.
 
-    The clocks are synchronized by stamps only. If the driver's clock jumps, the cover follows. With
+    Only stamps synchronize the clocks. If the driver's clock jumps, the cover follows. With
     `is_latest` false, the driver has omitted windows that closed after `newest_us`; `shown` is then
     the minimum and maximum of its clock now, derived from earlier stamps, if any.
     """
@@ -173,7 +174,7 @@ def _bounds(
         latest_us = min(fresh[1], latest_us)
     if earliest_us - latest_us > _MAX_CONTRADICTION * window_us:
         return fresh
-    # A small contradiction comes from a slightly late stamp; values in between are as good.
+    # A small contradiction comes from a slightly late stamp: swap the bounds.
     return min(earliest_us, latest_us), max(earliest_us, latest_us)
 
 
@@ -181,11 +182,11 @@ class Cover(msgspec.Struct, frozen=True, kw_only=True):
     """The part of the driver's time that a tick covers, with its windows."""
 
     interval: Interval | None
-    """The covered time; `None` if there is no sample."""
+    """The covered time; `None` if there are no samples."""
     gpu: list[SampledWindow]
     """The GPU's windows after those already seen, oldest first."""
     memory: list[SampledWindow]
-    """The memory controller's windows."""
+    """The memory controller's windows, in the same way."""
     known_us: float
     """Length of the covered time that has GPU windows."""
     gpu_percent: float | None
@@ -213,9 +214,9 @@ def find_cover(
 ) -> tuple[DriverClock | None, Cover]:
     """Return the driver's clock after a tick, and the tick's cover.
 
-    `window` is the current estimate of the window length, `known_window_us` that of the previous
-    tick. `synced` is the last time at which stamps showed the clock; `None` if there is none. With
-    `is_one_timeline` false, stamps may also be from before the clock was set back.
+    `window` is the current estimate of the window length; `known_window_us` is the length in the
+    previous tick. `synced` is the last moment at which stamps showed the clock; `None` if there is
+    none. With `is_one_timeline` false, stamps may also be from before the clock was set back.
     """
     clock, interval, has_leapt = before, None, False
     window_us, interval_us = window.usual_us, interval_ns / 1000
@@ -245,7 +246,7 @@ def find_cover(
         # If the clock jumped, some of its time never passed.
         covered_us = interval.end_us - interval.start_us
         has_gap = covered_us - known_us > _MAX_GAP_WINDOWS * window_us
-    # The length of a sample is then unknown, and so is which time was idle.
+    # If the window's length is in doubt, it is unknown which time between the samples was idle.
     has_gap |= window.is_doubtful
     # The time covered so far was computed with windows that were assumed too short.
     has_gap |= clock is not None and window_us > _LONGER * known_window_us

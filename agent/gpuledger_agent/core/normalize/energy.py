@@ -3,19 +3,20 @@
 A board is read at ticks and at fast polls between them. `EnergyMeter` turns the readings into a
 total that never falls. If the counter is readable and moves, the total follows the counter. While
 the counter stands still or is unreadable, the total runs ahead by power times time; fractions of a
-millijoule are carried over. Once the counter has moved, the total only grows by the amount by which
-the counter exceeds it. Between two readings that each add energy by the counter, the total thus
-grows by exactly the counter's difference, whatever the power was in between.
+millijoule are carried over. Once the counter has moved, the total grows only by the amount by which
+the counter exceeds it. Between two readings at which the counter adds energy, the total thus grows
+by exactly the counter's difference, whatever the power was in between.
 
-Three events end this account and start a new one:
+Three events end this comparison with the counter and start a new one:
 
-- The counter fell, because its driver was reloaded, or it jumped.
+- The counter fell because the driver was reloaded, or it jumped.
 - The counter stood still for longer than its steps, as on virtual GPUs, and then shows less than
   power times time.
 - The board was missing from at least one tick.
 
-Ticks book differences of the total between the ends of their covers (`DrawnEnergy`), the time for
-which busy time was sampled. Between two readings the total is interpolated by time.
+Ticks book differences of the total between the ends of their covers (`DrawnEnergy`), so their
+energy and their busy time describe the same time. Between two readings, the total is interpolated
+by time.
 """
 
 from bisect import bisect_right
@@ -37,9 +38,10 @@ MAX_STEP_NS: Final = 2_000_000_000
 # One step of a counter may contain energy from some time before.
 _SLACK_NS: Final = 1_000_000_000
 _OPENING_NS: Final = 1_000_000
-# As long as a counter's step: within one, the counter shows nothing.
+# The length of a counter's step; shorter parts of a tick do not affect its energy method.
 _MIN_PART_NS: Final = 100_000_000
-# The end of a tick's cover is known from the driver's stamps, to less than a window.
+# If a tick's cover begins at most this long after the previous cover's end, it begins at that end,
+# because ends of covers are known only to less than a window.
 _MAX_JOINT_NS: Final = 500_000_000
 # From most to least reliable; a tick has the least reliable method of its parts.
 _BY_TRUST: Final = (EnergyMethod.COUNTER, EnergyMethod.INTERPOLATED, EnergyMethod.POWER)
@@ -66,13 +68,13 @@ class EnergyMeter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     counter: int | None = None
     """The counter's last value, in millijoules; `None` if it was never read."""
     read_ns: int = 0
-    """When it was last read."""
+    """When the counter was last read."""
     moved_ns: int = 0
-    """When it was first read with this value."""
+    """When the counter was first read with its last value."""
     ahead: int = 0
     """Energy that ticks have booked in excess of the counter, in millijoules."""
     rest: int = 0
-    """Power times time that is less than a millijoule, in milliwatts times nanoseconds."""
+    """Remainder of power times time below a millijoule, in milliwatts times nanoseconds."""
 
     @property
     def has_stopped(self) -> bool:
@@ -85,13 +87,13 @@ class EnergyMeter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.ahead == 0 or self.has_stopped
 
     def may_show(self, counter: int | None, now_ns: int) -> bool:
-        """Return whether a value is plausible for the counter that was read last."""
+        """Return whether a value is plausible as the next value of the counter."""
         if counter is None or self.counter is None:
             return True
         return 0 <= counter - self.counter <= self._max_drawn(now_ns)
 
     def _max_drawn(self, now_ns: int) -> int:
-        """Return the maximum energy, in millijoules, since the counter was read."""
+        """Return the maximum energy since the counter was last read, in millijoules."""
         length_ns = now_ns - self.read_ns + _SLACK_NS
         return min(bounds.MAX_MILLIWATTS * length_ns // NS_PER_SECOND, bounds.MAX_TICK_MILLIJOULES)
 
@@ -104,7 +106,10 @@ class EnergyMeter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         now_ns: int,
         validator: Validator,
     ) -> "tuple[EnergyMeter, TickEnergy]":
-        """Return the meter after a tick that ends at `now_ns`, and the tick's energy."""
+        """Return the meter after a reading at `now_ns`, and the energy since the previous reading.
+
+        `interval_ns` is the time since that reading.
+        """
         by_draw, rest = None, self.rest
         if power_milliwatts is not None:
             by_draw, rest = divmod(rest + power_milliwatts * interval_ns, NS_PER_SECOND)
@@ -133,7 +138,7 @@ class EnergyMeter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         self, by_draw: int | None, rest: int, *, read_ns: int, now_ns: int
     ) -> "tuple[EnergyMeter, TickEnergy]":
         """Book power times time while the counter shows nothing new; the counter corrects it."""
-        # A counter that was not read now may have moved: it is known only up to its last reading.
+        # If the counter was not read now, it may have moved since its last reading.
         since_ns = self.moved_ns if read_ns == now_ns else self.read_ns
         is_between_steps = self.counter is not None and now_ns - since_ns <= MAX_STEP_NS
         energy = TickEnergy()
@@ -155,7 +160,7 @@ class EnergyMeter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def _catch_up(
         self, drawn: int, by_draw: int | None, interval_ns: int, now_ns: int
     ) -> tuple[TickEnergy, int]:
-        """Return the energy that exceeds what is booked, and the excess that remains booked."""
+        """Return the newly booked energy, and the energy that stays booked in excess."""
         energy = TickEnergy(max(0, drawn - self.ahead), EnergyMethod.COUNTER)
         since_ns = now_ns - self.covered_ns
         if since_ns > interval_ns:
@@ -163,7 +168,7 @@ class EnergyMeter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             energy = TickEnergy(part, EnergyMethod.INTERPOLATED)
         if not self.has_stopped:
             return energy, max(0, self.ahead - drawn)
-        # The counter had stopped, but the energy that it missed was used all the same.
+        # The counter had stopped. If it missed energy, book power times time.
         if by_draw is not None and by_draw > (energy.millijoules or 0):
             energy = TickEnergy(by_draw, EnergyMethod.POWER)
         return energy, 0
@@ -175,7 +180,7 @@ class EnergyPoint(NamedTuple):
     at_ns: int
     """When it was read, by the monotonic clock."""
     millijoules: int
-    """Energy used until then, counted from an arbitrary start."""
+    """Energy used until the reading, counted from an arbitrary start."""
     method: EnergyMethod | None
     """How the energy since the previous reading was determined; `None` if it is unknown."""
 
@@ -183,8 +188,9 @@ class EnergyPoint(NamedTuple):
 class DrawnEnergy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A board's total energy at its readings, as far back as the next tick needs them.
 
-    A tick covers the driver's time until some windows ago, for which busy time was sampled. Its
-    energy covers the same time, interpolated between readings. Ticks add up to the millijoule.
+    A tick covers the driver's time until some windows ago, for which busy time was sampled. The
+    tick's energy covers the same time, interpolated between readings. The energies of ticks add up
+    to the total, to the millijoule.
     """
 
     meter: EnergyMeter
@@ -194,7 +200,7 @@ class DrawnEnergy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     covered_ns: int | None = None
     """End of the last tick's cover; `None` before the first."""
     covered_millijoules: int = 0
-    """The total at that time."""
+    """The total energy at the end of the last tick's cover."""
 
     def measure(
         self,
@@ -209,7 +215,7 @@ class DrawnEnergy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         begin_ns = cover_end_ns - interval_ns
         begin = _total_at(points, begin_ns)
         if self.covered_ns is not None and self.covered_ns >= begin_ns - _MAX_JOINT_NS:
-            # Booked energy stays booked, even if the cover's end has moved since.
+            # Continue where the last tick ended, so that no energy is booked twice or lost.
             begin_ns, begin = self.covered_ns, self.covered_millijoules
         end = max(begin, _total_at(points, cover_end_ns))
         methods = _methods_within(points, begin_ns, cover_end_ns)
@@ -260,7 +266,7 @@ class DrawnEnergy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def _total_at(points: Sequence[EnergyPoint], time_ns: int) -> int:
-    """Return the total at a time; before the first reading, extrapolate from the first two."""
+    """Return the total energy at a time; times before the first reading are extrapolated."""
     if time_ns >= points[-1].at_ns or len(points) == 1:
         return points[-1].millijoules
     place = max(1, bisect_right(points, time_ns, key=attrgetter("at_ns")))
@@ -287,8 +293,9 @@ def _methods_within(
 class IdleDraw(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The lowest mean power of a board without a process, from its energy over several ticks.
 
-    Energy over a while is more reliable than power readings, which may describe an instant. A
-    low-power state that is shorter than that while lowers the mean only in proportion.
+    The energy over several seconds is more reliable than power readings, which may describe an
+    instant. A low-power state that is shorter than `MIN_FREE_NS` lowers the mean only in
+    proportion.
     """
 
     lowest_milliwatts: int | None = None
@@ -296,9 +303,9 @@ class IdleDraw(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     was_free: bool = False
     """Whether the last tick ended without a process."""
     free_ns: int = 0
-    """How long it has been watched without a process."""
+    """How long the board has been watched without a process."""
     free_millijoules: int = 0
-    """Its energy in that time."""
+    """The board's energy in that time."""
 
     def watch(
         self,
@@ -312,8 +319,8 @@ class IdleDraw(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Return the state after a tick.
 
         `is_free` is whether the tick ended without a process, and `is_unused` whether no kernel ran
-        in it. `is_settled` is whether its energy is not reduced because earlier ticks booked too
-        much.
+        in it. `is_settled` is whether the tick's energy is not reduced because earlier ticks booked
+        too much.
         """
         if not is_free and not self.was_free:
             return self

@@ -1,11 +1,11 @@
-"""Converts the driver's values to fields of a reading: by unit, and for counters by their history.
+"""Converts the driver's values to fields of a reading; for counters, uses their history.
 
-`gpuledger_agent.core.readings` lists the fields that a source may return, with their units. Others
-are ignored.
+`gpuledger_agent.core.readings` lists the fields that a source may return, with their units. Other
+fields are ignored.
 
 A counter that fell has restarted, or has overflowed if its unit allows that. A counter that rose by
-more than possible is ignored until it continues from there. The possible rise depends on the time
-since its last reading, because not every tick reads every counter.
+more than possible is ignored until a later value continues from there. The possible rise depends on
+the time since the last reading of the counter, because not every tick reads every counter.
 """
 
 import math
@@ -37,7 +37,7 @@ _PARTS: Final = {
 _BOOKED: Final = frozenset(booked.name for booked in fields(GpuReading))
 _MEASURED: Final = frozenset(measured.name for measured in fields(GpuProfiling)) & _BOOKED
 _OF_TICK: Final = frozenset(name.removeprefix("profiling.") for name in READINGS[CallGroup.SENSORS])
-# A mean over more than this many ticks does not describe this tick.
+# A mean over more than this many sampling intervals does not describe the current tick.
 _MAX_ACTIVITY_TICKS: Final = 1.5
 _NUMBERS: Final = frozenset({int, float})
 _OF_FABRIC: Final = (
@@ -56,11 +56,11 @@ _SLACK_NS: Final = 1_000_000_000
 
 
 class _Field(NamedTuple):
-    """A reading's field, prepared for some hundred values a tick."""
+    """A reading's field, prepared for speed: a tick converts some hundred values."""
 
     name: str
     part: str
-    """`reading`, `details`, or the nested record in the details that has the field."""
+    """`reading`, `details`, or the nested record in the details that contains the field."""
     field: str
     unit: Unit
     low: float
@@ -74,7 +74,7 @@ class _Field(NamedTuple):
         """Return the field of a name such as `traffic.pcie_sent_bytes_total`."""
         part, _, name = dotted.rpartition(".")
         unit = spec.unit
-        # Empty bounds make the validator look up a number that stands for something else.
+        # Empty bounds make the validator check numbers that are codes, not quantities.
         low, high = (math.inf, -math.inf) if unit.choices else (unit.low, unit.high)
         return cls(
             name=dotted,
@@ -98,15 +98,15 @@ _FIELDS: Final = {
 class CounterTotal(msgspec.Struct, frozen=True, gc=False):
     """The history of one counter, in the driver's unit.
 
-    It is a struct because one is created for each counter in each reading.
+    This is a struct because one is created for each counter in each reading.
     """
 
     value: int
     """The last accepted value."""
     read_ns: int
-    """When it was read, by the monotonic clock."""
+    """When the value was read, by the monotonic clock."""
     wrapped: int = 0
-    """Sum that its overflows have added so far."""
+    """Sum of all overflows of the counter so far."""
     suspect: "CounterTotal | None" = None
     """A later value that was not accepted."""
 
@@ -148,10 +148,10 @@ class CounterTracker:
         return 0 <= risen <= unit.max_per_second * passed_ns // _NS_PER_SECOND
 
     def _fall(self, name: str, value: int, was: CounterTotal, unit: Unit) -> int:
-        """Return the value of a counter that is lower than before."""
+        """Return the value of a counter that fell, because it overflowed or restarted."""
         width = next((width for width in _WIDTHS if was.value < width), 0)
         risen = width - was.value + value
-        # If another counter has restarted, this one has too.
+        # If another counter of the GPU has restarted, this counter has restarted too.
         if unit.wraps and width and not self.fell and self._can_rise(risen, was, unit):
             self.totals[name] = CounterTotal(value, self.now_ns, was.wrapped + width)
             return value + was.wrapped + width
@@ -176,7 +176,10 @@ def read_fields(
     counters: CounterTracker,
     validator: Validator,
 ) -> ReadFields:
-    """Return the fields of `gpuledger_agent.core.readings`; booked profiling fields are in both."""
+    """Return the plausible values of one GPU in one tick, as fields of its two records.
+
+    Booked profiling fields are in both records.
+    """
     found: dict[str, dict[str, Any]] = {}
     for group, values in _values_by_group(raw, interval_ns).items():
         specs = _FIELDS[group]
@@ -205,7 +208,7 @@ def _values_by_group(raw: RawGpuSample, interval_ns: int) -> Mapping[CallGroup, 
         "power_milliwatts": raw.power_milliwatts,
         "energy_total_millijoules": raw.energy_millijoules,
     }
-    # After a gap, the chip's counters are means over the whole gap. They do not describe this tick.
+    # After a gap, the chip's counters are means over the whole gap and do not describe this tick.
     is_of_this_tick = (raw.activity_ns or 0) <= _MAX_ACTIVITY_TICKS * interval_ns
     return {
         CallGroup.USAGE: core,
@@ -255,8 +258,8 @@ def _read_one(
     counters: CounterTracker,
     validator: Validator,
 ) -> Any:  # noqa: ANN401  # as above
-    # Nearly all values pass this check; the validator determines why one does not, and checks those
-    # that are not quantities.
+    # Nearly all values pass this quick check. The validator checks codes, and counts why a value
+    # is implausible.
     is_true = type(value) in _NUMBERS and spec.low <= value <= spec.high
     if not is_true and not validator.is_plausible(value, spec.unit, reading=spec.name):
         return None
@@ -269,14 +272,12 @@ def _read_one(
 
 
 def _correct(reading: dict[str, Any], health: dict[str, Any], validator: Validator) -> None:
-    """Remove values that contradict others."""
+    """Remove memory values above the total, and fabric values of a GPU outside of a fabric."""
     total = reading.get("memory_total_bytes")
     for name in ("memory_used_bytes", "memory_reserved_bytes"):
-        # Memory in use cannot exceed the total.
         if total is not None and reading.get(name, 0) > total:
             validator.drop(name, "out_of_range")
             del reading[name]
-    # These values are only meaningful once the GPU has joined its fabric.
     if health.get("fabric_state") != "completed":
         for name in _OF_FABRIC:
             health.pop(name, None)

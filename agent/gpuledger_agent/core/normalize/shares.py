@@ -1,13 +1,13 @@
 """Each process's share of a GPU in an interval, computed from the driver's process samples.
 
-The driver reports whole percents of its own sampling windows. It reports nothing for a window in
-which a process did not run, nor for the window in which it ended. Some drivers return one sample
-per window, others one for the whole time since the last query. `gpuledger_agent.core.gpu_sampler`
-learns which, and so the time that a sample covers. Until then, the distance between a process's
-samples shows it.
+The driver reports whole percents of its own sampling windows. It does not report windows in which a
+process did not run, nor the window in which the process ended. Some drivers return one sample per
+window, others one sample for the whole time since the last query.
+`gpuledger_agent.core.gpu_sampler` learns which kind a driver is, and thus the time that a sample
+covers. Until then, that time is derived from the distance between a process's samples.
 
 Two kinds of samples do not describe a process's own use and are corrected here: samples that add up
-to more than the device (`take_turns`), and those of an MPS server (`share_server`).
+to more than the device (`take_turns`), and samples of an MPS server (`share_server`).
 """
 
 from collections import Counter
@@ -35,7 +35,7 @@ from gpuledger_agent.core.readings import (
 _MIN_WINDOW_US: Final = 10_000
 # Drop stamps further ahead of the GPU's newest one, because they would hide all later samples.
 _AHEAD_US: Final = 60_000_000
-# Two periods that differ by less than this ratio are the same one, measured twice.
+# Two lengths that differ by less than this ratio are the same length, measured twice.
 _SAME_PERIOD_RATIO: Final = 0.2
 # Rounding errs by up to half a percent, truncation by up to one.
 _ROUNDING_PERCENT: Final = 1
@@ -57,24 +57,24 @@ class ProcessUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One process's use of one GPU over the covered time."""
 
     process: ListedProcess
-    """The process as listed now, or else at the previous tick."""
+    """The process as listed now or, if it is no longer listed, as listed before."""
     sm_ratio: float | None
-    """Share of the covered time in which its kernels ran; `None` if the driver does not report
-    it."""
+    """Share of the covered time in which the process's kernels ran; `None` if unknown."""
     ended: bool
-    """Whether it has ended but may have run in the covered time."""
+    """Whether the process has ended but may have run in the covered time."""
     encoder_ratio: float | None = None
-    """Share of the covered time in which the video encoders worked for it; `None` if that is zero
-    or unknown."""
+    """Share of the covered time in which the video encoders worked for the process; `None` if that
+    is zero or unknown."""
     decoder_ratio: float | None = None
-    """Share of the covered time in which the video decoders worked for it, in the same way."""
+    """Share of the covered time in which the video decoders worked for the process; `None` if that
+    is zero or unknown."""
 
 
 class GoneProcess(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A process that ended and may have run in time that no tick has covered yet."""
 
     process: ListedProcess
-    """The process as it was listed."""
+    """The process as it was last listed."""
     until_us: float
     """Latest possible time of its end, by the driver's clock."""
 
@@ -87,12 +87,12 @@ class Shares(msgspec.Struct, frozen=True, kw_only=True):
     newest_us: int
     """The newest plausible time stamp; 0 if there is none."""
     window_us: int | None
-    """The driver's window length, as far as it is known."""
+    """The driver's window length; `None` if it is unknown."""
     dropped: Counter[str]
     """Samples left out, by reason."""
     overlaps: bool = False
-    """Whether the samples added up to more than the device, so that they were taken for the time
-    from each kernel's submission to its end."""
+    """Whether samples added up to more than the device's use, so that they are taken to count each
+    kernel from its submission to its end."""
 
 
 def merge_processes(
@@ -104,8 +104,8 @@ def merge_processes(
 ) -> Mapping[int, ListedProcess]:
     """Merge the driver's lists by pid: a process in two lists holds its memory once.
 
-    If a list failed (`None`), the processes of the previous tick are assumed to be still running;
-    callers pass none of them if lists have failed for too long.
+    If a list failed (`listed` is `None`), the processes in `before` are returned, because they are
+    assumed to be still running. Callers pass an empty `before` if lists have failed for too long.
     """
     if listed is None:
         return before
@@ -148,8 +148,8 @@ def apportion(
 ) -> Shares:
     """Return each process's share of the covered time.
 
-    If samples are given, a process without any had no share. With `learns` false, the samples say
-    nothing about the driver's window, so its known length stays.
+    If samples are given, a process without samples has a share of 0. With `learns` false, the
+    samples do not change the known length of the driver's window.
     """
     processes = {**before, **running}
     newest_us = cover.gpu[-1].end_us if cover.gpu else 0
@@ -159,7 +159,8 @@ def apportion(
         periods = (window_us, _shortest_gap_us(kept))
         window_us = min((period for period in periods if period is not None), default=None)
     covers_any = cover.interval is not None and cover.interval.end_us != cover.interval.start_us
-    # Without new windows and samples the shares are unknown; with them, no sample means no kernel.
+    # Without new windows or samples, the shares are unknown. Otherwise, a process without samples
+    # ran no kernel.
     is_known = samples is not None and (covers_any or bool(kept)) and not cover.has_gap
     # A single sample of a window of unknown length may belong to a short window.
     max_ratio = 1.0 if window_us is not None or gpu_ratio is None else gpu_ratio
@@ -212,7 +213,7 @@ def _share(
         # The sample covers all the time since the last query.
         return 1.0 if end_us > interval.start_us else 0.0
     else:
-        # The true width is that of the GPU's window, if both use the same grid.
+        # If processes and GPU are sampled on the same grid, use the width of the GPU's window.
         own = by_end.get(end_us)
         window = own or window_at(cover.gpu, end_us)
         width_us = window.end_us - window.start_us if window else window_us
@@ -247,8 +248,9 @@ def share_server(
 ) -> Sequence[ProcessUsage] | None:
     """Return usages in which MPS clients share the usage sampled for their server.
 
-    They share it equally, because the driver does not report their own. `servers` are the servers'
-    pids. Returns `None` if the driver did not attribute the clients' use to a server.
+    Each client gets an equal part, because the driver does not report the clients' own use.
+    `servers` are the servers' pids. Returns `None` if there are no clients, the servers have no
+    use, or the driver reports use of the clients themselves.
     """
     clients = [one for one in usages if _is_mps_client(one.process) and not one.ended]
     served = sum(one.sm_ratio or 0.0 for one in usages if one.process.pid in servers)
@@ -270,11 +272,11 @@ def take_turns(
 ) -> Mapping[tuple[int, int], float]:
     """Return corrected percents for windows in which the processes add up to more than the device.
 
-    Some drivers count a kernel from its submission to its end, whether it runs or waits. A process
-    then has work for a part of a window, and takes equal turns with other processes that have work
-    at the same time. If they work independently, a process ran for its part times the mean of one
-    over the number of processes with work. The result is scaled to the device's use. Keys are pid
-    and stamp.
+    Some drivers count a kernel from its submission to its end, whether it runs or waits. A
+    process's sample then shows the part of the window in which it had work. Processes that have
+    work at the same time take equal turns. If they work independently, a process ran for its part
+    times the mean of 1 / n, where n is the number of processes with work. The results are scaled to
+    the device's use. Keys are pid and stamp.
     """
     by_stamp: dict[int, list[ProcessUtilizationSample]] = {}
     for own in samples.values():
@@ -286,7 +288,7 @@ def take_turns(
         if window is None or window.end_us != stamp:
             continue
         claimed = sum(sample.sm_percent for sample in together)
-        # Each process's value is rounded, and so is the device's.
+        # Allow for the rounding of each process's value and of the device's value.
         if claimed <= window.percent + _ROUNDING_PERCENT * (len(together) + 1):
             continue
         ran = _turns([sample.sm_percent / PERCENT[1] for sample in together])
@@ -300,9 +302,9 @@ def take_turns(
 def _turns(parts: Sequence[float]) -> list[float]:
     """Return the part of the time that each process ran, given the parts in which it had work.
 
-    The mean of 1 / (1 + k), where k is the number of other processes with work, is the integral
-    from 0 to 1 of the product of 1 - p + p x over the others. It is a polynomial, which Gaussian
-    quadrature sums.
+    Let k be the number of other processes with work. The mean of 1 / (1 + k) is the integral from 0
+    to 1 of the product of 1 - p + p x over the other processes, where p is a process's part. The
+    product is a polynomial in x, which Gaussian quadrature integrates.
     """
     ran = [0.0] * len(parts)
     for x, weight in _GAUSS:
@@ -318,7 +320,7 @@ def _sort(
     processes: Mapping[int, ListedProcess],
     newest_us: int,
 ) -> tuple[dict[int, list[ProcessUtilizationSample]], Counter[str]]:
-    """Return the samples of listed processes, by pid; drivers also return invented ones."""
+    """Return the plausible samples of listed processes by pid, and counts of others by reason."""
     kept: dict[int, list[ProcessUtilizationSample]] = {}
     dropped: Counter[str] = Counter()
     latest_us = newest_us + _AHEAD_US if newest_us else TIMESTAMP_US[1]

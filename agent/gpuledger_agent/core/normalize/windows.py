@@ -1,6 +1,6 @@
 """The driver's sampling windows: estimates their length, locates them, and averages over them.
 
-`gpuledger_agent.core.normalize.driver_clock` decides which of them a tick covers.
+`gpuledger_agent.core.normalize.driver_clock` decides which windows a tick covers.
 """
 
 from bisect import bisect_left
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from gpuledger_agent.core.raw import UtilizationSample
 
-# In a longer gap between two stamps, the driver did not sample.
+# If a gap between two stamps exceeds this many windows, the driver did not sample throughout.
 _MAX_WINDOW: Final = 1.5
 USUAL_WINDOW_US: Final = 166_667
 """The window of most drivers; assumed until the driver's own is known."""
@@ -22,11 +22,11 @@ LONGEST_WINDOW_US: Final = 1_000_000
 """Maximum length of a window, by NVML's documentation."""
 MAX_GAP_US: Final = 1_100_000
 """In a longer gap between two stamps, the driver returned no sample; stamps jitter by 1 %."""
-# Two stamps that are closer belong to one window.
+# Two stamps that are closer than this belong to the same window.
 _SHORTEST_US: Final = 10_000
 # Gaps whose ratio is below this span equally many windows.
 _ALIKE: Final = 1.2
-# A gap that deviates more from a whole number of windows does not consist of such windows.
+# A gap that deviates by more than this from a whole number of windows shows another window length.
 _ODD_PARTS: Final = 0.15
 _GAPS_TO_LEARN: Final = 3
 _ALIKE_TO_LEARN: Final = 6
@@ -56,7 +56,7 @@ class SampledWindow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     start_us: int
     """Its start, exclusive."""
     end_us: int
-    """Its end: its sample's stamp."""
+    """Its end, inclusive: the time stamp of its sample."""
     percent: int
     """Its sample's value."""
 
@@ -65,16 +65,16 @@ class StampGap(NamedTuple):
     """The time between two consecutive stamps."""
 
     length_us: int
-    """Its length: one or several windows."""
+    """The gap's length: one or several windows."""
     has_idle: bool
-    """Whether the driver is known to omit a window in it, so that it has at least two."""
+    """Whether the driver is known to have omitted a window in the gap: it then has at least two."""
 
 
 class WindowLength(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The length of a driver's windows, as far as its stamps have revealed it.
 
     If a driver omits idle windows, a gap between stamps may span several windows. Therefore the
-    shortest gap counts, across answers, and a longer window than assumed needs evidence.
+    estimate follows the shortest gap across answers, and becomes longer only on further evidence.
     """
 
     length_us: float | None = None
@@ -90,17 +90,17 @@ class WindowLength(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def usual_us(self) -> float:
-        """The length, or that of most drivers until it is known."""
+        """The length, or the usual length of most drivers until the length is known."""
         return self.length_us or USUAL_WINDOW_US
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether the length is unknown and all gaps are alike, so that they may be one window."""
+        """Whether the length is unknown and all gaps are alike, so that each may be one window."""
         lengths = [gap.length_us for gap in self.gaps if not gap.has_idle]
         return self.length_us is None and bool(lengths) and max(lengths) <= _ALIKE * min(lengths)
 
     def interrupt(self) -> "WindowLength":
-        """Return the estimate after the driver's clock may have been replaced by another one."""
+        """Return the estimate for use after the driver's clock may have been replaced."""
         return replace(self, newest_us=0)
 
     def learn(
@@ -140,7 +140,7 @@ class WindowLength(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def _by_shortest(known: WindowLength, gaps: Sequence[StampGap]) -> WindowLength | None:
-    """Return the estimate by the shortest gap, if that can be one window; else `None`."""
+    """Return the estimate by the shortest gap, if that gap can be one window; otherwise `None`."""
     lengths = sorted(gap.length_us for gap in gaps if not gap.has_idle)
     # A single late stamp must not shorten a confirmed length.
     enough = _GAPS_TO_LEARN if known.is_confirmed else 1
@@ -165,7 +165,7 @@ def _by_odd(known: WindowLength, shortest: Sequence[int]) -> WindowLength | None
 
 
 def _by_latest(known: WindowLength, *, skips_idle: bool) -> WindowLength | None:
-    """Return a longer estimate if all recent gaps are alike and one window; else `None`."""
+    """Return a longer estimate if all recent gaps are alike and are one window; else `None`."""
     latest = known.gaps[-_ALIKE_TO_LEARN:]
     lengths = [gap.length_us for gap in latest]
     is_shown = (
@@ -188,7 +188,11 @@ def _median(values: Sequence[int]) -> float:
 def cut_windows(
     samples: Sequence[UtilizationSample], *, before_us: int, window_us: float
 ) -> list[SampledWindow]:
-    """Return each sample's window, oldest first; `before_us` is the stamp before them, or 0."""
+    """Return each sample's window, oldest first.
+
+    `before_us` is the stamp before the first sample, or 0. If it is 0, or a gap between stamps is
+    too long for one window, the window begins `window_us` before its stamp.
+    """
     percents = {sample.timestamp_us: sample.percent for sample in samples}
     stamps = _stamps(samples, before_us)
     usual_us = round(window_us)
@@ -212,7 +216,7 @@ def _stamps(samples: Sequence[UtilizationSample], before_us: int) -> list[int]:
 def fill_idle(
     windows: Sequence[SampledWindow], covered: Interval, *, window_us: float
 ) -> list[SampledWindow]:
-    """Return the windows and, for the time between them, additional windows with 0 %.
+    """Return the windows and, for covered time without a window, additional windows with 0 %.
 
     A window longer than usual is shortened, because the driver omitted the time before it.
     """
@@ -236,7 +240,8 @@ def mean_percent(
 ) -> tuple[float, float | None]:
     """Return the length of the interval that has windows, and their mean over that part.
 
-    If no window overlaps, the second value is that of the newest window; `None` without windows.
+    If no window overlaps the interval, the mean is the value of the newest window; `None` without
+    windows.
     """
     known = used = 0.0
     if covered is None:
@@ -251,6 +256,6 @@ def mean_percent(
 
 
 def window_at(windows: Sequence[SampledWindow], time_us: int) -> SampledWindow | None:
-    """Return the window that contains an instant, or the nearest one."""
+    """Return the window that contains an instant, or the nearest window; `None` without windows."""
     index = bisect_left(windows, time_us, key=lambda window: window.end_us)
     return windows[min(index, len(windows) - 1)] if windows else None

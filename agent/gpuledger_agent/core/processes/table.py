@@ -14,16 +14,16 @@ from gpuledger_agent.core.raw import ClockReading
 
 @dataclass(frozen=True, kw_only=True)
 class Location:
-    """The container, pod or job of a process, read from its cgroup."""
+    """The container, pod or job of a process, read from its cgroups."""
 
     container_id: str | None = None
     """The runtime's id, 64 hexadecimal digits; `None` if the path contains no container."""
     pod_uid: str | None = None
     """The pod's UID, or a static pod's configuration hash; `None` if the path contains no pod."""
     job_id: str | None = None
-    """The scheduler's job, outside of any pod; `None` if the path contains none."""
+    """The scheduler's id of the job, outside of any pod; `None` if the path contains no job."""
     line: str | None = None
-    """The line that identified it, or else the first line; `None` if there was none."""
+    """The cgroup line that identified the location, or the first line; `None` without lines."""
 
     @property
     def is_of_host(self) -> bool:
@@ -52,7 +52,7 @@ class ProcessLookup(Protocol):
     """Looks processes up by their pid."""
 
     def read(self, pid: int) -> ProcessFacts:
-        """Return a process's facts; `UNREADABLE` if it is gone, hidden, or another one by now."""
+        """Return a process's facts; `UNREADABLE` if the process is gone, hidden or was replaced."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,17 +64,17 @@ class KnownProcess:
     facts: ProcessFacts
     """Its facts from `/proc`."""
     gpus: frozenset[str]
-    """UUIDs of the GPUs that list it."""
+    """UUIDs of the GPUs whose lists contain the process."""
     listed_boottime_ns: int = field(compare=False)
-    """When the driver last listed it, or another process under its pid."""
+    """When the driver last listed the pid, for this process or for another one."""
     certain_boottime_ns: int = field(compare=False)
-    """When the driver last listed it before `/proc` showed it; else when it was first listed."""
+    """When the driver last listed the process before `/proc` showed it, or else first listed it."""
     is_confirmed: bool = field(compare=False)
-    """Whether `/proc` showed it after its last listing. If not, it may have ended before, and its
-    pid may have been reused by then, so it is unknown who used the GPU under it."""
+    """Whether `/proc` showed the process after its last listing. If not, the process may have ended
+    before that listing and its pid may have been reused, so it is unknown who used the GPU."""
     has_ended: bool = field(default=False, compare=False)
-    """Whether `/proc` no longer shows it, but did after a fast poll since the previous tick: it was
-    on the GPU in this tick."""
+    """Whether `/proc` no longer shows the process, but showed it after a fast poll since the
+    previous tick. The process was then on the GPU in this tick."""
 
     @property
     def is_mps_server(self) -> bool:
@@ -83,7 +83,7 @@ class KnownProcess:
 
     @property
     def certain_facts(self) -> ProcessFacts:
-        """The facts that are certain for the listed process."""
+        """The facts, or `UNREADABLE` if they may describe another process than the listed one."""
         return self.facts if self.is_confirmed or self.has_ended else UNREADABLE
 
 
@@ -94,11 +94,11 @@ class TableUpdate:
     now: Mapping[int, KnownProcess]
     """The processes now, by pid."""
     before: Mapping[int, KnownProcess]
-    """The processes of the previous tick, and earlier ones that are still listed as ended."""
+    """The processes of the previous tick, and earlier `lingering` processes, by pid."""
     records: list[ProcessRecord]
     """Changes since the previous tick."""
     unreadable: int
-    """Number of processes listed now that `/proc` did not show."""
+    """Number of processes that the driver lists now but `/proc` did not show."""
 
     def was_recycled(self, pid: int) -> bool:
         """Return whether the pid belonged to another process before."""
@@ -130,11 +130,12 @@ class ProcessTable:
     ) -> TableUpdate:
         """Look up every process again; `listed` contains the pids on each GPU that answered.
 
-        On a GPU that did not answer, processes stay where they were: a process that `/proc` no
-        longer shows may still hold it, and ends with the first answer that does not list it. It
-        usually died with its GPU, so only processes listed now are counted as unreadable.
-        `listed_boottime_ns` is when the lists were read: a process that started later has reused
-        the pid of a listed one. The next update still knows ended processes with `lingering` pids.
+        On a GPU that did not answer, processes stay where they were. A process that `/proc` no
+        longer shows may still hold the GPU, and ends with the GPU's first answer that does not list
+        it. Such a process usually died with its GPU, so only processes listed now are counted as
+        unreadable. `listed_boottime_ns` is when the lists were read: a process that started later
+        has reused the pid of a listed process. `lingering` are pids of ended processes that the
+        next update must still return in `before`.
         """
         before = self._known
         self._known = {
@@ -159,10 +160,10 @@ class ProcessTable:
     def observe(self, listed: Mapping[int, Mapping[str, ClockReading]]) -> list[ProcessRecord]:
         """Take in processes that are new on a GPU between two updates; return their records.
 
-        `listed` contains, by pid, the GPUs that list it and the times of their queries. It must
-        contain all GPUs queried together, because a process opens several at once. A process that
-        ended before `/proc` could be read stays unknown. A pid that was reused is left to the next
-        update.
+        `listed` contains, by pid, the GPUs that list the process and the times of their queries. It
+        must contain all GPUs that were queried together, because a process opens several GPUs at
+        once. A process that ended before `/proc` could be read stays unknown. A reused pid is left
+        to the next update.
         """
         records = []
         for pid, times in sorted(listed.items()):
@@ -203,7 +204,7 @@ class ProcessTable:
         cached = self._known.get(pid)
         facts = self.processes.read(pid)
         started_ns = facts.started_boottime_ns
-        # A process that started after the list was read is not the listed one.
+        # A process that started after the list was read is not the listed process.
         if started_ns is not None and started_ns <= listed_boottime_ns:
             return KnownProcess(
                 pid=pid,
@@ -213,7 +214,7 @@ class ProcessTable:
                 certain_boottime_ns=listed_boottime_ns,
                 is_confirmed=True,
             )
-        # Keep its known facts, because it may have ended but still hold the GPU.
+        # Keep the known facts, because the process may have ended but still hold the GPU.
         certain_ns = cached.certain_boottime_ns if cached else listed_boottime_ns
         return KnownProcess(
             pid=pid,
@@ -249,7 +250,7 @@ def make_record(
     change: ProcessChange,
     gpu_uuids: Collection[str],
 ) -> ProcessRecord:
-    """Return the record of a process's change."""
+    """Return the record of a change of a process; `facts` may be `UNREADABLE`."""
     return ProcessRecord(
         cluster=node.cluster,
         node=node.node,
@@ -273,9 +274,9 @@ def _observed(
     times: Mapping[str, ClockReading],
     cached: KnownProcess | None,
 ) -> KnownProcess | None:
-    """Return the process that GPUs listed at these times; `None` if `/proc` shows another one."""
+    """Return the process that GPUs listed at these times; `None` if `/proc` does not show it."""
     started_ns = facts.started_boottime_ns
-    # A process that started after a list was read is not the one listed there.
+    # A process that started after a list was read is not the process listed there.
     gpus = {
         uuid: at.boottime_ns
         for uuid, at in times.items()
@@ -296,7 +297,7 @@ def _observed(
 def _changes(
     now: KnownProcess | None, before: KnownProcess | None
 ) -> list[tuple[ProcessChange, KnownProcess]]:
-    """Return the changes under one pid; a reused pid is an end and a start."""
+    """Return the changes of the process with one pid; if the pid was reused, an end and a start."""
     changes: list[tuple[ProcessChange, KnownProcess]] = []
     is_another = _is_another(now, before)
     if before and (now is None or is_another):
@@ -313,7 +314,7 @@ def _is_another(now: KnownProcess | None, before: KnownProcess | None) -> bool:
     if now is None or before is None or now.facts.started_boottime_ns is None:
         return False
     if before.facts.started_boottime_ns is None:
-        # Only its listing time is known: a process that started later is another one.
+        # Only the earlier process's listing is known: a process that started later is another one.
         return now.facts.started_boottime_ns > before.listed_boottime_ns
     return now.facts.started_boottime_ns != before.facts.started_boottime_ns
 
@@ -321,7 +322,7 @@ def _is_another(now: KnownProcess | None, before: KnownProcess | None) -> bool:
 def _gpus_by_pid(
     listed: Mapping[str, Collection[int]], before: Mapping[int, KnownProcess]
 ) -> dict[int, frozenset[str]]:
-    """Return each process's GPUs, including GPUs that did not answer."""
+    """Return each process's GPUs, including its previous GPUs if they did not answer."""
     found: dict[int, set[str]] = {}
     for uuid, pids in listed.items():
         for pid in pids:

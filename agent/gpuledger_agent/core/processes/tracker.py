@@ -1,7 +1,7 @@
 """Tracks the processes on a node's GPUs from tick to tick, and reports them in each tick.
 
 This module combines, for one node, the process table with the accounting of ended processes, and
-builds each tick's table of containers. The only readings that it uses are the GPUs' busy times that
+builds each tick's table of containers. The only readings that it uses are busy times of GPUs that
 belong to no process.
 """
 
@@ -34,7 +34,7 @@ from gpuledger_agent.core.tick_clock import TickInterval
 
 
 class TickProcesses(NamedTuple):
-    """A tick's processes, by fields of `NodeSample`."""
+    """A tick's processes; the fields are named as in `NodeSample`."""
 
     containers: list[ContainerRef]
     processes: list[GpuProcess]
@@ -51,9 +51,9 @@ class ProcessCounts(NamedTuple):
     unreadable: int
     """Processes that the driver listed but `/proc` did not show."""
     accounts_late: int
-    """The driver's accounts that arrived after the process's end had been published."""
+    """Number of the driver's accounts that arrived after the end of their process was published."""
     exits_unreported: Counter[str]
-    """Ends that no tick reports, by reason."""
+    """Number of ends that no tick reports, by reason."""
 
 
 @dataclass
@@ -63,14 +63,14 @@ class ContainerTable:
     _indices: dict[tuple[str | None, str | None, str | None], int] = field(default_factory=dict)
 
     def index_of(self, location: Location) -> int | None:
-        """Return the position of a container or job; `None` for the host."""
+        """Return the position of a container or job, adding it if new; `None` for the host."""
         if location.is_of_host:
             return None
         identity = (location.container_id, location.pod_uid, location.job_id)
         return self._indices.setdefault(identity, len(self._indices))
 
     def refs(self) -> list[ContainerRef]:
-        """Return the table."""
+        """Return the table's entries."""
         return [
             ContainerRef(container_id=id_, pod_uid=uid, job_id=job)
             for id_, uid, job in self._indices
@@ -83,7 +83,7 @@ class ProcessTracker:
     def __init__(
         self, *, node: NodeId, boot_id: str, processes: ProcessLookup, reads_processes: bool
     ) -> None:
-        """Create the tracker; with `reads_processes` false it tracks no process."""
+        """Create the tracker; with `reads_processes` false, it does not track processes."""
         self.reads_processes = reads_processes
         self._table = ProcessTable(processes=processes, node=node, boot_id=boot_id)
         self._matcher = ExitMatcher(processes=processes, node=node, boot_id=boot_id)
@@ -94,7 +94,7 @@ class ProcessTracker:
         self._unreadable = 0
 
     def observe(self, polls: Iterable[FastPoll]) -> None:
-        """Take in new processes on GPUs between two ticks, because they may end before the next.
+        """Take in new processes on GPUs between two ticks: they may end before the next tick.
 
         `polls` must contain all GPUs that were queried together.
         """
@@ -107,7 +107,7 @@ class ProcessTracker:
         self._records += self._table.observe(listed)
 
     def processes_on(self, gpus: Collection[str]) -> list[IncidentProcess]:
-        """Return the processes that the last update found on any of these GPUs."""
+        """Return the processes that the last update found on any of these GPUs, ordered by pid."""
         return self._table.processes_on(gpus)
 
     def refresh(
@@ -118,12 +118,13 @@ class ProcessTracker:
         time_ns: int,
         boottime_ns: int,
     ) -> TableUpdate:
-        """Update the processes, their containers and their ends.
+        """Update the processes, their containers and their ends; return the update.
 
-        Without `reads_processes` the update is empty.
+        `vanished` are the UUIDs of GPUs that no longer exist, so that no process uses them. With
+        `reads_processes` false, the update is empty.
         """
         read = ticks if self.reads_processes else []
-        # If the driver refuses a GPU's lists, it is unknown which of its processes have ended.
+        # While the driver refuses a GPU's lists, it is unknown whether the GPU's processes ended.
         listed = {
             tick.reading.uuid: tick.last.processes.keys()
             for tick in read
@@ -148,7 +149,7 @@ class ProcessTracker:
     def describe(
         self, ticks: Sequence[GpuTick], table_update: TableUpdate, covered: TickInterval
     ) -> TickProcesses:
-        """Return a tick's processes."""
+        """Return the processes of a tick, its containers, and the exits that ticks cover by now."""
         containers = ContainerTable()
         usages: list[Sequence[ProcessUsage]] = []
         if self.reads_processes:
@@ -174,7 +175,7 @@ class ProcessTracker:
         return TickProcesses(containers.refs(), processes, exits, served, records)
 
     def pop_counts(self) -> ProcessCounts:
-        """Return the counts since the last call."""
+        """Return the counts since the last call, and reset them."""
         matcher, reporter = self._matcher, self._reporter
         counts = ProcessCounts(self._unreadable, matcher.late, reporter.unreported)
         self._unreadable, matcher.late, reporter.unreported = 0, 0, Counter()
@@ -186,7 +187,7 @@ def describe(
 ) -> Iterator[GpuProcess]:
     """Yield the process's entry, or two entries if its pid was reused.
 
-    The driver's samples of such a pid may belong to either process, so neither gets them.
+    The driver's samples of a reused pid may belong to either process, so neither gets them.
     """
     pid = usage.process.pid
     was_recycled = not usage.ended and table_update.was_recycled(pid)

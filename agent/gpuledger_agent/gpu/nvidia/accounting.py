@@ -1,11 +1,11 @@
 """NVML's process accounting: the driver's accounts of processes that no longer use a GPU.
 
-It requires accounting mode. An account outlives its process, so it shows the usage of processes
-that were shorter than a tick. Each account is queried once, after the process has stopped using
-the GPU: when its pid is new in the driver's ring buffer or no longer listed. A few pids reported
-recently are queried again, because a process that is still alive may have used the GPU again. The
-ring buffer holds the latest account of each pid. `gpuledger_agent.core.processes.accounting`
-assigns an account to a process by its start time.
+It requires accounting mode. An account outlives its process, so it shows the use of processes that
+lived for less than a tick. Each account is queried once, after the process has stopped using the
+GPU: when its pid is new in the driver's ring buffer or no longer listed. The accounts of a few
+recently reported pids are queried again, because a process that is still alive may have used the
+GPU again. The ring buffer holds the latest account of each pid.
+`gpuledger_agent.core.processes.accounting` assigns an account to a process by its start time.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ from gpuledger_agent.gpu.protocol import FailedError, UnsupportedError
 from gpuledger_agent.metrics import NVML_ERRORS
 
 _STATS: Final = "nvmlDeviceGetAccountingStats"
-# Late answers are discarded, so each account is part of several answers.
+# Late answers are discarded, so each account is repeated in this many answers.
 _ANSWERS_EACH: Final = 3
 _MAX_AT_ONCE: Final = 64
 _MAX_AGAIN: Final = 8
@@ -49,14 +49,14 @@ class AccountingReader:
 
     @property
     def is_kept(self) -> bool:
-        """Whether accounting was on at the last query; safe to read from any thread."""
+        """Whether accounting was on at the last query; can be read from any thread."""
         return self._known is not None
 
     def query(self, listed: Iterable[ListedProcess] | None) -> tuple[ProcessAccounting, ...] | None:
-        """Return the accounts found in the last few queries, or `None` without accounting.
+        """Return the accounts found in the last few queries; `None` without accounting.
 
         `listed` contains the GPU's current processes; `None` if unknown. Processes that ended
-        before the first query are not reported. Raises SourceLostError.
+        before the first query are not reported. Raises `SourceLostError`.
         """
         try:
             buffered = self._query_buffered_pids()
@@ -78,7 +78,7 @@ class AccountingReader:
         return tuple(account for accounts in self._latest for account in accounts)
 
     def _query_buffered_pids(self) -> set[int] | None:
-        """Return the pids in the ring buffer, or `None` without accounting; raises FailedError."""
+        """Return the pids in the ring buffer; `None` without accounting. Raises `FailedError`."""
         client, get_mode = self.client, NvmlLibrary.nvmlDeviceGetAccountingMode
         mode = client.query(get_mode)
         if mode is None and not client.is_unsupported((get_mode.__name__,)):
@@ -104,7 +104,10 @@ class AccountingReader:
         self._known, self._listed = buffered, now
 
     def _query_pending(self) -> list[ProcessAccounting]:
-        """Return the accounts of processes that may have ended; raises SourceLostError."""
+        """Return the accounts of processes that may have ended, for at most `_MAX_AT_ONCE` pids.
+
+        Raises `SourceLostError`.
+        """
         found = []
         for pid in sorted(self._pending)[:_MAX_AT_ONCE]:
             stats = self._query_stats(pid)
@@ -116,10 +119,10 @@ class AccountingReader:
         return found
 
     def _query_again(self) -> list[ProcessAccounting]:
-        """Return new accounts of recently reported pids; raises SourceLostError.
+        """Return new accounts of recently reported pids; raises `SourceLostError`.
 
-        If a process used the GPU again between two ticks, nothing else shows it: the process is not
-        listed, and its pid has been in the buffer since the first use.
+        If a process used the GPU again between two ticks, only its account shows the use: the
+        process is not listed, and its pid has been in the buffer since the first use.
         """
         known = self._known or set()
         candidates = [pid for pid in self._reported if pid in known - self._listed - self._pending]
@@ -138,7 +141,7 @@ class AccountingReader:
         return _account(pid, stats)
 
     def _query_stats(self, pid: int) -> AccountingStats | None:
-        """Return the account of a pid, or `None` if there is none; raises SourceLostError."""
+        """Return the account of a pid; `None` if there is none. Raises `SourceLostError`."""
         client, newer = self.client, NvmlLibrary.nvmlDeviceGetAccountingStats_v2
         stats = client.query_varying(newer, pid)
         # Older drivers have only the first version.

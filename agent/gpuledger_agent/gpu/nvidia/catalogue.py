@@ -1,10 +1,10 @@
 """The catalogue of readings and the NVML calls that provide them.
 
 `gpuledger_agent.core.readings` has each reading's unit and plausible range. A reading with a row
-there and a row here is queried, validated and published. Call group BOOKS is queried in `core`;
-its readings are listed here only for the documentation.
+both there and here is queried, validated and published. Call group USAGE is queried in `core`; its
+readings are listed here only for the documentation.
 
-`nvmlDeviceGetPcieThroughput` is not used: it sleeps 20 ms per direction, and the counters
+`nvmlDeviceGetPcieThroughput` is not used, because it sleeps 20 ms per direction. The counters
 (fields 197 and 198) and the chip's own metrics provide the same data without a delay.
 """
 
@@ -28,14 +28,14 @@ _OF_EACH_LINK: Final = "each_link"
 
 
 class DriverVersion(NamedTuple):
-    """The two parts of a driver's version that determine its features: 580.95 of 580.95.05."""
+    """The two parts of a driver's version that determine its features: 580.95 for 580.95.05."""
 
     branch: int
     release: int
 
     @classmethod
     def parse(cls, text: str | None) -> "DriverVersion | None":
-        """Return the parsed version, or `None` if it is missing or has another format."""
+        """Return the parsed version; `None` if the text is missing or has another format."""
         found = re.match(r"([0-9]{1,6})\.([0-9]{1,6})(?![0-9])", text or "")
         return cls(int(found[1]), int(found[2])) if found else None
 
@@ -52,7 +52,7 @@ class DriverRange(NamedTuple):
     """`None` for a range without an end."""
 
     def has(self, driver: DriverVersion | None) -> bool:
-        """Return whether the range contains a driver; false if the driver is unknown."""
+        """Return whether the range contains a driver; an unknown driver is in no range."""
         if driver is None or driver < self.first:
             return False
         return self.last is None or driver <= self.last
@@ -68,9 +68,9 @@ class FunctionCall(msgspec.Struct, frozen=True):
     name: str
     """The function's name."""
     arguments: tuple[int, ...] = ()
-    """The arguments after the handle."""
+    """The function's arguments after the handle."""
     part: str | int | None = None
-    """The member or position of the answer to use; `None` for the whole answer."""
+    """The member or the position in the answer that is the value; `None` for the whole answer."""
     fills: str | None = None
     """The struct of pynvml to pass as the last argument, if the function fills one."""
 
@@ -86,18 +86,18 @@ class FieldValue(msgspec.Struct, frozen=True):
     number: int
     """The field's id."""
     link: int | None = None
-    """For an NVLink field: a link's number, `ALL_LINKS` or `EACH_LINK`, which gives a mapping by
-    link number."""
+    """For an NVLink field: the number of a link, `ALL_LINKS`, or `EACH_LINK`, which gives a mapping
+    by link number."""
     count: int | None = None
     """Number of consecutive field ids that form a list for each link."""
     drivers: DriverRange | None = None
     """The drivers in which the id has this meaning; `None` for all drivers."""
     member: str | None = None
-    """The member of the union to read; `None` if the type reported by the driver decides."""
+    """The union's member to read; `None` to read the member that the driver reports."""
 
     @property
     def scope(self) -> int:
-        """The driver's argument for the link."""
+        """The link's number as an argument for the driver; 0 if the field is not about NVLink."""
         return self.link or 0
 
     @property
@@ -110,16 +110,16 @@ class FieldValue(msgspec.Struct, frozen=True):
 
     @property
     def answered_key(self) -> tuple[object, ...]:
-        """The key under which an answer is remembered: the same for all links, to save memory."""
+        """The key in `outcomes` of an answered field: the same for all links, to save memory."""
         return self.key if self.link in (None, ALL_LINKS) else self.of(EACH_LINK).key
 
     def of(self, link: int, *, position: int = 0) -> "FieldValue":
-        """Return the same field for one link; for a list, the element at `position`."""
+        """Return the field of one link; for a list, the field of the element at `position`."""
         return replace(self, number=self.number + position, link=link, count=None)
 
 
 class GpmMetric(msgspec.Struct, frozen=True):
-    """One of the metrics of `nvmlGpmMetricsGet`, or several that form a list or a mapping."""
+    """One metric of `nvmlGpmMetricsGet`, or several metrics that form a list or a mapping."""
 
     number: int
     """The id of the only or first metric."""
@@ -132,7 +132,7 @@ class GpmMetric(msgspec.Struct, frozen=True):
 
     @property
     def numbers(self) -> range:
-        """All ids, in the order of engines or links."""
+        """The ids of all metrics, in the order of engines or links."""
         return range(self.number, self.number + (self.count or 1) * self.step, self.step)
 
     @property
@@ -145,14 +145,14 @@ Source = FunctionCall | FieldValue | GpmMetric
 
 
 class MetricSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One of our readings and its sources."""
+    """One of our readings, with its sources."""
 
     name: str
-    """The field of `GpuReading`; dotted if it is in a nested struct."""
+    """The field of `GpuReading` or `GpuDetails`; dotted if it is in a nested struct."""
     unit: Unit
     """The driver's unit."""
     sources: tuple[Source, ...]
-    """Possible sources; the first that the driver supports is used."""
+    """Possible sources of the reading; the first source that the driver supports is used."""
     architectures: str = ""
     """The first architecture with this reading, or `until` the last one; empty for all."""
 
@@ -165,7 +165,7 @@ def _row(name: str, *sources: Source, architectures: str = "") -> MetricSpec:
     return MetricSpec(name=name, unit=_UNITS[name], sources=sources, architectures=architectures)
 
 
-# The first version counts reserved memory as used; drivers before 510 have only that version.
+# The first version counts reserved memory as used; drivers before 510 have only the first version.
 _V1: Final = ("nvmlDeviceGetMemoryInfo", ())
 _V2: Final = ("nvmlDeviceGetMemoryInfo", (nvml.nvmlMemory_v2,))
 _USAGE: Final = (
@@ -212,7 +212,8 @@ _SENSORS: Final = (
 )
 _INSTANT: Final = (
     _row("memory_temperature_celsius", FieldValue(82), architectures="HBM"),
-    # `nvmlDeviceGetPowerUsage` returns a mean over 1 s on most GPUs since Ampere; this does not.
+    # This is the current power; `nvmlDeviceGetPowerUsage` is a mean over 1 s on most GPUs since
+    # Ampere.
     _row("power_instant_milliwatts", FieldValue(186), architectures="Ampere"),
     # Position 1 of these answers is the sampling period.
     _row(
@@ -233,9 +234,9 @@ _INSTANT: Final = (
     _row("performance_state", FunctionCall("nvmlDeviceGetPerformanceState")),
 )
 
-# NVIDIA renumbered these fields and those of power smoothing: with the wrong driver, a number
-# returns watts or percents instead of a time. The release between the two ranges that changed it is
-# not known.
+# NVIDIA renumbered these fields and the fields of power smoothing: in the wrong driver, a field
+# contains watts or percents instead of a time. It is not known which release between the two ranges
+# changed the numbers.
 _BEFORE_RENUMBERED: Final = DriverRange(DriverVersion(575, 51), DriverVersion(580, 65))
 _RENUMBERED: Final = DriverRange(DriverVersion(580, 82))
 
@@ -386,7 +387,7 @@ _HEALTH: Final = (
     _row("health.nvlink_crc_data_errors_total", FieldValue(45), architectures="until Ampere"),
     _row("health.nvlink_replays_total", FieldValue(52), architectures="until Ampere"),
     _row("health.nvlink_recoveries_total", FieldValue(59), architectures="until Ampere"),
-    # In this rarely queried group, because there is one field per link.
+    # In this group, which is queried rarely, because there is one field per link.
     _row(
         "health.nvlink_link_sent_bytes_totals", FieldValue(138, EACH_LINK), architectures="Ampere"
     ),
@@ -458,7 +459,7 @@ _HEALTH: Final = (
     ),
     _row("health.pcie_link_generation", FunctionCall("nvmlDeviceGetCurrPcieLinkGeneration")),
     _row("health.pcie_link_width", FunctionCall("nvmlDeviceGetCurrPcieLinkWidth")),
-    # Queried repeatedly, because the maximum depends on the GPU and the machine.
+    # The maximum of this GPU in this machine.
     _row("health.pcie_max_link_generation", FunctionCall("nvmlDeviceGetMaxPcieLinkGeneration")),
     _row("health.pcie_max_link_width", FunctionCall("nvmlDeviceGetMaxPcieLinkWidth")),
     _row("health.bar1_used_bytes", FunctionCall("nvmlDeviceGetBAR1MemoryInfo", (), "bar1Used")),
@@ -494,7 +495,7 @@ _LIMITS: Final = (
             "shutdown": nvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN,
         }.items()
     ),
-    # Negative beyond the limit, so they must not be read as unsigned numbers.
+    # Margins are negative beyond the limit, so they must be read as signed numbers.
     *(
         _row(
             f"limits.temperature_margin_{name}_celsius",
@@ -525,7 +526,11 @@ CATALOGUE: Final[Mapping[CallGroup, Sequence[MetricSpec]]] = {
 
 
 def specs_for(group: CallGroup, driver: DriverVersion | None) -> Sequence[MetricSpec]:
-    """Return a group's readings and sources for a driver; `None` means an unknown driver."""
+    """Return a group's readings with the sources that are valid for a driver.
+
+    If the driver is unknown (`None`), sources for certain drivers are left out. Readings without a
+    source are left out.
+    """
     possible = (
         replace(spec, sources=tuple(source for source in spec.sources if _means_it(source, driver)))
         for spec in CATALOGUE[group]

@@ -1,6 +1,6 @@
-"""Queries of call group BOOKS and of fast polls: samples, memory, power, energy and processes.
+"""Queries of call group USAGE and of fast polls: samples, memory, power, energy and processes.
 
-No slow function may be called here. `gpuledger_agent.core` decides which values are plausible.
+Slow functions must not be called here. `gpuledger_agent.core` decides which values are plausible.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -38,10 +38,10 @@ _RARE: Final = frozenset({ProcessKind.GRAPHICS, ProcessKind.MPS})
 
 
 class Memory(NamedTuple):
-    """A device's memory in bytes; a value that was not answered is `None`."""
+    """A device's memory in bytes; `None` for a value that the driver did not return."""
 
     total: int | None = None
-    """Total memory."""
+    """Total memory, in bytes."""
     used: int | None = None
     """Memory in use; includes reserved memory if `reserved` is unknown."""
     reserved: int | None = None
@@ -61,7 +61,7 @@ def query_memory(client: DeviceClient) -> Memory:
     older = client.query(NvmlLibrary.nvmlDeviceGetMemoryInfo)
     if older is not None:
         return Memory(older.total, older.used)
-    # If memory is only hidden or the driver lacks the function, the error is a different one.
+    # If memory is only hidden or the driver lacks the function, the driver returns another error.
     return Memory(is_unified=client.outcomes.get((_MEMORY,)) == NOT_SUPPORTED)
 
 
@@ -72,7 +72,10 @@ def query_core(
     *,
     monotonic_ns: Callable[[], int],
 ) -> dict[str, Any]:
-    """Return a GPU's answers, keyed by field of `RawGpuSample`; raises SourceLostError."""
+    """Return a GPU's answers to call group USAGE, keyed by field of `RawGpuSample`.
+
+    Raises `SourceLostError`.
+    """
     samples = query_samples(client, last_seen, monotonic_ns=monotonic_ns)
     memory = query_memory(client)
     return {
@@ -97,7 +100,7 @@ def query_fast_poll(
 ) -> dict[str, Any]:
     """Return a GPU's answers to a fast poll, keyed by field of `FastPoll`.
 
-    Raises SourceLostError.
+    Raises `SourceLostError`.
     """
     samples = query_samples(client, last_seen, monotonic_ns=monotonic_ns)
     del samples["memory_percent"]
@@ -123,7 +126,7 @@ def query_samples(
         "percent": rates and rates.gpu,
         "memory_percent": rates and rates.memory,
         "samples": samples,
-        # Used to track the driver's clock. Measured per GPU, because the GPUs are queried in turn.
+        # Used to track the driver's clock. Each GPU has its own time, because queries take time.
         "sampled": AnswerTime(requested_ns, monotonic_ns()),
         "memory_samples": _samples(
             client, pynvml.NVML_MEMORY_UTILIZATION_SAMPLES, last_seen.memory_us
@@ -133,7 +136,10 @@ def query_samples(
 
 
 def query_energy(client: DeviceClient) -> dict[str, Any]:
-    """Return the GPU's energy counter and its power draw; raises SourceLostError."""
+    """Return the GPU's energy counter in millijoules and its power draw in milliwatts.
+
+    Raises `SourceLostError`.
+    """
     return {
         "energy_millijoules": client.query(NvmlLibrary.nvmlDeviceGetTotalEnergyConsumption),
         "power_milliwatts": client.query(NvmlLibrary.nvmlDeviceGetPowerUsage),
@@ -144,7 +150,7 @@ def query_energy(client: DeviceClient) -> dict[str, Any]:
 class ProcessLists:
     """One GPU's process lists; skips lists that were empty at the last query.
 
-    Most GPUs never have graphics or MPS processes. An empty list is queried again if the compute
+    Most GPUs never have graphics or MPS processes. A skipped list is queried again if the compute
     processes or the used memory have changed, and whenever `is_due` is set.
     """
 
@@ -158,13 +164,13 @@ class ProcessLists:
     def query(
         self, client: DeviceClient, *, memory_used_bytes: int | None
     ) -> tuple[ListedProcess, ...] | None:
-        """Return the processes of all lists, or `None` if a list failed; raises SourceLostError."""
+        """Return the processes of all lists; `None` if a list failed. Raises `SourceLostError`."""
         # If memory usage is unknown, as with unified memory, only the lists show new processes.
         is_as_before = not self.is_due and memory_used_bytes is not None
         is_as_before &= memory_used_bytes == self._memory_used_bytes
         skipped = self.empty if is_as_before else frozenset[ProcessKind]()
         listed = list_processes(client, skipped=skipped)
-        # If no list was answered, a skipped list may be the only one that the driver supports.
+        # If no list was returned, a skipped list may be the only list that the driver supports.
         if skipped and (listed is None or _compute_pids(listed) != self._compute_pids):
             skipped = frozenset()
             listed = list_processes(client)
@@ -187,10 +193,10 @@ def _compute_pids(listed: Iterable[ListedProcess]) -> frozenset[int]:
 def list_processes(
     client: DeviceClient, *, skipped: Collection[ProcessKind] = ()
 ) -> tuple[ListedProcess, ...] | None:
-    """Return the driver's three process lists as one, or `None` if a list failed.
+    """Return the driver's three process lists as one; `None` if a list failed.
 
     Lists in `skipped` are not queried. A list with an impossible pid also counts as failed: its
-    rows have a different layout, so even its plausible pids would be wrong.
+    rows have another layout, so even its plausible pids would be wrong. Raises `SourceLostError`.
     """
     listed: list[ListedProcess] | None = None
     for kind, function in _LISTS.items():

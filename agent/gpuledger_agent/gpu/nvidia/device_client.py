@@ -3,9 +3,9 @@
 NVML's error codes become the errors of `gpuledger_agent.gpu.protocol`; pynvml's exceptions do not
 leave this module. A value can be unsupported in three ways: the binding lacks the function, the
 driver's library lacks it, or the driver refuses the call. All three raise `UnsupportedError`. A
-client remembers an unsupported call by its `Key` and does not repeat it. Reopening the library
-creates new clients, so everything is probed again. Calls that only failed are repeated in the next
-tick.
+client remembers an unsupported call by its `Key` and does not repeat the call. Reopening the
+library creates new clients, so all calls are tried again. Calls that only failed are repeated in
+the next tick.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -50,8 +50,8 @@ NOT_SUPPORTED: Final = "NotSupported"
 NO_PERMISSION: Final = "NoPermission"
 """NVML's error name for a call that the agent is not permitted to make."""
 _STARTING: Final = ("nvmlInit", "nvmlDeviceGetCount")
-# Some drivers always answer certain calls with "unknown error". It means that the GPU is lost only
-# for calls that every GPU supports.
+# Calls that every GPU supports. For these calls, "unknown error" means that the GPU is lost. Some
+# drivers always answer certain other calls with this error.
 _ESSENTIAL: Final = (
     "nvmlDeviceGetHandleByIndex",
     "nvmlDeviceGetUUID",
@@ -77,7 +77,7 @@ _LOST: Final[Mapping[int, type[SourceLostError]]] = {
 
 
 def none_where_absent(query: Callable[[], T]) -> T | None:
-    """Return the query's result, or `None` if it is unsupported or failed."""
+    """Return the query's result; `None` if the query raises `UnsupportedError` or `FailedError`."""
     try:
         return query()
     except (UnsupportedError, FailedError):
@@ -90,7 +90,10 @@ def call_nvml(
     *arguments: P.args,
     **named: P.kwargs,
 ) -> T:
-    """Call the library's function; raises SourceLostError, UnsupportedError, FailedError."""
+    """Call the library's function of the same name.
+
+    Raises `SourceLostError`, `UnsupportedError` or `FailedError`.
+    """
     return cast("T", call_by_name(library, function.__name__, *arguments, **named))
 
 
@@ -101,14 +104,15 @@ def list_nvml(
     *arguments: P.args,
     **named: P.kwargs,
 ) -> T:
-    """Call the library's function as `call_nvml` does; return `empty` for an empty list."""
+    """Call the library's function as `call_nvml` does; return `empty` if its list is empty."""
     return cast("T", call_by_name(library, function.__name__, *arguments, empty=empty, **named))
 
 
 def call_by_name(library: object, name: str, *arguments: object, empty: object = None) -> object:
-    """Call a function by name; retries if a list grew between the binding's two calls.
+    """Call a function by name; retry if a list grew between the binding's two calls.
 
-    Raises SourceLostError, UnsupportedError, FailedError.
+    If `empty` is given, return it for an empty list. Raises `SourceLostError`, `UnsupportedError`
+    or `FailedError`.
     """
     # Looked up at each call: which functions exist depends on the binding, not on the driver.
     function = getattr(library, name, None)
@@ -118,7 +122,7 @@ def call_by_name(library: object, name: str, *arguments: object, empty: object =
         try:
             answer: object = function(*arguments)
         except pynvml.NVMLLibraryMismatchError as error:
-            # The binding raises it, before any call, if it is newer than the driver's library.
+            # If the binding is newer than the driver's library, it raises this before the call.
             raise UnsupportedError(f"{name}: {error}") from error
         except pynvml.NVMLError as error:
             if error.value == pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
@@ -152,15 +156,15 @@ def _translate(name: str, error: pynvml.NVMLError) -> UnavailableError:
 
 
 Key = tuple[object, ...]
-"""A function's name and those of its arguments after the handle that never change."""
+"""A function's name, and its arguments after the handle that distinguish it from other queries."""
 
 
 @dataclass(kw_only=True)
 class DeviceClient:
     """Queries one device of an open library: a GPU or a MIG instance.
 
-    Each query returns `None` without an answer, and raises SourceLostError. For a query's
-    key, `is_unsupported` reports whether its answer is missing permanently.
+    Each query returns `None` if there is no answer, and raises `SourceLostError`. `is_unsupported`
+    reports, by a query's key, whether its answer is missing permanently.
     """
 
     library: object
@@ -178,7 +182,7 @@ class DeviceClient:
         *arguments: P.args,
         **named: P.kwargs,
     ) -> T | None:
-        """Return the answer; remembers per function and arguments if it is unsupported."""
+        """Return the answer; remember unsupported calls by function and arguments."""
         return cast("T | None", self.query_key((function.__name__, *arguments), **named))
 
     def query_varying(
@@ -187,7 +191,7 @@ class DeviceClient:
         *arguments: P.args,
         **named: P.kwargs,
     ) -> T | None:
-        """Return the answer; remembers per function, for any arguments, if it is unsupported."""
+        """Return the answer; remember unsupported calls by function, whatever the arguments."""
         return cast("T | None", self.query_key((function.__name__,), *arguments, **named))
 
     def query_list(
@@ -197,18 +201,22 @@ class DeviceClient:
         *arguments: P.args,
         **named: P.kwargs,
     ) -> T | None:
-        """Return a list as `query_varying` does; return `empty` for an empty list."""
+        """Return a list as `query_varying` does; return `empty` if the list is empty."""
         return cast(
             "T | None", self.query_key((function.__name__,), *arguments, empty=empty, **named)
         )
 
     def query_samples(self, kind: int, since_us: int) -> tuple[int | None, Sequence[object]] | None:
-        """Return a ring buffer's value type and samples; remembers each unsupported kind."""
+        """Return a ring buffer's value type, and its samples after the time stamp `since_us`.
+
+        An unsupported `kind` of ring buffer is remembered. Without samples, the value type is
+        `None`.
+        """
         answer = self.query_key((_SAMPLES, kind), since_us, empty=(None, ()))
         return cast("tuple[int | None, Sequence[object]] | None", answer)
 
     def fill(self, name: str, struct: str) -> object | None:
-        """Call a function that fills a struct of pynvml, and return the struct."""
+        """Call a function that fills a struct of pynvml; return the struct or `None`."""
         if self.is_unsupported((name,)):
             return None
         filled: Structure = getattr(pynvml, struct)()
@@ -219,7 +227,8 @@ class DeviceClient:
     ) -> object | None:
         """Return the answer to a call; `varying` arguments are not part of the key.
 
-        If the call fills a struct, pass it as `fills`: it is returned instead of the call's result.
+        If the call fills a struct, pass the struct as `fills`: it is returned instead of the call's
+        result. Return `None` without an answer; raises `SourceLostError`.
         """
         if self.is_unsupported(key):
             return None
@@ -246,16 +255,16 @@ class DeviceClient:
         return len(self.outcomes), self.support_version
 
     def is_unsupported(self, key: Key) -> bool:
-        """Return whether the device is known not to support a query."""
+        """Return whether the device is known not to support the query with this key."""
         return self.outcomes.get(key) is not None
 
     def mark_unsupported(self, key: Key, reason: str) -> None:
-        """Remember that the device does not support a query."""
+        """Remember that the device does not support the query with this key, for this reason."""
         self.support_version += 1
         self.outcomes[key] = reason
 
     def merge_refusals(self, parts: Sequence[Key], whole: Key) -> None:
-        """Replace the refusals of all parts by one refusal of the whole, if all were refused."""
+        """If all parts were refused, replace their refusals by one refusal of the whole."""
         if all(map(self.is_unsupported, parts)):
             reasons = [self.outcomes.pop(part) for part in parts]
             self.mark_unsupported(whole, reasons[0] or "")
@@ -267,9 +276,11 @@ class DeviceClient:
 
 
 def reason_of(error: UnavailableError) -> str:
-    """Return the name of the NVML error that caused the error, such as `NotSupported`."""
+    """Return the name of the NVML error that is the cause of `error`, such as `NotSupported`.
+
+    Return `FunctionNotFound` if the cause is not an NVML error.
+    """
     cause = error.__cause__
-    # Without an NVML error as the cause, the function is missing.
     return error_name(cause) if isinstance(cause, pynvml.NVMLError) else "FunctionNotFound"
 
 
@@ -279,12 +290,12 @@ def error_name(error: pynvml.NVMLError) -> str:
 
 
 def instance_id(number: int) -> int | None:
-    """Return a GPU or compute instance id, or `None` for NVML's placeholder."""
+    """Return a GPU or compute instance id; `None` for NVML's placeholder."""
     return None if number == _NO_INSTANCE else number
 
 
 def small_number(number: int | None) -> int | None:
-    """Return an id or a count, or `None` if the value cannot be one.
+    """Return an id or a count; `None` if the value cannot be an id or a count.
 
     NVML reports an unknown number as the greatest number of its type.
     """
@@ -294,6 +305,6 @@ def small_number(number: int | None) -> int | None:
 raw_getattr: Final[Any] = object.__getattribute__
 """`getattr` for struct members other than text.
 
-The binding's attribute access decodes text; even for a number, it takes longer than the driver
-call that returned it.
+The binding's attribute access decodes text. Even for a number, this takes longer than the driver
+call that returned the number.
 """

@@ -1,12 +1,12 @@
 """NVML's events: events about the driver itself, and GPU faults.
 
-The driver announces that it will be unbound from a GPU, and that it was bound to one. A program
+The driver announces that it will be unbound from a GPU, and that it was bound to a GPU. A program
 that keeps the library open blocks the unbinding, so it has to close the library on this event. If
 the driver or nvidia-ml-py does not support these events, the capability contains the reason and no
 events arrive.
 
 GPU faults arrive through an event set in which every GPU is registered for the events that it
-supports. If one GPU or one event type is refused, the others are still registered. The thread that
+supports. If a GPU or a type of event is refused, the others are still registered. The thread that
 waits and retries is in `gpuledger_agent.gpu.event_thread`.
 """
 
@@ -34,7 +34,7 @@ from gpuledger_agent.metrics import EVENT_SET_FAILURES
 
 P = ParamSpec("P")
 T = TypeVar("T")
-# The call is made in each tick, so it need not wait. NVML does not document the meaning of 0.
+# The shortest time: events are polled in each tick, and NVML does not document the meaning of 0.
 _WAIT_MILLISECONDS: Final = 1
 _MAX_EVENTS: Final = 16
 _VERSIONS: Final = {
@@ -61,12 +61,15 @@ class NvmlDriverEvents:
 
     @property
     def capability(self) -> Capability:
-        """Whether the driver announces that it will be unbound, under the first function called."""
+        """Whether the driver announces that it will be unbound, and if not, why.
+
+        The capability has the name of the first function called.
+        """
         reason = self._reason
         return Capability(call="nvmlSystemEventSetCreate", supported=reason is None, reason=reason)
 
     def open(self) -> None:
-        """Start to listen, if the driver supports it."""
+        """Start to listen; if the driver does not support it, `capability` has the reason."""
         try:
             self._set = self._call(NvmlLibrary.nvmlSystemEventSetCreate)
             # Looked up only here, because older bindings lack both constants.
@@ -81,7 +84,7 @@ class NvmlDriverEvents:
             self._reason = str(error)
 
     def poll(self) -> DriverEvent:
-        """Return the event since the last call; after an error, no more events are received."""
+        """Return the event since the last call; after an error, stop listening."""
         if self._set is None:
             return DriverEvent.NOTHING
         try:
@@ -118,7 +121,7 @@ class NvmlDriverEvents:
         *arguments: P.args,
         **named: P.kwargs,
     ) -> T:
-        """Call a function with the version of its struct; older bindings lack both."""
+        """Call a function with its struct's version; older bindings lack both."""
         version: int | None = getattr(pynvml, _VERSIONS[function.__name__], None)
         return call_nvml(self._library, function, version, *arguments, **named)
 
@@ -138,7 +141,8 @@ KINDS: Final = {
     0x100: "mig_changed",
 }
 WANTED: Final[int] = sum(KINDS)
-# NVML does not document the clock of its time stamps. If one is far from now, the clock is unknown.
+# NVML does not document the clock of its time stamps. A stamp that is further from the present is
+# not used.
 _BELIEVABLE_NS: Final = NS_PER_HOUR
 
 _log = structlog.get_logger(__name__)
@@ -148,7 +152,7 @@ class NvmlGpuEvents:
     """An event set with all GPUs that can be registered."""
 
     def __init__(self, library: object, gpus: Sequence[GpuIdentity], *, clock: Clock) -> None:
-        """Create the set; raises UnavailableError if the driver refuses to."""
+        """Create the set and register the GPUs; raises `UnavailableError` if it is refused."""
         self._library = library
         self._clock = clock
         self._uuids: dict[object, str] = {}
@@ -164,7 +168,10 @@ class NvmlGpuEvents:
         call_nvml(self._library, NvmlLibrary.nvmlEventSetFree, self._set)
 
     def wait(self, timeout_ms: int) -> Detection | None:
-        """Return the next event, or `None` after the timeout; raises UnavailableError."""
+        """Return the next fault; `None` if there is none within the timeout or its kind is unknown.
+
+        Raises `UnavailableError`, also if no GPU could be registered.
+        """
         if not self._uuids:
             raise FailedError("no GPU could be registered for events")
         try:
@@ -186,7 +193,7 @@ class NvmlGpuEvents:
             self.has_v3 = True
             raise
         except (UnsupportedError, FailedError):
-            # If the first call fails, the driver lacks the function. A later error is a failure.
+            # If the first call fails, the driver lacks the function; later errors are raised.
             if self.has_v3:
                 raise
             self.has_v3 = False
@@ -216,9 +223,9 @@ class NvmlGpuEvents:
     def _register(self, gpu: GpuIdentity) -> bool:
         """Register a GPU for the wanted events that it supports; return whether there are any.
 
-        Registers all bits at once. If that is refused, it registers the bits one by one, so that a
-        refused bit does not affect the others. If a GPU cannot be registered at all, a warning is
-        logged.
+        All events are registered at once. If that is refused, they are registered one by one, so
+        that a refused event does not affect the others. If a GPU cannot be registered at all, a
+        warning is logged.
         """
         library, register = self._library, NvmlLibrary.nvmlDeviceRegisterEvents
         supported_types = NvmlLibrary.nvmlDeviceGetSupportedEventTypes
@@ -245,7 +252,7 @@ class NvmlGpuEvents:
 
 def _make_detection(event: EventData, uuid: str | None, time_ns: int) -> Detection | None:
     kind = KINDS.get(event.eventType)
-    # An event that was not registered for.
+    # The event is of a kind that was not registered.
     if kind is None:
         return None
     return Detection(

@@ -1,16 +1,18 @@
 """The chip's own counters (GPM, Hopper and newer), computed from two samples.
 
-Samples are written alternately to two buffers, and the metrics cover the time between them. So the
-first query returns nothing, and each later one covers the time since the previous query, if NVML
-can measure an interval of that length.
+Samples are written alternately to two buffers, and the metrics cover the time between the two
+samples. The first query thus returns nothing, and each later query covers the time since the
+previous one, if NVML can measure an interval of that length.
 
 Metrics with different query intervals have separate pairs of samples. Metrics queried in each tick
 cover that tick. Metrics queried every few seconds cover all the time since their previous query, so
 they miss no activity.
 
 Each MIG instance also has its own pair of samples. A GPU instance with one compute instance is
-sampled through the GPU's handle and the instance's id. If it has several, each compute instance is
-sampled through its own handle, because otherwise each would get the whole GPU instance's values.
+sampled through the GPU's handle and the instance's id. If a GPU instance has several compute
+instances, each is sampled through its own handle, because otherwise each would get the values of
+the whole GPU instance.
+
 `gpuledger_agent.core` decides which values are plausible.
 """
 
@@ -41,7 +43,7 @@ _FIELDS: Final = {
     CallGroup.PROFILING: "profiling",
     CallGroup.HEALTH: "health",
 }
-"""The field of `RawGpuSample` with each call group's metrics."""
+"""The field of `RawGpuSample` that contains the metrics of each call group."""
 
 
 class GpmQuery:
@@ -65,9 +67,10 @@ class GpmQuery:
         self._support_version: int | None = None
 
     def query(self, older: object, newer: object) -> dict[str, Any]:
-        """Return the metrics between two samples, keyed by reading.
+        """Return the metrics between two samples, keyed by reading; missing values are left out.
 
-        Raises UnsupportedError if the device has no metrics, FailedError, and SourceLostError.
+        Raises `UnsupportedError` if the device has no metrics, `FailedError`, and
+        `SourceLostError`.
         """
         if self._struct is None:
             self._struct = pynvml.c_nvmlGpmMetricsGet_t()
@@ -90,7 +93,7 @@ class GpmQuery:
         return {name: value for name, value in named.items() if value is not None}
 
     def _query_apart(self) -> dict[int, float]:
-        """Query each metric separately, because one that the driver lacks may fail the call."""
+        """Query each metric separately, because a metric that the driver lacks may fail a call."""
         values: dict[int, float] = {}
         for number in self._ids:
             self._lay_out([number])
@@ -102,7 +105,7 @@ class GpmQuery:
         return values
 
     def _lay_out(self, ids: Sequence[int] | None = None) -> None:
-        """Write the metrics to query into the struct: `ids`, or all that were not refused."""
+        """Write the ids of the metrics into the struct: `ids`, or all that were not refused."""
         if ids is None:
             numbers = (number for _, metric in self._wanted for number in metric.numbers)
             ids = self._ids = [
@@ -130,7 +133,7 @@ class GpmQuery:
 def _value_of(
     metric: GpmMetric, values: Mapping[int, float]
 ) -> float | list[float] | dict[int, float] | None:
-    """Return a metric's value, list by engine or mapping by link; `None` without any value."""
+    """Return a metric's value, list by engine or mapping by link; `None` without values."""
     if metric.count is None:
         return values.get(metric.number)
     if metric.is_by_link:
@@ -156,9 +159,9 @@ class Gpm:
     ) -> None:
         """Create the counters of one device.
 
-        `client` has the GPU's handle, even if `gpu_instance` is given, or a compute instance's
-        handle; then `whole` is the client for the GPU. Each instance needs a separate client,
-        because it may refuse metrics that the GPU supports.
+        `client` has the GPU's handle (for a whole GPU, or with `gpu_instance` for a GPU instance)
+        or a compute instance's handle. For an instance, `whole` is the client for the GPU. Each
+        instance needs a separate `client`, because it may refuse metrics that the GPU supports.
         """
         self._client = client
         self._whole = whole or client
@@ -171,16 +174,16 @@ class Gpm:
         self._is_querying = False
 
     def query(self) -> dict[str, Any]:
-        """Return the metrics by reading, and the time they cover in nanoseconds.
+        """Return the metrics by reading, and the time that they cover in nanoseconds.
 
         The keys are `activity` and `activity_ns` for group SENSORS, `profiling` and `profiling_ns`
         for PROFILING, and `health` and `health_ns` for HEALTH.
 
-        The result is empty if the GPU has no such counters, or if the previous sample is missing,
-        too old or too recent. Raises SourceLostError.
+        The result is empty if the GPU has no such counters, if a call fails, or if the previous
+        sample is missing, too old or too recent. Raises `SourceLostError`.
         """
         now_ns = self._monotonic_ns()
-        # Keep the previous sample: the next query measures from there.
+        # Keep the previous sample, so that the next query measures from it.
         if self._taken_ns is not None and now_ns - self._taken_ns < MIN_NS:
             return {}
         self._is_querying = True
@@ -192,8 +195,8 @@ class Gpm:
             self._is_querying = False
 
     def close(self) -> None:
-        """Free the buffers; the library must be open."""
-        # If a call hangs in another thread, it may still write into the buffers: do not free them.
+        """Free the buffers, unless a query is running; the library must be open."""
+        # A call that hangs in another thread may still write into the buffers.
         if not self._is_querying:
             self._free()
 
@@ -229,12 +232,15 @@ class Gpm:
         return {self._field: values, f"{self._field}_ns": now_ns - before_ns}
 
     def _allocate(self) -> None:
-        """Allocate the buffers once; raises UnsupportedError if the GPU has no such counters."""
+        """Allocate the buffers once; raise `UnsupportedError` if the GPU has no such counters.
+
+        Raise `FailedError` if the driver does not report whether the GPU has them.
+        """
         if self._buffers:
             return
         if self._client.is_unsupported((_METRICS,)):
             raise UnsupportedError(_METRICS)
-        # Query the GPU, because not all drivers answer this for an instance.
+        # Query the whole GPU, because not all drivers answer this query for an instance.
         support = self._whole.query(NvmlLibrary.nvmlGpmQueryDeviceSupport)
         if support is None:
             raise FailedError("nvmlGpmQueryDeviceSupport: no answer")
@@ -257,8 +263,8 @@ class InstanceCounters:
         monotonic_ns: Callable[[], int],
     ) -> None:
         self._client, self._group = client, group
-        # According to NVML, link throughput is always of the whole GPU: if each instance reported
-        # it, it would be counted several times.
+        # According to NVML, link throughput is always that of the whole GPU. It is left out here,
+        # because values of several instances would count it several times.
         self._specs = [spec for spec in specs if spec.unit is not MEBIBYTES_PER_SECOND]
         self._monotonic_ns = monotonic_ns
         self._of: dict[tuple[str, bool], Gpm] = {}

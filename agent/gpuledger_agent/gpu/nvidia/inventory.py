@@ -29,9 +29,9 @@ from gpuledger_agent.gpu.protocol import FailedError, UnsupportedError
 
 
 def capabilities_of(outcomes: Mapping[Key, str | None]) -> list[Capability]:
-    """Return a record for each call that was answered or refused, sorted by name.
+    """Return a record for each call that was answered or refused, sorted by the call's name.
 
-    The name includes the arguments if a function was called with more than one set of them.
+    The name includes the arguments if a function was called with different arguments.
     """
     times = Counter(name for name, *_ in outcomes)
     capabilities = [
@@ -41,8 +41,8 @@ def capabilities_of(outcomes: Mapping[Key, str | None]) -> list[Capability]:
     return sorted(capabilities, key=attrgetter("call"))
 
 
-# Cached, because all GPUs of a node have similar capabilities; separate records would take 20 KiB
-# per GPU.
+# Cached, because all GPUs of a node have similar capabilities, and separate records would take
+# 20 KiB per GPU.
 @lru_cache(maxsize=2048)
 def _capability(key: Key, reason: str | None) -> Capability:
     name, *arguments = key
@@ -145,7 +145,7 @@ class Facts:
         return self._capabilities
 
     def _query_physical_gpu(self) -> None:
-        """Query the facts that have been neither answered nor refused."""
+        """Query the facts that never change, except those already answered or refused."""
         if self._built_in.get("memory_total_bytes") is None:
             total = query_memory(self._client).total
             is_true = total is not None and 0 <= total <= MEMORY_BYTES.high
@@ -159,7 +159,7 @@ class Facts:
                     self._built_in[name] = None
 
     def _query_rack(self) -> None:
-        """Query the GPU's position in a rack until it is known or refused."""
+        """Query the GPU's position in a rack until the driver answers or refuses."""
         if "module_id" in self._built_in:
             return
         struct = self._client.fill(_PLATFORM, _PLATFORM_STRUCT)
@@ -169,16 +169,17 @@ class Facts:
             self._built_in["module_id"] = None
 
     def _query_fabric(self) -> None:
-        """Query the GPU's fabric each time, because it may join one late or change to another."""
+        """Query the GPU's fabric each time, because a GPU may join a fabric late or change it."""
         struct = self._client.fill(_FABRIC, _FABRIC_STRUCT)
         # After a mere failure, keep the last answer.
         if struct is not None:
             self._fabric = _fabric_of(struct)
 
     def _query_peers(self) -> None:
-        """Query the NVLink status to each peer; a refused peer is not queried again.
+        """Query the NVLink status to each peer; do not query refused peers again.
 
-        Not through the client, which would remember a refusal for the function, not for the pair.
+        The client is not used, because it would remember a refusal for the function, not for the
+        pair.
         """
         for uuid in list(self._peers):
             arguments = self._peers[uuid], nvml.NVML_P2P_CAPS_INDEX_NVLINK
@@ -203,7 +204,7 @@ def _bus_id(pci: object) -> str:
 
 
 _PLATFORM: Final = "nvmlDeviceGetPlatformInfo"
-# Not the first version, whose fields had other meanings and which only one driver branch has.
+# The first version is not used: its fields had other meanings, and only one driver branch has it.
 _PLATFORM_STRUCT: Final = "c_nvmlPlatformInfo_v2_t"
 _UNKNOWN_BYTE: Final = 0xFF
 _FABRIC: Final = "nvmlDeviceGetGpuFabricInfoV"
@@ -213,7 +214,7 @@ _FABRIC_STRUCT: Final = "c_nvmlGpuFabricInfo_v2_t"
 def _bytes_of(struct: object, name: str) -> bytes:
     """Return the bytes of a struct's field as the driver wrote them.
 
-    Attribute access would not do: the binding decodes single bytes as characters, which fails on
+    Attribute access cannot be used: the binding decodes single bytes as characters, which fails on
     invalid text, and ctypes ends a text at the first zero byte.
     """
     descriptor = getattr(type(struct), name)
@@ -221,7 +222,7 @@ def _bytes_of(struct: object, name: str) -> bytes:
 
 
 def _rack_of(struct: object) -> dict[str, Any]:
-    """Return a GPU's position in its rack, keyed by field of `GpuFacts`."""
+    """Return a GPU's position in its rack, keyed by field of `GpuFacts`; `None` if unknown."""
 
     def number(name: str) -> int | None:
         value = _bytes_of(struct, name)[0]
@@ -239,9 +240,10 @@ def _rack_of(struct: object) -> dict[str, Any]:
 
 
 def _fabric_of(struct: Any) -> dict[str, Any]:  # noqa: ANN401  # a struct of ctypes
-    """Return the fabric that a GPU has joined; empty if none, or if all ids are 0.
+    """Return the ids of the fabric that a GPU has joined, keyed by field of `GpuFacts`.
 
-    They are 0 on a single machine that needs no fabric.
+    Return an empty mapping without a fabric, or if the fabric's id is 0, as on a single machine
+    that needs no fabric.
     """
     cluster = bytes(struct.clusterUuid)
     has_joined = struct.state == nvml.NVML_GPU_FABRIC_STATE_COMPLETED
@@ -269,12 +271,15 @@ _BUILT_IN: Final[Sequence[tuple[str, tuple[str, *tuple[object, ...]], Callable[[
 
 
 def query_driver_version(library: object) -> str | None:
-    """Return the driver's version; raises SourceLostError."""
+    """Return the driver's version; `None` if the query fails. Raises `SourceLostError`."""
     return none_where_absent(lambda: call_nvml(library, NvmlLibrary.nvmlSystemGetDriverVersion))
 
 
 def query_versions(library: object) -> Mapping[str, str | None]:
-    """Return the node's versions, keyed by field of `Inventory`; raises SourceLostError."""
+    """Return the node's versions, keyed by field of `Inventory`; `None` for an unknown version.
+
+    Raises `SourceLostError`.
+    """
     cuda = none_where_absent(
         lambda: call_nvml(library, NvmlLibrary.nvmlSystemGetCudaDriverVersion_v2)
     )

@@ -1,23 +1,23 @@
 """The MIG instances of a GPU, found again in each tick and queried by their own handles.
 
-An instance's handle is valid until the GPU is repartitioned, so no handle is kept: each tick
+An instance's handle is valid until the GPU is repartitioned, so handles are not kept: each tick
 queries every index, and facts about an instance are cached by its UUID. `version` counts the
 layouts, so that other code can detect that its data about instances is outdated.
 
-The GPU's own process lists name the instance of each process if the driver permits it, which takes
-three calls for all instances. The driver does not report whether it permits it, and an empty list
-may mean either. So the GPU's lists are trusted once they have contained an instance for every
-process; until then, each instance is queried separately.
+If the driver permits it, the GPU's own process lists name the instance of each process; reading
+them takes three calls for all instances. The driver does not report whether it permits this, and an
+empty list does not show it either. The GPU's lists are therefore trusted once they have contained
+an instance for every process; until then, each instance is queried separately.
 
-In a container without permission to monitor MIG, the driver refuses to list instances and the
-GPU-wide values that would reveal their total. Then there is only the GPU's own sample, marked as
-`mig_hidden`.
+In a container without permission to monitor MIG, the driver refuses to list instances, and also
+refuses the GPU-wide values that would reveal the sum over instances. The tick then has only the
+GPU's own sample, marked as `mig_hidden`.
 
 An instance's share of the GPU is given in compute slices and memory slices. The GPU's largest
-profile gives its number of compute slices; its memory divided by that of the one-slice profile
-gives the number of memory slices. So no list of products is needed. An instance has slightly less
-memory than its slices suggest, so the quotient is rounded down; an instance's own memory slices, if
-its placement is unknown, are rounded to the nearest number.
+profile contains the number of compute slices. The number of memory slices is the memory of that
+profile divided by the memory of the one-slice profile. A list of products is thus not needed. An
+instance has slightly less memory than its slices suggest, so the quotient is rounded down. If an
+instance's placement is unknown, the number of its memory slices is rounded to the nearest integer.
 """
 
 import re
@@ -46,10 +46,11 @@ _FULL_PROFILES: Final = (
     pynvml.NVML_GPU_INSTANCE_PROFILE_4_SLICE,
     pynvml.NVML_GPU_INSTANCE_PROFILE_2_SLICE,
 )
-"""Profiles that can span a whole GPU, largest first; the first that a GPU supports does."""
+"""Profiles that can span a whole GPU, largest first. The first profile that a GPU supports spans
+the whole GPU."""
 # The struct's first version, which every driver with MIG supports.
 _PROFILE_VERSION: Final = 1
-# Values that NVML provides only without MIG. A stray answer under MIG would belong to no instance.
+# Values that NVML provides only without MIG. An answer under MIG would not belong to an instance.
 _ABSENT: Final = {
     "samples": None,
     "memory_samples": None,
@@ -68,10 +69,13 @@ class PhysicalGpuSlices:
     memory: int | None = None
     """Number of memory slices."""
     memory_mebibytes: int | None = None
-    """Memory of an instance with all memory slices."""
+    """Memory of an instance with all memory slices, in MiB."""
 
     def memory_slices_of(self, mebibytes: int | None) -> int | None:
-        """Return the number of memory slices of an instance with this memory; `None` if unknown."""
+        """Return the number of memory slices of an instance with this memory in MiB.
+
+        Return `None` if it is unknown.
+        """
         if not (mebibytes and self.memory and self.memory_mebibytes):
             return None
         slices = round(self.memory * mebibytes / self.memory_mebibytes)
@@ -105,7 +109,7 @@ class MigLayout:
     instances: Sequence[InstanceClient] = ()
     """The instances at the last query."""
     is_enabled: bool | None = None
-    """Whether MIG is enabled; `None` if the GPU does not support it."""
+    """Whether MIG is enabled; `None` if the GPU does not support MIG or has not been queried."""
     version: int = 0
     """Increases with each change of the layout."""
     _max_instances: int = 0
@@ -115,9 +119,9 @@ class MigLayout:
     _known: dict[str, InstanceClient] = field(default_factory=dict)
 
     def query(self, core: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of `RawGpuSample` that depend on MIG; raises SourceLostError.
+        """Return the fields of `RawGpuSample` that depend on MIG; raises `SourceLostError`.
 
-        `core` contains the GPU's other answers to call group BOOKS.
+        `core` contains the GPU's other answers to call group USAGE.
         """
         before, self.is_enabled = self.is_enabled, self._query_mode()
         if before is not None and before != self.is_enabled:
@@ -169,7 +173,7 @@ class MigLayout:
         }
 
     def describe(self) -> list[MigInstance]:
-        """Return the instances at the last query."""
+        """Return the records of the instances at the last query."""
         return [
             MigInstance(
                 uuid=identity.uuid,
@@ -183,7 +187,7 @@ class MigLayout:
                 memory_total_bytes=identity.memory_bytes,
             )
             for identity in (instance.identity for instance in self.instances)
-            # The record requires both ids, and nothing can refer to an instance without them.
+            # The record requires both ids, and an instance without them cannot be referred to.
             if identity.gpu_instance is not None and identity.compute_instance is not None
         ]
 
@@ -197,13 +201,13 @@ class MigLayout:
         return bool(current)
 
     def _query_slices(self) -> PhysicalGpuSlices:
-        """Return the GPU's slices; queried again until the driver answers or refuses."""
+        """Return the GPU's slices; query them until the driver answers or refuses."""
         if self._slices is None:
             self._slices = self._find_slices()
         return self._slices or PhysicalGpuSlices()
 
     def _find_slices(self) -> PhysicalGpuSlices | None:
-        """Return the GPU's slices, or `None` if a call failed."""
+        """Return the GPU's slices; `None` if a call failed."""
         mode, query = NvmlLibrary.nvmlDeviceGetMigMode, self.client.query
         if self.is_enabled is None:
             return _WHOLE if self.client.is_unsupported((mode.__name__,)) else None
@@ -239,7 +243,10 @@ class MigLayout:
         self.instances, self._known = found, known
 
     def _find(self, index: int) -> InstanceClient | None:
-        """Return the instance at an index; if a call fails, the instance previously found there."""
+        """Return the instance at an index; if a call fails, return the previous instance.
+
+        Return `None` if there is no instance at the index.
+        """
         before = next(
             (instance for instance in self.instances if instance.identity.index == index), None
         )
@@ -254,7 +261,7 @@ class MigLayout:
         uuid = None if handle is None else client.query(get_uuid)
         self._is_hidden |= NO_PERMISSION in client.outcomes.values()
         if uuid is None:
-            # After a mere failure, keep the instance, or its processes would count as ended.
+            # After a mere failure, keep the instance; otherwise its processes would count as ended.
             return None if client.is_unsupported((get_uuid.__name__,)) else before
         known = self._known.get(uuid)
         # Facts that never change are cached by UUID and not queried in each tick.
@@ -296,7 +303,10 @@ class MigLayout:
     def _apportion(
         self, listed: tuple[ListedProcess, ...] | None
     ) -> tuple[dict[str, tuple[ListedProcess, ...] | None], tuple[ListedProcess, ...] | None]:
-        """Return the processes of each instance, and the processes without an instance."""
+        """Return the processes of each instance, and the processes without a known instance.
+
+        `None` means that the processes are unknown.
+        """
         own, left = self._by_ids(listed or ())
         if listed is not None and not left and (listed or self._lists_all):
             # Once the GPU's lists have proved complete, use only them: three calls instead of
@@ -324,7 +334,7 @@ class MigLayout:
             for instance in self.instances
         }
         sizes = Counter(instance.identity.gpu_instance for instance in self.instances)
-        # If a GPU instance has only one compute instance, its id is sufficient.
+        # If a GPU instance has only one compute instance, the GPU instance's id is sufficient.
         ids |= {(number, None): uuid for (number, _), uuid in ids.items() if sizes[number] == 1}
         own: dict[str, list[ListedProcess]] = {
             instance.identity.uuid: [] for instance in self.instances
@@ -339,7 +349,7 @@ class MigLayout:
 
 
 def _profile(name: str | None, attributes: DeviceAttributes | None) -> str | None:
-    """Return the profile in the device's name, or built from the attributes in NVIDIA's format."""
+    """Return the profile from the device's name or, if it has none, built from the attributes."""
     found = _PROFILE.search(name or "")
     if found:
         return found[1]

@@ -4,9 +4,10 @@ A plan lists the calls to make: each reading comes from the first of its sources
 supports, and readings that are parts of one answer share a call. The plan is rebuilt whenever the
 set of unsupported calls changes, so a tick does not have to choose sources.
 
-One call returns many numbered fields, each with its own return code. A field that an older driver
-does not know may fail the whole call; then each field is queried separately, once. Before fields
+One call returns many numbered fields, each with its own return code. A field that is unknown to an
+older driver may fail the whole call. Each field is then queried separately, once. Before fields
 that exist per NVLink are queried, the device is queried for its number of links.
+
 `gpuledger_agent.core` decides which values are plausible.
 """
 
@@ -32,8 +33,8 @@ from gpuledger_agent.metrics import NVML_ERRORS
 
 _Key = tuple[object, ...]
 Name = str | tuple[str, int, int | None]
-"""Our name of a field; for a field of one link, with the link's number and, if the field is an
-element of a list, its position."""
+"""Our name of a field. For a field of one link, also the link's number and, if the field is an
+element of a list, the element's position."""
 _CALL: Final = "nvmlDeviceGetFieldValues"
 _MAX_FIELDS: Final = 128
 """Maximum number of fields per call: NVIDIA's tools query as many; more may not work."""
@@ -71,10 +72,10 @@ class WantedField(NamedTuple):
     number: tuple[int, int]
     """The arguments for the driver: the field's id and the link."""
     member: str | None
-    """The member of the union that holds the value; if `None`, the driver reports it."""
+    """The union's member to read; `None` to read the member that the driver reports."""
 
 
-# Cached, because all GPUs of a node have the same fields; with per-link fields, there are hundreds.
+# Cached, because all GPUs of a node have the same fields, which are hundreds with per-link fields.
 @lru_cache(maxsize=2048)
 def wanted_field(name: Name, field: FieldValue) -> WantedField:
     """Return a field of the catalogue in the form that `FieldBatch` uses."""
@@ -88,7 +89,7 @@ def wanted_field(name: Name, field: FieldValue) -> WantedField:
 
 
 def value_name(value_type: int | None) -> str:
-    """Return the member of NVML's union that holds a value of this type."""
+    """Return the member of NVML's union that holds a value of this type; `uiVal` if unknown."""
     return _VALUE_NAMES.get(value_type, "uiVal")
 
 
@@ -119,7 +120,10 @@ class FieldBatch:
         return values
 
     def query_apart(self) -> dict[Name, Any]:
-        """Query each field in a separate call, to find the refused ones; raises SourceLostError."""
+        """Query each field in a separate call, to find out which are refused.
+
+        Raises `SourceLostError`.
+        """
         values: dict[Name, Any] = {}
         for field in self._wanted:
             try:
@@ -143,7 +147,7 @@ class FieldBatch:
 
 
 def mark_if_unsupported(client: DeviceClient, key: _Key, error: UnavailableError) -> None:
-    """Mark a reading as unsupported if its separate query was refused.
+    """Mark a query as unsupported if its own separate call was refused.
 
     Other failures are not remembered, because a later query may succeed.
     """
@@ -157,8 +161,8 @@ def check_code(
 ) -> bool:
     """Return whether a return code within a successful answer means success.
 
-    Remembers a refusal under `key`, and an answer under `answered_key` if given, else `key`.
-    Raises GpuLostError.
+    A refusal is remembered under `key`, and an answer under `answered_key` or, without it, `key`.
+    Raises `GpuLostError`.
     """
     if code == _SUCCESS:
         client.outcomes.setdefault(answered_key or key, None)
@@ -169,7 +173,7 @@ def check_code(
     if code in _REFUSALS:
         client.mark_unsupported(key, name)
     else:
-        # Not a refusal: the next tick may succeed.
+        # This is not a refusal, so the next tick may succeed.
         NVML_ERRORS.labels(call=label, error=name).inc()
     return False
 
@@ -188,15 +192,15 @@ class Links:
         """The GPU's link numbers; empty while unknown."""
 
     def update(self) -> bool:
-        """Query the number of links if unknown; return whether it changed.
+        """Query the number of links unless it is known or refused; return whether it changed.
 
-        Raises SourceLostError.
+        Raises `SourceLostError`.
         """
         was_queried = _COUNT.key in self._client.outcomes
         # After MIG is turned on or off, the client has no outcomes, so the number is queried again.
         if was_queried and (self._is_known or self._client.is_unsupported(_COUNT.key)):
             return False
-        # Not by `query`: if it were refused, it would mark all fields as unsupported.
+        # `query` is not used, because a refusal would mark all fields as unsupported.
         count, before = self._batch.query_apart().get("count"), self.numbers
         if isinstance(count, int) and 0 <= count <= pynvml.NVML_NVLINK_MAX_LINKS:
             self.numbers, self._is_known = range(count), True
@@ -223,7 +227,7 @@ class QueryPlan:
     def query(self) -> dict[str, Any]:
         """Return the values that the driver supports, keyed by reading.
 
-        Raises SourceLostError.
+        Raises `SourceLostError`.
         """
         if self._links and self._links.update():
             self._plan()
@@ -246,7 +250,7 @@ class QueryPlan:
         return values
 
     def _merge_refusals(self) -> None:
-        """Merge the refusals of fields that every link refused, to save memory."""
+        """Merge the refusals of a field that every link refused into one, to save memory."""
         each_link = [
             (spec.name, source)
             for spec in self._specs
@@ -262,7 +266,7 @@ class QueryPlan:
                 self._client.merge_refusals(keys, fields[0].answered_key)
 
     def _plan(self) -> None:
-        """Choose the first source of each reading that may be supported, and merge equal calls."""
+        """Choose each reading's first source that is not refused, and merge equal calls."""
         self._support_version = self._client.support_version
         is_unsupported = self._client.is_unsupported
         calls: dict[tuple[object, ...], tuple[FunctionCall, _Wanted]] = {}
@@ -311,7 +315,7 @@ def _put(values: dict[str, Any], field: Name, value: object) -> None:
     if position is None:
         by_link[link] = value
         return
-    # The list ends before the first missing value, because a value's position has a meaning.
+    # The list ends before the first missing value, because positions identify values.
     in_a_row = by_link.setdefault(link, [])
     if len(in_a_row) == position:
         in_a_row.append(value)
@@ -326,7 +330,7 @@ def _extractor(call: FunctionCall) -> Callable[[Any], Any]:
 
 
 def _license_status(features: LicensableFeatures) -> int | None:
-    """Return 1 if any feature is licensed, otherwise 0; `None` if licenses are not supported."""
+    """Return 1 if any feature is licensed, otherwise 0; `None` if licensing is not supported."""
     if not features.isGridLicenseSupported:
         return None
     # Only the first `count` elements of the array are valid.

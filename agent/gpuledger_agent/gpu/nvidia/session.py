@@ -1,10 +1,10 @@
 """The GPU source for NVML: opens and closes the library, finds its GPUs and queries them.
 
 A session accepts any object with functions of `pynvml`: the real module, the simulator or a
-recording. When it is opened, one thread per GPU looks for it, so a GPU that hangs delays the others
-only for a limited time. A later opening finds that GPU under the same index. A handle is valid
-until the library is shut down, so each opening creates new GPUs, which probe again what the driver
-supports.
+recording. When the session is opened, one thread per GPU looks for its GPU, so a GPU that hangs
+delays the others only for a limited time. A later opening finds that GPU under the same index. A
+handle is valid until the library is shut down, so each opening creates new GPUs, which again find
+out what the driver supports.
 """
 
 import contextlib
@@ -78,7 +78,7 @@ class NvidiaGpu:
         }
         health = specs_for(CallGroup.HEALTH, self.driver)
         self._health = QueryPlan(client, [spec for spec in health if not is_of_chip(spec)])
-        # With its own GPM samples: a link's rate is the mean since the previous health query.
+        # Link rates have separate GPM samples, so they are means since the previous health query.
         self._link_rates = Gpm(
             client,
             [spec for spec in health if is_of_chip(spec)],
@@ -95,7 +95,7 @@ class NvidiaGpu:
     def query(self, group: CallGroup, cursor: SampleCursor) -> dict[str, Any]:
         """Return the answer to a call group, keyed by field of `RawGpuSample`.
 
-        Raises SourceLostError.
+        Raises `SourceLostError`.
         """
         if group is CallGroup.USAGE:
             return self._query_core(cursor)
@@ -142,15 +142,15 @@ class NvidiaGpu:
         was_cut = self._mig.is_enabled
         core |= self._mig.query(core)
         if self._mig.is_enabled != was_cut:
-            # The two modes support different functions; a fast poll may have found some
+            # The two modes support different functions, so forget functions that fast polls found
             # unsupported.
             self._fast_client.forget()
-        # Not under MIG, where NVML does not document the accounting.
+        # NVML does not document accounting under MIG.
         if not core["mig_enabled"]:
             core["process_stats"] = self._accounting.query(core["processes"])
         if self._known_facts and self._layout_version != self._mig.version:
-            # Do not wait for the next health query: the kubelet's device ids are resolved to MIG
-            # instances by this layout.
+            # Do not wait for the next health query, because the kubelet's device ids are resolved
+            # to MIG instances by this layout.
             self._known_facts = self._with_layout(self._known_facts)
             core["facts"] = self._known_facts
         return core
@@ -161,7 +161,7 @@ class NvidiaGpu:
         return replace(facts, instances=self._mig.describe(), mig_enabled=is_enabled)
 
 
-# An unused GPU may have to be initialized first, which takes seconds.
+# How long an opening waits for its GPUs: an unused GPU may first be initialized for seconds.
 _FIND_SECONDS: Final = 10.0
 
 
@@ -200,12 +200,12 @@ class NvmlSession:
 
     @property
     def origin(self) -> str:
-        """Where the library was found, for people; empty if simulated, recorded or not found."""
+        """Path of the driver's library, for people; empty if simulated, recorded or not found."""
         return self.library.path if isinstance(self.library, SystemNvml) else ""
 
     @property
     def is_stuck(self) -> bool:
-        """Whether an opening still waits for a GPU, so that another opening would wait too."""
+        """Whether the search for a GPU still hangs, so that another opening would wait too."""
         # Use a copy, because the opening thread may change the dictionary meanwhile.
         return any(not finding.done() for finding in list(self._finding.values()))
 
@@ -235,7 +235,7 @@ class NvmlSession:
         return self._gpus
 
     def versions(self) -> Mapping[str, str | None]:
-        """Return the versions, keyed by field of `Inventory`; raises SourceLostError."""
+        """Return the node's versions, keyed by field of `Inventory`; raises `SourceLostError`."""
         return query_versions(self._nvml)
 
     def gpu_events(self, gpus: Sequence[GpuIdentity], *, clock: Clock) -> NvmlGpuEvents:
@@ -243,11 +243,11 @@ class NvmlSession:
         return NvmlGpuEvents(self._nvml, gpus, clock=clock)
 
     def pci_buses(self, gpus: Sequence[GpuIdentity]) -> Mapping[str, str]:
-        """Return the GPUs' UUIDs by PCI address."""
+        """Return the GPUs' UUIDs by PCI address, without GPUs that do not answer."""
         return pci_buses_of(self._nvml, gpus)
 
     def close(self) -> None:
-        """Free the GPUs' buffers and shut the library down; ignores errors."""
+        """Free the GPUs' buffers and shut the library down; ignore errors."""
         if not self._is_open:
             return
         self._is_open = False
@@ -255,12 +255,15 @@ class NvmlSession:
         for gpu in gpus:
             with contextlib.suppress(UnavailableError):
                 gpu.close()
-        # Even if a GPU failed to close: a library that is not shut down cannot be reinitialized.
+        # Shut down even if a GPU failed to close; otherwise the library cannot be reinitialized.
         with contextlib.suppress(UnavailableError):
             call_nvml(self._nvml, NvmlLibrary.nvmlShutdown)
 
     def _find_all(self, count: int) -> list[_Found]:
-        """Find each GPU in its own thread, so that one that hangs does not block the others."""
+        """Find each GPU in its own thread, so that a GPU that hangs does not block the others.
+
+        Return the GPUs that answered in time.
+        """
         for index in range(count):
             # If a previous search is done, its handle belongs to the previous initialization.
             if index not in self._finding or self._finding[index].done():
@@ -274,7 +277,7 @@ class NvmlSession:
         return [gpu for index in done if (gpu := self._finding.pop(index).result())]
 
     def _find(self, index: int) -> _Found | None:
-        """Return the GPU at an index, or `None` if it does not answer."""
+        """Return the GPU at an index; `None` if it does not answer."""
         try:
             handle = call_nvml(self._nvml, NvmlLibrary.nvmlDeviceGetHandleByIndex, index)
         except UnavailableError:

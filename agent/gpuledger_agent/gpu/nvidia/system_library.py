@@ -1,21 +1,22 @@
 """The driver's library: how the agent finds it, and direct calls for process lists and samples.
 
-`ListingLibrary` forwards to a library and implements the process lists itself. `SystemNvml` does
-the same for nvidia-ml-py with this machine's NVML library, which it finds, and also implements the
-samples. A simulated library with C functions gets its lists from `ListingLibrary` too; a library
-with only Python functions, such as a recording, is used unchanged. Results have nvidia-ml-py's
-form, so no other module depends on these details.
+`ListingLibrary` forwards calls to a library, but implements the process lists itself. `SystemNvml`
+is a `ListingLibrary` for nvidia-ml-py that finds this machine's NVML library and also implements
+the samples. A simulated library with C functions gets its lists from `ListingLibrary` too; a
+library with only Python functions, such as a recording, is used unchanged. Results have
+nvidia-ml-py's form, so other modules do not depend on these details.
 
-**Location.** nvidia-ml-py only uses the dynamic linker. In a container the library may be somewhere
-that the linker does not search: the container toolkit mounts it into the image's directories
-without updating the linker's cache, other tools mount the driver's whole root. So known directories
-are searched each time the library is opened, because a driver container may start after the agent.
+**Location.** nvidia-ml-py only uses the dynamic linker. In a container, the linker may not search
+the library's directory: the container toolkit mounts the library into the image's directories
+without updating the linker's cache, and other tools mount the driver's whole root. Known
+directories are therefore searched as well. They are searched at each opening until the library is
+found, because a driver container may start after the agent.
 
 **Lists.** nvidia-ml-py calls the driver twice for a list: for its size, then for its rows. This
-fails with two kinds of drivers. Some answer the size call with success, so the binding sees no
-processes. Drivers 535.43 to 535.86 write rows of 32 bytes, which the binding reads as 24 bytes, so
-from the second row on it takes parts of other members for a pid. So this module calls the driver
-itself, with a buffer that is usually large enough.
+fails with two kinds of drivers. Some drivers answer the size call with success, so the binding sees
+no processes. Drivers 535.43 to 535.86 write rows of 32 bytes, which the binding reads as 24 bytes,
+so from the second row on it takes parts of other members for a pid. This module therefore calls the
+driver directly, with a buffer that is usually large enough.
 
 **Samples.** nvidia-ml-py queries the size and then the samples, with a new array each time.
 
@@ -69,11 +70,11 @@ _MAX_ROOM: Final = 1 << 16
 _ROW: Final = Struct("@IQII")
 """Pid, bytes of memory, GPU instance and compute instance, in the layout of a C compiler."""
 _PROTECTED_ROW: Final = Struct("@IQIIQ")
-"""The same, followed by the bytes of protected memory."""
+"""The members of `_ROW`, followed by the bytes of protected memory."""
 _PROTECTED_DRIVERS: Final = DriverRange(DriverVersion(535, 43), DriverVersion(535, 86))
 _NOT_AVAILABLE: Final = 2**64 - 1
 _FIRST_ROOM_BYTES: Final = 64 * _PROTECTED_ROW.size
-# More processes than run on any GPU: a driver that reports more is wrong.
+# More processes than run on any GPU; a larger number from a driver is wrong.
 _MAX_ROWS: Final = 65_536
 _SUCCESS: Final = pynvml.NVML_SUCCESS
 _GREW: Final = pynvml.NVML_ERROR_INSUFFICIENT_SIZE
@@ -94,10 +95,10 @@ class LibraryNotFoundError(LibraryLostError):
 def load_library(
     configured: Path | None, *, folders: Sequence[Path] = FOLDERS, load: Load = ctypes.CDLL
 ) -> tuple[Any, str]:
-    """Return the loaded library, and its path or, if that is unknown, its name.
+    """Return the loaded library, and its path or, if the path is unknown, its name.
 
-    If `configured` is given, a file or a directory, only that is tried. Raises
-    `LibraryNotFoundError`, which lists the locations tried.
+    If `configured` is given, a file or a directory, only that location is tried. Raise
+    `LibraryNotFoundError` with the locations tried if the library cannot be loaded.
     """
     if configured is not None:
         wanted = configured / LIBRARY if configured.is_dir() else configured
@@ -126,7 +127,7 @@ def load_library(
 
 
 def _path_of(name: str) -> str:
-    """Return the path of a library that the dynamic linker loaded, or its name if unknown."""
+    """Return the path of a library that the dynamic linker loaded; its name if unknown."""
     stem = name.partition(".so")[0]
     try:
         mapped = (line.split(maxsplit=5) for line in _MAPS.read_text().splitlines())
@@ -156,7 +157,7 @@ class ListingLibrary:
         self._row = _ROW
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # any function of the library
-        """Return a function of the library; raises AttributeError if it has none of that name."""
+        """Return a function of the library; raise `AttributeError` if the library lacks it."""
         if not name.startswith("nvml"):
             raise AttributeError(name)
         found = getattr(self._library, name)
@@ -214,7 +215,7 @@ class ListingLibrary:
         raise pynvml.NVMLError(_GREW)
 
     def _function(self, name: str) -> CFunction:
-        """Return a function of the driver's library; raises NVMLError if it does not exist."""
+        """Return a function of the driver's library; raise `NVMLError` if it does not exist."""
         found: CFunction = self._library._nvmlGetFunctionPointer(name)  # noqa: SLF001  # there is no public function
         return found
 
@@ -237,7 +238,10 @@ class SystemNvml(ListingLibrary):
 
     @override
     def nvmlInit(self) -> None:
-        """Load the library if necessary, and initialize it; raises LibraryNotFoundError."""
+        """Load the library if necessary, and initialize it.
+
+        Raise `LibraryNotFoundError` if it cannot be loaded, and `NVMLError` if the driver fails.
+        """
         # A loaded library stays loaded: neither the process nor nvidia-ml-py can replace it.
         if pynvml.nvmlLib is None:
             try:
@@ -254,7 +258,7 @@ class SystemNvml(ListingLibrary):
     def nvmlDeviceGetSamples(
         self, device: object, kind: int, since_us: int
     ) -> tuple[int, Sequence[object]]:
-        """Return the value's type and the samples newer than `since_us`; raises NVMLError."""
+        """Return the values' type and the samples newer than `since_us`; raises `NVMLError`."""
         function = self._function("nvmlDeviceGetSamples")
         value_type = ctypes.c_uint()
         for _ in range(_ATTEMPTS):
@@ -271,7 +275,7 @@ class SystemNvml(ListingLibrary):
             )
             if code not in (_SUCCESS, _GREW):
                 raise pynvml.NVMLError(code)
-            # If the array is full, it may have been too small: not every driver reports that.
+            # A full array may have been too small; not every driver reports this.
             if room is not None and code == _SUCCESS and count.value < len(room):
                 return value_type.value, room[: count.value]
             self._buffers.samples = _larger(pynvml.c_nvmlSample_t, room, count.value)
@@ -297,7 +301,7 @@ class SystemNvml(ListingLibrary):
 def with_own_lists(library: object) -> object:
     """Return the library, wrapped in a `ListingLibrary` if it has C functions.
 
-    `SystemNvml` is a `ListingLibrary` already and does not expose C functions.
+    A `SystemNvml` is returned unchanged: it is a `ListingLibrary` already.
     """
     return ListingLibrary(library) if hasattr(library, "_nvmlGetFunctionPointer") else library
 
@@ -305,9 +309,9 @@ def with_own_lists(library: object) -> object:
 def _process(
     pid: int, memory_bytes: int, gpu_instance: int, compute_instance: int
 ) -> pynvml.nvmlFriendlyObject:
-    """Return a row in nvidia-ml-py's form, so that it can be recorded."""
-    # Bypass the constructor: it sets each member in a separate call, which takes longer than the
-    # driver's list.
+    """Return a row in nvidia-ml-py's form, which recordings can contain."""
+    # Bypass the constructor, which sets each member in a separate call: this would take longer than
+    # the driver's call.
     process = _Process.__new__(_Process)
     process.__dict__ = {
         "pid": pid,
@@ -319,7 +323,7 @@ def _process(
 
 
 def _clear(room: Any) -> None:  # noqa: ANN401  # ctypes has no types for arrays
-    """Clear the last answer, in case the driver counts more rows than it fills."""
+    """Clear the last answer, because some drivers count more rows than they fill."""
     if room is not None:
         ctypes.memset(room, 0, ctypes.sizeof(room))
 

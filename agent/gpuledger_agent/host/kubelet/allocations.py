@@ -1,11 +1,11 @@
 """Queries which devices the kubelet has allocated to which containers.
 
-The kubelet is queried at the start of a tick, periodically and when pods change. A tick's
-allocations should be those at the time when the GPUs are queried. So the query starts at that time,
+The kubelet is queried at the start of a tick, periodically and when pods change. A tick should have
+the allocations of the time at which the GPUs are queried. The query therefore starts at that time,
 and the tick waits briefly for the response; a later response is part of the next tick.
 
 This module has the interface to the kubelet (`Kubelet`) and the loop that queries it. `messages`
-knows the wire format, `assignments` the forms of device ids. gRPC is imported by the first query.
+parses the wire format, and `assignments` parses device ids. gRPC is imported by the first query.
 """
 
 import asyncio
@@ -83,9 +83,10 @@ class SocketKubelet:
         return await self._request(ALLOCATABLE_METHOD)
 
     async def _request(self, method: str) -> bytes:
-        """Return the response to one call; raises KubeletError.
+        """Return the response to one call; raises `KubeletError`.
 
-        Opens a new connection, so that a restart of the kubelet leaves no broken one.
+        Each call opens a new connection, so that a restart of the kubelet leaves no broken
+        connection.
         """
         try:
             self._socket.stat()
@@ -119,7 +120,7 @@ _log = structlog.get_logger(__name__)
 FindEnded = Callable[[AbstractSet[tuple[str, str]]], AbstractSet[tuple[str, str]]]
 """Takes namespaces and names of pods and returns the pods that have ended."""
 HavePodsChanged = Callable[[], bool]
-"""Returns whether pods were created on the node or deleted since the last call."""
+"""Returns whether pods were created or deleted on the node since the last call."""
 
 
 class Allocations:
@@ -170,10 +171,10 @@ class Allocations:
     def request_if_due(self) -> None:
         """Start a query if one is due or pods have changed; called in each tick.
 
-        Starts none while another is in progress, or during the backoff after a failure.
+        A query is not started while another is in progress, or during the backoff after a failure.
         """
         self._is_awaited = False
-        # Always call it, so that the next tick does not see the same change again.
+        # Call the function in each tick, so that the next tick does not see the same change again.
         self._is_wanted = self._have_pods_changed() or self._is_wanted
         now_ns = self._clock.monotonic_ns()
         if not self._done.is_set() or now_ns < self._not_before_ns:
@@ -181,7 +182,7 @@ class Allocations:
         seconds = MIN_SECONDS if self._is_wanted else self._settings.refresh_seconds - MIN_SECONDS
         if self._requested_ns is not None and now_ns - self._requested_ns < seconds * NS_PER_SECOND:
             return
-        # Reset it before the query, because the response may lack changes made during the query.
+        # Reset the flag before the query: the response may lack changes made during the query.
         self._is_wanted = False
         self._is_awaited = True
         self._requested_ns = now_ns
@@ -194,10 +195,10 @@ class Allocations:
             await wait_event(self._done, seconds)
 
     def current(self, devices: DeviceIndex) -> list[DeviceAllocation]:
-        """Return the allocations whose GPU is known; do not change the list.
+        """Return the allocations whose GPU is known; callers must not change the list.
 
-        Leaves out pods that have ended, which the kubelet may still list for a long time. The list
-        is empty if there is no response or the last one is too old.
+        Pods that have ended, which the kubelet may still list for a long time, are left out. The
+        list is empty if there is no response or the last response is too old.
         """
         assignments = self._assignments if self._is_fresh() else ()
         before, there = self._resolved_of, self._allocatable
@@ -251,7 +252,7 @@ class Allocations:
                 self._done.set()
 
     async def _refresh_allocatable(self) -> None:
-        """Query the allocatable devices, at most once a minute; keeps the last list on failure."""
+        """Query the allocatable devices, at most once a minute; on failure keep the last list."""
         now_ns, requested_ns = self._clock.monotonic_ns(), self._allocatable_ns
         if requested_ns is not None and now_ns - requested_ns < ALLOCATABLE_SECONDS * NS_PER_SECOND:
             return
@@ -259,7 +260,7 @@ class Allocations:
         try:
             there = parse_allocatable(await self._kubelet.list_allocatable())
         except (KubeletError, ValueError) as error:
-            # Kubelets before 1.28 may not support it; then the number of replicas is unknown.
+            # Kubelets before 1.28 may not support the call; the number of replicas is then unknown.
             reason = error.reason if isinstance(error, KubeletError) else "malformed"
             if reason != "unimplemented":
                 KUBELET_ERRORS.labels(reason=reason).inc()
@@ -281,11 +282,11 @@ class Allocations:
         self._check.ok(f"{len(self._assignments)} devices are allocated to containers")
 
     def _evaluate_failure(self, detail: str) -> None:
-        """Set the check; a failed query fails it only when the last response is too old."""
+        """Set the check after a failed query; it fails only if the last response is too old."""
         if self._is_fresh():
             self._check.ok(f"{detail}; the last response is still used")
         elif self._answered_ns is None and self._settings.enabled == "auto":
-            # With `auto`, the node may have no kubelet, so log it only once.
+            # With `auto`, the node may have no kubelet, so log the failure only once.
             if not self._is_logged:
                 self._is_logged = True
                 _log.info("kubelet_not_found", detail=detail)

@@ -1,8 +1,8 @@
 """Resolves the kubelet's device ids to GPUs and MIG instances. Pure.
 
 An assignment is a device in the kubelet's response; an allocation is an assignment whose GPU is
-known. Each device plugin and driver has its own form of device ids. An id of an unknown form, or of
-a GPU that the node does not have now, stays unresolved with a reason; nothing is guessed.
+known. Each device plugin and driver has its own form of device ids. An id stays unresolved, with a
+reason, if its form is unknown or the node does not have its GPU now; nothing is guessed.
 """
 
 import re
@@ -36,9 +36,9 @@ class Unresolved(StrEnum):
     UNKNOWN_GPU = "unknown_gpu"
     """The node has no such GPU now."""
     UNKNOWN_INSTANCE = "unknown_instance"
-    """The node has no such MIG instance now, or more than one that matches."""
+    """The node has no such MIG instance now, or several instances match."""
     CHOSEN_ELSEWHERE = "chosen_elsewhere"
-    """The node has several GPUs, and the plugin may use another one than the id names, because it
+    """The node has several GPUs, and the plugin may use another GPU than the id names, because it
     chooses by the pod's annotations."""
 
 
@@ -50,12 +50,12 @@ class ResolvedDevice(msgspec.Struct, frozen=True, kw_only=True):
     gpu_instance: int | None = None
     """The driver's id of the GPU instance, if the device is a MIG instance."""
     replica: str | None = None
-    """The share's name, if the device is one of several shares."""
+    """The name of the share, if the device is one of several shares of a GPU or instance."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceIndex:
-    """The node's GPUs and MIG instances, by the values that device ids contain."""
+    """The node's GPUs and MIG instances, indexed by the values that device ids contain."""
 
     uuids: frozenset[str] = frozenset()
     """The GPUs' UUIDs."""
@@ -91,7 +91,7 @@ class DeviceIndex:
 
 
 def find_device(device_id: str, index: DeviceIndex) -> ResolvedDevice | Unresolved:
-    """Return the device with a device plugin's id, or the reason why it is unresolved."""
+    """Return the device that a device plugin's id names, or the reason why it is unresolved."""
     whole, _, replica = device_id.partition("::")
     if whole in index.uuids:
         return ResolvedDevice(gpu_uuid=whole, replica=replica or None)
@@ -112,7 +112,7 @@ def find_device(device_id: str, index: DeviceIndex) -> ResolvedDevice | Unresolv
             instance=int(match["instance"]) if match["instance"] else None,
             replica=match["replica"],
         )
-    # A MIG instance of a former layout: no plugin uses such an id for a GPU.
+    # The id is of a MIG instance of a former layout, because plugins do not name GPUs like this.
     if whole.startswith("MIG-"):
         return Unresolved.UNKNOWN_INSTANCE
     return _find_counted(whole, index)
@@ -121,7 +121,7 @@ def find_device(device_id: str, index: DeviceIndex) -> ResolvedDevice | Unresolv
 def find_claimed(
     device_name: str, index: DeviceIndex, *, share_id: str | None
 ) -> ResolvedDevice | Unresolved:
-    """Return the device with a name of NVIDIA's DRA driver, or why it is unresolved."""
+    """Return the device that NVIDIA's DRA driver names, or the reason why it is unresolved."""
     if match := _CLAIMED_GPU.fullmatch(device_name):
         return _resolve(index.by_minor.get(int(match["minor"])), index, replica=share_id)
     match = _CLAIMED_MIG.fullmatch(device_name)
@@ -151,9 +151,8 @@ def _resolve(
 def _find_counted(device_id: str, index: DeviceIndex) -> ResolvedDevice | Unresolved:
     """Return the GPU of an id that consists of a UUID and a number, as some sharing plugins use.
 
-    HAMi (`UUID-n`) and Alibaba's plugin for memory (`UUID-_-n`) use only the number of ids that the
-    kubelet chose; a pod annotation names the GPU. So the id is resolved only if the node has one
-    GPU.
+    For HAMi (`UUID-n`) and Alibaba's plugin for memory (`UUID-_-n`), the ids only count: a pod
+    annotation names the GPU. The id is therefore resolved only if the node has one GPU.
     """
     if not device_id.startswith("GPU-"):
         return Unresolved.UNKNOWN_FORM
@@ -166,14 +165,14 @@ def _find_counted(device_id: str, index: DeviceIndex) -> ResolvedDevice | Unreso
 
 
 def _find_instance(match: re.Match[str], layout: Sequence[MigInstance]) -> int | None:
-    """Return the GPU instance that matches a name, or `None` unless there is exactly one.
+    """Return the id of the only GPU instance that matches a name; `None` without exactly one.
 
-    The name ends with profile id, placement start and size, or, in newer versions of the DRA
-    driver, with profile, profile id and placement start.
+    The name ends with profile id, placement start and size or, in newer versions of the DRA driver,
+    with profile, profile id and placement start.
     """
     is_newer = not match["profile"].isdigit()
     start = int(match["second"] if is_newer else match["first"])
-    # An instance of unknown placement can be identified only by its profile, if the name has one.
+    # An instance of unknown placement can only be identified by a profile, which older names lack.
     if not is_newer and any(instance.placement_start is None for instance in layout):
         return None
     fitting = {
@@ -200,20 +199,20 @@ class DeviceAssignment(msgspec.Struct, frozen=True, kw_only=True):
     container: str
     """The container's name in the pod."""
     resource_name: str
-    """The resource; for a claim, the driver."""
+    """The resource or, for a claim, the driver."""
     device_id: str
     """The device plugin's or the driver's name of the device."""
     claim: str | None = None
-    """The claim, as `namespace/name`, if the device was allocated by one."""
+    """The claim that allocated the device, as `namespace/name`; `None` without a claim."""
     share_id: str | None = None
-    """The share of the device, if the claim has only a share."""
+    """The share of the device that the claim has; `None` for the whole device."""
 
 
 def find_assignments(
     pods: Iterable[PodResources], resource_names: Sequence[str]
 ) -> list[DeviceAssignment]:
     """Return the GPU devices of all containers; resource names may contain `*` and `?`."""
-    # Without names nothing may match, but an empty pattern would match everything.
+    # Without names, match nothing; an empty pattern would match everything.
     is_gpu = re.compile("|".join(map(translate, resource_names)) or r"(?!)")
     return [
         assignment
@@ -226,7 +225,7 @@ def find_assignments(
 def assignments_of(
     pod: PodResources, container: ContainerResources, is_gpu: re.Pattern[str]
 ) -> Iterator[DeviceAssignment]:
-    """Yield one container's GPU devices: first of device plugins, then of claims."""
+    """Yield one container's GPU devices: first those of device plugins, then those of claims."""
     for devices in container.devices:
         if is_gpu.match(devices.resource_name):
             for device_id in devices.device_ids:
@@ -253,7 +252,7 @@ def assignments_of(
 
 
 SharedDevice = tuple[str, str, int | str | None]
-"""A resource, a GPU UUID, and for a MIG instance its UUID or the driver's id."""
+"""A resource, a GPU's UUID and, for a MIG instance, its UUID or the driver's id."""
 ReplicaCounts = Counter[SharedDevice]
 """Number of shares of each device."""
 
@@ -266,7 +265,7 @@ def _shared_device(resource_name: str, device_id: str, device: ResolvedDevice) -
 
 
 def count_replicas(there: Iterable[ContainerDevices], index: DeviceIndex) -> ReplicaCounts:
-    """Return the number of replicas of each device among all that are allocatable."""
+    """Return the number of shares of each device, from the allocatable devices."""
     counts = ReplicaCounts()
     for devices in there:
         # The kubelet may list a device once for each NUMA node.
@@ -286,8 +285,8 @@ def allocate(
 ) -> tuple[list[DeviceAllocation], Counter[Unresolved]]:
     """Return the assignments whose GPU is known, and the number of others by reason.
 
-    `replicas` is the number of shares of each device; claims in `admin_access_namespaces` are for
-    admin access.
+    `replicas` is the number of shares of each device. Claims in `admin_access_namespaces` are
+    marked as admin access.
     """
     counts = replicas or ReplicaCounts()
     allocations: list[DeviceAllocation] = []
@@ -329,9 +328,9 @@ def allocate(
 def find_on(
     allocations: Iterable[DeviceAllocation], gpu_uuid: str, gpu_instance: int | None
 ) -> list[DeviceAllocation]:
-    """Return the allocations of a GPU, or only of one of its instances if `gpu_instance` is given.
+    """Return the allocations of a GPU or, if `gpu_instance` is given, of one of its instances.
 
-    An allocation of the whole GPU is also one of its instances.
+    An allocation of the whole GPU is also an allocation of each instance.
     """
     return [
         allocation

@@ -62,7 +62,7 @@ class _BoundedChannel(Channel):
 async def call_kubelet(
     socket: Path, method: str, *, timeout_seconds: float, max_bytes: int
 ) -> bytes:
-    """Return the kubelet's response to a call; raises KubeletError, OSError, TimeoutError."""
+    """Return the kubelet's response; raises `KubeletError`, `OSError` or `TimeoutError`."""
     channel = _BoundedChannel(socket, max_bytes=max_bytes)
     try:
         call = UnaryUnaryMethod(channel, method, bytes, bytes)
@@ -81,5 +81,5 @@ async def call_kubelet(
         # If the peer does not use HTTP/2, grpclib and h2 may raise any of their errors.
         raise KubeletError("broken", readable(f"{type(error).__name__}: {error}")) from error
     finally:
-        # Also if the call was cancelled, so that a timeout does not leave a connection open.
+        # Close even if the call was cancelled, so that a timeout leaves no open connection.
         channel.close()

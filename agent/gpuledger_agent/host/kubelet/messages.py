@@ -2,8 +2,8 @@
 
 Only the fields that concern devices are parsed, by their numbers in Kubernetes'
 `pkg/apis/podresources/v1/api.proto`; CPUs, memory and topology are ignored. The parser supports the
-part of the Protocol Buffers wire format that these messages need. See ADR 010 for the reasons not
-to use generated code; the tests compare the results with those of the Protocol Buffers library.
+part of the Protocol Buffers wire format that these messages need. ADR 010 explains why generated
+code is not used; tests compare the results with the results of the Protocol Buffers library.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ _EXPLAINED: Final[Mapping[str, str]] = {
 
 
 class KubeletError(UnavailableError):
-    """The kubelet did not return the devices; `reason` is the value of a metric's label."""
+    """The kubelet did not return the devices; `reason` is a value of the metric's label."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(_EXPLAINED.get(reason) or detail or reason)
@@ -37,9 +37,9 @@ _MORE: Final = 0x80
 
 
 def read_fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the number and the bytes of each length-delimited field; skips all other fields.
+    """Yield the number and the bytes of each length-delimited field; skip all other fields.
 
-    Raises ValueError if the message is malformed.
+    Raise `ValueError` if the message is malformed.
     """
     position, end = 0, len(message)
     while position < end:
@@ -51,7 +51,7 @@ def read_fields(message: bytes) -> Iterator[tuple[int, bytes]]:
                 raise ValueError(f"field {number} is {position + size - end} bytes too long")
             yield number, message[position : position + size]
             position += size
-        # Skip numeric fields: none of them concerns devices.
+        # Skip numeric fields, because they do not concern devices.
         elif kind == _VARINT:
             _, position = _read_varint(message, position)
         elif kind in _FIXED_BYTES:
@@ -96,7 +96,7 @@ class ClaimedDevice(msgspec.Struct, frozen=True, kw_only=True):
     device_name: str
     """The device's name in the pool."""
     share_id: str | None
-    """The share of the device, if the claim has only a share."""
+    """The share of the device that the claim has; `None` for the whole device."""
 
 
 class ResourceClaim(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,9 +142,9 @@ class MessageFields:
             self._values.setdefault(number, []).append(value)
 
     def text(self, number: int) -> str:
-        """Return a field's text, or an empty text without the field.
+        """Return a field's text; an empty text if the field is missing.
 
-        If the field occurs more than once, the last value counts. The format requires this.
+        The format requires that the last value counts if the field occurs more than once.
         """
         return self._values[number][-1].decode() if number in self._values else ""
 

@@ -2,13 +2,13 @@
 
 The pod-resources socket provides names but no labels. The kubelet's HTTPS port provides the pods as
 API objects, so labels come from the node itself, and agents do not query the API server. Access to
-that port requires the permission `nodes/pods` since Kubernetes 1.33. Before that it required
+that port requires the permission `nodes/pods` since Kubernetes 1.33. Earlier versions require
 `nodes/proxy`, which also permits running commands in every pod; labels are not worth that risk.
 
 This module has the interface (`PodList`), the parser for its response, and the loop that queries
 it. Because any process at that address could respond, a response is limited in size and used either
-as a whole or not at all. Labels are stored by pod UID and kept until the next response, so an
-unavailable kubelet changes no series.
+as a whole or not at all. Labels are stored by pod UID and kept until the next response, so series
+do not change while the kubelet is unavailable.
 """
 
 import asyncio
@@ -87,12 +87,12 @@ class KubeletPodList:
         self._url = settings.url_on(node)
 
     async def fetch(self) -> bytes:
-        """Return the node's pods, over a new connection; raises PodListError."""
+        """Return the node's pods as JSON, over a new connection; raises `PodListError`."""
         settings = self._settings
         try:
             async with asyncio.timeout(settings.timeout_seconds):
-                # In a thread, because the files' storage may hang; for each query, because the
-                # kubelet renews the token and the CA certificate may be replaced.
+                # Read the files in a thread, because their storage may hang, and for each query,
+                # because the kubelet renews the token and the CA certificate may be replaced.
                 token, context = await in_daemon_thread(self._read_login)
                 headers = {"Authorization": f"Bearer {token.text}", "Accept": "application/json"}
                 status, body = await request_once(
@@ -122,7 +122,10 @@ class KubeletPodList:
         return body
 
     def _read_login(self) -> tuple[BearerToken, ssl.SSLContext]:
-        """Return the current token and TLS context; raises SettingsError naming the setting."""
+        """Return the current token and TLS context.
+
+        Raise `SettingsError` with the setting's name if a file is missing or invalid.
+        """
         settings = self._settings
         with naming("kubelet.api.token_file", settings.token_file):
             text = read_small_file(settings.token_file).decode("ascii", "replace").strip()
@@ -171,8 +174,8 @@ _decode: Final = msgspec.json.Decoder(_PodList).decode
 def parse_pods(answer: bytes, *, node: str, names: Sequence[str]) -> dict[str, Labels]:
     """Return the chosen labels of each pod, with their names in series, by pod UID.
 
-    Values that are not valid in Kubernetes are left out. Raises ValueError if the answer is not a
-    list of pods or contains pods of another node.
+    `names` are the labels' names in Kubernetes. Values that are not valid in Kubernetes are left
+    out. Raise `ValueError` if the answer is not a list of pods or contains pods of another node.
     """
     try:
         found = _decode(answer)
@@ -217,7 +220,7 @@ class PodLabels:
     def labels_of(self, pod_uid: str) -> Labels:
         """Return the labels of a pod's series.
 
-        For an unknown pod, returns none and requests a query of the kubelet.
+        For an unknown pod, return no labels and query the kubelet soon.
         """
         known = self._labels.get(pod_uid)
         if known is not None:

@@ -1,20 +1,21 @@
-"""The books of a tick: for each row, the entries that sum to it. Pure.
+"""Returns the books of a tick: for each row, the entries that sum to it. Pure functions.
 
 Theory of operation. A tick has one row per GPU, followed by one row per instance if MIG partitions
-the GPU. The rows of such a GPU overlap: its own row has the whole board's memory and energy, and
-the compute instances of one GPU instance all report that instance's memory. So before the rows are
-booked (`shares`), each quantity is assigned to a single row:
+the GPU. The rows of such a GPU overlap: the GPU's own row contains the memory and energy of the
+whole board, and each compute instance of a GPU instance reports all memory of the GPU instance.
+So before the rows are booked (`shares`), each quantity is assigned to a single row:
 
 - memory (`exclusive_readings`): among compute instances that share memory, the first row that
-  reports it keeps it, less what processes hold on the other rows; the GPU's own row keeps what no
-  instance has;
-- busy time: the instances have it; the GPU's own row has none, because it would count twice;
-- energy (`energy_by_row`): drivers report it for the board only. The board's idle draw is divided
-  by the instances' memory, the rest by their busy compute slices. Each instance gets whole
-  millijoules, from which its entries are made.
+  reports the memory keeps it, less the memory of processes on the other rows. The GPU's own row
+  keeps the memory that belongs to no instance;
+- busy time: the rows of the instances keep it. The GPU's own row has none, because busy time would
+  count twice;
+- energy (`energy_by_row`): drivers report energy for the board only. The board's idle draw is
+  divided by the instances' memory, the rest by their busy compute slices. Each instance gets whole
+  millijoules, which are then divided among its entries.
 
-Each step reads every row a bounded number of times, because a tick may have very many.
-`gpuledger_enricher.join.pods` handles the names and labels of pods, which change nothing here.
+Each step reads every row a bounded number of times, because a tick may have very many rows.
+`gpuledger_enricher.join.pods` adds the names and labels of pods, which do not affect the books.
 """
 
 import re
@@ -40,9 +41,9 @@ _PROFILE: Final = re.compile(r"(?:(?P<compute>\d+)c\.)?(?P<gpu>\d+)g\.")
 
 
 def book_tick(sample: NodeSample) -> list[GpuBooks]:
-    """Return the books of each GPU of the tick, in the tick's order.
+    """Return the books of each row (GPU or MIG instance) of the tick, in the tick's order.
 
-    Raises `IndexError` if a process points to a GPU or a container that the tick does not have, and
+    Raise `IndexError` if a process points to a GPU or a container that the tick does not have, and
     `RepeatedContainerError` if the tick lists a container twice.
     """
     interval_ns = sample.interval_ns
@@ -70,14 +71,15 @@ def has_instances(readings: Sequence[GpuReading]) -> bool:
 def slices_by_row(readings: Sequence[GpuReading]) -> list[DeviceSlices]:
     """Return the slices of each row; a GPU with instances has the slices that no instance has.
 
-    The slices of a GPU without MIG are unknown here, because its reading already has everything.
+    The slices of a GPU without MIG are returned as unknown, because its reading represents the
+    whole GPU.
     """
     if not has_instances(readings):
         return [
             _own_slices(reading) if reading.mig_enabled else UNKNOWN_SLICES for reading in readings
         ]
     physical_gpus = {reading.uuid: reading for reading in readings if reading.parent_uuid is None}
-    # Slices left of each board; unknown if those of one of its instances are unknown.
+    # Remaining slices of each board; unknown if the slices of one of its instances are unknown.
     left = {
         uuid: (physical_gpu.compute_slices, physical_gpu.memory_slices)
         for uuid, physical_gpu in physical_gpus.items()
@@ -113,7 +115,7 @@ def slices_by_row(readings: Sequence[GpuReading]) -> list[DeviceSlices]:
 
 
 def _own_slices(physical_gpu: GpuReading) -> DeviceSlices:
-    """Return the slices of a GPU without instances: its whole board."""
+    """Return the slices of a GPU without instances, which are all slices of the board."""
     compute, memory = physical_gpu.compute_slices, physical_gpu.memory_slices
     return DeviceSlices(compute, memory, compute, memory)
 
@@ -160,14 +162,14 @@ def exclusive_readings(
         reserved = reading.memory_reserved_bytes
         left = _with_memory(
             reading,
-            # Not below zero: the rows are read one after the other and may contradict each other.
+            # At least zero: rows are read one after the other, so their values may not match.
             total=None if total is None else max(0, total - parts.total),
             used=None if used is None else max(0, used - parts.used),
             reserved=None if reserved is None else max(0, reserved - parts.reserved),
             busy_ratio=None,
         )
         if reading.parent_uuid is not None:
-            # An instance with instances, which no driver reports: its parent counts what is left.
+            # An instance with instances, which no driver reports: its parent counts the remainder.
             parts_of[reading.parent_uuid].add(own[row], times=-1)
             parts_of[reading.parent_uuid].add(left)
         own[row] = left
@@ -175,9 +177,9 @@ def exclusive_readings(
 
 
 def _leave_shared_memory_to_one(own: list[GpuReading], claims: Sequence[Sequence[Claim]]) -> None:
-    """Assign the memory that compute instances share to the first row that reports it.
+    """Assign the memory that compute instances share to the first row that reports the memory.
 
-    The other rows get the memory of their processes, so that it is booked where they run.
+    Each other row gets the memory of its own processes, so that this memory is booked there.
     """
     gpu_instances: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for row, reading in enumerate(own):
@@ -192,7 +194,7 @@ def _leave_shared_memory_to_one(own: list[GpuReading], claims: Sequence[Sequence
         for row in rows:
             if row == keeper:
                 continue
-            # At most what is left: the processes of several rows may claim more than there is.
+            # At most the remainder: the processes of several rows may report more than the total.
             used_bytes = min(total, sum(claim.memory_bytes or 0 for claim in claims[row]))
             total -= used_bytes
             used = None if used is None else max(0, used - used_bytes)
@@ -217,7 +219,7 @@ def _with_memory(
     reserved: int | None,
     busy_ratio: float | None,
 ) -> GpuReading:
-    """Return a reading for booking, without the values that apply to the whole board."""
+    """Return a copy of the reading with these values, without values of the whole board."""
     return GpuReading(
         uuid=reading.uuid,
         index=reading.index,
@@ -231,9 +233,10 @@ def _with_memory(
 
 
 def energy_by_row(readings: Sequence[GpuReading], interval_ns: int) -> list[Energy | None]:
-    """Return the energy of each row; a GPU with instances divides its energy among the rows.
+    """Return the energy of each row; the energy of a GPU with instances is divided among its rows.
 
-    If the memory or the busy time of an instance is unknown, the GPU's row keeps all energy.
+    If the memory or the busy time of an instance is unknown, the GPU's row keeps all energy. The
+    energy of a GPU that does not report energy is `None`.
     """
     if not has_instances(readings):
         return [energy_of(reading, interval_ns) for reading in readings]
@@ -266,20 +269,23 @@ def energy_by_row(readings: Sequence[GpuReading], interval_ns: int) -> list[Ener
 def _share_energy(
     physical_gpu: Energy, gpu: GpuReading, instances: Sequence[GpuReading], *, interval_ns: int
 ) -> list[Energy] | None:
-    """Return the idle energy that the GPU's own row keeps, then the energy of each instance."""
+    """Return the idle energy for the GPU's own row, then the energy of each instance.
+
+    Return `None` if the memory or the busy time of an instance is unknown.
+    """
     sizes = _memory_sizes(gpu, instances)
     if sizes is None:
         return None
     memory, of_instances = sizes
     worked = []
     slices = list(map(_compute_slices_of, instances))
-    # If the slices of an instance are unknown, memory is the next best measure of their size.
+    # If the slices of an instance are unknown, memory is the next best measure of its size.
     weights = of_instances if None in slices else slices
     for instance, weight in zip(instances, weights, strict=True):
         if instance.utilization_ratio is None:
             return None
         worked.append(parts_per_million(instance.utilization_ratio) * (weight or 0))
-    # Everything over one denominator, so that the division is exact.
+    # All values have one denominator, so that the division is exact.
     denominator = physical_gpu.floor_denominator
     floor, drawn = (
         physical_gpu.floor_numerator * interval_ns,
@@ -318,7 +324,8 @@ def _share_energy(
 def _memory_sizes(gpu: GpuReading, instances: Sequence[GpuReading]) -> tuple[int, list[int]] | None:
     """Return the memory of the GPU and of each instance, in a unit that makes them whole numbers.
 
-    Compute instances share the memory of their GPU instance equally.
+    Compute instances share the memory of their GPU instance equally. Return `None` if the memory of
+    the GPU or of an instance is unknown.
     """
     totals = [instance.memory_total_bytes for instance in instances]
     if gpu.memory_total_bytes is None or None in totals:
@@ -332,14 +339,15 @@ def _memory_sizes(gpu: GpuReading, instances: Sequence[GpuReading]) -> tuple[int
     own = [
         (total or 0) * (unit // rows_of[home]) for total, home in zip(totals, homes, strict=True)
     ]
-    # At least 1, because it is a divisor; without any memory, every instance has 0 of 1.
+    # At least 1, because the memory is a divisor. If all sizes are 0, every instance gets 0 of 1.
     return max(gpu.memory_total_bytes * unit, sum(own), 1), own
 
 
 def _compute_slices_of(instance: GpuReading) -> int | None:
-    """Return an instance's compute slices: from the driver, like its held time, else its profile.
+    """Return an instance's compute slices from its reading, otherwise from its MIG profile.
 
-    Agents that do not read the slices yet report the profile only.
+    Agents that do not read the slices yet report only the profile. Return `None` if both are
+    unknown.
     """
     if instance.compute_slices is not None:
         return instance.compute_slices
@@ -348,6 +356,6 @@ def _compute_slices_of(instance: GpuReading) -> int | None:
 
 @lru_cache(maxsize=256)
 def compute_slices_of_profile(profile: str | None) -> int | None:
-    """Return the compute slices of a profile such as `1g.10gb` or `1c.3g.40gb`; else `None`."""
+    """Return the compute slices of a MIG profile such as `1c.3g.40gb`; `None` if unknown."""
     match = _PROFILE.match(profile or "")
     return int(match["compute"] or match["gpu"]) if match else None

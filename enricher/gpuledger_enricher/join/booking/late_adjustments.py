@@ -1,8 +1,8 @@
-"""Settles processes that ended: moves their unattributed time to their own accounts.
+"""Reconciles processes that ended: moves their unattributed busy time to their own accounts.
 
-Pure arithmetic on one tick. For each process that ended, the agent sends the driver's account, the
-time that ticks already showed for it, and the unattributed time that it has reserved for it. Other
-ticks are not needed.
+Pure arithmetic on one tick; other ticks are not needed. For each process that ended, the agent
+sends the busy time from the driver's accounting, the busy time that earlier ticks contained, and
+the unattributed busy time that the agent reserved for the process.
 """
 
 from collections.abc import Iterable
@@ -29,10 +29,10 @@ divided by this number."""
 def adjust_ends(sample: NodeSample) -> list[LateAdjustment] | None:
     """Return the late adjustments of the processes that ended; `None` if there are none.
 
-    The entries of each sum to zero. Raises `IndexError` if an end points to a GPU or a container
-    that the tick does not have.
+    The entries of each adjustment sum to zero. Raise `IndexError` if an end points to a GPU or a
+    container that the tick does not have.
     """
-    # Amounts that an account cannot resolve are dropped: they would be noise in every tick.
+    # Amounts below the resolution of accounting are dropped: they would be noise in every tick.
     adjusted = [
         _adjust(end, unbooked, sample)
         for end in sample.ended_processes or ()
@@ -42,16 +42,16 @@ def adjust_ends(sample: NodeSample) -> list[LateAdjustment] | None:
 
 
 def unbooked_ns(end: ProcessExit) -> int:
-    """Return the busy time of a process that no entry has, in nanoseconds; 0 if it is rounding.
+    """Return the busy time of a process that is in no entry, in nanoseconds; 0 if it is rounding.
 
-    It never exceeds the time reserved for the process, so nothing is taken from other accounts.
+    The result is at most the time reserved for the process, so other accounts lose nothing.
     """
     unbooked = min(end.busy_ns - end.sampled_busy_ns, end.reserved_busy_ns)
     return unbooked if unbooked * LIFETIME_PARTS > end.lifetime_ns else 0
 
 
 def adjusted_ns(adjustments: Iterable[LateAdjustment]) -> int:
-    """Return how much busy time these adjustments book on processes, in nanoseconds."""
+    """Return the busy time that these adjustments book on processes, in nanoseconds."""
     # Only positive entries: the counterpart on `unattributed` is negative.
     return sum(
         max(0, entry.busy_ns or 0) for adjustment in adjustments for entry in adjustment.entries
@@ -60,7 +60,7 @@ def adjusted_ns(adjustments: Iterable[LateAdjustment]) -> int:
 
 def _adjust(end: ProcessExit, unbooked: int, sample: NodeSample) -> LateAdjustment:
     """Return the entries that move a process's time from `unattributed` to its account."""
-    # The GPU itself is not needed here, but readers rely on its row being there.
+    # The GPU itself is not needed here, but consumers rely on the existence of its row.
     if end.gpu >= len(sample.gpus):
         raise IndexError(f"gpu {end.gpu} of {len(sample.gpus)}")
     category, container, job_id = Category.HOST, end.container, None
@@ -92,11 +92,11 @@ def _adjust(end: ProcessExit, unbooked: int, sample: NodeSample) -> LateAdjustme
 
 
 def _times(end: ProcessExit, sample: NodeSample) -> tuple[int, int]:
-    """Return the begin and the end of the ticks with the process, by the node's clock.
+    """Return the begin and the end of the ticks that contain the process, by the node's clock.
 
-    An end that is not within 25 hours before its tick was stamped by a clock that has been set
-    since, or is made up. The range then ends with the tick and keeps its length. Otherwise one tick
-    could name a different day for each end, and the store creates a directory for each day.
+    If an end is not within 25 hours before its tick, the clock was set since then, or the time is
+    forged. The range then ends with the tick and keeps its length. Otherwise the ends of one tick
+    could name many different days, and the store would create a directory for each day.
     """
     if 0 <= sample.time_ns - end.until_time_ns <= MAX_BEHIND_NS:
         return end.from_time_ns, end.until_time_ns

@@ -1,17 +1,18 @@
-"""The books of one row of a tick: who used the GPU, and how much is booked on each account. Pure.
+"""Returns the books of one row of a tick: the amount of each quantity for each account. Pure.
 
 Theory of operation. The processes on a GPU become claims: one per container of a pod, one per job,
 one for the host, and one for processes that could not be identified (`gather_claims`). Each
 quantity is then split separately:
 
-- busy time (`split_busy`): by the driver's samples of the processes, else by memory held, else in
-  equal parts;
-- memory (`split_memory`): by the memory that the processes hold;
+- busy time (`split_busy`): by the driver's samples of the processes, else by the memory of the
+  processes, else in equal parts;
+- memory (`split_memory`): by the memory of the processes;
 - energy (`split_energy`): idle gets the idle draw for the time without a kernel; the rest is
   divided by busy time.
 
-A split contains each claim's part, the part that is used but not claimed, and the idle part, by
-holder. `book_gpu` makes entries from the three splits in an order that readers may rely on:
+A split contains the part of each claim, the part that is used but not claimed, and the idle part,
+which is divided among the holders of the device. `book_gpu` makes entries from the three splits in
+an order that consumers may rely on:
 
 1. the containers of pods, by UID and container id;
 2. jobs, by id;
@@ -20,18 +21,19 @@ holder. `book_gpu` makes entries from the three splits in an order that readers 
 5. idle: containers, then jobs, then the part without a holder.
 
 Whatever the readings are, the entries of a quantity sum to the device. A quantity that the driver
-does not report is not booked: absent is not zero.
+does not report is absent from the entries, not zero.
 
 The arithmetic is a contract: a replay must produce the same bytes, compiled or not. It uses whole
-numbers only; ratios are in parts per million. An entry is its exact share, a fraction, rounded up
-or down so that the sum is whole (`gpuledger.ledger.division`): among equal claims, the first in the
-order above gets the remaining unit. The order in which a tick lists processes, containers or
-allocations changes nothing. This is the join's hottest code, with some forty entries per tick, and
-is compiled with the types in `shares.pxd` (ADR 019). That is why the classes here are plain: their
-fields are C fields.
+numbers only; ratios are in parts per million. The amount of an entry is its exact share, a
+fraction, rounded up or down so that the sum is whole (`gpuledger.ledger.division`): among equal
+claims, the first in the order above gets the remaining unit. The order in which a tick lists
+processes, containers or allocations does not affect the result.
+
+This is the join's hottest code, with about forty entries per tick. It is compiled with the types in
+`shares.pxd` (ADR 019), so the classes here are plain classes, and their fields become C fields.
 
 `books` separates the rows of a GPU with MIG instances, and `gpuledger.ledger.allocated_parts` finds
-each holder's part.
+the part of each holder.
 """
 
 from collections.abc import Sequence
@@ -83,8 +85,8 @@ _UNIFIED: Final = MemoryMethod.UNIFIED
 _DRAW_MEASURED: Final = IdleDrawSource.MEASURED
 _DRAW_OF_TABLE: Final = IdleDrawSource.TABLE
 
-# Board power without processes and kernels, from nvidia-smi output that was published for real
-# machines. These are low values: a floor too high would book the energy of work as idle.
+# Power of a board without processes and kernels, from published nvidia-smi output of real machines.
+# The values are low on purpose: too high a value would book the energy of work as idle.
 IDLE_MILLIWATTS: Final = {
     "B200": 136_000,
     "H200": 76_000,
@@ -106,13 +108,13 @@ IDLE_MILLIWATTS: Final = {
 
 
 class RepeatedContainerError(GpuledgerError):
-    """A tick lists a container twice; the argument is the position of the second one."""
+    """A tick lists a container twice; the argument is the index of the second one in the tick."""
 
 
 class Claim(Portion):
-    """One account's claim on one GPU in one tick, summed over its processes there.
+    """The claim of one account on one GPU in one tick, summed over the account's processes there.
 
-    It also stores its parts of the splits: `busy_ns`, `booked_bytes` and `millijoules`.
+    The splits store the claim's parts in `busy_ns`, `booked_bytes` and `millijoules`.
     """
 
     __slots__ = (
@@ -131,8 +133,8 @@ class Claim(Portion):
     )
 
     def __init__(self) -> None:
-        # Without super(), which would be looked up for each claim of each tick, and without
-        # arguments, because passing them costs as much as setting all fields.
+        # No super(), because Python would look it up for each claim of each tick. No arguments,
+        # because passing them costs as much as setting all fields.
         self.weight = self.part = 0
         self.category = _UNATTRIBUTED
         """`pod`, `job`, `host`, or `unattributed` for processes that could not be identified."""
@@ -141,26 +143,26 @@ class Claim(Portion):
         self.job_id: str | None = None
         """For a job: its id."""
         self.rank = 0
-        """Position in the order of the tick's accounts."""
+        """Position of the account in the tick's order of accounts."""
         self.is_sampled = False
-        """Whether the driver reported the SM utilization of any of its processes."""
+        """Whether the driver reported the SM utilization of any process of the claim."""
         self.sm_ppm = 0
-        """Sum of its processes' SM utilization, in parts per million."""
+        """Sum of the SM utilization of the claim's processes, in parts per million."""
         self.has_memory = False
-        """Whether the driver reported the memory of any of its processes."""
+        """Whether the driver reported the memory of any process of the claim."""
         self.memory_bytes = 0
-        """Device memory of its processes at the end of the tick."""
+        """Device memory of the claim's processes at the end of the tick, in bytes."""
         self.has_ended = False
-        """Whether any of its processes ended within the tick."""
+        """Whether any process of the claim ended within the tick."""
         self.busy_ns = 0
-        """Busy time booked on it."""
+        """Busy time booked on the account, in nanoseconds."""
         self.booked_bytes = 0
-        """Memory booked on it."""
+        """Memory booked on the account, in bytes."""
         self.millijoules = 0
-        """Energy booked on it."""
+        """Energy booked on the account, in millijoules."""
 
     def add(self, process: GpuProcess) -> None:
-        """Add the readings of one process; one that has ended no longer holds memory."""
+        """Add the readings of one process; the memory of an ended process is not counted."""
         ratio = process.sm_utilization_ratio
         if ratio is not None:
             self.is_sampled = True
@@ -177,7 +179,7 @@ class Claim(Portion):
 def make_claim(
     category: Category, container: int | None = None, rank: int = 0, job_id: str | None = None
 ) -> Claim:
-    """Return an account's claim, without any process yet."""
+    """Return the claim of an account, without processes."""
     claim = Claim()
     claim.category = category
     claim.container = container
@@ -187,34 +189,34 @@ def make_claim(
 
 
 class Split:
-    """One quantity of a row, divided into used and idle. Each claim stores its own part."""
+    """One quantity of a row, divided into used and idle. Each claim stores its part of `used`."""
 
     __slots__ = ("idle", "idle_parts", "method", "unclaimed", "used")
 
     def __init__(self) -> None:
         self.used = 0
-        """Total that is not idle."""
+        """The amount that is not idle."""
         self.unclaimed = 0
-        """Part of `used` that nobody claims."""
+        """Part of `used` that belongs to no claim."""
         self.idle = 0
-        """Total that is idle."""
+        """The amount that is idle."""
         self.idle_parts: list[int] | None = None
-        """`idle` by the parts in which the device is held; `None` if there is only one part."""
+        """`idle` divided by the allocated parts of the device; `None` if there is only one part."""
         self.method: Any = None
-        """How it was determined: a member of the quantity's own enumeration."""
+        """How the amount was determined: a member of the quantity's own enumeration."""
 
     def divide_idle(self, numerator: int, denominator: int, allocated: AllocatedParts) -> None:
-        """Divide `idle`, exactly `numerator` / `denominator`, among the parts that are held."""
+        """Divide `idle`, exactly `numerator` / `denominator`, among the parts of the device."""
         pieces = [number for _, number in allocated.parts]
         self.idle_parts = divide(self.idle, pieces, numerator, denominator * allocated.whole)
 
     def idle_of(self, part: int) -> int:
-        """Return the idle amount of one of the parts in which the device is held."""
+        """Return the idle amount of one part of the device, given the index of the part."""
         return self.idle if self.idle_parts is None else self.idle_parts[part]
 
 
 def make_split(used: int, idle: int, method: Any) -> Split:  # noqa: ANN401  # of any enumeration
-    """Return a split without any part assigned to claims."""
+    """Return a split in which no part belongs to a claim yet."""
     split = Split()
     split.used = used
     split.idle = idle
@@ -249,7 +251,7 @@ class Energy:
         """Energy to split between claims and idle."""
         self.floor_numerator = floor_numerator
         self.floor_denominator = floor_denominator
-        """With the numerator: idle draw in millijoules per nanosecond, at most what was drawn."""
+        """Idle draw in millijoules per nanosecond, with the numerator; at most the draw."""
         self.method = method
         """How the energy was determined."""
         self.idle_draw_milliwatts = idle_draw_milliwatts
@@ -257,7 +259,7 @@ class Energy:
         self.idle_draw_source = idle_draw_source
         """Where the idle draw comes from."""
         self.idle_millijoules = idle_millijoules
-        """Energy that is idle in any case, in addition to `millijoules`."""
+        """Energy that is idle in any case and not included in `millijoules`."""
 
 
 def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
@@ -269,13 +271,13 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
     allocated: AllocatedParts = UNALLOCATED_PARTS,
     slices: DeviceSlices = UNKNOWN_SLICES,
 ) -> GpuBooks:
-    """Return the books of one row: entries of the claims, of the host, of `unattributed`, and idle.
+    """Return the books of one row: the entries of claims, host and `unattributed`, then of idle.
 
-    `own` is the reading with only the row's own values, `slices` its part of the board. Busy time
-    sums to the interval, memory to the total memory, energy to `energy`. A quantity that the driver
-    does not report is absent from all entries. There is one idle entry for each container that
-    holds a part of the GPU, and one for the part that nobody holds; their held time always sums to
-    the interval.
+    `own` is the reading with only the row's own values; `slices` is the row's part of the board.
+    Busy time sums to the interval, memory to the total memory, energy to `energy`. A quantity that
+    the driver does not report is absent from all entries. There is one idle entry for each holder
+    of a part of the GPU, and one for the part without a holder. The allocated times of the idle
+    entries sum to the interval.
     """
     parts = allocated.parts
     several = allocated if len(parts) > 1 else None
@@ -284,15 +286,15 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
     memory = joules = None
     total_bytes = own.memory_total_bytes
     if total_bytes is not None:
-        # Memory that the driver reserves is in use, but not by a process; readings may contradict.
+        # Reserved memory is in use by the driver, not by a process. Readings may contradict.
         limit_bytes = total_bytes
         reserved_bytes = own.memory_reserved_bytes or 0
         if reserved_bytes > limit_bytes:  # noqa: PLR1730 - min() costs three times as much
             reserved_bytes = limit_bytes
         memory = split_memory(own.memory_used_bytes, claims, limit_bytes - reserved_bytes, several)
         if reading.memory_unified and memory.method is not _SCALED:
-            # Only the machine memory that processes hold counts: the rest in use there is not the
-            # GPU's, so it is idle, like free memory.
+            # Only the memory of processes counts as used. The rest of the machine's memory in use
+            # does not belong to the GPU, so the rest is idle, like free memory.
             memory.method = _UNIFIED
     if energy is not None:
         joules = split_energy(energy, busy, claims, interval_ns, several)
@@ -303,7 +305,7 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
     unclaimed_bytes = 0 if memory is None else memory.unclaimed
     unclaimed_millijoules = 0 if joules is None else joules.unclaimed
     is_busy = busy is not None and busy.used > 0
-    # Apportioned quantities follow busy time: without any, they need an entry to go to.
+    # Apportioned quantities follow busy time; without busy time, `unattributed` gets them.
     if (
         unclaimed_ns
         or unclaimed_bytes
@@ -315,7 +317,7 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
         unattributed.booked_bytes += unclaimed_bytes
         unattributed.millijoules += unclaimed_millijoules
     return GpuBooks(
-        # Unchanged: readers see the board's memory, whatever was booked for this row.
+        # Unchanged: consumers see the board's memory, whatever was booked for this row.
         reading=reading,
         entries=_enter(
             claims, parts, allocated_times(interval_ns, allocated), busy, memory, joules
@@ -346,13 +348,14 @@ def _busy_method(busy: Split, reading: GpuReading) -> BusyMethod:
 
 
 def gather_claims(sample: NodeSample) -> list[list[Claim]]:
-    """Return the claims on each GPU of the tick, in the order of its `gpus`.
+    """Return the claims on each GPU of the tick, in the order of the tick's `gpus`.
 
-    The claims of pods come first, by UID and container id, then those of jobs by id, then the
-    host's and `unattributed`. A process belongs to the host if it has no container, or if its
-    container has neither id, pod nor job. A process that ended before its start and its container
-    could be read is `unattributed`. Raises `IndexError` if a process points to a GPU or a container
-    that the tick does not have, and `RepeatedContainerError` if the tick lists a container twice.
+    The claims of pods come first, by UID and container id, then the claims of jobs by id, then the
+    claims of the host and of `unattributed`. A process belongs to the host if it has no container,
+    or if its container has no id, no pod and no job. A process that ended before its start time and
+    its container could be read is `unattributed`. Raise `IndexError` if a process points to a GPU
+    or a container that the tick does not have, and `RepeatedContainerError` if the tick lists a
+    container twice.
     """
     containers = sample.containers
     order, ranks, jobs = _rank(containers)
@@ -390,8 +393,9 @@ def _rank(containers: Sequence[ContainerRef]) -> tuple[list[int], list[int], int
     """Return the order of claims, the rank of each container in it, and the first rank of a job.
 
     The order consists of positions in `containers`: containers of pods, then jobs. A job with
-    several containers is one claim, at the position of one of them. A container without id, pod and
-    job gets the host's rank, after all others.
+    several containers is one claim, at the position of one of its containers. A container with no
+    id, no pod and no job gets the host's rank, which is the last. Raise `RepeatedContainerError` if
+    a container is listed twice.
     """
     names: list[tuple[str, str, int]] = []
     of_jobs: list[tuple[str, str, int]] = []
@@ -447,9 +451,9 @@ def split_busy(
     interval_ns: int,
     several: AllocatedParts | None = None,
 ) -> Split | None:
-    """Split the time in which kernels ran; `None` if the driver did not report it.
+    """Split the time in which kernels ran; return `None` if the driver did not report this time.
 
-    `several` is given if the device has several holders: idle time is divided among them.
+    `several` is given if the device has several parts: idle time is divided among the parts.
     """
     if utilization_ratio is not None:
         ppm = parts_per_million(utilization_ratio)
@@ -481,11 +485,11 @@ def split_busy(
 
 
 def _share_busy(busy_ns: int, claims: list[Claim], numerator: int) -> None:
-    """Set the claims' busy time by weight; exactly, it is `numerator` / 1,000,000 nanoseconds."""
+    """Set the busy time of each claim by weight; the exact total is `numerator` / 1,000,000 ns."""
     total = 0
     for claim in claims:
         total += claim.weight
-    # Without any weight there is no busy time to share either.
+    # If all weights are zero, there is no busy time to share either.
     if not total:
         return
     # Compared as C doubles, which costs next to nothing.
@@ -503,11 +507,11 @@ def _share_busy(busy_ns: int, claims: list[Claim], numerator: int) -> None:
 def _weigh(claims: list[Claim], ppm: int) -> BusyMethod:
     """Set the weights by which several claims share busy time; return the method.
 
-    The weights are the driver's samples of the processes. A process's samples stop when it ends, so
-    the kernels of its last moments show in the device's utilization only (`ppm`): the missing part
-    goes to the processes that ended. Otherwise the difference is rounding (both are whole percents)
-    and is spread in proportion. Without a measure of use, memory held is the next best; without
-    that, the parts are equal.
+    The weights are the driver's samples of the processes. A process has no samples after it ends,
+    so the device's utilization (`ppm`) may include kernels that no sample shows. If a process
+    ended, the missing part goes to the claims with ended processes. Otherwise the difference is
+    rounding, because both values are whole percents, and is spread in proportion. If no samples
+    measure use, the weights are the memory of the processes; without memory, all weights are equal.
     """
     total = claimed_bytes = ended = 0
     is_measured = False
@@ -539,9 +543,10 @@ def split_memory(
 ) -> Split:
     """Split the bytes in use.
 
-    Processes get the memory that they hold, scaled down if they claim more than is in use. The rest
-    is `unattributed`, unless the driver reports no process's memory and there is only one claim.
-    The total is at most `limit_bytes`: readings taken one after the other may contradict.
+    Each claim gets the memory of its processes, scaled down if all claims exceed the memory in use.
+    The rest is `unattributed`, unless there is only one claim and the driver does not report the
+    memory of its processes: then the claim gets everything. The total is at most `limit_bytes`,
+    because readings taken one after the other may contradict.
     """
     total = 0
     for claim in claims:
@@ -564,7 +569,7 @@ def split_memory(
     if len(claims) == 1:
         claim = claims[0]
         if not claim.has_memory and not claim.has_ended:
-            # The driver lists the process without its memory, and there is no other candidate.
+            # The driver lists the process without its memory, and there is no other claim.
             split.method = _APPORTIONED
             claim.booked_bytes = used
             split.unclaimed = 0
@@ -585,7 +590,7 @@ def idle_milliwatts(model: str | None) -> int | None:
 
 
 def energy_of(reading: GpuReading, interval_ns: int) -> Energy | None:
-    """Return the energy that a board drew; `None` if it does not report energy."""
+    """Return the energy that a board drew and its idle draw; `None` if energy is not reported."""
     millijoules = reading.energy_millijoules
     if millijoules is None:
         return None
@@ -595,7 +600,7 @@ def energy_of(reading: GpuReading, interval_ns: int) -> Energy | None:
         source, draw = _DRAW_OF_TABLE, idle_milliwatts(reading.model)
     if draw is None:
         return Energy(millijoules, millijoules, interval_ns, method)
-    # A floor above the energy drawn would make active energy, and so an entry, negative.
+    # A floor above the energy drawn would make active energy, and therefore an entry, negative.
     floor, drawn = interval_ns, NS_PER_SECOND
     floor *= draw
     drawn *= millijoules
@@ -613,9 +618,9 @@ def split_energy(
 ) -> Split:
     """Split the energy by time.
 
-    Idle gets the idle draw for the time without a kernel; the busy claims share the rest in
-    proportion. If no process was busy, all energy is idle; if busy time is unknown, all energy is
-    `unattributed`.
+    Idle gets the idle draw for the time without a kernel. The claims share the rest in proportion
+    to their busy time. If the row was not busy, all energy is idle. If busy time is unknown, all
+    energy is `unattributed`.
     """
     split = make_split(energy.millijoules, energy.idle_millijoules, energy.method)
     if busy is not None and busy.used:
@@ -675,7 +680,7 @@ def _split_draw(  # noqa: PLR0917  # by position, as C knows no keywords
 
 
 def _claim_of(category: Category, claims: list[Claim]) -> Claim:
-    """Return the claim of the host or `unattributed`; insert it in order if there is none."""
+    """Return the claim of the host or of `unattributed`; insert one in order if it is missing."""
     for claim in claims:
         if claim.category is category:
             return claim
@@ -688,7 +693,7 @@ def _claim_of(category: Category, claims: list[Claim]) -> Claim:
 
 
 def allocated_times(interval_ns: int, allocated: AllocatedParts) -> list[int]:
-    """Return the interval divided by the parts in which a device is held, in nanoseconds."""
+    """Return the interval divided among the allocated parts of a device, in nanoseconds."""
     if len(allocated.parts) == 1:
         return [interval_ns]
     pieces = [number for _, number in allocated.parts]
@@ -703,7 +708,7 @@ def _enter(  # noqa: PLR0917  # by position, as C knows no keywords
     memory: Split | None,
     energy: Split | None,
 ) -> list[Entry]:
-    """Return the entries of the claims, then those of idle."""
+    """Return the entries of the claims, then the idle entries."""
     entries = [
         Entry(
             category=claim.category,

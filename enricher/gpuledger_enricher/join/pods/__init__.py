@@ -1,4 +1,4 @@
-"""Describes the pods on which a tick is booked, from the records that have been read.
+"""Describes the pods of a tick's books, from the records that have been read.
 
 The books do not depend on this package.
 """

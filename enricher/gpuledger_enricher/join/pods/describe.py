@@ -2,10 +2,12 @@
 
 This module makes the descriptive part of events and attributed incidents: the pods, their
 namespaces and the node. It does not affect the books. A node may report only pods that the API
-server has placed on it: names come from the records of its own pods, and another node's pod is
-described only by what the tick contains. All objects are described by the version that was in force
-at the tick's time, as far as it was read. So a tick that is late or joined again gets the same
-description as a tick in time. A pod's deletion shows only in ticks after it.
+server has placed on this node. Names come from the records of the node's own pods. A pod of another
+node is described only by the contents of the tick.
+
+Each object is described by the version that was in force at the tick's time, if that version was
+read. So a tick that is late or joined again gets the same description as a tick in time. The
+deletion of a pod shows only in ticks after the deletion.
 """
 
 from collections import Counter
@@ -71,7 +73,7 @@ _NOTHING: Final[Mapping[Identity, PodName]] = MappingProxyType({})
 def name_by_allocation(
     sample: NodeSample, pending: Collection[Identity], pods: PodCache
 ) -> dict[Identity, PodName]:
-    """Return names of pods without a record, if the tick's allocations identify them.
+    """Return the names of pods without a record, if the tick's allocations identify them.
 
     A cgroup path has UIDs and the kubelet's response has names: only the device connects the two. A
     pending pod gets a name if all of these are true:
@@ -98,7 +100,8 @@ def name_by_allocation(
         if identity in waiting and process.gpu < len(sample.gpus):
             devices = devices_named_by(sample.gpus[process.gpu])
             there = set().union(*(allocatees.get(device, ()) for device in devices))
-            # `_NO_NAME`, which no pod can have, marks a device with no holder or with several.
+            # `_NO_NAME`, which is never the name of a pod, marks a device with no or several
+            # holders.
             name = there.pop() if len(there) == 1 else _NO_NAME
             meant.setdefault(identity[0] or identity[1] or "", set()).add(name)
     claimed = Counter(name for names in meant.values() for name in names)
@@ -137,28 +140,28 @@ class EncodedDescriptions(NamedTuple):
 
 
 class PodDescriptions(NamedTuple):
-    """The descriptions of a node's pods, and what they were made from."""
+    """The descriptions of a node's pods, and the inputs that they were made from."""
 
     version: int
     """The pod cache's version of the node's pods when they were described."""
     from_ns: int
     """First event time for which the description is valid."""
     until_ns: int
-    """Event time at which it stops being valid."""
+    """Event time at which the description stops being valid."""
     containers: list[ContainerRef]
     """The tick's containers."""
     allocations: list[DeviceAllocation]
     """The tick's allocations."""
     encoded: EncodedDescriptions
-    """The description in the event, with the same bytes from tick to tick."""
+    """The encoded description for the event, with the same bytes from tick to tick."""
     foreign_allocatees: int
-    """Number of pods that are reported to hold devices here but are placed on another node."""
+    """Number of pods on other nodes that the tick reports as holders of devices on this node."""
     pending: Collection[Identity]
     """Containers whose pods have no record yet."""
     named: int
     """Number of pods whose names come only from the tick's allocations."""
     foreign: Collection[PodRecord]
-    """Pods of the containers that the API server has placed on another node."""
+    """Records of the containers' pods that the API server has placed on another node."""
     node_version: int
     """Version of the node's own record."""
     namespaces: Sequence[tuple[str, int]]
@@ -168,11 +171,11 @@ class PodDescriptions(NamedTuple):
 
 
 class DescriptionCache:
-    """Caches the descriptions of nodes until an object in them changes.
+    """Caches the descriptions of each node until an object in them changes.
 
-    From tick to tick the same containers are on a node's GPUs; describing them each time would take
-    a third of the join's work. Memory is bounded by `max_bytes`: above it, the nodes that were
-    described longest ago are dropped, for instance nodes with made-up names.
+    A node usually has the same containers on its GPUs from tick to tick; describing them each time
+    would take a third of the join's work. Memory is limited to `max_bytes`: beyond this limit, the
+    cache drops the nodes that were described longest ago, for instance nodes with forged names.
     """
 
     def __init__(
@@ -192,7 +195,7 @@ class DescriptionCache:
         return len(self._known)
 
     def clear(self) -> None:
-        """Forget everything; nodes that are still here are described again at their next tick."""
+        """Forget all descriptions; each node is described again at its next tick."""
         self._known.clear()
 
     def forget(self, node: str) -> None:
@@ -216,8 +219,9 @@ class DescriptionCache:
             )
         ):
             descriptions = describe_tick(sample, pods, self._cluster_objects)
-            # Not cached if they depend on pods of other nodes, whose changes this node's version
-            # does not count, or on the GPUs of processes, by which a pod without a record is named.
+            # Two kinds are not cached. Some depend on pods of other nodes: a change of such a pod
+            # does not change this node's version. Others depend on the GPUs that processes use, by
+            # which a pod without a record is named.
             if not (
                 descriptions.foreign
                 or descriptions.foreign_allocatees
@@ -233,7 +237,7 @@ def describe_tick(
 ) -> PodDescriptions:
     """Return the descriptions of a tick's pods, of their namespaces, and of the node.
 
-    The pods are those that use GPUs and those that hold them.
+    These pods use GPUs according to the tick, or hold them.
     """
     node, time_ns = sample.node, sample.time_ns
     identities = list(map(identity_of, sample.containers))
@@ -285,7 +289,7 @@ def describe_tick(
         foreign_allocatees=event_pods.foreign_allocatees,
         pending=pending,
         named=event_pods.named,
-        # Several containers may belong to one pod, which is counted and logged once.
+        # Several containers may belong to one pod; the pod is counted and logged once.
         foreign=list({pod.uid: pod for pod in foreign.values()}.values()),
         node_version=cluster_objects.nodes.version_of(key),
         namespaces=[
@@ -297,7 +301,7 @@ def describe_tick(
 
 
 def _fitting(namespaces: Sequence[NamespaceDescription]) -> list[NamespaceDescription]:
-    """Return the first namespaces, as many as there is room for in an event."""
+    """Return the first namespaces, as many as fit into an event."""
     fitting, size_bytes = [], 0
     for namespace in namespaces:
         size_bytes += len(encode(namespace))
@@ -308,7 +312,7 @@ def _fitting(namespaces: Sequence[NamespaceDescription]) -> list[NamespaceDescri
 
 
 def _size_bytes(descriptions: PodDescriptions) -> int:
-    """Return the approximate size in memory."""
+    """Return the approximate size of the descriptions in memory, in bytes."""
     texts = sum(
         len(container.container_id or "")
         + len(container.pod_uid or "")
@@ -335,7 +339,7 @@ def _size_bytes(descriptions: PodDescriptions) -> int:
 
 
 def identity_of(container: ContainerRef | IncidentProcess) -> Identity:
-    """Return the pair that identifies a container's pod; empty for a job's container."""
+    """Return the UID and the container id that identify a pod; `None` and `None` for a job."""
     if container.pod_uid is None and container.job_id is not None:
         return _HOST
     return container.pod_uid, container.container_id
@@ -346,10 +350,10 @@ def find_foreign_pods(
 ) -> dict[Identity, PodRecord]:
     """Return the pods among these that the API server has placed on another node.
 
-    A pod never moves: its record names its node for good. A pod without a record in this worker is
-    pending, not foreign, and so is every pod of partitions that other workers hold. A node that is
-    registered again under another name is a different node: pods of the old node that still run on
-    it are foreign until they end.
+    A pod never moves, so its record names its node permanently. A pod without a record in this
+    worker is pending, not foreign; this includes every pod in the partitions of other workers. A
+    node that is registered again under another name is a different node: pods of the old node that
+    still run there are foreign until they end.
     """
     found = {identity: pods.find_pod_of_other_node(*identity, node=node) for identity in identities}
     return {identity: pod for identity, pod in found.items() if pod is not None}
@@ -364,10 +368,10 @@ class _NamelessPod(NamedTuple):
 
 
 class EventPods:
-    """The pods of one event: each is listed once and referred to by its position.
+    """The pods of one event; each is listed once, and other fields refer to its position.
 
-    Users come first, in an order that depends only on their identities, then pods that only hold
-    devices, by name.
+    Pods that use GPUs come first, in an order that depends only on their identities. Pods that only
+    hold devices follow, by name.
     """
 
     def __init__(self, pods: PodCache, *, node: str, time_ns: int) -> None:
@@ -378,13 +382,13 @@ class EventPods:
         self._containers: list[set[str]] = []
         """For each pod, the names of its containers in the event."""
         self._positions: dict[str | PodName, int] = {}
-        """By UID, by container id if there is no UID, and by name for holders of devices."""
+        """Position by UID (by container id if there is no UID), and by name for holders."""
         self._users: dict[Identity, int] = {}
         self._named_here: Mapping[PodName, Sequence[KnownPod]] | None = None
         self.changes_ns: list[int] = []
         """Times at which a description changes, or at which a name passes to another pod."""
         self.foreign_allocatees = 0
-        """Number of holders that are placed on another node."""
+        """Number of holders of devices that are placed on another node."""
 
     @property
     def named(self) -> int:
@@ -416,11 +420,11 @@ class EventPods:
             self._users[identity] = position
 
     def add_allocations(self, allocations: Sequence[DeviceAllocation]) -> list[EventAllocation]:
-        """Add the pods of allocations; return the holders, in the order of their positions.
+        """Add the pods of allocations; return the allocated containers, by pod.
 
-        The kubelet's response has pod names but no UIDs. A record of a pod on this node decides who
-        has the name. Without a record, the node's report counts, unless the pod of that name is
-        placed on another node: otherwise a node could book its idle time on any pod.
+        The kubelet's response has pod names but no UIDs. If a pod of that name has a record on this
+        node, the record decides. Without a record, the node's report counts, unless a pod of that
+        name is placed on another node: otherwise a node could book its idle time on any pod.
         """
         if not allocations:
             return []
@@ -450,12 +454,12 @@ class EventPods:
         return found
 
     def add_allocatee(self, name: PodName) -> int:
-        """Add the pod of a name that holds devices; return its position."""
+        """Add the pod that holds devices, given its name; return its position."""
         position = self._positions.get(name)
         if position is not None:
             return position
         if self._named_here is None:
-            # Only once, because this goes through all of the node's pods.
+            # Only once, because this call iterates over all pods of the node.
             self._named_here = self._pods.named_on(self._node)
         candidates = self._named_here.get(name, ())
         for candidate in candidates:
@@ -463,7 +467,7 @@ class EventPods:
             if len(candidates) > 1:
                 self.changes_ns += [candidate.record.created_time_ns, *candidate.changes_ns()]
         known = nearest(candidates, time_ns=self._time_ns)
-        # A pod that did not exist yet is not the holder: the record of the real one is to come.
+        # A pod that did not exist yet is not the holder; the holder's record has not been read yet.
         if known is not None and known.may_hold(self._time_ns):
             position = self._positions[name] = self._add_known(known)
             return position
@@ -473,11 +477,11 @@ class EventPods:
         return self._add(name, _NamelessPod(None, state, None if is_foreign else name))
 
     def position_of(self, identity: Identity) -> int | None:
-        """Return the position of a container's pod; `None` if it has no pod."""
+        """Return the position of a container's pod; `None` if the container has no pod."""
         return self._users.get(identity)
 
     def container_name(self, identity: Identity) -> str | None:
-        """Return the name of a container; `None` if its pod's record does not have it."""
+        """Return the name of a container; `None` if the record of its pod does not contain it."""
         position = self._users.get(identity)
         pod = None if position is None else self._listed[position]
         return pod.container_name(identity[1]) if isinstance(pod, KnownPod) else None
@@ -517,13 +521,13 @@ class EventPods:
 
 
 def _describe_nameless(pod: _NamelessPod) -> PodDescription:
-    """Return a pod's description from the node's tick only."""
+    """Return a description with only the values that the node's tick contains."""
     namespace, name = pod.name or (None, None)
     return PodDescription(uid=pod.uid, state=pod.state, namespace=namespace, name=name)
 
 
 def describe_known(known: KnownPod, containers: Collection[str], *, time_ns: int) -> PodDescription:
-    """Describe a pod by its version that was in force at a time.
+    """Return a pod's description at a time, from the version that was in force.
 
     `containers` has the names of the containers whose requests are included.
     """
@@ -547,9 +551,10 @@ def describe_known(known: KnownPod, containers: Collection[str], *, time_ns: int
 
 
 def attribute_incident(incident: Incident, pods: PodCache) -> AttributedIncident:
-    """Return an incident with the pods that were on the GPU, with processes or as holders.
+    """Return an incident with the pods on the GPU: pods of its processes, and holders of the GPU.
 
-    They are found in the same way as an event's pods, so a node cannot name another node's pods.
+    The pods are found in the same way as an event's pods, so a node cannot name the pods of another
+    node.
     """
     identities = list(map(identity_of, incident.processes))
     event_pods = EventPods(pods, node=incident.node, time_ns=incident.time_ns)

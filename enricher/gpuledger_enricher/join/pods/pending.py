@@ -1,7 +1,7 @@
-"""Tracks the pods that ticks name before their records come: how many, how long, which never come.
+"""Tracks the pods that ticks name before their records come, and reports those that never come.
 
-Events do not wait: they describe such a pod as pending. This module only keeps track. Pure state;
-its times are the worker's own.
+Events do not wait for records: they describe such a pod as pending. This module does not affect
+events. It does no I/O; all times are by the worker's clock.
 """
 
 from collections import OrderedDict
@@ -23,25 +23,25 @@ _SWEEP_NS: Final = NS_PER_SECOND
 
 
 class PendingPod(msgspec.Struct):
-    """A pod whose record has not come."""
+    """A pod whose record has not been read yet."""
 
     names: list[str]
-    """Possible names in its record, with the cluster: the UID from the cgroup path and container
+    """Possible names of the pod, each with the cluster: the UID from the cgroup path, and container
     ids."""
     node: str
-    """The key of the node that named it."""
+    """The key of the node that named the pod."""
     partition: int
     """The partition of that node."""
     first_ns: int
-    """When it was first named."""
+    """When a tick first named the pod, by the worker's clock."""
     last_ns: int
-    """When it was last named."""
+    """When a tick last named the pod, by the worker's clock."""
     is_unknown: bool = False
-    """Whether it has waited for too long and counts as unknown."""
+    """Whether the pod has waited for too long and counts as unknown."""
 
 
 class PendingPods:
-    """The pending pods, at most `max_pods`; those that ticks no longer name are dropped."""
+    """The pending pods, at most `max_pods`; unknown pods that ticks no longer name are dropped."""
 
     def __init__(self, *, pending_pod_timeout_seconds: float, max_pods: int = MAX_PENDING) -> None:
         self._pending_ns = round(pending_pod_timeout_seconds * 1e9)
@@ -66,7 +66,7 @@ class PendingPods:
             if waiting is None:
                 if len(self._waiting) >= self._max_pods:
                     # The pod that has waited longest makes room. It is reported together with the
-                    # expired pods, because otherwise it would be lost in silence.
+                    # expired pods, because otherwise no log line would mention it.
                     eldest = next(iter(self._waiting.values()))
                     self._drop(eldest)
                     if not eldest.is_unknown:
@@ -74,14 +74,14 @@ class PendingPods:
                 waiting = PendingPod([], node, partition, now_ns, now_ns)
                 self._waiting[key] = waiting
             waiting.last_ns = now_ns
-            # A tick may name a pod by a new container each time, so its names are limited.
+            # A tick may name a pod by a new container each time, so the pod's names are limited.
             for name in (key, key_in(cluster, container_id) if container_id else key):
                 if name not in waiting.names and len(waiting.names) < _MAX_NAMES:
                     waiting.names.append(name)
                     self._by_name[name] = waiting
 
     def resolve(self, pod: PodRecord) -> list[PendingPod]:
-        """Record that a pod's record has come; return the pending pods that it resolves."""
+        """Record that a pod's record was read; return the pending pods that it resolves."""
         if not self._waiting:
             return []
         # The UID in a static pod's cgroup path is its configuration hash.
@@ -95,7 +95,7 @@ class PendingPods:
     def expire(self, now_ns: int) -> Sequence[PendingPod]:
         """Return the pods whose records did not come in time, each once.
 
-        Returns nothing if it was called less than a second ago.
+        Return nothing if the previous call was less than a second ago.
         """
         if 0 <= now_ns - self._swept_ns < _SWEEP_NS:
             return ()
@@ -107,13 +107,13 @@ class PendingPods:
                 waiting.is_unknown = True
                 self._unknown += 1
                 expired.append(waiting)
-            # Kept while ticks name it, so that it is reported once and not with each tick.
+            # Kept while ticks name the pod, so that it is reported once and not with each tick.
             if waiting.is_unknown and waiting.last_ns <= eldest_ns:
                 self._drop(waiting)
         return expired
 
     def forget(self, partition: int) -> None:
-        """Forget the pods that nodes of a partition named."""
+        """Forget the pods that the nodes of a partition named."""
         for waiting in [
             pending for pending in self._waiting.values() if pending.partition == partition
         ]:
@@ -123,6 +123,6 @@ class PendingPods:
         del self._waiting[waiting.names[0]]
         self._unknown -= waiting.is_unknown
         for name in waiting.names:
-            # If two ticks put a container id under different UIDs, it leads to the later one.
+            # If ticks listed a container id with different UIDs, the id refers to the later pod.
             if self._by_name.get(name) is waiting:
                 del self._by_name[name]

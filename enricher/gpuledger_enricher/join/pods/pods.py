@@ -1,13 +1,13 @@
 """The pods and nodes of a worker's partitions, and all namespaces, from the compacted topics.
 
-These are caches: pods by UID, by container id and by the hash of static pods, nodes and namespaces
+These are caches: pods by UID, by container id and by the hash of static pods; nodes and namespaces
 by name. They are filled record by record and do not use the bus. `describe` makes descriptions from
-them. For each object, the versions before the newest one are kept as well, in the same way for
-every kind (`KnownObject`).
+them. For each object, earlier versions are kept as well, in the same way for every kind
+(`KnownObject`).
 
-Each kind of name has its own mapping, because otherwise anybody who can write one kind of name
-could claim one of another kind. Whichever name leads to a pod, the pod counts for a node only if
-its record places it there.
+Each kind of name has its own mapping. Otherwise a person who can write one kind of name could claim
+a name of another kind. Whichever name leads to a pod, the pod counts for a node only if the pod's
+record places it there.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,8 +28,8 @@ from gpuledger.records import (
 )
 from gpuledger_enricher.watched_records import WatchedRecord, is_older
 
-# A container that crashes again and again waits up to five minutes before each restart, and ticks
-# are kept for six hours, in which they can be joined again.
+# A container that crashes repeatedly waits up to five minutes before each restart. Ticks are kept
+# for six hours, in which they can be joined again.
 MAX_FORMER_CONTAINERS: Final = 100
 PAST_VERSIONS_NS: Final = 8 * NS_PER_HOUR
 """How long past versions are kept before the newest one: the retention of samples plus the hours
@@ -55,34 +55,35 @@ DescriptionT = TypeVar("DescriptionT", bound=NodeDescription | NamespaceDescript
 
 
 class PastVersion(NamedTuple, Generic[FactsT]):
-    """The common facts of consecutive versions of an object, until a version changed them."""
+    """The common facts of consecutive versions of an object, before a version changed them."""
 
     until_ns: int
-    """When podwatch saw the version that changed them."""
+    """When podwatch saw the version that changed the facts."""
     resource_version: str
     """The last version with these facts."""
     facts: FactsT
-    """The facts, as far as descriptions contain them."""
+    """The facts that descriptions contain."""
 
 
 class KnownObject(msgspec.Struct, Generic[RecordOf, FactsT], gc=False):
-    """All that is known of one object; a Struct because a hundred thousand of them are kept."""
+    """Everything known about one object; a Struct, because a worker keeps 100,000 of them."""
 
     record: RecordOf
     """The newest version."""
     partition: int
-    """The partition it was read from."""
+    """The partition that the record was read from."""
     past: tuple[PastVersion[FactsT], ...] = ()
     """Facts of earlier versions that differ, ordered by the time until which they were in force."""
 
     def facts(self) -> FactsT:
-        """Return the facts of the newest version, as far as descriptions contain them."""
+        """Return the facts of the newest version that descriptions contain."""
         raise NotImplementedError
 
     def at(self, time_ns: int) -> FactsT:
         """Return the facts of the version that was in force at a time.
 
-        That is the newest version that podwatch had seen by then, or the oldest known one.
+        This is the newest version that podwatch had seen by then; otherwise the oldest known
+        version.
         """
         for past in self.past:
             if time_ns < past.until_ns:
@@ -93,26 +94,27 @@ class KnownObject(msgspec.Struct, Generic[RecordOf, FactsT], gc=False):
         """Take over the history of the older version that this one replaces.
 
         `seen_time_ns` is when podwatch saw this version. Versions are ordered by `resourceVersion`,
-        or as they were written if those cannot be compared, and never by these times: they go back
-        if podwatch's clock is set back. Versions seen at later times were then in force until this
-        one came.
+        or in the order in which they were written if that cannot be compared. They are never
+        ordered by the times at which podwatch saw them, because podwatch's clock may be set back.
+        If a known version was seen at a later time than this newer one, that version counts as
+        never in force.
         """
         now, version = self.facts(), self.record.resource_version
         earlier = PastVersion(seen_time_ns, before.record.resource_version, before.facts())
         self.past = before.past
         if earlier.facts == now and not (self.past and self.past[-1].until_ns > seen_time_ns):
-            return  # no fact of the description has changed
+            return  # no fact in the description has changed
         if version == earlier.resource_version and earlier.facts == now:
             return  # the same version was read again
         for index, past in enumerate(self.past):
             if past.resource_version == version and past.facts == now:
-                # The topic is read again, and its versions cannot be compared: the later ones that
-                # are known will come again.
+                # The topic is read again, and its versions cannot be compared: the later versions
+                # that are known will be read again, too.
                 self.past = self.past[:index]
                 return
         known = [*self.past, earlier]
         while len(known) > 1 and known[-2].until_ns >= seen_time_ns:
-            known.pop()  # seen later than this newer version, so it was never in force
+            known.pop()  # seen later than this newer version, so this one was never in force
         last = known.pop()
         if last.facts != now:
             known.append(last._replace(until_ns=seen_time_ns))
@@ -123,7 +125,7 @@ class KnownObject(msgspec.Struct, Generic[RecordOf, FactsT], gc=False):
 
 
 class PodFacts(NamedTuple):
-    """The facts in a pod's description that may change from version to version."""
+    """The facts in a pod's description that may differ between versions."""
 
     owner_kind: str | None
     owner_name: str | None
@@ -131,7 +133,7 @@ class PodFacts(NamedTuple):
 
 
 class KnownPod(KnownObject[PodRecord, PodFacts], gc=False):
-    """All that is known of one pod. A deletion applies from its own time, not as a version."""
+    """Everything known about one pod. A deletion applies from its own time, not as a version."""
 
     previous_containers: dict[str, str] = msgspec.field(default_factory=dict)
     """Names of containers in earlier versions, by container id."""
@@ -147,7 +149,7 @@ class KnownPod(KnownObject[PodRecord, PodFacts], gc=False):
         return changes if deleted_ns is None else [*changes, deleted_ns]
 
     def is_gone(self, time_ns: int) -> bool:
-        """Return whether the API server had deleted the pod by a time."""
+        """Return whether the API server had deleted the pod at a time."""
         deleted_ns = self.record.deleted_time_ns
         return deleted_ns is not None and deleted_ns <= time_ns
 
@@ -156,7 +158,7 @@ class KnownPod(KnownObject[PodRecord, PodFacts], gc=False):
         return self.record.created_time_ns <= time_ns and not self.is_gone(time_ns)
 
     def may_hold(self, time_ns: int) -> bool:
-        """Return whether the pod may hold devices at a time, allowing for clocks and kubelets."""
+        """Return whether the pod may hold devices at a time, tolerating skew and slow kubelets."""
         is_made = self.record.created_time_ns <= time_ns + SKEW_NS
         return is_made and not self.is_gone(time_ns - LINGER_NS)
 
@@ -167,7 +169,11 @@ class KnownPod(KnownObject[PodRecord, PodFacts], gc=False):
         return [made_ns] if deleted_ns is None else [made_ns, deleted_ns + LINGER_NS]
 
     def rank_at(self, time_ns: int) -> tuple[bool, bool, int, str]:
-        """Return a sort key for pods of one name: existing ones last, the newest at the end."""
+        """Return a sort key for pods of the same name: the maximum is the pod that has the name.
+
+        A pod that was created by then ranks above a pod that was not; among these, a pod that was
+        not deleted ranks higher; among these, the newer pod.
+        """
         created_ns, deleted_ns = self.record.created_time_ns, self.record.deleted_time_ns
         is_there_still = deleted_ns is None or time_ns < deleted_ns
         return created_ns <= time_ns, is_there_still, created_ns, self.record.uid
@@ -177,18 +183,18 @@ class KnownPod(KnownObject[PodRecord, PodFacts], gc=False):
         return [*self.previous_containers, *ids_of(self.record)]
 
     def replace_version(self, before: "KnownPod", *, seen_time_ns: int) -> None:
-        """Take over the history of an older version (`follow`) and its containers' names."""
+        """Take over the history of an older version (`follow`) and the names of its containers."""
         self.follow(before, seen_time_ns=seen_time_ns)
         self.previous_containers = _former(
             before.previous_containers | ids_of(before.record), self.record
         )
 
     def add_older(self, pod: PodRecord) -> None:
-        """Add the containers' names of an older version that was read after this newer one."""
+        """Add the names of an older version's containers; that version was read after this one."""
         self.previous_containers = _former(ids_of(pod) | self.previous_containers, self.record)
 
     def container_name(self, container_id: str | None) -> str | None:
-        """Return the name of a container that the pod has or had; `None` for any other."""
+        """Return the name of a container that the pod has or had; `None` for other containers."""
         names = self.previous_containers | ids_of(self.record)
         return names.get(container_id or "")
 
@@ -199,18 +205,18 @@ class Existence(NamedTuple, Generic[DescriptionT]):
     description: DescriptionT
     """The description in events."""
     created_time_ns: int
-    """When the object was created: an earlier object of that name is a different one."""
+    """When the object was created; an earlier object of the same name is a different object."""
     deleted_time_ns: int | None
-    """When the object was deleted; `None` if it exists."""
+    """When the object was deleted; `None` if it was not."""
 
     def changes_ns(self) -> list[int]:
-        """Return when the object was created and, if so, deleted."""
+        """Return the times of the object's creation and deletion, as far as known."""
         created_ns, deleted_ns = self.created_time_ns, self.deleted_time_ns
         return [created_ns] if deleted_ns is None else [created_ns, deleted_ns]
 
 
 class KnownNode(KnownObject[NodeRecord, Existence[NodeDescription]], gc=False):
-    """All that is known of one node."""
+    """Everything known about one node."""
 
     @override
     def facts(self) -> Existence[NodeDescription]:
@@ -227,7 +233,7 @@ class KnownNode(KnownObject[NodeRecord, Existence[NodeDescription]], gc=False):
 
 
 class KnownNamespace(KnownObject[NamespaceRecord, Existence[NamespaceDescription]], gc=False):
-    """All that is known of one namespace."""
+    """Everything known about one namespace."""
 
     @override
     def facts(self) -> Existence[NamespaceDescription]:
@@ -243,14 +249,14 @@ class KnownNamespace(KnownObject[NamespaceRecord, Existence[NamespaceDescription
 class NamedObjects(Generic[DescriptionT]):
     """The nodes or the namespaces known to a worker, by cluster and name.
 
-    Memory is bounded by the objects of its partitions and some hours of versions of each.
+    Memory is bounded by the objects of the worker's partitions and some hours of versions of each.
     """
 
     def __init__(
         self,
         make: Callable[[Any, int], KnownObject[Any, Existence[DescriptionT]]],
     ) -> None:
-        """`make` returns the known object for a record and its partition."""
+        """`make` takes a record and its partition, and returns the known object."""
         self._make: Callable[[Any, int], KnownObject[Any, Existence[DescriptionT]]] = make
         self._objects: dict[str, KnownObject[Any, Existence[DescriptionT]]] = {}
         self._changed: dict[str, int] = {}
@@ -260,11 +266,11 @@ class NamedObjects(Generic[DescriptionT]):
         return len(self._objects)
 
     def version_of(self, key: str) -> int:
-        """Return the number of an object's last change; 0 if it is unknown."""
+        """Return the number of an object's last change; 0 if the object is unknown."""
         return self._changed.get(key, 0)
 
     def at(self, key: str, time_ns: int) -> DescriptionT | None:
-        """Return the description at a time; `None` if the object is unknown or did not exist."""
+        """Return the description at a time; `None` if no object is known for that time."""
         known = self._objects.get(key)
         if known is None:
             return None
@@ -298,7 +304,7 @@ class NamedObjects(Generic[DescriptionT]):
         self._changed[key] = self._changes
 
     def remove(self, key: str, *, partition: int) -> None:
-        """Forget an object; do nothing if it is unknown or of another partition."""
+        """Forget an object; do nothing if it is unknown or belongs to another partition."""
         known = self._objects.get(key)
         if known is not None and known.partition == partition:
             del self._objects[key], self._changed[key]
@@ -314,8 +320,8 @@ class NamedObjects(Generic[DescriptionT]):
 def _is_former(record: NodeRecord | NamespaceRecord, *, than: NodeRecord | NamespaceRecord) -> bool:
     """Return whether a record is an earlier version, or an earlier object of the same name.
 
-    Versions are compared within one object only: a cluster that is rebuilt counts them from 1
-    again.
+    Versions are compared within one object only, because a cluster that is rebuilt counts versions
+    from 1 again.
     """
     if record.uid == than.uid:
         return is_older(record, than=than)
@@ -341,27 +347,27 @@ class NodePods:
 
 
 class Names(Generic[N]):
-    """Which pod has a name of one kind, and which other pods claim it.
+    """Assigns names of one kind to pods, and remembers the other pods that claim the same name.
 
-    A younger pod cannot take over a name while the older pod lives: otherwise anybody who may
-    create pods could put their own pod's name on another pod's use. A static pod keeps its hash
-    when its object in the API server is recreated; the old object is deleted then, and ticks from
-    before that belong to the old one. The order in which records come changes nothing.
+    A younger pod cannot take over a name while the older pod lives. Otherwise a person who may
+    create pods could put the name of such a pod on the use of another pod. A static pod keeps its
+    hash when its object in the API server is recreated: the old object is then deleted, and earlier
+    ticks belong to the old object. The result does not depend on the order in which records arrive.
     """
 
     def __init__(self, pods: Mapping[str, KnownPod]) -> None:
         self._pods = pods
         self._uid_of: dict[N, str] = {}
         self._rivals: dict[N, set[str]] = {}
-        """UIDs of the pods that claim a name, if there are several, including the one that has it.
+        """UIDs of the pods that claim a name if there are several, including the pod that has it.
         """
 
     def holder(self, name: N) -> KnownPod | None:
-        """Return the pod that has a name."""
+        """Return the pod that has a name; `None` if the name is unknown."""
         return self._pods.get(self._uid_of.get(name, ""))
 
     def holder_at(self, name: N, time_ns: int) -> KnownPod | None:
-        """Return the pod that had a name at a time: the oldest that existed, else its holder."""
+        """Return the oldest claimant that existed at a time, else the pod that has the name now."""
         there = [
             known
             for uid in self._rivals.get(name, ())
@@ -392,7 +398,7 @@ class Names(Generic[N]):
                 self._uid_of[name] = pod.uid
 
     def disclaim(self, name: N, uid: str) -> None:
-        """Withdraw a removed pod's claim on a name, if it has one."""
+        """Withdraw a removed pod's claim on a name; do nothing if the pod has no claim."""
         rivals = self._rivals.get(name)
         if rivals is None:
             if self._uid_of.get(name) == uid:
@@ -410,15 +416,16 @@ class PodCache:
     """The pods of one cluster known to a worker; bounded by the pods of its partitions."""
 
     def __init__(self, changes: Iterator[int] | None = None) -> None:
-        """Use `changes` to number changes if caches of the same cluster may succeed each other."""
+        """Create an empty cache; successive caches of one cluster must share `changes`."""
         self._pods: dict[str, KnownPod] = {}
         self._by_container: Names[str] = Names(self._pods)
-        """By container id: pods of the node whose pod first had the id."""
+        """By container id, for pods of the node whose pod first had the id."""
         self._by_container_on_node: Names[OnNode] = Names(self._pods)
-        """By container id: pods of other nodes, because kubelets may report any id in a status."""
+        """By node and container id, for pods of other nodes; kubelets may report any id."""
         self._by_hash: Names[OnNode] = Names(self._pods)
         self._nodes: dict[str, NodePods] = {}
-        # By the name only, a string of the record: a tuple for each pod would take 100 bytes more.
+        # By name only, because the record already has this string; tuples take 100 bytes more per
+        # pod.
         self._uids_by_name: dict[str, str | set[str]] = {}
         self._changes = changes or count(1)
 
@@ -426,18 +433,18 @@ class PodCache:
         return len(self._pods)
 
     def version_of(self, node: str) -> int:
-        """Return the number of a node's last pod change; derived values are valid until it changes.
+        """Return the number of the last change of a node's pods; 0 for a node without pods.
 
-        It is 0 for a node without pods.
+        Values that were derived from the pods are valid until the number changes.
         """
         known = self._nodes.get(node)
         return known.version if known else 0
 
     def put(self, pod: PodRecord, *, partition: int, seen_time_ns: int = 0) -> None:
-        """Store a pod's record; it never replaces a newer one.
+        """Store a pod's record; it never replaces a newer record.
 
-        `seen_time_ns` is when podwatch saw this version: until then, the version before is in
-        force. From a version that comes after a newer one, only the containers' names are taken.
+        `seen_time_ns` is when podwatch saw this version: until then, the previous version is in
+        force. If a newer version is known, only the names of the containers are added.
         """
         before = self._pods.get(pod.uid)
         self._remove(pod.uid)
@@ -454,7 +461,7 @@ class PodCache:
         self._touch(node)
 
     def remove(self, uid: str, *, partition: int) -> None:
-        """Forget a pod; do nothing if it is unknown or of another partition."""
+        """Forget a pod; do nothing if it is unknown or belongs to another partition."""
         known = self._pods.get(uid)
         if known is not None and known.partition == partition:
             self._remove(uid)
@@ -478,13 +485,13 @@ class PodCache:
     def find(
         self, uid: str | None, container_id: str | None, *, node: str, time_ns: int = _NOW_NS
     ) -> KnownPod | None:
-        """Return a node's pod by the contents of a cgroup path; `None` if there is none.
+        """Return a node's pod, given a cgroup path's UID and container id; `None` if not found.
 
         Container ids are tried first, because they are never reused. Pods of other nodes are never
-        returned, whatever their records contain. The UID in a cgroup path may also be a static
-        pod's configuration hash, which is valid on its node only: nodes that load manifests from
-        one address use the same hash. If a static pod was recreated in the API server, the object
-        that existed at `time_ns` is returned.
+        returned, whatever their records contain. The UID in a cgroup path may also be the
+        configuration hash of a static pod. A hash is valid on one node only, because nodes that
+        load manifests from the same address use the same hash. If a static pod was recreated in the
+        API server, the object that existed at `time_ns` is returned.
         """
         found: list[KnownPod | None] = []
         if container_id is not None:
@@ -499,7 +506,7 @@ class PodCache:
     def name_changes_ns(
         self, uid: str | None, container_id: str | None, *, node: str
     ) -> Iterator[int]:
-        """Yield the times at which `find` may start to return another pod."""
+        """Yield the times at which the result of `find` may change to another pod."""
         if container_id is not None:
             yield from self._by_container.changes_ns(container_id)
             yield from self._by_container_on_node.changes_ns((node, container_id))
@@ -509,10 +516,10 @@ class PodCache:
     def find_pod_of_other_node(
         self, uid: str | None, container_id: str | None, *, node: str
     ) -> PodRecord | None:
-        """Return the record of another node's pod by the contents of a cgroup path on this node.
+        """Return the record of another node's pod, given a cgroup path's UID and container id.
 
-        Returns `None` if `find` finds a pod of this node, or if this worker has no record with that
-        name: the records that other workers hold are unknown.
+        Return `None` if `find` finds a pod of this node, or if this worker has no record of such a
+        pod; records in the partitions of other workers are unknown.
         """
         if self.find(uid, container_id, node=node) is not None:
             return None
@@ -522,7 +529,8 @@ class PodCache:
     def is_placed_elsewhere(self, namespace: str, name: str, *, node: str, time_ns: int) -> bool:
         """Return whether a known pod of that name is on another node.
 
-        A pod deleted by `time_ns` does not count: the next pod of its name may be anywhere.
+        A pod that was deleted by `time_ns` does not count, because the next pod of the same name
+        may be on any node.
         """
         uids = self._uids_by_name.get(name, ())
         for uid in (uids,) if isinstance(uids, str) else uids:
@@ -533,7 +541,7 @@ class PodCache:
         return False
 
     def named_on(self, node: str) -> dict[tuple[str, str], list[KnownPod]]:
-        """Return a node's pods by namespace and name; several pods may have had the same name."""
+        """Return a node's pods by namespace and name; successive pods may have the same name."""
         here = self._nodes.get(node)
         named: dict[tuple[str, str], list[KnownPod]] = {}
         for known in map(self._pods.__getitem__, here.uids if here else ()):
@@ -575,21 +583,22 @@ class PodCache:
 
 
 class ClusterPods:
-    """The pods known to a worker, by cluster: no name, UID or id leads into another cluster.
+    """The pods known to a worker, by cluster; a name, UID or id applies to one cluster only.
 
-    Memory is bounded by the pods of its partitions; clusters without pods are dropped.
+    Memory is bounded by the pods of the worker's partitions; clusters without pods are dropped.
     """
 
     def __init__(self) -> None:
         self._clusters: dict[str, PodCache] = {}
-        # Not per cache: a description is kept until its node's number changes, so none may recur.
+        # One counter for all caches: descriptions depend on a node's number, so it must never
+        # recur.
         self._changes = count(1)
 
     def __len__(self) -> int:
         return sum(map(len, self._clusters.values()))
 
     def of(self, cluster: str) -> PodCache:
-        """Return the pods of a cluster; an empty cache if it is unknown."""
+        """Return the pods of a cluster; an empty cache if the cluster is unknown."""
         return self._clusters.get(cluster) or PodCache()
 
     def put(self, pod: PodRecord, *, partition: int, seen_time_ns: int = 0) -> None:
@@ -598,7 +607,7 @@ class ClusterPods:
         pods.put(pod, partition=partition, seen_time_ns=seen_time_ns)
 
     def remove(self, key: str, *, partition: int) -> None:
-        """Forget a pod by key; do nothing if it is unknown or of another partition."""
+        """Forget a pod by key; do nothing if it is unknown or belongs to another partition."""
         cluster, uid = split_key(key)
         if pods := self._clusters.get(cluster):
             pods.remove(uid, partition=partition)
@@ -615,7 +624,7 @@ class ClusterPods:
 
 
 def nearest(pods: Iterable[KnownPod], *, time_ns: int) -> KnownPod | None:
-    """Return the pod that has the name at a time, among pods of one name; `None` without pods."""
+    """Return which of the pods with the same name had it at a time; `None` without pods."""
     return max(pods, key=lambda known: known.rank_at(time_ns), default=None)
 
 
@@ -631,7 +640,7 @@ def ids_of(pod: PodRecord) -> dict[str, str]:
 
 
 def _right_to_name(pod: PodRecord) -> tuple[bool, int, str]:
-    """Return a sort key for claimants of a name: the oldest living pod, else the newest deleted."""
+    """Return a sort key for claims on a name: the oldest living pod, else the newest deleted."""
     if pod.deleted_time_ns is None:
         return False, pod.created_time_ns, pod.uid
     return True, -pod.created_time_ns, pod.uid

@@ -1,1 +1,1 @@
-"""Progress in time: how far nodes are booked, lateness, gaps, watermarks and clock differences."""
+"""Progress in time: the booked time of nodes, lateness, gaps, watermarks and clock differences."""

@@ -1,8 +1,9 @@
-"""Decides which partitions a worker reports as complete, when, and up to which time. Pure.
+"""Decides which partitions a worker reports as complete, when, and up to which time. No I/O.
 
-A watermark describes ticks that have been delivered, so it goes out in a later delivery than they
-do. The state computed with one batch becomes valid when that batch is acknowledged, and is
-published with the next one. The offset after the acknowledged events goes with it.
+A watermark describes ticks that have been delivered, so it is published in a later delivery than
+the events of these ticks. The state computed with one batch becomes valid when that batch is
+acknowledged, and is published with the next batch, together with the offset after the acknowledged
+events.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,15 +30,15 @@ class _Partition(msgspec.Struct):
 
 
 class Announcer:
-    """The watermarks of a worker's partitions: one per cluster every few seconds."""
+    """Returns the watermarks of a worker's partitions: one per cluster every few seconds."""
 
     def __init__(self, *, topic: str, publisher: str) -> None:
-        """Publish watermarks of the events topic `topic` in the name of `publisher`."""
+        """`topic` is the events topic that the watermarks describe; `publisher` publishes them."""
         self._topic = topic
         self._publisher = publisher
         self._partitions: dict[int, _Partition] = {}
         self.published_until_ns: dict[int, int] = {}
-        """Last published watermark of each partition: the earliest of its clusters."""
+        """Last published watermark of each partition: the minimum over its clusters, in ns."""
 
     def begin(self, partition: int, *, next_offset: int, now_seconds: float) -> None:
         """Start with a new partition, whose events end at the offset `next_offset`."""
@@ -50,18 +51,18 @@ class Announcer:
             self.published_until_ns.pop(partition, None)
 
     def due(self, *, now_seconds: float) -> list[int]:
-        """Return the partitions whose watermark must be computed or published by now."""
+        """Return the partitions whose watermark must be computed or published now."""
         return [
             number for number, state in self._partitions.items() if state.due_seconds <= now_seconds
         ]
 
     def is_to_be_drawn(self, partition: int, *, now_seconds: float) -> bool:
-        """Return whether a partition's watermark must be computed by now."""
+        """Return whether a partition's watermark must be computed now."""
         state = self._partitions.get(partition)
         return state is not None and state.due_seconds <= now_seconds and state.acknowledged is None
 
     def draw(self, partition: int, reached: Mapping[str, Reached], *, now_seconds: float) -> None:
-        """Record how far each cluster is, including the batch that goes out now."""
+        """Record the time through which each cluster is complete, including the current batch."""
         if state := self._partitions.get(partition):
             state.drawn = reached or None
             if not reached:
@@ -73,12 +74,12 @@ class Announcer:
             state.next_offset = next_offset
 
     def commit(self, partition: int) -> None:
-        """Record that everything made for a partition so far is delivered and committed."""
+        """Record that all messages for a partition so far are delivered and committed."""
         if state := self._partitions.get(partition):
             state.acknowledged, state.drawn = state.drawn or state.acknowledged, None
 
     def drain(self, partition: int, *, now_seconds: float, time_ns: int) -> list[Message]:
-        """Return the watermarks of a partition, one for each cluster, if there is a new state."""
+        """Return the watermarks of a partition, one per cluster; nothing without a new state."""
         state = self._partitions.get(partition)
         if state is None or state.acknowledged is None:
             return []

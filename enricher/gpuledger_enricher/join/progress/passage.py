@@ -1,16 +1,18 @@
 """Judges a tick by its node's watermark: duplicate, late, after a gap, or ahead of its boot.
 
-Pure functions of ticks and watermarks. The only clock is the worker's, which limits the nodes'.
+Pure functions of ticks and watermarks. The only clock used is the worker's; it limits the times of
+the nodes.
 
-How a `seq` that runs ahead is detected. `seq` is in milliseconds since the boot, so a tick's time
+How a `seq` that runs ahead is detected: `seq` is in milliseconds since the boot, so a tick's time
 minus `seq` is the start of its boot. Two clocks give a tick's time. One is the record's timestamp:
-the writer sets it, and brokers refuse it if it is more than a day ahead (`gpuledger.topics`). The
-other is the worker's clock when it reads the record, which is never before the tick.
+the writer sets the timestamp, and brokers reject it if it is more than a day ahead
+(`gpuledger.topics`). The other is the worker's clock when the worker reads the record, which is
+never before the tick.
 
-- By the earlier of the two, the start comes out too late by at most that day plus the time for
-  which the tick waited on its node. The latest start found this way among booked ticks is kept with
-  the watermark.
-- By the later of the two, the start may come out too late by any amount, but never too early.
+- By the earlier of the two, the calculated start is too late by at most this day plus the time for
+  which the tick waited on its node. The latest start of the booked ticks, calculated in this way,
+  is kept with the watermark.
+- By the later of the two, the calculated start may be too late by any amount, but never too early.
 
 So if a tick's start, by the later clock, is more than `MAX_AHEAD_NS` before the kept one (a day,
 plus a day of waiting on the node), no node wrote its `seq`. Late ticks, gaps of any length and
@@ -40,55 +42,56 @@ _STEP_NS: Final = NS_PER_SECOND
 _DRIFT: Final = 1000
 _LATE_NS: Final = round(LATE_SECONDS * NS_PER_SECOND)
 # The agent's `spool.max_age_seconds` limits how long a tick waits on its node: an hour by default,
-# 30 days at most. Two limits here depend on it:
-# - A node counts as away after the default of one hour of silence. A node whose ticks waited longer
-#   does not influence its partition meanwhile, but all of its ticks are accepted.
-# - `seq` may seem to run ahead by up to a day of waiting. With a longer spool, ticks are lost only
-#   if the node's clock is a day ahead as well (docs/concepts/clocks.md).
+# 30 days at most. Two limits here depend on this setting:
+# - A node counts as away after an hour without ticks, the default of this setting. If ticks wait
+#   longer on a node, the node does not influence its partition, but all its ticks are accepted.
+# - `seq` may appear to run ahead by up to a day of waiting. With a longer spool, ticks are lost
+#   only if the node's clock is a day ahead as well (docs/concepts/clocks.md).
 _AWAY_NS: Final = NS_PER_HOUR
 _ON_NODE_NS: Final = NS_PER_DAY
-# Brokers accept timestamps up to this far ahead of their clock (`gpuledger.topics`).
+# Brokers accept timestamps up to this far ahead of the broker's clock (`gpuledger.topics`).
 _REPORTED_AHEAD_NS: Final = NS_PER_DAY
 MAX_AHEAD_NS: Final = _REPORTED_AHEAD_NS + _ON_NODE_NS
 """No honest sample runs ahead by more than this while one of the two clocks is right."""
 
 
 class BootWatermark(NamedTuple):
-    """How far an earlier boot of a node is booked."""
+    """The last booked tick of an earlier boot of a node."""
 
     boot_id: str
     """The kernel's id of the boot."""
     seq: int
-    """The number of its last booked tick."""
+    """The number of the boot's last booked tick, in milliseconds since the start of the boot."""
     begun_ns: int
-    """The latest start of the boot found from booked ticks, by the earlier of two clocks."""
+    """The latest start of the boot calculated from booked ticks, by the earlier of two clocks."""
     first_ns: int
-    """When its first tick was booked, by the worker's clock."""
+    """When the boot's first tick was booked, by the worker's clock."""
     last_ns: int
-    """When its last tick was booked, by the worker's clock."""
+    """When the boot's last tick was booked, by the worker's clock."""
     is_single: bool = False
-    """Whether only one of its ticks is booked, which came while another boot was going on."""
+    """Whether only one tick of the boot is booked, and this tick came while another boot was
+    running."""
 
     def booked_for_ns(self, now_ns: int) -> int:
-        """Return how long the boot has been booked, including up to an hour of silence."""
+        """Return for how long the boot has been booked, plus up to an hour after its last tick."""
         return min(now_ns, self.last_ns + _AWAY_NS) - self.first_ns
 
 
 class NodeWatermark(msgspec.Struct, gc=False):
-    """The last booked tick of a node; a Struct because one is made for each tick."""
+    """The last booked tick of a node. A Struct, because one is created for each tick."""
 
     boot_id: str
     """The kernel's id of the newest boot with more than a single tick."""
     seq: int
     """The tick's number within the boot: milliseconds since its start."""
     time_ns: int
-    """End of the tick, since the epoch."""
+    """End of the tick, in nanoseconds since the epoch."""
     offset: int
     """The tick's offset in its partition."""
     last_seen_ns: int
     """When a worker last read a tick of the node, by the worker's clock."""
     begun_ns: int
-    """The latest start of the boot found from booked ticks, by the earlier of two clocks."""
+    """The latest start of the boot calculated from booked ticks, by the earlier of two clocks."""
     first_ns: int
     """When the first tick of the boot was booked, by the worker's clock."""
     last_ns: int
@@ -96,14 +99,14 @@ class NodeWatermark(msgspec.Struct, gc=False):
     before: tuple[BootWatermark, ...] = ()
     """The few other boots that are kept, the newest first."""
     single_time_ns: int | None = None
-    """Time of a later tick from another boot whose second tick has not come; else `None`."""
+    """Time of a later tick from another boot that has only this one tick; otherwise `None`."""
 
     def newest(self) -> BootWatermark:
-        """Return the progress of its newest boot."""
+        """Return the progress of the node's newest boot."""
         return BootWatermark(self.boot_id, self.seq, self.begun_ns, self.first_ns, self.last_ns)
 
     def last_time_ns(self) -> int:
-        """Return the time of the last tick that was booked in order, even if its boot has only one.
+        """Return the time of the last tick booked in order, even if it is the only one of its boot.
 
         Late ticks of earlier boots do not count.
         """
@@ -112,7 +115,8 @@ class NodeWatermark(msgspec.Struct, gc=False):
     def known_for(self) -> tuple[int, int]:
         """Return a key that sorts nodes by how long they have been booked, over all kept boots.
 
-        Among equals, the node that has been silent for longest comes first.
+        If two nodes have been booked for equally long, the node whose last tick is older comes
+        first.
         """
         first_ns = min((boot.first_ns for boot in self.before), default=self.first_ns)
         return self.last_seen_ns - min(first_ns, self.first_ns), self.last_seen_ns
@@ -145,13 +149,13 @@ class NodeWatermark(msgspec.Struct, gc=False):
         )
 
     def seq_of(self, boot_id: str) -> int | None:
-        """Return the last booked `seq` of a boot; `None` if none is known."""
+        """Return the last booked `seq` of a boot; `None` if no tick of the boot is known."""
         if boot_id == self.boot_id:
             return self.seq
         return next((boot.seq for boot in self.before if boot.boot_id == boot_id), None)
 
     def begun_ns_of(self, boot_id: str) -> int | None:
-        """Return the kept start of a boot; `None` if it has no known booked tick."""
+        """Return the kept start of a boot; `None` if no tick of the boot is known."""
         if boot_id == self.boot_id:
             return self.begun_ns
         return next((boot.begun_ns for boot in self.before if boot.boot_id == boot_id), None)
@@ -160,24 +164,24 @@ class NodeWatermark(msgspec.Struct, gc=False):
 def is_duplicate(sample: NodeSample, watermark: NodeWatermark | None) -> bool:
     """Return whether this tick was booked before.
 
-    `seq` rises within a boot, even if the agent restarts. A boot without booked ticks is a new one,
-    so that no ticks are lost if a clock is set back or a topic is recreated.
+    `seq` rises within a boot, even if the agent restarts. A boot without booked ticks is new, so no
+    ticks are lost if a clock is set back or a topic is recreated.
     """
     seq = watermark.seq_of(sample.boot_id) if watermark else None
     return seq is not None and sample.seq <= seq
 
 
 def gap_before_ns(sample: NodeSample, watermark: NodeWatermark | None) -> int | None:
-    """Return the time between the previous booked tick and this one's begin; `None` without a gap.
+    """Return the time between the previous booked tick and the begin of this one, in nanoseconds.
 
-    Within a boot this is measured by `seq`, the milliseconds since boot, which nobody can set.
-    Between boots it is measured by the node's clock and includes the node's downtime. Also `None`
-    if no tick of the node is known to have been booked.
+    Within a boot, the time is measured by `seq`, the milliseconds since boot, which cannot be set.
+    Between boots, it is measured by the node's clock and includes the node's downtime. Return
+    `None` if there is no gap, or if no booked tick of the node is known.
     """
     if watermark is None:
         return None
     seq = watermark.seq_of(sample.boot_id)
-    # Earlier boots too: a late tick of one may come after the next boot's first tick.
+    # Earlier boots too: a late tick of an earlier boot may come after the next boot's first tick.
     if seq is not None:
         gap_ns = (sample.seq - seq) * NS_PER_MS - sample.interval_ns
     else:
@@ -186,10 +190,10 @@ def gap_before_ns(sample: NodeSample, watermark: NodeWatermark | None) -> int | 
 
 
 def overlap_before_ns(sample: NodeSample, watermark: NodeWatermark | None) -> int | None:
-    """Return how much of a tick overlaps the last booked tick of its boot; `None` if nothing.
+    """Return the time by which a tick overlaps the last booked tick of its boot, in nanoseconds.
 
-    One agent never writes overlapping ticks: two agents are writing as one node, and the time is
-    booked twice.
+    One agent never writes overlapping ticks. If ticks overlap, two agents write as one node, and
+    the time is booked twice. Return `None` if there is no overlap.
     """
     seq = watermark.seq_of(sample.boot_id) if watermark else None
     if seq is None:
@@ -201,8 +205,9 @@ def overlap_before_ns(sample: NodeSample, watermark: NodeWatermark | None) -> in
 def clock_step_seconds(sample: NodeSample, watermark: NodeWatermark | None) -> float | None:
     """Return by how many seconds the node's clock was set since the previous booked tick.
 
-    Within a boot, this is the difference between its time and `seq`. Between boots it is detected
-    only if the later boot begins before the earlier boot's last tick. `None` if not detected.
+    Within a boot, the result is the difference between the node's time and `seq`. Between boots, a
+    step is detected only if the later boot begins before the earlier boot's last tick. Return
+    `None` if no step is detected.
     """
     if watermark is None:
         return None
@@ -210,7 +215,7 @@ def clock_step_seconds(sample: NodeSample, watermark: NodeWatermark | None) -> f
     if sample.boot_id == watermark.boot_id:
         passed_ns = (sample.seq - watermark.seq) * NS_PER_MS
         step_ns = time_ns - passed_ns
-        # Over a silence of days the two clocks drift apart even if nobody sets one.
+        # Over days without ticks, the two clocks drift apart even if they are not set.
         min_ns = _STEP_NS + passed_ns // _DRIFT
     elif watermark.seq_of(sample.boot_id) is None:
         time_ns = sample.time_ns - watermark.last_time_ns()
@@ -232,7 +237,8 @@ def seq_ahead_seconds(
 ) -> float | None:
     """Return by how many seconds a tick runs ahead of its boot; `None` if at most a day.
 
-    The later of `written_ms`, the record's timestamp, and `now_ns`, the worker's clock, counts.
+    The tick's time is the later of `written_ms`, the record's timestamp, and `now_ns`, the worker's
+    clock.
     """
     begun_ns = watermark.begun_ns_of(sample.boot_id) if watermark else None
     if begun_ns is None:
@@ -242,24 +248,24 @@ def seq_ahead_seconds(
 
 
 def is_late(time_ns: int, reached_ns: int | None) -> bool:
-    """Return whether a tick is late in its partition; `False` if that is unknown."""
+    """Return whether a tick is late in its partition; `False` if the reached time is unknown."""
     return reached_ns is not None and reached_ns - time_ns > _LATE_NS
 
 
 class Reached(NamedTuple):
-    """The event time up to which all nodes are booked, and the unresponsive nodes left out."""
+    """The event time through which all nodes are booked, except the unresponsive nodes."""
 
     until_ns: int
     """Time before which all responsive nodes are complete."""
     node_count: int
     """Number of nodes, including unresponsive ones."""
     unresponsive: list[tuple[str, int]]
-    """Unresponsive nodes with the ends of their last ticks, the newest first."""
+    """Unresponsive nodes with the ends of their last ticks, the newest tick first."""
 
     def raised_to(self, until_ns: int, nodes: Mapping[str, NodeWatermark]) -> "Reached":
-        """Return a copy with the later time that was published before.
+        """Return a copy with the later time `until_ns`, which was published before.
 
-        Nodes that were unresponsive then and came back with ticks before that time stay left out.
+        Nodes that were unresponsive at that time and returned with earlier ticks stay left out.
         """
         named = dict(self.unresponsive)
         left = {name: known.time_ns for name, known in nodes.items() if known.time_ns < until_ns}
@@ -270,18 +276,19 @@ class Reached(NamedTuple):
 def find_reached(
     nodes: Mapping[str, NodeWatermark], *, now_ns: int, is_at_end: bool, since_ns: int = 0
 ) -> Reached | None:
-    """Return how far one cluster's nodes are complete in a partition, by their newest ticks.
+    """Return the time through which one cluster's nodes are complete in a partition.
 
-    A node's ticks come in order, so all nodes are complete up to the newest tick of the slowest
-    responsive one. `is_at_end` means that nothing is left to read: then our own clock decides which
-    nodes are unresponsive, and a partition without responsive nodes is complete up to two minutes
-    ago. Returns `None` if records are left and no node is known.
+    The result is based on each node's newest tick. A node's ticks come in order, so all nodes are
+    complete up to the newest tick of the slowest responsive node. `is_at_end` means that all
+    records have been read: then the worker's clock decides which nodes are unresponsive, and a
+    partition without responsive nodes is complete up to two minutes ago. Return `None` if records
+    remain and no node is known.
 
-    The records that are left may cover hours. Meanwhile a node is unresponsive if it was last read
-    two minutes before another one, by our own clock, or if it is two minutes behind at least half
-    of the others. A single clock that runs ahead must not make nodes unresponsive whose ticks are
-    still to be read. Silence before `since_ns`, by our own clock, does not count, because we were
-    not listening then.
+    The remaining records may cover hours. Until they are read, a node is unresponsive if it was
+    last read two minutes before another node, by the worker's clock, or if it is two minutes behind
+    at least half of the others. So a single clock that runs ahead does not make nodes unresponsive
+    whose ticks have not been read yet. Time without ticks before `since_ns`, by the worker's clock,
+    does not count, because the worker was not reading then.
     """
     times = {name: min(known.time_ns, now_ns) for name, known in nodes.items()}
     last_seen = {name: max(known.last_seen_ns, since_ns) for name, known in nodes.items()}
@@ -312,11 +319,11 @@ def find_reached(
 def partition_watermark(newest_ns: Iterable[int], *, now_ns: int) -> int:
     """Return the time that a partition has reached, from the newest tick of each of its nodes.
 
-    One node in ten has passed it (with up to nine nodes: the one furthest ahead), so that a few
-    clocks that run ahead make no other node late. It is never after `now_ns`. Nodes that have been
-    unresponsive for an hour do not count. A single node is compared with itself.
+    One node in ten is past this time (with up to nine nodes: the node that is furthest ahead), so a
+    few clocks that run ahead do not make other nodes late. The time is never after `now_ns`. Nodes
+    that have been unresponsive for an hour do not count. A single node is compared with itself.
     """
-    # Clocks that run ahead are limited to our time, so that they cannot make all others late.
+    # Clocks that run ahead are limited to the worker's time, so they do not make other nodes late.
     times = sorted(min(time_ns, now_ns) for time_ns in newest_ns)
     present = times[bisect_left(times, times[-1] - _AWAY_NS) :]
     return present[-1 - len(present) // 10]

@@ -1,4 +1,4 @@
-"""How far each node is booked, so that a tick that comes twice is booked only once.
+"""The last booked tick of each node, so that a tick that is read twice is booked only once.
 
 This is the state of a worker's partitions. It is published with the events (`NodeProgress`), read
 by the partition's next worker, and forgotten with the partition. It does not use the bus.
@@ -23,7 +23,7 @@ from gpuledger_enricher.join.progress.passage import (
     partition_watermark,
 )
 
-# Longer than samples are kept: ticks booked before that cannot come again.
+# Longer than samples are kept: ticks that were booked before cannot be read again.
 FORGOTTEN_AFTER_NS: Final = NS_PER_DAY
 NEWEST_BOOTS: Final = 4
 """Newest boots that are kept. A batch that is sent twice may hold ticks of several boots, if a node
@@ -36,9 +36,9 @@ MAX_NODES: Final = 20_000
 
 
 class NodeWatermarks:
-    """The watermarks of one partition's nodes, and which of them are not published yet.
+    """The watermarks of one partition's nodes, and the list of watermarks to publish.
 
-    Memory is bounded by the nodes that were heard of within a day.
+    Memory is bounded by the nodes that sent ticks within a day.
     """
 
     def __init__(self) -> None:
@@ -48,17 +48,17 @@ class NodeWatermarks:
         self._left_of_sweep = 0
         self._complete_until_ns: dict[str, int] = {}
         self._since_ns: int | None = None
-        """Since when this worker has been reading the partition, by its own clock."""
+        """When this worker started to read the partition, by the worker's clock."""
 
     def __len__(self) -> int:
         return len(self._watermarks)
 
     def of(self, node: str) -> NodeWatermark | None:
-        """Return the watermark of a node by key; `None` if none of its ticks was booked."""
+        """Return the watermark of a node by key; `None` if no booked tick of the node is known."""
         return self._watermarks.get(node)
 
     def advance(self, sample: NodeSample, *, offset: int, written_ms: int, now_ns: int) -> None:
-        """Record that a tick is booked; `written_ms` is the timestamp of its record."""
+        """Record that a tick is booked; `written_ms` is the timestamp of the tick's record."""
         node = node_key(sample)
         begun_ns = begin_of(sample.seq, time_ns=min(written_ms * NS_PER_MS, now_ns))
         watermark = NodeWatermark(
@@ -75,8 +75,8 @@ class NodeWatermarks:
     def reached_ns(self, now_ns: int) -> int | None:
         """Return the time that the partition has reached; `None` before its first tick.
 
-        It is computed once in as many ticks as there are nodes, because its cost is proportional to
-        their number.
+        The time is computed once in as many ticks as there are nodes, because the cost of computing
+        it is proportional to the number of nodes.
         """
         if self._left_of_sweep <= 0 and self._watermarks:
             self._reached_ns = partition_watermark(
@@ -90,22 +90,24 @@ class NodeWatermarks:
         return self._reached_ns
 
     def complete_until_ns(self, cluster: str) -> int:
-        """Return the published watermark of a cluster; a tick from before is late."""
+        """Return the published watermark of a cluster, or 0; ticks before it are late."""
         return self._complete_until_ns.get(cluster, 0)
 
     def call_complete(self, cluster: str, until_ns: int) -> None:
-        """Record a published watermark of a cluster."""
+        """Record a published watermark of a cluster; an earlier watermark has no effect."""
         if cluster in self._complete_until_ns or len(self._complete_until_ns) < MAX_CLUSTERS:
             known_ns = self.complete_until_ns(cluster)
             self._complete_until_ns[cluster] = max(known_ns, until_ns)
 
     def find_complete(self, *, now_ns: int, is_at_end: bool) -> dict[str, Reached]:
-        """Return, by cluster, how far the partition is complete; never less than before.
+        """Return, by cluster, the time through which the partition is complete.
 
-        A cluster without nodes here is as complete as the whole partition. So is a cluster whose
-        nodes are all unresponsive while others are heard, such as a removed one. If no cluster is
-        known, the default one is reported, because an empty partition is complete too. `is_at_end`
-        means that nothing is left to read. The cost is proportional to the number of nodes.
+        The time never decreases, unless the known one is over two days ahead of the worker's clock.
+        A cluster without nodes in this partition is as complete as the whole partition. The same
+        applies to a cluster whose nodes are all unresponsive while nodes of other clusters send
+        ticks, such as a removed cluster. If no cluster is known, the default cluster is reported,
+        because an empty partition is complete too. `is_at_end` means that all records have been
+        read. The cost is proportional to the number of nodes.
         """
         if self._since_ns is None:
             self._since_ns = now_ns
@@ -128,7 +130,7 @@ class NodeWatermarks:
                 found = find_reached(known, is_at_end=is_at_end, **how)
             found = found or _all_unresponsive(known, until_ns=overall.until_ns)
             if self.complete_until_ns(cluster) > now_ns + MAX_AHEAD_NS:
-                # A clock that ran ahead published it, or a foreign writer did: it was never true.
+                # Wrong: it was published because of a clock that ran ahead, or by a foreign writer.
                 del self._complete_until_ns[cluster]
             self.call_complete(cluster, found.until_ns)
             until_ns = max(found.until_ns, self.complete_until_ns(cluster))
@@ -136,15 +138,16 @@ class NodeWatermarks:
         return complete
 
     def restart_listening(self, now_ns: int) -> None:
-        """Start listening again after an outage of the brokers, which made no node unresponsive."""
+        """Start listening again after an outage of Kafka, so that nodes count as responsive."""
         self._since_ns = now_ns
 
     def _make_room(self) -> None:
         """Forget the tenth of the nodes that have been booked for the shortest time.
 
-        Anybody can make up names, thousands in a second, so that forgetting the nodes last heard
-        would hit real nodes, which tick every second. Nobody can make up how long a name has been
-        booked by our own clock: a real node has a head start over all names that come after it.
+        An attacker can forge names, thousands in a second. If the nodes with the oldest ticks were
+        forgotten, this would hit real nodes, because forged names are newer. But an attacker cannot
+        forge the time for which a name has been booked by the worker's clock: a real node has a
+        head start over all names that come later.
         """
         left = sorted(self._watermarks, key=lambda node: self._watermarks[node].known_for())
         self._forget(left[: MAX_NODES // 10])
@@ -152,11 +155,11 @@ class NodeWatermarks:
     def _forget(self, nodes: Iterable[str]) -> None:
         for node in nodes:
             del self._watermarks[node]
-            # So that a tombstone is written: workers that restore the progress forget it too.
+            # Writes a tombstone, so that workers that restore the progress forget the node too.
             self._advanced[node] = None
 
     def take(self, written: NodeProgress, *, last_seen_ns: int) -> None:
-        """Restore published progress; progress that is already further is kept."""
+        """Restore published progress, unless the known progress of the boot is already further."""
         before = tuple(
             BootWatermark(
                 boot.boot_id,
@@ -182,7 +185,7 @@ class NodeWatermarks:
         key = node_key(written)
         known = self._watermarks.get(key)
         # A compacted topic may still have several records of a node: the highest `seq` of a boot
-        # counts, and a boot that is not known yet is the newer one.
+        # counts, and a boot that is not known yet is newer than the known boot.
         if known is None or watermark.seq >= (known.seq_of(watermark.boot_id) or 0):
             known_boots = (known.newest(), *known.before) if known else ()
             for boot in known_boots:
@@ -191,16 +194,17 @@ class NodeWatermarks:
                     watermark.first_ns = min(watermark.first_ns, boot.first_ns)
             watermark.before = _kept(watermark, before, known_boots, now_ns=last_seen_ns)
             self._watermarks[key] = watermark
-            # Lateness of the next tick depends on all restored nodes, not only on the first one.
+            # The lateness of the next tick depends on all restored nodes, not only on the first
+            # one.
             self._left_of_sweep = 0
 
     def remove(self, node: str) -> None:
-        """Forget a node by key; an unknown one is not an error."""
+        """Forget a node by key; do nothing if the node is unknown."""
         self._watermarks.pop(node, None)
         self._advanced.pop(node, None)
 
     def drain(self) -> list[tuple[str, NodeProgress | None]]:
-        """Return the changes since the last call: progress, or `None` for a forgotten node."""
+        """Return the changes since the last call: progress by node key; `None` to forget a node."""
         advanced, self._advanced = self._advanced, {}
         return [
             (node, watermark.progress_of(node) if watermark else None)
@@ -212,10 +216,10 @@ class NodeWatermarks:
 def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
     """Return a node's watermark after a tick was booked.
 
-    A boot without booked ticks becomes the newest one with its second tick, independent of the
-    node's clock. A single tick may be made up or come from a broken agent, and does not show how
-    far the node is. A late tick of an earlier boot advances only that boot. If the node's boot was
-    silent for two minutes, any other boot becomes the newest one with its first tick.
+    A boot without booked ticks becomes the newest boot with its second tick, independent of the
+    node's clock. A single tick may be forged or come from a broken agent, and does not show the
+    node's progress. A late tick of an earlier boot advances only that boot. If the newest boot had
+    no ticks for two minutes, any other boot becomes the newest one with its first tick.
     """
     if tick.boot_id == known.boot_id:
         tick.before = known.before
@@ -229,15 +233,15 @@ def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
         if other is not None:
             tick.begun_ns = max(tick.begun_ns, other.begun_ns)
             tick.first_ns = min(tick.first_ns, other.first_ns)
-        # Boots with a single tick came after the node's boot, and stay in front. So the oldest one
-        # is kept among boots that were booked for equally long.
+        # Boots with a single tick came after the node's boot, and stay in front. So if boots were
+        # booked for equally long, the oldest one is kept.
         went_on = [not boot.is_single for boot in known.before]
         place = went_on.index(True) if any(went_on) else len(went_on)
         boots = (*known.before[:place], known.newest(), *known.before[place:])
         tick.before = _kept(tick, boots, now_ns=tick.last_seen_ns)
         return tick
     moved = tick.newest()
-    # A boot without booked ticks goes first; an earlier one is merged at its own place.
+    # A boot without booked ticks is inserted first; an earlier boot is merged at its own place.
     if other is None:
         boots = (moved._replace(is_single=True), *known.before)
         known.single_time_ns = tick.time_ns
@@ -249,7 +253,7 @@ def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
 
 
 def _all_unresponsive(nodes: Mapping[str, NodeWatermark], *, until_ns: int) -> Reached:
-    """Return how far a cluster is whose nodes are all unresponsive."""
+    """Return the state of a cluster whose nodes are all unresponsive: complete to `until_ns`."""
     unresponsive = sorted(
         ((key, each.time_ns) for key, each in nodes.items()), key=lambda one: -one[1]
     )
@@ -259,12 +263,12 @@ def _all_unresponsive(nodes: Mapping[str, NodeWatermark], *, until_ns: int) -> R
 def _kept(
     newest: NodeWatermark, *known_boots: Iterable[BootWatermark], now_ns: int
 ) -> tuple[BootWatermark, ...]:
-    """Return the boots before the newest one, merged from all that is known of them.
+    """Return the boots other than the newest one, merged from all known data about them.
 
-    If there are many, the newest ones are kept, and of the others those booked for longest. Anybody
-    who may write ticks can make up boots, and once a real boot is forgotten, one of its old `seq`
-    would be taken for its start. Nobody can make up how long a boot has been booked by our own
-    clock: the node's real boot has a head start over all that come after it.
+    If there are many, the newest ones are kept, and of the others those booked for longest. A
+    person who may write ticks can forge boots, and if a real boot were forgotten, an old `seq` of
+    this boot would be taken for its start. But a forger cannot change the time for which a boot has
+    been booked by the worker's clock: the node's real boot has a head start over all later boots.
     """
     boots: dict[str, BootWatermark] = {}
     for boot in chain(*known_boots):

@@ -66,7 +66,7 @@ def times(
         ("no fast poll next to a tick", {"lag": 0.99}, []),
     ],
 )
-def test_the_times_of_fast_polls(
+def test_fast_polls_run_when_covered_time_ends_and_at_the_configured_pause(
     law: str, plan: dict[str, Any], expected: list[tuple[float, str]]
 ) -> None:
     assert times(**plan) == expected, law
@@ -147,7 +147,7 @@ def test_two_samples_of_a_process_in_one_query_are_windows() -> None:
     assert gpu.one_sample_each is False
 
 
-def test_one_sample_in_each_query_of_several_windows_is_the_drivers_form() -> None:
+def test_one_sample_in_each_query_of_several_windows_reveals_the_form_of_samples() -> None:
     gpu, shown = known(), []
     for since in range(0, 24, 3):
         take(gpu, poll(50, 50, 50, since=since, uses=((7, since + 3, 50),)))
@@ -155,7 +155,7 @@ def test_one_sample_in_each_query_of_several_windows_is_the_drivers_form() -> No
     assert shown == [None, None, *[True] * 6]
 
 
-def test_a_process_that_rests_does_not_reveal_the_drivers_form() -> None:
+def test_a_resting_process_does_not_reveal_the_form_of_the_drivers_samples() -> None:
     """It also has one sample per query: for the only window in which anything ran."""
     gpu = known()
     for since in range(0, 120, 6):
@@ -332,7 +332,7 @@ def test_samples_stamped_too_far_ahead_are_dropped(
     assert set(dropped.values()) <= {len(stamps) - len(expected)}
 
 
-def test_after_the_wall_clock_is_set_back_earlier_stamps_continue() -> None:
+def test_samples_with_the_old_stamps_are_still_kept_after_the_wall_clock_is_set_back() -> None:
     first, ahead_us, _ = kept([NOW_US], clocks(1.0, wall_us=NOW_US))
     assert first
     set_back = clocks(2.0, wall_us=NOW_US - 3600 * 10**6)

@@ -291,7 +291,7 @@ def test_an_impossible_pid_is_dropped_and_counted(pid: int) -> None:
     assert tick.dropped_readings == {("process_pid", "out_of_range"): 1}
 
 
-def test_a_process_that_is_gone_is_listed_until_the_covered_time_passes_its_end() -> None:
+def test_an_ended_process_is_listed_until_the_covered_time_passes_its_end() -> None:
     gpu = primed(processes={7: compute(7)}, window_us=WINDOW_US)
     answers = replace(BLANK, process_samples=uses(7, 50, 0, 0, 0, 0, 20), processes=(compute(8),))
     tick = read(replace(answers, samples=samples(*[50] * 6)), gpu)

@@ -22,7 +22,7 @@ class Preempted:
     time_ns = monotonic_ns = boottime_ns = _read
 
 
-def test_a_pause_between_two_clocks_does_not_part_their_times() -> None:
+def test_a_pause_between_two_clock_reads_does_not_separate_their_times() -> None:
     reading = ClockReading.read(Preempted(pauses_ns=[0, 0, 200 * MS]))
     assert reading.time_ns == reading.monotonic_ns == reading.boottime_ns == BEGIN + 200 * MS
 

@@ -260,7 +260,7 @@ def test_by_default_pods_have_no_part_of_a_shared_gpu_under_dcgms_names() -> Non
         ([allocation(0, OWNER, gpu_instance=1)], ""),
     ],
 )
-def test_a_gpu_belongs_to_a_pod_if_one_container_has_all_of_it(
+def test_a_gpu_belongs_to_a_pod_if_one_container_has_the_whole_gpu(
     allocations: list[DeviceAllocation], holder: str
 ) -> None:
     it = node()
@@ -392,7 +392,7 @@ def test_recent_xids_are_counted_over_the_window_and_zero_without_any(tmp_path: 
     assert it.values("gpuledger_node_gpu_xids_total", "gpu_index", "xid") == {("0", "31"): 2}
 
 
-def test_a_clock_event_is_the_beginning_of_a_reason(tmp_path: Path) -> None:
+def test_a_clock_event_is_counted_when_a_reason_begins(tmp_path: Path) -> None:
     it = node(settings_with(tmp_path, "DCGM_EXP_CLOCK_EVENTS_COUNT, counter, x"))
     for reasons in (0x4, 0x4, 0x0, 0x44, 1 << 40):
         it.show(sample(gpu(throttling=GpuThrottling(reasons=reasons))))

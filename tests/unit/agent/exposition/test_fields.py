@@ -84,7 +84,7 @@ def test_the_default_fields_are_those_of_dcgm_exporter() -> None:
 
 
 @for_each("name", OTHERS.split())
-def test_fields_that_dcgm_exporter_has_off_can_be_switched_on(name: str) -> None:
+def test_fields_that_dcgm_exporter_disables_can_be_enabled(name: str) -> None:
     field = find_field(name)
     assert field is not None
     assert not field.is_default

@@ -19,7 +19,7 @@ from gpuledger_agent.exposition.families import (
     native_families,
 )
 from gpuledger_agent.settings import ExpositionSettings
-from gpuledger_cli.docs_gen.metrics_page import METRICS_MODULES, collectors_of, label_names_of
+from tests.docs_gen.metrics_page import METRICS_MODULES, collectors_of, label_names_of
 from tests.unit.agent.exposition.builders import GIB, allocation, gpu, node, process, sample
 
 INFO_FAMILIES: tuple[InfoFamily, ...] = (*FACTS, *PROCESS_FAMILIES)

@@ -50,7 +50,7 @@ def test_readings_per_link_are_shown_as_their_total() -> None:
     assert it.values("gpuledger_node_gpu_nvlink_bit_error_ratio", "kind") == {("effective",): 3e-12}
 
 
-def test_own_values_are_those_of_the_record() -> None:
+def test_own_values_equal_those_of_the_record() -> None:
     it = node(FULL)
     it.show(
         sample(

@@ -50,11 +50,11 @@ def tick(
         ([], None, ""),
     ],
     ids=[
-        "one folder",
+        "one directory",
         "two directories and a process of the new one",
         "two directories and a process of the old one",
         "no directory and a process",
-        "two folders",
+        "two directories",
         "a process that outlived its pod",
         "nothing",
     ],

@@ -268,7 +268,7 @@ def test_the_margin_is_the_distance_to_the_limit_temperature(model: str) -> None
     assert limits.temperature_margin_shutdown_celsius == -8
 
 
-def test_the_highest_clock_is_that_under_load() -> None:
+def test_the_maximum_clock_equals_the_clock_under_load() -> None:
     tick = last_tick(H100)
     assert tick.details.limits
     assert tick.details.limits.sm_clock_max_hertz == tick.reading.sm_clock_hertz
@@ -283,7 +283,7 @@ def test_a_process_has_the_use_of_its_video_engines() -> None:
     assert usage.encoder_ratio is None
 
 
-def test_the_use_of_the_devices_engines_is_that_of_their_last_window() -> None:
+def test_the_engines_report_the_utilization_of_their_last_window() -> None:
     details = last_tick(H100).details
     assert details.decoder_utilization_ratio
     assert details.jpeg_utilization_ratio == pytest.approx(
@@ -292,7 +292,7 @@ def test_the_use_of_the_devices_engines_is_that_of_their_last_window() -> None:
     assert details.optical_flow_utilization_ratio == 0.0
 
 
-def test_profiling_is_the_truth_of_the_time_between_two_ticks() -> None:
+def test_profiling_values_match_the_true_use_between_two_ticks() -> None:
     machine = Machine(H100)
     for place, tick in enumerate(machine.ticks(4)):
         profiling = tick.details.profiling
@@ -307,7 +307,7 @@ def test_profiling_is_the_truth_of_the_time_between_two_ticks() -> None:
             assert profiling.nvlink_sent_bytes_per_second == pytest.approx(1e9 * busy)
 
 
-def test_an_ailment_is_seen_while_it_lasts() -> None:
+def test_an_ailment_is_reported_while_it_lasts() -> None:
     ailment = {"start_seconds": 1.5, "end_seconds": 3.5, "throttle": "power", "recovery": "reset",
                "ecc_uncorrected": 1}  # fmt: skip
     seen = []

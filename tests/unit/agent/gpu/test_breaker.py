@@ -18,7 +18,7 @@ def turns(breaker: GroupBreaker, *seconds: int) -> list[Permit]:
     return [breaker.permit(second * NS_PER_SECOND) for second in seconds]
 
 
-def test_failures_that_are_not_in_a_row_open_nothing(breaker: GroupBreaker) -> None:
+def test_failures_that_are_not_in_a_row_do_not_open_the_breaker(breaker: GroupBreaker) -> None:
     for _ in range(5):
         breaker.failed(0, reason="error")
         breaker.failed(0, reason="error")
@@ -26,7 +26,7 @@ def test_failures_that_are_not_in_a_row_open_nothing(breaker: GroupBreaker) -> N
     assert breaker.permit(0) is Permit.QUERY
 
 
-def test_the_third_failure_in_a_row_opens_it(breaker: GroupBreaker) -> None:
+def test_the_third_failure_in_a_row_opens_the_breaker(breaker: GroupBreaker) -> None:
     shown = []
     for _ in range(4):
         breaker.failed(0, reason="error")
@@ -51,7 +51,7 @@ def test_failing_probes_become_rarer_up_to_a_limit(breaker: GroupBreaker) -> Non
     assert probed == [4, 12, 28, 44]
 
 
-def test_a_successful_probe_closes_it_and_resets_its_waits(breaker: GroupBreaker) -> None:
+def test_a_successful_probe_closes_the_breaker_and_resets_its_waits(breaker: GroupBreaker) -> None:
     breaker.trip(0)
     breaker.failed(4 * NS_PER_SECOND, reason="probe")
     breaker.succeeded()

@@ -44,7 +44,7 @@ NOT_QUERIED = {
 }  # fmt: skip
 
 
-def test_each_reading_has_its_calls_in_the_same_group() -> None:
+def test_the_catalogue_and_its_calls_have_the_same_readings_in_each_group() -> None:
     requested = {group: [one.name for one in readings] for group, readings in CATALOGUE.items()}
     assert requested == {group: list(specs) for group, specs in READINGS.items()}
 

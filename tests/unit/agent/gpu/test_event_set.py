@@ -97,7 +97,7 @@ def test_without_version_3_events_have_the_time_of_receipt_and_it_is_tried_once(
     assert functions.calls.count("nvmlEventSetWait_v3") == 1
 
 
-def test_the_driver_is_asked_for_the_uuid_of_an_unregistered_handle(
+def test_the_uuid_of_an_unregistered_handle_is_queried_from_the_driver(
     functions: CLibrary, clock: ManualClock
 ) -> None:
     def name(_handle: Any, text: Any, _size: Any) -> int:

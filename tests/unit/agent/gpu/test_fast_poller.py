@@ -49,7 +49,7 @@ async def polled(
     return {poll.uuid for poll in polls}
 
 
-async def test_a_gpu_that_does_not_answer_costs_the_others_nothing() -> None:
+async def test_a_gpu_that_does_not_answer_does_not_affect_the_others() -> None:
     one, other = BusyGpu("GPU-0"), BusyGpu("GPU-1")
     poller = FastPoller()
     assert await polled(poller, [one, other]) == {"GPU-0", "GPU-1"}

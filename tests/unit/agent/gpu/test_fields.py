@@ -64,7 +64,7 @@ def test_a_field_that_fails_now_is_absent_now_and_queried_again(
     assert requested.query() == {"field_82": 61, "field_83": 61}
 
 
-def test_a_field_whose_code_means_a_lost_gpu_loses_it(
+def test_a_field_with_the_code_of_a_lost_gpu_reports_the_gpu_as_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fields = FieldsFunction({82: pynvml.NVML_ERROR_GPU_IS_LOST})

@@ -159,7 +159,7 @@ def test_without_counters_their_support_is_queried_once(
     assert bench.chip.holds == {}
 
 
-def test_a_failed_sample_costs_its_tick_and_the_next_one_covers_both(bench: Bench) -> None:
+def test_a_failed_sample_leaves_its_tick_empty_and_the_next_one_covers_both(bench: Bench) -> None:
     bench.query()
     bench.chip.sample_error = pynvml.NVML_ERROR_TIMEOUT
     assert bench.query() == {}

@@ -63,7 +63,7 @@ def test_permanent_facts_are_read_once() -> None:
     assert library.calls["nvmlDeviceGetEccMode"] == 3
 
 
-def test_the_versions_are_the_nodes() -> None:
+def test_the_node_reports_its_driver_nvml_and_cuda_versions() -> None:
     nvml = NvmlSession(machine({"model": "NVIDIA L4"}))
     nvml.open()
     assert nvml.versions() == {
@@ -234,7 +234,7 @@ def test_an_implausible_fact_is_absent() -> None:
     assert (found.minor_number, found.architecture, found.ecc_enabled) == (None, None, None)
 
 
-def test_invalid_text_costs_only_its_own_fact(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_text_loses_only_its_own_fact(monkeypatch: pytest.MonkeyPatch) -> None:
     def write(text: bytes) -> Any:
         def fill(_gpu: object, buffer: Any, _size: object) -> int:
             buffer.value = text

@@ -106,7 +106,7 @@ def test_a_gpu_without_links_is_queried_once_for_their_number_and_for_no_link(
 
 
 @pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_TIMEOUT])
-def test_a_failed_query_for_the_number_of_links_costs_no_other_field(
+def test_a_failed_query_for_the_number_of_links_loses_no_other_field(
     monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     fields = FieldsFunction(links(1, 2, 3))

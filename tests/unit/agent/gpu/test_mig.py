@@ -217,7 +217,7 @@ def without_the_instances(bench: Bench) -> None:
         without_the_instances,
     ],
 )
-def test_processes_are_placed_by_whatever_the_driver_reports(
+def test_processes_are_placed_in_instances_whichever_lists_the_driver_provides(
     bench: Bench, alter: Callable[[Bench], None]
 ) -> None:
     expected = places(bench.answer())

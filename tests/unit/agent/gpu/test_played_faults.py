@@ -199,7 +199,7 @@ async def test_the_driver_can_be_unbound_and_the_node_comes_back(
 
 
 @pytest.mark.parametrize("calls", [["nvmlDeviceGetPowerUsage"], []])
-async def test_unsupported_calls_cost_only_their_own_values(
+async def test_unsupported_calls_lose_only_their_own_values(
     node_with: Callable[..., Node], calls: list[str]
 ) -> None:
     node = node_with(kind="not_supported", gpus=[0], calls=calls, start_seconds=2)

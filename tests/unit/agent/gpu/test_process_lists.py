@@ -83,7 +83,7 @@ def test_one_call_reads_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [len(one.rooms) for one in lists.values()] == [1, 1, 1]
 
 
-def test_a_list_longer_than_the_room_is_read_in_one_call_from_then_on(
+def test_a_list_longer_than_the_buffer_is_read_in_one_call_from_then_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compute = CList(processes(*range(1, 1001)))

@@ -118,7 +118,7 @@ def test_a_struct_that_the_driver_fills_is_passed_by_reference(
 @pytest.mark.parametrize(
     ("supported", "states", "status"), [(1, [0, 1], 1), (1, [0, 0], 0), (0, [], None)]
 )
-def test_one_licensed_feature_is_a_license(
+def test_a_gpu_is_licensed_if_one_of_its_features_is(
     monkeypatch: pytest.MonkeyPatch, supported: int, states: list[int], status: int | None
 ) -> None:
     def features(_handle: Any, reference: Any) -> int:

@@ -150,14 +150,18 @@ async def test_detailed_readings_have_their_own_pace_and_belong_only_to_their_ti
 
 
 @pytest.mark.parametrize("early_ns", [0, 40_000_000])
-def test_a_pace_as_long_as_a_tick_includes_every_tick_even_an_early_one(early_ns: int) -> None:
+def test_readings_with_the_period_of_a_tick_are_due_in_every_tick_even_an_early_one(
+    early_ns: int,
+) -> None:
     pace = Pace(origin_ns=0, period_ns=NS_PER_SECOND)
     ticks = [number * NS_PER_SECOND - early_ns * (number % 2) for number in range(1, 20)]
     assert all(pace.take(now_ns) for now_ns in ticks)
 
 
 @pytest.mark.parametrize("group", [READINGS, PROFILING])
-async def test_a_later_group_that_hangs_costs_only_itself(bench: Bench, group: CallGroup) -> None:
+async def test_a_later_group_that_hangs_loses_only_its_own_readings(
+    bench: Bench, group: CallGroup
+) -> None:
     await bench.query()
     bench.hang(group)
     # Long enough for a probe to be due many times.
@@ -191,7 +195,9 @@ async def test_a_group_that_hung_is_queried_again_after_its_call_has_returned(be
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug of ours"), LOST])
-async def test_an_error_of_a_later_group_costs_only_itself(bench: Bench, error: Exception) -> None:
+async def test_an_error_of_a_later_group_loses_only_its_own_readings(
+    bench: Bench, error: Exception
+) -> None:
     bench.sick.errors[PROFILING] = error
     for _ in range(5):
         answers = await bench.answers()
@@ -201,7 +207,7 @@ async def test_an_error_of_a_later_group_costs_only_itself(bench: Bench, error: 
     assert bench.nvml.tried == 1
 
 
-async def test_a_gpu_whose_books_hang_is_waited_for_once_and_reported_lost_once(
+async def test_a_gpu_with_hanging_usage_calls_is_waited_for_once_and_reported_lost_once(
     bench: Bench,
 ) -> None:
     await bench.query()
@@ -241,7 +247,7 @@ async def test_however_long_a_gpu_hangs_few_threads_are_leaked(bench: Bench) -> 
     assert len(bench.gpus[1].threads) == 1
 
 
-async def test_a_lost_gpu_costs_the_others_no_tick_while_the_library_restarts(
+async def test_other_gpus_lose_no_tick_while_the_library_restarts_for_a_lost_gpu(
     bench: Bench,
 ) -> None:
     await bench.query()
@@ -408,7 +414,7 @@ async def test_no_tick_waits_for_a_hanging_start_longer_than_its_deadline(
     assert await bench.query() == ["0", "1", "2"]
 
 
-async def test_a_node_without_gpus_is_not_idle(bench: Bench) -> None:
+async def test_a_driver_without_gpus_does_not_count_as_idle(bench: Bench) -> None:
     bench.nvml.gpus.clear()
     for _ in range(2):
         began_seconds = time.monotonic()

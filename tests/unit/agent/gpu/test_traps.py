@@ -94,13 +94,13 @@ SEEN = (ProcessUtilizationSample(pid=7, timestamp_us=9, sm_percent=40, memory_pe
         pytest.param([pynvml.NVML_ERROR_NO_PERMISSION], None, id="not allowed: absent"),
     ],
 )
-def test_process_samples_are_what_the_driver_meant(
+def test_process_samples_match_the_meaning_of_the_drivers_return_codes(
     answer: Answer, codes: list[int], expected: object
 ) -> None:
     assert answer(samples_of(codes)).process_samples == expected
 
 
-def test_a_list_that_never_stops_growing_is_counted(answer: Answer) -> None:
+def test_a_list_that_keeps_growing_is_counted_as_an_error(answer: Answer) -> None:
     counter = NVML_ERRORS.labels(call=SAMPLES, error="InsufficientSize")
     before = value_of(counter)
     answer(samples_of([GREW] * 6))
@@ -132,7 +132,7 @@ def test_fewer_rows_than_announced_are_not_processes_with_pid_0(answer: Answer) 
         pytest.param([TIMEOUT], None, id="failed"),
     ],
 )
-def test_processes_are_what_the_driver_meant(
+def test_process_lists_match_the_meaning_of_the_drivers_return_codes(
     answer: Answer, codes: list[int], pids: list[int] | None
 ) -> None:
     processes = answer({COMPUTE: list_of(codes, [(7, 1, NO_ID, NO_ID)])}).processes

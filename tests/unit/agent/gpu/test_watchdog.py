@@ -24,7 +24,7 @@ def watchdog(driver: PlayedDriver, reported: list[tuple[str, str, str]]) -> Watc
     return Watchdog(driver, seconds=300, report=lambda *incident: reported.append(incident))
 
 
-def test_a_driver_that_works_now_and_then_is_left_running(
+def test_the_process_continues_if_the_driver_works_from_time_to_time(
     reported: list[tuple[str, str, str]],
 ) -> None:
     driver = PlayedDriver()
@@ -68,7 +68,7 @@ def test_a_process_that_was_paused_gets_its_full_time_again(
         dog.check()
 
 
-def test_a_loop_that_beats_between_checks_is_left_running() -> None:
+def test_the_process_continues_if_the_loop_beats_between_checks() -> None:
     watch = LoopWatch(max_missed=2, end_process=lambda: None, seconds=1)
     for _ in range(10):
         assert not watch.check()
@@ -76,14 +76,14 @@ def test_a_loop_that_beats_between_checks_is_left_running() -> None:
         watch.beat()
 
 
-def test_a_loop_that_stands_still_ends_the_process_from_the_thread() -> None:
+def test_the_watch_thread_ends_the_process_if_the_loop_stops() -> None:
     ended = threading.Event()
     watch = LoopWatch(max_missed=2, end_process=ended.set, seconds=0.02)
     watch.begin()
     assert ended.wait(HANG_SECONDS)
 
 
-def test_a_watch_that_was_ended_ends_nothing() -> None:
+def test_a_watch_that_was_stopped_does_not_end_the_process() -> None:
     ended = threading.Event()
     watch = LoopWatch(max_missed=2, end_process=ended.set, seconds=0.001)
     watch.end()

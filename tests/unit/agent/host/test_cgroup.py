@@ -30,7 +30,7 @@ def test_every_known_form_gives_its_container_pod_and_job(vector: dict[str, Any]
     assert found.line == vector["line"]
 
 
-def test_no_vector_is_missing() -> None:
+def test_all_example_paths_are_present() -> None:
     assert len(VECTORS) >= 52
 
 
@@ -95,7 +95,7 @@ def test_slurm_in_a_pod_and_a_pod_in_a_job_belong_to_the_pod(slurm: str) -> None
         assert (found.pod_uid, found.container_id, found.job_id) == (UID, OUTER, None)
 
 
-def test_of_several_lines_one_with_a_pod_wins_then_one_with_a_job() -> None:
+def test_a_line_with_a_pod_wins_and_otherwise_a_line_with_a_job() -> None:
     container, job = f"1:name=systemd:/docker/{OUTER}", f"9:devices:{SLURM_V1}"
     assert locate(f"{container}\n{job}\n") == Location(job_id="7", line=job)
     assert locate(f"{container}\n{job}\n3:pids:/{POD}\n").job_id is None
@@ -115,11 +115,11 @@ def test_a_node_that_runs_in_a_pod_has_its_own_jobs() -> None:
     [
         ("a job of cgroup version 2", "/../../../init.scope", f"/../../..{SLURM_V2}", "7"),
         ("a job of cgroup version 1", "/../../..", f"/../../..{SLURM_V1}", "7"),
-        ("beside a Docker in its slice", "/../../init.scope", "/../slurmstepd.scope/job_7", "7"),
+        ("next to a Docker in its slice", "/../../init.scope", "/../slurmstepd.scope/job_7", "7"),
         ("not one further below", "/../../../init.scope", f"/..{SLURM_V2}", None),
         ("nor one in the agent's own cgroup", "/../../../init.scope", SLURM_V2, None),
         ("nor a user's", "/../../../init.scope", f"/../../..{USERS}{SLURM_V2}", None),
-        ("nor beside the agent", "/..", "/slurmstepd.scope/job_7", None),
+        ("nor next to the agent", "/..", "/slurmstepd.scope/job_7", None),
         ("without a namespace", "/init.scope", SLURM_V2, "7"),
     ],
 )
@@ -201,12 +201,12 @@ def test_a_node_on_its_own_machine_has_no_path_prefix_to_remove(agent: str) -> N
     assert find_node_paths(agent) == {}
 
 
-def test_of_two_lines_with_the_pod_the_one_with_the_container_wins() -> None:
+def test_a_line_with_pod_and_container_wins_over_one_with_only_the_pod() -> None:
     lines = f"1:name=systemd:/{POD}\n7:freezer:/{POD}/{INNER}\n"
     assert locate(lines).container_id == INNER
 
 
-def test_of_equal_lines_the_usual_controllers_win() -> None:
+def test_the_usual_controllers_win_among_equal_lines() -> None:
     lines = [f"9:blkio:/docker/{OUTER}", f"5:memory:/docker/{INNER}", f"6:pids:/docker/{OUTER}"]
     assert locate("\n".join(lines)).line == lines[1]
 

@@ -64,7 +64,7 @@ def test_a_container_that_is_never_found_is_looked_up_less_and_less_often() -> N
     assert folder.reads < 20
 
 
-def test_a_container_whose_log_is_gone_is_forgotten_at_the_next_read() -> None:
+def test_a_container_is_forgotten_at_the_next_read_if_its_log_was_deleted() -> None:
     clock, folder = ManualClock(start_ns=0), Folder(CHAT)
     names = ContainerNames(list_names=folder, clock=clock)
     assert names.name_of(CHAT_ID)

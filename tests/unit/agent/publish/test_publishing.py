@@ -228,7 +228,7 @@ async def test_a_bus_that_fails_is_retried_and_nothing_is_lost_or_reordered(
     assert check.is_ok
 
 
-async def test_brokers_that_answer_but_take_no_record_do_not_pass_the_check() -> None:
+async def test_brokers_that_answer_but_reject_all_records_do_not_pass_the_check() -> None:
     """For example if too few replicas are in sync, or one of the topics is missing."""
     bus, send_queue, shown = FakeBus(), send_queue_in_memory(), list[bool]()
     check = Check(on_change=lambda one: shown.append(one.is_ok))
@@ -303,7 +303,7 @@ async def test_the_time_to_publish_at_shutdown_is_limited() -> None:
     )
 
 
-async def test_a_record_that_no_broker_takes_does_not_block_the_next_ones() -> None:
+async def test_a_record_that_no_broker_accepts_does_not_block_the_next_ones() -> None:
     refused = counted("messages_rejected", reason="too_large")
     bus, send_queue = FakeBus(), send_queue_in_memory()
     huge = Message(key=b"k", value=b"x" * MAX_MESSAGE_BYTES, timestamp_ms=0)

@@ -198,7 +198,7 @@ async def test_a_disabled_spool_has_no_series_that_an_alert_could_take_for_a_bro
     assert [one.samples for one in SPOOL_USABLE.collect()] == [[]]
 
 
-async def test_bundles_on_the_disk_are_sent_first_even_if_the_disk_takes_no_more(
+async def test_bundles_on_the_disk_are_sent_first_even_if_the_disk_accepts_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spool, clock = spool_in(tmp_path), SettableClock()

@@ -27,7 +27,7 @@ from tests.unit.agent.publish.builders import (
 )
 
 
-def test_bundles_are_read_in_the_order_written_and_none_is_left(tmp_path: Path) -> None:
+def test_all_bundles_are_read_in_the_order_in_which_they_were_written(tmp_path: Path) -> None:
     spool = spool_in(tmp_path)
     fill(spool, *range(100))
     assert drain(spool) == list(range(100))

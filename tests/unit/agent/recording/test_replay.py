@@ -131,7 +131,7 @@ def test_a_compressed_recording_is_read_like_any_other(tmp_path: Path) -> None:
     assert read_recording(packed) == read_recording(plain)
 
 
-def test_after_the_end_of_a_recording_its_driver_is_gone(tmp_path: Path) -> None:
+def test_after_the_end_of_a_recording_its_driver_is_unavailable(tmp_path: Path) -> None:
     file = tmp_path / "recording.jsonl"
     record(simulated("gpu-node-1"), file, [1.0, 1.0], sampling_interval_seconds=1)
     node = played(file)

@@ -155,3 +155,17 @@ def test_sigterm_ends_the_program_with_code_0(tmp_path: Path) -> None:
         _, said = running.communicate(timeout=HANG_SECONDS)
     assert running.returncode == 0, said
     assert '"service_ended"' in said
+
+
+def test_a_store_that_cannot_be_written_is_an_error_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ended = subprocess.run(
+        [sys.executable, "-m", "gpuledger_cli.standalone", "--store", tmp_path / "file"],
+        env=os.environ | {"GPULEDGER_SOURCE": "simulated"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANG_SECONDS,
+    )
+    assert ended.returncode == 2
+    assert f"--store {tmp_path / 'file'}: not a directory; give a directory" in ended.stderr

@@ -46,7 +46,7 @@ def test_a_batch_is_due_when_it_is_large_or_its_first_record_is_old(
     assert slices.seconds_left(now=1.0) == expected
 
 
-def test_taken_batches_are_gone_and_new_ones_begin() -> None:
+def test_a_batch_is_taken_only_once_and_a_new_one_begins() -> None:
     slices = gathered((0, 9, 0.0), (1, 9, 0.0))
 
     assert [made.partition for made in slices.take()] == [0, 1]

@@ -130,7 +130,7 @@ async def test_the_progress_of_a_node_names_its_last_published_event() -> None:
     assert (marked.node, marked.seq, marked.offset) == ("node-a", 2, 1)
 
 
-async def test_what_a_previous_worker_published_is_not_published_again() -> None:
+async def test_events_that_a_previous_worker_published_are_not_published_again() -> None:
     """Even if it could not commit its offsets."""
     bus = MemoryBus()
     await publish(bus, SAMPLES, tick(1), tick(2), tick(3))

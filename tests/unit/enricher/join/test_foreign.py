@@ -1,4 +1,4 @@
-"""A node gets names only for pods that the API server placed on it; its books are unaffected."""
+"""A node gets names only for pods that the API server placed on it; booking is unaffected."""
 
 from collections.abc import Sequence
 
@@ -107,7 +107,7 @@ def test_a_pod_whose_record_has_not_come_is_pending_until_the_record_names_its_n
 
 
 def test_a_deleted_pod_still_belongs_to_its_node(given: Given) -> None:
-    """Until its tombstone: after that nobody can tell where it was."""
+    """Until its tombstone: after that its node is unknown."""
     given.read_pod(pod(node="node-b", deleted_time_ns=SECOND_NS))
     assert given.take(containers=NAMED[:1]).pods[0].state is PodState.FOREIGN
     given.read_tombstone(UIDS[0])
@@ -145,7 +145,7 @@ CRAFTED = [
 @pytest.mark.parametrize("is_former", [False, True])
 @pytest.mark.parametrize("order", [(0, 1), (1, 0), (0,)])
 @pytest.mark.parametrize("container_id", CRAFTED)
-def test_no_status_of_another_node_puts_its_pods_name_on_a_static_pods_use(
+def test_a_status_from_another_node_cannot_name_the_use_of_a_static_pod(
     given: Given, container_id: str, order: Sequence[int], *, is_former: bool
 ) -> None:
     """Its kubelet may write any text as an id; the static pod's record may come late, or never."""
@@ -239,7 +239,7 @@ allocations = st.lists(
     containers=st.lists(named_containers, min_size=1, max_size=4),
     allocated=allocations,
 )
-def test_the_same_ticks_give_the_same_books_whatever_pods_are_cached(
+def test_ticks_are_booked_the_same_whatever_pods_are_cached(
     cached: list[PodRecord],
     containers: list[list[ContainerRef]],
     allocated: list[DeviceAllocation],

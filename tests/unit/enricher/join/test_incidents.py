@@ -113,7 +113,7 @@ OF_ONE_NAME = [
 
 
 @pytest.mark.parametrize(("case", "lives", "number"), OF_ONE_NAME)
-def test_of_pods_with_the_same_name_the_one_of_that_time_is_meant(
+def test_an_allocation_by_name_means_the_pod_with_that_name_at_the_incidents_time(
     given: Given, case: str, lives: list[PodRecord], number: int
 ) -> None:
     """Such as those of a StatefulSet on one node."""

@@ -1,4 +1,4 @@
-"""Metrics show whether the books agree with the devices."""
+"""Metrics show whether entries sum to the devices."""
 
 import pytest
 from structlog.testing import capture_logs
@@ -17,7 +17,7 @@ HALF = sample(processes=[process(container=0, sm_utilization_ratio=0.5)])
 TWICE = sample(gpus=[reading()], interval_ns=2 * SECOND_NS, processes=HALF.processes)
 
 
-def test_balanced_books_count_nothing() -> None:
+def test_balanced_entries_do_not_increase_the_counter() -> None:
     """The counter exists before the first tick."""
     before = value_of(UNBALANCED)
     Given().take(processes=HALF.processes)
@@ -25,7 +25,7 @@ def test_balanced_books_count_nothing() -> None:
 
 
 def audit(checks: JoinObserver, booked: NodeSample, read: NodeSample) -> float:
-    """Return the increase of the counter if books are checked against another tick's readings."""
+    """Return the increase of the counter if entries are checked against another tick's readings."""
     before = value_of(UNBALANCED)
     message = DescriptionCache(ClusterPods()).describe(booked)
     event = make_event(booked, book_tick(booked), message)
@@ -33,7 +33,7 @@ def audit(checks: JoinObserver, booked: NodeSample, read: NodeSample) -> float:
     return value_of(UNBALANCED) - before
 
 
-def test_books_that_do_not_sum_to_the_device_are_counted_and_logged() -> None:
+def test_entries_that_do_not_sum_to_the_device_are_counted_and_logged() -> None:
     """Half of the time is missing if a tick of two seconds was booked as one."""
     checks = JoinObserver(pending_pod_timeout_seconds=1)
     with capture_logs() as lines:

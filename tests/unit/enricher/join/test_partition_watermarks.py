@@ -140,7 +140,9 @@ async def test_a_watermark_for_pods_that_are_still_to_be_read_counts_once_they_a
     assert event.pods[0].state is PodState.KNOWN
 
 
-async def test_without_podwatch_the_work_begins_after_a_timeout_which_is_counted() -> None:
+async def test_without_podwatch_the_work_begins_after_a_timeout_and_the_timeout_is_counted() -> (
+    None
+):
     counted = "gpuledger_join_podwatch_timeouts_total"
     before = REGISTRY.get_sample_value(counted) or 0.0
     tuning = msgspec.structs.replace(SETTINGS.join, podwatch_timeout_seconds=0.1)

@@ -59,7 +59,7 @@ class WatchedBus(MemoryBus):
     calls: Sequence[str] = ()
 
     async def follow(self, call: str) -> None:
-        """Do what the test wants at this call."""
+        """Do what the test requires at this call."""
 
     async def _report(self, call: str) -> None:
         self.calls = (*self.calls, call)

@@ -172,7 +172,7 @@ def restorer(
     return made
 
 
-async def test_a_partition_that_is_revoked_while_it_is_read_back_was_not_read_back() -> None:
+async def test_a_partition_that_is_revoked_during_read_back_does_not_count_as_read_back() -> None:
     consumer, check = TwoPartitions(loses=0), Check()
 
     async with asyncio.timeout(HANG_SECONDS):
@@ -361,7 +361,7 @@ async def test_pods_that_a_poll_brings_while_partitions_are_taken_over_are_kept(
 
 
 @pytest.mark.parametrize("loses_at", [1, 2])
-async def test_pods_that_come_with_the_loss_of_their_partition_are_left_to_its_next_owner(
+async def test_pods_that_arrive_with_the_loss_of_their_partition_are_left_to_its_next_owner(
     loses_at: int,
 ) -> None:
     class Loses(OnePartition):

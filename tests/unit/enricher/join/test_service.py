@@ -57,7 +57,7 @@ async def test_existing_pods_are_known_to_the_first_event() -> None:
 
 
 class HeldBus(MemoryBus):
-    """A bus whose consumers get nothing while it is held."""
+    """A bus whose consumers get nothing while `is_held` is set."""
 
     is_held = False
 
@@ -181,7 +181,7 @@ async def test_the_detail_of_a_check_is_computed_when_it_is_read() -> None:
         await until(lambda: "1 pods" in str(readiness.report()))
 
 
-async def test_it_is_ready_once_the_pods_are_read() -> None:
+async def test_the_join_is_ready_once_the_pods_are_read() -> None:
     """Both checks are ok after the first event."""
     bus = MemoryBus()
     await publish(bus, SAMPLES, tick(1))

@@ -96,7 +96,7 @@ def test_an_event_has_the_timestamp_that_the_broker_accepted_for_its_tick(stage:
 def test_an_unknown_pod_is_emitted_at_once_and_named_when_its_record_comes(
     stage: JoinStage,
 ) -> None:
-    """The books stay the same; only the description changes from pending to known."""
+    """The entries stay the same; only the description changes from pending to known."""
     before = event_of(stage.take_samples([record(USED)]))
     stage.take_pods([pod_record()])
     later = sample(seq=2000, processes=USED.processes)

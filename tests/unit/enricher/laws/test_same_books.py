@@ -1,7 +1,7 @@
-"""The same records give the same books, whoever reads them and in whatever order.
+"""The same records are booked the same, whichever worker reads them and in any order.
 
 However ticks are batched, however many workers share them, whenever one dies or gives a partition
-up, and whether pods come before their ticks or after: each tick has one event, whose books are
+up, and whether pods come before their ticks or after: each tick has one event, whose entries are
 identical to those of a replay that reads all pods first.
 """
 
@@ -58,7 +58,7 @@ def ids_in(given_topics: Topics) -> set[EventId]:
 
 @examples(100)
 @given(topics(), steps)
-def test_the_books_do_not_depend_on_batches_worker_deaths_or_interleaving(
+def test_booked_amounts_do_not_depend_on_batches_worker_deaths_or_interleaving(
     given_topics: Topics, given_steps: list[Step]
 ) -> None:
     workers = Workers(given_topics)
@@ -92,7 +92,7 @@ def test_without_a_death_each_tick_has_exactly_one_event(
 
 @examples(50)
 @given(topics(), steps)
-def test_a_replay_with_all_pods_knows_every_pod_that_the_first_run_knew(
+def test_a_replay_with_all_pods_describes_every_pod_that_the_first_run_described(
     given_topics: Topics, given_steps: list[Step]
 ) -> None:
     """Labels are those of the tick's time, so a version that came late may change them."""

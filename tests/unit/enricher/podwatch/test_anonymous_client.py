@@ -46,7 +46,7 @@ async def read(
         return b"".join([chunk async for chunk in answer.chunks()])
 
 
-async def test_bodies_are_returned_unchanged(server: MisbehavingServer, api: Api) -> None:
+async def test_response_bodies_are_returned_unchanged(server: MisbehavingServer, api: Api) -> None:
     line = event("ADDED", pod())
     server.watches += [events(line)]
     assert await read(api, WATCH) == encoded(line) + b"\n"
@@ -82,7 +82,7 @@ async def test_the_next_request_is_unaffected(server: MisbehavingServer, api: Ap
     assert b"u1" in await read(api)
 
 
-def test_the_client_library_is_not_loaded_for_it() -> None:
+def test_an_anonymous_client_does_not_load_the_client_library() -> None:
     program = (
         "import sys, gpuledger_enricher.podwatch.pod_watch, gpuledger_enricher.podwatch.api;"
         "sys.exit('kubernetes_asyncio' in sys.modules)"

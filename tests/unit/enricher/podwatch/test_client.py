@@ -45,7 +45,7 @@ def opened(file: Path, *, check: Check | None = None) -> AbstractAsyncContextMan
 
 
 @pytest.mark.parametrize("content", [None, "", "[", "just text", NO_CURRENT_CONTEXT])
-async def test_an_unusable_kubeconfig_is_a_users_error(tmp_path: Path, content: str | None) -> None:
+async def test_an_unusable_kubeconfig_is_a_user_error(tmp_path: Path, content: str | None) -> None:
     file = tmp_path / "kubeconfig"
     if content is not None:
         file.write_text(content)
@@ -185,7 +185,7 @@ async def _answers(api: Api) -> bool:
 
 
 @pytest.mark.parametrize("damaged", ["ca.pem", "client.pem", "client-key.pem"])
-async def test_damaged_certificates_are_a_users_error(tmp_path: Path, damaged: str) -> None:
+async def test_damaged_certificates_are_a_user_error(tmp_path: Path, damaged: str) -> None:
     authority, mounted = Authority(folder=tmp_path / "ca"), tmp_path / "mounted"
     mounted.mkdir()
     _mount(authority, mounted)

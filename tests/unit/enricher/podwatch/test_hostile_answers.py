@@ -45,7 +45,7 @@ async def test_an_answer_that_is_too_large_is_read_only_up_to_the_limit() -> Non
 
 
 @pytest.mark.parametrize(("header", "seconds"), [(b"7", 7), (b"1e300", 600), (b"nan", 0)])
-async def test_the_wait_that_a_server_asks_for_is_bounded(header: bytes, seconds: float) -> None:
+async def test_the_wait_that_a_server_requests_is_bounded(header: bytes, seconds: float) -> None:
     with pytest.raises(KubernetesError) as caught:
         await read(page(b"", b"Retry-After: " + header))
 

@@ -149,7 +149,7 @@ async def test_watermarks_are_published_only_for_pods_and_only_once_pods_were_li
     assert [each.next_offset for each in found if each.next_offset] == [1]
 
 
-def test_no_two_kinds_have_watermarks_of_the_same_component() -> None:
+def test_each_kind_has_watermarks_of_its_own_component() -> None:
     with_watermarks = {
         kind.name: kind.watermark_component for kind in KINDS if kind.watermark_component
     }

@@ -171,7 +171,7 @@ def test_an_invalid_time_makes_the_pod_unreadable(time: object) -> None:
         read(pod(metadata={"deletionTimestamp": time}))
 
 
-def test_a_time_too_late_for_a_record_is_the_last_that_a_record_can_hold() -> None:
+def test_a_time_too_late_for_a_record_becomes_the_latest_time_of_a_record() -> None:
     found = read(pod(metadata={"deletionTimestamp": "2318-01-01T00:00:00Z"}))
     assert found.deletion_time_ns == 2**63 - 1
     decoder = Decoder(topic=PODS.name, record=PodRecord)

@@ -77,7 +77,9 @@ def test_a_node_becomes_a_record_that_every_reader_of_the_topic_can_decode() -> 
         ({}, None),
     ],
 )
-def test_the_pool_has_the_providers_name(labels: dict[str, str], pool: str | None) -> None:
+def test_the_pool_is_read_from_the_label_of_the_provider(
+    labels: dict[str, str], pool: str | None
+) -> None:
     assert node(labels).pool == pool
 
 

@@ -69,7 +69,7 @@ def test_everything_seen_by_the_time_of_a_watermark_was_published(
             message.record_published()
 
 
-def test_there_is_no_watermark_before_the_first_list_or_while_the_api_server_is_away() -> None:
+def test_no_watermark_is_published_before_the_first_list_or_without_an_api_server() -> None:
     clock = PatientClock()
     message = ObjectWatermarks(table=table(), clock=clock)
     for step in (Phase.LISTING, Interrupted(KubernetesError("away"))):
@@ -82,7 +82,7 @@ def test_there_is_no_watermark_before_the_first_list_or_while_the_api_server_is_
     assert message.complete_until_ns() == clock.time_ns()
 
 
-def test_it_is_renewed_every_few_seconds_and_no_more_often() -> None:
+def test_the_watermark_is_renewed_every_few_seconds_and_no_more_often() -> None:
     clock = PatientClock()
     message = ObjectWatermarks(table=table(), clock=clock)
     message.follow(Phase.LISTED)

@@ -193,7 +193,7 @@ async def test_a_pod_too_large_for_a_message_is_published_without_its_large_part
     ]
 
 
-async def test_a_pod_with_more_than_a_record_may_hold_is_published_with_that_cut() -> None:
+async def test_a_pod_with_more_than_a_record_may_contain_is_cut_and_published() -> None:
     """The kubelet writes a status, and anyone can write an owner's kind."""
     bus, table = MemoryBus(), table_of("a")
     table.upsert(pod_record("odd", owner_kind="K" * 100_000, config_hash="h" * 250_000), time_ns=2)

@@ -65,7 +65,7 @@ def test_a_container_without_a_gpu_has_no_request(amounts: Object) -> None:
     assert requested(container()) is None
 
 
-def test_which_resources_are_gpus_is_a_setting() -> None:
+def test_a_setting_selects_the_resources_that_are_gpus() -> None:
     item = pod(spec={"containers": [asking({"amd.com/gpu": "1", "nvidia.com/gpu": "1"})]})
     (found,) = read(item, prefixes=["amd.com/"]).containers
     assert found.requested == ContainerRequest(resources={"amd.com/gpu": 1})

@@ -53,7 +53,7 @@ def first_error(steps: list[Step]) -> str:
         ),
     ],
 )
-async def test_no_server_is_waited_for_without_end(  # noqa: PLR0917  # pytest names them
+async def test_no_request_waits_for_a_server_without_a_limit(  # noqa: PLR0917  # pytest names them
     server: MisbehavingServer,
     clock: PatientClock,
     lists: list[Answering],
@@ -67,7 +67,7 @@ async def test_no_server_is_waited_for_without_end(  # noqa: PLR0917  # pytest n
     assert what in first_error(steps)
 
 
-async def test_a_list_that_comes_as_a_watch_is_not_waited_for_without_end(
+async def test_a_list_that_comes_as_a_watch_has_a_time_limit(
     server: MisbehavingServer, clock: PatientClock
 ) -> None:
     server.initials += [mute(), events(event("ADDED", pod("a")), end_mark("9"), keep=True)]
@@ -111,7 +111,7 @@ async def test_watches_that_began_together_do_not_end_together(
         pytest.param(status(503, retry_after="7"), id="with another status"),
     ],
 )
-async def test_a_watch_waits_as_long_as_the_server_asks_for(
+async def test_a_watch_waits_as_long_as_the_server_requests(
     server: MisbehavingServer, clock: PatientClock, busy: Answering
 ) -> None:
     server.watches += [busy, events(event("ADDED", pod("a")), keep=True)]

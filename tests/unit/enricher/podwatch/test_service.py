@@ -221,7 +221,7 @@ async def test_a_missing_topic_is_named_and_waited_for(
         await soon(readiness.is_ready)
 
 
-async def test_a_pod_that_cannot_be_read_is_named_until_it_can_be_or_is_gone(
+async def test_a_pod_that_cannot_be_read_is_named_until_it_can_be_or_is_deleted(
     server: MisbehavingServer, settings: PodwatchSettings
 ) -> None:
     odd = pod("a", metadata={"labels": 5})

@@ -128,7 +128,7 @@ def test_a_pod_missing_from_a_list_is_deleted_with_the_lists_version() -> None:
 
 
 def test_a_pod_that_reappears_after_a_list_gets_at_least_that_lists_version() -> None:
-    """Otherwise its record would look older than its deletion."""
+    """Otherwise its record would seem older than its deletion."""
     pods = table()
     pods.upsert(record("a", version="5"), time_ns=1)
     pods.begin_list()
@@ -172,7 +172,7 @@ def test_deleted_pods_beyond_the_limit_expire_early_and_are_counted() -> None:
     assert pods.expire(time_ns=2) == 0
 
 
-def test_a_pod_seen_again_after_its_deletion_lives() -> None:
+def test_a_pod_that_is_seen_again_after_its_deletion_is_alive() -> None:
     pods = table(tombstone_after_seconds=1)
     pods.delete(record("a"), time_ns=1)
     pods.upsert(record("a"), time_ns=2)
@@ -208,7 +208,7 @@ def test_deleted_pods_on_the_topic_get_their_tombstone_at_their_time() -> None:
     assert publish(pods) == [("late", "tombstone")]
 
 
-def test_a_pod_that_is_deleted_on_the_topic_lives_once_it_is_seen() -> None:
+def test_a_pod_that_is_deleted_on_the_topic_is_alive_again_once_it_is_seen() -> None:
     pods = table(tombstone_after_seconds=1)
     pods.restore([deleted("a", 1)])
     pods.upsert(record("a"), time_ns=2)

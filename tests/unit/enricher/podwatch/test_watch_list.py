@@ -41,7 +41,7 @@ def added(*uids: str) -> list[Object]:
     return [event("ADDED", pod(uid, version=f"9{number}")) for number, uid in enumerate(uids)]
 
 
-async def test_the_list_comes_as_a_watch_whose_end_is_marked_and_which_then_continues(
+async def test_a_list_comes_as_a_watch_that_marks_its_end_and_then_continues(
     server: MisbehavingServer, clock: PatientClock
 ) -> None:
     server.initials += [
@@ -74,7 +74,7 @@ async def test_changes_during_the_list_belong_to_the_list(
 
 
 @pytest.mark.parametrize("code", [400, 405, 406, 422, 501])
-async def test_a_server_that_refuses_it_is_queried_by_pages_at_once_and_from_then_on(
+async def test_a_server_that_refuses_watch_lists_is_queried_by_pages_at_once_and_from_then_on(
     server: MisbehavingServer, clock: PatientClock, code: int
 ) -> None:
     server.initials += [status(code, reason="Invalid")]
@@ -173,7 +173,7 @@ async def test_an_expired_version_leads_to_a_new_list_that_comes_as_a_watch(
     assert steps == [*first, "WATCHING", "!410", *second, "WATCHING", "+c"]
 
 
-async def test_it_can_be_disabled(server: MisbehavingServer, clock: PatientClock) -> None:
+async def test_watch_lists_can_be_disabled(server: MisbehavingServer, clock: PatientClock) -> None:
     server.initials += [events(end_mark("50"), keep=True)]
     server.lists += [page(pod("paged"))]
     assert await words_until("WATCHING", server, clock, watch_list="off") == PAGES

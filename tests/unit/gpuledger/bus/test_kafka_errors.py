@@ -76,7 +76,7 @@ def line(message: str, *args: object, level: int = logging.WARNING) -> logging.L
         "Got error produce response on topic-partition %s, retrying. Error: %s",
     ],
 )
-def test_what_the_client_retries_is_logged_at_debug_level(message: str) -> None:
+def test_errors_that_the_client_retries_are_logged_at_debug_level(message: str) -> None:
     output = line(message, "x", level=logging.ERROR)
 
     assert Demotion()(output)
@@ -170,7 +170,7 @@ def test_memory_for_refusals_is_bounded_however_many_brokers_refuse() -> None:
 
 
 @pytest.mark.parametrize("raised", [vendor.NodeNotReadyError(), vendor.KafkaConnectionError("")])
-def test_a_failure_includes_why_connections_failed_in_the_meantime(raised: Exception) -> None:
+def test_an_error_includes_the_reasons_of_refused_connections(raised: Exception) -> None:
     refusals = ["kafka-0:9092: SaslAuthenticationFailed"]
     error = translate(raised, doing="publishing", servers="kafka-0:9092", refusals=refusals)
 

@@ -104,7 +104,7 @@ async def test_a_poll_that_finds_the_turn_used_up_gets_its_records_in_the_next_t
         assert await read_all(fetcher) == ALL
 
 
-async def test_so_does_each_of_several_consumers_of_a_process() -> None:
+async def test_several_consumers_that_share_a_turn_each_get_all_records() -> None:
     async with asyncio.timeout(HANG_SECONDS), AsyncExitStack() as stack:
         fetchers = [await stack.enter_async_context(consuming(log())) for _ in range(4)]
         assert await asyncio.gather(*map(read_all, fetchers)) == [ALL] * 4
@@ -176,7 +176,7 @@ async def test_each_iteration_of_the_loop_admits_the_first_waiting_task() -> Non
     assert let_in == [0, 1, 1, 2, 2, 2]
 
 
-def test_a_loop_that_ended_in_the_middle_of_a_turn_does_not_affect_the_next() -> None:
+def test_an_event_loop_that_ended_during_a_turn_does_not_affect_the_next_loop() -> None:
     def use_up_and_leave() -> None:
         turn.begin()
         turn.used_bytes = MAX_TURN_BYTES + 1

@@ -164,7 +164,7 @@ def test_the_position_after_each_record_is_exact(
         assert found.next_fetch_offset == record.offset + 1
 
 
-def test_a_batch_with_more_records_than_ours_ever_have_is_one_record_of_all_of_them() -> None:
+def test_a_batch_with_more_records_than_ours_ever_have_is_reported_as_one_record() -> None:
     """Each of them would be a dead letter, and a batch of 727 kB holds 900,000."""
     count = MAX_BATCH_RECORDS + 1
     parts = [(0, batch([Raw(None, None)] * count, at=0)), (count, batch(values(0), at=count))]
@@ -346,7 +346,7 @@ def taken(found: PartitionBatches, most: int) -> list[object]:
     return shown(records)
 
 
-def test_a_batch_with_a_wrong_checksum_is_fetched_again_before_it_is_given_up() -> None:
+def test_a_batch_with_a_wrong_checksum_is_fetched_again_before_it_is_skipped() -> None:
     good, spoiled = batch(values(0), at=0), spoil(batch(values(3), at=3))
     data = bytes(good + spoiled + batch(values(6), at=6))
 

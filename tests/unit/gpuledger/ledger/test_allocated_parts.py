@@ -62,7 +62,7 @@ MEANT: list[tuple[str, DeviceAllocation, list[int]]] = [
 
 
 @pytest.mark.parametrize(("case", "allocation", "rows"), MEANT, ids=[row[0] for row in MEANT])
-def test_page_and_books_match_an_allocation_to_the_same_device(
+def test_page_and_entries_match_an_allocation_to_the_same_device(
     case: str, allocation: DeviceAllocation, rows: list[int]
 ) -> None:
     found = find_allocated_parts(tick([allocation]))
@@ -133,7 +133,7 @@ def test_a_job_can_have_whole_devices_along_with_containers(
     assert all(row.whole == sum(part for _, part in row.parts) for row in found)
 
 
-def test_a_device_of_a_pod_and_two_jobs_belongs_to_the_pod_by_half() -> None:
+def test_half_of_a_device_with_one_pod_and_two_jobs_belongs_to_the_pod() -> None:
     jobs = [JobAllocation(gpu_uuid="GPU-a", job_id=job) for job in ("7", "8")]
     (row,) = find_allocated_parts(
         replace(tick([allocated()]), gpus=[PHYSICAL_GPU], job_allocations=jobs)

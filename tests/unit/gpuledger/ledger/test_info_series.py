@@ -346,7 +346,7 @@ def test_the_allocatee_of_idle_time_is_identified_by_its_uid_once_its_record_has
 
 @examples(60)
 @given(st.lists(events(), min_size=1, max_size=4), st.lists(st.integers(0, 3), max_size=8))
-def test_what_is_known_from_the_previous_event_changes_no_value(
+def test_remembering_the_previous_event_changes_no_value(
     drawn: list[GpuEvent], order: list[int]
 ) -> None:
     series, known = EventSeries(), NodeGroups()

@@ -132,7 +132,7 @@ def test_a_last_value_is_that_of_the_last_tick_that_has_one_and_a_sum_covers_all
 
 
 @pytest.mark.parametrize("shares", SharedOfDevice)
-def test_families_that_share_the_same_have_the_same_quantities_in_the_same_order(
+def test_families_with_the_same_sharing_have_the_same_quantities_in_the_same_order(
     shares: SharedOfDevice,
 ) -> None:
     sharing = [family for family in FAMILIES if family.shares is shares]
@@ -211,7 +211,7 @@ def _requested(name: str, uid: str) -> SeriesGroup:
         ),
     ],
 )
-def test_what_existed_in_an_interval_is_described_once_in_its_last_form(
+def test_each_object_of_an_interval_is_described_once_in_its_last_form(
     of: list[list[SeriesGroup]], described: list[SeriesGroup]
 ) -> None:
     ticks_of = [(SECOND_NS, dict.fromkeys(groups, (1.0,))) for groups in of]

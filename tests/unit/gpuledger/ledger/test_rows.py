@@ -20,7 +20,7 @@ def test_the_topics_record_has_the_columns_of_the_table_in_their_order() -> None
     assert list(get_type_hints(EntryRow)) == names(TOPIC_COLUMNS)
 
 
-def test_the_stores_table_has_all_columns_except_those_of_the_topic_alone() -> None:
+def test_the_stores_table_has_all_columns_except_those_only_in_the_topic() -> None:
     assert set(names(ENTRIES.columns)) == set(names(COLUMNS)) - {"row"}
 
 
@@ -35,7 +35,7 @@ def test_a_column_of_the_topic_is_documented(column: Column) -> None:
 
 
 @pytest.mark.parametrize("quantity", QUANTITIES, ids=lambda quantity: quantity.name)
-def test_a_quantity_of_the_books_is_a_column_and_a_series_of_pods_and_categories(
+def test_a_booked_quantity_is_a_column_and_a_series_of_pods_and_categories(
     quantity: Quantity,
 ) -> None:
     assert quantity.name in names(TOPIC_COLUMNS)

@@ -21,11 +21,11 @@ from gpuledger.ledger.families import (
 from gpuledger.ledger.health import HEALTH_FAMILIES
 from gpuledger.ledger.series import values_of
 from gpuledger.records import NodeSample
-from gpuledger_cli.docs_gen.metrics_page import METRICS_MODULES, collectors_of
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.device import SimulatedGpu
 from gpuledger_simulator.scenario.load import load_scenario
 from gpuledger_simulator.simulation import Simulation
+from tests.docs_gen.metrics_page import METRICS_MODULES, collectors_of
 from tests.ticks import event_of, play
 from tests.unit.simulator.mig_builders import EPOCH_NS
 

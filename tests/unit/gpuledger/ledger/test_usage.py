@@ -48,7 +48,7 @@ def added(
     return [(user.labels, user.unnamed, amounts) for user, amounts in used_in(to, known)]
 
 
-def test_what_a_job_used_and_was_allocated_is_counted_under_its_id() -> None:
+def test_used_and_allocated_amounts_of_a_job_are_counted_under_its_id() -> None:
     job = entry(Category.JOB, busy_ns=3, memory_bytes=None, energy_millijoules=None, job_id="7")
     idle = entry(
         Category.IDLE,

@@ -143,7 +143,7 @@ def test_no_recovery_is_logged_while_a_check_fails_however_often_it_was_ok_befor
     assert [line["event"] for line in lines] == ["check_failed", "check_recovered", "check_failed"]
 
 
-def test_each_new_reason_of_a_failure_is_logged_once_and_at_most_once_a_minute() -> None:
+def test_each_new_reason_of_a_failure_is_logged_once_and_at_most_one_per_minute() -> None:
     """For example if a restarted broker no longer accepts the login."""
     reasons = ["no answer within 30 s", "SaslAuthenticationFailed", "no coordinator for 10 s"]
     with logging() as (log, clock, lines):

@@ -190,7 +190,7 @@ def test_the_exit_code_shows_how_the_work_ended(work: object, code: int) -> None
 
 @pytest.mark.parametrize("work", [err, err_in_a_group])
 @pytest.mark.parametrize("started", ["gpuledger agent", "/x/gpuledger agent/__main__.py"])
-def test_a_users_error_is_one_line_with_the_programs_name(
+def test_a_user_error_is_one_line_with_the_programs_name(
     work: object,
     started: str,
     capsys: pytest.CaptureFixture[str],
@@ -219,7 +219,7 @@ def test_at_the_end_a_signal_gets_its_previous_handler_back(number: signal.Signa
     assert signal.getsignal(number) is before
 
 
-def test_a_users_error_in_main_gives_exit_code_two_and_one_line(
+def test_a_user_error_in_main_gives_exit_code_two_and_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     @explain_user_errors
@@ -230,7 +230,7 @@ def test_a_users_error_in_main_gives_exit_code_two_and_one_line(
     assert capsys.readouterr().err.endswith(": do it otherwise\n")
 
 
-def test_a_users_error_does_not_show_the_password_of_an_address(
+def test_a_user_error_does_not_show_the_password_of_an_address(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     @explain_user_errors

@@ -139,7 +139,7 @@ def test_the_password_of_an_address_is_not_shown() -> None:
     assert check.detail == "https://receiver:9093: refused"
 
 
-def test_an_outage_is_two_log_lines_however_often_it_is_reported() -> None:
+def test_an_outage_writes_two_log_lines_however_often_it_is_reported() -> None:
     readiness = Readiness()
     check = readiness.check("test_outage")
     with capture_logs() as logs:

@@ -10,7 +10,7 @@ class Seconds:
         return self.now
 
 
-def test_the_first_is_logged_and_the_next_line_counts_the_omitted_ones() -> None:
+def test_the_first_event_is_logged_and_the_next_line_counts_the_omitted_ones() -> None:
     seconds = Seconds()
     repeats = Repeats(quiet_seconds=60, seconds=seconds)
     counts = []

@@ -72,7 +72,7 @@ async def test_each_call_begins_with_the_first_wait() -> None:
     assert clock.slept == [1, 2, 1, 2]
 
 
-async def test_a_receiver_that_asks_for_a_longer_wait_gets_it() -> None:
+async def test_a_longer_wait_that_a_receiver_requests_is_used() -> None:
     clock = Waits()
     retry = RetryingCaller(
         on=BusUnavailableError,
@@ -130,7 +130,7 @@ async def test_the_check_does_not_pass_if_other_calls_must_succeed_first() -> No
     assert check.detail == "reading: a"
 
 
-async def test_at_its_deadline_a_caller_raises_the_last_error_and_has_not_waited_longer() -> None:
+async def test_a_caller_raises_the_last_error_at_its_deadline_and_not_later() -> None:
     clock = Waits()
     reported = RecordingCheck(clock)
     retry = RetryingCaller(

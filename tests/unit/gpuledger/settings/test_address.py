@@ -22,7 +22,7 @@ def test_host_and_port_are_parsed(listen: str, expected: tuple[str, int]) -> Non
 @pytest.mark.parametrize(
     "listen", ["", "9820", "host", "host:", "host:x", "h:70000", "::1:9820", "http://h:1", "h:-1"]
 )
-def test_anything_else_is_refused_with_the_value(listen: str) -> None:
+def test_any_other_listen_address_is_refused_with_the_value(listen: str) -> None:
     with pytest.raises(ValueError, check=has_words("host:port")) as raised:
         parse_listen(listen)
 

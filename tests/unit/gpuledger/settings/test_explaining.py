@@ -83,7 +83,7 @@ def test_an_invalid_call_is_one_line_and_exit_code_2(
     assert (printed.err.count("\n"), printed.out) == (1, "")
 
 
-def test_without_a_command_it_prints_its_help(
+def test_gpuledger_config_without_a_command_prints_its_help(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["gpuledger config"])

@@ -132,7 +132,7 @@ def test_an_empty_group_in_the_file_means_its_defaults(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("none", ["null", "''"])
 @pytest.mark.parametrize("name", ["group_instance_id", "sasl_username", "ssl_ca_file"])
-def test_null_and_an_empty_text_mean_none_for_a_setting_that_is_none_by_default(
+def test_null_or_an_empty_text_sets_none_if_the_default_is_none(
     tmp_path: Path, name: str, none: str
 ) -> None:
     assert load_file(tmp_path / "s.yaml", f"kafka: {{{name}: {none}}}") == Settings()

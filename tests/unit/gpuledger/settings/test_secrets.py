@@ -261,7 +261,7 @@ def test_an_address_is_masked_in_a_value_and_in_a_text(
     assert mask_addresses(around.format(address)) == around.format(masked)
 
 
-def test_no_part_of_a_secret_that_a_comma_or_a_colon_has_split_is_shown() -> None:
+def test_a_secret_that_a_comma_or_a_colon_splits_is_not_shown_even_in_part() -> None:
     for variable, given in (
         ("RECEIVER__PORTS", "usr:hun,ter2@host"),
         ("RECEIVER__PORTS", "[usr:hun,ter2@host]"),

@@ -1,8 +1,8 @@
 """Matches the driver's accounts to processes, and completes the records of their ends.
 
-The record of an end waits some ticks for the accounts of its GPUs. An account of a process that was
-never listed becomes a record of its start and one of its end. The driver only keeps a pid's latest
-account, so an account that began after a process's last listing belongs to another process.
+The record of an end waits some ticks for the accounts of its GPUs. For an account of a process that
+was never listed, a record of its start and one of its end are made. The driver only keeps a pid's
+latest account, so an account that began after a process's last listing belongs to another process.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +25,8 @@ from gpuledger_agent.core.processes.table import (
 )
 
 _SLACK_NS: Final = NS_PER_SECOND
-"""The kernel counts starts in hundredths of a second, and the wall clock may be set meanwhile."""
+"""Tolerance when an account's start is compared with a process's start: the kernel counts starts in
+hundredths of a second, and the wall clock may have been set."""
 _MAX_WAIT_TICKS: Final = 5
 # Longer than any driver repeats an account.
 _REPEATED_TICKS: Final = 10
@@ -44,11 +45,11 @@ class ExitedProcess(NamedTuple):
     pid: int
     """Its pid."""
     facts: ProcessFacts
-    """Its owner; unreadable if it was never seen."""
+    """The process's facts from `/proc`; `UNREADABLE` if it could not be identified."""
     totals: GpuTotals
-    """Its use of the GPU."""
+    """The process's use of the GPU."""
     opened_boottime_ns: int | None
-    """When it opened the GPU, since boot; `None` if the driver does not report it."""
+    """When the process opened the GPU, since boot; `None` if the driver does not report it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +59,9 @@ class ProcessLifetime:
     pid: int
     """Its pid."""
     from_ns: int
-    """Its earliest possible start."""
+    """Earliest possible start of the process."""
     until_ns: int
-    """Its last certain listing."""
+    """Last time at which the process was certainly listed."""
 
     @classmethod
     def of(cls, known: KnownProcess) -> "ProcessLifetime":
@@ -74,8 +75,9 @@ class ProcessLifetime:
     def fits(self, account: DriverAccount, boots: Iterable[int]) -> bool:
         """Return whether an account can belong to this process.
 
-        `boots` are the node's boot times. There are several after the wall clock was set, because
-        an account's start was recorded by the clock at that time.
+        An account without a start only needs the same pid. `boots` are the node's boot times. There
+        are several after the wall clock was set, because an account's start was recorded by the
+        clock at that time.
         """
         pid, totals = account
         if pid != self.pid or totals.started_time_ns is None:
@@ -83,7 +85,7 @@ class ProcessLifetime:
         return self.opened_boottime_ns(account, boots) is not None
 
     def opened_boottime_ns(self, account: DriverAccount, boots: Iterable[int]) -> int | None:
-        """Return when the account began, since boot; `None` if outside of this lifetime."""
+        """Return when the account began, since boot; `None` if unknown or not in this lifetime."""
         started_ns = account[1].started_time_ns
         if started_ns is None:
             return None
@@ -94,7 +96,7 @@ class ProcessLifetime:
 
 @dataclass(kw_only=True)
 class _UnmatchedExit:
-    """An end that waits for accounts."""
+    """The end of a process, which waits for the driver's accounts."""
 
     record: ProcessRecord
     lifetime: ProcessLifetime
@@ -119,18 +121,21 @@ class ExitMatcher:
     _partial: dict[ProcessLifetime, list[GpuTotals]] = field(default_factory=dict)
     """Accounts of processes that have closed one GPU but still use another."""
     _repeats: dict[tuple[str, int, int | None], int] = field(default_factory=dict)
-    """For how many ticks an account may be repeated, by GPU, pid and start."""
+    """Number of ticks for which the driver may still repeat an account, by GPU, pid and start."""
     _boots: list[int] = field(default_factory=list)
     """Boot times by earlier settings of the wall clock and, last, by the current one."""
     exited: list[ExitedProcess] = field(default_factory=list)
-    """Processes that have left a GPU and have an account; the caller takes them from here."""
+    """Processes that have left a GPU and have an account; the caller takes them from this list."""
     late: int = 0
-    """Number of accounts that came after their end was published, until they are counted."""
+    """Number of accounts that came after their end was published; the caller resets it."""
 
     def match(
         self, table_update: TableUpdate, accounts: DriverAccounts, *, time_ns: int, boottime_ns: int
     ) -> list[ProcessRecord]:
-        """Return the records that are complete by now: new ones and earlier ones that waited."""
+        """Return the records that are complete by now: new ones and earlier ones that waited.
+
+        `accounts` are the tick's accounts by GPU; `time_ns` and `boottime_ns` are the tick's time.
+        """
         boot_ns = time_ns - boottime_ns
         # A boot time that differs clearly from the current one is from before the clock was set.
         earlier = [ns for ns in self._boots if abs(boot_ns - ns) >= _SLACK_NS // 10]
@@ -157,7 +162,7 @@ class ExitMatcher:
         return records + self._report_unknown(unknown, time_ns)
 
     def _wait(self, record: ProcessRecord, lifetime: ProcessLifetime, missing: set[str]) -> None:
-        """Queue an end until its accounts come, with accounts that came while it was running."""
+        """Queue an end until its accounts come; add those that came while the process ran."""
         totals = [
             part
             for other in list(self._partial)
@@ -196,7 +201,7 @@ class ExitMatcher:
         return unknown
 
     def _new(self, accounts: DriverAccounts) -> Iterator[DriverAccount]:
-        """Yield the new accounts only: the driver repeats each for a while."""
+        """Yield the new accounts; the driver repeats each account for some ticks."""
         self._repeats = {key: left - 1 for key, left in self._repeats.items() if left > 1}
         for uuid, given in accounts.items():
             for pid, totals in given or ():
@@ -208,7 +213,7 @@ class ExitMatcher:
                     yield pid, totals
 
     def _assign(self, account: DriverAccount) -> bool:
-        """Assign an account to the end that waits for it; return whether there is one."""
+        """Assign an account to the end that waits for it; return whether such an end was found."""
         totals = account[1]
         for waiting in self._waiting:
             if totals.gpu_uuid in waiting.missing and waiting.lifetime.fits(account, self._boots):
@@ -230,7 +235,7 @@ class ExitMatcher:
     def _report_unknown(
         self, unknown: Mapping[int, list[GpuTotals]], time_ns: int
     ) -> list[ProcessRecord]:
-        """Return the start and end of each process that only its accounts show."""
+        """Return the start and the end of each process that is known only from its accounts."""
         records = []
         for pid, totals in unknown.items():
             facts = self._owner_of(pid, totals)
@@ -250,12 +255,12 @@ class ExitMatcher:
         return records
 
     def _owner_of(self, pid: int, totals: Sequence[GpuTotals]) -> ProcessFacts:
-        """Return the process that has the pid now, if it had it then; else `UNREADABLE`."""
+        """Return the pid's current process if it predates the accounts; else `UNREADABLE`."""
         starts = [part.started_time_ns for part in totals if part.started_time_ns is not None]
         opened_ns = min(starts, default=0) - self._boots[-1]
         facts = self.processes.read(pid)
         started_ns = facts.started_boottime_ns
-        # It may be alive without the GPU; a process that started later only reuses its pid.
+        # The process may be alive without the GPU. A process that started later has reused its pid.
         return facts if started_ns is not None and started_ns <= opened_ns else UNREADABLE
 
     def _exit(

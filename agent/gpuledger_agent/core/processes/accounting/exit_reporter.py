@@ -1,13 +1,13 @@
 """Reports each process that has left a GPU, in the tick that covers its end.
 
 This module compares the driver's account of a process with the use that ticks reported for it; the
-join decides what to book. An exit waits until ticks cover it, because they lag behind the driver's
+join decides what to book. An exit waits until ticks cover it, because ticks lag behind the driver's
 clock. Exits that cannot be reported correctly are left out and counted.
 
 `GpuHistory` keeps, for each GPU, the busy time of its processes in the last ticks, and the busy
-time of no process. It divides the time as readers of the ticks do, so that a process's reported use
-and the unclaimed time never contain the same seconds. Memory is bounded by the processes on the
-GPUs and by two minutes of ticks.
+time that belongs to no process (the unclaimed time). It divides busy time like the readers of
+ticks, so that a process's reported use and the unclaimed time never contain the same seconds.
+Memory is bounded by the processes on the GPUs and by two minutes of ticks.
 """
 
 from collections import Counter, deque
@@ -33,25 +33,26 @@ _PARTS: Final = 1_000_000
 # The driver reports whole sampling windows, so ticks may show a process up to a window before its
 # start and after its end.
 _WINDOW_NS: Final = USUAL_WINDOW_US * NS_PER_US
-# Longer than an end waits for its account after the last listing.
+# Longer than the end of a process waits for its account, counted from the last listing.
 _MAX_TICKS_ABSENT: Final = 16
 
 
 class ProcessInterval(NamedTuple):
-    """A process's time on a GPU, and its use in that time that no tick has reported yet."""
+    """A process's time on a GPU, and its busy time that no tick has reported yet."""
 
     begin_ns: int
-    """Its begin, since boot."""
+    """The interval's begin, since boot."""
     end_ns: int
-    """Its end, since boot."""
+    """The interval's end, since boot."""
     missing_ns: int
-    """Busy time to find."""
+    """Busy time that no tick has reported."""
 
     @classmethod
     def of(cls, process: ExitedProcess) -> "ProcessInterval | None":
         """Return the time on the GPU, widened by a sampling window on both sides.
 
-        `None` if the account has no times or no use.
+        Return `None` if the account has no start, length or use. `missing_ns` is the account's
+        whole use.
         """
         totals, opened_ns = process.totals, process.opened_boottime_ns
         if opened_ns is None or totals.lifetime_ns is None or totals.busy_ns is None:
@@ -60,7 +61,7 @@ class ProcessInterval(NamedTuple):
         return cls(opened_ns - _WINDOW_NS, closed_ns + _WINDOW_NS, totals.busy_ns)
 
     def overlap_ns(self, covered: TickInterval) -> int:
-        """Return how many nanoseconds a tick covers."""
+        """Return for how many nanoseconds of the interval a tick covers it."""
         return max(0, min(self.end_ns, covered.end_ns) - max(self.begin_ns, covered.begin_ns))
 
 
@@ -77,7 +78,7 @@ class _SampledTime(msgspec.Struct):
 
 
 class _UnclaimedTime(msgspec.Struct):
-    """The busy time of a tick that is attributed to no process."""
+    """The busy time of a tick that is attributed to no process and not reserved yet."""
 
     covered: TickInterval
     left_ns: int
@@ -88,7 +89,7 @@ class GpuHistory:
     """One GPU's use in the last ticks."""
 
     accounting_until_ns: int = 0
-    """Time since boot until which its driver certainly kept accounts."""
+    """Time since boot until which the GPU's driver certainly kept accounts."""
     _sampled: dict[ProcessKey, _SampledTime] = field(default_factory=dict)
     _unclaimed: deque[_UnclaimedTime] = field(default_factory=deque)
 
@@ -101,7 +102,7 @@ class GpuHistory:
         if reading is not None:
             ratio = reading.utilization_ratio
             if ratio is None:
-                # The device reports none (MIG): use the sum of its processes' samples.
+                # MIG instances may have no utilization: use the sum of their processes' samples.
                 ratio = sum(process.sm_utilization_ratio or 0.0 for process in processes)
             busy_ns = covered.length_ns * min(_parts(ratio), _PARTS) // _PARTS
             for process, own_ns in split_busy_ns(busy_ns, processes, covered.length_ns):
@@ -124,7 +125,10 @@ class GpuHistory:
         }
 
     def pop_sampled(self, key: ProcessKey) -> tuple[int, TickInterval | None]:
-        """Return a process's reported use and the first tick that named it, and forget both."""
+        """Return a process's reported use and the first tick with the process; forget both.
+
+        Without such a tick, return 0 and `None`.
+        """
         found = self._sampled.pop(key, None)
         return (found.busy_ns, found.first) if found else (0, None)
 
@@ -134,10 +138,11 @@ class GpuHistory:
         return [tick for tick in ticks if interval.overlap_ns(tick)]
 
     def reserve(self, intervals: Sequence[ProcessInterval]) -> list[int]:
-        """Reserve unclaimed time for each interval, so that no other interval gets it again.
+        """Reserve unclaimed time for each interval; return the reserved nanoseconds of each.
 
-        An interval gets at most its missing time, and from each tick at most their overlap. If
-        several intervals want more than a tick has, each gets a proportional part.
+        Reserved time is not reserved again. An interval gets at most its missing time, and from
+        each tick at most their overlap. If several intervals need more than a tick has, each gets a
+        proportional part.
         """
         reserved = [0] * len(intervals)
         for tick in self._unclaimed:
@@ -152,9 +157,10 @@ class GpuHistory:
 
 
 def split(whole: int, weights: Sequence[int]) -> list[int]:
-    """Return the parts of a whole by weights; they sum to it, or are 0 if all weights are 0.
+    """Return a whole divided in proportion to the weights; all parts are 0 if all weights are 0.
 
-    If the whole is at most the sum of the weights, no part exceeds its weight.
+    The parts sum to the whole. If the whole is at most the sum of the weights, no part exceeds its
+    weight.
     """
     total, reached, given = sum(weights), 0, 0
     parts = []
@@ -169,14 +175,14 @@ def split(whole: int, weights: Sequence[int]) -> list[int]:
 def split_busy_ns(
     busy_ns: int, processes: Sequence[GpuProcess], interval_ns: int
 ) -> Iterator[tuple[GpuProcess, int]]:
-    """Yield each process with its part of the busy time that a tick's reader books.
+    """Yield each process with the part of the busy time that a reader of the tick books for it.
 
-    A container that has a GPU to itself gets all of the device's busy time, whatever its processes'
-    samples are. It is split among its processes by their samples, or equally without any. If
-    several containers share the GPU, each process gets the use of its own samples.
+    A container that has a GPU to itself gets all of the device's busy time, whatever the samples of
+    its processes are. The time is split among its processes by their samples, or equally without
+    samples. If several containers share the GPU, each process gets the use of its own samples.
     """
     parts = [_parts(process.sm_utilization_ratio) for process in processes]
-    # A process that could not be read does not belong to the host, which has no container either.
+    # Both the host and an unreadable process have no container, but they are different owners.
     owners = {(process.container, process.started_boottime_ns is None) for process in processes}
     if len(owners) > 1:
         own = [interval_ns * part // _PARTS for part in parts]
@@ -198,7 +204,7 @@ class _PendingExit(NamedTuple):
 
     @property
     def key(self) -> ProcessKey:
-        """The process's pid and start."""
+        """The process's pid and start since boot."""
         return self.process.pid, self.process.facts.started_boottime_ns or 0
 
 
@@ -237,10 +243,10 @@ class ExitReporter:
         accounting_gpus: Collection[str],
         container_index: Callable[[Location], int | None],
     ) -> list[ProcessExit] | None:
-        """Return the exits that ticks cover by now, or `None`; record this tick.
+        """Record this tick; return the exits that ticks cover by now, or `None` if there are none.
 
-        `accounting_gpus` are the GPUs whose driver keeps accounts; `container_index` adds a
-        container to the tick's table.
+        `accounting_gpus` are the GPUs whose driver keeps accounts. `container_index` adds a
+        container to the tick's table and returns its position.
         """
         if not accounting_gpus and not self._histories and not self._waiting:
             # If accounts are switched on later, earlier processes count as `older`.
@@ -281,7 +287,7 @@ class ExitReporter:
                 # On a partitioned GPU, the instances' rows show the use.
                 reading = None if gpus[index].mig_enabled else gpus[index]
                 history.record(covered, reading, by_gpu.get(index, []))
-        # Forget GPUs that are gone or no longer keep accounts: no account can come any more.
+        # Forget GPUs that have not kept accounts for so long that no account can come any more.
         self._histories = {
             uuid: history
             for uuid, history in self._histories.items()
@@ -291,7 +297,7 @@ class ExitReporter:
     def _pop_due(
         self, covered: TickInterval, indices: Mapping[str, int]
     ) -> Mapping[str, list[_PendingExit]]:
-        """Return, by GPU, the exits that ticks cover; others wait, for a missing GPU 2 minutes."""
+        """Return covered exits by GPU; drop exits whose GPU has been missing for 2 minutes."""
         due: dict[str, list[_PendingExit]] = {}
         waiting, self._waiting = self._waiting, []
         for pending in waiting:

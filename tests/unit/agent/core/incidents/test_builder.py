@@ -82,7 +82,7 @@ def test_an_unknown_kind_is_rejected() -> None:
         ("recovery_action", None, "RESET_GPU", Severity.CRITICAL),
     ],
 )
-def test_the_action_that_the_driver_asks_for_overrides_the_catalogue(
+def test_the_action_that_the_driver_requests_overrides_the_catalogue(
     kind: str, xid: int | None, action: str | None, severity: Severity
 ) -> None:
     incident = made(kind, xid=xid, action=action)

@@ -54,7 +54,7 @@ def far_apart(draw: st.DrawFn) -> tuple[int, list[Seen]]:
 
 
 @given(seen_by_both())
-def test_an_occurrence_that_both_sources_see_is_new_once_whichever_comes_first(
+def test_an_occurrence_that_both_sources_see_is_new_once_in_either_order(
     drawn: tuple[int, list[Seen]],
 ) -> None:
     count, detections = drawn
@@ -62,14 +62,14 @@ def test_an_occurrence_that_both_sources_see_is_new_once_whichever_comes_first(
 
 
 @given(far_apart())
-def test_an_occurrence_is_new_once_whichever_source_sees_it_and_in_any_order(
+def test_occurrences_five_seconds_apart_are_each_new_once_in_any_order(
     drawn: tuple[int, list[Seen]],
 ) -> None:
     count, detections = drawn
     assert news(detections) == count
 
 
-def test_two_equal_xids_five_seconds_apart_are_two_whichever_source_sees_them() -> None:
+def test_equal_xids_five_seconds_apart_count_twice_whichever_source_sees_them() -> None:
     first, second = 100 * NS_PER_SECOND, 105 * NS_PER_SECOND
     assert news([("nvml", first), ("kmsg", second)]) == 2
     assert news([("nvml", first), ("kmsg", first), ("kmsg", second), ("nvml", second)]) == 2

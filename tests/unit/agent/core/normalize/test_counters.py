@@ -86,7 +86,7 @@ def run(unit: Unit, values: Mapping[int, int]) -> tuple[list[int | None], list[i
         ),
     ],
 )  # fmt: skip
-def test_a_counter_over_time(
+def test_a_counter_accepts_plausible_rises_resets_and_wraps_and_rejects_leaps(
     law: str, unit: Unit, values: list[int], given: list[int | None], fell: list[int]
 ) -> None:
     assert run(unit, dict(enumerate(values))) == (given, fell), law
@@ -153,7 +153,7 @@ def test_a_counter_over_time(
         ),
     ],
 )  # fmt: skip
-def test_a_counter_that_is_not_read_in_each_tick(
+def test_a_counter_may_rise_for_the_whole_time_since_its_last_reading(
     law: str, unit: Unit, values: dict[int, int], given: list[int | None], fell: list[int]
 ) -> None:
     assert run(unit, values) == (given, fell), law

@@ -68,7 +68,7 @@ def test_the_covered_time_follows_a_leap_of_the_drivers_clock(leap_us: int) -> N
         assert after.start_us == before.end_us <= after.end_us
 
 
-def test_a_drivers_clock_that_stands_still_covers_nothing_twice() -> None:
+def test_a_stopped_driver_clock_covers_no_time_twice() -> None:
     time, first = advance(None, newest_us=10**6, window_us=WINDOW_US, interval_us=1e6)
     covered = first.end_us
     for _ in range(5):
@@ -116,7 +116,7 @@ def test_the_window_length_is_learned_from_the_gaps(
     assert learned(*answers) == expected, law
 
 
-def test_use_in_every_second_does_not_mean_windows_of_a_second() -> None:
+def test_gaps_of_a_second_do_not_prove_windows_of_a_second() -> None:
     assert learned(*[[1000] * 3] * 5, idle_after=1) is None
 
 
@@ -170,7 +170,7 @@ def test_a_mean_is_over_the_known_part_of_the_interval() -> None:
     assert mean_percent([], Interval(start_us=150, end_us=150)) == (0, None)
 
 
-def test_an_instant_belongs_to_its_window_or_the_next_one() -> None:
+def test_an_instant_belongs_to_its_own_window_or_else_the_next_one() -> None:
     windows = cut_windows(sampled(200, 300), before_us=100, window_us=100)
     ends = [window_at(windows, time_us) for time_us in (50, 200, 201, 300, 999)]
     assert [window and window.end_us for window in ends] == [200, 200, 300, 300, 300]
@@ -192,7 +192,7 @@ def test_an_instant_belongs_to_its_window_or_the_next_one() -> None:
         ("no sample yet", 1.5, (None, 0, False), Freshness.BEHIND),
     ],
 )
-def test_the_freshness_of_the_newest_sample(
+def test_the_rate_and_the_covered_time_show_how_fresh_the_newest_sample_is(
     law: str,
     windows_behind: float | None,
     shown: tuple[int | None, int | None, bool],

@@ -112,13 +112,13 @@ def reported(*reads: Read) -> list[tuple[int | None, EnergyMethod | None]]:
              (15, COUNTER)],
         ),
         (
-            "of a difference over a longer time the tick's part",
+            "a difference over a longer time counts for the tick's part",
             [Read(0, 10), Read(80, 10, unresponsive_ns=3 * SECOND_NS), Read(95, 10)],
             [(10, POWER), (20, INTERPOLATED), (15, COUNTER)],
         ),
     ],
 )  # fmt: skip
-def test_the_energy_of_a_tick(
+def test_a_tick_gets_its_energy_from_the_counter_or_from_the_draw(
     law: str, reads: list[Read], booked: list[tuple[int | None, EnergyMethod | None]]
 ) -> None:
     assert reported(*reads) == booked, law
@@ -177,7 +177,7 @@ def test_energy_is_never_negative_and_missing_without_a_method(read: list[Read])
 @example([Read(0, 1_000), Read(0, 1_000), Read(1, 0), Read(5_000, 0)])
 @example([Read(0, 1_000), *[Read(None, 1_000)] * 9, Read(5_000, 1_000), Read(20_000, 1_000)])
 def test_ticks_add_up_to_the_counter_to_the_millijoule(read: list[Read]) -> None:
-    """The meter knows the energy booked beyond the counter; it is zero after a COUNTER tick."""
+    """The meter keeps the energy booked beyond the counter; it is zero after a COUNTER tick."""
     first: int | None = None
     total, before = 0, EnergyMeter(covered_ns=0)
     for booked in book(read):

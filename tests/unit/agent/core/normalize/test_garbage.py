@@ -159,7 +159,7 @@ def test_garbage_never_becomes_a_reading_or_an_error(seed: int) -> None:
         check_totals(tick, totals)
 
 
-def test_this_test_would_detect_its_garbage() -> None:
+def test_the_garbage_library_does_return_garbage_and_the_check_detects_it() -> None:
     library, _ = machine(1)
     gpu = NvmlSession(library).open()[0]
     ticks = [tick_gpu(GpuSampler(), query_all(gpu), now_ns=0) for _ in range(20)]

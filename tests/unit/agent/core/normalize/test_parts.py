@@ -225,7 +225,7 @@ def test_only_the_link_with_implausible_bytes_is_left_out() -> None:
     assert value_of(read(health={SENT: {0: -1}}), SENT) is None
 
 
-def test_a_fallen_counter_of_a_link_is_named_with_the_link() -> None:
+def test_a_counter_of_a_link_that_fell_is_named_with_its_link() -> None:
     gpu = GpuSampler()
     read(gpu, 1, health={SENT: {0: 10, 3: 10, 4: 10}})
     last = read(gpu, 2, health={SENT: {0: 11, 3: 2, 4: 10}})

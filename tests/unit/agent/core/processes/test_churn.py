@@ -229,7 +229,7 @@ def query_driver(
 
 @examples(150)
 @given(rounds)
-def test_no_process_is_ever_shown_where_it_never_was(
+def test_no_process_is_shown_on_a_gpu_or_in_a_container_that_it_never_used(
     world: list[Round],
 ) -> None:
     machine = Machine()

@@ -129,7 +129,7 @@ def test_a_process_that_no_list_ever_showed_is_seen_and_ended(node: Node) -> Non
     assert {one.started_boottime_ns for one in records} == {None}
 
 
-def test_an_unlisted_process_that_lives_on_is_identified_by_its_files(node: Node) -> None:
+def test_an_unlisted_process_that_still_runs_is_identified_by_its_files(node: Node) -> None:
     records = node.tick({"GPU-0": []}, {"GPU-0": [account(7, opened=100.2)]})
     assert reported(records) == [("seen", 7, ONE, None), ("ended", 7, ONE, HALF_NS)]
 

@@ -211,7 +211,7 @@ def test_a_gpu_without_accounting_is_forgotten_after_two_minutes(node: Node) -> 
     assert node.reporter.unreported == {"older": 1}
 
 
-def test_a_gpu_that_is_gone_is_forgotten_after_two_minutes(node: Node) -> None:
+def test_a_removed_gpu_is_forgotten_after_two_minutes(node: Node) -> None:
     other = GpuReading(uuid="GPU-1", index=1, utilization_ratio=0.5)
     for _ in range(130):
         node.tick(reading=other, is_accounted=False)

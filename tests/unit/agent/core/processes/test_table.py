@@ -191,7 +191,7 @@ def test_a_lingering_pid_that_is_recycled_is_two_processes(
     assert reported(update) == [(ProcessChange.SEEN, 7, 2500, TWO)]
 
 
-def test_of_nested_pods_the_outer_one_counts_unless_the_node_is_in_it(procfs: FakeProcfs) -> None:
+def test_the_outer_of_two_nested_pods_counts_unless_the_node_runs_in_it(procfs: FakeProcfs) -> None:
     outer, inner = f"/pod{'1' * 32}/{'a' * 64}", f"/pod{'2' * 32}/{'b' * 64}"
     procfs.start(7, started_ticks=1, cgroup=f"{outer}{inner}")
 

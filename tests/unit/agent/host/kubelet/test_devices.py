@@ -92,7 +92,7 @@ def test_a_plugins_device_is_found_or_left_out_for_a_reason(
 
 
 @pytest.mark.parametrize("device_id", [f"{WHOLE}-15", f"{WHOLE}-_-15"])
-def test_a_number_of_shares_identifies_the_gpu_if_there_is_only_one(device_id: str) -> None:
+def test_a_number_of_shares_identifies_the_gpu_if_the_node_has_only_one(device_id: str) -> None:
     assert find_device(device_id, ONE) == ResolvedDevice(gpu_uuid=WHOLE, replica="15")
 
 

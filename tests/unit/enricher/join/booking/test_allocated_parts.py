@@ -182,7 +182,7 @@ def test_an_instance_is_allocated_by_its_uuid_or_by_its_number() -> None:
         allocation("GPU-a", "whole"),
     ]
     board, first, second, third = find_allocated_parts(sample(gpus=rows, allocations=given_out))
-    # The allocatee of the whole GPU has the instances that nobody else has.
+    # The allocatee of the whole GPU has the instances without another allocatee.
     assert [row.parts for row in (board, first, second, third)] == [
         [(None, 1)],
         [(2, 1)],
@@ -215,7 +215,7 @@ def test_a_gpu_that_does_not_answer_has_only_allocated_time() -> None:
     ]
 
 
-def test_the_own_row_of_a_partitioned_gpu_is_unallocated() -> None:
+def test_the_row_of_a_partitioned_gpu_itself_is_unallocated() -> None:
     rows = [reading(mig_enabled=True), instance(0, 1)]
     tick = sample(gpus=rows, allocations=[allocation(MIG_UUIDS[0], gpu_instance=1)])
     allocated = [
@@ -231,7 +231,7 @@ def test_use_without_a_process_is_unattributed_even_if_one_container_has_the_gpu
     assert used == {Category.HOST: 0, Category.UNATTRIBUTED: SECOND_NS // 2}
 
 
-def test_idle_is_split_by_allocation_and_the_rest_names_nobody() -> None:
+def test_idle_is_split_by_allocation_and_the_rest_has_no_allocation() -> None:
     allocations = [memory(number, "p") for number in range(20)] + [memory(20, "q")]
     found = idle(book_tick(sample(allocations=allocations))[0].entries)
     assert [one.allocation for one in found] == [0, 1, None]

@@ -1,4 +1,4 @@
-"""The pages on attribution: their examples agree with the books, and no method is missing."""
+"""The pages on attribution: their examples agree with the join, and no method is missing."""
 
 from pathlib import Path
 from typing import Final

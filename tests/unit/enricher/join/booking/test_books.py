@@ -105,7 +105,7 @@ BUSY = [
 @pytest.mark.parametrize(
     ("case", "busy", "processes", "expected"), BUSY, ids=[row[0] for row in BUSY]
 )
-def test_busy_time_is_booked_on_whoever_ran_kernels(
+def test_busy_time_is_booked_on_the_containers_that_ran_kernels(
     case: str,
     busy: float,
     processes: list[tuple[int | None, float | None, int | None, bool]],
@@ -149,7 +149,7 @@ METHODS = [
 
 
 @pytest.mark.parametrize(("claims", "busy", "memory"), METHODS)
-def test_books_name_the_method_of_each_quantity(
+def test_a_booked_gpu_names_the_method_of_each_quantity(
     claims: list[Claim], busy: BusyMethod, memory: MemoryMethod
 ) -> None:
     books = book_gpu(reading(), claims)
@@ -195,7 +195,7 @@ def test_unified_memory_is_booked_on_its_processes_and_the_rest_is_idle(
         ({"model": "NVIDIA L4", "energy_millijoules": None}, None, None),
     ],
 )
-def test_books_name_the_idle_draw_by_which_energy_was_split(
+def test_a_booked_gpu_names_the_idle_draw_by_which_its_energy_was_split(
     changes: dict[str, object], draw: int | None, source: IdleDrawSource | None
 ) -> None:
     """So that a replay after a change of the table can be recognized."""
@@ -203,19 +203,19 @@ def test_books_name_the_idle_draw_by_which_energy_was_split(
     assert (books.idle_draw_milliwatts, books.idle_draw_source) == (draw, source)
 
 
-def test_the_drivers_reserved_memory_is_the_hosts() -> None:
+def test_memory_reserved_by_the_driver_is_booked_on_the_host() -> None:
     """A GPU with one pod has a host entry for the memory that the driver reserves."""
     entries = book_gpu(reading(), [claim(POD, 0, held=20 * GIB)]).entries
     held = {entry.category: entry.memory_bytes for entry in entries}
     assert held == {POD: 20 * GIB, HOST: GIB, IDLE: 59 * GIB}
 
 
-def test_memory_that_no_process_holds_is_unattributed() -> None:
+def test_memory_that_no_process_uses_is_unattributed() -> None:
     entries = book_gpu(reading(), [claim(POD, 0, held=15 * GIB)]).entries
     assert {e.category: e.memory_bytes for e in entries}[UNATTRIBUTED] == 5 * GIB
 
 
-def test_a_container_with_neither_id_nor_pod_is_the_hosts() -> None:
+def test_a_container_with_neither_id_nor_pod_is_booked_on_the_host() -> None:
     """Two such containers make one host entry."""
     tick = sample(
         containers=[ContainerRef(), ContainerRef()],

@@ -127,7 +127,7 @@ def test_a_partitioned_gpus_floor_is_split_by_memory_and_its_active_draw_by_busy
 
 
 @pytest.mark.parametrize("profile", ["7g.80gb", None])
-def test_energy_is_split_by_the_slices_that_the_driver_reports_as_allocated_time_is(
+def test_energy_like_allocated_time_is_split_by_the_slices_that_the_driver_reports(
     profile: str | None,
 ) -> None:
     """Whatever the profile is called, even if a later driver invents a name."""

@@ -82,7 +82,7 @@ def test_only_unattributed_time_beyond_rounding_is_adjusted(
 
 
 @pytest.mark.parametrize("container", [None, 0])
-def test_a_process_outside_every_container_is_the_hosts(container: int | None) -> None:
+def test_a_process_outside_all_containers_is_adjusted_for_the_host(container: int | None) -> None:
     (made,) = adjusted(process_end(container=container), containers=[ContainerRef()])
     assert (made.entries[0].category, made.entries[0].container) == (Category.HOST, None)
 

@@ -1,4 +1,4 @@
-"""The laws of the books for any tick, including ticks whose readings contradict each other."""
+"""The laws of booking for any tick, including ticks whose readings contradict each other."""
 
 from collections.abc import Iterator
 from random import Random
@@ -412,7 +412,7 @@ def allocatees_of(row: GpuBooks) -> Iterator[int]:
 
 @examples(40)
 @given(ticks())
-def test_a_tick_that_was_decoded_has_the_same_books(tick: NodeSample) -> None:
+def test_a_decoded_tick_is_booked_like_the_original(tick: NodeSample) -> None:
     decoder = Decoder(topic=SAMPLES.name, record=NodeSample)
     assert encode_books(book_tick(decoder.decode(encode(tick)))) == encode_books(book_tick(tick))
 
@@ -435,7 +435,7 @@ NAMES = [*AMOUNTS, "category", "container", "allocation", "job_id"]
     ],
     ids=["nothing", "busy", "memory", "energy", "allocated"],
 )
-def test_books_that_do_not_balance_are_reported_with_the_difference(
+def test_entries_that_do_not_balance_are_reported_with_the_difference(
     wrong: dict[str, int], reported: list[tuple[str, str, int, int]]
 ) -> None:
     right: dict[str, Any] = {

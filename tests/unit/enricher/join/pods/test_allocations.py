@@ -51,7 +51,7 @@ def allocatees_of(event: GpuEvent) -> list[PodDescription]:
     return [event.pods[each.pod] for each in event.allocations]
 
 
-def test_admin_access_is_not_an_allocation_and_takes_nothing_from_others(
+def test_admin_access_is_not_an_allocation_and_does_not_reduce_others(
     given: Given,
 ) -> None:
     given.read_pod(pod(1))
@@ -103,7 +103,7 @@ def test_an_allocatee_is_known_from_the_tick_after_its_record(given: Given) -> N
     assert states == [PodState.NAMED, PodState.KNOWN, PodState.KNOWN, PodState.NAMED]
 
 
-def test_of_pods_with_the_same_name_the_one_at_the_ticks_time_is_meant(given: Given) -> None:
+def test_an_allocation_by_name_means_the_pod_with_that_name_at_the_ticks_time(given: Given) -> None:
     """Whatever the order of the ticks."""
     at = [T_NS + seconds * SECOND_NS for seconds in (0, 10, 20)]
     given.read_pod(pod(0, name="db-0", created_time_ns=at[0], deleted_time_ns=at[1]))

@@ -203,7 +203,7 @@ NEW_GONE = pod(1, config_hash=HASH, created_time_ns=9, deleted_time_ns=11, resou
         ([NEW_GONE, GONE], NEW),
     ],
 )
-def test_a_static_pods_hash_leads_to_its_newest_object_once_the_old_one_is_gone(
+def test_a_static_pods_hash_leads_to_its_newest_object_once_the_old_one_is_deleted(
     given: Given, order: Sequence[PodRecord], expected: PodRecord
 ) -> None:
     """Its cgroup keeps the hash when its object in the API server is recreated."""

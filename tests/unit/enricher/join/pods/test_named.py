@@ -148,14 +148,16 @@ def test_a_pod_with_a_record_does_not_make_another_on_its_device_ambiguous(given
 
 
 @pytest.mark.parametrize("node", ["node-a", "node-b"])
-def test_no_name_is_given_that_another_pod_has_by_its_record(given: Given, node: str) -> None:
+def test_a_pod_gets_no_name_that_belongs_to_another_pod_by_its_record(
+    given: Given, node: str
+) -> None:
     """Whether that pod is on another node, or on this one under another UID."""
     given.read_pod(pod(1, name="train-0", node=node))
     assert described(given, allocated(0), on={0: [0]})[UIDS[0]].state is PodState.PENDING
 
 
 @pytest.mark.parametrize("node", ["node-a", "node-b"])
-def test_the_name_of_a_deleted_pod_is_given_to_the_next_one(given: Given, node: str) -> None:
+def test_the_next_pod_gets_the_name_of_a_deleted_one(given: Given, node: str) -> None:
     """As in a StatefulSet, whose successive pods have the same name."""
     given.read_pod(pod(1, name="train-0", node=node, deleted_time_ns=T_NS - SECOND_NS))
     assert described(given, allocated(0), on={0: [0]})[UIDS[0]].name == "train-0"
@@ -166,7 +168,7 @@ def test_a_name_in_another_namespace_is_another_name(given: Given) -> None:
     assert described(given, allocated(0), on={0: [0]})[UIDS[0]].name == "train-0"
 
 
-def test_a_name_is_free_again_once_all_records_with_it_are_gone(given: Given) -> None:
+def test_a_name_is_free_again_once_all_records_with_that_name_are_deleted(given: Given) -> None:
     for number in (1, 2):
         given.read_pod(pod(number, name="train-0", node="node-b"))
     for uid in UIDS[1:3]:
@@ -175,7 +177,7 @@ def test_a_name_is_free_again_once_all_records_with_it_are_gone(given: Given) ->
     assert described(given, allocated(0), on={0: [0]})[UIDS[0]].name == "train-0"
 
 
-def test_books_are_the_same_with_and_without_a_name(given: Given) -> None:
+def test_booked_amounts_are_the_same_with_and_without_a_name(given: Given) -> None:
     def books(*allocations: DeviceAllocation) -> object:
         return [
             entry

@@ -233,7 +233,7 @@ def test_the_newest_version_counts_whatever_the_order(order: list[str]) -> None:
     assert team_of(at(given, 1)) == "9"
 
 
-def test_a_replay_with_the_same_records_gives_equal_events_and_with_more_describes_more() -> None:
+def test_a_replay_gives_equal_events_and_describes_more_if_it_has_more_records() -> None:
     first, again, more = Given(), Given(), Given()
     for given in (first, again, more):
         given.read_pod(pod(), seen_time_ns=T_NS)
@@ -254,7 +254,7 @@ def test_a_different_description_of_a_namespace_is_a_difference() -> None:
     assert [change.field for change in compared.changes] == ["namespaces.research.labels"]
 
 
-def test_the_books_do_not_depend_on_what_is_known_of_nodes_and_namespaces() -> None:
+def test_booked_amounts_do_not_depend_on_the_known_nodes_and_namespaces() -> None:
     known, unknown = at(joined(node(), namespace()), 1), at(joined(), 1)
     assert known.gpus == unknown.gpus
     assert known.pods == unknown.pods
@@ -322,7 +322,7 @@ def test_memory_is_bounded_for_an_object_that_changes_all_the_time() -> None:
     assert len(places.namespaces.changes_ns("default/research")) <= 2 * MAX_PAST_VERSIONS + 1
 
 
-def test_a_revoked_partition_takes_its_nodes_but_no_namespaces() -> None:
+def test_nodes_of_a_revoked_partition_are_forgotten_and_namespaces_are_not() -> None:
     given = joined(node(), namespace())
     read(given, node(name="node-b"), partition=4)
     given.stage.forget(3)

@@ -146,7 +146,7 @@ def test_a_watermark_is_never_ahead_of_an_event_that_comes_after_it_unless_the_e
 
 
 @given(steps=st.lists(st.sampled_from([0.2, 1, 4]), min_size=60, max_size=60))
-def test_while_all_nodes_tick_it_follows_the_slowest_and_nothing_is_late(
+def test_while_all_nodes_tick_the_watermark_follows_the_slowest_and_nothing_is_late(
     steps: list[float],
 ) -> None:
     """Whenever ticks and deliveries come; a watermark is written at most every few seconds."""

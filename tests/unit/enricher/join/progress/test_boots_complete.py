@@ -88,7 +88,7 @@ def test_a_node_that_was_down_for_two_minutes_advances_with_its_boots_first_tick
 def test_a_made_up_boot_with_several_ticks_delays_its_node_for_two_minutes(
     given: Given, forged: int
 ) -> None:
-    """By then it has been silent that long, while the node's own boot continued."""
+    """By then it has sent nothing for that long, while the node's own boot continued."""
     for number in range(forged):
         given.take(boot_id="made-up", seq=1 + number, time_ns=T_NS - 10 * SECOND_NS + number)
     for second in range(121):
@@ -105,7 +105,9 @@ def test_a_late_tick_of_an_earlier_boot_delays_nothing(given: Given) -> None:
     assert complete_ns(given) == NODES_NS + 2 * SECOND_NS
 
 
-def test_a_cluster_that_is_gone_advances_with_the_others_of_its_partition(given: Given) -> None:
+def test_a_cluster_that_no_longer_ticks_advances_with_the_others_of_its_partition(
+    given: Given,
+) -> None:
     """Although records are left to read: its nodes are named as unresponsive and not waited for."""
     given.take(cluster="gone", time_ns=NODES_NS)
 

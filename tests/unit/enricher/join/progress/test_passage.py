@@ -52,7 +52,7 @@ def test_a_gap_is_found_across_workers(given: Given) -> None:
 
 
 def test_a_tick_that_could_not_be_booked_is_a_gap(given: Given) -> None:
-    """Its time belongs to nobody."""
+    """Its time is not attributed."""
     given.take(seq=1000)
     assert given.stage.take_samples([record(sample(seq=2000, interval_ns=0), offset=9)]) == []
     assert given.take(seq=3000).gap_ns == SECOND_NS
@@ -92,7 +92,7 @@ STEPS = [
 def test_a_clock_change_is_counted_and_logged(
     given: Given, case: str, changes: dict[str, object], step: tuple[str, float | None] | None
 ) -> None:
-    """Later timestamps belong to another timeline; the books follow `seq`."""
+    """Later timestamps belong to another timeline; booking follows `seq`."""
     given.take(seq=1000, time_ns=T_NS)
     before = clock_steps()
     given.wait(30 * 86_400)
@@ -175,7 +175,7 @@ async def test_a_seq_that_runs_ahead_is_logged_and_beyond_two_days_refused(
         assert given.take(seq=2000).seq == 2000
 
 
-async def test_an_earlier_boot_cannot_run_ahead_either(given: Given) -> None:
+async def test_a_seq_of_an_earlier_boot_cannot_run_ahead_either(given: Given) -> None:
     """Not even if another boot came in between, or after the next worker has read the progress."""
     given.take(boot_id="one", seq=1000)
     given.take(boot_id="two", seq=1000)
@@ -225,7 +225,7 @@ def test_some_clocks_ahead_make_no_other_node_late_in_a_backlog() -> None:
     assert partition_watermark(newest, now_ns=T_NS + HOUR_NS) == T_NS
 
 
-def test_a_node_that_is_gone_delays_nothing() -> None:
+def test_a_node_that_no_longer_ticks_delays_nothing() -> None:
     """Nodes unresponsive for more than an hour do not count, however many they are."""
     assert partition_watermark([T_NS - 2 * HOUR_NS] * 99 + [T_NS], now_ns=T_NS) == T_NS
 

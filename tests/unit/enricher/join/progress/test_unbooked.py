@@ -44,7 +44,7 @@ def given() -> Given:
 
 
 @pytest.mark.parametrize("ahead_ms", [20 * HOUR_MS, HOUR_MS, 5 * 60_000])
-def test_a_leap_of_any_length_is_logged_once_after_a_minute_with_its_length(
+def test_a_leap_of_seq_is_logged_once_after_a_minute_with_its_length(
     given: Given, ahead_ms: int
 ) -> None:
     node = Node(given)
@@ -75,7 +75,7 @@ def test_a_node_that_is_booked_again_or_unresponsive_is_not_unbooked(given: Give
     assert value_of(UNBOOKED) == 0
 
 
-def test_a_revoked_partition_takes_its_unbooked_nodes_along(given: Given) -> None:
+def test_unbooked_nodes_of_a_revoked_partition_are_forgotten(given: Given) -> None:
     node = Node(given)
     assert node.tick(seq=HOUR_MS) == 1
     node.tick_for(90)

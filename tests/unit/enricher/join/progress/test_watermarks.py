@@ -247,7 +247,7 @@ def test_a_node_keeps_its_age_when_it_reboots() -> None:
     assert watermarks.of("default/honest") is not None
 
 
-def test_the_next_worker_knows_how_long_nodes_have_been_booked() -> None:
+def test_the_next_worker_reads_how_long_nodes_have_been_booked() -> None:
     """So that neither a restart nor a take-over is an opportunity to displace them."""
     first = NodeWatermarks()
     for at_seconds in (10, 1000):
@@ -260,7 +260,7 @@ def test_the_next_worker_knows_how_long_nodes_have_been_booked() -> None:
     assert successor.of("default/honest") is not None
 
 
-def test_of_nodes_that_were_booked_once_the_least_recently_seen_are_forgotten_first() -> None:
+def test_nodes_booked_only_once_are_forgotten_least_recently_seen_first() -> None:
     watermarks = NodeWatermarks()
     for number in range(MAX_NODES + 1):
         advance(watermarks, f"once-{number}", at_seconds=number)

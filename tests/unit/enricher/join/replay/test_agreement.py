@@ -1,4 +1,4 @@
-"""Two events of one tick have identical books, or the fields that differ are named."""
+"""Two events of one tick have identical entries, or the fields that differ are named."""
 
 from collections.abc import Sequence
 
@@ -176,7 +176,7 @@ def test_both_values_of_a_difference_are_reported() -> None:
     assert (change.first, change.replayed) == (500, 250)
 
 
-def test_late_adjustments_are_part_of_the_books() -> None:
+def test_late_adjustments_are_part_of_the_comparison() -> None:
     then, now = (event(late_adjustments=adjust_ends(tick)) for tick in (ENDED, ENDED_LATER))
     agreement, changes, _ = compare_events(then, now)
     assert agreement is Agreement.DIFFERENT
@@ -208,7 +208,7 @@ def test_pending_and_foreign_count_as_equal_for_a_pod_without_a_name() -> None:
     assert compare_events(seen, now).agreement is Agreement.DIFFERENT
 
 
-def test_lateness_is_not_part_of_the_books() -> None:
+def test_lateness_is_not_part_of_the_comparison() -> None:
     compared = compare_events(event(late=True), event())
 
     assert compared == (Agreement.EQUAL, [], True)

@@ -176,7 +176,7 @@ async def test_a_response_does_not_show_the_credentials_that_were_sent(
     assert base64.b64encode(PLAIN.encode()).decode().lower() not in shown
 
 
-async def test_neither_does_the_error_for_a_reply_that_is_not_http() -> None:
+async def test_the_error_for_a_reply_that_is_not_http_does_not_show_the_credentials() -> None:
     odd = Raw(begin=f"HTTP/1.1 401 No\r\nX\0: {PLAIN}\r\n{PLAIN}\r\n\r\n".encode())
     async with (
         answering([odd]) as server,

@@ -158,7 +158,7 @@ async def test_leaving_the_context_closes_the_port() -> None:
         await get(address, "/livez")
 
 
-async def test_an_address_in_use_is_a_users_error() -> None:
+async def test_an_address_in_use_is_a_user_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(UserError, check=has_words("http.listen", listen)):

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from prometheus_client import Metric
 
-from gpuledger_cli.docs_gen.metrics_page import METRICS_MODULES, collectors_of
+from tests.docs_gen.metrics_page import METRICS_MODULES, collectors_of
 from tests.tables import for_each
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 PACKAGES = ["gpuledger", "agent", "enricher", "sinks", "reports", "simulator", "cli"]
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 COLLECTORS = {"Counter", "Gauge", "Histogram", "Summary", "Info", "Enum"}

@@ -3,7 +3,7 @@
 from typing import Final
 
 from gpuledger.xids import all_xids
-from gpuledger_cli.docs_gen.markdown import code, head, table
+from tests.docs_gen.markdown import code, head, table
 
 _HEAD: Final = head(
     "XIDs",

@@ -6,7 +6,7 @@ import gpuledger.bus.limits
 import gpuledger.dead_letter_queue
 import gpuledger.records.base
 import gpuledger.records.bounds
-from gpuledger_cli.docs_gen.limit import Limit, Section
+from tests.docs_gen.limit import Limit, Section
 
 _BASE, _BOUNDS = gpuledger.records.base, gpuledger.records.bounds
 _BUS = gpuledger.bus.limits

@@ -3,7 +3,7 @@
 import pytest
 
 from gpuledger.errors import UserError
-from gpuledger_cli.docs_gen.markdown import code, mark_code, put_between_marks, table
+from tests.docs_gen.markdown import code, mark_code, put_between_marks, table
 from tests.errors import has_words
 
 PAGE = "# A\n\n<!-- it: begin -->\nold\n<!-- it: end -->\n\nrest\n"

@@ -15,7 +15,7 @@ import gpuledger_enricher.join.join_metrics
 import gpuledger_enricher.podwatch.pod_metrics
 import gpuledger_reports.api.metrics
 import gpuledger_sinks.metrics
-from gpuledger_cli.docs_gen.markdown import code, head, table
+from tests.docs_gen.markdown import code, head, table
 
 METRICS_MODULES: Final = {
     "agent": gpuledger_agent.metrics,

@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Final
 
 from gpuledger.errors import UserError
-from gpuledger_cli.docs_gen.agent_metrics_page import agent_metrics_page
-from gpuledger_cli.docs_gen.agent_page import agent_page
-from gpuledger_cli.docs_gen.cli_page import cli_page
-from gpuledger_cli.docs_gen.dcgm_exporter_page import dcgm_exporter_page
-from gpuledger_cli.docs_gen.limits_page import limits_page
-from gpuledger_cli.docs_gen.metrics_page import metrics_page
-from gpuledger_cli.docs_gen.permissions_page import permissions_page
-from gpuledger_cli.docs_gen.reasons_page import dead_letter_reasons_page
-from gpuledger_cli.docs_gen.series_page import alerts_page, series_page
-from gpuledger_cli.docs_gen.settings_page import settings_page
-from gpuledger_cli.docs_gen.tables_page import tables_page
-from gpuledger_cli.docs_gen.topics_page import topics_page
-from gpuledger_cli.docs_gen.xids_page import xids_page
+from tests.docs_gen.agent_metrics_page import agent_metrics_page
+from tests.docs_gen.agent_page import agent_page
+from tests.docs_gen.cli_page import cli_page
+from tests.docs_gen.dcgm_exporter_page import dcgm_exporter_page
+from tests.docs_gen.limits_page import limits_page
+from tests.docs_gen.metrics_page import metrics_page
+from tests.docs_gen.permissions_page import permissions_page
+from tests.docs_gen.reasons_page import dead_letter_reasons_page
+from tests.docs_gen.series_page import alerts_page, series_page
+from tests.docs_gen.settings_page import settings_page
+from tests.docs_gen.tables_page import tables_page
+from tests.docs_gen.topics_page import topics_page
+from tests.docs_gen.xids_page import xids_page
 
 IN_PART: Final[Mapping[str, Callable[[str], str]]] = {
     "reference/agent.md": agent_page,

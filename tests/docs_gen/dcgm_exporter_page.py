@@ -3,7 +3,7 @@
 from typing import Final
 
 from gpuledger_agent.dcgm_exporter import FLAGS, Flag
-from gpuledger_cli.docs_gen.markdown import code, put_between_marks, table
+from tests.docs_gen.markdown import code, put_between_marks, table
 
 _COLUMNS: Final = ("flag", "variable", "here")
 

@@ -3,7 +3,7 @@
 import sys
 
 from gpuledger.codegen import generate
-from gpuledger_cli.docs_gen.pages import write_pages
+from tests.docs_gen.pages import write_pages
 
 if __name__ == "__main__":
     sys.exit(generate(write_pages, into="docs"))

@@ -10,7 +10,7 @@ from gpuledger_agent.exposition.families import (
     InfoFamily,
     native_families,
 )
-from gpuledger_cli.docs_gen.markdown import code, head, table
+from tests.docs_gen.markdown import code, head, table
 
 _HEAD: Final = head(
     "GPU metrics of the agent",

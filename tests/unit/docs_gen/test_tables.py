@@ -5,7 +5,7 @@ import pytest
 from gpuledger.errors import UserError
 from gpuledger.store.bill_table import BILL_LINES
 from gpuledger.store.views import TABLES
-from gpuledger_cli.docs_gen.tables_page import MEANINGS, meaning_of, type_of
+from tests.docs_gen.tables_page import MEANINGS, meaning_of, type_of
 from tests.errors import has_words
 
 

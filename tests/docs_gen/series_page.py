@@ -15,9 +15,9 @@ from gpuledger.ledger.families import FAMILIES, INCIDENT_FAMILIES, Family
 from gpuledger.ledger.health import HEALTH_FAMILIES
 from gpuledger.ledger.usage import COUNTERS
 from gpuledger_agent.exposition.dcgm_fields import default_counters
-from gpuledger_cli.docs_gen.markdown import code, put_between_marks, table
+from tests.docs_gen.markdown import code, put_between_marks, table
 
-_RULES: Final = Path(__file__).parents[3] / "deploy" / "prometheus"
+_RULES: Final = Path(__file__).parents[2] / "deploy" / "prometheus"
 ALERT_RULES: Final = _RULES / "gpuledger.rules.yaml"
 DCGM_RULES: Final = _RULES / "gpuledger.dcgm.rules.yaml"
 

@@ -7,8 +7,8 @@ import pytest
 from cyclopts import App
 
 from gpuledger_cli.command import app
-from gpuledger_cli.docs_gen import components
-from gpuledger_cli.docs_gen.cli_page import cli_page
+from tests.docs_gen import components
+from tests.docs_gen.cli_page import cli_page
 
 COMPONENTS = {component.name for component in components.COMPONENTS}
 SECTIONS = dict(re.findall(r"^### (.+)\n((?:(?!##).*\n)*)", cli_page(), re.MULTILINE))

@@ -9,7 +9,7 @@ from typing import Any, Final
 from gpuledger.rights import KAFKA_USERS, USES
 from gpuledger.schemas import schema_of
 from gpuledger.topics import Topic, Topics
-from gpuledger_cli.docs_gen.markdown import code, put_between_marks, table
+from tests.docs_gen.markdown import code, put_between_marks, table
 
 _TOPICS: Final = ("topic", "record", "written by", "read by", "key", "partitions", "retention")
 _FIELDS: Final = ("field", "type", "absent", "meaning")

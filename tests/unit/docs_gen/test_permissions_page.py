@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from gpuledger_cli.docs_gen.permissions_page import (
+from tests.docs_gen.permissions_page import (
     MANIFESTS,
     permissions_page,
     rbac_rows,

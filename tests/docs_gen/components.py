@@ -60,7 +60,7 @@ COMPONENTS: Final = (
     Component(
         name="sink",
         module=gpuledger_sinks.command,
-        options=(gpuledger_sinks.command.KIND,),
+        options=gpuledger_sinks.command.OPTIONS,
     ),
     Component(name="reports", module=gpuledger_reports.command),
     Component(

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from gpuledger_cli.docs_gen.components import COMPONENTS, Component
-from gpuledger_cli.docs_gen.settings_page import settings_page
+from tests.docs_gen.components import COMPONENTS, Component
+from tests.docs_gen.settings_page import settings_page
 
 SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", settings_page(), re.MULTILINE))
 

@@ -12,7 +12,7 @@ from gpuledger_agent.gpu.nvidia.catalogue import (
     FunctionCall,
     Source,
 )
-from gpuledger_cli.docs_gen.markdown import code, put_between_marks, table
+from tests.docs_gen.markdown import code, put_between_marks, table
 
 _INCIDENT_COLUMNS: Final = ("kind", "severity", "meaning", "action", "detected by")
 _READING_COLUMNS: Final = ("reading", "NVML call", "driver's unit", "group", "since")

@@ -3,7 +3,7 @@
 from typing import Final
 
 from gpuledger.dead_letter_reasons import DEAD_LETTER_REASONS
-from gpuledger_cli.docs_gen.markdown import code, head, table
+from tests.docs_gen.markdown import code, head, table
 
 _HEAD: Final = head(
     "Dead-letter reasons",

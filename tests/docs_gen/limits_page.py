@@ -5,10 +5,10 @@ from typing import Final
 
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.codegen import constant_docstrings
-from gpuledger_cli.docs_gen.component_limits import COMPONENT_LIMITS
-from gpuledger_cli.docs_gen.limit import Section
-from gpuledger_cli.docs_gen.markdown import head, table
-from gpuledger_cli.docs_gen.record_limits import RECORD_LIMITS
+from tests.docs_gen.component_limits import COMPONENT_LIMITS
+from tests.docs_gen.limit import Section
+from tests.docs_gen.markdown import head, table
+from tests.docs_gen.record_limits import RECORD_LIMITS
 
 _HEAD: Final = head(
     "Limits",

@@ -3,7 +3,7 @@
 import pytest
 
 from gpuledger.records import bounds
-from gpuledger_cli.docs_gen.limits_page import SECTIONS, show_value
+from tests.docs_gen.limits_page import SECTIONS, show_value
 
 LIMITS = [limit for section in SECTIONS for limit in section.limits]
 DERIVED = {

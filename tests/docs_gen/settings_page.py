@@ -6,8 +6,8 @@ from typing import Final
 from gpuledger.settings.build import describe
 from gpuledger.settings.explanation import show_default
 from gpuledger.settings.sources import REQUIRED, Setting
-from gpuledger_cli.docs_gen.components import COMPONENTS, Component
-from gpuledger_cli.docs_gen.markdown import code, head, table
+from tests.docs_gen.components import COMPONENTS, Component
+from tests.docs_gen.markdown import code, head, table
 
 _HEAD: Final = head(
     "Settings",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuledger_cli.docs_gen.series_page import alerts_page, rules_by_group, series_page, shown
+from tests.docs_gen.series_page import alerts_page, rules_by_group, series_page, shown
 
 MARKS = "".join(f"<!-- {name}: begin -->\n<!-- {name}: end -->\n" for name in ("alerts", "rules"))
 

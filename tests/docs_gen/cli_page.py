@@ -15,9 +15,9 @@ from cyclopts.argument import Argument
 from gpuledger.settings import Option, explain_command
 from gpuledger.settings.command_line import EXIT_CODES, SHARED_OPTIONS
 from gpuledger_cli.command import app
-from gpuledger_cli.docs_gen.components import COMPONENTS, Component
-from gpuledger_cli.docs_gen.markdown import code, head, mark_code, table
 from gpuledger_cli.option_help import COMMON_CODES
+from tests.docs_gen.components import COMPONENTS, Component
+from tests.docs_gen.markdown import code, head, mark_code, table
 
 _HEAD: Final = head(
     "Command line",
@@ -37,7 +37,8 @@ are:
 _COMPONENTS: Final = """
 ## Components
 
-Components take their [settings](settings.md) from a file and from environment variables.
+Components take their [settings](settings.md) from a file and from environment variables. Their exit
+codes are these; the agent also has 70, see [Stability](stability.md).
 """
 _COLUMNS: Final = ("option", "default", "meaning")
 _PLAIN_COLUMNS: Final = ("option", "meaning")
@@ -54,7 +55,10 @@ def cli_page() -> str:
     components = [line for component in COMPONENTS for line in _component(component)]
     codes = table(_CODE_COLUMNS, [(code(str(number)), text) for number, text in _COMMON])
     lines = [*_HEAD.splitlines(), *_COMMANDS.splitlines(), *codes, *commands, *_config_explain()]
-    return "\n".join([*lines, *_COMPONENTS.splitlines(), "", EXIT_CODES, *components, ""])
+    component_codes = table(
+        _CODE_COLUMNS, [(code(str(number)), text) for number, text in EXIT_CODES.items()]
+    )
+    return "\n".join([*lines, *_COMPONENTS.splitlines(), "", *component_codes, *components, ""])
 
 
 def _names(group: App) -> list[str]:

@@ -1,7 +1,7 @@
 """docs/reference/xids.md explains what its table says."""
 
 from gpuledger.xids import all_xids
-from gpuledger_cli.docs_gen.xids_page import xids_page
+from tests.docs_gen.xids_page import xids_page
 
 
 def test_every_class_of_the_catalogue_is_explained() -> None:

@@ -12,9 +12,9 @@ import yaml
 
 from gpuledger.rights import COLUMNS, table_rows
 from gpuledger.topics import Topics
-from gpuledger_cli.docs_gen.markdown import code, head, table
+from tests.docs_gen.markdown import code, head, table
 
-MANIFESTS: Final = Path(__file__).parents[3] / "k8s"
+MANIFESTS: Final = Path(__file__).parents[2] / "k8s"
 _Object = Mapping[str, Any]
 _HEAD: Final = head(
     "Permissions",

@@ -51,7 +51,7 @@ import gpuledger_sinks.remote_write.partition_sender
 import gpuledger_sinks.store.buffer
 import gpuledger_sinks.store.minute_sums
 import gpuledger_sinks.store.store_redelivery
-from gpuledger_cli.docs_gen.limit import Limit, Section
+from tests.docs_gen.limit import Limit, Section
 
 _BOUNDS, _COUNTERS = gpuledger.records.bounds, gpuledger.records.counters
 _SERVER, _CLIENT = gpuledger.runtime.http.server, gpuledger.runtime.http.client

@@ -15,7 +15,7 @@ from gpuledger.store.query import DERIVED_COLUMNS, empty_relation, no_entries_sq
 from gpuledger.store.schema import StoreColumn, TableSchema
 from gpuledger.store.usage_schema import USAGE, USAGE_DAILY, USAGE_HOURLY
 from gpuledger.store.views import READABLE, TABLES, usage_sql
-from gpuledger_cli.docs_gen.markdown import code, put_between_marks, table
+from tests.docs_gen.markdown import code, put_between_marks, table
 
 TYPES: Final = {
     "Utf8": "string",
