@@ -340,7 +340,7 @@ def _draw(spec: dict[str, Any], title: str, style: str) -> Markup:
 
 
 def _for_page(drawn: str, title: str, style: str) -> Markup:
-    """Return a drawing with a label, tooltips and no fixed size, as the page needs it."""
+    """Return a drawing for the page: with a label and tooltips, and without a fixed size."""
     ET.register_namespace("", _SVG)
     svg = ET.fromstring(drawn)  # noqa: S314  # made by Vega, which escapes texts
     del svg.attrib["width"], svg.attrib["height"]

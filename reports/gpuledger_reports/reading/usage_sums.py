@@ -339,7 +339,7 @@ class UsageReader:
         files = self._all_files(PODS.name)
         if not files:
             return []
-        # The kubelet lists a pod for some time after its end, but for less than a day.
+        # The kubelet lists a pod for some time after its end, always less than a day.
         times = {"begin_us": window.begin_us - DAY_US, "end_us": window.end_us + HOUR_US}
         self.query(pods_sql.spans_sql(relation(files)), times)
         rows = list(filter(None, map(self.rows_relation, days_in(window))))

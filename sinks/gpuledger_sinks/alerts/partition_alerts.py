@@ -51,9 +51,9 @@ class PartitionAlerts:
     def add_incident(self, attributed: AttributedIncident, *, hold_ns: int, now: Now) -> None:
         """Activate the incident's alert for `hold_ns` from now, or until the end of its state.
 
-        The hold does not start at the incident's time: Alertmanager sends no notification of an
-        alert that is over when it is first sent, and an incident from a clock that was ahead would
-        be active for too long.
+        The hold does not start at the incident's time. Alertmanager sends no notification of an
+        alert that is over when it is first sent. An incident from a clock that was ahead would be
+        active for too long.
         """
         self._incidents.add(attributed, hold_ns=hold_ns, now=now)
 

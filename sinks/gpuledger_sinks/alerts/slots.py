@@ -50,7 +50,7 @@ class AlertSlots:
         self._left_out = LeftOut(0, "")
 
     def take(self, key: Labels, node: str, owner: SlotOwner) -> None:
-        """Give an alert a slot, unless it already has one."""
+        """Assign a slot to an alert, unless it already has one."""
         held = self._by_node.setdefault(node, {})
         if key not in held:
             held[key] = owner

@@ -143,7 +143,7 @@ class LabelSet:
     __slots__ = ("after", "before")
 
     def __init__(self, labels: Labels) -> None:
-        """Sort labels by name and leave out empty values, as the protocol requires.
+        """Sort labels by name and leave out empty values: the protocol requires both.
 
         Raises ValueError for duplicate names, and for text that is not valid UTF-8.
         """

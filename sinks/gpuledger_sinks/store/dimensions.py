@@ -75,10 +75,9 @@ class StampBounds:
     def believed(self, stamp_us: int, *, is_of_node: bool) -> int:
         """Return the timestamp, or a replacement if it is out of range.
 
-        A timestamp that is too far in the future is replaced by the current time. A node's clock
-        may be in 1970 until NTP sets it, so a node's timestamp before `first_us` is replaced as
-        well: by the current time if the record is new, otherwise by `first_us`, because the record
-        may be that old.
+        A timestamp that is too far in the future is replaced by the current time. So is a node's
+        timestamp before `first_us`, because its clock may be in 1970 until NTP sets it. If the
+        record is not new, it may be as old as `first_us`, which then replaces the timestamp.
         """
         if not 0 <= stamp_us <= self.last_us:
             return self.now_us

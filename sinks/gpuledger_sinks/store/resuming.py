@@ -4,9 +4,9 @@
 have rows of another topic. `gpuledger_sinks.store.stored` compares offsets and identities.
 
 The table `gaps` lists the records that were deleted or unreadable before they could be stored, each
-once. A gap is written before any row that follows it. The same commit stores, as the number of the
-gap's stream, the offset up to which gaps are recorded. A sink that finds the gap again, after a
-crash or on another machine, therefore writes only the part that is missing. `GapRecorder` queries
+once. A gap is written before any row that follows it. The same commit stores the offset up to which
+gaps are recorded, in the number of the gap's stream. A sink that finds the gap again, after a crash
+or on another machine, therefore writes only the part that is missing. `GapRecorder` queries
 both tables and writes; `gap_row_of` computes a row (pure).
 """
 

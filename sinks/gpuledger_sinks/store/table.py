@@ -50,7 +50,7 @@ class StaleTableError(GpuledgerError):
 
 
 class StreamTable:
-    """A Delta table with rows from streams, each of which has a last offset in the table."""
+    """A Delta table with rows from streams; it contains the last offset of each stream."""
 
     def __init__(
         self,
