@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tests.real.services.kube_client import KubeApiClient
     from tests.real.services.kustomize import Kustomize
 
-WITHIN_SECONDS: Final = 300.0
+WITHIN_SECONDS: Final = 120.0
 _decode_dead_letter: Final = Decoder(topic=DEAD_LETTERS.name, record=DeadLetter).decode
 
 
