@@ -175,8 +175,8 @@ def _unknown_argument(error: Exception) -> str:
 
 def _names_of_missing(error: CycloptsError) -> Sequence[str]:
     """Return the names of the missing argument; empty for other errors."""
-    is_missing = isinstance(error, MissingArgumentError) and error.argument is not None
-    return error.argument.names if is_missing and error.argument else ()
+    missing = error.argument if isinstance(error, MissingArgumentError) else None
+    return missing.names if missing else ()
 
 
 def _missing_argument(error: Exception) -> str:

@@ -28,7 +28,6 @@ from gpuledger_simulator.kube import serve_kube_api
 from gpuledger_simulator.scenario.load import load_scenario
 from gpuledger_simulator.simulation import Simulation
 
-_IN_CLUSTER: Final = "KUBERNETES_SERVICE_HOST"
 # The in-memory bus is always available, and a real agent's spool on this machine is not for it.
 _NO_SPOOL: Final = SpoolSettings(directory="")
 
@@ -118,14 +117,9 @@ class OwnMachine:
             ),
         )
         # Without an API server only the names of pods are missing.
-        if os.environ.get("KUBECONFIG") or os.environ.get(_IN_CLUSTER):
-            await _start_podwatch(
-                stages,
-                PodwatchSettings(cluster=self._settings.cluster),
-                bus=bus,
-                stack=stack,
-                clock=self.clock,
-            )
+        watched = PodwatchSettings(cluster=self._settings.cluster)
+        if watched.kubernetes.is_configured(os.environ):
+            await _start_podwatch(stages, watched, bus=bus, stack=stack, clock=self.clock)
 
     def truth(self, tally: Tally) -> None:
         """Return `None`: the true usage of real GPUs is unknown."""

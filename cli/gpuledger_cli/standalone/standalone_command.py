@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Bus, TopicPartition
 from gpuledger.clock import Clock
+from gpuledger.errors import UserError
 from gpuledger.runtime import (
     CheckSeverity,
     Readiness,
@@ -21,6 +22,7 @@ from gpuledger.runtime import (
     explain_user_errors,
     run_service,
 )
+from gpuledger.runtime.tasks import in_daemon_thread
 from gpuledger.settings import Option, load_settings
 from gpuledger_agent.command import OPTIONS as AGENT_OPTIONS
 from gpuledger_agent.command import look_up_pods
@@ -120,7 +122,7 @@ async def run_standalone(
     Raises the error of a component that fails.
     """
     bus = MemoryBus()
-    has_api_server = settings.has_api_server(os.environ)
+    has_api_server = settings.kubernetes.is_configured(os.environ)
     # Without an API server there is no podwatch to wait for, and pods have no names.
     podwatch_seconds = _JOIN.podwatch_timeout_seconds if has_api_server else 0.0
     # Offsets begin at 0 with each start, so the store must not compare them with earlier ones.
@@ -181,8 +183,9 @@ async def _maintain(settings: StandaloneSettings, readiness: Readiness, *, clock
         while True:
             await asyncio.sleep(_MAINTENANCE_SECONDS)
             try:
-                done = await asyncio.to_thread(maintainer.run)
-            except ReceiverUnavailableError as error:
+                # A daemon thread, because a step may take longer than a process may to end.
+                done = await in_daemon_thread(maintainer.run)
+            except (ReceiverUnavailableError, UserError) as error:
                 check.failed(str(error))
             else:
                 check.ok(f"{sum(step.count > 0 for step in done.steps)} steps had something to do")

@@ -1,6 +1,5 @@
 """The settings of `gpuledger standalone`. `gpuledger.settings` loads them."""
 
-from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -31,12 +30,7 @@ class StandaloneSettings(AgentSettings, frozen=True, kw_only=True, forbid_unknow
     alerts: AlertsSettings = AlertsSettings()
     """Settings of the alerts sink."""
     kubernetes: KubernetesSettings = KubernetesSettings()
-    """Connection to the API server, for the names of pods; see `has_api_server`."""
-
-    def has_api_server(self, environ: Mapping[str, str]) -> bool:
-        """Return whether an API server is configured: by settings, KUBECONFIG, or in a pod."""
-        variables = (environ.get("KUBECONFIG"), environ.get("KUBERNETES_SERVICE_HOST"))
-        return any((self.kubernetes.url, self.kubernetes.kubeconfig, *variables))
+    """Connection to the API server, for the names of pods; used if one is configured."""
 
     @override
     def __post_init__(self) -> None:

@@ -1,5 +1,6 @@
 """The settings of podwatch. `gpuledger.settings` loads them."""
 
+from collections.abc import Mapping
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -55,6 +56,11 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
                 raise ValueError(f"url {error}") from error
         if self.backoff_first_seconds > self.backoff_max_seconds:
             raise ValueError("backoff_first_seconds must not exceed backoff_max_seconds")
+
+    def is_configured(self, environ: Mapping[str, str]) -> bool:
+        """Return whether an API server is configured: here, by KUBECONFIG, or in a pod."""
+        variables = (environ.get("KUBECONFIG"), environ.get("KUBERNETES_SERVICE_HOST"))
+        return any((self.url, self.kubeconfig, *variables))
 
 
 class LeaseSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -133,8 +133,8 @@ def test_settings_that_would_have_no_effect_are_refused_by_name(
 def test_pods_are_watched_if_an_api_server_is_configured(
     environ: dict[str, str], others: dict[str, str], tmp_path: Path
 ) -> None:
-    assert settings_of(tmp_path, **others).has_api_server(environ)
-    assert not settings_of(tmp_path).has_api_server({})
+    assert settings_of(tmp_path, **others).kubernetes.is_configured(environ)
+    assert not settings_of(tmp_path).kubernetes.is_configured({})
 
 
 def test_sigterm_ends_the_program_with_code_0(tmp_path: Path) -> None:
