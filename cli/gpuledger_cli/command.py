@@ -22,6 +22,7 @@ from gpuledger.errors import BusError, GpuledgerError, UnavailableError, UserErr
 from gpuledger.settings.secret import mask_addresses
 from gpuledger.settings.sources import variable_of
 from gpuledger.texts import find_near, shorten_middle
+from gpuledger_cli.help_format import HelpFormatter
 
 USER_ERROR: Final = 2
 OWN_ERROR: Final = 5
@@ -40,6 +41,7 @@ app = App(
     name="gpuledger",
     version=__version__,
     help=_HELP,
+    help_formatter=HelpFormatter(),
     result_action="return_value",
 )
 # The help is a copy, because reading it from the module would import the module.

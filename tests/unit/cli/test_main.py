@@ -26,11 +26,11 @@ COMMANDS = (
 def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
 
-    commands, _, components = capsys.readouterr().out.partition("─ Components ─")
+    commands, _, components = capsys.readouterr().out.partition("\nComponents:\n")
     assert all(
         command in commands for command in ("demo", "topics", "cgroup", "replay", "dead-letters")
     )
-    assert [name for name in COMPONENTS if f"│ {name} " not in components] == []
+    assert [name for name in COMPONENTS if f"  {name} " not in components] == []
 
 
 @pytest.mark.parametrize("group", ["", "bill", "dead-letters", "store", "topics"])
@@ -66,9 +66,9 @@ def test_help_of_each_command_has_examples_exit_codes_and_describes_every_option
     assert has_examples
     assert f"gpuledger {command}" in examples
     assert "\nExit codes:\n  0  " in examples
-    assert not re.search(r"^│[* ]+[-A-Z][\w:-]+( --\S+)* +(\[.*)?│$", shown, re.MULTILINE)
+    assert not re.search(r"^  [-A-Z][\w:-]+( --\S+)* +(\[.*)?$", shown, re.MULTILINE)
     assert {"--since", "--until", "--from", "--to"} & {*re.findall(r"--\w+", shown)} == set() or (
-        TIME_FORMS in " ".join(shown.replace("│", " ").split())
+        TIME_FORMS in " ".join(shown.split())
     )
 
 
@@ -83,7 +83,7 @@ def test_help_names_the_variable_and_the_default_of_the_brokers(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main([*command.split(), "--help"]) == 0
-    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    shown = " ".join(capsys.readouterr().out.split())
     assert "[env var: GPULEDGER_KAFKA__BOOTSTRAP_SERVERS] [default: localhost:9092]" in shown
 
     monkeypatch.setenv("GPULEDGER_KAFKA__BOOTSTRAP_SERVERS", "127.0.0.1:1")
@@ -181,7 +181,7 @@ def test_output_that_cannot_be_written_is_one_line_and_exit_code_2(
 
 def test_help_shows_the_limits_of_a_duration(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--help"]) == 0
-    assert "Duration: 0.1s to 1d." in " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "Duration: 0.1s to 1d." in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
