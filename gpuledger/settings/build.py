@@ -285,7 +285,9 @@ def _number(bound: float) -> str:
 def _describe_whole(hint: Any) -> str | None:  # noqa: ANN401  # any type annotation
     """Return the description of a type with parts; `None` for other types."""
     if get_origin(hint) in _LISTS:
-        return "a list"
+        item = get_args(hint)[0]
+        items = ", ".join(str(value) for value in get_args(item))
+        return f"a list of any of {items}" if get_origin(item) is Literal else "a list"
     if get_origin(hint) is dict:
         example = '"value"' if _bare(get_args(hint)[1]) is str else "1"
         return f'a mapping, {{"name": {example}}} in JSON or YAML'

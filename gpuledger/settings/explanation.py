@@ -11,10 +11,13 @@ from typing import Any, Final
 
 import msgspec
 
+from gpuledger.settings.build import describe
 from gpuledger.settings.secret import Secret
 from gpuledger.settings.sources import REQUIRED, Setting
 
 _MAX_WIDTH: Final = 100
+_ANY_TEXT: Final = ("a text", "a path")
+"""Descriptions of types that help leaves out."""
 HEAD: Final = """\
 Settings by name in the file, with default and environment variable. Variables override the
 file, options override both. A secret can also be read from the file that NAME_file or
@@ -29,12 +32,12 @@ def explain_all(settings: Sequence[Setting]) -> str:
 
 
 def explain(settings: Sequence[Setting]) -> str:
-    """Return name, default, variable and meaning of each setting."""
+    """Return name, default, variable, meaning and accepted values of each setting."""
     return "\n".join(_entry(setting, setting.meaning) for setting in settings)
 
 
 def summarize(settings: Sequence[Setting]) -> str:
-    """Return name, default, variable and the first sentence of the meaning of each setting."""
+    """Return the same as `explain`, with only the first sentence of the meaning."""
     return "\n".join(_entry(setting, _first_sentence(setting.meaning)) for setting in settings)
 
 
@@ -48,7 +51,9 @@ def _entry(setting: Setting, meaning: str) -> str:
     default = (
         "required" if setting.default is REQUIRED else f"default {show_default(setting.default)}"
     )
-    filled = fold(meaning, indent=" " * 6)
+    accepted = describe(setting.type)
+    values = "" if accepted in _ANY_TEXT else f" Accepts {accepted}."
+    filled = fold(meaning + values, indent=" " * 6)
     return f"  {setting.name} ({default})\n      {setting.variable}\n{filled}\n"
 
 

@@ -35,6 +35,18 @@ def test_explaining_a_component_imports_nothing_heavy(component: str) -> None:
     assert heavy.isdisjoint(ended.stdout.split())
 
 
+@pytest.mark.parametrize(
+    ("component", "name", "accepted"),
+    [
+        ("join", "kafka.security_protocol", "one of PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL"),
+        ("sink", "remote_write.final_statuses", "a list of any of 401, 403, 404"),
+        ("agent", "sampling_interval_seconds", "a number >= 0.25 and <= 60"),
+    ],
+)
+def test_the_accepted_values_are_explained(component: str, name: str, accepted: str) -> None:
+    assert f" Accepts {accepted}." in " ".join(settings_text(component, name).split())
+
+
 def test_a_prefix_selects_a_group_of_settings_or_one_of_them() -> None:
     everything = NAME.findall(settings_text("sink"))
     stores = NAME.findall(settings_text("sink", "store"))
