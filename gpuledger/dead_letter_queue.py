@@ -171,7 +171,7 @@ class DeadLetterQueue:
         has_room = size_bytes(record.key, record.value) <= _BASE64_BYTES
         key, value = record.key, record.value
         if not has_room:
-            note = "too large for a dead letter; read it from its topic"
+            note = "too large to be copied; read it from its topic"
             shown = f"{shown} (the record of {show_key(key)} is {note})"
             key = key if key is not None and len(key) <= _SMALL_KEY_BYTES else None
             value = None
@@ -328,7 +328,9 @@ def _explain(error: BusErrorT, *, waiting: int) -> BusErrorT:
     """Return an error of the same type with the number of waiting letters, if there are any."""
     if not waiting:
         return error
-    dead_letters = "1 dead letter waits" if waiting == 1 else f"{waiting} dead letters wait"
+    dead_letters = (
+        "1 dead-letter record waits" if waiting == 1 else f"{waiting} dead-letter records wait"
+    )
     return type(error)(f"{dead_letters} to be published: {error}")
 
 

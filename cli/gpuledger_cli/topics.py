@@ -144,10 +144,13 @@ def export(
 
 
 def show(lines: Iterable[TopicLine]) -> None:
-    """Print a row for each topic."""
-    table = Table("topic", "status", "wanted", "found", box=None, pad_edge=False)
-    for line in lines:
+    """Print a row for each topic; without differences, without the columns for them."""
+    rows = list(lines)
+    differences = ("wanted", "found") if any(line.wanted or line.found for line in rows) else ()
+    table = Table("topic", "status", *differences, box=None, pad_edge=False)
+    for line in rows:
         colour = _COLOURS.get(line.status, "red")
-        table.add_row(line.topic, f"[{colour}]{line.status}[/]", line.wanted, line.found)
+        cells = (line.topic, f"[{colour}]{line.status}[/]", line.wanted, line.found)
+        table.add_row(*cells[: len(table.columns)])
     # Files have no width, and Rich's default of 80 columns would cut the names.
     Console(width=None if sys.stdout.isatty() else WIDTH_IN_FILES).print(table)

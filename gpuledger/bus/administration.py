@@ -324,14 +324,15 @@ async def delete_topics(settings: KafkaSettings) -> None:
 
 def refuse_other_partitions(lines: Iterable[TopicLine]) -> None:
     """Raise `TopicsError` if a topic has the wrong number of partitions."""
-    other = [line for line in lines if line.status == "partitions differ"]
-    if other:
-        found = "; ".join(f"{line.topic} has {line.found}, wanted {line.wanted}" for line in other)
-        raise TopicsError(
-            f"{found}. The number of partitions is never changed in place, because a node's records"
-            f" must stay where its readers look for them. Stop all producers and consumers, delete "
-            f"the topic with Kafka's own tools (its records are lost), and create it again"
-        )
+    first, *more = [line for line in lines if line.status == "partitions differ"] or [None]
+    if first is None:
+        return
+    others = f" (and {len(more)} more topics, see `gpuledger topics check`)" if more else ""
+    raise TopicsError(
+        f"{first.topic} has {first.found}, wanted {first.wanted}{others}; gpuledger never changes"
+        " the number of partitions. Leave out --partitions, or stop all components, delete the"
+        " topic with Kafka's own tools (its records are lost), and create it again"
+    )
 
 
 def compare(topic: Topic, found: FoundTopic | None) -> TopicLine:

@@ -89,7 +89,7 @@ def rejected(of: Component) -> list[int]:
 def reports_waiting_dead_letters(one: Component) -> bool:
     failed = [check for check in one.readyz()["checks"].values() if not check["ok"]]
     return any(
-        "1 dead letter waits to be published: " in check["detail"]
+        "1 dead-letter record waits to be published: " in check["detail"]
         and DEAD_LETTERS.name in check["detail"]
         for check in failed
     )

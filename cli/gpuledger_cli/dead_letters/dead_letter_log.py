@@ -12,9 +12,11 @@ from typing_extensions import override
 from gpuledger.bus.protocol import HistoryReader, Record, Span, TopicPartition
 from gpuledger.clock import NS_PER_MS
 from gpuledger.codec import decoder_of
+from gpuledger.dead_letter_reasons import DEAD_LETTER_REASONS
 from gpuledger.errors import UndecodableError, UserError
 from gpuledger.keys import split_key
 from gpuledger.records import DeadLetter
+from gpuledger.texts import find_near
 
 _POSITION: Final = re.compile(r"(?P<partition>\d{1,9}):(?P<offset>\d{1,18})")
 
@@ -36,8 +38,8 @@ def parse_position(text: str) -> Position:
     found = _POSITION.fullmatch(text)
     if found is None:
         raise UserError(
-            f"invalid position of a dead letter: {text!r}; give PARTITION:OFFSET, such as 0:17,"
-            " from `gpuledger dead-letters list`"
+            f"invalid position of a dead-letter record: {text!r}; give PARTITION:OFFSET, such as"
+            " 0:17, from `gpuledger dead-letters list`"
         )
     return Position(int(found["partition"]), int(found["offset"]))
 
@@ -183,9 +185,19 @@ class DeadLetterLog:
 
     def why_none(self) -> str:
         """Return in one line why no dead letter matched; call it after all were read."""
-        if self.others:
-            return f"none of {self.others} dead letters matches"
-        return "no dead letter" if self.wanted.since_ms is None else "no dead letter since then"
+        if not self.others:
+            since = "" if self.wanted.since_ms is None else " since then"
+            return f"no dead-letter records{since}"
+        return f"none of {self.others} dead-letter records matches{self._hint()}"
+
+    def _hint(self) -> str:
+        """Return that a requested reason is unknown; an older or newer release may have it."""
+        known = [reason.name for reason in DEAD_LETTER_REASONS]
+        for reason in self.wanted.reasons:
+            if reason not in known:
+                near = find_near(reason, known)
+                return f"; unknown reason {reason!r}" + (f", did you mean {near}?" if near else "")
+        return ""
 
     def _decode(self, record: Record) -> StoredDeadLetter | None:
         position = Position(record.partition, record.offset)

@@ -57,8 +57,8 @@ class DeadLetterPrinter:
                 self._print_row(row)
         if self._limit and self._count > self._limit:
             sys.stderr.write(
-                f"gpuledger: the newest {self._limit} of {self._count} dead letters; --limit shows"
-                " more\n"
+                f"gpuledger: the newest {self._limit} of {self._count} dead-letter records;"
+                " --limit shows more\n"
             )
 
     def _print_row(self, row: DeadLetterRow) -> None:
@@ -94,7 +94,9 @@ async def open_log(history: Bus, wanted: DeadLetterFilter) -> AsyncIterator[Dead
         log = await DeadLetterLog.open(reader, history.topics.dead_letters.name, wanted)
         yield log
     if log.unusable:
-        sys.stderr.write(f"gpuledger: {log.unusable} records of {log.topic} are not dead letters\n")
+        sys.stderr.write(
+            f"gpuledger: {log.unusable} records of {log.topic} are not dead-letter records\n"
+        )
 
 
 def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -71,7 +71,7 @@ def _replayable(dead_letter: StoredDeadLetter, topics: Topics, *, now_ms: int) -
         raise _UnfitError(f"{content.consumer} takes no replays")
     node = (dead_letter.key or b"").decode(errors="replace")
     if dead_letter.value is None or not split_key(node)[1]:
-        raise _UnfitError("the dead letter has no bytes, or its key is not a node key")
+        raise _UnfitError("it has no bytes, or its key is not a node key")
     value = decoder_of(topic.name, topic.record).decode(dead_letter.value)
     if not isinstance(value, GpuEvent):
         message = Message(dead_letter.key, dead_letter.value, value.time_ns // NS_PER_MS)
@@ -151,10 +151,10 @@ async def replay_dead_letters(
             partitions=await bus.partitions(bus.topics.replay.name),
         )
         async with open_log(bus, wanted) as log:
-            with printing_progress(log.offsets, what="dead letters", done="read") as advance:
+            with printing_progress(log.offsets, what="dead-letter records", done="read") as advance:
                 await _replay(log, replaying, advance, clock=clock)
     for position in sorted(log.missing):
-        replaying.leave_out(f"no dead letter at {position}")
+        replaying.leave_out(f"no dead-letter record at {position}")
     _print_counts(replaying, log, is_rehearsal=is_rehearsal)
     return LEFT_OUT if replaying.left_out else ALL_WRITTEN
 
@@ -171,7 +171,7 @@ async def _replay(
 def _print_counts(replaying: DeadLetterReplay, log: DeadLetterLog, *, is_rehearsal: bool) -> None:
     done = "would be replayed" if is_rehearsal else "replayed"
     for why, count in replaying.left_out.most_common():
-        sys.stdout.write(f"{count} left out: {why}\n")
+        sys.stdout.write(f"{count} cannot be replayed: {why}\n")
     for consumer, count in sorted(replaying.written.items()):
         sys.stdout.write(f"{count} {done} to {consumer}\n")
     if not replaying.written and not replaying.left_out:

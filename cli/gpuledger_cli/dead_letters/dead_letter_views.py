@@ -16,6 +16,7 @@ from gpuledger.clock import NS_PER_MS
 from gpuledger.codec import decoder_of
 from gpuledger.errors import UndecodableError, UserError
 from gpuledger.keys import split_key
+from gpuledger.records import DeadLetter
 from gpuledger.texts import readable, shorten
 from gpuledger.time_ranges import write_moment
 from gpuledger.topics import Topics
@@ -191,7 +192,7 @@ def full_text(dead_letter: StoredDeadLetter, topics: Topics) -> str:
     key = "none" if dead_letter.key is None else readable(dead_letter.key)
     when = write_moment(content.time_ns // NS_PER_MS)
     facts = {
-        "dead letter": str(dead_letter.position),
+        "position": str(dead_letter.position),
         "rejected": f"{when} by {readable(content.consumer)}",
         "reason": readable(content.reason),
         "record": f"{readable(content.topic)}, partition {content.partition},"
@@ -210,11 +211,11 @@ def _value_text(dead_letter: StoredDeadLetter, topics: Topics) -> str:
         if content.last_offset is not None:
             return "\nno bytes: the batch cannot be unpacked\n"
         return (
-            "\nno bytes: the record had none, or was too large for a dead letter; see"
+            "\nno bytes: the record had none, or was too large to be copied; see"
             f" {readable(content.topic)}[{content.partition}]@{content.offset} while the topic"
             " keeps it\n"
         )
-    description = _describe_record(content.topic, value, topics)
+    description = _describe_record(content, value, topics)
     try:
         # Escaped to ASCII, because other characters may control a terminal.
         shown = json.dumps(orjson.loads(value), indent=2)
@@ -223,14 +224,15 @@ def _value_text(dead_letter: StoredDeadLetter, topics: Topics) -> str:
     return f"\nvalue, {len(value)} bytes, {description}:\n{shown}\n"
 
 
-def _describe_record(name: str, value: bytes, topics: Topics) -> str:
-    topic = topics.by_name.get(name)
+def _describe_record(content: DeadLetter, value: bytes, topics: Topics) -> str:
+    topic = topics.by_name.get(content.topic)
     if topic is None:
         return "of an unknown topic"
     try:
         decoder_of(topic.name, topic.record).decode(value)
     except UndecodableError as error:
-        return f"not a record of its topic ({readable(str(error))})"
+        problem = "" if str(error) in content.detail else f" ({readable(str(error))})"
+        return f"not a record of its topic{problem}"
     return f"a {topic.record.__name__} of {topic.name}"
 
 

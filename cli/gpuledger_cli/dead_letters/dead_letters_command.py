@@ -52,7 +52,7 @@ A dead-letter record is replayed only to the consumer that rejected it:
     topic gpuledger.replay.v1. Only that sink takes them from there. Alerts
     are not replayed.
 
-A record that is rejected again becomes another dead letter:
+A record that is rejected again becomes another dead-letter record:
 `gpuledger dead-letters list --since -10m` shows it. You may replay a record
 twice: its consumer recognizes what it already has.
 """,
@@ -190,7 +190,7 @@ async def scan(
     """
     found = 0
     async with open_log(history, wanted) as log:
-        with printing_progress(log.offsets, what="dead letters", done="read") as advance:
+        with printing_progress(log.offsets, what="dead-letter records", done="read") as advance:
             async with aclosing(log.dead_letters(advance)) as dead_letters:
                 async for dead_letter in dead_letters:
                     found += 1
@@ -248,8 +248,8 @@ def refuse_missing(log: DeadLetterLog) -> None:
     """Raise UserError if a requested position has no dead letter."""
     if log.missing:
         raise UserError(
-            f"no dead letter at {', '.join(map(str, sorted(log.missing)))}; retention may have"
-            " removed it; `gpuledger dead-letters list` shows the present ones"
+            f"no dead-letter record at {', '.join(map(str, sorted(log.missing)))}; retention may"
+            " have removed it; `gpuledger dead-letters list` shows the present ones"
         )
 
 

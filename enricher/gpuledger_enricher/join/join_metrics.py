@@ -146,7 +146,7 @@ MIN_AGE_SECONDS: Final = Gauge(
 SEQ_AHEAD_TOTAL: Final = Counter(
     "gpuledger_join_seq_ahead",
     "Total number of samples whose `seq` exceeds the time since boot by over a day; over two days"
-    " makes them dead letters.",
+    " makes them dead-letter records.",
 )
 NODES_UNBOOKED: Final = Gauge(
     "gpuledger_join_nodes_unprocessed",

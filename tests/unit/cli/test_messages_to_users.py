@@ -85,8 +85,8 @@ MESSAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
     "a position of a dead letter": (
         lambda _: parse_position("17"),
         (
-            "invalid position of a dead letter: '17'; give PARTITION:OFFSET, such as 0:17, from"
-            " `gpuledger dead-letters list`"
+            "invalid position of a dead-letter record: '17'; give PARTITION:OFFSET, such as 0:17,"
+            " from `gpuledger dead-letters list`"
         ),
     ),
     "a source": (

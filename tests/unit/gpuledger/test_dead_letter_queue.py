@@ -130,7 +130,7 @@ async def test_a_record_too_large_for_a_dead_letter_is_reported_without_its_byte
     assert (dead_letter.partition, dead_letter.offset, dead_letter.value_base64) == (3, 0, None)
     assert dead_letter.key_base64 == base64.b64encode(record(b"").key or b"").decode()
     assert dead_letter.detail == (
-        "why (the record of 'a-key' is too large for a dead letter; read it from its topic)"
+        "why (the record of 'a-key' is too large to be copied; read it from its topic)"
     )
 
 
@@ -251,7 +251,7 @@ async def test_dead_letters_of_a_partition_that_has_them_are_not_published_again
     for partition in (0, 1, 3):
         dead_letters.reject(record(b"", partition=partition), reason="invalid", detail="")
 
-    with pytest.raises(BusUnavailableError, check=has_words("2 dead letters")):
+    with pytest.raises(BusUnavailableError, check=has_words("2 dead-letter records")):
         await dead_letters.flush()
     producer.is_full = False
     await dead_letters.flush()
@@ -267,7 +267,7 @@ def test_the_error_of_a_transaction_contains_the_number_of_waiting_dead_letters(
     explained = dead_letters.drain(3).explain(error)
 
     assert isinstance(explained, TopicsError)
-    assert str(explained) == "1 dead letter waits to be published: there is no topic"
+    assert str(explained) == "1 dead-letter record waits to be published: there is no topic"
     assert dead_letters.drain(3).explain(error) is error
 
 
@@ -322,7 +322,7 @@ async def test_a_dead_letter_that_is_dropped_while_its_flush_fails_is_not_publis
     for partition in (3, 5):
         dead_letters.reject(record(b"x", partition=partition), reason="r", detail="d")
 
-    with pytest.raises(BusUnavailableError, check=has_words("1 dead letter ")):
+    with pytest.raises(BusUnavailableError, check=has_words("1 dead-letter record ")):
         await dead_letters.flush()
     await dead_letters.flush()
 

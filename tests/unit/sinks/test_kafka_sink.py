@@ -258,7 +258,8 @@ async def test_a_dead_letter_is_counted_once_however_often_its_record_is_read_ag
     async with running(republishing(on, clock=clock, readiness=readiness)):
         for _ in range(2):
             await eventually(lambda: clock.waiting)
-            assert check.detail.startswith("1 dead letter waits to be published: failed before")
+            waiting = "1 dead-letter record waits to be published: failed before"
+            assert check.detail.startswith(waiting)
             assert so_far() == before
             clock.go_on()
         await eventually(lambda: committed(on, GROUP, AT) == 1)

@@ -175,7 +175,7 @@ async def test_records_that_are_not_dead_letters_are_counted_and_skipped(
 
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 5
-    assert "3 records of gpuledger.dead-letters.v1 are not dead letters" in shown.err
+    assert "3 records of gpuledger.dead-letters.v1 are not dead-letter records" in shown.err
 
 
 async def shown_dead_letter(on: MemoryBus, offset: int) -> str:
@@ -236,8 +236,12 @@ def test_an_invalid_position_is_an_error(text: str) -> None:
 @pytest.mark.parametrize(
     ("wanted", "why"),
     [
-        ({"reasons": ["rejectd"]}, "none of 4 dead letters matches"),
-        ({"since_ms": START_MS + 3600 * SECOND_MS}, "no dead letter since then"),
+        (
+            {"reasons": ["rejectd"]},
+            "none of 4 dead-letter records matches; unknown reason 'rejectd', did you mean"
+            " rejected?",
+        ),
+        ({"since_ms": START_MS + 3600 * SECOND_MS}, "no dead-letter records since then"),
         ({}, ""),
     ],
 )
@@ -252,4 +256,7 @@ async def test_if_no_dead_letter_matches_the_reason_is_shown(
 async def test_an_empty_topic_is_reported_as_such() -> None:
     into = DeadLetterPrinter(format="table", limit=9)
 
-    assert await scan(bus(), DeadLetterFilter(reasons=["rejected"]), into=into) == "no dead letter"
+    assert (
+        await scan(bus(), DeadLetterFilter(reasons=["rejected"]), into=into)
+        == "no dead-letter records"
+    )

@@ -148,8 +148,8 @@ async def test_only_the_selected_dead_letters_are_replayed_and_a_missing_positio
 
     assert [offset for _, _, offset in replayed_on(on)] == [1]
     shown = capsys.readouterr().out
-    assert "1 left out: no dead letter at 0:77" in shown
-    assert "none of 3 dead letters matches" in shown
+    assert "1 cannot be replayed: no dead-letter record at 0:77" in shown
+    assert "none of 3 dead-letter records matches" in shown
 
 
 async def test_only_one_of_several_dead_letters_of_a_record_is_replayed() -> None:

@@ -65,7 +65,10 @@ IN_FILES = [
     ("names:", f"sink.names in FILE: expected a list of length <= 2, got null{LIST}"),
     ("names: {a: 1}", f"sink.names in FILE: expected a list of length <= 2, got a mapping{LIST}"),
     ("names: [a, 1]", f"sink.names[1] in FILE: expected a text, got 1{QUOTES}"),
-    ("statuses: 401", "sink.statuses in FILE: expected a list of any of 401, 403, 404, got 401: write [401]"),
+    (
+        "statuses: 401",
+        "sink.statuses in FILE: expected a list of any of 401, 403, 404, got 401: write [401]",
+    ),
     ("statuses: [500]", "sink.statuses[0] in FILE: expected one of 401, 403, 404, got 500"),
     ("name: 5", f"sink.name in FILE: expected a text, got 5{QUOTES}"),
     ("name: 2026-11-21", f"sink.name in FILE: expected a text, got 2026-11-21{QUOTES}"),
