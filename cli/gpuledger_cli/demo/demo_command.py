@@ -127,7 +127,9 @@ def demo(  # one parameter an option
     ] = "memory",
     store: Annotated[
         Path | None,
-        Parameter(help="Directory of the store; by default a new one, printed at the end."),
+        Parameter(
+            help="Directory of the store; by default a new one. Rows of earlier runs stay in it."
+        ),
     ] = None,
     format: Annotated[  # noqa: A002  # the option's name
         Literal["table", "json"], Parameter(help="A live table, or one JSON object at the end.")

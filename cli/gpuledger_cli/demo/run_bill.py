@@ -17,7 +17,7 @@ from gpuledger.store.commits import mark_complete
 from gpuledger.store.query import open_table
 from gpuledger.store.usage_schema import USAGE
 from gpuledger_cli.demo.screen import ScreenLine
-from gpuledger_cli.demo.tables import BILL_TITLE, TableColumn, fit, fold, line
+from gpuledger_cli.demo.tables import BILL_TITLE, TableColumn, fit, fold, line, note_hidden
 from gpuledger_reports.presenting.output import efficiency_text
 from gpuledger_reports.pricing.billing import Bill, BillMaker, gpu_seconds
 from gpuledger_reports.pricing.money import quantize_together
@@ -154,11 +154,13 @@ def draw_bill(bill: RunBill, *, width: int) -> list[ScreenLine]:
     title = f"{BILL_TITLE}, at {bill.prices}"
     total = (
         f"Total {bill.cost} {bill.currency}; {unused} {bill.currency} ({float(share * 100):.0f} %)"
-        " for GPUs that were allocated and unused."
+        " for GPUs that were allocated and unused. `gpuledger bill` bills whole hours: the rest of"
+        " the hour is __no_data__."
     )
     return [
         *(ScreenLine(text, "bold") for text in fold(title, width=width, indent="  ")),
         ScreenLine(line(columns, [column.name for column in columns], widths), "bold"),
         *(ScreenLine(line(columns, row, widths)) for row in rows),
+        *(ScreenLine(text, "dim") for text in note_hidden(columns, widths, width=width)),
         *(ScreenLine(text) for text in fold(total, width=width, indent="  ")),
     ]

@@ -15,7 +15,7 @@ from gpuledger.records.base import DEFAULT_CLUSTER, BaseRecord
 from gpuledger_cli.demo.run_bill import RunBill, draw_bill
 from gpuledger_cli.demo.screen import HELP, ScreenLine
 from gpuledger_cli.demo.sending import SinkLine, has_failed, problem
-from gpuledger_cli.demo.tables import SUMMARY_TITLE, TableColumn, fit, fold, line
+from gpuledger_cli.demo.tables import SUMMARY_TITLE, TableColumn, fit, fold, line, note_hidden
 from gpuledger_cli.demo.totals import AlertLine, PodTotal
 
 FAILED: Final = 1
@@ -246,6 +246,7 @@ def draw_summary(summary: Summary, *, width: int, commands: Sequence[str] = ()) 
         ScreenLine(SUMMARY_TITLE, "bold"),
         ScreenLine(line(columns, [column.name for column in columns], widths), "bold"),
         *(ScreenLine(line(columns, row, widths)) for row in rows),
+        *(ScreenLine(text, "dim") for text in note_hidden(columns, widths, width=width)),
         ScreenLine(""),
         *([*draw_bill(summary.bill, width=width), ScreenLine("")] if summary.bill else []),
         *_folded([_accuracy(summary), _totals(summary)], width),

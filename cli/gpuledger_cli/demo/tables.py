@@ -98,6 +98,12 @@ def line(columns: Sequence[TableColumn], cells: Sequence[str], widths: Sequence[
     return _GAP.join(placed).rstrip()
 
 
+def note_hidden(columns: Sequence[TableColumn], widths: Sequence[int], *, width: int) -> list[str]:
+    """Return the line that names the columns for which `fit` found no room; empty if none."""
+    hidden = [column.name for column, kept in zip(columns, widths, strict=True) if not kept]
+    return fold(f"Hidden, widen the terminal: {', '.join(hidden)}.", width=width) if hidden else []
+
+
 _LEFT_OUT: Final = " … "
 
 
@@ -159,6 +165,14 @@ SUMMARY_COLUMNS: Final = {
     "GiB-h": "GPU memory that it held, times hours",
     "kJ": "its energy",
 }
+ACCURACY: Final = {
+    "Attributed wrongly": (
+        "GPU time attributed to another pod than in the scenario ÷ GPU time that pods used"
+    ),
+    "Entries sum to the device": (
+        "the usage of pods, host and idle time adds up to each GPU's time, memory and energy"
+    ),
+}
 BILL_COLUMNS: Final = {
     "Allocated GPU-s": "GPU-seconds that were allocated to it",
     "Used GPU-s": "GPU-seconds in which its kernels ran",
@@ -178,6 +192,7 @@ def as_help() -> str:
         LIVE_TITLE: LIVE_COLUMNS | LIVE_ROWS,
         SUMMARY_TITLE: SUMMARY_COLUMNS,
         BILL_TITLE: BILL_COLUMNS,
+        "Accuracy": ACCURACY,
     }
     return "\n\n".join(
         "\n".join([f"{title}:\n", *(f"- {name}: {text}" for name, text in meanings.items())])

@@ -35,6 +35,7 @@ from tests.unit.sinks.builders import SECOND_NS, START_NS, bus, event
 
 SECOND_MS = 1000
 START_MS = START_NS // 10**6
+NONE_OF_4 = "none of 4 dead-letter records matches"
 
 
 @pytest.fixture
@@ -236,10 +237,10 @@ def test_an_invalid_position_is_an_error(text: str) -> None:
 @pytest.mark.parametrize(
     ("wanted", "why"),
     [
+        ({"topics": ["other"]}, NONE_OF_4),
         (
             {"reasons": ["rejectd"]},
-            "none of 4 dead-letter records matches; unknown reason 'rejectd', did you mean"
-            " rejected?",
+            f"{NONE_OF_4}; unknown reason 'rejectd', did you mean rejected?",
         ),
         ({"since_ms": START_MS + 3600 * SECOND_MS}, "no dead-letter records since then"),
         ({}, ""),

@@ -157,6 +157,17 @@ def test_one_line_gives_the_totals() -> None:
     assert rejected in texts_of(replace(SUMMARY, dead_letters=2))
 
 
+@pytest.mark.parametrize(("width", "hidden"), [(200, ""), (60, "Hidden, widen the terminal: ")])
+def test_columns_without_room_are_named(width: int, hidden: str) -> None:
+    shown = [line.text for line in draw_summary(SUMMARY, width=width)]
+    titles = next(line for line in shown if line.startswith("Pod "))
+    notes = [line for line in shown if line.startswith("Hidden")]
+
+    assert bool(notes) == bool(hidden)
+    assert all(note.startswith(hidden) for note in notes)
+    assert "Workload" in (notes[0] if notes else titles)
+
+
 def test_a_run_ends_with_three_commands_for_its_store() -> None:
     summary = replace(SUMMARY, store=StoreLine(path="/my store", rows=9))
     commands = next_commands("bin/gpuledger", summary, is_simulated=True)
