@@ -72,7 +72,8 @@ app = App(
     help_epilogue=epilogue(
         "Lines without a tenant: __idle__ is allocated to nobody, __no_data__ has no samples,"
         " __unresponsive__ did not answer the driver, __host__ runs outside pods, and"
-        " __unallocated__ has no value for a dimension. All lines sum to the cost of the GPUs.",
+        " __unallocated__ has no value for a dimension. The column Idle contains"
+        " the reason. All lines sum to the cost of the GPUs.",
         examples={
             "The newest month, by namespace, at example prices": (
                 "gpuledger bill --store gpuledger-store"

@@ -157,7 +157,7 @@ def test_one_line_gives_the_totals() -> None:
     assert rejected in texts_of(replace(SUMMARY, dead_letters=2))
 
 
-@pytest.mark.parametrize(("width", "hidden"), [(200, ""), (60, "Hidden, widen the terminal: ")])
+@pytest.mark.parametrize(("width", "hidden"), [(200, ""), (44, "Hidden, widen the terminal: ")])
 def test_columns_without_room_are_named(width: int, hidden: str) -> None:
     shown = [line.text for line in draw_summary(SUMMARY, width=width)]
     titles = next(line for line in shown if line.startswith("Pod "))
