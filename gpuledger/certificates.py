@@ -39,7 +39,7 @@ class Validity:
     """Unix time."""
 
     def mistake_at(self, now_seconds: float) -> str:
-        """Return the reason why the certificate is not valid at a Unix time; empty if it is."""
+        """Return the reason why the certificate is invalid at a Unix time; empty if it is valid."""
         certificate = f"{self.setting}: the certificate of {self.subject!r} in {self.file}"
         begin, end = (
             f"{datetime.fromtimestamp(seconds, tz=UTC):%Y-%m-%d %H:%M:%S} UTC"
@@ -108,7 +108,8 @@ def load_own(
             message = f"{key}: {key_file} with {cert_file} cannot be used: damaged ({error})"
         raise SettingsError(shorten_middle(message)) from error
     # The CA certificates that follow in the file are already loaded with the certificate. They are
-    # loaded again here only for their validity. Clients cannot use one that fails to load.
+    # loaded again here only for their validity. One that fails to load here is ignored, because
+    # clients cannot use it either.
     chain = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     with suppress(ssl.SSLError, OSError):
         chain.load_verify_locations(cafile=cert_file)
@@ -140,7 +141,8 @@ def authorities_of(context: ssl.SSLContext, *, setting: str, file: Path) -> list
     """Return a list of at most one item: the validity of the CA certificate that expires last.
 
     One valid CA certificate is enough, for example while an old one is being replaced. If the
-    context has none, the first certificate in the file counts, because it is trusted directly.
+    context has no CA certificate, the first certificate in the file counts, because it is trusted
+    directly.
     """
     found = [
         validity

@@ -1,9 +1,10 @@
 """Converts records to bytes and back, and explains why bytes are not a valid record.
 
-This module encodes, decodes, and validates records before they are written. Unknown fields are
-ignored, so that old readers can read the records of new writers. Errors name the field and its
-value; for a record that is written as an array, msgspec reports a position, which is converted back
-to the field's name. `gpuledger.dead_letter_queue` decides what happens to a bad record.
+This module encodes and decodes records, and validates records before they are written. Unknown
+fields are ignored, so that old readers can read the records of new writers. Errors name the field
+and its value; for a record that is written as an array, msgspec reports a position, which is
+converted back to the field's name. `gpuledger.dead_letter_queue` decides what happens to a bad
+record.
 """
 
 import re
@@ -24,15 +25,16 @@ _UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, TypeError, Recur
 _NOT_IN_JSON: Final = (bytes, bytearray, memoryview)
 
 encode: Final = msgspec.json.Encoder().encode
-"""Encode a record as JSON; absent fields have no key, or `null` in records that are arrays."""
+"""Encode a record as JSON. Absent fields are omitted; in records that are encoded as arrays, they
+are `null`."""
 
 
 def validate(record: object) -> None:
     """Raise `msgspec.ValidationError`, which names the field, if a field's value is invalid.
 
-    Writers of data from others call this function; it costs about as much as decoding. msgspec does
-    not check values when it constructs a Struct, and `convert` returns objects of the right class
-    unchanged, so the record is first converted to built-in types.
+    Components that write data from other sources call this function; it costs about as much as
+    decoding. msgspec does not check values when it constructs a Struct, and `convert` returns
+    objects of the right class unchanged, so the record is first converted to built-in types.
     """
     try:
         parts = msgspec.to_builtins(record, builtin_types=_NOT_IN_JSON)
@@ -99,13 +101,13 @@ def explain(record: type, topic: str, value: bytes | None, error: Exception) -> 
 
 
 def name_fields(record: type, error: Exception) -> str:
-    """Return msgspec's message on a record with field names instead of positions."""
+    """Return msgspec's error message about a record, with field names instead of positions."""
     what, path = _split_path(str(error))
     return f"{what} - at `$.{follow(record, path)[0]}`" if path else what
 
 
 def explain_invalid(shape: Any, error: Exception) -> str:  # noqa: ANN401  # any type annotation
-    """Return msgspec's message on a value of the wrong shape, with a hint at valid ones.
+    """Return msgspec's error message about a value of the wrong shape, with a hint at valid values.
 
     The hint lists the allowed values of an enumeration or of a mapping's keys, or suggests a known
     field for an unknown one.
@@ -140,7 +142,7 @@ def _split_path(message: str) -> tuple[str, str | None]:
 
 
 def follow(record: Any, path: str) -> tuple[str, Any]:  # noqa: ANN401  # any type annotation
-    """Return a path with field names, and the type at its end if it is known."""
+    """Replace the positions in a path by field names; also return the type at its end, if known."""
     named, type_hint = "", record
     for step in _STEP.finditer(path):
         fields = _fields_of(type_hint)
@@ -149,7 +151,7 @@ def follow(record: Any, path: str) -> tuple[str, Any]:  # noqa: ANN401  # any ty
         elif fields and step["key"] is not None:
             name, type_hint = step["key"], dict(fields).get(step["key"])
         else:
-            # The items' type of a list or mapping is its last argument.
+            # The last type argument of a list or mapping is the type of its items.
             name, type_hint = step[0], next(reversed(get_args(_plain(type_hint))), None)
         named += name if name.startswith("[") else f".{name}"
     return named.lstrip("."), type_hint

@@ -1,4 +1,4 @@
-"""How far a component's topic is complete, from a reader's point of view. Pure.
+"""How far a component's topic is complete, from a reader's point of view.
 
 A watermark covers a topic up to an offset. Watermarks have their own topic, so a reader may get a
 watermark before the records that it covers. A watermark counts only once the reader has read up to
@@ -38,7 +38,7 @@ newest is dropped, so that a reader that is far behind still advances step by st
 
 
 class Completeness:
-    """The watermarks of one component, as far as a reader has read; bounded per partition."""
+    """Tracks a component's watermarks, and how far a reader has read; bounded per partition."""
 
     def __init__(self, *, component: str, topic: str) -> None:
         self._component = component
@@ -52,7 +52,7 @@ class Completeness:
     def expect(self, watermark: Watermark) -> None:
         """Expect further watermarks for this watermark's partition and cluster.
 
-        Until one applies, the partition counts as incomplete.
+        Until such a watermark applies, the partition counts as incomplete.
         """
         if (watermark.component, watermark.topic) == (self._component, self._topic):
             self._expected.add((watermark.partition, watermark.cluster))
@@ -67,7 +67,8 @@ class Completeness:
         waiting = clusters.setdefault(watermark.cluster, deque())
         if len(waiting) >= MAX_WAITING:
             waiting.pop()
-        # A higher offset belongs to a former topic that was recreated, and is never reached.
+        # A waiting watermark with a higher offset is about the topic before it was recreated, so
+        # its offset is never reached.
         while waiting and waiting[-1].next_offset > watermark.next_offset:
             waiting.pop()
         waiting.append(watermark)
@@ -156,7 +157,7 @@ def key_of(watermark: Watermark) -> bytes:
 def split_watermark_key(key: bytes) -> tuple[str, str, int | None]:
     """Return component, cluster and partition of a watermark's key.
 
-    The partition is `None` if the text is not such a key.
+    The partition is `None` if `key` is not the key of a watermark.
     """
     component, _, rest = key.decode(errors="replace").partition("/")
     cluster, _, number = rest.partition("/")

@@ -53,7 +53,7 @@ count_from_zero(RECORDS_UNREADABLE_TOTAL, reason=UnreadableReason)
 DETAIL_CHARACTERS: Final = 1000
 """Maximum length of `detail`, because it may quote a record, and anybody may write records."""
 _BASE64_BYTES: Final = (MAX_MESSAGE_BYTES - 16 * DETAIL_CHARACTERS) // 4 * 3
-"""Bytes of key and value that fit in a letter as base64, next to its other fields."""
+"""Bytes of key and value that fit as base64 in a dead-letter record, next to its other fields."""
 _SMALL_KEY_BYTES: Final = 1024
 """A key of up to this many bytes always fits in a dead-letter record."""
 _SHOWN_KEY_CHARACTERS: Final = 120
@@ -66,11 +66,12 @@ def count_nowhere_else(reason: str, count: int) -> None:
 
 
 class _QueuedDeadLetter(NamedTuple):
-    """A dead letter that is not on the topic yet."""
+    """A dead-letter record that is not on the topic yet."""
 
     content: DeadLetter
     unreadable: Record | None
-    """The record without bytes, if the letter stands for a batch that cannot be unpacked."""
+    """The placeholder record, if this dead-letter record is about a batch that cannot be
+    unpacked."""
 
     def message(self) -> Message:
         """Return the message to publish."""
@@ -81,31 +82,33 @@ class _QueuedDeadLetter(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Drained:
-    """The letters of one partition's records, to be published with the partition's offsets."""
+    """Dead-letter records about one partition, to be published with the partition's offsets."""
 
     dead_letters: Sequence[_QueuedDeadLetter]
     messages: Mapping[TopicPartition, list[Message]]
-    """The same letters as messages, by topic and partition."""
+    """The same dead-letter records as messages, by topic and partition."""
     next_offsets: Mapping[TopicPartition, int]
-    """For state topics, which are read from their beginning: the offsets after the letters."""
+    """For state topics, which are read from their beginning: the offset after the last rejected
+    record of each partition."""
 
     def explain(self, error: BusErrorT) -> BusErrorT:
-        """Return the error that prevented publishing, with the number of waiting letters."""
+        """Return the error that prevented publishing, with the number of waiting records."""
         return _explain(error, waiting=len(self.dead_letters))
 
 
 class DeadLetterQueue:
-    """Decodes records, collects those that cannot be used, and publishes them as dead letters.
+    """Decodes records, and publishes a dead-letter record for each record that cannot be used.
 
-    There are two ways to publish. A consumer calls `flush` before it commits the offsets of the
-    records. Or it takes the letters with `drain`, publishes them together with those offsets, and
-    then calls `acknowledge`. If publishing fails, the records are read again, so a letter is
-    counted and logged only once it is on the topic.
+    A consumer can publish the dead-letter records in two ways. Either it calls `flush` before it
+    commits the offsets of the rejected records. Or it takes the dead-letter records with `drain`,
+    publishes them together with those offsets, and then calls `acknowledge`. If publishing fails,
+    the rejected records are read again, so a dead-letter record is counted and logged only once it
+    is on the topic.
 
-    `state_topics` are compacted and read from their beginning at each start. To avoid a new letter
-    for the same record at each start, the consumer commits the offset up to which letters exist
-    (`next_offsets`). Before it reads the topic again from the beginning, it passes that offset to
-    `skip_before`.
+    `state_topics` are compacted and read from their beginning at each start. To avoid another
+    dead-letter record for the same record at each start, the consumer commits the offset up to
+    which dead-letter records exist (`next_offsets`). Before it reads the topic again from the
+    beginning, it passes that offset to `skip_before`.
     """
 
     def __init__(
@@ -120,7 +123,7 @@ class DeadLetterQueue:
         count: Callable[[str, int], None] = count_nowhere_else,
         state_topics: Collection[str] = (),
     ) -> None:
-        """Store the producer; `count` is called with a reason and its number of new letters."""
+        """Store the arguments; `count` is called with a reason and its number of new records."""
         self._state_topics = frozenset(state_topics)
         self._has_dead_letters_before: dict[TopicPartition, int] = {}
         self._repeats = repeats
@@ -132,7 +135,8 @@ class DeadLetterQueue:
         self._count = count
         self._waiting: list[_QueuedDeadLetter] = []
         self._publishing: dict[TopicPartition, list[_QueuedDeadLetter]] = {}
-        """Letters that a flush has not published yet, by topic and partition."""
+        """Dead-letter records that a running flush has not published yet, by topic and
+        partition."""
         self._flushing = asyncio.Lock()
         self.rejected = 0
 
@@ -158,10 +162,11 @@ class DeadLetterQueue:
                     self.reject(record, reason="unreadable", detail=detail)
 
     def reject(self, record: Record, *, reason: str, detail: str) -> None:
-        """Reject a record, with the reason as one word and the detail as a sentence.
+        """Queue a dead-letter record, with the reason as one word and the detail as a sentence.
 
-        The letter always fits in a message: a long detail is cut, and bytes that do not fit are
-        left out, as is the key if it is long. The detail then contains the beginning of the key.
+        The dead-letter record always fits in a message. A long detail is cut. If key and value do
+        not fit, the value is left out, and so is a long key; the detail then contains the beginning
+        of the key.
         """
         at = TopicPartition(record.topic, record.partition)
         if record.offset < self._has_dead_letters_before.get(at, 0):
@@ -190,14 +195,15 @@ class DeadLetterQueue:
         self._waiting.append(_QueuedDeadLetter(content, record if record.unreadable else None))
 
     async def flush(self) -> None:
-        """Publish the collected letters; if that fails, the rest stays for the next call.
+        """Publish the queued dead-letter records; if that fails, the rest stays for the next call.
 
-        Raises the bus error with the number of waiting letters.
+        Raises the bus error with the number of waiting dead-letter records.
         """
-        # Other callers wait, because letters of a running flush are not on the topic yet.
+        # Other callers wait, because the records of a running flush are not on the topic yet.
         async with self._flushing:
-            # During the waits for the bus, other tasks may reject records, which the next call
-            # publishes, or drop letters, which this call then neither publishes nor retries.
+            # While this call waits for the bus, other tasks may reject records, which the next call
+            # publishes. They may also drop records, which this call then neither publishes nor
+            # retries.
             self._publishing, self._waiting = self._placed(self._waiting), []
             try:
                 for at in list(self._publishing):
@@ -215,11 +221,11 @@ class DeadLetterQueue:
                 self._publishing = {}
 
     def waiting(self) -> set[int]:
-        """Return the partitions with rejected records whose letters are not published yet."""
+        """Return the partitions whose dead-letter records are not published yet."""
         return {dead_letter.content.partition for dead_letter in self._waiting}
 
     def drain(self, partition: int) -> Drained:
-        """Take out the letters of one partition's records, to be published by the caller."""
+        """Take out the dead-letter records about one partition, to be published by the caller."""
         dead_letters = [
             dead_letter
             for dead_letter in self._waiting
@@ -240,18 +246,19 @@ class DeadLetterQueue:
         )
 
     def skip_before(self, partition: TopicPartition, offset: int) -> None:
-        """Write no letters for a partition's records before an offset: their letters exist."""
+        """Ignore rejections of records before this offset, whose dead-letter records exist."""
         self._has_dead_letters_before[partition] = offset
 
     def acknowledge(self, drained: Drained) -> None:
-        """Record that letters from `drain` are on the topic."""
+        """Record that the dead-letter records from `drain` are on the topic."""
         self._acknowledge(drained.dead_letters)
 
     def drop(self, partition: int, *, topic: str | None = None) -> None:
-        """Forget the letters of one partition's records, which will be read again.
+        """Forget the dead-letter records about one partition, because it will be read again.
 
-        `topic=None` means every topic. Letters that a running flush has not handed to the bus yet
-        are also forgotten. Letters that it has handed over may be published, but are not retried.
+        `topic=None` means every topic. Dead-letter records that a running flush has not passed to
+        the bus yet are also forgotten. Those that it has passed on may be published, but are not
+        retried.
         """
 
         def stays(dead_letter: _QueuedDeadLetter) -> bool:
@@ -265,7 +272,7 @@ class DeadLetterQueue:
             ]
 
     def _acknowledge(self, dead_letters: Sequence[_QueuedDeadLetter]) -> None:
-        """Count published letters, and log at most one line per minute for each topic and reason.
+        """Count published records, and log at most one line per minute for each topic and reason.
 
         The lines are limited, because a node's records may be rejected at every tick.
         """
@@ -302,7 +309,8 @@ class DeadLetterQueue:
     ) -> dict[TopicPartition, list[_QueuedDeadLetter]]:
         placed: dict[TopicPartition, list[_QueuedDeadLetter]] = {}
         for dead_letter in dead_letters:
-            # The partition has the same number as the record's, if there are enough partitions.
+            # The partition has the same number as the rejected record's, if there are enough
+            # partitions.
             partition = dead_letter.content.partition % self._partitions
             at = TopicPartition(self._topic, partition)
             placed.setdefault(at, []).append(dead_letter)
@@ -318,14 +326,14 @@ def describe_unreadable(record: Record, why: Unreadable) -> str:
 
 
 def count_unreadable(record: Record) -> None:
-    """Count the offsets that a record stands for if its batch cannot be unpacked."""
+    """Count the offsets that a placeholder record replaces; ignore readable records."""
     if (why := record.unreadable) is not None:
         count = record.offset + 1 - why.first_offset
         RECORDS_UNREADABLE_TOTAL.labels(reason=why.reason).inc(count)
 
 
 def _explain(error: BusErrorT, *, waiting: int) -> BusErrorT:
-    """Return an error of the same type with the number of waiting letters, if there are any."""
+    """Return an error of the same type with the number of waiting records, if there are any."""
     if not waiting:
         return error
     dead_letters = (

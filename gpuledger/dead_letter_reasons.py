@@ -9,7 +9,7 @@ from typing import Final
 
 @dataclass(frozen=True, kw_only=True)
 class DeadLetterReason:
-    """A reason, as in the field `reason` of a dead-letter record and in metrics."""
+    """A reason for rejecting records, as used in dead-letter records (`reason`) and in metrics."""
 
     name: str
     meaning: str

@@ -1,8 +1,8 @@
-"""The keys of nodes, pods and namespaces, for records on Kafka and for data in memory. Pure.
+"""The keys of nodes, pods and namespaces, for records on Kafka and for data in memory.
 
 A name is unique only within its cluster, so every key begins with the cluster: `<cluster>/<node>`
 for a node and its records, `<cluster>/<uid>` for a pod, `<cluster>/<namespace>`. Components use the
-same keys for data on nodes in memory. Names of clusters and nodes and UIDs contain no slash, so
+same keys for data about nodes in memory. Names of clusters and nodes and UIDs contain no slash, so
 keys are unambiguous.
 """
 
@@ -54,7 +54,7 @@ def watermark_key(component: str, cluster: str, partition: int) -> str:
 
 
 def group_key(group: str, node: str) -> str:
-    """Return the key of a consumer group's state for a node key."""
+    """Return the key under which a consumer group stores its state of the node with this key."""
     return f"{group}/{node}"
 
 

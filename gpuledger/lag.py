@@ -15,11 +15,11 @@ from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, Clock
 class Lag:
     """The records that a consumer has polled but not finished, and its newest finished time.
 
-    The lag (`seconds`) is the age of the oldest record that was polled and is not done. If there is
-    none, but the last poll returned records, the lag is the age of the newest record that is done,
-    because more records probably wait on the bus. After an empty poll the lag is 0, or the time
-    since records arrived on a partition that cannot be polled. The lag is never less than the time
-    for which the bus has withheld existing records.
+    The lag (`seconds`) is the age of the oldest record that was polled and is not done. If all
+    polled records are done, but the last poll returned records, the lag is the age of the newest
+    record that is done, because more records probably wait on the bus. After an empty poll the lag
+    is 0, or the time since records arrived on a partition that cannot be polled. The lag is never
+    less than the time for which the bus has withheld existing records.
     """
 
     def __init__(self, *, clock: Clock) -> None:

@@ -153,7 +153,7 @@ def end_process(code: int) -> "NoReturn":
     """Flush standard output and error, then end the process at once with this exit code.
 
     Call this only if there is no thread left to wait for. Python's normal exit waits for non-daemon
-    threads, and removes the interpreter while other threads may be in library calls. The latter
+    threads, and shuts down the interpreter while other threads may be in library calls. This
     crashes the process if the library is written in Rust (deltalake: SIGSEGV, every time).
     """
     from contextlib import suppress  # noqa: PLC0415  # not before signals are handled

@@ -1,7 +1,7 @@
-"""A mapping for data on nodes that forgets a node when no more data can come from it.
+"""A mapping for data about nodes, which forgets a node when no more data can arrive from it.
 
 Names of nodes come and go throughout a process's life, for example in a cluster that scales up and
-down. Data that is kept by such names must therefore expire; this module decides when.
+down. Data that is stored under these names must therefore expire; this module decides when.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ events of a node can arrive afterwards."""
 
 MAX_A_DAY: Final = 100_000
 """More nodes or GPUs than a partition normally has; only made-up names exceed it. Twice as many are
-kept; how far a sink has seen a node takes 1 kB."""
+kept; a sink's progress for one node takes 1 kB."""
 
 
 class Budget:
@@ -73,7 +73,7 @@ class Recent(Generic[K, V]):
         """Number of values that were forgotten early, because there was no room."""
 
     def go_on(self, now_ns: int) -> None:
-        """Forget items whose time is over; `now_ns` must come from a clock that is never set."""
+        """Forget expired items; `now_ns` must come from a monotonic clock."""
         if self._began_ns is None:
             self._began_ns = now_ns
         elif now_ns - self._began_ns >= FORGOTTEN_AFTER_NS:

@@ -1,4 +1,4 @@
-"""Permissions of each component on Kafka: the only source of the table, manifests, ACLs and tests.
+"""Permissions of each component on Kafka: the only source for documentation, manifests and ACLs.
 
 Each topic has a row in `USES`, each component and command a row in `KAFKA_USERS`. `grants` derives
 each user's permissions from both, with the names of one installation. Nothing here contacts a

@@ -1,6 +1,6 @@
-"""Prepares texts of users and other programs for display: shortened, printable, with near names.
+"""Prepares texts from users and other programs for display, and finds similar names.
 
-Pure. `gpuledger.settings.secret` masks secrets in texts.
+`gpuledger.settings.secret` masks secrets in texts.
 """
 
 from collections.abc import Iterable
@@ -27,8 +27,8 @@ def readable(text: bytes | str, *, max_characters: int = MAX_CHARACTERS) -> str:
 def shorten_middle(text: str, characters: int = 600) -> str:
     """Return the start and the end of a text, together about `characters` long.
 
-    A message has the place at its start and the cause at its end. Mask secrets before: an address
-    that was cut may no longer be recognized.
+    A message has the place at its start and the cause at its end. Mask secrets before you call
+    this, because an address that was cut may no longer be recognized.
     """
     half = characters // 2
     return text if len(text) <= characters else f"{text[:half]}…{text[-half:]}"

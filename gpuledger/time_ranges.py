@@ -164,7 +164,7 @@ def _calendar(text: str) -> tuple[int, int] | None:
 def _lasting(text: str, now_ms: int) -> tuple[int, int] | None:
     if not _DURATION.fullmatch(text):
         return None
-    # Weeks end with today, and minutes with this minute.
+    # A range ends with the current minute, hour or day; a range in weeks also ends with today.
     whole_ms = min(_UNITS_MS[text[-1]], _DAY_MS)
     end_ms = (now_ms // whole_ms + 1) * whole_ms
     return end_ms - _duration_ms(text), end_ms

@@ -107,8 +107,8 @@ class Topic:
             "compression.type": "producer",
             "max.message.bytes": str(MAX_MESSAGE_BYTES),
             # By default, Kafka 4 rejects batches with timestamps more than an hour ahead of its
-            # clock, and so all batches of a node with such a clock. A limit of a day delays
-            # retention by at most a day.
+            # clock. It would reject all batches of a node whose clock is that far ahead. A limit of
+            # a day delays retention by at most a day.
             "message.timestamp.after.max.ms": str(_DAY_MS),
         }
         if self.retention_ms is not None:
@@ -223,9 +223,9 @@ class Topics(Collection[Topic]):
             key="topic",
             partitioner="source",
             partitions=1,
-            # Kept as long as the longest-lived record that can be rejected. A letter contains the
-            # whole record, and writers of ticks can cause rejections, so the size is limited as
-            # well. Brokers remove whole segments, so segments are small.
+            # Kept as long as the longest-lived record that can be rejected. A dead-letter record
+            # contains the whole rejected record, and writers of ticks can cause rejections, so the
+            # size is limited as well. Brokers remove whole segments, so segments are small.
             retention_ms=7 * _DAY_MS,
             extra={"retention.bytes": str(2**30), "segment.bytes": str(128 * 2**20)},
         )
@@ -233,7 +233,7 @@ class Topics(Collection[Topic]):
             name=f"{prefix}.replay.v1",
             record=ReplayedEvent,
             key="event.cluster/event.node",
-            # Kept as long as the dead letters, so that a sink may be down for as long.
+            # Kept as long as the dead-letter records, so that a sink may be down for as long.
             retention_ms=7 * _DAY_MS,
         )
         self._all = (
@@ -272,10 +272,10 @@ class Topics(Collection[Topic]):
         return len(self._all)
 
     def group(self, name: str) -> str:
-        """Return the consumer group for a name, with this installation's prefix in `gpuledger-…`.
+        """Return the consumer group for a name: `gpuledger-…` with this installation's prefix.
 
-        The same applies to transactional ids, which begin with the group's name. Any other name is
-        the user's choice and stays unchanged.
+        A name that does not begin with `gpuledger-` is the user's choice and is returned unchanged.
+        The same applies to transactional ids, which begin with the group's name.
         """
         if not name.startswith(f"{OWN_PREFIX}-"):
             return name

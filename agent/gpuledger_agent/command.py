@@ -1,4 +1,7 @@
-"""`gpuledger agent`: its options, GPU source and `/metrics` page; `context` wires the rest."""
+"""The command `gpuledger agent`: reads options, selects the GPU source and serves `/metrics`.
+
+`gpuledger_agent.context` builds and runs everything else.
+"""
 
 import os
 import sys
@@ -122,7 +125,10 @@ def main() -> int:
 
 
 def make_pod_labels(host: Host, settings: AgentSettings) -> PodLabels | None:
-    """Return the reader of pod labels; `None` without configured labels or without a kubelet."""
+    """Return the reader of pod labels.
+
+    Return `None` if no labels are configured or the agent has no access to the list of pods.
+    """
     names = settings.exposition.pod_labels
     if not names or host.pod_list is None:
         return None
@@ -131,7 +137,7 @@ def make_pod_labels(host: Host, settings: AgentSettings) -> PodLabels | None:
 
 
 def look_up_pods(host: Host, pod_labels: PodLabels | None = None) -> PodLookup:
-    """Return the lookup of the node's pods by log directory and cgroup, and of their labels."""
+    """Return the lookup that finds the node's pods by log directory and cgroup, with labels."""
     found = PodLookup(
         name_of=ContainerNames(list_names=host.list_log_names, clock=host.clock).name_of,
         find_uids=PodUids(host.pod_folders).find,

@@ -111,7 +111,7 @@ async def run_agent(
     try:
         await _first_to_fail(running, publishing, spilling)
     finally:
-        # End the producer of ticks before their publisher.
+        # Stop producing ticks before stopping the publisher.
         await end_tasks(running)
         await shut_down(publisher, send_queue, publishing, spilling, seconds=settings.flush_seconds)
 
@@ -250,7 +250,7 @@ class AgentContext:
         )
 
     def sampler(self, procfs_check: Check) -> Sampler:
-        """Return the sampler, which leaves out processes if disabled or unreadable in `/proc`."""
+        """Return the sampler; it omits processes if attribution is off or `/proc` is unreadable."""
         host = self._host
         access = check_procfs(host.procfs, wanted=self._settings.attribution)
         ATTRIBUTION.set(access.is_on)
@@ -272,7 +272,7 @@ class AgentContext:
         return JobDirectory(self._host.read_job_files, check=check)
 
     def allocations(self) -> Allocations | None:
-        """Return the reader of the kubelet's allocations; `None` if it must not be queried."""
+        """Return the reader of allocations; `None` if the kubelet must not be queried."""
         host, settings = self._host, self._settings.kubelet
         # `auto` queries any kubelet; each query finds out whether the socket exists.
         if host.kubelet is None or settings.enabled is False:

@@ -1,4 +1,6 @@
-"""Settings from dcgm-exporter's flags and variables, so that a DaemonSet needs only another image.
+"""Reads settings from dcgm-exporter's flags and variables.
+
+To replace dcgm-exporter, it is thus enough to change the image in its DaemonSet.
 
 gpuledger's own settings take precedence. A flag or variable without a counterpart has no effect and
 is named in a warning. Only values that have an effect are validated.
@@ -29,12 +31,12 @@ _IDLE: Final = (*_FALSE, "g+i", "none", "NONE")
 _LISTS: Final = Path("/etc/dcgm-exporter")
 
 Meaning = Mapping[str, str] | None
-"""Settings with their values; empty if the agent needs no setting for it; `None` without a
-counterpart."""
+"""The settings that a flag corresponds to, with their values; empty if the agent needs no setting;
+`None` if the flag has no counterpart."""
 
 
 def ignore(value: str) -> Meaning:
-    """Return the meaning of a value without a counterpart: no settings if it requests nothing."""
+    """Return {} if the value requests nothing, else `None`, because the flag has no counterpart."""
     return {} if value in _IDLE else None
 
 
@@ -59,9 +61,10 @@ def read_milliseconds(value: str) -> Meaning:
 
 
 def read_counters_file(value: str) -> Meaning:
-    """Return the setting for the list of metrics; lists in dcgm-exporter's image are built in.
+    """Return the setting for the file that lists metrics.
 
-    Return `None` for its list of 1.x names, which has no counterpart.
+    The lists in dcgm-exporter's image are built in, so they need no setting, unless the file
+    exists. Return `None` for the image's list of 1.x names, which has no counterpart.
     """
     file = Path(value)
     if file.parent != _LISTS or file.exists():
@@ -91,15 +94,15 @@ class Flag(NamedTuple):
 
 
 _POD_LABELS: Final = (
-    "no effect: list the labels in `exposition.pod_labels`. **Differs:** they are `label_team`, as"
-    " with kube-state-metrics, not `team`"
+    "no effect: list the labels in `exposition.pod_labels`. **Differs:** a label `team` becomes"
+    " `label_team`, as in kube-state-metrics"
 )
 SWITCHES: Final = (
     Flag(
         "kubernetes k",
         lambda value: {"kubelet.enabled": "auto" if value in _TRUE else "false"},
-        meaning="`kubelet.enabled`: `auto`, or `false` if it is false. **Differs:** without the"
-        " flag, the agent queries the kubelet if its socket exists",
+        meaning="`kubelet.enabled`: `auto` if the flag is true, otherwise `false`. **Differs:**"
+        " without the flag, the agent queries the kubelet if the kubelet's socket exists",
     ),
     Flag(
         "kubernetes-enable-pod-uid",
@@ -110,8 +113,8 @@ SWITCHES: Final = (
         "kubernetes-virtual-gpus",
         turns("exposition.pod_series", "true"),
         "KUBERNETES_VIRTUAL_GPUS",
-        "`exposition.pod_series`. **Differs:** a pod has its own part of a shared GPU in three"
-        " families, not a copy of the device in all",
+        "`exposition.pod_series`. **Differs:** three metrics have each pod's own part of a shared"
+        " GPU; dcgm-exporter copies the device's values to each pod in all metrics",
     ),
     Flag(
         "kubernetes-enable-dra",
@@ -144,7 +147,7 @@ SWITCHES: Final = (
     *map(Flag, ("container-labels", "enable-dcgm-log", "dump-enabled", "dump-compression")),
     Flag("enable-pprof"),
 )
-# If two flags set one setting, the later one counts.
+# If two flags set one setting, the flag that is later in this list takes precedence.
 FLAGS: Final = (
     *SWITCHES,
     Flag(
@@ -161,7 +164,7 @@ FLAGS: Final = (
         "DCGM_EXPORTER_INTERVAL",
         "no effect: a scrape has the newest sample; set `sampling_interval_seconds`",
     ),
-    Flag("kubernetes-gpu-id-type", accept, meaning="both kinds are accepted, whatever the value"),
+    Flag("kubernetes-gpu-id-type", accept, meaning="the agent accepts both types with any value"),
     Flag(
         "nvidia-resource-names",
         read_resource_names,
@@ -178,7 +181,7 @@ FLAGS: Final = (
         "devices d",
         ignore,
         "DCGM_EXPORTER_DEVICES_STR",
-        "all devices are shown, as with `f` and `g+i`; a choice has no effect",
+        "all devices are shown, as with `f` and `g+i`; other values have no effect",
     ),
     Flag(
         "switch-devices s",
@@ -197,16 +200,18 @@ FLAGS: Final = (
     Flag(
         "clock-events-count-window-size",
         read_milliseconds,
-        meaning="`exposition.event_window_seconds`. **Differs:** there is one window; the flag for"
-        " XIDs wins",
+        meaning="`exposition.event_window_seconds`. **Differs:** there is only one window; the flag"
+        " for XIDs has priority",
     ),
     Flag(
         "xid-count-window-size x",
         read_milliseconds,
         meaning="`exposition.event_window_seconds`, for at most the last 1000 events of a GPU."
-        " **Differs:** 0 and less are invalid",
+        " **Differs:** 0 and negative values are invalid",
     ),
-    Flag("log-format", sets("log.format"), meaning="`log.format`. **Differs:** JSON without it"),
+    Flag(
+        "log-format", sets("log.format"), meaning="`log.format`. **Differs:** the default is JSON"
+    ),
     Flag(
         "hpc-job-mapping-dir",
         sets("job_mapping_dir"),
@@ -239,9 +244,10 @@ class Swap:
     """Whether a flag or variable was given that belongs only to dcgm-exporter."""
 
     def complete(self, given: Layer) -> Layer:
-        """Return settings of the lowest priority, with dcgm-exporter's defaults if it is replaced.
+        """Return the settings that apply unless gpuledger's own settings override them.
 
-        `given` are gpuledger's own settings: without a Kafka server in them, nothing is published.
+        If dcgm-exporter is replaced, they include its defaults. `given` are gpuledger's own
+        settings: if they contain no Kafka server, nothing is published.
         """
         if not self.is_requested:
             return self.layer

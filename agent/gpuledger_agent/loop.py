@@ -1,4 +1,4 @@
-"""The sampling loop: queries the GPUs, makes a tick and queues it; never waits for a receiver."""
+"""The sampling loop: queries the GPUs, makes a tick and queues it; never waits for Kafka."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -96,7 +96,10 @@ class Outputs:
             self.node_state.update(tick.sample, tick.readings, processes=tick.processes)
 
     def report_silence(self, tick: NodeTick) -> None:
-        """Queue a tick without a driver; `/metrics` is not updated, so its values become stale."""
+        """Queue a tick in which the driver did not answer.
+
+        `/metrics` is not updated, so its values become stale.
+        """
         if self.send_queue:
             self.send_queue.put(bundle_tick(tick, self.topics))
 
@@ -117,7 +120,7 @@ class Outputs:
 
 @dataclass(kw_only=True)
 class SampleLoop:
-    """The ticks of one node."""
+    """Makes the ticks of one node and reports them to the outputs."""
 
     driver: Driver
     """Polls the GPUs."""
@@ -194,7 +197,7 @@ class SampleLoop:
 
     @contextmanager
     def _fast_polling(self) -> Iterator[None]:
-        """Limit a failure to the loss of the fast polls' data, and log it once a minute at most."""
+        """Contain errors of fast polls: only their data is lost, and the log limits repetitions."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  # the next tick repeats all queries
@@ -306,7 +309,7 @@ class SampleLoop:
             return
         is_hidden = all(process.started_boottime_ns is None for process in running)
         self._hidden_ticks = self._hidden_ticks + 1 if running and is_hidden else 0
-        # Processes that have just ended cannot be read either, but this affects hardly ever all
+        # Processes that have just ended cannot be read either, but this hardly ever affects all
         # processes in two consecutive ticks.
         if self._hidden_ticks > 1:
             self.procfs_check.failed(

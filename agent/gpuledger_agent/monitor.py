@@ -295,7 +295,7 @@ class IncidentMonitor:
             is_at_start=detection.is_at_start,
             ended_kinds=detection.ended_kinds,
         )
-        # Only events may already have reported a change of health; earlier readings cannot.
+        # Record only events: a change of health can repeat an event, but not an earlier reading.
         if incident.source != SOURCE:
             self._recent_events.setdefault(incident.gpu_uuid, RecentEvents()).record(incident)
         INCIDENTS.labels(kind=incident.kind, source=incident.source).inc()

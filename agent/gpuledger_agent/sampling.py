@@ -7,7 +7,8 @@ processes (`gpuledger_agent.core.processes`):
     begin_tick ──▶ query all GPUs (`gpuledger_agent.loop`) ──▶ sample ──▶ fast polls ──▶ begin_tick
                    late fast polls: their energy                (`take_fast_polls`)
 
-`sample` opens the first interval without a tick, and again after an interval too long to report.
+The first call of `sample` only starts an interval and makes no tick. So does a call after an
+interval that was too long to report.
 """
 
 from collections import defaultdict
@@ -85,7 +86,7 @@ class Sampler:
 
     @property
     def lag_ns(self) -> int:
-        """How long before the query of a tick its interval ends, in nanoseconds."""
+        """How long before a tick's query the tick's interval ends, in nanoseconds."""
         return self._clock.lag_ns
 
     def processes_on(self, gpu_uuid: str, gpu_instance: int | None) -> list[IncidentProcess]:
@@ -108,7 +109,7 @@ class Sampler:
     def fast_poll_cursors(
         self, others: OthersScope, *, now_ns: int, accounting_gpus: frozenset[str] = frozenset()
     ) -> Mapping[str, SampleCursor | None]:
-        """Return the GPUs to poll now, by UUID, with cursors; `None` if only energy is read.
+        """Return the cursors of the GPUs to poll now, by UUID; `None` means to read only energy.
 
         `accounting_gpus` are GPUs whose driver keeps accounts of processes. They are watched
         closely, because an account can be attributed only if its process was seen.
@@ -174,13 +175,13 @@ class Sampler:
         known: Collection[str] = (),
         late: bool = False,
     ) -> NodeTick | None:
-        """Make the tick that ends `at`; return `None` if the call only opens an interval.
+        """Return the tick that ends at `at`; `None` if the call only starts an interval.
 
-        The first call only opens an interval, and so does a call after an interval that is too long
-        to report. `at` is the time of the query: a process that started later cannot be the process
-        that the GPUs listed under its pid. GPUs that are `known`, by UUID, but did not answer are
-        in the tick as unresponsive, with the instances of their last answer. `late` is whether the
-        tick began late by more than half a tick.
+        The first call only starts an interval, and so does a call after an interval that was too
+        long to report. `at` is the time of the query: a process that started later cannot be the
+        process that the GPUs listed under its pid. `known` contains UUIDs of GPUs. Those that did
+        not answer are in the tick as unresponsive, with the instances of their last answer. `late`
+        is whether the tick began late by more than half a tick.
         """
         self._is_querying = False
         length_ns = self._clock.follow(at)

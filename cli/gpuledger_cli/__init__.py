@@ -1,1 +1,1 @@
-"""The `gpuledger` command for users. Only it and tests may import several components."""
+"""The `gpuledger` command for users. Only this package and tests may import several components."""

@@ -145,7 +145,7 @@ class BillOf:
         return closed_lines(self.store, self._window, self.dimensions, options)
 
     def standing(self, closed: Sequence[ClosedLine]) -> Bill:
-        """Return the closed bill that the lines of all its revisions add up to."""
+        """Return the bill as it was closed: the sum of the lines of all its revisions."""
         policy = read_policy(self.prices).policy
         return standing_bill(closed, window=self._window, by=self.dimensions, policy=policy)
 
@@ -174,7 +174,7 @@ class BillOf:
             return maker.make(window, advance=advance, with_days=with_days), maker
 
     def arguments(self, made: Bill) -> list[str]:
-        """Return the arguments that make the same bill, with `...` as values of storage options."""
+        """Return the arguments that make the same bill; values of storage options become `...`."""
         times = (time_text(made.window.begin_us), "--to", time_text(made.window.end_us))
         # As absolute times, because `lastmonth` would later mean another month.
         found = ["--store", self.store, "--from", *times, "--by", ",".join(made.by)]

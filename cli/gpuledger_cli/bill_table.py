@@ -40,7 +40,7 @@ class _Column(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Width of its widest cell."""
+        """Width of the column's widest cell."""
         return max(map(cell_len, self.cells), default=0)
 
 
@@ -68,7 +68,7 @@ class _Layout:
 
     @property
     def total(self) -> int:
-        """Width of the table."""
+        """Width of the table, including padding and borders."""
         return sum(self.widths) + _AROUND * len(self.widths) + 1
 
 

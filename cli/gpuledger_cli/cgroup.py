@@ -102,7 +102,7 @@ def as_table(locations: Iterable[Location]) -> Iterator[str]:
 
 
 def _is_file(text: str) -> bool:
-    """Return whether the text names a file, because cgroup paths begin with a slash as well."""
+    """Return whether the text is the path of a file; a cgroup path looks similar."""
     try:
         return Path(text).is_file()
     except (OSError, ValueError):
@@ -110,7 +110,7 @@ def _is_file(text: str) -> bool:
 
 
 def _seems_missing(text: str) -> bool:
-    """Return whether the text names a missing file rather than a cgroup path of the host."""
+    """Return whether the text is likely to name a missing file, not a cgroup path of the host."""
     folder = Path(text).parent
     try:
         return ":" not in text and folder != Path("/") and folder.is_dir()

@@ -61,7 +61,7 @@ class Published:
 
 @dataclass(frozen=True, kw_only=True)
 class Retired:
-    """Numbers of ended records."""
+    """How many records were ended."""
 
     watermarks: int
     nodes: int

@@ -99,7 +99,8 @@ for _name, (_path, _help) in _COMMANDS.items():
 for _name, _help in _COMPONENTS.items():
     app.command("gpuledger_cli.elsewhere:run", name=_name, help=_help, group="Components")
 _BARE_GROUPS: Final = (["bill"],)
-"""Groups that are also commands. Without arguments and a store they print help like all groups."""
+"""Command groups that also run without a subcommand. Without arguments and without a store in the
+environment, they print their help, like other groups."""
 _STORE_VARIABLE: Final = variable_of(("store", "uri"))
 _KAFKA_SETTING: Final = re.compile(r"\bkafka\.([a-z]+(?:_[a-z]+)*)\b")
 _ARGUMENT_CHARACTERS: Final = 120

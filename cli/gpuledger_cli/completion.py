@@ -1,7 +1,7 @@
 """`gpuledger completion SHELL`: prints the script that completes commands and options.
 
-Components parse their own command lines, so for the script they become commands with the same
-options; these commands are never run.
+Components parse their own command lines, so cyclopts does not know their options. For the script,
+each component is replaced by a command with the same options. These commands are never run.
 """
 
 import sys

@@ -36,8 +36,8 @@ Config = Annotated[
 class KafkaOptions:
     """The options of every command that connects to Kafka."""
 
-    # The variable is read with the other settings so that errors name it; cyclopts would name the
-    # option.
+    # cyclopts does not read the variable. It is read with the other settings, whose errors name the
+    # variable instead of the option.
     bootstrap_servers: Annotated[
         str | None,
         Parameter(
@@ -66,4 +66,4 @@ class KafkaOptions:
 
 
 NO_OPTIONS: Final = KafkaOptions()
-"""The default of commands, which take the settings from the environment."""
+"""The default value for commands: all settings are read from the environment."""

@@ -1,4 +1,4 @@
-"""Progress of commands that take long, and how signals end them."""
+"""Runs long work: reports its progress, and ends it on a signal."""
 
 import asyncio
 import signal
@@ -38,8 +38,8 @@ async def _until_signal(work: Coroutine[Any, Any, T]) -> T:
 def run_interruptible(work: Callable[[], T], *, interrupt: Callable[[], None]) -> T:
     """Run a DuckDB call; SIGINT interrupts it and raises `KeyboardInterrupt`.
 
-    The call runs in a thread, because Python handles signals only in the main thread, and not
-    before DuckDB returns. A second SIGINT ends the process.
+    The call runs in a thread of its own. In the main thread, Python would handle the signal only
+    after DuckDB has returned. A second SIGINT ends the process.
     """
     done, interrupted = Future[T](), threading.Event()
 

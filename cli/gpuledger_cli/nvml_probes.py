@@ -32,7 +32,7 @@ _PROBE_SECONDS: Final = (
     + _QUESTIONS * _QUESTION_SECONDS
     + _ENERGY_POLLS * _ENERGY_POLL_SECONDS
 )
-# If nearly every poll sees a step, the true step may be shorter.
+# If nearly every poll sees a step, the true time between two steps may be shorter.
 _RESOLVED_POLLS: Final = 1.5
 _PCIE_FIELDS: Final = (197, 198)
 _PLAIN: Final = (
@@ -171,7 +171,7 @@ class GpuProbes:
         self._monotonic_ns = monotonic_ns
 
     def probe(self, name: str, *arguments: object) -> ProbeOutcome:
-        """Call a function of the GPU."""
+        """Call a function of the library for this GPU; return its result or error."""
         return probe(self._library, name, self._handle, *arguments)
 
     def all(self) -> list[str]:
@@ -191,7 +191,7 @@ class GpuProbes:
     def accounting(self) -> list[str]:
         """Return the results of the two calls that query the accounting of a process."""
         listed = self.probe("nvmlDeviceGetComputeRunningProcesses_v3").value or ()
-        # Without a process use any pid; NotFound means that the call exists.
+        # If no process runs, any pid will do: the error NotFound shows that the call exists.
         pid = listed[0].pid if listed else 1
         names = ("nvmlDeviceGetAccountingStats", "nvmlDeviceGetAccountingStats_v2")
         return [f"{name}({pid}): {self.probe(name, pid)}" for name in names]
@@ -255,7 +255,7 @@ class GpuProbes:
         return f"GPM is {support.value.isSupportedDevice}: {', '.join(outcomes)}"
 
     def sampling_period(self, name: str, *kind: int) -> str:
-        """Read a buffer repeatedly; return the sampling period by its time stamps, and errors."""
+        """Read a buffer of samples repeatedly; return the period of its time stamps, and errors."""
         stamps: set[int] = set()
         errors: dict[str, int] = {}
         for _ in range(_POLLS):
@@ -272,11 +272,12 @@ class GpuProbes:
         return f"{name}: {len(stamps)} time stamps, period {median}, errors {errors or 'none'}"
 
     def process_form(self) -> str:
-        """Return the samples per process and window, the size of the rings, and the sums.
+        """Return a sentence on the samples of processes: their number per window, and their sums.
 
-        The queries are so far apart that several windows lie between them. A driver then returns
-        one sample for each window, or one for all. The sum of the processes compared with the
-        device shows whether their percentages count waiting, or are capped.
+        There are several sampling windows between two queries. Some drivers then return a sample of
+        a process for each window, others one sample for all windows. The sum of the processes'
+        percentages is compared with the device's percentage. This shows whether waiting counts as
+        use, and whether the sum is capped.
         """
         answer = self.probe("nvmlDeviceGetProcessUtilization", 0)
         # NotFound means that nothing was sampled, and is not a failure.
@@ -304,7 +305,8 @@ class GpuProbes:
         if not largest:
             return f"process samples: no process computes; {sizes}"
         if largest == 1:
-            # Its window is unknown, so it cannot be compared with the device's samples.
+            # The window of a single sample is unknown, so it cannot be compared with the device's
+            # samples.
             return f"process samples: one per process, their sum is unknown; {sizes}"
         sums = f"in sum {claimed} % beside the device's {used} %"
         return f"process samples: one for each window, {sums}; {sizes}"
@@ -317,7 +319,7 @@ class GpuProbes:
             outcome = self.probe("nvmlDeviceGetTotalEnergyConsumption")
             if outcome.error:
                 return f"energy counter: {outcome}"
-            # A poll takes longer than its sleep, because the call may take equally long.
+            # A poll takes longer than its sleep; the call itself may take as long as the sleep.
             now_ns = self._monotonic_ns()
             if before is not None and outcome.value != before:
                 moved_ns.append(now_ns)

@@ -41,7 +41,7 @@ def range_option(meaning: str) -> Parameter:
 def duration_option(
     meaning: str, *, name: str | None = None, forms: str = DURATION_FORMS
 ) -> Parameter:
-    """Return the parameter of a duration option; `forms` are examples or `limits`."""
+    """Return the parameter of a duration option; `forms` are examples, or the text of `limits`."""
     return Parameter(name=name, help=f"{meaning}. Duration: {forms}.", allow_leading_hyphen=True)
 
 

@@ -170,9 +170,10 @@ def print_rows(
     expanded: bool | None,
     width: int | None = None,
 ) -> None:
-    """Print rows as a table, or expanded if the table is wider than the terminal.
+    """Print rows as a table, or one line per value if the table is wider than the terminal.
 
-    Values are never cut. In a file or a pipe the table is as wide as it needs.
+    `expanded` chooses one of the two forms; `None` chooses by width. Values are never cut. In a
+    file or a pipe, the table is as wide as its values require.
     """
     # As Text, because rich would parse brackets in a string as a style.
     texts = [[Text(cell) for cell in row] for row in rows]

@@ -197,7 +197,10 @@ class _WatchedLibrary:
         return call
 
     def run(self, do: Callable[[], T], /) -> T:
-        """Return the result of `do`; raises CallHangsError, and _StoppedError after SIGTERM."""
+        """Return the result of `do`.
+
+        Raises CallHangsError if a call does not return in time, and _StoppedError after SIGTERM.
+        """
         thread = CallThread("probe")
         doing = thread.start(do)
         thread.end()
@@ -320,7 +323,7 @@ def _print(line: str, *, is_progress: bool = False) -> None:
     """Write a line to standard error; on a terminal, progress overwrites the same line."""
     if is_progress and not sys.stderr.isatty():
         return
-    # On a terminal the progress line is erased first, because it may be longer.
+    # On a terminal the previous progress line is erased first, because it may be longer.
     fresh = "\r\033[K" if sys.stderr.isatty() else ""
     sys.stderr.write(f"{fresh}{line}" if is_progress else f"{fresh}{line}\n")
     sys.stderr.flush()

@@ -207,7 +207,7 @@ def _require_store(settings: MaintenanceSettings) -> None:
 
 @contextmanager
 def _reporting(*, verbose: bool) -> Iterator[Reporter]:
-    """Report the current step: a line for each, or one line that changes on a terminal."""
+    """Yield a function that reports a step: in a line of its own, or in one line that changes."""
     if verbose:
         yield _print_step
     elif sys.stderr.isatty():

@@ -107,7 +107,7 @@ def written(output: Path) -> Iterator[Path]:
         if file != output:
             file.replace(output.resolve())
     except (OSError, duckdb.IOException) as error:
-        # DuckDB may fail to read the store while it writes; that is another error.
+        # DuckDB may also fail to read the store while it writes the file; that is another error.
         if isinstance(error, duckdb.IOException) and str(file) not in str(error):
             raise
         raise _refusal(output, error) from error
@@ -121,7 +121,7 @@ def _is_special(output: Path) -> bool:
 
 
 def _partial(output: Path) -> Path:
-    # The target of a link, so that renaming keeps the link.
+    # If `output` is a link, the file is renamed to the link's target, so that the link stays.
     return output.resolve().with_name(f".gpuledger-{os.getpid()}.part")
 
 

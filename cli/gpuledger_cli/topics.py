@@ -144,7 +144,7 @@ def export(
 
 
 def show(lines: Iterable[TopicLine]) -> None:
-    """Print a row for each topic; without differences, without the columns for them."""
+    """Print a row for each topic; the columns for differences appear only if there are any."""
     rows = list(lines)
     differences = ("wanted", "found") if any(line.wanted or line.found for line in rows) else ()
     table = Table("topic", "status", *differences, box=None, pad_edge=False)

@@ -96,7 +96,7 @@ async def read_watermarks(history: Bus, component: Component) -> tuple[int, list
                         )
                         if is_own and watermark.complete_until_ns <= time.time_ns() + MAX_AHEAD_NS:
                             completeness.take(watermark)
-                        # All records of the component count as read.
+                        # The component's topic is not read here, so all its records count as read.
                         completeness.read_to(at.partition, MAX_OFFSET)
     # The topic may have more partitions than there are watermarks for.
     return max(len(spans), partitions), [

@@ -1,1 +1,1 @@
-"""Turns samples into events: `podwatch` publishes pods, `join` attributes GPU use to accounts."""
+"""Turns samples into events: podwatch publishes pods, and the join attributes GPU use to them."""

@@ -1,4 +1,4 @@
-"""Functions for podwatch's records that both podwatch and the join use. Pure.
+"""Pure functions for podwatch's records, used by both podwatch and the join.
 
 `is_older` determines which of two versions of a Kubernetes object is older. podwatch may publish an
 old version after a newer one: a leader that was suspended in the middle of a batch sends the rest
@@ -49,12 +49,12 @@ MAX_SHARED: Final = 10_000
 
 @lru_cache(maxsize=MAX_SHARED)
 def same(number: int | None) -> int | None:
-    """Return an equal number: the same object for equal numbers while the number is cached."""
+    """Return an equal number; equal numbers share one object while it is cached."""
     return number
 
 
 class Shared(Generic[V]):
-    """Keeps one dictionary for all equal dictionaries, and limits their number."""
+    """Keeps one object for all equal dictionaries; the number of these objects is limited."""
 
     def __init__(self, *, max_shared: int = MAX_SHARED) -> None:
         self._max_shared = max_shared
@@ -64,7 +64,7 @@ class Shared(Generic[V]):
         return len(self._known)
 
     def of(self, items: dict[str, V]) -> dict[str, V]:
-        """Return an equal dictionary: the same object for equal dictionaries while it is cached."""
+        """Return an equal dictionary; equal dictionaries share one object while it is cached."""
         known = self._known.get(tuple(items.items()))
         if known is not None:
             return known
@@ -81,7 +81,7 @@ class Shared(Generic[V]):
 
 
 class SharedRequests:
-    """Keeps one request for all containers with equal requests."""
+    """Keeps one object for all equal requests of containers."""
 
     def __init__(self, *, max_shared: int = MAX_SHARED) -> None:
         self._max_shared = max_shared
@@ -91,7 +91,7 @@ class SharedRequests:
         return len(self._known)
 
     def of(self, request: ContainerRequest) -> ContainerRequest:
-        """Return an equal request: the same object for equal requests while it is cached."""
+        """Return an equal request; equal requests share one object while it is cached."""
         if request.claims:
             # A claim belongs to one pod or a few pods, so the request is not worth sharing.
             return request

@@ -88,12 +88,12 @@ class KafkaAdmin:
     async def describe(self, topics: Sequence[str]) -> dict[str, FoundTopic]:
         """Return the existing topics by name; raise `RefusedError` if the user may not see one.
 
-        Without `Describe`, the brokers hide a topic as if it were absent, but they still return its
-        configuration to a user with `DescribeConfigs`. Comparing both answers shows the missing
-        permission.
+        If the user lacks `Describe`, the brokers hide a topic as if it were absent. If the user has
+        `DescribeConfigs`, they still return the topic's configuration. Comparing both answers shows
+        the missing permission.
         """
         partitions = await self._partitions()
-        # Configurations are read after the partitions: a topic created in between then has a
+        # Configurations are read after the partitions. A topic that is created in between has a
         # configuration but no partitions, and is looked up again.
         configs = await self._configs(topics, listed=partitions)
         for _ in range(_HIDDEN_ANSWERS):
@@ -115,7 +115,8 @@ class KafkaAdmin:
     async def create(self, topics: Sequence[WantedTopic]) -> None:
         """Create topics and wait until they are visible.
 
-        Raises `TopicsError` if the brokers reject a topic, and `RefusedError` without `Create`.
+        Raises `TopicsError` if the brokers reject a topic, and `RefusedError` if the user lacks
+        `Create`.
         """
         made = [
             NewTopic(
@@ -142,7 +143,8 @@ class KafkaAdmin:
     async def delete(self, names: Sequence[str]) -> None:
         """Delete the topics that exist.
 
-        Raises `TopicsError` if the brokers reject a deletion, and `RefusedError` without `Delete`.
+        Raises `TopicsError` if the brokers reject a deletion, and `RefusedError` if the user lacks
+        `Delete`.
         """
         answer = await self._repeated(
             "deleting topics", lambda: self._client.delete_topics(list(names))
@@ -232,6 +234,7 @@ async def open_admin(connection: KafkaConnection) -> AsyncIterator[KafkaAdmin]:
 
 MAX_REPLICAS: Final = 3
 
+_MAX_SHOWN: Final = 3  # topics in an error message
 Status = Literal["ok", "created", "missing", "partitions differ", "config differs"]
 
 
@@ -244,9 +247,9 @@ class TopicLine:
     status: Status
     """`ok`, `created`, or the difference."""
     wanted: str = ""
-    """The values from the topic table that the topic does not have; empty if none differ."""
+    """The values in the topic table that differ from the topic's own; empty if none differ."""
     found: str = ""
-    """The topic's values on the brokers; empty if none differ or the topic is missing."""
+    """The topic's own values that differ; empty if none differ or the topic is missing."""
 
 
 async def create_topics(
@@ -258,21 +261,23 @@ async def create_topics(
 ) -> list[TopicLine]:
     """Create the missing topics; return one line for each topic.
 
-    `topics` defaults to the topic table, whose topics that are placed by node get `partitions`.
-    `partitions` defaults to the partition count of the samples topic, `replication_factor` to the
-    number of brokers, at most 3. Raises `TopicsError` without creating anything if an existing
-    topic has a different number of partitions, and `RefusedError` if the user lacks a permission.
+    `topics` defaults to the topic table. In the table, topics that are placed by node get
+    `partitions`, by default the partition count of the samples topic. `replication_factor` defaults
+    to the number of brokers, at most 3. Raises `TopicsError` without creating anything if an
+    existing topic has a different number of partitions, and `RefusedError` if the user lacks a
+    permission.
     """
     async with open_admin(KafkaConnection(settings)) as admin:
         try:
             table = await _table(admin, settings, topics, partitions=partitions)
             before = await _check(admin, table)
         except RefusedError as error:
-            # Create is always named: only creating a topic would show whether the user has it.
+            # The message always names Create, because only an attempt to create a topic would show
+            # whether the user has this permission.
             raise RefusedError(
                 f"{error}, and Create if gpuledger has to create missing topics"
             ) from error
-        # Checked before anything is created, because some of the topics are harder to undo.
+        # Checked before any topic is created, because a partial creation is harder to undo.
         refuse_other_partitions(before)
         missing = {line.topic for line in before if line.status == "missing"}
         if not missing:
@@ -324,19 +329,21 @@ async def delete_topics(settings: KafkaSettings) -> None:
 
 def refuse_other_partitions(lines: Iterable[TopicLine]) -> None:
     """Raise `TopicsError` if a topic has the wrong number of partitions."""
-    first, *more = [line for line in lines if line.status == "partitions differ"] or [None]
-    if first is None:
+    different = [line for line in lines if line.status == "partitions differ"]
+    if not different:
         return
-    others = f" (and {len(more)} more topics, see `gpuledger topics check`)" if more else ""
+    shown = [f"{each.topic} has {each.found}, wanted {each.wanted}" for each in different]
+    if len(shown) > _MAX_SHOWN:
+        shown[_MAX_SHOWN:] = [f"and {len(shown) - _MAX_SHOWN} more, see `gpuledger topics check`"]
     raise TopicsError(
-        f"{first.topic} has {first.found}, wanted {first.wanted}{others}; gpuledger never changes"
-        " the number of partitions. Leave out --partitions, or stop all components, delete the"
-        " topic with Kafka's own tools (its records are lost), and create it again"
+        f"{'; '.join(shown)}. The number of partitions is never changed in place. Leave out"
+        " --partitions, or stop all components, delete the topics with Kafka's own tools (their"
+        " records are lost), and create them again"
     )
 
 
 def compare(topic: Topic, found: FoundTopic | None) -> TopicLine:
-    """Return how the brokers' topic differs from the wanted one; `None` means it is missing."""
+    """Compare the topic on the brokers with the wanted one; `None` means that it is missing."""
     if found is None:
         return TopicLine(
             topic=topic.name, status="missing", wanted=f"partitions={topic.partitions}"
@@ -368,19 +375,20 @@ async def _table(
     *,
     partitions: int | None,
 ) -> list[Topic]:
-    """Return the wanted topics: `topics`, or the topic table with `partitions`."""
+    """Return `topics` if they are given, otherwise the topic table with `partitions`."""
     if topics is not None:
         return list(topics)
     table = Topics(settings.topic_prefix)
     if partitions is None:
-        # The samples topic shows the number that the operator chose; it is created first.
+        # The samples topic is created first, so its partition count is the one that the operator
+        # chose.
         found = await admin.describe([table.samples.name])
         partitions = next((topic.partitions for topic in found.values()), None)
     return with_partitions(table, partitions)
 
 
 def with_partitions(table: Iterable[Topic], partitions: int | None) -> list[Topic]:
-    """Return the topics, with `partitions` for those placed by node; `None` changes nothing."""
+    """Return the topics, but with `partitions` for those placed by node, unless it is `None`."""
     return [
         replace(topic, partitions=partitions) if partitions and topic.is_placed_by_node else topic
         for topic in table

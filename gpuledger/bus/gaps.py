@@ -102,8 +102,8 @@ class ReportedGaps:
 class GapCheck:
     """Shows the last gap in `/readyz` until the process ends.
 
-    Missing records stay missing, so the check never recovers; an operator who has seen it clears
-    it by a restart.
+    Missing records stay missing, so the check never recovers; an operator who has noticed the gap
+    restarts the component to clear the check.
     """
 
     def __init__(self, check: Check) -> None:
@@ -166,8 +166,8 @@ class Withheld:
         for partition, (position, stable, end) in offsets.items():
             if position >= stable and stable < end:
                 known = self._withheld.get(partition)
-                # Every transaction briefly withholds the records behind it. A different offset
-                # means a different transaction, so the time starts again.
+                # Every transaction briefly withholds the records after it. A different offset means
+                # a different transaction, so the time starts again.
                 withheld[partition] = known if known and known[0] == stable else (stable, now)
         self._withheld = withheld
 

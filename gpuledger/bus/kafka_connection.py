@@ -141,14 +141,15 @@ class KafkaCredentials:
             self._token_context, found = _trusted("kafka.oauth.ca_file", oauth.ca_file)
             validities += found
         self._password, self._token, self._client_secret = password, token, client_secret
-        # A connection that was opened with an earlier secret may still receive an error with it.
+        # A connection that was opened with an earlier secret may still receive an error that quotes
+        # it.
         for secret in (key_password, client_secret, token, password):
             self.note_sent(secret)
         return validities
 
 
 class CurrentContext(ssl.SSLContext):
-    """A TLS context that starts each new connection with the context that is current by then."""
+    """A TLS context that starts each new connection with whichever context is current."""
 
     _current: Callable[[], ssl.SSLContext]
 
@@ -229,9 +230,9 @@ class KafkaConnection:
     """Connection settings shared by all clients of the brokers."""
 
     def __init__(self, settings: KafkaSettings, *, readiness: Readiness | None = None) -> None:
-        """Take the settings; with `readiness`, read the credentials and add their checks now.
+        """Store the settings; if `readiness` is given, read the credentials and add their checks.
 
-        Raises `SettingsError` with the setting of an unusable credentials file.
+        Raises `SettingsError`, which names the setting, if a credentials file is unusable.
         """
         self.settings = settings
         self.servers = settings.bootstrap_servers
@@ -301,7 +302,8 @@ class KafkaConnection:
                 post=lambda url, form, headers: post_form(
                     url, form, headers, context=credentials.token_context()
                 ),
-                # Shorter than the request that needs the login, so that its error names the cause.
+                # Shorter than the timeout of the request that needs the login, so that the
+                # request's error names the cause.
                 deadline_seconds=min(DEADLINE_SECONDS, self.settings.request_timeout_seconds / 2),
             )
         return TokenProvider(source, check=self._token_check, on_token=credentials.note_sent)
@@ -351,7 +353,7 @@ class KafkaConnection:
         return _BEARER.sub(rf"\1{MASK}", self._credentials.sent.mask(message))
 
     def refused_within(self, seconds: float) -> str:
-        """Return the end of a message: why connections failed in the last `seconds`.
+        """Return text that ends an error message: why connections failed in the last `seconds`.
 
         Empty if none failed.
         """

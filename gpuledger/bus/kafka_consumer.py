@@ -28,8 +28,8 @@ JOIN_GRACE_SECONDS: Final = 5.0
 GIVE_UP_SECONDS: Final = 4.0
 """Timeout of the commit on closing; records that it does not cover are read again."""
 GATHER_SECONDS: Final = 0.05
-"""How long a broker collects records for a fetch. Agents send batches of one tick: fetching each
-as it arrives costs half as much again."""
+"""How long a broker collects records for a fetch. Agents send batches of one tick; fetching each
+batch as it arrives costs one and a half times as much."""
 GATHER_BYTES: Final = 1_000_000
 """With this many bytes, a broker answers a fetch immediately."""
 SILENCE_SECONDS: Final = 10.0
@@ -119,7 +119,8 @@ class KafkaConsumer:
     async def committed(self, partition: TopicPartition) -> int | None:
         """Return the partition's committed offset, or `None` if nothing is committed.
 
-        Raises `BusUnavailableError` if a pending transaction that may change it does not end.
+        Raises `BusUnavailableError` if a pending transaction may change the offset and does not
+        end.
         """
         client = await self._opened()
         doing, is_pending = self._doing("reading the committed offset"), False
@@ -209,7 +210,8 @@ class KafkaConsumer:
         except OffsetOutOfRangeError as error:
             await self._positions.skip_to_available(client, error)
         except NoOffsetForPartitionError as error:
-            # aiokafka raises this before the start position is set, which may have happened since.
+            # aiokafka raises this error while no start position is set; one may have been set
+            # since.
             (partition,) = error.args
             if consumers.position_or_none(client, partition) is None:
                 await self.seek(TopicPartition(*partition), 0)
@@ -244,7 +246,8 @@ class KafkaConsumer:
 
     async def _must_have_topics(self, client: AIOKafkaConsumer) -> None:
         """Raise `TopicsError` if a topic was deleted: aiokafka drops its partitions silently."""
-        # Until the consumer has joined, the check in `_open` counts; a group may take long to form.
+        # `_open` has checked the topics; no further check is needed before the consumer has joined,
+        # even if the group takes long to form.
         if not self._rebalances.has_joined:
             return
         inner, topics = consumers.inner_client(client), self._subscription.topics
@@ -324,7 +327,8 @@ def group_arguments(subscription: Subscription, settings: KafkaSettings) -> dict
         "request_timeout_ms": int(longest_seconds * 1000),
         "group_id": subscription.group,
         "group_instance_id": subscription.group_instance_id or settings.group_instance_id or None,
-        # One member gets equal partition numbers of all topics: it needs a node's pods and ticks.
+        # A member gets the same partition numbers of all topics, because it needs both the pods and
+        # the ticks of a node.
         "partition_assignment_strategy": (_assignor_of(subscription.stage),),
         # Records removed before they were read raise an error, which becomes a gap, not a jump.
         "auto_offset_reset": "none",

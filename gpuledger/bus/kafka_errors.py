@@ -146,7 +146,7 @@ def translate(
 
 
 def name_refusals(refusals: Sequence[str]) -> str:
-    """Return the end of a message: why connections failed, and which settings to check.
+    """Return text that ends an error message: why connections failed, and which settings to check.
 
     Empty if there are no refusals.
     """

@@ -45,7 +45,7 @@ class Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka i
         await self._given_up.wait()
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        """Offer the partitions without waiting, because heartbeats start only afterwards."""
+        """Offer the partitions without waiting, because heartbeats start only after this call."""
         self._offered = frozenset(TopicPartition(*partition) for partition in assigned)
         self.changed.set()
 
@@ -58,7 +58,7 @@ class Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka i
         if offered is not None:
             self.held = offered
             self.has_joined = True
-            # If a callback fails, the next poll calls both again.
+            # If one of these two calls fails, the next poll repeats both.
             await self._begin(offered)
             await self._subscription.on_assigned(offered)
             if self._offered is offered:
@@ -90,9 +90,9 @@ async def fetch(
 ) -> Polled:
     """Return available records, or wait for some.
 
-    Returns nothing at the deadline, a time of the event loop, or if a rebalance is due. Partitions
-    take turns: after a partition was served, it goes last, so that a backlog in one partition
-    delays the others by at most one poll.
+    Returns nothing if a rebalance is due, or at `deadline`, which is a time of the event loop.
+    Partitions take turns: after a partition was served, it goes last, so that a backlog in one
+    partition delays the others by at most one poll.
     """
     partitions = [named(partition) for partition in rebalances.held]
     raise_group_errors(client)
@@ -102,8 +102,8 @@ async def fetch(
         try:
             async with asyncio.timeout(GRACE_SECONDS):
                 found = await client.getmany(*partitions, timeout_ms=0, max_records=max_records)
-        # During a rebalance, `getmany` waits until it ends, and the rebalance waits for the next
-        # poll.
+        # During a rebalance, `getmany` waits until the rebalance ends, and the rebalance waits for
+        # the next poll.
         except TimeoutError:
             return {}
         if found:
@@ -136,7 +136,7 @@ async def _first_of(
     try:
         await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
-        # The caller will not receive these records, but the position is already behind them: seek
+        # The caller will not receive these records, but the position is already past them: seek
         # back to fetch them again.
         is_done = fetching is not None and fetching.done() and not fetching.cancelled()
         if fetching is not None and is_done and fetching.exception() is None:
@@ -154,7 +154,7 @@ async def _first_of(
 
 
 def named(partition: TopicPartition) -> Any:  # noqa: ANN401  # aiokafka is untyped
-    """Return aiokafka's `TopicPartition`: equal to ours, but aiokafka checks the type."""
+    """Convert a partition to aiokafka's `TopicPartition`, because aiokafka checks the type."""
     return aiokafka.TopicPartition(*partition)
 
 

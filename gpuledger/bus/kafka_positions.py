@@ -101,7 +101,7 @@ class Positions:
                 consumers.seek_or_leave(client, named(partition), offset)
 
     def close(self) -> None:
-        """Record that the client is closed; the read positions are kept for the next one."""
+        """Record that the client is closed; the read positions are kept for the next client."""
         self._has_begun = self._is_out_of_date = False
 
     def note(self, records: Polled) -> None:
@@ -137,7 +137,7 @@ class Positions:
     async def must_begin_again(
         self, client: AIOKafkaConsumer, held: Iterable[TopicPartition]
     ) -> bool:
-        """Return whether the client must be reopened: a topic was recreated, deleted or added.
+        """Return whether to reopen the client, because a topic was recreated, deleted or added.
 
         Queries the brokers every `TOPIC_CHECK_SECONDS`. Reports a gap for each held partition of a
         recreated topic.
@@ -178,14 +178,14 @@ class Positions:
     async def skip_to_available(
         self, client: AIOKafkaConsumer, error: OffsetOutOfRangeError
     ) -> None:
-        """Report the gap after a rejected offset, and seek to the first available one."""
+        """Report the gap after a rejected offset, and seek to the first available offset."""
         (refused,) = error.args
         for at, offset in refused.items():
             partition = TopicPartition(*at)
             async with self._connection.requesting("looking up the first offset"):
                 first = (await client.beginning_offsets([at]))[at]
                 end = (await client.end_offsets([at]))[at]
-            # The broker was behind, for example as a new leader: no record is missing.
+            # The broker lagged, for example as a new leader: no record is missing.
             if first <= offset <= end:
                 consumers.seek_or_leave(client, named(partition), offset)
                 continue

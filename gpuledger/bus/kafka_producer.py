@@ -175,7 +175,7 @@ FLUSH_SECONDS: Final = 2.0
 
 
 class KafkaProducer:
-    """Publishes batches; connects with the first one, and again after a failure."""
+    """Publishes batches; connects with the first batch, and again after a failure."""
 
     def __init__(self, connection: KafkaConnection) -> None:
         self._connection = connection
@@ -188,8 +188,9 @@ class KafkaProducer:
     async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> int | None:
         """Publish the messages in order and return the offset after the last one, if known.
 
-        Raises `BusError`, after which none, some or all were published, and `MessageTooLargeError`,
-        after which none were.
+        Raises `MessageTooLargeError` before anything is published if a message is larger than
+        `MAX_MESSAGE_BYTES`. If the brokers reject a batch or do not acknowledge it in time, raises
+        a `BusError`; none, some or all messages may then have been published.
         """
         refuse_too_large(topic, messages)
         if not messages:
@@ -261,7 +262,7 @@ class KafkaTransactions:
     """The only writer with a transactional id, until another writer opens it.
 
     aiokafka does not send the group's generation with a transaction's offsets, so the brokers
-    cannot detect commits by a former member. The transactional id fences it instead.
+    cannot detect commits by a former member. The transactional id fences such a member instead.
     """
 
     def __init__(self, connection: KafkaConnection, transactional_id: str) -> None:
@@ -272,10 +273,10 @@ class KafkaTransactions:
         self._over: GpuledgerError | None = None
         self._busy = asyncio.Lock()
         self._cut: asyncio.Timeout | None = None
-        """The timeout of the commit in progress, by which `close` ends it."""
+        """The timeout of the commit in progress; `close` sets it to end the commit."""
 
     async def open(self) -> None:
-        """Connect and fence the previous writer; its open transaction is aborted first."""
+        """Connect and fence the previous writer, whose open transaction is aborted first."""
         async with self._connection.requesting(f"opening the transactional id {self._id!r}"):
             self._client = await open_client(
                 self._connection,
@@ -303,9 +304,10 @@ class KafkaTransactions:
     ) -> Offsets:
         """Publish messages and commit the group's offsets in one transaction.
 
-        Returns the offset after each partition's last message. Raises `TopicsError` or
-        `MessageTooLargeError` before the transaction begins. After any other error, the
-        transaction's outcome is unknown, and the writer can only be closed.
+        Returns the offset after each partition's last message. Before the transaction begins,
+        raises `TopicsError`, or `MessageTooLargeError` if a message is larger than
+        `MAX_MESSAGE_BYTES`. After any other error, the transaction's outcome is unknown, and the
+        writer can only be closed.
         """
         for partition, batch in messages.items():
             refuse_too_large(partition.topic, batch)

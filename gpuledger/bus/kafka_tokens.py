@@ -177,8 +177,9 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # as above
         try:
             await self._log_in(connection, token, is_again=True)
         except TimeoutError:
-            # A broker answers requests one after another, and some take half a minute. The broker
-            # closes the connection once the session has expired.
+            # The connection stays open, because a broker answers requests one after another, and
+            # some take half a minute. If the login fails, the broker closes the connection once the
+            # session has expired.
             self._logins.pop(connection, None)
         except (KafkaError, OSError):
             # Pending requests fail with a lost connection and are repeated over a new one.

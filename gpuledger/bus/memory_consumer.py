@@ -13,7 +13,8 @@ from gpuledger.runtime.tasks import wait_event
 class MemoryConsumer:
     """Reads the partitions that its group assigned to it.
 
-    The first `poll` joins the group; all callbacks run within `poll`, except that `close` revokes.
+    The first `poll` joins the group. Callbacks run within `poll`; only `close` also calls
+    `on_revoked`.
     """
 
     def __init__(
@@ -33,7 +34,8 @@ class MemoryConsumer:
         self._reported = ReportedGaps()
         count_from_zero(subscription.topics, group=subscription.group)
         self._left: set[tuple[TopicPartition, str]] = set()
-        """Partitions whose topic was recreated, with its new id; their gap was already reported."""
+        """Partitions whose topic was recreated, with the new topic's id; their gap was already
+        reported."""
         self._turns: list[TopicPartition] = []
         self._paused: set[TopicPartition] = set()
         self._generation = 0
@@ -214,7 +216,8 @@ class MemoryConsumer:
             if position < log.expired_before:
                 self._add_gap(partition, position, log.expired_before, GapReason.RETENTION)
                 position = log.expired_before
-            # If the position is behind the end, the log was truncated, as by an unclean election.
+            # If the position is past the end, the log was truncated, for example by an unclean
+            # election.
             if position > log.end_offset:
                 self._add_gap(partition, position, log.first_offset, GapReason.TRUNCATED)
                 position = log.first_offset

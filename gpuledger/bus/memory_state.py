@@ -19,7 +19,8 @@ from gpuledger.errors import RefusedError
 OVERHEAD_BYTES: Final = 200
 """Memory that CPython uses for a record in addition to the bytes of its key and value."""
 KEPT_AFTER_DROPPING: Final = 0.875
-"""Dropping an eighth at a time keeps the cost of drops proportional to the appended records."""
+"""Share of the limit that is left after records are dropped. Dropping an eighth at a time keeps the
+cost of drops proportional to the appended records."""
 FEWEST_TO_COMPACT: Final = 1000
 
 _offset = attrgetter("offset")

@@ -1,7 +1,8 @@
 """The Kafka operations that a stage needs: the protocol that both buses implement.
 
-This module holds the protocol and its value types. Callers publish batches to a partition that
-they choose. They consume by polling, with offsets, and decide themselves when a record is done.
+This module holds the protocol and its value types. Callers publish batches to a partition that they
+choose. They consume by polling, and decide themselves when a record is done and its offset is
+committed.
 
 Any method may raise a `BusError`: the brokers are unavailable, a topic is missing or a permission
 is denied. The caller retries with a back-off. A call for a partition that is not assigned raises
@@ -58,7 +59,7 @@ class Unreadable(NamedTuple):
     """The cause, as part of a sentence."""
 
 
-# One is created per record read, and a tuple is the cheapest object to create.
+# A `Record` is created for each record that is read, and a tuple is the cheapest object to create.
 class Record(NamedTuple):
     """A published message as a consumer reads it."""
 
@@ -101,8 +102,8 @@ class GapReason(StrEnum):
     TRUNCATED = "truncated"
     """The partition ends before the consumer's position: the elected leader lacks records."""
     UNREADABLE = "unreadable"
-    """The records exist, but their batch cannot be unpacked. Consumers skip it; only code that
-    lists missing data turns it into a gap."""
+    """The records exist, but their batch cannot be unpacked. Consumers skip the batch; only code
+    that lists missing data reports it as a gap."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +114,8 @@ class Gap:
     first_offset: int
     """The position at which the consumer would have continued."""
     next_offset: int
-    """The position at which it continues instead; in the new topic if it was recreated."""
+    """The position at which the consumer continues instead; if the topic was recreated, an offset
+    in the new topic."""
     reason: GapReason
     time_before_ms: int | None = None
     """Event time of the last record that was read; `None` if this process has read none."""
@@ -122,7 +124,7 @@ class Gap:
 
     @property
     def missed(self) -> int | None:
-        """Number of skipped offsets, transaction markers included; `None` if unknowable."""
+        """Number of skipped offsets, transaction markers included; `None` if it is unknown."""
         return self.next_offset - self.first_offset if self.has_end else None
 
     @property
@@ -153,7 +155,7 @@ class IsolationLevel(StrEnum):
     """Which records a consumer receives; names and values are Kafka's."""
 
     READ_COMMITTED = "read_committed"
-    """Only committed records, and none behind a transaction that is still open."""
+    """Only committed records, and none after the start of a transaction that is still open."""
     READ_UNCOMMITTED = "read_uncommitted"
     """All records immediately, including those in open or aborted transactions."""
 
@@ -180,7 +182,7 @@ class Subscription:
     on_revoked: PartitionsCallback = ignore_partitions
     """Called with the partitions about to be revoked; the last chance to commit their offsets."""
     on_gap: GapCallback = ignore_gap
-    """Called within `poll`, before any record behind the gap is returned."""
+    """Called within `poll`, before any record after the gap is returned."""
 
 
 class Producer(Protocol):
@@ -207,11 +209,11 @@ class Transactions(Protocol):
 
         Returns the offset after each partition's last message, if the bus reported it.
 
-        Raises `TopicsError` and `MessageTooLargeError` before anything is written. Raises
-        `FencedError` if another writer took over the id; nothing was committed. After
-        `BusUnavailableError`, either everything or nothing was committed. After both of these
-        errors the object cannot commit any more: open the id again and compare the committed
-        offsets.
+        Raises `TopicsError` before anything is written, and `MessageTooLargeError` if a message
+        exceeds the maximum of the bus or of its topic; nothing was committed. Raises `FencedError`
+        if another writer took over the id; nothing was committed. After `BusUnavailableError`,
+        either everything or nothing was committed. After `FencedError` and `BusUnavailableError`,
+        the object cannot commit any more: open the id again and compare the committed offsets.
         """
 
 

@@ -32,7 +32,7 @@ class TopicIds:
             if (
                 is_other_topic(self.by_topic[topic], topic_id)
                 if topic in self.by_topic
-                # Absent before, unless the brokers could not be queried then.
+                # The topic was absent before, unless the brokers could not be queried at that time.
                 else self._could_query
             )
         )

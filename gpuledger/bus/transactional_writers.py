@@ -47,7 +47,7 @@ class TransactionalWriters:
         return number in self._open
 
     async def open(self, numbers: Iterable[int]) -> None:
-        """Take over the partitions; afterwards, only these writers change their committed offsets.
+        """Take over the partitions; from then on, only these writers can commit their offsets.
 
         A partition that is closed in the meantime ends up without a writer. Raises
         `BusUnavailableError` if a partition could not be opened; the others are open.

@@ -23,28 +23,30 @@ kubelet reports names of pods, a cgroup has UIDs, and one tick cannot match them
 
 A container's part of a device is a fraction of whole numbers and does not depend on use:
 
-- a whole GPU or instance is 1;
-- for replicas: its number of replicas divided by the number that the kubelet has
+- for a whole GPU or instance: 1;
+- for replicas: the container's number of replicas, divided by the number that the kubelet has
   (`device_replicas`), or if that is unknown, by the number of allocated replicas;
 - for pieces of memory and of cores: the greater of the two parts. Pieces of memory are relative to
-  the pieces of the device, pieces of cores to 100. A plugin divides a GPU's memory into pieces of a
-  unit, such as GiB or MiB, that no id contains. The kubelet's own count therefore gives the number
-  of pieces; without it, a piece is taken to be one GiB;
-- a resource claim for several pods is divided equally among the pods, then among each pod's
+  the pieces of the device, pieces of cores to 100. A plugin divides a GPU's memory into pieces of
+  one GiB or MiB, but the ids of the pieces do not contain the unit. The number of pieces therefore
+  comes from the kubelet; without it, a piece is taken to be one GiB;
+- for a resource claim of several pods: an equal part for each pod, divided equally among the pod's
   containers;
-- a claim with admin access is 0, because it leaves the device to its other users.
+- for a claim with admin access: 0, because it leaves the device to its other users.
 
-The rest up to 1 is not allocated. If the parts exceed 1, each part is relative to their sum.
+The rest up to 1 is not allocated. If the parts add up to more than 1, each part is divided by their
+sum.
 
 A scheduler such as Slurm allocates a whole GPU or instance to a job (`JobAllocation`); several jobs
-on a device have equal parts of 1. In the list of parts, jobs follow the containers, sorted by id.
-If a device is allocated both to a job and to a container, both count, and each part is relative to
-the sum.
+on a device have equal parts, which add up to 1. In the list of parts, jobs follow the containers,
+sorted by id. If a device is allocated both to a job and to a container, both count, and each part
+is divided by the sum of all parts.
 
-A partitioned GPU runs nothing outside its instances. Its own row, the slices without an instance,
-therefore counts as not allocated; and an allocation of the whole GPU covers the instances that are
-not allocated separately.
-Pure.
+A partitioned GPU runs nothing outside its instances. Its own row, which stands for the slices
+without an instance, therefore counts as not allocated. An allocation of the whole GPU covers the
+instances that are not allocated separately.
+
+This module does no I/O.
 """
 
 import re
@@ -57,7 +59,8 @@ from gpuledger.errors import GpuledgerError
 from gpuledger.records import DeviceAllocation, GpuReading, JobAllocation, NodeSample
 
 _GIB: Final = 1 << 30
-# Resources whose devices are pieces of memory, in the unit of Alibaba's plugin for cGPU.
+# Resources whose devices are pieces of memory, with the size of a piece, which Alibaba's plugin for
+# cGPU defines.
 _UNIT_BYTES: Final = {"aliyun.com/gpu-mem": _GIB}
 # Resources whose devices are pieces of a GPU's cores, and the number of pieces of a GPU.
 _CORES: Final = {"aliyun.com/gpu-core": 100, "aliyun.com/gpu-core.percentage": 100}
@@ -69,8 +72,9 @@ _INSTANCE_UUID: Final = re.compile(r"MIG-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{1
 MAX_ENTRIES: Final = 65_536
 """Maximum number of entries; more would exceed the maximum size of a message."""
 
-# Part of a device that is allocated to a container, to a job, or not at all: the position among the
-# tick's `allocated_containers`, the job's id or `None`; and its share of `AllocatedParts.whole`.
+# One part of a device: its allocatee and its share of `AllocatedParts.whole`. The allocatee is a
+# container's position among the tick's `allocated_containers`, a job's id, or `None` for the part
+# that is not allocated.
 Part = tuple[int | str | None, int]
 
 
@@ -86,7 +90,8 @@ class AllocatedParts(NamedTuple):
 
 UNALLOCATED_PARTS: Final = AllocatedParts([(None, 1)], 1)
 """A device that is not allocated."""
-# A GPU: its UUID and `None`. An instance: the GPU's UUID, and the instance's UUID or number.
+# For a GPU: its UUID and `None`. For an instance: the GPU's UUID, and the instance's UUID or
+# number.
 DeviceKey = tuple[str, str | int | None]
 _Devices = dict[DeviceKey, "_Device"]
 # Namespace, pod and container, as in `AllocatedContainer`.
@@ -94,7 +99,7 @@ _Name = tuple[str, str, str]
 
 
 class TooManyEntriesError(GpuledgerError):
-    """A tick's books would have too many entries for a message; the error names their kind."""
+    """A tick would have too many entries for one message; the error names the kind of entry."""
 
 
 class AllocatedContainer(NamedTuple):
@@ -161,7 +166,7 @@ def allocated_containers(allocations: Iterable[DeviceAllocation]) -> list[Alloca
 
 
 def find_allocated_parts(sample: NodeSample) -> Sequence[AllocatedParts]:
-    """Return, for each row of the tick, the parts of containers and jobs, and the rest.
+    """Return, for each row of the tick, how its device is divided among containers and jobs.
 
     Raises `TooManyEntriesError` if there are more than `MAX_ENTRIES` parts: the kubelet may
     allocate every compute instance of a GPU instance to every container.
@@ -184,8 +189,8 @@ def jobs_of(
 ) -> Sequence[str]:
     """Return the jobs to which a device is allocated, or else the jobs of the whole GPU.
 
-    If the device is allocated to containers (`is_allocated`), the jobs of the whole GPU have only
-    the GPU's other devices.
+    The jobs of the whole GPU are left out if the instance is allocated to containers
+    (`is_allocated`).
     """
     own = [job for key in devices_named_by(reading) for job in jobs.get(key, ())]
     if own or reading.parent_uuid is None or is_allocated:
@@ -194,7 +199,7 @@ def jobs_of(
 
 
 def _with_jobs(allocated: Sequence[AllocatedParts], sample: NodeSample) -> Sequence[AllocatedParts]:
-    """Return the allocations to containers, with jobs added."""
+    """Return the container allocations, with jobs added to them."""
     jobs = jobs_by_device(sample.job_allocations or ())
     cut = {reading.parent_uuid for reading in sample.gpus}
     left = MAX_ENTRIES
@@ -229,7 +234,8 @@ def _allocated_to_containers(sample: NodeSample) -> Sequence[AllocatedParts]:
     if len(whole) == len(sample.allocations) and cut == {None}:
         names = sorted(set(whole.values()))
         positions = {name: position for position, name in enumerate(names)}
-        # Fast path for the common case, a quarter of the time: all allocations are for whole GPUs.
+        # Fast path for the common case that all allocations are for whole GPUs; takes a quarter of
+        # the time.
         all_of = list(map(_whole_of, range(len(names))))
         parts = {uuid: all_of[positions[name]] for uuid, name in whole.items()}
         return [parts.get(reading.uuid, UNALLOCATED_PARTS) for reading in sample.gpus]
@@ -301,7 +307,8 @@ class _Device:
         self.pieces: list[_Piece] | None = None
         """Each container's pieces, computed on first use; rows of one device share them."""
         self.given: dict[str, int] = {}
-        """Number of allocated replicas by resource; set with `pieces`, as is `replicas`."""
+        """Number of allocated replicas by resource. `pieces`, `given` and `replicas` are set
+        together."""
         self.replicas: dict[str, int] = {}
         """Total number of replicas by resource, if the kubelet reports it."""
 
@@ -333,8 +340,8 @@ def _allocated_parts(
             container = AllocatedContainer(allocated.namespace, allocated.pod, allocated.container)
             return _whole_of(positions[container])
     parts: list[tuple[_Piece, int]] = []
-    # Several devices if allocations name an instance by UUID and by number. No kubelet mixes these,
-    # but a forged tick may.
+    # There are several devices if some allocations name an instance by UUID and others by number.
+    # No kubelet mixes these, but a forged tick may.
     for device in devices:
         if device.pieces is None:
             _gather_pieces(device, allocations)
@@ -352,14 +359,15 @@ def _allocated_parts(
 def _normalised(
     positions: Mapping[_Name, int], parts: Iterable[tuple[_Piece, int]]
 ) -> AllocatedParts:
-    """Return each container's part of the device, from pieces with their denominators."""
+    """Return each container's part of the device, from its pieces and the denominator of each."""
     common = 1
     for _, denominator in parts:
         common = lcm(common, denominator)
         if common > _MAX_WHOLE:
             common = _MAX_WHOLE
             break
-    # Parts through one resource add up; among several resources the largest part counts.
+    # A container's parts through the same resource add up. If a container has several resources,
+    # only the one with the largest part counts.
     by_resource: dict[tuple[AllocatedContainer, str], int] = {}
     for piece, denominator in parts:
         key = piece.container, piece.resource_name
@@ -426,5 +434,6 @@ def _pieces_of(reading: GpuReading, device: _Device, resource_name: str) -> int:
     unit_bytes = _UNIT_BYTES.get(resource_name)
     if unit_bytes is None:
         return given
-    # Replicas of a time-sliced device are not pieces: each may use all that the others leave.
+    # Replicas of a time-sliced device are not pieces: each replica may use everything that the
+    # others leave unused.
     return (reading.memory_total_bytes or 0) // unit_bytes or given

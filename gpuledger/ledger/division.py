@@ -1,4 +1,4 @@
-"""Divides whole numbers so that the parts add up exactly to the whole; the basis of all booking.
+"""Divides whole numbers so that the parts add up exactly to the whole.
 
 Each part is its exact share, rounded up or down. First all shares are rounded down; the remaining
 units then go, one each, to the parts that lost most by rounding (the largest remainder method). If
@@ -6,8 +6,8 @@ remainders are equal, the first one gets the unit. Callers must therefore order 
 their owners, never by the order in which they arrived. Everything is a whole number except the
 ratio that `parts_per_million` converts.
 
-When compiled, the same function uses C numbers of 128 bits if all products fit, otherwise Python's
-numbers (`division.pxd`, ADR 019). Hot code keeps the weights in objects with C fields (`Portion`),
+When compiled, each function uses 128-bit C integers if all products fit, otherwise Python's
+integers (`division.pxd`, ADR 019). Hot code keeps the weights in objects with C fields (`Portion`),
 so that no Python number is created between a weight and its part.
 """
 
@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from typing import Final
 
 PPM: Final = 1_000_000
-"""Parts of the whole in which ratios are expressed; readings have six digits."""
+"""Number of parts of a whole in which ratios are expressed, because readings have six decimal
+places."""
 MAX_PRODUCT: Final = 1e37
 """Below the limit of 128 bits, with a margin for the rounding of the products compared with it."""
 _MAX_TOTAL: Final = 2**62
@@ -51,7 +52,7 @@ def part_of(total: int, numerator: int, denominator: int) -> int:
 
 
 def nearest(total: int, numerator: int, denominator: int) -> int:
-    """Return the same result as `part_of`; the numbers' products must fit into their type."""
+    """Return the same result as `part_of`; all products must fit into the numbers' type."""
     return (2 * numerator * total + denominator) // (2 * denominator)
 
 
@@ -98,7 +99,7 @@ def _divide(total: int, weights: Sequence[int], numerator: int, denominator: int
 
 
 def share_out(total: int, shares: Sequence[Portion], numerator: int, denominator: int) -> None:
-    """Set each share's part as `divide` does; the products must fit into the numbers' own type."""
+    """Set each share's part as `divide` does; all products must fit into the numbers' type."""
     left = total
     for share in shares:
         part = numerator * share.weight // denominator
@@ -113,7 +114,7 @@ def share_out(total: int, shares: Sequence[Portion], numerator: int, denominator
     while left > 0:
         first, max_lost = shares[0], 0
         for share in shares:
-            # Negative once the share has received a unit.
+            # Negative if the share has already received a unit.
             lost = numerator * share.weight - denominator * share.part
             if lost > max_lost:
                 first, max_lost = share, lost

@@ -2,7 +2,7 @@
 
 An event lists pods, containers and allocations once, and its entries refer to them by position.
 This module iterates over the entries and resolves these references for all code that writes rows or
-series or displays names. Pure.
+series or displays names. It does no I/O.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ def digest_of_described(event: GpuEvent) -> bytes:
     """Return a digest of the descriptions in an event: pods, containers, allocations and so on.
 
     A reader of a node's consecutive events remembers these 32 bytes instead of the descriptions,
-    which have as many kilobytes, most of them not in any label. Computing the digest takes as long
+    which take up about 32 kB and are mostly not used in labels. Computing the digest takes as long
     as comparing descriptions.
     """
     return hashlib.sha256(_encode_described(_described(event))).digest()
@@ -51,7 +51,7 @@ def digest_of_described(event: GpuEvent) -> bytes:
 
 @lru_cache(maxsize=8192)
 def shared(value: H) -> H:
-    """Return the same object for equal values, to save memory in data on many nodes."""
+    """Return the same object for equal values, to save memory in data about many nodes."""
     return value
 
 
@@ -104,17 +104,17 @@ class PodIndex:
         self._namespaces = {namespace.name: namespace for namespace in event.namespaces or ()}
 
     def user_of(self, entry: Entry) -> PodOfEntry:
-        """Return the pod on which the entry is booked.
+        """Return the pod to which the entry is attributed.
 
-        Raises `ValueError` if the entry's position is not in the event's containers, or the
-        container's position is not in its pods.
+        Raises `ValueError` if the entry refers to a container, or the container to a pod, that the
+        event does not list.
         """
         position = entry.container
         if position is None:
             return NO_POD
         found = self._users.get(position)
         if found is None:
-            # Entries of several GPUs may share a container.
+            # Cached, because entries of several GPUs may share a container.
             container: EventContainer = _at("container", position, self._event.containers)
             pod = None if container.pod is None else _at("pod", container.pod, self._event.pods)
             found = self._users[position] = self._pod_of(
@@ -125,8 +125,8 @@ class PodIndex:
     def allocatee_of(self, entry: Entry) -> PodOfEntry:
         """Return the pod to which an idle entry's part of the GPU is allocated.
 
-        Raises `ValueError` if the entry's position is not in the event's allocations, or the
-        allocation's position is not in its pods.
+        Raises `ValueError` if the entry refers to an allocation, or the allocation to a pod, that
+        the event does not list.
         """
         position = entry.allocation
         if position is None:
@@ -135,7 +135,7 @@ class PodIndex:
         if found is None:
             allocatee: EventAllocation = _at("allocation", position, self._event.allocations)
             pod = _at("pod", allocatee.pod, self._event.pods)
-            # Names are omitted for another node's pod, because any node could claim it.
+            # The names of another node's pod are omitted, because any node could report such a pod.
             container = None if pod.name is None else allocatee.container
             found = self._allocatees[position] = self._pod_of(pod, None, container)
         return found
@@ -170,7 +170,7 @@ UNKNOWN_SLICES: Final = DeviceSlices(None, None, None, None)
 
 
 def slices_of(books: GpuBooks) -> DeviceSlices:
-    """Return the slices of the device of these books, and of its physical GPU."""
+    """Return the slices of the device that `books` are for, and of its physical GPU."""
     reading = books.reading
     if reading.parent_uuid is None and not reading.mig_enabled and books.compute_slices is None:
         compute, memory = reading.compute_slices, reading.memory_slices
@@ -225,7 +225,7 @@ class BookedEntry(NamedTuple):
     time_ns: int
     """End of the entry's time, nanoseconds since the epoch."""
     interval_ns: int
-    """Length of that time: of the tick, or of all ticks that a late adjustment covers."""
+    """Length of the entry's time: one tick, or all ticks that a late adjustment covers."""
     books: GpuBooks
     """The GPU's books in the event's tick."""
     gpu: GpuReading
@@ -237,27 +237,27 @@ class BookedEntry(NamedTuple):
     energy_method: EnergyMethod | None
     """How the energy was determined."""
     user: PodOfEntry
-    """The pod on which it is booked."""
+    """The pod to which the entry is attributed."""
     allocatee: PodOfEntry
     """For `idle`: the pod to which the unused part is allocated."""
     slices: DeviceSlices
-    """How much of its physical GPU the device is."""
+    """The slices of the device and of its physical GPU."""
     requested: Mapping[str, str] | None
-    """The request of the container that used it, or to which the unused part is allocated."""
+    """The request of the container that used the GPU, or to which the unused part is allocated."""
     node: NodeDescription
     """The description of the node; its fields are absent if nothing is known."""
     namespace: NamespaceDescription
     """The description of the namespace of the pod in `user` or `allocatee`."""
     apportioned: Amounts
-    """Its part of the apportioned quantities."""
+    """The entry's part of the apportioned quantities."""
     job_id: str | None
-    """The job on which it is booked."""
+    """The job to which the entry is attributed."""
     allocated_job_id: str | None
     """For `idle`: the job to which the unused part is allocated."""
 
 
 def job_of(entry: Entry) -> str | None:
-    """Return the job on which an entry is booked; `None` for other categories."""
+    """Return the job to which an entry is attributed; `None` if its category is not `job`."""
     return entry.job_id if entry.category is Category.JOB else None
 
 
@@ -339,7 +339,7 @@ def _devices_adjusted_late(event: GpuEvent) -> Iterator[_DeviceEntries]:
     for adjustment in event.late_adjustments or ():
         yield _DeviceEntries(
             entries=adjustment.entries,
-            # The chip's counters were already apportioned with the adjusted ticks.
+            # The chip's counters were already apportioned in the events of the adjusted ticks.
             apportioned=[UNKNOWN] * len(adjustment.entries),
             books=gpu_of(adjustment, event),
             time_ns=adjustment.until_time_ns,
@@ -349,7 +349,7 @@ def _devices_adjusted_late(event: GpuEvent) -> Iterator[_DeviceEntries]:
 
 
 def gpu_of(adjustment: LateAdjustment, event: GpuEvent) -> GpuBooks:
-    """Return the books of the GPU that is adjusted.
+    """Return the event's readings and entries of the GPU to which the adjustment applies.
 
     Raises `ValueError` if the adjustment's position is not in the event's GPUs.
     """

@@ -164,7 +164,7 @@ DEVICE: Final = Family(
         ),
         FamilyMetric(name="gpuledger_gpu_power_watts", help="Power draw."),
         FamilyMetric(
-            # Not `…_energy_joules_total`, which is the booked energy.
+            # Not `…_energy_joules_total`, which is the attributed energy.
             name="gpuledger_gpu_energy_counter_joules_total",
             help="Energy used according to the driver's counter; restarts when the driver is"
             " loaded.",

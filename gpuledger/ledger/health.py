@@ -8,7 +8,8 @@ without readings for a minute is left out.
 `HEALTH_FAMILIES` is the table. A device is identified by its UUID; `GPU_INFO` describes it.
 
 Events at an instant are incidents, counted by labels with a bounded set of values: a kind from
-`INCIDENT_KINDS`, an XID from NVIDIA's catalogue, and `OTHER` for everything else. Pure.
+`INCIDENT_KINDS`, an XID from NVIDIA's catalogue, and `OTHER` for everything else. This module does
+no I/O.
 """
 
 import hashlib
@@ -316,7 +317,7 @@ READINGS: Final = {
 """Path of each series' reading (part and field), by metric and label values after `gpu_uuid`."""
 _NS_PER_SECOND: Final = 10**9
 _REPORTED: Final = ("health", "limits", "throttling", "traffic")
-"""A device is sent from its first record with one of these parts."""
+"""A device's series are sent as soon as one of its records has one of these parts."""
 _STATE_BYTES: Final = 65_536
 """Approximate memory of a GPU's state without its labels: series groups and last health."""
 

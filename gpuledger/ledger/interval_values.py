@@ -1,19 +1,19 @@
 """Values of series over an interval of several ticks: means and maxima.
 
 Ticks are weighted by their length. A value of a whole device is averaged over the ticks that have
-the value. Values booked on the users of a device are averaged over all ticks in which any user,
-container or category, has a value: a user that is not in a tick counts as 0. The means of a
-device's users therefore add up to the device's mean, as they do in each tick.
+the value. The users of a device are containers and categories. Their values are averaged over all
+ticks in which any user of the device has a value; a user that is not in a tick counts as 0. The
+means of a device's users therefore add up to the device's mean, as they do in each tick.
 
 Series that describe a thing are sent once for each interval in which the thing existed, with their
-last labels and value. So the use of a pod that ended during the interval can be joined to its
-owner.
+last labels and value. The use of a pod that ended during the interval can therefore be joined to
+the pod's owner.
 
 Every node has an open interval at all times, and most of its ticks have the same groups with values
 of the same metrics. As long as they do, the sums are kept in columns, with one number per metric
 that has a value (`_AlikeTicks`). From the first tick that differs, each group has its own totals
 (`_Totals`), which take four times as much memory. Both ways give exactly the same results, because
-they add values in the same order. Pure.
+they add values in the same order. This module does no I/O.
 """
 
 from array import array
@@ -185,7 +185,8 @@ class IntervalValues:
         self._groups: dict[SeriesGroup, _Totals] = {}
         self._ticks = 0
         self._shared_ns: dict[_Key, array[float]] = {}
-        """For each metric: total length of ticks in which any group of the device had a value."""
+        """For each kind of share and device, by metric: total length of the ticks in which any
+        group of the device had a value."""
 
     def add(self, values: Mapping[SeriesGroup, SeriesValues], *, interval_ns: int) -> None:
         """Add the values of a tick of this length."""

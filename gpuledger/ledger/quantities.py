@@ -1,26 +1,27 @@
-"""The quantities of the books: what each one is, what its entries add up to, and how it is split.
+"""The quantities that are accounted for: their units, their totals, and how they are split.
 
-The columns of the flat row and of the store, the series of remote-write, and the check that books
-balance are all made from one table, `QUANTITIES`. To add a quantity, add one row here and its
-split:
+The columns of the flat row and of the store, the series of remote-write, and the check that entries
+add up are all made from one table, `QUANTITIES`. To add a quantity, add one row here and define how
+it is split:
 
-- A quantity that is measured only for the device as a whole, such as the chip's counters, names the
-  field of the reading with its share of the time (`apportioned_from`). It is apportioned by busy
-  time: there is no measurement per process, and a busy second counts the same for every process.
-  The result follows from an event, so events do not repeat it; code that writes rows or series
-  calls `apportion`.
-- Any other quantity is booked: a field of `Entry`, split in `gpuledger_enricher.join.booking`.
+- Some quantities, such as the chip's counters, are measured only for the device as a whole. Such a
+  quantity names, in `apportioned_from`, the reading's field that contains its share of the time. It
+  is divided among the entries by busy time, because a busy second counts the same for every
+  process. The parts can be computed from an event, so events do not store them; code that writes
+  rows or series calls `apportion`.
+- Every other quantity is stored in a field of `Entry`, and is split in
+  `gpuledger_enricher.join.booking`.
 
 This module does not depend on any sink. All amounts are whole numbers in the unit at the end of
 their name.
 
-**Conservation**, the law that the join keeps: for each quantity, the entries of a device add up to
-exactly what the device read, without any tolerance.
+**Conservation** is the rule that the join must keep: for each quantity, the entries of a device add
+up exactly to the device's reading, without any tolerance.
 
 Memory and energy are measured for a physical GPU, so the entries of a GPU's row and of its MIG
 instances' rows count together; time and the chip's counters add up for each row. Allocated time
 adds up to the interval on every row, including a partitioned GPU's and an unresponsive one's. The
-check is pure and uses only the readings, not the way in which entries were made.
+check (`imbalances`) uses only the readings and the sums, not the way in which entries were made.
 """
 
 from collections import namedtuple
@@ -35,7 +36,7 @@ from gpuledger.records import Category, Entry, GpuBooks, GpuReading
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
-    """One quantity of the books."""
+    """A quantity that is accounted for, such as energy: its unit, total, and how it is split."""
 
     name: str
     """Name with the unit at the end; used for the entry's field and the row's column."""
@@ -44,22 +45,22 @@ class Quantity:
     meaning: str
     """Description of the row's column."""
     total: Callable[[Sequence[GpuReading], int], int | None]
-    """Computes the sum of the entries from these readings and the tick's nanoseconds; `None` if the
-    driver does not report it."""
+    """Computes the total to which the entries must add up, from the device's readings and the
+    tick's length in nanoseconds; `None` if the driver does not report the quantity."""
     sums_over_physical_gpu: bool = False
-    """Whether the driver measures it for the physical GPU, so that the entries of a GPU's row and
-    of its MIG instances' rows add up together; otherwise each row adds up separately."""
+    """Whether the driver measures the quantity for the physical GPU, so that the entries of a GPU's
+    row and of its MIG instances' rows add up together. Otherwise, each row adds up separately."""
     apportioned_from: str | None = None
-    """If it is apportioned: the reading's field with its share of the time. Otherwise it is
-    booked."""
+    """The reading's field that contains the quantity's share of the time, if the quantity is
+    apportioned by busy time; `None` if `Entry` has a field for it."""
     units_per_base: int
     """How many of its units make one base unit (second, byte, joule) of the series."""
     is_of_allocations: bool = False
-    """Whether only idle entries have it, on every row: it tells to whom the device is allocated,
-    not who uses it, and is known even if the device does not answer."""
+    """Whether only idle entries have it, on every row. Such a quantity shows to whom the device is
+    allocated, not who uses it, and is known even if the device does not answer."""
     is_gauge: bool = False
-    """Whether it is a level over the tick, such as memory, and not a sum over time: its average is
-    the amount itself, and its total over time is the amount times the interval."""
+    """Whether the quantity is a level during the tick, such as memory, and not a sum over time. Its
+    average is then the amount itself, and its total over time is the amount times the interval."""
     average: str
     """Name of its average over the tick, in base units: the end of its series' name."""
     pod_help: str
@@ -101,12 +102,13 @@ def _memory_bytes(readings: Sequence[GpuReading], _: int) -> int | None:
 
 
 def _active_ns(part: str, what: str, meaning: str) -> Quantity:
-    """Return the quantity of one of the chip's counters; `what` is the unit that it measures."""
+    """Return the quantity of one of the chip's counters; `what` names a part of the chip."""
     field = f"{part}_active_ratio"
 
     def total(readings: Sequence[GpuReading], interval_ns: int) -> int | None:
         ratio: float | None = getattr(readings[0], field)
-        # The counters of a partitioned GPU include its instances' work, which has its own rows.
+        # The counters of a partitioned GPU include the work of its instances, which is counted in
+        # their own rows.
         if ratio is None or readings[0].mig_enabled:
             return None
         return part_of(interval_ns, parts_per_million(ratio), PPM)
@@ -244,7 +246,7 @@ def apportion(books: GpuBooks, interval_ns: int) -> list[Amounts]:
     if rates == _NO_RATES or not entries:
         return [UNKNOWN] * len(entries)
     indices = [index for index, entry in enumerate(entries) if entry.category is not _IDLE]
-    # Never negative in a tick's books, but anybody may have written the event.
+    # The entries of a tick are never negative, but anybody may have written the event.
     weights = [max(entries[index].busy_ns or 0, 0) for index in indices]
     worked = sum(weights)
     if not worked:
@@ -261,7 +263,7 @@ def apportion(books: GpuBooks, interval_ns: int) -> list[Amounts]:
             continue
         ppm = parts_per_million(rate)
         total = part_of(interval_ns, ppm, PPM)
-        # Ties are resolved by the order of the entries, which follows from their owners.
+        # Ties are resolved by the order of the entries, which depends only on their owners.
         columns.append([*divide(total, weights, ppm * interval_ns, PPM * worked)])
     found = [UNKNOWN] * len(entries)
     for index, *amounts in zip(indices, *columns, strict=True):
@@ -270,7 +272,7 @@ def apportion(books: GpuBooks, interval_ns: int) -> list[Amounts]:
 
 
 class Imbalance(NamedTuple):
-    """A quantity whose entries do not add up to what a device read."""
+    """A quantity whose entries do not add up to the device's reading."""
 
     gpu_uuid: str
     """UUID of the device or physical GPU."""
@@ -283,14 +285,14 @@ class Imbalance(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Return the absolute difference, relative to the device's reading."""
+        """Return the absolute difference from the device's reading, relative to that reading."""
         return abs(self.booked - self.total) / max(self.total, 1)
 
 
 def imbalances(books: Sequence[GpuBooks], interval_ns: int) -> Iterator[Imbalance]:
-    """Yield each quantity for which the books of a tick do not add up to the readings.
+    """Yield each quantity whose entries in a tick do not add up to the readings.
 
-    Takes as long as booking the tick.
+    This takes as long as making the tick's entries.
     """
     # By physical GPU: its own row, if there is one, followed by its instances' rows.
     physical_gpus = {row.reading.uuid: [row] for row in books if row.reading.parent_uuid is None}
@@ -315,7 +317,7 @@ def imbalances(books: Sequence[GpuBooks], interval_ns: int) -> Iterator[Imbalanc
                 if quantity is BUSY_NS and not booked:
                     continue
                 total = quantity.total([row.reading for row in summed], interval_ns)
-                # A total that the driver does not report must not be booked at all.
+                # If the driver does not report a total, the entries' sum must be 0 or absent.
                 if sum(booked) != (total or 0):
                     yield Imbalance(summed[0].reading.uuid, quantity.name, total or 0, sum(booked))
 

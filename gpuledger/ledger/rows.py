@@ -1,4 +1,4 @@
-"""Flat rows without nested values: one category's part of one device in one tick each.
+"""Flat rows without nested values: each row is one entry of a device in a tick.
 
 `COLUMNS` is the table of its columns. The record of the topic `gpuledger.rows.v1` and the columns
 of the store's table `entries` are made from it, so that a column has the same name, type and
@@ -92,7 +92,8 @@ def _quantities(quantities: Iterable[Quantity], *, source: str) -> list[Column]:
             name=quantity.name,
             type=ColumnType.QUANTITY,
             source=f"{source}.{quantity.name}",
-            # Negative where an entry's field may be; apportioned amounts never are.
+            # Negative values are allowed if the entry's field allows them; apportioned amounts are
+            # never negative.
             bounds=_OF_ENTRIES.get(quantity.name, Natural),
             optional=True,
             meaning=quantity.meaning,
@@ -514,9 +515,10 @@ def row_maker(
 ) -> Callable[..., Any]:
     """Return a function that makes a row of these columns from the fields of a `BookedEntry`.
 
-    The function returns the result of `make`, called with the values by column name; without
-    `make`, a tuple in the columns' order. `written` gives the format of a type's values, as an
-    expression with `{}` for the value; it may call the given functions. Absent values are `None`.
+    The function calls `make` with the values by column name, and returns its result. Without
+    `make`, it returns a tuple in the columns' order. Absent values are `None`. `written` maps a
+    column type to an expression that formats a value: `{}` stands for the value, and the expression
+    may call `functions`.
     """
     values = {}
     for column in columns:

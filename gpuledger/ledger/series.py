@@ -5,7 +5,8 @@ converted to base units only here, in the last step; all sums use whole numbers.
 
 Most events repeat the one before: the same containers on the same GPUs. A reader of a node's
 consecutive events keeps a `NodeGroups` for the node, so that the groups' labels are made once and
-stay the same objects from tick to tick. The values are the same without a `NodeGroups`. Pure.
+stay the same objects from tick to tick. The values are the same without a `NodeGroups`. This module
+does no I/O.
 """
 
 import re
@@ -53,7 +54,7 @@ from gpuledger.records import Category, Entry, GpuBooks, GpuEvent, GpuReading, P
 
 
 class SeriesGroup(NamedTuple):
-    """The series of one thing: a family and its label values."""
+    """All series that share a metric family and a set of label values."""
 
     family: Family
     label_values: tuple[str, ...]
@@ -72,7 +73,8 @@ MAX_GROUPS: Final = 16_384
 """Groups per sample: twice as many as 16 GPUs in 256 shares have. 40 bytes of an event can become
 5 kB of labels, so a sample with this many comes to at most 85 MB."""
 _Memory = tuple[str | None, int | str]
-"""A memory that compute instances share: the GPU, and the GPU instance or the instance's UUID."""
+"""Identifies memory that compute instances may share: the GPU's UUID, and the number of the GPU
+instance or the instance's UUID."""
 _NODE_GROUP: Final = SeriesGroup(NODE, ())
 _NOT_ALLOCATED: Final = AllocationLabels()
 _INFO: Final[SeriesValues] = (1.0,)
@@ -136,7 +138,7 @@ class _DeviceGroups:
     allocatees: list[SeriesGroup | None]
     """For each entry, the group in which its allocation counts, if the entry is idle."""
     are_distinct: bool
-    """Whether each entry has its own group of users."""
+    """Whether no two entries have the same group in `users`."""
     methods: tuple[Any, ...]
     """The methods of its last tick: for busy time, memory and energy."""
     of_methods: dict[SeriesGroup, SeriesValues]
@@ -187,7 +189,7 @@ class EventSeries:
             described = described or digest_of_described(event)
         pods = PodIndex(event)
         if described != known.described:
-            # The positions in entries now refer to other things.
+            # The descriptions have changed, so positions in entries refer to other things now.
             known.described, known.devices = None, {}
             known.descriptions = self._descriptions(event)
             known.described = described
@@ -427,7 +429,7 @@ def _of_allocatees(
     compute_slices, gpu_slices = slices.compute_slices, slices.gpu_compute_slices
     fraction: float | None = None
     if gpu_slices:
-        # The rest of a partitioned GPU is unknown if an instance's slices are.
+        # If the slices of an instance are unknown, so are the slices without an instance.
         fraction = None if compute_slices is None else compute_slices / gpu_slices
     elif books.reading.parent_uuid is None:
         # A GPU without known slices is a whole physical GPU.
@@ -451,7 +453,7 @@ def _of_row(books: GpuBooks, memories: set[_Memory]) -> SeriesValues:
     if reading.parent_uuid is not None:
         return _of_instance(books, memories)
     power, energy = reading.power_milliwatts, reading.energy_total_millijoules
-    # In the order of `DEVICE.metrics`, by position: naming each value would take a twentieth of the
+    # By position, in the order of `DEVICE.metrics`: naming each value would add a twentieth to the
     # time for making an event's series.
     return (
         0.0 if reading.unresponsive else 1.0,
@@ -470,7 +472,10 @@ def _of_row(books: GpuBooks, memories: set[_Memory]) -> SeriesValues:
 
 
 def _of_instance(books: GpuBooks, memories: set[_Memory]) -> SeriesValues:
-    """Return an instance's readings; its memory only if `memories` lacks it, which then gets it."""
+    """Return an instance's readings.
+
+    Its memory is included only if it is not in `memories` yet, and is then added to `memories`.
+    """
     reading, gap_seconds = books.reading, _seconds(books.gap_ns)
     instance = reading.uuid if reading.gpu_instance is None else reading.gpu_instance
     memory = (reading.parent_uuid, instance)

@@ -6,13 +6,14 @@ counted as the amount times the interval.
 
 All amounts are whole numbers. A series belongs to a device and a category, and to a pod's container
 by UID and name or to a job by its id; these labels never change while the series lives. If a
-container's names are not known yet, its use is not counted under other names. Instead it is yielded
-with the key by which its names can be found (`Unnamed`), and waits elsewhere.
+container's names are not known yet, its use is not counted under other names. Instead, the use is
+yielded with the key for looking up the names (`Unnamed`), and the caller keeps it until the names
+are known.
 
 The counter of `unattributed` never falls, even if a late adjustment moves busy time from it to a
 container; the moved time is counted in a separate series. Idle time has no user; the container or
-job to which the device is allocated is counted as allocated. Pure; the series of a device add up
-exactly to its entries.
+job to which the device is allocated is counted as allocated. The series of a device add up exactly
+to its entries. This module does no I/O.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -111,7 +112,7 @@ class Unnamed(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class User:
-    """The owner of use that is counted on a device; compared by object identity."""
+    """Container, job or category to which use of a device is attributed; compared by identity."""
 
     labels: CountedLabels
     """The owner's labels, as far as they are known."""
@@ -129,7 +130,7 @@ class User:
 
 
 class Used(NamedTuple):
-    """Increment of the counters by one entry of a tick."""
+    """The amounts that one entry of a tick adds to the counters."""
 
     user: User
     amounts: UsedAmounts
@@ -137,7 +138,7 @@ class Used(NamedTuple):
 
 @dataclass(slots=True)
 class KnownUsers:
-    """The owners of the entries of a node's last event, for its next one; one per node."""
+    """The owners of the entries of a node's last event, kept for the node's next event."""
 
     described: bytes | None = None
     """Digest of the event's descriptions (`digest_of_described`)."""
@@ -150,15 +151,15 @@ class _DeviceUsers(NamedTuple):
     owners: list[tuple[Any, ...]]
     """The entries' references to their owners."""
     users: list[User]
-    """For each entry, the user on which it is booked."""
+    """For each entry, the user to which it is attributed."""
     allocatees: list[User]
     """For each entry, the user to which its part is allocated; one object per user."""
 
 
 def base_units(amounts: UsedAmounts) -> SeriesValues:
     """Return the values of the series of `COUNTERS`, in base units."""
-    # Dividing whole numbers rounds only once, so a growing counter never reads less. Built from a
-    # list, because a tuple from a generator takes a third longer.
+    # Dividing whole numbers rounds only once, so the value of a growing counter never decreases.
+    # Built from a list, because a tuple from a generator takes a third longer.
     return (
         *[
             None if amount is None else amount / divisor
@@ -193,7 +194,7 @@ def add_amounts(total: UsedAmounts, more: UsedAmounts) -> None:
 def used_in(
     event: GpuEvent, known: KnownUsers | None = None, *, described: bytes | None = None
 ) -> Iterator[Used]:
-    """Yield how much each entry of an event increases which counters.
+    """Yield, for each entry of an event, the counters that it increases, and by how much.
 
     `known` belongs to the node's last event and is updated to this one; `described` is the event's
     `digest_of_described`, if the caller has it. Raises `ValueError` if an entry refers to something
@@ -205,7 +206,7 @@ def used_in(
         described = described or digest_of_described(event)
     owners = _EntryOwners(event)
     if described != known.described:
-        # The positions in entries now refer to other things.
+        # The descriptions have changed, so positions in entries refer to other things now.
         known.described, known.devices = described, {}
     before, known.devices = known.devices, {}
     interval_ns = event.interval_ns
@@ -230,7 +231,7 @@ def used_in(
         gpu_uuid = gpu_of(adjustment, event).reading.uuid
         for entry in adjustment.entries:
             adjusted: UsedAmounts = [*_NOTHING]
-            # A negative amount is busy time that was counted on the category before.
+            # A negative amount is busy time that was counted for the category earlier.
             index = _BUSY_INDEX if (entry.busy_ns or 0) >= 0 else _SETTLED_INDEX
             adjusted[index] = abs(entry.busy_ns or 0)
             yield Used(owners.user_of(gpu_uuid, entry), adjusted)
@@ -269,7 +270,7 @@ def _amounts_of(entry: Entry, interval_ns: int) -> UsedAmounts:
     for index in _MULTIPLIED:
         if (amount := amounts[index]) is not None:
             amounts[index] = amount * interval_ns
-    # Never negative in a tick's books, but anybody may have written the event.
+    # The entries of a tick are never negative, but anybody may have written the event.
     if (amounts[_BUSY_INDEX] or 0) < 0:
         amounts[_BUSY_INDEX] = None
     return amounts

@@ -22,8 +22,8 @@ SmallNatural = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 MAX_SEQ: Final = 10 * 366 * 86_400_000
 """Ten years in milliseconds: longer than any kernel runs."""
-# Ticks of a boot up to its highest `seq` count as repeated, so one impossible `seq` would cost
-# all later ticks of that boot.
+# Ticks of a boot with a `seq` up to the highest one so far count as repeated. One impossible `seq`
+# would therefore make all later ticks of that boot count as repeated.
 Seq = Annotated[int, msgspec.Meta(ge=0, le=MAX_SEQ)]
 MAX_NODE_NAME_LENGTH: Final = 253
 # In Python, unlike in JSON Schema, `$` also matches before a trailing newline.
@@ -60,7 +60,7 @@ class OpenEnum(StrEnum):
     @classmethod
     @override
     def _missing_(cls, value: object) -> Self | None:
-        # A new object each time: a cache could be filled up by whoever writes the records.
+        # A new object each time, because a writer of records could fill up a cache.
         if not isinstance(value, str) or not 0 < len(value) <= MAX_VALUE_LENGTH:
             return None
         unknown = str.__new__(cls, value)
@@ -80,6 +80,6 @@ class BaseRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 class ArrayRecord(BaseRecord, frozen=True, kw_only=True, array_like=True):
     """A record that is encoded as an array, with each field's value at the field's position.
 
-    For records that a sample contains dozens of, where field names would take most of the bytes. A
+    A sample contains dozens of these records, so field names would take up most of its bytes. A
     value that is not known is `null`. New fields are appended; none is ever removed or moved.
     """

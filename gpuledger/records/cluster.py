@@ -2,8 +2,8 @@
 
 This module holds the records of `gpuledger.pods.v1`, `gpuledger.nodes.v1` and
 `gpuledger.namespaces.v1`. These topics are compacted; keys are cluster and UID for pods, cluster
-and name for nodes and namespaces. The records resolve container ids and UIDs, and tell where work
-ran and to whom it belongs.
+and name for nodes and namespaces. Other components use these records to look up container ids and
+UIDs, and to find where work ran and to whom it belongs.
 """
 
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""A sink's counters of a node, saved so that they continue when the sink does.
+"""A sink's counters of a node, saved so that they continue after the sink restarts.
 
 This module holds the records of `gpuledger.counters.v1`, a compacted topic keyed by group and node.
 A sink reads it when it takes over a partition. No other component needs to read it.
@@ -30,7 +30,7 @@ from gpuledger.records.bounds import (
 MAX_COUNTED_SERIES: Final = 4_096
 """Series per node: twice as many as 16 GPUs with 16 containers each have, including all categories
 and the pods that came and went while their series are kept."""
-# Bytes times nanoseconds of one GPU exceed 64 bits within a second.
+# The product of a GPU's bytes and nanoseconds exceeds 64 bits within a second.
 BigNatural = Annotated[str, msgspec.Meta(max_length=60, pattern=r"^[0-9]+$(?!\n)")]
 MAX_QUANTITIES: Final = 16
 MAX_COUNTED_WORDS: Final = 128

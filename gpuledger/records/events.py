@@ -1,7 +1,7 @@
-"""A booked tick: each GPU's readings, and the entries that add up to them.
+"""An attributed tick: each GPU's readings, and the entries that add up to them.
 
 This module holds the records of `gpuledger.events.v1`. The join decides how quantities are split.
-Values that follow from an entry and its reading are not repeated here; for example,
+Values that can be computed from an entry and its reading are not stored here; for example,
 `gpuledger.ledger.quantities` apportions the chip's counters.
 """
 

@@ -2,7 +2,7 @@
 
 This module holds the record of `gpuledger.processes.v1`, the audit trail of the ticks. It also
 holds the record by which a tick reports that a process has finished with a GPU, with its total use
-and the use that ticks have reported. The join books the difference.
+and the use that ticks have reported. The join attributes the difference.
 """
 
 from typing import Annotated
@@ -55,7 +55,8 @@ class ProcessExit(BaseRecord, frozen=True, kw_only=True):
     reserved_busy_ns: DurationNs
     """Busy time of the device that is reserved for this process: from samples in which no process
     was seen on the GPU, and not reserved for another process."""
-    # Ticks by number and by time: the number identifies the tick, the time places it in the books.
+    # Each tick is given by its number, which identifies it, and by its time, which dates the late
+    # adjustment.
     from_seq: Seq
     """The first sample that covers part of its time on the GPU, as far as the agent remembers."""
     from_time_ns: Natural
@@ -102,7 +103,8 @@ class ProcessRecord(BaseRecord, frozen=True, kw_only=True):
     """The kernel's id of this boot."""
     pid: Natural
     """Process id in the node's own pid namespace."""
-    # Identifies it together with node, boot and pid: a busy node reuses pids within minutes.
+    # Identifies the process together with node, boot and pid: a busy node reuses pids within
+    # minutes.
     started_boottime_ns: BoottimeNs | None = None
     """Start of the process since boot; absent if it ended before this could be read."""
     time_ns: Natural

@@ -1,14 +1,14 @@
 """The readings of one GPU or MIG instance in a tick.
 
-`GpuReading` has the values that are booked; `GpuDetails` has everything else: measurements of work,
-and the data that shows an operator how a GPU is throttled, wears and fails (throttling, health,
-limits). A part is absent if the driver does not provide it, and in ticks in which it was not
-queried. Traffic, throttling and most of profiling are queried every few seconds, in a different
-tick for each GPU; health and limits less often. Values are never repeated: every value in a
-tick was queried for that tick. Totals count since the driver was loaded unless noted otherwise; a
-total that fell is named in `resets`.
+`GpuReading` has the values that are attributed; `GpuDetails` has everything else: measurements of
+work, and the data that shows an operator how a GPU is throttled, wears and fails (throttling,
+health, limits). A part is absent if the driver does not provide it, and in ticks in which it was
+not queried. Traffic, throttling and most of profiling are queried every few seconds, in a different
+tick for each GPU; health and limits less often. Values are never repeated: every value in a tick
+was queried for that tick. Totals count since the driver was loaded unless noted otherwise; a total
+that fell is named in `resets`.
 
-Amounts are whole numbers and ratios have six digits, so that booked amounts add up exactly.
+Amounts are whole numbers and ratios have six digits, so that attributed amounts add up exactly.
 """
 
 from typing import Annotated

@@ -1,8 +1,8 @@
 """One tick of a node: the readings of its GPUs, the processes on them and their containers.
 
 This module holds the records of `gpuledger.samples.v1` and of `gpuledger.readings.v1`, whose values
-are not booked. Processes refer to pods only by UID, because a cgroup path contains no names; the
-join adds these.
+are not attributed. Processes refer to pods only by UID, because a cgroup path contains no names;
+the join adds these.
 """
 
 from typing import Annotated
@@ -152,7 +152,8 @@ class NodeSample(BaseRecord, frozen=True, kw_only=True):
     """True if the sample began late, by more than half of the sampling interval."""
     gpus: Annotated[list[GpuReading], at_most(MAX_GPUS)]
     """Readings of the node's GPUs, one per GPU; each GPU is followed by its MIG instances."""
-    # Listed once and referenced by position: repeated per process, ids would be most of a tick.
+    # Listed once and referenced by position: if they were repeated for each process, ids would take
+    # up most of a tick.
     containers: Annotated[list[ContainerRef], at_most(MAX_CONTAINERS)]
     """Containers and jobs of the sample's processes, including processes that ended; each once."""
     processes: Annotated[list[GpuProcess], at_most(MAX_PROCESSES)]

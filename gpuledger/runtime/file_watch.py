@@ -2,7 +2,7 @@
 
 A file's stamp contains its metadata, never its content. Files are only checked on request, and at
 most once per interval. The stamp is taken before the file is read, so that the next check detects a
-change during reading. The caller reads the files and handles mistakes in them; each change is
+change during reading. The caller reads the files and handles errors in them. Each change is
 reported once.
 """
 
@@ -82,7 +82,7 @@ def stamp_of(file: Path) -> Stamp | None:
 
 
 class FilesInForce:
-    """The last valid version of the files of credentials or the web configuration.
+    """Tracks the last valid version of the files for credentials or for the web configuration.
 
     If a new version is invalid, the previous one stays in force, and a check fails until the files
     are fixed. The check also fails if a certificate in force has expired or is not yet valid.

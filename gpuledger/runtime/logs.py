@@ -92,7 +92,7 @@ _MAX_KEYS: Final = 1000
 
 
 class _Line(NamedTuple):
-    """When a line was last written, and how often it was left out since."""
+    """When a key's line was last written, and how often it was left out since."""
 
     written_seconds: float
     left_out: int
@@ -118,7 +118,7 @@ class Repeats:
         self._others = _Line(-math.inf, 0)
 
     def count(self, key: Hashable, *, more: int = 1) -> int:
-        """Count `more` lines; return the count since the last line, 0 if none may be written."""
+        """Count `more` lines; return the count for a line to be written now, 0 to write no line."""
         now_seconds = self._seconds()
         if key not in self._lines and len(self._lines) >= _MAX_KEYS:
             # The oldest key can be dropped if its last line is more than a minute ago.

@@ -1,11 +1,11 @@
 """Named checks that show whether a component can do its work; other modules serve them.
 
-A lasting state is reported only by its check: `gpuledger_check_ok` follows it, `/readyz` shows it,
-and the log has one line when it starts to fail and one when it recovers. So a loop that retries
-only calls `failed` and `ok`, and does not log the outage itself.
+An ongoing problem is reported only by its check: in `gpuledger_check_ok`, in `/readyz`, and with
+one log line when the check starts to fail and one when it recovers. A retrying loop therefore only
+calls `failed` and `ok`, and does not log the problem itself.
 
-If the reason of a failure changes, for example because a restarted broker rejects the login, there
-is another line. Lines about a check that keeps failing and recovering are limited.
+If the reason of a failure changes, for example because a restarted broker rejects the login, the
+log has another line. Lines about a check that keeps failing and recovering are limited.
 """
 
 import asyncio
@@ -103,7 +103,7 @@ class CheckLog:
         """Record that the check passes.
 
         A call is ignored if no failure was logged, or if the line about the recovery is already
-        scheduled; the check then only waited in between, which is not a failure.
+        scheduled. In the latter case, the check was waiting in between, which is not a failure.
         """
         if self._began_seconds is None or self._due is not None:
             return

@@ -144,10 +144,10 @@ class RetryingCaller(Generic[ErrorT]):
     ) -> None:
         """Configure the handling of `on` errors; all other errors are raised to the caller.
 
-        After an error, `check` fails with the text of `describe`. After a success it passes with
-        `receiver` as its detail, unless `passes_check` is false because more than the call must
-        succeed. `counter` counts the failures. `min_seconds` returns the minimum wait that the
-        receiver requested.
+        After an error, `check` fails with the text of `describe`. After a success it passes, with
+        `receiver` as its detail. If `passes_check` is false, a success leaves the check unchanged,
+        because more than the call must succeed. `counter` counts the failures. `min_seconds`
+        returns the minimum wait that the receiver requested.
         """
         self.attempts = 0
         """Number of attempts that have ended, successful or not; shows that the caller is alive."""

@@ -99,8 +99,9 @@ class _EndingSignals:
     """Handles the first SIGTERM or SIGINT, and ignores all later ones.
 
     A wrapper may forward the same signal twice. The second signal may arrive while the interpreter
-    shuts down, which restores the system's handlers. A handler in Python would be gone by then, so
-    the signals are ignored by the system (SIG_IGN), or they would change the exit code.
+    shuts down, which restores the system's handlers. By then, a handler in Python no longer exists.
+    Therefore the system itself ignores the signals (SIG_IGN); otherwise they would change the exit
+    code.
     """
 
     def __init__(self, deadline: "_Deadline") -> None:
@@ -218,7 +219,7 @@ def _explain(error: BaseException) -> int:
 
 
 def _foreseen(error: BaseException, kind: type[GpuledgerError]) -> GpuledgerError | None:
-    """Return the error if it is of this kind; of a group with only such errors, the first one.
+    """Return the error if it is of this kind; for a group of only such errors, the first one.
 
     Returns `None` otherwise. A task group wraps its tasks' errors in an exception group.
     """

@@ -5,9 +5,9 @@
 - `wait_event`: waits for an event with a timeout.
 - `asyncio.TaskGroup`: for tasks that all end without being cancelled.
 - `in_daemon_thread`: for blocking calls. A slow or unavailable storage may block a call for
-  minutes, and an import on a busy node may block for seconds; neither can be cancelled. At its end,
-  the event loop waits for asyncio's own threads, so a component would not stop in time.
-  The call must be atomic, because the process may exit before the call ends.
+  minutes, and an import on a busy node may block for seconds; neither can be cancelled. When an
+  event loop ends, it waits for asyncio's own threads, so a component would not stop in time. The
+  call must be atomic, because the process may exit before the call ends.
 - `end_where_stalled`: ends a component that makes no progress.
 """
 

@@ -145,7 +145,7 @@ class TokenInForce(Generic[E]):
     async def current(self) -> E:
         """Return the token to log in with; raise `UnavailableError` if there is none.
 
-        A call during another call's request waits for its result.
+        If another call is already fetching a token, this call waits for that token.
         """
         async with self._fetching:
             if self._is_due() and self._monotonic() >= self._retry_seconds:

@@ -1,7 +1,7 @@
 """Builds a settings object from layers of given values: merges, converts, constructs.
 
-Pure: reads no files and no environment. Every error names the setting as in its source, the value
-and the expected form.
+This module reads neither files nor the environment. Every error shows the setting's name as written
+in its source, the value and the expected form.
 """
 
 import enum
@@ -61,7 +61,10 @@ _PLAIN_ITEMS: Final = re.compile(r"[\w./-]+(?:\s*,\s*[\w./-]+)*")
 
 
 def build(model: type[S], layers: Sequence[Layer]) -> S:
-    """Build the settings; later layers override. Raise `SettingsError` for the first mistake."""
+    """Build the settings; later layers override earlier ones.
+
+    Raises `SettingsError` for the first mistake.
+    """
     given: dict[Path, Given] = {}
     for layer in layers:
         given |= layer
@@ -109,7 +112,7 @@ def _is_none(setting: Setting, value: Any) -> bool:  # noqa: ANN401  # any setti
 
 
 def _read_text(hint: Any, text: str) -> Any:  # noqa: ANN401  # any setting
-    """Convert a text: unchanged if a text is wanted, otherwise as a number, a list or YAML."""
+    """Return the text if a text is wanted; otherwise parse it as a number, a list or YAML."""
     try:
         return msgspec.convert(text, hint, dec_hook=_from_text)
     except msgspec.ValidationError:
@@ -283,7 +286,7 @@ def _number(bound: float) -> str:
 
 
 def _describe_whole(hint: Any) -> str | None:  # noqa: ANN401  # any type annotation
-    """Return the description of a type with parts; `None` for other types."""
+    """Return the description of a list, mapping or group; `None` for other types."""
     if get_origin(hint) in _LISTS:
         item = get_args(hint)[0]
         items = ", ".join(str(value) for value in get_args(item))
@@ -328,7 +331,7 @@ def _with_origin(
 
 def _texts_in(value: Any) -> Iterator[str]:  # noqa: ANN401  # any built-in value
     """Yield all texts in a value, including keys."""
-    # YAML anchors can make one list part of many, or of itself.
+    # YAML anchors can make a list part of several others, or of itself.
     seen: set[int] = set()
     left = [value]
     while left:

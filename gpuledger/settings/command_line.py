@@ -144,7 +144,7 @@ def _masked(settings: Sequence[Setting], path: tuple[str, ...], value: Any) -> A
 
 
 class HelpStyle(argparse.RawDescriptionHelpFormatter):
-    """Begins the help as that of the commands does."""
+    """Formats help with the heading `Usage:`, like the help of the commands."""
 
     @override
     def add_usage(
@@ -158,7 +158,7 @@ class HelpStyle(argparse.RawDescriptionHelpFormatter):
 
 
 def name_groups(parser: argparse.ArgumentParser) -> None:
-    """Name the groups of arguments in a parser's help as commands name them."""
+    """Set the headings in a parser's help to those of the commands: Arguments and Options."""
     parser._positionals.title, parser._optionals.title = "Arguments", "Options"  # noqa: SLF001  # argparse has no other way
 
 

@@ -1,6 +1,6 @@
 """`gpuledger config explain COMPONENT [PREFIX]`: help on all or some settings of a component.
 
-It imports only the component's settings, by a module name in a table.
+It imports only the module with the component's settings, whose name is in a table.
 """
 
 import argparse

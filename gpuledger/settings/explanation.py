@@ -1,6 +1,7 @@
 """Help on settings: the most common ones for `--help`, all of them for `config explain`.
 
-A component does not use this when it starts, because meanings are read from its source.
+Components do not use this module when they start, because it parses the meanings from their source
+code.
 """
 
 import shutil

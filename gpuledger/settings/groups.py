@@ -143,7 +143,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def heartbeat_seconds(self) -> float:
-        """Return the heartbeat interval, which is the longest delay to learn of a rebalance.
+        """Return the heartbeat interval, which is the longest time until a rebalance is noticed.
 
         The interval is at most 3 seconds, and at most a third of the session timeout, as in Kafka's
         own clients, so that two heartbeats may be lost.
@@ -311,7 +311,8 @@ _REMEDY_OF_LOGIN: Final = (
 
 def _remedy_of_port(parts: SplitResult) -> str:
     """Return the remedy for an invalid port: fix it, or escape a password that hides the host."""
-    # If there is a user, the parser has found the host after the user, so the port is really one.
+    # If there is a user, the parser has found the host after the user, so the text after the colon
+    # really is a port.
     before_path = "" if "@" in parts.netloc else parts.netloc
     if may_contain_credentials(f"{before_path}{parts.path}{parts.query}{parts.fragment}"):
         return _REMEDY_OF_LOGIN

@@ -1,8 +1,8 @@
 """Secrets, and addresses, which may contain secrets. All masking happens in this module.
 
 An address is shown without user, password, query and fragment. An address that does not parse is
-not shown at all, because the parts of a mistyped address cannot be told apart. The loader finds the
-sources of secrets.
+not shown at all, because the parts of a mistyped address cannot be told apart.
+`gpuledger.settings.sources` reads secrets from their files.
 """
 
 import os
@@ -76,8 +76,8 @@ def mask_address(value: str) -> str:
 def mask_addresses(text: str) -> str:
     """Return a text in which `shown_url` replaces addresses with a login, query or fragment.
 
-    Words end at a blank or quote. For a whole value, which may contain blanks and quotes, use
-    `mask_address`.
+    The text is checked word by word, and a word ends at a blank or quote. For a whole value, which
+    may contain blanks and quotes, use `mask_address`.
     """
     if "@" not in text and _SCHEME_SIGN not in text:
         return text

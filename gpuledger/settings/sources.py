@@ -116,7 +116,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if elsewhere := _ELSEWHERE.get(name.lower()):
         return elsewhere
     by_lower = {candidate.lower(): candidate for candidate in known}
-    # A name without its group is as likely as a typing error.
+    # Users omit a setting's group as often as they mistype its name.
     tails = (full for lower, full in by_lower.items() if lower.endswith("." + name.lower()))
     found = next(tails, None) or find_near(name, by_lower.values())
     return f"did you mean {found}?" if found else "`gpuledger config explain` lists all settings"
@@ -168,7 +168,8 @@ def read_yaml(
 ) -> Layer:
     """Read a settings file; raise `SettingsError` if it is unreadable or has an unknown key.
 
-    With `ignores_other_sections`, the file may be another program's, and only known sections count.
+    With `ignores_other_sections`, the file may belong to another program, and only known sections
+    count.
     """
     sections = {setting.path[0] for setting in settings}
     groups = frozenset(

@@ -74,7 +74,8 @@ def append_revision(
         table = DeltaTable(uri, storage_options=options)
     except TableNotFoundError:
         table = _made_table(uri, options)
-    # The version is read from the object that is used for writing, so that both are of one version.
+    # The revision is read from the object that is used for writing, so that both use the same
+    # version of the table.
     if (table.transaction_version(stream) or 0) >= revision:
         raise _too_late(revision)
     # If two processes read the same version, Delta rejects the second one's transaction.

@@ -18,11 +18,12 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 HOURS: Final = "gpuledger.hours"
 """Hours since 1970 for which the commit has rows; commits without it may have rows of any hour."""
 VALID_THROUGH: Final = "gpuledger.valid_through"
-"""Time up to which the table is complete, in microseconds since the epoch, for each Kafka partition
-that the writer knows, by the partition's number."""
+"""The marks of a commit: for each Kafka partition that the writer knows, by its number, the time up
+to which the table is complete, in microseconds since the epoch."""
 ALL: Final = "all"
-"""Key of the lowest mark, next to the partitions' numbers. Only commits with the marks of all
-partitions have it; readers ignore all commits before such a commit."""
+"""Key of the lowest mark of all partitions, next to the keys of the single partitions. Only commits
+that have the marks of all partitions have this key; readers ignore the commits before the newest
+such commit."""
 PURGED_BEFORE: Final = "gpuledger|purged_before"
 """Transaction identifier for the day since 1970 before which a table's rows have been purged."""
 MARKED_COMMITS: Final = 500
@@ -37,7 +38,7 @@ def summed_up_to(source: str) -> str:
 
 
 def summed_time(source: str) -> str:
-    """Return the transaction identifier for the time (`made_ms`) of the version summed up."""
+    """Return the transaction identifier for the time (`made_ms`) of the summed-up version."""
     return f"{summed_up_to(source)}|time"
 
 
@@ -106,7 +107,7 @@ def complete_through_us(table: DeltaTable) -> dict[str, int]:
 
 
 def valid_through_us(history: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the time up to which each partition is complete, from the newest commit on.
+    """Return the time up to which each partition is complete, from the marks of the commits.
 
     `history` has the newest commit first. Completeness is never lost, so the latest time of each
     partition counts. Commits older than one with the marks of all partitions are ignored.
@@ -128,7 +129,7 @@ def marks_of_partitions(history: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def mark_complete(table: DeltaTable, until_us: int) -> None:
-    """Commit, without rows, that a table is complete up to a time in all its partitions.
+    """Make a commit without rows that marks a table as complete up to a time in all partitions.
 
     Call this only if nothing writes to the table any more. It does nothing if no partition has a
     mark.

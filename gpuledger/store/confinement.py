@@ -1,8 +1,8 @@
 """A DuckDB connection that can query a store and do nothing else.
 
-A text is checked before it runs: it must be a single statement that returns rows. Such a statement
-could still read other files, for example with `read_csv`; DuckDB rejects this once the connection
-is confined. Memory and time are not limited here.
+An SQL text is checked before it runs: it must be a single statement that returns rows. Such a
+statement could still read other files, for example with `read_csv`; DuckDB rejects this once the
+connection is confined. Memory and time are not limited here.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,7 +40,8 @@ def confine(
     folders = {
         file.rpartition(f"/{name}/")[0] for name, of_table in files.items() for file in of_table
     }
-    # DuckDB compares paths as given: a path with a `[` may also come as its escaped pattern.
+    # DuckDB compares paths as they are written, and a path with a `[` may also be written as its
+    # escaped pattern.
     allowed = sorted(folders | {escape_path(folder) for folder in folders})
     settings = {
         "allowed_directories": f"[{', '.join(map(quoted, allowed))}]",

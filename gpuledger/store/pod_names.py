@@ -1,11 +1,11 @@
 """SQL that finds names for rows that were written before their pods were known. Reads no rows.
 
-A user is found by its container, then by its UID, then (a static pod) by its hash. Only pods of the
-row's node count, because a node's claims about another node's pods are not trusted. Once the pod's
-record has arrived, it replaces all earlier data, including the kubelet's names. For an allocation,
-the kubelet reports only names, so the allocation belongs to the node's pod that had this name at
-the row's time, not to a pod that was deleted before. Each join finds at most one row, so that no
-entry counts twice.
+The pod that used a GPU is looked up by its container id, then by its UID, then, for a static pod,
+by its hash. Only pods of the row's node count, because a node's reports about another node's pods
+are not trusted. Once the pod's record has arrived, it replaces all earlier data, including the
+kubelet's names. For an allocation, the kubelet reports only names, so the allocation belongs to the
+node's pod that had this name at the row's time, not to a pod that was deleted before. Each join
+finds at most one row, so that no entry counts twice.
 
 Each constant below is the SQL of one relation. In it, `versions` has all rows of `pods`, and
 `entries` has the rows to be named.
@@ -16,7 +16,8 @@ from typing import Final, NamedTuple
 from gpuledger.keys import NAME_LINGER_SECONDS, NAME_SKEW_SECONDS
 
 NEWEST_LAST: Final = "try_cast(resource_version AS HUGEINT) NULLS FIRST, kafka_offset"
-"""Order of versions: by Kubernetes' resource version if it is numeric, otherwise as written."""
+"""Order of versions: by Kubernetes' resource version if it is numeric, otherwise in the order of
+writing."""
 # Not by time, because podwatch's clock may have been set back in between.
 _HISTORY: Final = f"""list(
     {{'since': in_force_from, 'uid': pod_uid, 'namespace': namespace, 'pod': pod,
@@ -98,7 +99,7 @@ class _Lookup(NamedTuple):
 
 
 def named_entries(rows: str, pods: str) -> str:
-    """Return the relation of a tick's rows, with names that arrived later.
+    """Return the relation of rows of `entries`, with pod names that arrived later.
 
     Looks up only pods whose record was not known when the row was written.
     """
@@ -108,7 +109,7 @@ def named_entries(rows: str, pods: str) -> str:
 
 
 def named_usage(rows: str, pods: str, *, until: str) -> str:
-    """Return the relation of usage rows, which lack the pods' owners, with all names.
+    """Return the relation of usage rows, with the names and owners of their pods.
 
     `until` is the SQL for the last time that a row covers.
     """

@@ -5,7 +5,8 @@ This module has what a reader needs in addition to an SQL engine such as DuckDB.
 The table contains whole numbers. The relation adds columns in units for people: seconds,
 byte-seconds, joules, GPU-hours. All added columns except the hours are decimals, which DuckDB
 multiplies and adds without rounding, in 38 digits, so sums over rows equal the sums over the events
-exactly. GPU-hours are hours of whole physical GPUs: an instance's hour counts by its slices.
+exactly. GPU-hours are hours of whole physical GPUs: an hour of an instance counts in proportion to
+its slices.
 """
 
 import re
@@ -200,7 +201,7 @@ _SQL_TYPES: Final[Mapping[str, str]] = {
     "Timestamp": "TIMESTAMPTZ",
     "Decimal128": "DECIMAL",
 }
-"""DuckDB's types by the names of Arrow's types, which are followed by their parameters."""
+"""DuckDB's type for each Arrow type; parameters follow the Arrow type's name."""
 
 
 def empty_relation(schema: TableSchema) -> str:

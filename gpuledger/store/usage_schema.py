@@ -2,8 +2,8 @@
 
 `usage` has sums per minute: one row, or several that add up, for each device, category, and pod or
 allocation. `usage_hourly` and `usage_daily` have such sums by hour and by day. `last_offset` is the
-offset of the last event in a row. All amounts are whole numbers, so sums over rows equal the sums
-over the events exactly.
+offset of the last event that a row includes. All amounts are whole numbers, so sums over rows equal
+the sums over the events exactly.
 
 `nodes`, `namespaces` and `inventory` have a row for each version; the version in force at a time is
 the last version whose `in_force_from` is at or before that time. Versions are joined to usage when

@@ -1,10 +1,10 @@
 """All tables of a store as DuckDB views: whole numbers, readable units, and names.
 
 `create_views` creates a view for each table, without rows if the table has none yet. The views of
-usage have all columns of their table, the columns in `READABLE`, and the current description of
-the pod, the allocation, the node and the namespace. A row gets the version in force at its start,
-or the first version if the row is older. Views of tables with versions have the column `valid_to`,
-which is null for the last version.
+usage have all columns of their table, the columns in `READABLE`, and the current description of the
+pod, the allocation, the node and the namespace. A row is joined to the version in force at the
+row's start, or to the first version if the row is older. Views of tables with versions have the
+column `valid_to`, which is null for the last version.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,8 @@ READABLE: Final[Mapping[str, str]] = {
     **{
         f"{column.name.removesuffix('_ns')}_seconds": f"{column.name} * 0.000000001"
         for column in USAGE.columns
-        # Excludes points in time, and byte-time, which exceeds the digits of seconds.
+        # Excludes points in time. Also excludes byte-time, which has more digits than a column of
+        # seconds can hold.
         if column.name.endswith("_ns") and not column.name.endswith(("_time_ns", "_byte_ns"))
     },
     # 29 of 38 digits are before the point; no device's amount exceeds them.
@@ -193,9 +194,9 @@ def _with_version(
         return f"(SELECT *, {absent} FROM {rows})"  # noqa: S608  # the tables' own names
     own = ", ".join(keys)
     # The first version also applies to earlier times, because no earlier version is known. If an
-    # object was deleted and created again, the new object applies from the deletion on. The hour in
-    # which it was created contains only its own usage, although the deletion was in force when the
-    # hour began. Bills use the same rule (`gpuledger_reports.reading.versions`).
+    # object was deleted and created again, the new object applies from the deletion on. The hour of
+    # its creation contains only usage of the new object, although the deletion was in force when
+    # that hour began. Bills use the same rule (`gpuledger_reports.reading.versions`).
     history = f"OVER (PARTITION BY {own} ORDER BY in_force_from, kafka_offset)"
     since = (
         f"CASE WHEN row_number() {history} = 1 THEN TIMESTAMPTZ '0001-01-01 00:00:00+00'"
@@ -235,9 +236,10 @@ def _with_version(
 def valid_through(
     store_uri: str, name: str, storage_options: Mapping[str, str] | None = None
 ) -> datetime | None:
-    """Return the time through which a table of a store is complete, by its newest commits.
+    """Return the time up to which a table is complete, judging by its newest commits.
 
-    The time does not cover unresponsive nodes and gaps. Returns `None` if no commit has a time.
+    Data from unresponsive nodes, or lost in gaps, may still be missing before that time. Returns
+    `None` if the table does not exist or no commit has a time.
     """
     table = open_table(store_uri, name, storage_options)
     if table is None:

@@ -57,7 +57,8 @@ class Stream:
     ) -> None:
         self._visits = deque(visits or [(NEVER_NS, NEVER_NS)])
         self.start_ns, self.end_ns = self._visits.popleft()
-        """Start and end of the current or next visit, while the process has the GPU open."""
+        """Start and end of the current or next visit: the process has the GPU open from start to
+        end."""
         self.busy = BusyTime()
         self.pending = BusyTime()
         """Times from each submission of work to the end of the work."""
@@ -74,7 +75,7 @@ class Stream:
         self.remaining_ns = max(1, int(self._kernel_ns * (0.5 + self._random.random())))
 
     def gap_ns(self) -> int:
-        """Return a random time until the next submission, around the mean, in nanoseconds."""
+        """Return the time until the next submission in nanoseconds, random around the mean."""
         return int(self._gap_ns * (0.5 + self._random.random()))
 
     def ran(self, start_ns: int, end_ns: int) -> None:
@@ -85,7 +86,7 @@ class Stream:
         self.waits_since_ns = end_ns
 
     def comes_again(self) -> bool:
-        """End the visit, with any unfinished work; return whether another visit follows."""
+        """Begin the next visit, without the unfinished work; return false if there is none."""
         if not self._visits:
             return False
         if self.waits_since_ns is not None and self.waits_since_ns < self.end_ns:
@@ -104,7 +105,7 @@ class Stream:
 
 
 class Kernels:
-    """The device: runs the kernels of its streams one at a time, as far as callers ask."""
+    """The device: runs its streams' kernels one at a time, up to the time that callers need."""
 
     def __init__(self, streams: Sequence[Stream], *, time_slice_ns: int) -> None:
         self._time_slice_ns = time_slice_ns
@@ -179,8 +180,8 @@ class Kernels:
 class BusyTime:
     """Busy intervals in order of time, with bounded memory.
 
-    If there are too many intervals, pairs in the older half are merged. Sums up to the start of a
-    pair stay exact; within a pair, the busy time counts as spent at the beginning of the pair.
+    If there are too many intervals, pairs in the older half are merged. The busy time before the
+    start of a pair stays exact; within a pair, all busy time is taken to lie at the beginning.
     """
 
     def __init__(self, *, max_intervals: int = MAX_INTERVALS) -> None:
@@ -266,10 +267,11 @@ class DeviceFacts:
 
 
 def describe_gpu(group: GpuGroup, *, uuid: str, index: int) -> DeviceFacts:
-    """Return a GPU's properties, from the scenario, otherwise from the product data.
+    """Return a GPU's properties.
 
-    Raise `UserError` if the product does not support a MIG layout of the scenario, or if idle and
-    context power together exceed the maximum power.
+    Properties that the scenario does not set come from the product data. Raise `UserError` if the
+    product does not support a MIG layout of the scenario, or if idle and context power together
+    exceed the maximum power.
     """
     model = MODELS.get(group.model, UNLISTED)
     memory_bytes = group.memory_bytes or model.memory_bytes
@@ -329,7 +331,7 @@ class SimulatedGpu:
             )
             for process in processes
         }
-        # Each instance runs one kernel at a time, and so does an unpartitioned GPU (`None`).
+        # An unpartitioned GPU (`None`) runs one kernel at a time; so does each instance.
         self._kernels = {
             instance: Kernels(
                 [
@@ -357,7 +359,10 @@ class SimulatedGpu:
             return stream.pending_until(end_ns) - stream.pending_until(start_ns)
 
     def device_busy_ns(self, start_ns: int, end_ns: int) -> int:
-        """Return for how long within [start, end) kernels ran, in ns; instances count by share."""
+        """Return for how long within [start, end) kernels ran, in nanoseconds.
+
+        The time of kernels on a MIG instance is multiplied by the instance's share of the GPU.
+        """
         return sum(
             round(self.busy_ns(process, start_ns, end_ns) * self.share(process))
             for process in self.processes
@@ -434,14 +439,17 @@ class SimulatedGpu:
         return sum(spans) / NS_PER_SECOND * self.facts.context_watts
 
     def joules(self, start_ns: int, end_ns: int) -> float:
-        """Return the energy drawn within [start, end); before the scenario's start, all is idle."""
+        """Return the energy drawn within [start, end).
+
+        Before the scenario's start, the GPU is idle.
+        """
         idle = (end_ns - start_ns) / NS_PER_SECOND * self.facts.idle_watts
         drawing_ns = sum(self._drawing_ns(one, start_ns, end_ns) for one in self.processes)
         return idle + self.context_joules(start_ns, end_ns) + self._kernel_joules(drawing_ns)
 
     def _drawing_ns(self, process: PlannedProcess, start_ns: int, end_ns: int) -> float:
-        """Return the time in which kernels at maximum draw would use the same energy, in ns."""
-        # A busy instance draws its share of the GPU's power.
+        """Return the time in ns in which kernels at maximum draw would use the same energy."""
+        # A busy instance draws only its share of the GPU's power.
         busy_ns = round(self.busy_ns(process, start_ns, end_ns) * self.share(process))
         return busy_ns * process.spec.load.draw_ratio
 

@@ -300,7 +300,7 @@ class Cut:
 def plan_cuts(
     layouts: Sequence[ScenarioMigLayout], *, gpu_uuid: str, mig_gpu: MigGpu | None, room_bytes: int
 ) -> list[Cut]:
-    """Return a GPU's MIG layouts; `room_bytes` is its memory without the driver's reserve.
+    """Return a GPU's MIG layouts; `room_bytes` is the GPU's memory without the driver's reserve.
 
     Raise `UserError` if the GPU does not support a layout.
     """

@@ -98,7 +98,10 @@ def sum_usage(
     *,
     of: PlannedPod | None,
 ) -> Usage:
-    """Return the usage within [start, end) of a pod's processes; `None` selects the host's."""
+    """Return the usage of a pod's processes within [start, end).
+
+    If `of` is `None`, returns the usage of processes outside pods.
+    """
     pairs = [(gpu, process) for gpu in gpus for process in gpu.processes if process.pod is of]
     return _sum(pairs, start_ns, end_ns)
 

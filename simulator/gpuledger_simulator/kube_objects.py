@@ -1,8 +1,8 @@
 """The scenario's nodes, pods and owners as Kubernetes objects, and the steps of a pod's life.
 
 This module defines the order of the steps, in nanoseconds since the scenario's start, and the form
-of the objects. `server` writes the objects. Resource versions come from the server; UIDs do so only
-if it is a real API server.
+of the objects. `server` writes the objects. The server assigns resource versions; a real API server
+also assigns the UIDs.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,8 @@ from gpuledger_simulator.schema import Controller, Node, Owner, ScenarioContaine
 
 # The start of a pod in the scenario is the start of its containers; the pod is created earlier.
 CREATED_BEFORE_NS: Final = 1500 * NS_PER_MS
-# All pods that start at second 0 are created at once, which takes a busy API server longer.
+# All pods that start at second 0 are created at the same time, for which a busy API server needs
+# longer.
 FIRST_CREATED_BEFORE_NS: Final = 6000 * NS_PER_MS
 TERMINATING_NS: Final = 500 * NS_PER_MS
 FINISHED_STAYS_NS: Final = 3000 * NS_PER_MS
@@ -274,7 +275,10 @@ def owner_reference(run: PlannedRun, namespace: str, owner: Controller | Owner) 
 
 
 def _controller(pod: ScenarioPod) -> Controller | None:
-    """Return a pod's direct controller; for a Deployment, the ReplicaSet in the pod's name."""
+    """Return a pod's direct controller.
+
+    For a Deployment, this is the ReplicaSet, whose name is taken from the pod's name.
+    """
     if pod.owner is None:
         return None
     if pod.owner.via:
@@ -285,7 +289,7 @@ def _controller(pod: ScenarioPod) -> Controller | None:
 
 
 def _container(container: ScenarioContainer, pod: ScenarioPod) -> Json:
-    # The number of GPUs that the container uses, because the scheduler counts GPUs.
+    # The limit is the number of GPUs that the container uses, because the scheduler counts GPUs.
     gpus = {index for process in container.processes for index in process.gpus}
     resources: Json = {"limits": {"nvidia.com/gpu": str(len(gpus))}} if gpus else {}
     if pod.qos != "besteffort":

@@ -48,8 +48,8 @@ class SimulatedKubelet:
         self._ended_ns = round(ended_seconds * NS_PER_SECOND)
         self._pods = [pod for pod in pods if pod.spec.node == node]
         self._devices = assign_devices(self._pods, gpus)
-        # Only devices that some pod gets during the scenario; replicas that no container uses do
-        # not exist.
+        # The kubelet has only devices that some pod gets during the scenario. Replicas that no
+        # container uses do not exist.
         self._allocatable = sorted(
             {
                 (device.resource, device.device_id)
@@ -167,8 +167,8 @@ def _devices_of(
     devices = []
     for gpu, instance in used_devices(container):
         sharers = users[gpu, instance]
-        # Pods that run one after another do not share a GPU. Without time-slicing, device plugins
-        # have no replicas.
+        # Pods that run one after another do not share a GPU. Device plugins have replicas only for
+        # time-slicing.
         is_shared = (
             sum(other.start_ns < pod.end_ns and pod.start_ns < other.end_ns for other, _ in sharers)
             > 1

@@ -27,13 +27,13 @@ from gpuledger_simulator.schema import (
     ScenarioPod,
 )
 
-_COMM_BYTES: Final = 15  # TASK_COMM_LEN without its end, as in /proc/<pid>/comm
+_COMM_BYTES: Final = 15  # TASK_COMM_LEN without the null byte, as in /proc/<pid>/comm
 NEVER_NS: Final = 1 << 62
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedPod:
-    """A pod of the run."""
+    """A pod that the simulator will run, with its start and end."""
 
     key: str
     """`namespace/name`, with `#2` appended if the name occurs a second time, and so on."""
@@ -49,7 +49,7 @@ class PlannedPod:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlannedProcess:
-    """A process of the run, on all of its GPUs."""
+    """A process that the simulator will run, on all of its GPUs."""
 
     node: str
     """Node name."""
@@ -297,7 +297,7 @@ def plan_incidents(scenario: Scenario, node: Node) -> list[PlannedIncident]:
 
 @dataclass(frozen=True)
 class HealthFaults:
-    """The health problems of one GPU over time: counts remain, states end."""
+    """The health problems of one GPU: counts remain after a problem ends, states do not."""
 
     all: Sequence[HealthFault] = ()
     """The problems in the scenario's order."""
@@ -305,7 +305,7 @@ class HealthFaults:
     def count(
         self, name: str, time_ns: int, *, since_ns: int = -NS_PER_SECOND, nvlink: int | None = None
     ) -> int:
-        """Return the sum of a count in (since_ns, time_ns], for one NVLink or the whole GPU."""
+        """Return the sum of count `name` in (since_ns, time_ns], for an NVLink or the whole GPU."""
         # By default, the interval begins before the scenario's start and includes problems at 0 s.
         return sum(
             getattr(fault, name)
@@ -332,7 +332,10 @@ class HealthFaults:
         return sum(max(0, span) for span in spans)
 
     def recovery(self, time_ns: int) -> str:
-        """Return the recovery action that the driver requests at `time_ns`: the last of several."""
+        """Return the recovery action that the driver requests at `time_ns`.
+
+        If several problems request one, the last problem in the scenario decides.
+        """
         recoveries = [fault.recovery for fault in self.lasting(time_ns) if fault.recovery != "none"]
         return recoveries[-1] if recoveries else "none"
 

@@ -44,7 +44,7 @@ class SimulatedProcessSample:
 
 
 class SamplingWindows:
-    """The sampling windows of one GPU, as far as its ring buffer still has them."""
+    """The sampling windows of one GPU that its ring buffer still contains."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class SamplingWindows:
         self._stamp_us = stamp_us
         self._driver = driver
         self._used: dict[int, bool] = {}
-        """Whether completed windows were used, by window number; a cache, because callers read the
-        same ring many times."""
+        """Whether a kernel ran in each completed window, by window number. This is a cache, because
+        callers read the same ring many times."""
         self._ring: deque[int] = deque(maxlen=driver.ring_samples)
         """For `skipped`: the numbers of the latest used windows, up to window `_filled_until`."""
         self._filled_until = 0
@@ -193,7 +193,7 @@ class SamplingWindows:
         return self._gpu.busy_ns(process, window.start_ns, window.end_ns)
 
     def _refilled_at(self, newest: int, oldest: int) -> int:
-        """Return the number of the first window after a dry ring started to fill again.
+        """Return the number of the first window that a ring stored after it was last dry.
 
         If the ring is dry now, return the number after the newest window. If the ring was never
         dry, return `oldest`.

@@ -138,7 +138,8 @@ class Simulation(PlannedRun):
         incidents = plan_incidents(self.scenario, node)
         boot_time_ns = self.epoch_ns - uptime_ns
         jobs = [job for job in self.scenario.jobs if job.node == node.name]
-        # The simulated parts use `truth`; the node itself shows `clock`, whose steps are visible.
+        # The simulated parts use `truth`. The node itself shows `clock`, in which steps are
+        # visible.
         truth = NodeClock(self.clock, boot_time_ns=boot_time_ns)
         steps = [
             SetClock(

@@ -38,10 +38,10 @@ _VALUES: Final = {
 
 
 class GivenKeys:
-    """Keys from the settings, whose files may be rewritten at any time."""
+    """Keys from the settings and their files, which may be rewritten at any time."""
 
     def __init__(self, current: Callable[[], AwsKeys]) -> None:
-        """Take a function that returns the current keys."""
+        """Use the keys that the function `current` returns."""
         self._current = current
 
     async def fetch(self) -> AwsKeys:
@@ -67,7 +67,7 @@ class AssumedRole:
         deadline_seconds: float = DEADLINE_SECONDS,
         time_seconds: Callable[[], float] = time.time,
     ) -> None:
-        """Take the role and a function that posts to STS; `group` is the settings' section."""
+        """Assume the role `role_arn`; `post` posts to STS, and `group` is the settings' section."""
         self._group, self._role_arn, self._token_file = group, role_arn, token_file
         self._sts_url, self._post, self._time_seconds = sts_url, post, time_seconds
         self._deadline_seconds, self._renew_seconds = deadline_seconds, math.inf
@@ -141,8 +141,8 @@ def role_of(
 ) -> tuple[str, Path] | None:
     """Return the role's ARN and its token file, from the settings or the environment.
 
-    Returns `None` if the settings contain keys. Raises `SettingsError` if there are neither keys
-    nor both a role and a token file.
+    Returns `None` if the settings contain keys. Raises `SettingsError` if the settings contain no
+    keys and the role or its token file is missing.
     """
     if settings.access_key_id:
         return None

@@ -422,7 +422,10 @@ def _trust_of_endpoint(
 def _trust_in(
     ca_file: Path | None, settings: ReceiverSettings, setting: str
 ) -> tuple[ssl.SSLContext | bool, list[Validity]]:
-    """Return a TLS context that trusts a file's CAs, or the system's, and the CAs' validity."""
+    """Return a TLS context, and the validity of the CAs in `ca_file`.
+
+    The context trusts these CAs, or the system's if `ca_file` is `None`.
+    """
     if ca_file:
         context = _context(trusting(setting=setting, file=ca_file), settings)
         return context, authorities_of(context, setting=setting, file=ca_file)

@@ -172,7 +172,7 @@ class KafkaSink(Sink):
 
     @override
     async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
-        """Deliver the polled records of each partition; if a transaction fails, read again."""
+        """Deliver polled records by partition; records of a failed transaction are read again."""
         # One transaction per partition, so that partitions do not wait for each other.
         errors = await asyncio.gather(*(self._deliver(batch, context) for batch in batches))
         undone = [error for error in errors if error is not None]
@@ -198,7 +198,7 @@ class KafkaSink(Sink):
             self._relay.forget(partitions)
 
     async def _record_done(self, relay: WatermarkRelay, context: SinkContext) -> None:
-        """Record for the watermarks that everything polled so far is committed."""
+        """Record that everything polled so far is committed, so that watermarks can be relayed."""
         relay.begin_if_due()
         for at in context.consumer.assignment() - self._unopened:
             # If the partition was just revoked, the next owner records its progress.
@@ -213,7 +213,7 @@ class KafkaSink(Sink):
     async def _take_over(self, wanted: Partitions, context: SinkContext) -> None:
         topic = self._settings.topic
         try:
-            # Read each time, because partitions may have been added.
+            # The number of partitions is read each time, because partitions may have been added.
             self._partitions = await self._bus.partitions(topic)
         except TopicsError as error:
             if topic in self._bus.topics.by_name:
@@ -223,7 +223,8 @@ class KafkaSink(Sink):
                 f" so create it with Kafka's tools (kafka-topics.sh --create --topic {topic} …)"
             ) from error
         await self._writers.open({partition.partition for partition in wanted})
-        # Only after `open`: until then, another sink could still commit for a partition.
+        # Offsets are read only after `open`; until then, another sink could still commit for a
+        # partition.
         for partition in wanted:
             offset = await context.consumer.committed(partition) or 0
             if partition in context.consumer.assignment():
@@ -263,7 +264,8 @@ class KafkaSink(Sink):
         again by `prepare`.
         """
         messages = part.messages
-        # The topic may have another number of partitions; a node's messages still go to one.
+        # The output topic may have more or fewer partitions than the events' topic. All messages of
+        # a node still go to one partition.
         target = TopicPartition(self._settings.topic, partition.partition % self._partitions)
         drained = context.dead_letters.drain(partition.partition)
         try:
@@ -317,8 +319,9 @@ class KafkaSink(Sink):
     async def redeliver(self, rejected: Sequence[RejectedEvent], /) -> Sequence[Refusal | None]:
         """Write the messages of events to their partitions; return why each is rejected, or `None`.
 
-        The messages are not in the sink's transactions, because these contain its offsets. Without
-        an answer, a batch is written again; readers recognise repeated messages by their identity.
+        The messages are written outside the sink's transactions, because a transaction would also
+        commit the sink's offsets. If the brokers do not answer, the caller repeats the call.
+        Readers recognise repeated messages by their identity.
         """
         partitions = await self._bus.partitions(self._settings.topic)
         return [await self._write_again(each, partitions=partitions) for each in rejected]

@@ -73,8 +73,9 @@ async def run_sink(
 ) -> None:
     """Open a sink of this kind and feed it until cancelled; `group` defaults to the kind's own.
 
-    Also feeds it replayed events if the kind takes them. Raises UserError for settings that cannot
-    be used, or if the receiver contains data that the sink cannot continue.
+    If the kind takes replays, the sink also gets replayed events. Raises UserError for settings
+    that cannot be used, or if the receiver contains data after which the sink cannot continue, such
+    as rows of another topic.
     """
     clock, group = clock or SystemClock(), bus.topics.group(group or kind.group)
     async with kind.load()(
@@ -218,7 +219,8 @@ class _Session:
             on_gap=self.on_gap,
         )
         async with AsyncExitStack() as stack:
-            # Opened before the consumer, which may immediately report undecodable records.
+            # The queue is opened before the consumer, which may immediately report undecodable
+            # records.
             self.dead_letters = DeadLetterQueue(
                 consumer=self._config.dead_letters_of or self._config.group,
                 producer=await stack.enter_async_context(bus.producer()),
@@ -268,9 +270,11 @@ class _Session:
             },
         )
         if self._hands_out_nothing:
-            # Assigned during a poll that only keeps the membership and must return no records.
+            # The partitions were assigned during a poll that only keeps the membership and must
+            # return no records.
             self.consumer.pause(partitions)
-        # Begun before the sink is called, so that its acknowledgements count for the new epoch.
+        # The epoch begins before the sink is called, so that the sink's acknowledgements count for
+        # it.
         self._progress.begin(partitions)
         await self._sink.assign(partitions)
 
@@ -292,7 +296,7 @@ class _Session:
             self._lag.keep(self._progress.epochs)
 
     def _pause_full(self) -> float:
-        """Pause the partitions that are full; return how long a poll may wait, in seconds.
+        """Pause the partitions that are full; return the maximum time of the next poll in seconds.
 
         The time is short if a partition is paused, because it may soon accept records again.
         """
@@ -377,7 +381,8 @@ class _Session:
             Batch(
                 partition=at,
                 items=list(self.dead_letters.decode(self._config.decoders[at.topic], records)),
-                # Not from the decoded items, because the last record may be undecodable.
+                # The decoded items do not show this offset, because the last record may be
+                # undecodable.
                 next_offset=records[-1].offset + 1,
             )
             for at, records in kept.items()
@@ -417,7 +422,7 @@ class _Session:
                 self.dead_letters.drop(at.partition, topic=at.topic)
 
     async def _check_ends(self) -> None:
-        """Count new records as lag, although they are not polled while the sink prepares."""
+        """Count new records as lag while the sink prepares, because no poll returns them."""
         try:
             ends = await self.consumer.end_offsets(self.consumer.assignment())
         except (BusError, NotAssignedError):
@@ -467,7 +472,7 @@ class _Session:
 
 
 def _gap_of(record: Record) -> Gap:
-    """Return the gap of a batch of records that cannot be unpacked and are lost."""
+    """Return a gap for a batch of records that is lost because it cannot be unpacked."""
     return Gap(
         partition=TopicPartition(record.topic, record.partition),
         first_offset=record.first_offset,

@@ -120,10 +120,11 @@ _UNREAD_INCIDENTS: Final = {"too_old"}
 
 
 def count_dropped(sink: str, reason: str, count: int = 1) -> None:
-    """Count events that were not delivered; events with a dead letter once it is published.
+    """Count events that were not delivered.
 
-    Reasons that the kind does not have are ignored: records that could not be decoded are counted
-    only as dead letters.
+    For an event with a dead letter, call this once the dead letter is published. Reasons that the
+    kind does not have are ignored, because records that could not be decoded are counted only as
+    dead letters.
     """
     if sink in KINDS and reason in KINDS[sink].drop_reasons:
         DROPPED_TOTAL.labels(sink=sink, reason=reason).inc(count)

@@ -88,7 +88,7 @@ class AcknowledgedOffsets:
         return dict(self._epochs)
 
     def is_current(self, partition: TopicPartition, epochs: Epochs) -> bool:
-        """Return whether the partition has been assigned without a break since these epochs."""
+        """Return whether the partition has stayed assigned since it had its epoch in `epochs`."""
         return partition in epochs and epochs[partition] == self._epochs.get(partition)
 
     def done(self, partition: TopicPartition, next_offset: int) -> None:
@@ -140,9 +140,9 @@ class SinkContext:
     ) -> None:
         """Record that all records before `next_offset` are done.
 
-        `time_ns` is the time of the newest one. Ignored unless the partition has stayed assigned
-        since this context was made. With `commits_itself`, the sink commits the offset, and the
-        loop does not.
+        `time_ns` is the time of the newest of these records. Ignored unless the partition has
+        stayed assigned since this context was made. With `commits_itself`, the sink commits the
+        offset, and the loop does not.
         """
         if not self.is_current(partition):
             return
@@ -230,7 +230,7 @@ class Sink(Protocol):
     """Maximum number of events per call of `redeliver`."""
 
     async def redeliver(self, rejected: Sequence[RejectedEvent], /) -> Sequence[Refusal | None]:
-        """Deliver events again; return for each why it is rejected again, or `None` if it is not.
+        """Deliver events again; return the reason for each that is rejected again, else `None`.
 
         Only kinds that take replays (`gpuledger_sinks.replays`) implement this. It may be called at
         any time and does not change the sink's state. Raises ReceiverUnavailableError or BusError

@@ -30,7 +30,7 @@ _MAX_BYTES: Final = 2**20
 
 
 class ReplaySink(Sink):
-    """Delivers replayed events that name one group to the sink of that group."""
+    """Delivers replayed events to a sink, if they name the sink's group."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class ReplaySink(Sink):
         events: str,
         retrying: RetryingCaller[ReceiverUnavailableError],
     ) -> None:
-        """Take the sink, its consumer group, and the name of the topic of its events."""
+        """Deliver the replayed events of `group` with `sink`, which reads the topic `events`."""
         self.name, self.receiver = f"{sink.name}_replay", sink.receiver
         self._sink, self._group, self._events = sink, group, events
         self._retrying = retrying

@@ -1,4 +1,4 @@
-"""Makes flat rows from an event: one JSON object per entry, with all its values in the event.
+"""Makes flat rows from an event: one self-contained JSON object per entry.
 
 Encodes the values of `gpuledger.ledger.rows` for the topic. Pure: rows depend only on the event and
 on the time when it was read.

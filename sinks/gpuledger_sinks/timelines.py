@@ -8,14 +8,16 @@ so that they outlive the assignment (`gpuledger_sinks.store.seen`).
 `Timelines` is for sinks that keep state of each node. A node's wall clock can be set forwards or
 backwards at any moment and may be wrong after a reboot. Therefore only `(boot_id, seq)` decides
 whether a tick is new and how much time passed: `seq` is the time since boot in milliseconds, which
-cannot be set. Wall clocks decide only which of two boots is the earlier one when ticks of both
-arrive, because a spool may deliver ticks of the earlier boot late. A wrong decision is corrected
+cannot be set.
+
+Ticks of two boots may arrive alternately, because a spool may deliver ticks of the earlier boot
+late. Wall clocks decide only which of these boots is the earlier one. A wrong decision is corrected
 after `_OVER_AFTER_NS`, because two boots of a node never run at the same time.
 
-The time `_OVER_AFTER_NS` is measured by this machine's clock as ticks arrive. Events have only
-their node's time, which is also their Kafka timestamp, and by `seq` a spool that is being sent
-looks like a running boot. This decision is therefore the only one that may differ when the same
-events are read again.
+The time `_OVER_AFTER_NS` is measured by this machine's clock as ticks arrive. An event contains
+only its node's time, which is also its Kafka timestamp. By `seq`, a spool that is being sent looks
+like a running boot. This decision is therefore the only one that may differ when the same events
+are read again.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -60,7 +62,7 @@ class SeenBoots:
         return reversed(self._seqs)
 
     def is_new(self, event: TickRecord) -> bool:
-        """Return whether the tick is after the last one seen of its boot, and remember it."""
+        """Return whether the tick is newer than all ticks seen of its boot; if so, remember it."""
         boot_id, seq = event.boot_id, event.seq
         # `seq` never falls within a boot, and a node's ticks come in the order of their partition,
         # so a tick that is not after the last one was published before.
@@ -82,7 +84,7 @@ class SeenTicks:
         self._nodes: dict[TopicPartition, Recent[str, SeenBoots]] = {}
 
     def is_new(self, partition: TopicPartition, event: GpuEvent) -> bool:
-        """Return whether the tick is after the last one seen of its boot, and remember it."""
+        """Return whether the tick is newer than all ticks seen of its boot; if so, remember it."""
         if (nodes := self._nodes.get(partition)) is None:
             nodes = self._nodes[partition] = Recent()
         nodes.go_on(self._clock.monotonic_ns())
@@ -97,14 +99,14 @@ class SeenTicks:
             self._nodes.pop(partition, None)
 
     def state_of(self, partition: TopicPartition) -> dict[str, list[tuple[str, int]]]:
-        """Return the last `seq` of each boot of a partition's nodes, in a form for JSON."""
+        """Return the last `seq` of each boot, by node, in a form that JSON can store."""
         nodes = self._nodes.get(partition)
         return {} if nodes is None else {node: list(boots) for node, boots in nodes.items()}
 
     def restore(
         self, partition: TopicPartition, state: Mapping[str, Iterable[tuple[str, int]]]
     ) -> None:
-        """Restore the ticks seen of a partition's nodes, as if they had been seen now."""
+        """Restore which ticks of a partition's nodes were already seen, as if seen just now."""
         nodes = self._nodes[partition] = Recent()
         nodes.go_on(self._clock.monotonic_ns())
         for node, boots in state.items():
@@ -180,7 +182,7 @@ class Timeline:
             return Arrival(TickOrder.REPEATED, has_leapt=False)
         is_alive = self._boot_id != "" and received_ns - self.received_ns < _OVER_AFTER_NS
         if event.boot_id == self._boot_id:
-            # How far the wall clock moved differently from the time since boot.
+            # The change of the wall clock, minus the change of the time since boot.
             step_ns = event.time_ns - self._time_ns - (event.seq - self._seq) * NS_PER_MS
             if abs(step_ns) > LEAP_NS:
                 self._offset_ns += step_ns

@@ -1,10 +1,10 @@
 """The watermarks of a sink: the join's watermarks, published once their events are delivered.
 
 After each commit, a sink records the offset up to which a partition is done. `WatermarkRelay` reads
-the join's watermarks of these partitions. It publishes each watermark as the sink's own once all
-its events are done. A watermark is therefore never ahead of the data; if a sink is killed after its
-commit, the watermark is only late. A published watermark stays true, whichever sink owns the
-partition.
+the join's watermarks of these partitions. It publishes each watermark again in the sink's name,
+once all events before it are done. A watermark is therefore never ahead of the data; if a sink is
+killed after its commit, the watermark is only late. A published watermark stays true, whichever
+sink owns the partition.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ class WatermarkRelay:
         clock: Clock,
         output: str | None,
     ) -> None:
-        """Take the component that the watermarks name, and a reader for exclusive use."""
+        """Publish watermarks that name `component`; no other object may use `reader`."""
         self._component, self._bus, self._reader = component, bus, reader
         self._check, self._clock, self._output = check, clock, output
         self._topic = bus.topics.watermarks.name
@@ -103,7 +103,7 @@ class WatermarkRelay:
             self._positions.setdefault(at.partition, 0)
 
     def record_done(self, partition: int, next_offset: int) -> None:
-        """Record that all events of a partition before this offset are done and committed.
+        """Record that all events of a partition before `next_offset` are done and committed.
 
         Ignored for a revoked partition, because its records may not be done.
         """
@@ -111,14 +111,14 @@ class WatermarkRelay:
             self._completeness.read_to(partition, next_offset)
 
     def complete_with_ns(self, partition: int, next_offset: int) -> int | None:
-        """Return the time through which a partition is complete once an offset is committed.
+        """Return the time through which a partition is complete once `next_offset` is committed.
 
         In nanoseconds since the epoch; `None` if unknown.
         """
         return self._completeness.complete_with_ns(partition, next_offset)
 
     def complete_until_ns(self, partition: int) -> int | None:
-        """Return the time through which a partition is complete with the recorded events.
+        """Return the time through which a partition is complete, given the events recorded as done.
 
         In nanoseconds since the epoch; `None` if unknown.
         """

@@ -61,13 +61,13 @@ _QUESTIONS = gpuledger_reports.api.questions
 COMPONENT_LIMITS: Final = (
     Section(
         "HTTP endpoints",
-        "Requests have no body: one with a body gets 413.",
+        "A request with a body is answered with 413.",
         (
             Limit(
                 "Connections that wait for their clients",
                 _SERVER,
                 "MAX_WAITING",
-                "The one that has waited longest is closed.",
+                "The connection that has waited longest is closed.",
             ),
             Limit(
                 "TLS handshake, and a request", _SERVER, "HEAD_SECONDS", "The connection is closed."
@@ -91,14 +91,14 @@ COMPONENT_LIMITS: Final = (
     ),
     Section(
         "Responses of other servers",
-        "The rest of a response is neither read nor shown.",
+        "The rest of a longer response is neither read nor shown.",
         (
             Limit(
                 "Response of a receiver or the API server that is only shown",
                 _CLIENT,
                 "MAX_BODY_BYTES",
             ),
-            Limit("Time to read it", _CLIENT, "BODY_SECONDS"),
+            Limit("Time to read such a response", _CLIENT, "BODY_SECONDS"),
             Limit("Shown part of a response", gpuledger.texts, "MAX_CHARACTERS"),
             Limit("`Retry-After` of a receiver", _CLIENT, "MAX_SECONDS", "The limit applies."),
             Limit(
@@ -123,7 +123,7 @@ COMPONENT_LIMITS: Final = (
     ),
     Section(
         "Files and names of settings",
-        "The file or name is rejected with an error. If a file that is read again has become too"
+        "A larger file or a longer name is rejected. If a file that is read again has become too"
         " large, its previous contents stay in use.",
         (
             Limit("Settings file", gpuledger.settings.sources, "_MAX_BYTES"),
@@ -176,13 +176,13 @@ COMPONENT_LIMITS: Final = (
                 "The rest is ignored; the check `job_files` fails.",
             ),
             Limit(
-                "Size of such a file",
+                "Size of a file in `job_mapping_dir`",
                 _JOBS,
                 "MAX_FILE_BYTES",
                 "The file is ignored; the check `job_files` fails.",
             ),
             Limit(
-                "Jobs in such a file",
+                "Jobs in a file of `job_mapping_dir`",
                 _JOBS,
                 "MAX_JOBS",
                 "The rest is ignored; the check `job_files` fails.",
@@ -197,7 +197,7 @@ COMPONENT_LIMITS: Final = (
                 "Threads of a GPU that hang in the driver",
                 gpuledger_agent.gpu.worker,
                 "MAX_LEAKED",
-                "The GPU is not queried until one returns.",
+                "The GPU is not queried until a call returns.",
             ),
         ),
     ),
@@ -234,7 +234,7 @@ COMPONENT_LIMITS: Final = (
                 "Descriptions of all nodes",
                 gpuledger_enricher.join.pods.describe,
                 "MAX_DESCRIPTIONS_BYTES",
-                "Those of the nodes described longest ago are dropped.",
+                "The descriptions of the nodes described longest ago are dropped.",
             ),
             Limit(
                 "Pods that are waited for",
@@ -243,7 +243,7 @@ COMPONENT_LIMITS: Final = (
                 "The pod that has waited longest is dropped and logged (`pods_not_found`).",
             ),
             Limit(
-                "Names of such a pod",
+                "Names of a pod that is waited for",
                 gpuledger_enricher.join.pods.pending,
                 "_MAX_NAMES",
                 "Further names are ignored.",
@@ -258,7 +258,7 @@ COMPONENT_LIMITS: Final = (
                 "Age of past versions",
                 gpuledger_enricher.join.pods.pods,
                 "PAST_VERSIONS_NS",
-                "Older ones are dropped.",
+                "Older versions are dropped.",
             ),
             Limit(
                 "Former containers of a pod",
@@ -307,7 +307,7 @@ COMPONENT_LIMITS: Final = (
     ),
     Section(
         "Sinks",
-        "Counters of dropped data are `gpuledger_sink_dropped_total` and others that"
+        "Dropped data counts in `gpuledger_sink_dropped_total` and in other counters that"
         " [Metrics](metrics.md) lists.",
         (
             Limit(
@@ -338,7 +338,7 @@ COMPONENT_LIMITS: Final = (
                 "remote_write: counter series of a node",
                 _COUNTERS,
                 "MAX_COUNTED_SERIES",
-                "The others restart.",
+                "Other counter series restart.",
             ),
             Limit(
                 "remote_write: GPUs of a node that have had an incident",
@@ -374,7 +374,7 @@ COMPONENT_LIMITS: Final = (
                 "alerts: alerts of a request",
                 gpuledger_sinks.alerts.send_order,
                 "MAX_TOGETHER",
-                "The next request has the rest.",
+                "The next request contains the rest.",
             ),
             Limit(
                 "store: days of one write",
@@ -392,19 +392,19 @@ COMPONENT_LIMITS: Final = (
                 "store: replayed events of a commit",
                 gpuledger_sinks.store.store_redelivery,
                 "MAX_REDELIVERED",
-                "The next commit has the rest.",
+                "The next commit contains the rest.",
             ),
             Limit(
                 "rows: messages of a transaction",
                 gpuledger_sinks.kafka_sink,
                 "MAX_TRANSACTION_BYTES",
-                "The next transaction has the rest.",
+                "The next transaction contains the rest.",
             ),
         ),
     ),
     Section(
         "Reports API and bills",
-        "The API answers 400 and names the limit; the command exits with code 2.",
+        "Above a limit, the API answers 400 and names the limit. The command exits with code 2.",
         (
             Limit("Days of a bill", gpuledger_reports.pricing.periods, "MAX_DAYS"),
             Limit("Days of a request", _QUESTIONS, "MAX_DAYS"),

@@ -67,9 +67,9 @@ COMPONENTS: Final = (
         name="standalone",
         module=gpuledger_cli.standalone.standalone_command,
         options=gpuledger_cli.standalone.standalone_command.OPTIONS,
-        introduction="`gpuledger standalone` has the shared settings, those of the agent,"
-        " `kubernetes` of podwatch, and `remote_write`, `alerts` and `store` of the sinks. `kafka`,"
-        " `no_kafka` and `spool` have no effect. This table has the other settings, and those with"
-        " another default.",
+        introduction="`gpuledger standalone` has the shared settings, the agent's settings,"
+        " podwatch's settings `kubernetes`, and the sinks' settings `remote_write`, `alerts` and"
+        " `store`. The settings `kafka`, `no_kafka` and `spool` have no effect. This table lists"
+        " its other settings, and settings with another default.",
     ),
 )

@@ -14,8 +14,9 @@ _HEAD: Final = head(
     "Limits",
     audience="SRE",
     about="""\
-Fixed bounds on records, messages, requests, queues and files. Use this page to check whether a
-node, a pod or a request fits. You cannot change them; [Settings](settings.md) lists the others.""",
+This page lists the fixed limits of records, messages, requests, queues and files. Use it to check
+whether a node, a pod or a request fits. You cannot change these limits. [Settings](settings.md)
+lists the limits that you can change.""",
 )
 SECTIONS: Final = (*RECORD_LIMITS, *COMPONENT_LIMITS)
 

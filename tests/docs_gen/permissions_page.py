@@ -20,44 +20,51 @@ _HEAD: Final = head(
     "Permissions",
     audience="SRE",
     about="""\
-Permissions that each component and command needs on Kafka, on the Kubernetes API and on nodes. Use
-this page to create users and to review an installation.""",
+This page lists the permissions that each component and command needs on Kafka, on the Kubernetes
+API and on nodes. Use it to create users and to review an installation.""",
 )
 _KAFKA: Final = """
 ## Kafka
 
-Names are those without a prefix of your own (`kafka.topic_prefix`). *Reads* is the operation `Read`
-on the topic, *writes* is `Write`; both imply `Describe`. A group needs `Read`. Transactional ids
-need `Write` on all ids with that prefix (`--resource-pattern-type prefixed`). To create the users,
-see [Kafka](../guides/kafka.md): `gpuledger topics export` prints the same permissions for Strimzi
-and for `kafka-acls.sh`.
+The table has the names for the default `kafka.topic_prefix`. Grant the operations as follows:
+
+- *reads*: `Read` on the topic;
+- *writes*: `Write` on the topic;
+- *group*: `Read` on the group;
+- *transactional ids*: `Write` on all ids with that prefix (`--resource-pattern-type prefixed`).
+
+`Read` and `Write` imply `Describe`. To create the users, see [Kafka](../guides/kafka.md).
+`gpuledger topics export` prints the same permissions for Strimzi and for `kafka-acls.sh`.
 """
 _KAFKA_NOTES: Final = """
 - `gpuledger replay` reads `gpuledger.events.v1` only with `--compare` or `--topic`. With `--topic`
   it also needs `Write` on that topic.
-- `gpuledger watermarks` needs `Describe` only on the topic of its `--component`: events (join and
-  store), rows or pods.
+- `gpuledger watermarks` needs `Describe` only on the topic of its `--component`: events for `join`
+  and `store`, rows for `rows`, pods for `podwatch`.
 - `gpuledger query`, `bill`, `store` and `reports` do not connect to Kafka.
-- Another reader needs `Read` on its topics, and on its group if it uses one.
-- A second sink of a kind needs the permissions of its row, but on its own groups and ids.
+- Your own consumer needs `Read` on its topics. If it uses a group, it also needs `Read` on the
+  group.
+- If you run a second sink of a kind, it needs the permissions of its row, but on its own groups and
+  transactional ids.
 """
 _RBAC: Final = """
 ## Kubernetes API
 
-Only these service accounts have roles. All other workloads have no permissions and no token.
+Only these service accounts have roles. All other workloads have no permissions and no token for the
+Kubernetes API.
 """
 _WORKLOADS: Final = """
 ## Nodes
 
-All containers drop all capabilities and have a read-only root file system, no privilege escalation,
-and the seccomp profile `RuntimeDefault`.
+All containers drop all capabilities, cannot escalate privileges, and have a read-only root file
+system and the seccomp profile `RuntimeDefault`.
 """
 _CHANGES: Final = """
-Components for the overlay change the agent's rights:
+These components of `k8s/components` change the agent's permissions:
 
 | component | change |
 | --- | --- |
-| `agent-without-root` | user 65532; the host's `/var/log/containers` (read-only) only |
+| `agent-without-root` | user 65532; of the host directories, only `/var/log/containers` (read) |
 | `agent-pod-labels` | the service account `gpuledger-agent`, with a token for an hour |
 | `agent-mig` | the capability `SYS_ADMIN`, with privilege escalation |
 

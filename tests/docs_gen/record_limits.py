@@ -15,9 +15,10 @@ RECORD_LIMITS: Final = (
     Section(
         "Texts in records",
         "A record with a longer text becomes a dead-letter record `undecodable`. gpuledger's own"
-        " programs cut longer texts from a driver, a kubelet or the API server. The agent counts"
-        " them in `gpuledger_agent_values_cut_total` and logs `values_shortened`; podwatch counts"
-        " them in `gpuledger_podwatch_records_cut_total` and logs `record_shortened`.",
+        " components shorten texts that they get from a driver, a kubelet or the API server. The"
+        " agent counts shortened values in `gpuledger_agent_values_cut_total` and logs"
+        " `values_shortened`. podwatch counts shortened records in"
+        " `gpuledger_podwatch_records_cut_total` and logs `record_shortened`.",
         (
             Limit(
                 "Ids: UUIDs of GPUs and pods, ids of containers and devices",
@@ -41,8 +42,9 @@ RECORD_LIMITS: Final = (
     Section(
         "Lists in records",
         "A sample with a longer list becomes a dead-letter record `undecodable`, and none of its"
-        " usage is recorded. gpuledger's own programs cut the end of a longer list and count it, as"
-        " above. With a GPU or a container, they also omit the processes that refer to it.",
+        " usage is recorded. gpuledger's own components omit the end of a longer list, and count"
+        " this in the metrics above. If they omit a GPU or a container, they also omit its"
+        " processes.",
         (
             Limit("GPUs and MIG instances of a node", _BOUNDS, "MAX_GPUS"),
             Limit("Processes on a node's GPUs", _BOUNDS, "MAX_PROCESSES"),
@@ -72,8 +74,8 @@ RECORD_LIMITS: Final = (
     ),
     Section(
         "Descriptions in events",
-        "The join omits annotations first, then labels, then namespaces. It counts them in"
-        " `gpuledger_join_descriptions_cut_total`.",
+        "If a description is larger, the join first omits annotations, then labels, then"
+        " namespaces. `gpuledger_join_descriptions_cut_total` counts shortened descriptions.",
         (
             Limit("Description of the node, or of one namespace", _BOUNDS, "MAX_DESCRIPTION_BYTES"),
             Limit("Descriptions of all namespaces", _BOUNDS, "MAX_NAMESPACES_BYTES"),
@@ -81,8 +83,8 @@ RECORD_LIMITS: Final = (
     ),
     Section(
         "Readings",
-        "A record with another value becomes a dead-letter record `undecodable`; the agent omits"
-        " such a reading.",
+        "A record with a value outside these limits becomes a dead-letter record `undecodable`. The"
+        " agent omits such values.",
         (
             Limit("Power of a GPU, in watts", _BOUNDS, "MAX_WATTS"),
             Limit("Time that one sample covers", _BOUNDS, "MAX_INTERVAL_SECONDS"),
@@ -97,7 +99,8 @@ RECORD_LIMITS: Final = (
     ),
     Section(
         "Kafka messages",
-        "A batch of another writer above these limits becomes a dead-letter record `unreadable`.",
+        "If another writer's batch exceeds these limits, it becomes a dead-letter record"
+        " `unreadable`.",
         (
             Limit(
                 "Message, uncompressed",

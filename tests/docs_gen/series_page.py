@@ -40,7 +40,7 @@ INSTEAD: Final[Mapping[str, str]] = {
     ),
     "DCGM_FI_DEV_ROW_REMAP_FAILURE": code("gpuledger_gpu_remapped_rows_failed"),
     "DCGM_FI_DRIVER_VERSION": _ON_THE_AGENT,
-    "DCGM_FI_PROF_GR_ENGINE_ACTIVE": f"{code('DCGM_FI_DEV_GPU_UTIL / 100')}, which is close to it",
+    "DCGM_FI_PROF_GR_ENGINE_ACTIVE": f"approximately {code('DCGM_FI_DEV_GPU_UTIL / 100')}",
 }
 """A replacement for each default field of dcgm-exporter that no recording rule records."""
 
@@ -56,7 +56,7 @@ _SOURCE: Final = re.compile(
 )
 _TEMPLATE: Final = re.compile(r"\{\{ \$(?:labels\.)?(\w+)[^}]*\}\}")
 _CODE: Final = re.compile(
-    r"(?<![\w/.])(?:/readyz|/proc|\w+(?:\.\w+)*_\w+(?:\.\w+)*|hostPID(?:: true)?)(?!\w)"
+    r"(?<![\w/.`])(?:/readyz|/proc|\w+(?:\.\w+)*_\w+(?:\.\w+)*|hostPID(?:: true)?)(?!\w)"
 )
 _LINK: Final = re.compile(r"\(docs/((?:[\w-]+/)*([\w-]+)\.md(?:#[\w-]+)?)\)")
 

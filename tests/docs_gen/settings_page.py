@@ -13,18 +13,20 @@ _HEAD: Final = head(
     "Settings",
     audience="SRE",
     about="""\
-Settings of the agent, podwatch, the join, the sinks, reports and standalone. Use this page to write
-a settings file or to set variables; `gpuledger config explain COMPONENT` prints the same.""",
+This page lists the settings of each component. Use it to write a settings file or to set variables.
+`gpuledger config explain COMPONENT` prints the same for one component.""",
 )
 _SOURCES: Final = """
-- Set a value in the YAML file that `--config` names, with a mapping for each part of the name, or
-  in the environment variable. Variables override the file, and options override both.
-- An environment variable is the name in upper case after `GPULEDGER_`, with `__` for each dot.
-- To read a secret from a file, name the file in the setting `NAME_file` or the variable
-  `VARIABLE_FILE`. Secrets have the type "secret".
-- A text or path with the default "none" is not set; null and the empty text do the same.
+- Set a value in the YAML file that you pass with `--config`, or in an environment variable. In the
+  file, write a mapping for each part of the name. Variables override the file, and options override
+  both.
+- The name of a variable is `GPULEDGER_` and the setting's name in upper case, with `__` for each
+  dot.
+- To read a setting of type "secret" from a file, put the path of the file into the setting
+  `NAME_file` or the variable `VARIABLE_FILE`.
+- The default "none" means that a text or path is not set. To unset it, use null or the empty text.
 - In a variable, separate the items of a list by commas, and write a mapping as JSON or YAML.
-- Settings that `--help` lists as common are in **bold**.
+- **Bold** settings are common: `--help` lists them.
 - `--print-config` prints the settings in force, with secrets masked.
 """
 _SHARED: Final = """

@@ -164,6 +164,7 @@ async def test_a_wall_clock_that_is_set_during_an_outage_loses_no_tick_that_a_br
     began_ns = time.time_ns()
     agent.start()
     await asyncio.sleep(CLOCK_STEPS[-1][0] + 3)
+    await wait_until_spooled(agent, round(8 / TICK_SECONDS) + 1)
     spooled = agent.metric("gpuledger_agent_spool_samples")
     kafka.start()
     agent.wait_until_ready()

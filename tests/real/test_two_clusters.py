@@ -37,7 +37,7 @@ SCENARIO = Path(__file__).parents[2] / "scenarios" / "quickstart.yaml"
 NODE = "gpu-node-1"
 POD = "llm-finetune-worker-0"
 CLUSTERS = ("blue", "green")
-DEADLINE_SECONDS = 120.0
+DEADLINE_SECONDS = 300.0
 
 
 class OneCluster:

@@ -7,8 +7,8 @@ a sample per window and process. Fast polls cover the other cases:
   time since the last query. They do not document whether the sample is the mean, the newest window,
   or the mean of the used windows. With one query per window, all three are equal.
 - **Energy.** The energy counter shows the present, but the time that a tick covers ends some
-  windows earlier. The counter is therefore read at the time at which the next tick's cover will
-  end.
+  windows before the tick. The counter is therefore also read at the moment at which the next tick's
+  covered time will end.
 - **Long ticks.** Drivers discard samples of an idle GPU after some seconds. If ticks are longer
   than a second, every GPU is polled each second.
 - **Short processes.** Each fast poll also reads process lists. After a process started or ended,
@@ -30,7 +30,10 @@ _APART_NS: Final = 20_000_000
 
 
 class OthersScope(Enum):
-    """The queries of a fast poll to GPUs not watched closely; other GPUs are queried for ALL."""
+    """The scope of a fast poll for GPUs that are not watched closely.
+
+    GPUs that are watched closely are always queried for everything (`ALL`).
+    """
 
     NOTHING = "nothing"
     """These GPUs are not polled."""
@@ -82,5 +85,5 @@ class FastPollPlan:
         return FastPollTime(at_ns, times[at_ns]) if at_ns < last_ns else None
 
     def _next_of(self, period_ns: int, after_ns: int) -> int:
-        """Return the first time after `after_ns` that is whole periods after the begin."""
+        """Return the first multiple of `period_ns` since `begin_ns` that is after `after_ns`."""
         return after_ns + period_ns - (after_ns - self.begin_ns) % period_ns

@@ -111,8 +111,9 @@ _BELIEVED_TICKS: Final = 5
 _COUNTER_MILLIJOULES: Final = (0, bounds.MAX_MILLIJOULES)
 _DRAW_MILLIWATTS: Final = (0, bounds.MAX_MILLIWATTS)
 _RARE: Final = ("readings", "health")
-"""Fields of `RawGpuSample` that most ticks do not query. The chip's counters are queried as rarely
-but not listed: each of their answers names the time that it covers, and the first has no values."""
+"""Fields of `RawGpuSample` that most ticks do not query. The chip's counters are queried as rarely,
+but are not listed here: each answer contains the time that it covers, and the first answer contains
+no values."""
 
 
 class LastTick(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,7 +147,7 @@ class LastTick(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Polled(msgspec.Struct):
-    """Answers of a GPU about time that no tick covers yet."""
+    """A GPU's answers that describe time that no tick covers yet."""
 
     gpu: dict[int, UtilizationSample] = {}
     memory: dict[int, UtilizationSample] = {}
@@ -164,7 +165,8 @@ class _Polled(msgspec.Struct):
     synced: ClockSync | None = None
     """The last moment at which the newest sample belonged to the latest window."""
     idle_after: set[int] = set()
-    """Time stamps of samples above 0 % that were the newest while the rate was already 0 %."""
+    """Time stamps of samples above 0 % that were the newest ones when the driver's utilization rate
+    was already 0 %."""
     ahead_us: int | None = None
     """The largest lead of a sample's time stamp over the monotonic clock."""
     dropped: Counter[str] = msgspec.field(default_factory=Counter)
@@ -172,10 +174,10 @@ class _Polled(msgspec.Struct):
 
 
 class GpuTick(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU's part of one tick."""
+    """The results of one tick for one GPU."""
 
     reading: GpuReading
-    """Readings that the join books."""
+    """Measurements from which the join computes usage."""
     details: GpuDetails
     """All other readings."""
     usages: list[ProcessUsage]
@@ -187,8 +189,8 @@ class GpuTick(msgspec.Struct, frozen=True, kw_only=True):
     dropped_samples: Counter[str]
     """Number of dropped process samples, by reason."""
     accounts: Sequence[tuple[int, GpuTotals]] | None = None
-    """Accounts of processes that no longer use the GPU, by pid; `None` if the driver keeps none.
-    Later ticks may repeat an account."""
+    """The driver's accounting entries of processes that no longer use the GPU, by pid; `None` if
+    the driver keeps none. Later ticks may repeat an entry."""
 
 
 class GpuSampler:
@@ -200,7 +202,8 @@ class GpuSampler:
         self.totals: dict[str, CounterTotal] = {}
         """Histories of the GPU's counters, by field name."""
         self.energy: DrawnEnergy | None = None
-        """The board's energy; `None` if neither energy nor power is reported, as for instances."""
+        """The board's energy; `None` if neither energy nor power is reported, as for MIG
+        instances."""
         self.idle = IdleDraw()
         """The power that the board draws without a process."""
         self.window = WindowLength()
@@ -236,7 +239,8 @@ class GpuSampler:
     def cursor(self, *, is_set_back: bool) -> SampleCursor:
         """Return the position from which to query samples next."""
         of_tick, cursor = self.last.last_seen, self._polled.cursor
-        # After a clock was set back, ticks request all samples and sort out the stamps from before.
+        # After a clock was set back, ignore the position of fast polls: its stamps may be from
+        # before. `_begin` drops the samples from before.
         if is_set_back or cursor is None:
             return of_tick
         return SampleCursor(
@@ -282,7 +286,7 @@ class GpuSampler:
         set_back_now_us: int | None = None,
         is_reported: bool = True,
     ) -> GpuTick:
-        """Return the GPU's part of the tick that ends `at`.
+        """Return the GPU's part of the tick that ends at the clock reading `at`.
 
         The first tick, and the first after a silence, has the values of this instant and the
         samples within the interval, but no differences of counters. `set_back_now_us` is the
@@ -396,7 +400,7 @@ class GpuSampler:
     def _watch_silence(
         self, was: LastTick, cover: Cover, interval_ns: int, set_back_now_us: int | None
     ) -> LastTick:
-        """Return the tick's state with the time for which the driver has returned no new sample.
+        """Return the tick's state, updated with how long the driver has returned no new sample.
 
         Drivers sample at least once per second. If no newer sample comes for longer than the limit,
         the driver's clock was set back, and the last stamps lie in its future. The sampler then
@@ -466,7 +470,7 @@ class GpuSampler:
     def _follow_rates(
         self, rate_percent: int | None, given: AnswerTime, closed_us: float | None
     ) -> None:
-        """Determine by the utilization rate whether the newest sample is of the latest window."""
+        """Determine from the utilization rate whether the newest sample is of the latest window."""
         polled = self._polled
         newest_us = max(polled.gpu, default=polled.cursor.gpu_us if polled.cursor else 0)
         newest = polled.gpu.get(newest_us)
@@ -635,7 +639,7 @@ class GpuSampler:
         utilization_ratio: float | None,
         validator: Validator,
     ) -> TickEnergy:
-        """Return the energy that the board used in the covered time; instances report none.
+        """Return the energy that the board used in the covered time; empty for MIG instances.
 
         `is_free` is whether no process uses the board now.
         """
@@ -758,7 +762,7 @@ def _mean_ratio(
     reading: str,
     validator: Validator,
 ) -> float | None:
-    """Return the mean over the covered time; `None` if it is unknown for a part of that time."""
+    """Return a utilization's mean over the covered time; `None` if it is partly unknown."""
     if cover.has_gap:
         return None
     if percent is None:
@@ -781,7 +785,11 @@ def _utilization_ratio(
 
 
 def _is_free(raw: RawGpuSample, fields: ReadFields) -> bool:
-    """Return whether no process uses a board: none is listed, and memory use hides none."""
+    """Return whether no process uses a board.
+
+    This is the case if no process is listed, and the memory in use is too little for a process that
+    the driver does not list.
+    """
     rows = raw.instances if raw.mig_enabled else [raw]
     used = fields.reading.get("memory_used_bytes", 0)
     # Drivers before 510 count their reserve as used memory.

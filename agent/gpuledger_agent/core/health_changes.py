@@ -1,9 +1,9 @@
 """Changes in one GPU's health readings: states that began or ended, and new errors.
 
 A state is a condition that lasts, such as an unhealthy fabric. If a state is present in the first
-reading, it began before the agent and is reported as present at the start. If it is absent there,
-its absence is reported once too, because an earlier agent may have reported its begin. After that,
-only changes are reported.
+reading, it began before the agent started, and is reported as present at the start. If it is absent
+there, its absence is reported once too, because an earlier agent may have reported that it began.
+After that, only changes are reported.
 
 A counter that rose means new errors. A counter that fell was restarted, for example by a reload of
 the driver, and is not reported.
@@ -14,9 +14,9 @@ break, and ends when readings have not shown it for an equally long time. A link
 the GPU is idle, so it is only evaluated in performance state 0; in other states its health is
 unknown.
 
-Each group of readings is queried at its own interval: a tick without a group changes nothing, and
-the last performance state counts. This module reads no clock: times are passed in, from the
-monotonic clock.
+Each group of readings is queried at its own interval. A tick without a group does not change the
+states that the group shows. Between two readings of the performance state, the last one counts.
+This module reads no clock: times are passed in, from the monotonic clock.
 """
 
 from collections.abc import Iterator, Mapping
@@ -52,8 +52,8 @@ _PCIE_NS: Final = NS_PER_MINUTE
 _MAX_PCIE_GENERATION: Final = 16
 _MAX_PCIE_WIDTH: Final = 32
 _LONGEST_GAP_NS: Final = 2 * NS_PER_MINUTE
-"""After a longer gap, earlier readings of a state no longer count. A tick takes at most a minute,
-and so does the time between two readings of the reasons or of the performance state."""
+"""After a longer gap, earlier readings of a state no longer count. Ticks are at most one minute
+apart, and so are readings of the throttle reasons and of the performance state."""
 _EVENT_NS: Final = NS_PER_MINUTE
 """Maximum time between a reading and an event that reports the same condition."""
 _MAX_EVENTS: Final = 64
@@ -248,7 +248,8 @@ class RecentEvents:
 
     def __init__(self) -> None:
         self._latest_ns: dict[tuple[str, int | None, str | None], int] = {}
-        """Time of the latest event by kind, XID and action, so that a storm takes one entry."""
+        """Time of the latest event by kind, XID and action, so that repeated events take only one
+        entry."""
 
     def record(self, incident: Incident) -> None:
         """Record the time of an event."""

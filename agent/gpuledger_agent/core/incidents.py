@@ -6,10 +6,11 @@ itself, which detects lost GPUs and restarts of the driver. All of them use this
 depends neither on NVML nor on a clock.
 
 1. `make_incident` adds each kind's severity, advice and message.
-2. `Deduplicator` removes repetitions. One source never reports the same event twice, so a detection
-   is a repetition if another source has an unpaired one of the same event within two seconds. Equal
-   XIDs in a burst are paired one by one, oldest first. Each real event thus results in exactly one
-   incident, whichever source is first. A change in a GPU's health readings
+2. `Deduplicator` removes repetitions. One source never reports the same event twice. A detection is
+   therefore a repetition if another source detected the same event within two seconds, and that
+   detection is not yet paired with another one. Equal XIDs in a burst are paired one by one, oldest
+   first. Each real event thus results in exactly one incident, whichever source is first. A change
+   in a GPU's health readings
    (`gpuledger_agent.core.health_changes`) only becomes an incident if no event has reported it.
 3. `read_xid_line` parses the driver's kernel log lines about XIDs, in all formats that drivers
    write.
@@ -234,7 +235,7 @@ def make_incident(
 
 
 def severities_of(kind: str) -> tuple[Severity, ...]:
-    """Return the possible severities of a kind's incidents; raise `KeyError` if it is unknown."""
+    """Return the possible severities of a kind's incidents; raise `KeyError` for unknown kinds."""
     if kind == XID:
         return tuple(Severity)
     own = KIND_FACTS[kind].severity
@@ -242,7 +243,8 @@ def severities_of(kind: str) -> tuple[Severity, ...]:
 
 
 WINDOW_NS: Final = 2 * NS_PER_SECOND
-# Enough for some hundred XIDs on 8 GPUs; a log line may name any GPU and any code.
+# Limits are needed because a log line may name any GPU and any code. 256 keys are enough for 32
+# different XIDs on each of 8 GPUs.
 _MAX_KEYS: Final = 256
 _MAX_UNPAIRED: Final = 512
 
@@ -251,16 +253,20 @@ Key = tuple[str, int | str]
 
 
 class Deduplicator:
-    """Pairs detections of one event by different sources; keeps a limited number without a pair."""
+    """Pairs detections of one event by different sources.
+
+    The number of unpaired detections that it remembers is limited.
+    """
 
     def __init__(self) -> None:
         self._unpaired: OrderedDict[Key, dict[str, deque[int]]] = OrderedDict()
 
     def is_new(self, key: Key, *, source: str, time_ns: int, window_ns: int = WINDOW_NS) -> bool:
-        """Record a detection; return whether no other source has detected the same in the window.
+        """Record a detection; return whether it is the first of its event.
 
-        An unpaired detection by another source within `window_ns` of `time_ns` is paired with this
-        one and forgotten.
+        It is not the first if an unpaired detection by another source has the same key and is
+        within `window_ns`.
+        The two detections are then paired, and the other one is forgotten.
         """
         by_source = self._unpaired.setdefault(key, {})
         self._unpaired.move_to_end(key)
@@ -269,7 +275,7 @@ class Deduplicator:
         for other, times_ns in by_source.items():
             near = (ns for ns in times_ns if abs(ns - time_ns) <= window_ns)
             if other != source and (paired_ns := next(near, None)) is not None:
-                # The oldest of equal ones, so that each is paired once.
+                # Remove only the oldest of equal detections, so that each is paired once.
                 times_ns.remove(paired_ns)
                 return False
         by_source.setdefault(source, deque(maxlen=_MAX_UNPAIRED)).append(time_ns)
@@ -318,7 +324,7 @@ def read_xid_line(text: str) -> XidLine | None:
     action = severity = None
     if xid == RECOVERY_ACTION_CHANGED and (matched := _NEW_ACTION.search(words)):
         action = recovery_action(int(matched[1], 16))
-        # NVLink 5 uses the same codes for contained and for fatal errors.
+    # NVLink 5 uses the same codes for contained and for fatal errors.
     if xid in _NVLINK_5 and _FATAL.search(words):
         severity = Severity.CRITICAL
     return XidLine(
@@ -353,7 +359,7 @@ def write_bus(bus: Bus) -> str:
 
 
 def _split(rest: str) -> tuple[int | None, str | None, str]:
-    """Split off the process's pid and name; each is `None` if missing or `<unknown>`."""
+    """Return the process's pid and name, each `None` if missing or unknown, and the other text."""
     pid = command = None
     if found := _PID.match(rest):
         pid, rest = _number(found["pid"]), rest[found.end() :]

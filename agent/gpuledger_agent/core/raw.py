@@ -17,15 +17,17 @@ from gpuledger.records import GpuFacts, ProcessKind
 
 
 class CallGroup(Enum):
-    """Queries that are made together, most important first; each group has a deadline."""
+    """Groups of queries that are made together, most important first; each has a deadline."""
 
     USAGE = "usage"
-    """Booked values: samples, memory, energy, processes. Without them a GPU is not in the tick."""
+    """Values from which usage is computed: samples, memory, energy, processes. A GPU without them
+    is not in the tick."""
     SENSORS = "sensors"
     """Other values of the tick's main record, queried in each tick: temperature, clocks, and the
     chip's counters that apportion active time."""
     READINGS = "readings"
-    """Throttling, traffic and other values that are not booked, queried every few seconds."""
+    """Throttling, traffic and other values that usage does not depend on, queried every few
+    seconds."""
     PROFILING = "profiling"
     """All other counters of the chip, queried every few seconds, on Hopper and newer."""
     HEALTH = "health"
@@ -213,7 +215,7 @@ class InstanceIdentity(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ProcessAccounting(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The driver's account of a process that has closed a GPU; `None` means unknown."""
+    """The driver's accounting entry for a process that has closed a GPU; `None` means unknown."""
 
     pid: int
     """Process id in the node's pid namespace."""
@@ -282,8 +284,8 @@ class RawGpuSample(msgspec.Struct, frozen=True, kw_only=True):
     sampled: AnswerTime | None = None
     """When the driver returned the samples; `None` means at the time of the tick itself."""
     process_stats: tuple[ProcessAccounting, ...] | None = None
-    """Accounts of processes that have recently closed the GPU; several answers may repeat an
-    account. `None` if the driver keeps no accounts."""
+    """The driver's accounting entries of processes that have recently closed the GPU; several
+    answers may repeat an entry. `None` if the driver keeps none."""
     mig_enabled: bool | None = None
     """Whether MIG is on; `None` if the GPU does not support it."""
     mig_hidden: bool = False

@@ -6,7 +6,7 @@ A source returns numbers in these units, under these names; other names are not 
 
 A unit defines which values are plausible, and how to convert them. Its bounds are the bounds of the
 records (`gpuledger.records.bounds`), so that every accepted value can be published. Some drivers
-return a utilization of 4294967295 or a memory of 2^64-1. Such values must not be booked:
+return a utilization of 4294967295 or a memory of 2^64-1. Such values must not become usage:
 implausible values are left out and counted, by reading and reason.
 """
 
@@ -54,7 +54,7 @@ class Unit:
 
 
 def _flag_at(shift: int) -> Callable[[int], bool | None]:
-    """Return a reader of one of NVML's 2-bit flags: 1 is true, 2 is false, others are `None`."""
+    """Return a function that reads a 2-bit flag of NVML: 1 is true, 2 is false, else `None`."""
     states = {1: True, 2: False}
     return lambda mask: states.get(mask >> shift & 3)
 
@@ -69,7 +69,7 @@ def _bit_error_ratio(packed: int) -> float | None:
 
 
 RATIO: Final = Unit(name="%", high=100, over=100)
-# Relative to the fans' intended maximum speed; they may run faster.
+# 100 % is the fans' intended maximum speed; fans may run faster.
 FAN_SPEED: Final = Unit(name="%", high=bounds.MAX_FAN_RATIO * 100, over=100)
 ACTIVITY: Final = Unit(name="%", high=100.5, over=100, cap=1.0)
 CELSIUS: Final = Unit(name="°C", low=bounds.MIN_CELSIUS, high=bounds.MAX_CELSIUS)
@@ -155,7 +155,10 @@ class Validator:
             self.dropped[reading, reason] += count
 
     def keep(self, value: int | None, limits: tuple[int, int], *, reading: str) -> int | None:
-        """Return the value, or `None` if it is missing or outside the limits; count the latter."""
+        """Return the value, or `None` if it is missing or outside the limits.
+
+        Values outside the limits are counted.
+        """
         if value is None or limits[0] <= value <= limits[1]:
             return value
         self.drop(reading, "out_of_range")
@@ -184,7 +187,7 @@ class Validator:
 def converter(unit: Unit) -> Callable[[Any], Any]:
     """Return a function that converts plausible values to our unit and to their field's type."""
     times, over, cap = unit.times, unit.over, unit.cap
-    # One function for each kind of unit, because they are called for some hundred values a tick.
+    # One function for each kind of unit, for speed: each tick converts several hundred values.
     if unit.choices:
         return unit.choices.__getitem__
     if unit.decode is not None:
@@ -199,7 +202,7 @@ def converter(unit: Unit) -> Callable[[Any], Any]:
 
 def ratio_of(percent: float) -> float:
     """Return a percentage as a ratio, rounded to six digits, which is more than drivers measure."""
-    # Takes a fifth of the time of round(), for some hundred ratios a tick.
+    # Takes a fifth of the time that round() takes; each tick computes several hundred ratios.
     return int(percent * _PARTS_PER_PERCENT + 0.5) / _MILLION
 
 
@@ -376,5 +379,5 @@ READINGS: Final[Mapping[CallGroup, Mapping[str, ReadingSpec]]] = {
         "limits.memory_clock_max_hertz": ReadingSpec(MEGAHERTZ),
     },
 }
-"""The readings, by the group that queries them. Those of the first group have their own fields in
-`RawGpuSample` and are listed here for their plausible values."""
+"""The readings, by the group that queries them. Readings of the first group have their own fields
+in `RawGpuSample` and are only listed here to define which values are plausible."""

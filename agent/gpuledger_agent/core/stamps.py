@@ -26,9 +26,9 @@ def drop_impossible(
     `at` is the time of the answer. `ahead_us` is the largest lead so far; `None` before the first
     answer. `dropped` counts the samples left out, by field.
 
-    A driver stamps by the machine's wall clock or by a clock that started later. After the wall
-    clock was set back, stamps from before that stay possible. If several stamps are too late but
-    agree with each other, they are from another clock and are kept.
+    A driver stamps by the machine's wall clock or by a clock that started later. If the wall clock
+    was set back, stamps from before the change remain possible. If several stamps are too far in
+    the future but agree with each other, they are from another clock and are kept.
     """
     stamps = {one.timestamp_us for name in _FIELDS for one in getattr(answer, name) or ()}
     if not stamps:

@@ -1,8 +1,9 @@
-"""A tick: its rows and its records.
+"""Builds a tick's rows and records.
 
 The rows are the GPUs that answered, each followed by its MIG instances, then the known GPUs that
-did not answer. A GPU that did not answer has no measurements, but may still be allocated. A second
-record has the readings that are not booked, in the same order.
+did not answer. A GPU that did not answer has no measurements, but may still be allocated. The first
+record, `NodeSample`, contains the readings from which usage is computed. The second record,
+`NodeReadings`, contains all other readings, in the same order.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +21,7 @@ class NodeTick:
     """Everything that a node reports in one tick."""
 
     sample: NodeSample
-    """The readings that the join books, and the processes."""
+    """The readings from which the join computes usage, and the processes."""
     readings: NodeReadings
     """All other readings."""
     processes: list[ProcessRecord]
@@ -65,7 +66,7 @@ def without_measurements(reading: GpuReading) -> GpuReading:
 
 
 def read_details(sample: NodeSample, ticks: Sequence[GpuTick]) -> NodeReadings:
-    """Return the tick's readings that are not booked; GPUs without such readings are left out."""
+    """Return the tick's readings that are not in `sample`; omit GPUs without such readings."""
     details = [tick.details for tick in ticks]
     return NodeReadings(
         cluster=sample.cluster,

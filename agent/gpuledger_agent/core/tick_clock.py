@@ -1,4 +1,4 @@
-"""A node's clocks from tick to tick: computes tick intervals and detects a wall clock set back.
+"""Computes a node's tick intervals, and detects when the node's wall clock is set back.
 
 Each interval begins at the end of the previous one. It lags behind the tick far enough that the
 driver has sampled the whole interval:
@@ -8,7 +8,7 @@ driver has sampled the whole interval:
 Most drivers stamp their samples by the wall clock, so the wall clock is tracked too:
 
     STEADY ── it falls behind the time since boot by 50 ms ──▶ SET BACK
-    SET BACK ── it passes its old time, or all buffers are new ──▶ STEADY
+    SET BACK ── it passes its old time, or older samples are gone ──▶ STEADY
 
 In SET BACK, the driver's buffers may contain older samples with later stamps than newer samples.
 """
@@ -70,7 +70,10 @@ class TickClock:
         """When that state ends at the latest, since the epoch and since boot."""
 
     def follow(self, at: ClockReading) -> int | None:
-        """Return the nanoseconds of the interval that ends now; `None` at the first tick."""
+        """Return the nanoseconds since the previous tick; `None` at the first tick.
+
+        Also detect whether the wall clock was set back since then.
+        """
         before, self._before = self._before, at
         if before is not None:
             lost_ns = (before.time_ns - before.boottime_ns) - (at.time_ns - at.boottime_ns)

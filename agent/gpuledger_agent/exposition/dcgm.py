@@ -42,7 +42,7 @@ class SeriesRow(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """A tick's rows, for families of devices and for families of memory."""
+    """A tick's rows: one list for most families, and one for families that measure memory."""
 
     devices: Sequence[SeriesRow]
     """One row for each GPU, each MIG instance and each compute instance."""
@@ -50,7 +50,7 @@ class Rows(NamedTuple):
     """The same rows, but with one row for all compute instances that share a memory."""
 
     def of(self, field: Field) -> Sequence[SeriesRow]:
-        """Return the rows for a field."""
+        """Return the memory rows if a field measures memory, otherwise the device rows."""
         return self.memories if field.is_of_memory else self.devices
 
 
@@ -79,7 +79,8 @@ class RowWriter:
             reading = device.reading
             siblings = split.get(device.gpu_instance)
             allocatee = now.tick_containers.exclusive(reading)
-            # If the device is allocated to one container, its own series have that container.
+            # If the device is allocated to one container, the device's own series have that
+            # container's labels.
             found = () if allocatee else shares.get(reading.uuid, ())
             labels = self._identity(device)
             if siblings:
@@ -172,7 +173,7 @@ def _merge_memory(shares: Iterable[PodShare]) -> Iterable[PodShare]:
 def _find_split(
     devices: Iterable[ShownDevice],
 ) -> Mapping[tuple[str, int | None], list[ShownDevice]]:
-    """Return the GPU instances that have several compute instances, with the latter as values."""
+    """Return the compute instances of each GPU instance that has several."""
     found: dict[tuple[str, int | None], list[ShownDevice]] = {}
     for device in devices:
         if device.reading.parent_uuid is not None:
@@ -187,7 +188,7 @@ _XID: Final = "DCGM_FI_DEV_XID_ERRORS"
 
 
 class DcgmPage:
-    """Writes the families of a list of counters."""
+    """Writes the metric families that a list of counters selects."""
 
     def __init__(
         self,

@@ -200,7 +200,7 @@ class ShownDevice:
     reading: GpuReading
     """The newest tick's row of the device."""
     details: GpuDetails | None = None
-    """The newest values of readings that are not booked, except the parts below."""
+    """The newest readings that are not in `reading`, except the parts below."""
     profiling: GpuProfiling | None = None
     """The newest values of the chip's own counters."""
     traffic: GpuTraffic | None = None

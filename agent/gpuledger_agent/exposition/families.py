@@ -50,7 +50,7 @@ def write_family(
 
 
 class NativeFamily(NamedTuple):
-    """A family of devices' readings."""
+    """A metric family whose values are readings of devices."""
 
     name: str
     """The family's name."""
@@ -90,7 +90,7 @@ def native_families() -> tuple[NativeFamily, ...]:
 
 
 class InfoFamily(NamedTuple):
-    """A family that does not contain devices' readings."""
+    """A metric family whose values are not readings, such as facts, allocations or events."""
 
     name: str
     """The family's name."""

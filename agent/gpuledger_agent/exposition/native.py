@@ -51,7 +51,7 @@ _MIB: Final = 1 << 20
 
 
 def write_native(now: Snapshot, profile: Profile) -> Iterator[str]:
-    """Yield the lines of a profile's families of readings."""
+    """Yield the lines of the families of readings that a profile includes."""
     written = [
         (device, write_labels(device_labels(device, now.sample.node))) for device in now.devices
     ]
@@ -247,7 +247,7 @@ class _Entry(NamedTuple):
 
 
 def write_processes(now: Snapshot, *, max_processes: int) -> Iterator[str]:
-    """Yield the lines of single processes' families, for at most `max_processes` processes."""
+    """Yield the lines of the metrics of single processes, for at most `max_processes` of them."""
     running = [process for process in now.sample.processes if not process.ended]
     if len(running) > max_processes:
         # Show the processes with most memory and, for equal memory, the lowest pids.

@@ -147,7 +147,7 @@ class TickContainers:
                 self._uids.setdefault(key, set()).add(user.pod_uid)
 
     def shares(self) -> Mapping[str, list[PodShare]]:
-        """Return the use by containers and jobs, by device UUID; without processes of the host."""
+        """Return the use of each container and job, by device UUID; the host is left out."""
         shares: dict[str, list[PodShare]] = {}
         for (gpu, container), processes in self._used.items():
             ratios = [

@@ -98,7 +98,7 @@ class GroupBreaker:
         self._has_succeeded, self._failures, self.is_open = True, 0, False
         self._probes.reset()
         self._metric.set(0)
-        # Not at the start: a new worker's breakers are closed before anything has answered.
+        # Not in the constructor: a new worker's breakers are closed before any group has answered.
         self._log.closed(self._gpu_uuid, self._group)
 
     def failed(self, now_ns: int, *, reason: str) -> None:

@@ -1,33 +1,33 @@
-"""The GPUs of a node, polled from asyncio: opens the source, queries it each tick, and reopens it.
+"""Polls a node's GPUs from asyncio: opens their source, queries it in each tick, and reopens it.
 
 A driver's calls can block for seconds or forever, and a blocked thread cannot be ended. So every
 call runs in a thread, and the event loop never waits longer than the tick's deadline:
 
     Driver ── SourceLifecycle   opens and closes the source, in one thread
-       ├───── GpuPool           the GPUs that the last opening found, one GpuWorker and thread each
+       ├───── GpuPool           the GPUs of the open source, each with a GpuWorker and a thread
        ├───── FastPoller        polls GPUs between two ticks, in one thread
        └───── GpuAvailability   tracks lost GPUs and reports changes
 
 A GPU that hangs loses its own readings, but does not delay the tick of the other GPUs. Reopening
 the source helps if no GPU answers, and may bring back a lost GPU. Until the source is open again,
-however, all GPUs are missing from the ticks, and the opening itself can hang. The source is
+however, all GPUs are missing from the ticks, and the call that opens it can hang. The source is
 therefore reopened at increasing intervals, and for a lost GPU only while no call hangs.
 
-The source is always in one `SourceState`. Each state except OPEN has a reason; in these states, an
-opening starts as soon as the backoff has passed, and may take many ticks:
+The source is always in one `SourceState`. Each state except OPEN has a reason. In these states, the
+driver starts to open the source as soon as the backoff has passed; opening may take many ticks:
 
     from      to       when
-    OPENING   OPEN     an opening succeeded, even if it found no GPU
+    OPENING   OPEN     the source was opened, even if it has no GPU
     OPEN      OPENING  the source has to be reopened because a GPU was bound or is lost, or because
                        all GPUs are unresponsive; GPUs that answered before are not lost
     OPEN      LOST     the source raised an error: it is lost as a whole
     OPEN      UNBOUND  the driver is being unbound: the source is closed at once, because the
                        driver waits for that
-    OPENING   LOST     an opening failed, although a GPU has answered before
-    LOST      OPEN     an opening succeeded: a driver reload is reported for each GPU
-    UNBOUND   OPEN     as from LOST; until then it is normal that no driver is loaded
+    OPENING   LOST     the source could not be opened, although a GPU has answered before
+    LOST      OPEN     the source was opened: a driver reload is reported for each GPU
+    UNBOUND   OPEN     as from LOST; while UNBOUND, it is normal that no driver is loaded
 
-If an opening fails in any other state, only the reason changes.
+If the source cannot be opened in any other state, only the reason changes.
 """
 
 import time
@@ -79,7 +79,7 @@ class SourceState(Enum):
 
 
 class Poll(NamedTuple):
-    """The answers of one tick."""
+    """The GPUs' answers to the queries of one tick."""
 
     at: ClockReading
     """When the queries started."""
@@ -111,7 +111,7 @@ class Driver:
         self._check = check
         self._gpus_check = gpus_check or Check()
         self.deadline_seconds = deadline_seconds
-        """How long a tick waits for an opening, in seconds; read in each tick."""
+        """How long a tick waits for the source to be opened, in seconds; read in each tick."""
         self.lifecycle = SourceLifecycle(source, listeners=listeners)
         """Opens and closes the source."""
         self._availability = GpuAvailability(report)
@@ -121,7 +121,7 @@ class Driver:
             readings_seconds=readings_seconds,
             health_seconds=health_seconds,
         )
-        """The GPUs that the last opening found."""
+        """The GPUs of the open source."""
         self._fast_poller = FastPoller()
         self._open_timer = RetryTimer(backoff, calm_seconds=_CALM_SECONDS)
         self._lost_gpu_timer = RetryTimer(
@@ -129,16 +129,18 @@ class Driver:
         )
         self._state, self._reason = SourceState.OPENING, "not started yet"
         self._opening: Future[Sequence[Gpu]] | None = None
-        """The opening in progress."""
+        """The result of the call that is opening the source; `None` if no such call is running."""
         self._worked_seconds = time.monotonic()
         self._pending_event = DriverEvent.NOTHING
         """The driver's last event that is not handled yet because the source is not open."""
         self._reported: tuple[int, Mapping[str, str | None], Capability] | None = None
-        """The sources of the last reported inventory; a change of one requires a new report."""
+        """The values in the last reported inventory; it is reported again if one of them changes.
+        The GPUs' facts are represented by the number of their changes."""
         self._was_unbound = False
-        """Whether the driver was unbound since the last opening."""
+        """Whether the driver was unbound since the source was last opened."""
         self._logged: tuple[set[str], str | None] | None = None
-        """The last opening's GPUs, and why the driver does not announce an unbinding."""
+        """The GPUs when the source was last opened, and why the driver does not announce that it
+        will be unbound; `None` for the reason if it does."""
 
     @property
     def idle_seconds(self) -> float:
@@ -195,7 +197,10 @@ class Driver:
         return self._fast_poller.take()
 
     def inventory(self) -> NodeFacts | None:
-        """Return the node's versions and GPUs; `None` if unknown or not changed since last time."""
+        """Return the node's versions and GPUs.
+
+        Return `None` if they are unknown, or have not changed since they were last returned.
+        """
         unbind = self.lifecycle.unbind_capability
         known = (self.pool.facts_changes, self.lifecycle.versions, unbind)
         if not self.pool.facts_changes or known == self._reported:
@@ -239,7 +244,7 @@ class Driver:
         try:
             self._use(opening.result())
         except SourceLostError as error:
-            # The opening failed, so an earlier event of the driver no longer matters.
+            # The source could not be opened, so an earlier event of the driver no longer matters.
             self._pending_event = DriverEvent.NOTHING
             if self._state is SourceState.UNBOUND and isinstance(error, DriverNotLoadedError):
                 # Normal while a driver is being replaced, so the watchdog must not end the agent.
@@ -254,12 +259,12 @@ class Driver:
         return self.is_open
 
     def _use(self, found: Sequence[Gpu]) -> None:
-        """Start to query the GPUs that an opening found."""
+        """Start to query the GPUs that were found when the source was opened."""
         self.pool.begin(found, self._clock.monotonic_ns())
         was_lost, reason = self._state is not SourceState.OPENING, self._reason
         self._state, self._reason = SourceState.OPEN, ""
         there = {gpu.uuid for gpu in found}
-        # A repeated opening for a lost GPU often finds the same GPUs: log only changes.
+        # If the source was reopened for a lost GPU, it often has the same GPUs: log only changes.
         unheard = self.lifecycle.unbind_capability.reason
         if was_lost or (there, unheard) != self._logged:
             _log.info("source_opened", count=len(there), unbind_event_error=unheard)
@@ -326,7 +331,7 @@ class Driver:
         elif self.pool.is_unresponsive:
             self._restart("no GPU answers")
         elif missing and not may_harm and self._lost_gpu_timer.is_due(now_ns):
-            # `may_harm`: if a call hangs, an opening may hang too and cost the GPUs that answer.
+            # `may_harm`: if a call hangs, reopening may hang too, and then no GPU would answer.
             self._lost_gpu_timer.record_attempt(now_ns)
             self._restart(missing)
         elif not missing:

@@ -116,7 +116,7 @@ class EventThread:
 
 
 class _Failures:
-    """The errors since the last successful wait, logged as one failure."""
+    """The errors since the last successful wait for GPU events, logged as one failure."""
 
     def __init__(self, backoff: Backoff) -> None:
         self._backoff = backoff
@@ -132,7 +132,7 @@ class _Failures:
         return self._backoff.next_seconds()
 
     def recover(self) -> None:
-        """Record a successful wait."""
+        """Record that a wait for GPU events succeeded, which ends the failure."""
         self._backoff.reset()
         if self._began_seconds is not None:
             failed_seconds = round(time.monotonic() - self._began_seconds, 3)

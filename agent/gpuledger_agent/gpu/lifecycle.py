@@ -1,8 +1,8 @@
-"""Opening and closing of the GPU source.
+"""Opens and closes the GPU source.
 
-An opening can take seconds or hang, so it runs in a separate thread. `driver` decides when to open.
-Other users of the open source are `SourceListener`s, which start after each opening and stop before
-each closing.
+This can take seconds or hang, so it is done in a separate thread. `driver` decides when to open the
+source. Other users of the open source are `SourceListener`s: they start each time after the source
+was opened, and stop before it is closed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +48,7 @@ class SourceLifecycle:
         self._polling: Future[DriverEvent] | None = None
         self._is_late = False
         self.versions: Mapping[str, str | None] = {}
-        """The node's versions at the last opening, keyed by field of `Inventory`."""
+        """The node's versions when the source was last opened, keyed by field of `Inventory`."""
 
     @property
     def is_stuck(self) -> bool:
@@ -94,14 +94,14 @@ class SourceLifecycle:
         try:
             return self._events.poll()
         except Exception:  # noqa: BLE001  # it must not end the agent or fail each tick
-            # The error would recur in each tick, so stop listening until the next opening.
+            # The error would recur in each tick, so stop listening until the source is reopened.
             _log.exception("library_events_failed")
             self._events.close()
             return DriverEvent.NOTHING
 
     def _open(self) -> Sequence[Gpu]:
         try:
-            # Close first: nothing from the previous opening may stay in use.
+            # Close first: no object of the previously opened source may stay in use.
             self._close()
             SOURCE_OPENINGS.inc()
             gpus = self._source.open()
@@ -112,7 +112,7 @@ class SourceLifecycle:
         except SourceLostError:
             raise
         except Exception as error:
-            # Any other error is also a failed opening, which is retried.
+            # Any other error also means that the source is not open; `driver` tries again.
             _log.exception("library_start_failed")
             raise LibraryLostError(f"{type(error).__name__}: {error}") from error
         return gpus

@@ -1,4 +1,4 @@
-"""The GPUs of an open source, polled together once per tick, and which of them are lost.
+"""Polls the GPUs of an open source together, once per tick, and tracks which of them are lost.
 
 Other modules open the source and attribute processes.
 """
@@ -51,10 +51,10 @@ class GpuAvailability:
         self._report("gpu_lost", uuid, reason)
 
     def record_opening(self, found: Mapping[int, str], unfound: Mapping[int, str]) -> None:
-        """Record an opening: the UUIDs of the GPUs found and the names of the others, by index.
+        """Record which GPUs answered when the source was opened, and which did not, by index.
 
-        A GPU that an earlier opening found is not recorded as lost here: the caller records it by
-        its UUID.
+        `found` contains UUIDs, `unfound` contains names. A GPU that answered earlier is not
+        recorded as lost here: the caller records it by its UUID.
         """
         self._indices |= found
         for index, name in unfound.items():
@@ -63,7 +63,7 @@ class GpuAvailability:
                 self.record_lost(name, "it did not answer when the library was opened")
 
     def record_answer(self, uuid: str, *, index: int) -> None:
-        """Record that a GPU answered, and report its recovery under each of its lost names."""
+        """Record that a GPU answered; report its recovery under each name reported as lost."""
         self._known[uuid] = None
         for name in (uuid, self._unnamed.pop(index, None)):
             if name in self._lost:
@@ -165,7 +165,7 @@ class GpuPool:
         self.workers = []
 
     def keep_facts(self, uuids: Collection[str], *, indices: Collection[int]) -> None:
-        """Forget the facts about GPUs that have neither of these UUIDs nor these indices."""
+        """Keep only the facts about GPUs that have one of these UUIDs or one of these indices."""
         kept = {
             uuid: facts
             for uuid, facts in self.facts.items()

@@ -144,7 +144,7 @@ class GpuSource(Protocol):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a call that was made during an opening still hangs after the opening."""
+        """Whether a call that `open` made still hangs after `open` has returned."""
 
     @property
     def origin(self) -> str:
@@ -164,7 +164,7 @@ class GpuSource(Protocol):
         """Return the node's versions, keyed by field of `Inventory`; raises `SourceLostError`."""
 
     def gpu_events(self, gpus: Sequence[GpuIdentity], *, clock: Clock) -> GpuEventSet:
-        """Start to listen for faults of GPUs of the last opening; raises `UnavailableError`."""
+        """Start to listen for faults of GPUs of the open source; raises `UnavailableError`."""
 
     def pci_buses(self, gpus: Sequence[GpuIdentity]) -> Mapping[str, str]:
         """Return the GPUs' UUIDs by PCI address, without GPUs that do not answer."""

@@ -105,7 +105,8 @@ class Watchdog:
 class LoopWatch:
     """Ends the process if the event loop stalls.
 
-    It counts missed checks, not seconds, because a stopped process makes no checks.
+    It counts the checks since the event loop last ran, not seconds. A suspended process makes no
+    checks, so it is not mistaken for a stalled event loop.
     """
 
     def __init__(self, *, max_missed: int, end_process: Callable[[], None], seconds: float) -> None:

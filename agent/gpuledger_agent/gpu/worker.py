@@ -232,7 +232,7 @@ class GpuWorker:
         request.probing = ()
 
     def _free_thread(self, now_ns: int) -> bool:
-        """Replace the thread if it hangs and that is allowed; return whether a thread is free."""
+        """Replace the thread if it hangs and may be replaced; return whether a thread is free."""
         group = self._request.current_group if self._request else None
         # Without a current group, the request has not started or has just finished.
         if not self._request or group is None:

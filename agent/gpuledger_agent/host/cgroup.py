@@ -1,7 +1,7 @@
 """Finds the container, the pod and the scheduler's job in a process's cgroup paths.
 
 This module parses the lines of `/proc/<pid>/cgroup` with pure functions. It opens no files and does
-not know the names of pods.
+not look up the names of pods.
 
 A path is split into segments at `/` and at `:`, because containerd writes `slice:cri-containerd:id`
 into one path element. Only whole segments are matched: `libpod-<64 hex>` contains `pod` and a
@@ -119,7 +119,7 @@ def locate(text: str, *, node_paths: NodePaths = MappingProxyType({})) -> Locati
 
 
 def find_node_paths(agents_text: str, first_text: str = "") -> NodePaths:
-    """Return the prefixes of the node's paths, from the agent's and the node's process 1's cgroups.
+    """Return the prefixes of the node's paths, from the cgroups of the agent and of process 1.
 
     The node's kubelet created the agent's innermost pod, so the segments before that pod belong to
     the node. On a node that is a machine, no pod precedes it, and there is no prefix. Process 1 is
@@ -160,10 +160,11 @@ def _parse(text: str) -> list[_CgroupLine]:
 
 
 def _locate_path(segments: Sequence[str], node_path: tuple[str, ...]) -> _Place:
-    """Return the outermost pod and its first container or, without a pod, container and job.
+    """Return the outermost pod and its first container.
 
-    The first container counts, because a container of Docker in a pod still belongs to the pod's
-    container. A job counts only at the node's root.
+    If there is no pod, return the first container and the job instead. The first container counts,
+    because a Docker container inside a pod still belongs to the pod's container. A job counts only
+    at the node's root.
     """
     # An absolute path starts with a slash, so its first segment is empty.
     root = node_path or ("",)

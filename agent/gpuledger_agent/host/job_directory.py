@@ -1,4 +1,4 @@
-"""Reads which jobs a scheduler such as Slurm has allocated GPUs to, from a directory of files.
+"""Reads files in which a scheduler such as Slurm lists the jobs that GPUs are allocated to.
 
 The directory has the format of dcgm-exporter's `--hpc-job-mapping-dir`: one file per GPU, named by
 the driver's index, or per MIG instance, named `<index>.<GPU instance>`, with one job id per line.
@@ -58,7 +58,7 @@ ReadJobFiles = Callable[[], JobFiles]
 
 
 def job_files_in(folder: Path) -> ReadJobFiles:
-    """Return a function that reads a directory's files named like GPUs or MIG instances."""
+    """Return a function that reads the files named after GPUs or MIG instances in a directory."""
     return lambda: _read_files(folder)
 
 
@@ -95,7 +95,7 @@ class ParsedJobFiles(NamedTuple):
 
 
 def parse_job_files(files: JobFiles, devices: DeviceIndex) -> ParsedJobFiles:
-    """Return the devices allocated to jobs. Pure.
+    """Return the devices allocated to jobs, and the rejected files. Pure.
 
     If a line is not a valid id, the other lines of the file are still used.
     """

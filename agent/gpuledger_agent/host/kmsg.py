@@ -1,4 +1,4 @@
-"""The kernel log as a second source of XIDs, because some XIDs never appear in the driver's events.
+"""Reads XIDs from the kernel log, because some XIDs never appear in the driver's events.
 
 This module follows the log from its end and computes the time of each record.
 `gpuledger_agent.core.incidents` parses the driver's lines and removes duplicates.
@@ -25,8 +25,8 @@ _MAX_AT_ONCE: Final = 1000
 _HEAD: Final = re.compile(r"(\d{1,9}),\d+,(\d{1,19})(?!\d)", re.ASCII)
 """The start of a record: facility and level, sequence number, time stamp in microseconds."""
 _FIRST_OF_PROGRAMS: Final = 8
-"""The lowest first number of records that programs write: the kernel's facility is 0, and the
-lowest three bits are the level."""
+"""A record starts with the number 8 * facility + level. The kernel's facility is 0, so records that
+programs write start with at least this number."""
 
 
 class Kmsg(Protocol):

@@ -16,9 +16,9 @@ Only names are read; the contents belong to root and are not needed.
   of its UIDs has ended, even if it ended before the agent started. If this is uncertain, a pod
   counts as running: if it has no directory, or if the node shows no pod cgroups and this pod's
   cgroup was never seen.
-- `PodUids` finds the current UID of a pod's name from the same names. If a name is reused, as by a
-  StatefulSet, the former pod's directory exists for a while next to the new one. The UID that has a
-  cgroup is then used; if several have a cgroup, the UID remains ambiguous.
+- `PodUids` finds a pod's current UID by its name, in the same directory names. If a name is reused,
+  as by a StatefulSet, the former pod's directory exists for a while next to the new one. The UID
+  that has a cgroup is then used; if several have a cgroup, the UID remains ambiguous.
 """
 
 import os
@@ -151,7 +151,7 @@ class PodCgroups:
     """Finds the cgroup directories of a node's pods."""
 
     def __init__(self, root: Path) -> None:
-        """Find the parent directories, which the kubelet creates before any agent starts."""
+        """Find the pods' parent cgroups, which the kubelet creates before any agent starts."""
         roots = [root / hierarchy for hierarchy in _HIERARCHIES]
         self._slices = [str(root) for root in roots if (root / "kubepods.slice").is_dir()]
         self._plain = [str(root) for root in roots if (root / "kubepods").is_dir()]
@@ -243,7 +243,7 @@ class PodFolders:
             self._uids.setdefault(pod, []).append(uid)
 
     def uids_of(self, pod: PodName) -> Sequence[str]:
-        """Return the UIDs of a pod's name in the log directories' names at the last check."""
+        """Return the UIDs of the pods with this name that had log directories at the last check."""
         return self._uids.get(pod, [])
 
 
@@ -284,7 +284,7 @@ class PodEnds:
 
     def _is_alive(self, pod: PodName) -> bool:
         uids = self._uids.get(pod, {})
-        # The newest UID comes first.
+        # Try the newest UID first.
         for uid in reversed(uids):
             if self._folders.has_cgroup(uid):
                 uids[uid] = True
@@ -300,7 +300,7 @@ class PodUids:
         self._folders = folders
 
     def find(self, namespace: str, pod: str) -> Sequence[str]:
-        """Return the possible UIDs of a pod's name; empty if the pod is unknown.
+        """Return the possible UIDs of the pod with this name; empty if the pod is unknown.
 
         If pod cgroups are visible, only UIDs that have a cgroup are returned: a log directory
         outlives its pod, and the next pod of that name gets its directory after its cgroup.

@@ -1,6 +1,6 @@
-"""The thread that accesses the spool's disk, and the delays after its failures.
+"""Runs the spool's disk work in a thread, and delays the next attempt after a failure.
 
-Disk work runs in one thread with a time limit, so that a slow disk does not delay other work.
+All disk work runs in one thread with a time limit, so that a slow disk does not delay other work.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ HUNG_AFTER_SECONDS: Final = 30.0
 
 
 class DiskHungError(OSError):
-    """The disk did not answer within the time limit; its own ETIMEDOUT is another error."""
+    """The disk work exceeded our time limit; an ETIMEDOUT of the disk is raised unchanged."""
 
 
 class IoThread:

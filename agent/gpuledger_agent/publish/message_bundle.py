@@ -40,7 +40,7 @@ class _NodeRecord(OfNode, Protocol):
 def bundle_tick(tick: NodeTick, topics: Topics) -> MessageBundle:
     """Return a tick's bundle: the sample, its other readings if any, then the process records.
 
-    The sample is sent first, because it is booked.
+    The sample is sent first, because usage is computed from it.
     """
     readings = ((topics.readings.name, _message(tick.readings)),) if tick.readings.gpus else ()
     processes = ((topics.processes.name, _message(record)) for record in tick.processes)
@@ -48,12 +48,12 @@ def bundle_tick(tick: NodeTick, topics: Topics) -> MessageBundle:
 
 
 def bundle_incident(incident: Incident, topics: Topics) -> MessageBundle:
-    """Return an incident's bundle."""
+    """Return a bundle of one message, the incident."""
     return ((topics.incidents.name, _message(incident)),)
 
 
 def bundle_inventory(inventory: Inventory, topics: Topics) -> MessageBundle:
-    """Return an inventory's bundle."""
+    """Return a bundle of one message, the inventory."""
     return ((topics.inventory.name, _message(inventory)),)
 
 
@@ -109,7 +109,7 @@ class BundleQueue:
 
     @property
     def is_half_full(self) -> bool:
-        """Whether bundles should be moved to the disk, before bundles are dropped."""
+        """Whether bundles should be moved to the on-disk spool before some have to be dropped."""
         return len(self._waiting) > self._max_bundles // 2
 
     @property

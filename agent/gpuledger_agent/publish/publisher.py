@@ -118,7 +118,8 @@ class SamplePublisher:
         samples = self._bus.topics.samples.name
         self._partitions = {samples: await self._bus.partitions(samples)}
         partition = partition_of_node(node_key(self._node), partitions=self._partitions[samples])
-        # The query above may succeed although records fail, so the check is ok only if none wait.
+        # The query above may succeed although records fail, so the check is ok only if no records
+        # wait.
         if not self._times_ms and self._send_queue.is_empty:
             self._check.ok(self._describe_waiting())
         while True:
@@ -221,7 +222,7 @@ def _without_oversized(messages: Sequence[Message]) -> list[Message]:
 
 
 def _log_dropped(detail: str, count: int) -> None:
-    """Log dropped messages once a minute at most, because they may be dropped for hours."""
+    """Write at most one log line a minute about dropped messages, because an outage may last."""
     if logged := _repeats.count(detail, more=count):
         _log.error("messages_dropped", detail=detail, count=logged)
 
@@ -229,9 +230,9 @@ def _log_dropped(detail: str, count: int) -> None:
 async def shut_down(
     publisher: SamplePublisher, send_queue: SendQueue, *tasks: "asyncio.Task[None]", seconds: float
 ) -> None:
-    """Let the publisher send what is in memory for `seconds`, then end its tasks and the queue.
+    """Let the publisher send the bundles in memory for `seconds`, then end its tasks and the queue.
 
-    Remaining bundles are spooled to disk, or logged as lost if that fails. If the disk already
+    Remaining bundles are spooled to disk, or logged as lost if that fails. If the spool already
     contains older bundles, nothing is sent: the older bundles would have to be sent first, so all
     bundles wait for the next start.
     """

@@ -1,10 +1,10 @@
-"""The order in which messages leave the node: first those in flight, then the disk, then memory.
+"""Holds the messages until they are sent, in order: in flight, in the spool on disk, in memory.
 
 Bundles taken by the publisher are in flight until acknowledged. If bundles wait in memory for too
-long, or too many wait, they are moved to the disk, which is emptied before memory. While the broker
-keeps up, the disk is not used. Disk failures are handled here: they are counted, and the queue
-continues in memory. While older ticks wait on an unreadable disk, newer ticks are not sent, because
-the join regards ticks older than the last one as already booked.
+long, or too many wait, they are moved to the spool. Bundles in the spool are sent before those in
+memory. While the broker keeps up, the spool is not used. Disk failures are handled here: they are
+counted, and the queue continues in memory. While older ticks wait in a spool that cannot be read,
+newer ticks are not sent: the join would then ignore the older ticks as already processed.
 """
 
 import asyncio
@@ -58,12 +58,13 @@ class SendQueue:
         )
         self._in_flight: list[QueuedBundle] = []
         self._position: int | None = None
-        """Position of the last bundle in flight on the disk; `None` if they are in memory."""
+        """Position of the last bundle in flight in the spool; `None` if the bundles in flight are
+        only in memory."""
         self._is_open = False
         self._was_overtaken = False
-        """Whether newer ticks were sent while the disk could not be opened."""
+        """Whether newer ticks were sent while the spool could not be opened."""
         self._bundles_on_disk = 0
-        # Only one task at a time may change which bundles are in flight or use the disk.
+        # Only one task at a time may use the disk or change which bundles are in flight.
         self._lock = asyncio.Lock()
         self._filled = asyncio.Event()
         self._overdue = asyncio.Event()
@@ -80,12 +81,12 @@ class SendQueue:
 
     @property
     def bundles_on_disk(self) -> int:
-        """Number of bundles on the disk when it was last used."""
+        """Number of bundles in the spool when it was last used."""
         return self._bundles_on_disk
 
     @property
     def is_on_disk(self) -> bool:
-        """Whether bundles wait on the disk and the disk could be opened."""
+        """Whether bundles wait in the spool and the spool could be opened."""
         return self._is_open and self._spool is not None and not self._spool.is_empty
 
     @property
@@ -116,13 +117,13 @@ class SendQueue:
                 if await self._take(max_bundles):
                     return [waiting.bundle for waiting in self._in_flight]
                 self._filled.clear()
-            # Wake up when a bundle is added, or when the disk is due to be opened or read again.
+            # Wake up when a bundle is added, or when the spool is due to be opened or read again.
             seconds = (self._reading if self._is_open else self._opening).wait_seconds
             left_seconds = max(seconds, _MIN_WAIT_SECONDS) if self._waits_on_disk else None
             await wait_event(self._filled, left_seconds)
 
     async def ack(self) -> None:
-        """Forget the bundles in flight and delete them from the disk, because they were sent."""
+        """Forget the bundles in flight and delete them from the spool, because they were sent."""
         async with self._lock:
             self._in_flight, position, self._position = [], self._position, None
             if position and self._spool:
@@ -136,7 +137,7 @@ class SendQueue:
             await self._emptied.wait()
 
     async def run(self) -> None:
-        """Move bundles that wait in memory for too long to the disk, until cancelled."""
+        """Move bundles that wait in memory for too long to the spool, until cancelled."""
         async with self._lock:
             await self._open_spool()
         while True:
@@ -157,10 +158,10 @@ class SendQueue:
             await self._spill()
 
     async def close(self) -> None:
-        """Close the disk; the next process sends the bundles on it.
+        """Close the spool; the next process sends the bundles left in it.
 
-        The disk is closed in its own thread, because SQLite crashes if a database is closed while
-        another thread uses it.
+        The spool is closed in the thread that uses the disk, because SQLite crashes if a database
+        is closed while another thread uses it.
         """
         try:
             if self._spool is not None:
@@ -170,7 +171,7 @@ class SendQueue:
 
     @property
     def _waits_on_disk(self) -> bool:
-        """Whether older ticks wait on the disk, even if they cannot be read now."""
+        """Whether older ticks wait in the spool, even if they cannot be read now."""
         return self._spool is not None and not self._spool.is_empty
 
     async def _take(self, max_bundles: int) -> bool:
@@ -182,13 +183,13 @@ class SendQueue:
             if self._in_flight or self._waits_on_disk:
                 return bool(self._in_flight)
         self._in_flight, self._position = self._queue.take(max_bundles=max_bundles), None
-        # If the disk is opened later, its bundles are older than these, and thus too late.
+        # If the spool is opened later, its bundles are older than these, and thus too late.
         if self._in_flight and not self._is_open:
             self._was_overtaken = True
         return bool(self._in_flight)
 
     async def _take_from_disk(self, max_bundles: int) -> None:
-        """Put the oldest bundles on disk in flight, if the disk can be read now."""
+        """Take the spool's oldest bundles and put them in flight, if the spool can be read now."""
         spool = self._spool
         if spool is None or not self._is_open or self._reading.wait_seconds:
             return
@@ -202,8 +203,8 @@ class SendQueue:
         spool = await self._open_spool()
         if spool is None:
             return
-        # If the disk still contains bundles, they are older than those in flight. The bundles in
-        # flight then stay in memory: deleting them from the disk would delete the older ones too.
+        # If the spool still contains bundles, they are older than those in flight. The bundles in
+        # flight then stay in memory: deleting them from the spool would delete the older ones too.
         if self._in_flight and self._position is None and spool.is_empty:
             self._position = await self._append(spool, self._in_flight)
             if self._position is None:
@@ -235,7 +236,7 @@ class SendQueue:
             def open_spool() -> bool:
                 spool.open()
                 if was_overtaken and spool.bundles:
-                    # Newer ticks were sent, so the join would regard these as already booked.
+                    # Newer ticks were sent, so the join would regard these as already processed.
                     spool.drop_late()
                 return True
 

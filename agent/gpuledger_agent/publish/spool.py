@@ -1,4 +1,4 @@
-"""The on-disk spool: bundles that could not be sent, in an SQLite database, oldest first, bounded.
+"""The on-disk spool: an SQLite database of limited size with the bundles that could not be sent.
 
 A row is a frame: up to a minute of ticks in msgpack, compressed with zstd because ticks are alike.
 Frames are appended, read in order, and deleted once Kafka has acknowledged them. An index of all
@@ -10,7 +10,7 @@ The database is in WAL mode: killing the agent does not lose data, and a power c
 last seconds. The database's lock is exclusive, so a second agent of the node cannot open it.
 
 The wall clock may be set while ticks wait, so ages use the time since boot (CLOCK_BOOTTIME). Frames
-of an earlier boot are as old as the current boot.
+of an earlier boot are assumed to be as old as the current boot.
 
 A damaged database is renamed, and a new one is started. If the disk fails to read, reading is first
 retried for a minute, because the disk may recover, and newer ticks must not overtake older ones.
@@ -108,7 +108,7 @@ class Frame(NamedTuple):
 
 
 class Spool:
-    """One node's database. A position is the id of the last frame that it includes."""
+    """One node's spool. A position is a frame's id; it means this frame and all earlier ones."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class Spool:
             self._database = None
 
     def drop_late(self) -> None:
-        """Drop and count all frames, because newer bundles were sent before they were found."""
+        """Drop and count all frames, because newer bundles were sent before the spool was open."""
         _log.error("late_spool_dropped", count=self.bundles, directory=str(self.path))
         self._drop(len(self._frames), reason="late")
         self._set_gauges()
@@ -212,7 +212,7 @@ class Spool:
         return frame.id
 
     def set_in_flight(self, position: int) -> None:
-        """Record that frames up to a position are in flight; if dropped, they are not lost."""
+        """Record that frames up to a position are in flight; dropping them then loses nothing."""
         self._in_flight = position
 
     def read(self, *, max_bundles: int) -> tuple[list[MessageBundle], int] | None:
@@ -346,7 +346,7 @@ class Spool:
                 self._begin_new()
 
     def _start_over(self, error: Exception) -> None:
-        """Count all frames as lost unless in flight, rename the database, and start a new one."""
+        """Count frames that are not in flight as lost, rename the database, and start a new one."""
         lost = self._count_lost(self._frames)
         SPOOL_DROPPED.labels(reason="damaged").inc(lost)
         self._frames.clear()

@@ -50,7 +50,7 @@ _log = structlog.get_logger(__name__)
 
 
 class ReplayClock:
-    """A clock on which a recording starts now: boot time as recorded, wall clock as it is now."""
+    """A replay's clock: its wall clock shows the current time, its other clocks recorded times."""
 
     def __init__(self, header: RecordingHeader, clock: Clock) -> None:
         self._clock = clock
@@ -70,7 +70,7 @@ class ReplayClock:
         return self._header.time_ns + self.moved_us * 1000 + passed
 
     def monotonic_ns(self) -> int:
-        """Return nanoseconds of a clock that is never set."""
+        """Return nanoseconds of the recorded machine's monotonic clock."""
         return self._header.monotonic_ns + self.since_begin_ns()
 
     def boottime_ns(self) -> int:

@@ -191,7 +191,10 @@ class DeadLetterLog:
         return f"none of {self.others} dead-letter records matches{self._hint()}"
 
     def _hint(self) -> str:
-        """Return that a requested reason is unknown; an older or newer release may have it."""
+        """Return a hint if a requested reason is unknown, else an empty text.
+
+        The reason is not an error, because an older or newer release may use it.
+        """
         known = [reason.name for reason in DEAD_LETTER_REASONS]
         for reason in self.wanted.reasons:
             if reason not in known:

@@ -27,10 +27,10 @@ _WIDTH_IN_FILES: Final = 240
 
 
 class DeadLetterPrinter:
-    """Prints rows; with a limit, prints only the newest rows when it is closed."""
+    """Prints rows of dead letters at once; with a limit, prints only the newest ones at the end."""
 
     def __init__(self, *, format: Format, limit: int) -> None:  # noqa: A002  # the option's name
-        """Take the maximum number of rows; 0 prints each row immediately, but not in tables."""
+        """Take the maximum number of rows; 0, which tables do not support, prints each at once."""
         self._format, self._limit = format, limit
         self._newest: list[DeadLetterRow] = []
         self._count = 0
@@ -38,7 +38,7 @@ class DeadLetterPrinter:
             _print_line(csv_line(DeadLetterRow.__struct_fields__))
 
     def add(self, row: DeadLetterRow) -> None:
-        """Add a row."""
+        """Print a row at once if there is no limit; otherwise keep it if it is among the newest."""
         self._count += 1
         if self._limit == 0:
             self._print_row(row)

@@ -54,7 +54,7 @@ class _UnfitError(Exception):
 
 
 def replayable(dead_letter: StoredDeadLetter, topics: Topics, *, now_ms: int) -> Replayable | str:
-    """Return the message that replays a dead letter, or why there is none."""
+    """Return the message that replays a dead letter, or a text on why it cannot be replayed."""
     try:
         return _replayable(dead_letter, topics, now_ms=now_ms)
     except (_UnfitError, UndecodableError) as error:
@@ -105,7 +105,10 @@ class DeadLetterReplay:
         """Number of dead letters that cannot be replayed, by reason."""
 
     async def add(self, dead_letter: StoredDeadLetter, *, now_ms: int) -> None:
-        """Add a dead letter, and write batches that are full."""
+        """Add a dead letter, and write all batches once they are full.
+
+        Only the first dead letter of a record and consumer is replayed; the others are ignored.
+        """
         content = dead_letter.content
         identity = (content.consumer, content.topic, content.partition, content.offset)
         if identity in self._seen:
@@ -143,7 +146,10 @@ class DeadLetterReplay:
 async def replay_dead_letters(
     bus: Bus, wanted: DeadLetterFilter, *, is_rehearsal: bool, clock: Clock
 ) -> int:
-    """Replay or count the matching dead letters and print the counts; return 0 or 3."""
+    """Replay or count the matching dead letters, and print the counts.
+
+    Return the exit code: 3 if some of them cannot be replayed, otherwise 0.
+    """
     async with bus.producer() as producer:
         replaying = DeadLetterReplay(
             None if is_rehearsal else producer,

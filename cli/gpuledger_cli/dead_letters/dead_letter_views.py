@@ -1,4 +1,4 @@
-"""Dead letters as rows, as counts, and in full. Pure.
+"""Turns dead letters into rows, counts and full texts. Pure.
 
 Dead letters quote untrusted records, so characters that are not printable never reach a terminal.
 """
@@ -56,7 +56,7 @@ class DeadLetterRow(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
 
     def __lt__(self, other: "DeadLetterRow") -> bool:
-        """Return whether it comes before another one, by time and then by position."""
+        """Return whether this row comes before another one, by time and then by position."""
         mine, others = ((row.time_ns, parse_position(row.position)) for row in (self, other))
         return mine < others
 
@@ -126,7 +126,7 @@ class DeadLetterCount(msgspec.Struct, frozen=True, kw_only=True):
     """The values by field name."""
     count: int
     first_time: str
-    """Time of the earliest one."""
+    """When the first of these records was rejected, in UTC."""
     last_time: str
 
 
@@ -186,7 +186,7 @@ def _value_of(dead_letter: StoredDeadLetter, field: Countable) -> str:
 
 
 def full_text(dead_letter: StoredDeadLetter, topics: Topics) -> str:
-    """Return a dead letter in full."""
+    """Return a text with all fields of a dead letter and the value of the rejected record."""
     content = dead_letter.content
     last = f" to {content.last_offset}" if content.last_offset is not None else ""
     key = "none" if dead_letter.key is None else readable(dead_letter.key)

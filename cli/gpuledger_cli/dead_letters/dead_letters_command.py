@@ -184,9 +184,9 @@ def list_dead_letters(
 async def scan(
     history: Bus, wanted: DeadLetterFilter, *, into: DeadLetterCounts | DeadLetterPrinter
 ) -> str:
-    """Read the matching dead letters that exist when the command starts.
+    """Read the dead letters that exist when the command starts; add those that match to `into`.
 
-    Return why no dead letter matched; empty if any did.
+    If no dead letter matched, return the reason; otherwise return an empty text.
     """
     found = 0
     async with open_log(history, wanted) as log:

@@ -44,7 +44,7 @@ class RunTopics:
         if settings is None:
             return MemoryBus()
         bus = KafkaBus(settings)
-        # If the brokers do not respond, there is nothing to delete later.
+        # Raises an error if the brokers do not respond; then there is nothing to delete later.
         await check_topics(settings)
         # Reported in advance, because a broker may take seconds.
         sys.stderr.write(

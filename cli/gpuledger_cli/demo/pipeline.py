@@ -166,7 +166,7 @@ async def drain(run: Run) -> None:
 
 
 async def _is_drained(run: Run, *, ticks: int) -> bool:
-    """Return whether the reader has all records, and the sinks have the same ones."""
+    """Return whether the reader has read all records, and every sink has them or cannot deliver."""
     if run.tally.events < ticks or not await run.reader.has_read_all():
         return False
     return all(sink.may_end(run.reader.newest) for sink in run.sinks)

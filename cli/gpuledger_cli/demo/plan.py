@@ -99,8 +99,8 @@ def parse_bus(bus: str) -> KafkaSettings | None:
 def find_store(given: Path | None) -> Path:
     """Return the store's directory: the given one, or a new temporary one.
 
-    Raises `UserError` if the given one is not writable or is a URL, which may hold credentials and
-    is not repeated.
+    Raises `UserError` if the given directory is not writable or is a URL. The error does not repeat
+    the URL, which may contain credentials.
     """
     if given is None:
         return Path(tempfile.mkdtemp(prefix="gpuledger-demo-")) / "store"

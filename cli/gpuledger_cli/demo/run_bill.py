@@ -26,7 +26,7 @@ from gpuledger_reports.reading.times import HOUR_US, Window
 from gpuledger_reports.reading.usage_sums import UsageReader
 
 _DIGITS: Final = 4
-"""A run of half a minute costs cents, so that the two digits of a bill would be zeros."""
+"""A run of half a minute costs only cents. With two digits, as on a bill, most costs would be 0."""
 
 
 class OwnerCost(BaseRecord, frozen=True, kw_only=True):
@@ -80,8 +80,8 @@ def bill_run(store: Path, *, began_ns: int, ended_ns: int) -> RunBill | None:
     hour_ns = HOUR_US * NS_PER_US
     window = Window(began_ns // hour_ns * HOUR_US, -(-ended_ns // hour_ns) * HOUR_US)
     try:
-        # The store may be empty if the brokers were unavailable. The run is over although its
-        # watermarks end a moment earlier.
+        # `is_finished`, because the run is over, although its watermarks end a moment earlier.
+        # Raises `UserError` if the store is empty, for example because of unavailable brokers.
         reader = UsageReader(str(store), is_finished=True)
     except UserError:
         return None

@@ -37,7 +37,7 @@ class RunBus:
     """A stage's view of the bus, which records its progress in each partition."""
 
     def __init__(self, bus: Bus) -> None:
-        """Take the bus."""
+        """Create a view of `bus`, without any progress yet."""
         self.taken: dict[TopicPartition, int] = {}
         """For each partition, the offset after the last record polled; a seek sets it back."""
         self.delivered: dict[TopicPartition, int] = {}
@@ -52,13 +52,16 @@ class RunBus:
         return self._bus.topics
 
     def holds_all(self) -> bool:
-        """Return whether this consumer has partitions of all its topics; its group has no other."""
+        """Return whether the stage's consumer has partitions of all its topics.
+
+        There is no other consumer in its group.
+        """
         return bool(self._wanted) and {at.topic for at in self._held} >= self._wanted
 
     def count_behind(
         self, offsets: Mapping[TopicPartition, int], records: Iterable[tuple[TopicPartition, int]]
     ) -> int:
-        """Return how many of these records the stage has not reached by `offsets`.
+        """Return how many of these records the stage still has to reach, judging by `offsets`.
 
         `offsets` is `taken` or `delivered`. Records of topics that the stage does not read are not
         counted.
@@ -92,7 +95,10 @@ class RunBus:
 
     @asynccontextmanager
     async def consumer(self, subscription: Subscription) -> AsyncIterator[Consumer]:
-        """Open a consumer and record its progress, unless it reads replayed events."""
+        """Open a consumer and record its progress.
+
+        The progress of a consumer of replayed events is not recorded.
+        """
         if self.topics.replay.name in subscription.topics:
             async with self._bus.consumer(subscription) as inner:
                 yield inner

@@ -37,7 +37,7 @@ HELP: Final = "`gpuledger demo --help` explains the columns."
 _GIB: Final = 2**30
 _STANDSTILL_NS: Final = 5 * NS_PER_SECOND
 _MAX_ALERTS: Final = 5
-# Lines of the table below its headings: if there is room, and at least a node's name and a row.
+# Lines below the headings: the preferred number, and the minimum (a node's name and one row).
 _GOOD_BODY: Final = 4
 _MIN_BODY: Final = 2
 _MIN_SCREEN: Final = 3
@@ -117,9 +117,9 @@ def draw(
 ) -> list[ScreenLine]:
     """Return the lines of a screen; `seconds` since the first frame select the page.
 
-    If the screen is too low, the line on the help is left out, then alerts and problems take one
-    line each. If that is not enough, GPUs and the page number come first, then problems, alerts
-    and facts.
+    If the screen is too low, the line about the help is left out. If that is not enough, each alert
+    and each problem is cut to one line. If that is still not enough, the GPUs are divided into
+    pages. The lines that these leave go to problems first, then to alerts, then to facts.
     """
     titles, blocks = _table(tally, width)
     body, whole = [titles, *_body(blocks)], _head(header, width, max_alerts=_MAX_ALERTS)
@@ -310,7 +310,7 @@ def _method(busy_method: str | None) -> str:
 
 
 def _account(entry: Entry, allocatee: PodOfEntry) -> str:
-    """Return the category with its job or, for idle time, with the pod it was allocated to."""
+    """Return an entry's category, with its job or with the pod to which idle time was allocated."""
     if entry.job_id is not None:
         category = "__unused__" if entry.category == Category.IDLE else entry.category
         return f"{category} {entry.job_id}"

@@ -105,7 +105,7 @@ def has_failed(line: SinkLine, *, events: int) -> bool:
 
 
 def problem(line: SinkLine, *, events: int) -> str | None:
-    """Return a sentence on what a sink did not deliver; `None` if it delivered everything."""
+    """Return a sentence about undelivered items of a sink; `None` if it delivered everything."""
     detail = (line.failing or "").removeprefix(f"{line.receiver}: ")
     why = f": {detail}" if detail else ""
     if has_failed(line, events=events):

@@ -28,7 +28,7 @@ from gpuledger_simulator.kube import serve_kube_api
 from gpuledger_simulator.scenario.load import load_scenario
 from gpuledger_simulator.simulation import Simulation
 
-# The in-memory bus is always available, and a real agent's spool on this machine is not for it.
+# The in-memory bus is always available, and the demo must not use the spool of a real agent.
 _NO_SPOOL: Final = SpoolSettings(directory="")
 
 
@@ -43,14 +43,14 @@ class DemoSource(Protocol):
     """The clock of its events."""
 
     async def start(self, stages: Stages, *, bus: Bus, stack: AsyncExitStack) -> None:
-        """Start its agents and podwatch."""
+        """Start the agents and podwatch of this source."""
 
     def truth(self, tally: Tally) -> dict[str, float] | None:
-        """Return the true busy seconds in the covered time by pod key; `None` if unknown."""
+        """Return the true busy seconds of each pod in the covered time; `None` if unknown."""
 
 
 class SimulatedMachine:
-    """The nodes of a scenario, which begins with `start`, because brokers may take seconds."""
+    """The nodes of a scenario. The scenario begins with `start`, when the brokers are ready."""
 
     is_simulated = True
     _simulation: Simulation

@@ -52,7 +52,7 @@ class Stages:
                     lines.append(f"{task.get_name()} did not end within {_STOP_SECONDS:g} s")
             elif not task.cancelled() and (error := task.exception()):
                 for leaf in _leaves(error):
-                    # Our own errors are written for users; of others the type is most useful.
+                    # gpuledger's errors are written for users; for others, the type is useful, too.
                     why = str(leaf) if isinstance(leaf, GpuledgerError) else repr(leaf)
                     if known is None or not isinstance(leaf, known):
                         lines.append(f"{task.get_name()} failed: {why}")

@@ -1,6 +1,6 @@
 """The summary of a run: usage, accuracy, incidents, deliveries and failures.
 
-Pure: numbers in, one object and lines out.
+Pure: turns numbers into one object and into lines of text.
 """
 
 import shlex
@@ -177,7 +177,7 @@ def pod_lines(
     ]
     known = set(allocated_to.values())
     lines += [
-        # The pod ran nothing on its GPU, so that no entry has its UID.
+        # The pod ran nothing on its GPU, so no entry has its UID.
         PodLine(
             cluster=cluster,
             namespace=namespace,

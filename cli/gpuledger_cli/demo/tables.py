@@ -25,7 +25,7 @@ class TableColumn(NamedTuple):
     floor: int | None = None
     """Minimum width of a name; other columns are left out first. `None`: a number, never cut."""
     leaves: int | None = None
-    """Position in which it is left out on a narrow screen, 1 first; `None`: never."""
+    """Order in which columns are left out on a narrow screen, 1 first; `None`: never."""
     keeps: Literal["both ends", "beginning"] = "both ends"
     """The part that remains of a shortened name."""
 

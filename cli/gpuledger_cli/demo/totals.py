@@ -67,12 +67,12 @@ class GpuTracker:
         self._seen: dict[str, _Seen] = {}
 
     def add(self, event: GpuEvent) -> None:
-        """Record which GPUs responded."""
+        """Record which GPUs responded in an event."""
         readings = (gpu.reading for gpu in event.gpus if not gpu.reading.unresponsive)
         physical_gpus = [reading for reading in readings if reading.parent_uuid is None]
         node = node_key(event)
         here = {(node, reading.index) for reading in physical_gpus}
-        # The GPU that had the index before was removed.
+        # If another GPU had one of these indexes before, it was removed.
         self._seen = {
             uuid: seen for uuid, seen in self._seen.items() if (seen.node, seen.index) not in here
         }
@@ -95,8 +95,8 @@ class GpuTracker:
         ]
         lost = []
         for uuid, seen in gone:
-            # Incidents about the time of its last reading or later; it still worked after earlier
-            # ones.
+            # Only incidents since shortly before the last reading: after earlier ones, the GPU
+            # still worked.
             incidents = [
                 attributed.incident
                 for attributed in self.incidents
@@ -195,7 +195,7 @@ class Tally:
     """When the first event with a pod's name arrived, in seconds since boot."""
 
     def add(self, event: GpuEvent) -> None:
-        """Add one event."""
+        """Add an event to the sums."""
         self.events += 1
         self.latest[node_key(event)] = event
         self.gpu_tracker.add(event)
@@ -222,7 +222,7 @@ class Tally:
 
     def _book(self, entry: Entry, user: PodOfEntry, event: GpuEvent) -> None:
         description, uid = user.pod, user.described.uid or user.container_id or ""
-        # A node's usage of a pod of another node is kept apart from that pod.
+        # Usage that a node reports for a pod of another node is counted apart from that pod.
         is_foreign = description is not None and description.state is PodState.FOREIGN
         key = f"{node_key(event)}/{uid}" if is_foreign else key_in(event.cluster, uid)
         total = self.pods.setdefault(key, PodTotal(cluster=event.cluster, uid=uid))

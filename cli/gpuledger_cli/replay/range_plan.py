@@ -51,7 +51,7 @@ class Part(NamedTuple):
     nodes: Span
     """All records of nodes."""
     ticks: Span
-    """The ticks, including the lead-in and late ones."""
+    """The ticks, including those of the lead-in and those that arrived late."""
     events: Span
     """The first run's events; empty if nothing is compared."""
 
@@ -138,7 +138,7 @@ async def _refuse_removed(
         raise UserError(
             f"--from {write_moment(begin_ms)}: {lost}, the whole range; give a later range"
         )
-    # Rounded up, because the proposed time must still be kept.
+    # Rounded up to whole seconds, because records at the proposed time must still exist.
     whole_second_ms = -(-last_ms // 1000) * 1000
     raise UserError(
         f"--from {write_moment(begin_ms)}: {lost}; give --from {write_moment(whole_second_ms)}"

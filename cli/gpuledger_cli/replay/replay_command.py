@@ -220,7 +220,7 @@ def show_difference(difference: Difference) -> str:
 
 
 def print_line(line: str) -> None:
-    """Print a line."""
+    """Write a line to standard output."""
     sys.stdout.write(f"{line}\n")
 
 

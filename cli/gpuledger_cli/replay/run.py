@@ -28,7 +28,7 @@ CONSUMER: Final = "gpuledger-replay"
 
 
 class Replay:
-    """Makes the events of a partition's ticks again, like a worker that starts on the partition."""
+    """Recreates the events of a partition's ticks in the same way as a new worker would."""
 
     def __init__(self, wanted: TimeRange, *, is_placed: IsPlaced, topics: Topics) -> None:
         self.unusable = _Unusable(topics.dead_letters)
@@ -36,15 +36,18 @@ class Replay:
         self._stage = JoinStage(dead_letters=self.unusable, is_placed=is_placed, topics=topics)
 
     def take_pods(self, records: Sequence[Record]) -> None:
-        """Add records of pods except tombstones, because pods that were deleted later existed."""
+        """Add records of pods, except tombstones.
+
+        A pod that was deleted later existed at the time of its ticks.
+        """
         self._stage.take_pods(_without_tombstones(records))
 
     def take_nodes(self, records: Sequence[Record]) -> None:
-        """Add nodes without tombstones."""
+        """Add records of nodes, except tombstones."""
         self._stage.take_nodes(_without_tombstones(records))
 
     def take_namespaces(self, records: Sequence[Record]) -> None:
-        """Add namespaces without tombstones, once for all partitions."""
+        """Add records of namespaces, except tombstones; call it once for all partitions."""
         self._stage.take_namespaces(_without_tombstones(records))
 
     def take_samples(self, records: Sequence[Record]) -> list[Message]:
@@ -127,9 +130,10 @@ async def to_file(path: Path) -> AsyncIterator[Write]:
 
 @asynccontextmanager
 async def to_topic(bus: Bus, topic: str) -> AsyncIterator[Write]:
-    """Publish each event to the partition of the same number.
+    """Publish each event to the partition number that its tick was read from.
 
-    Raises `TopicsError` if the topic is one of gpuledger's own or its partitions differ.
+    Raises `TopicsError` if the topic is one of gpuledger's own, or if it does not have as many
+    partitions as the events topic.
     """
     if topic in bus.topics.by_name:
         raise TopicsError(
@@ -247,10 +251,10 @@ class Replaying:
     async def _run_beside(
         self, ticks: _Chunks, first: _Chunks, number: int, comparison: Comparison
     ) -> None:
-        """Read both runs in parallel, so that few events wait for comparison."""
+        """Read both runs alternately, so that few events wait for comparison."""
         has_first = has_ticks = True
         while has_first or has_ticks:
-            # Batch sizes differ, so the run that is behind is read next.
+            # Batches differ in size, so the next one is read from the run that is behind.
             if has_first and (comparison.needs_first or not has_ticks):
                 has_first = await self._compare_some(first, comparison)
             else:
@@ -278,7 +282,7 @@ class Replaying:
                 detail = describe_unreadable(record, record.unreadable)
                 self._replay.unusable.reject(record, reason="unreadable", detail=detail)
             elif self._wanted.has(record.timestamp_ms):
-                # Other records are counted, because sinks reject them.
+                # Records that are not events are counted as unusable; sinks reject them, too.
                 try:
                     comparison.take_first([record.value or b""])
                 except msgspec.DecodeError as error:

@@ -183,7 +183,7 @@ async def _maintain(settings: StandaloneSettings, readiness: Readiness, *, clock
         while True:
             await asyncio.sleep(_MAINTENANCE_SECONDS)
             try:
-                # A daemon thread, because a step may take longer than a process may to end.
+                # In a daemon thread, because a step may take longer than a process may take to end.
                 done = await in_daemon_thread(maintainer.run)
             except (ReceiverUnavailableError, UserError) as error:
                 check.failed(str(error))
@@ -206,7 +206,7 @@ async def _drain(bus: Bus, views: dict[str, RunBus]) -> None:
 async def _is_drained(bus: Bus, views: dict[str, RunBus]) -> bool:
     """Return whether the join has delivered all samples, and the sinks have taken all events.
 
-    The store writes the rows that it has taken when it ends.
+    For the store, it is sufficient to have read the events: it writes their rows when it ends.
     """
     for name, view in views.items():
         topic = bus.topics.samples if name == "join" else bus.topics.events

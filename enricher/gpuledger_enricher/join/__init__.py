@@ -1,1 +1,1 @@
-"""Joins samples with pods and books the use of each GPU. It never calls the API server."""
+"""Joins samples with pods, and attributes the use of each GPU. Never calls the API server."""

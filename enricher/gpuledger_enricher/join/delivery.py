@@ -27,7 +27,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(kw_only=True, eq=False)
 class CommitBatch:
-    """The results for one partition number, which holds the same nodes in all input topics."""
+    """The results for one partition number, at which all input topics have the same nodes."""
 
     topics: Topics
     partition: int

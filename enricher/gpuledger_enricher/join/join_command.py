@@ -1,4 +1,4 @@
-"""`gpuledger join`: joins samples with pods into events. This module wires its parts."""
+"""`gpuledger join`: creates and connects the parts that join samples with pods into events."""
 
 import asyncio
 from collections.abc import Mapping
@@ -174,7 +174,7 @@ async def run_join(*, bus: Bus, settings: JoinSettings, readiness: Readiness) ->
 
 
 def _in_group_of(topics: Topics, settings: JoinSettings) -> JoinSettings:
-    """Return the settings with the consumer group's name in this installation (with prefix)."""
+    """Return the settings with this installation's prefix in the name of the consumer group."""
     tuning = msgspec.structs.replace(settings.join, group=topics.group(settings.join.group))
     return msgspec.structs.replace(settings, join=tuning)
 
@@ -240,6 +240,6 @@ async def _count_partitions(bus: Bus) -> tuple[int, int]:
         topics.events.name,
         topics.attributed_incidents.name,
     )
-    # All records of a node must have one partition number, because one worker needs them all.
+    # A node's records must be in partitions of the same number, because one worker needs them all.
     counts = {name: await bus.partitions(name) for name in by_node}
     return agreed_partitions(counts), await bus.partitions(topics.dead_letters.name)

@@ -1,7 +1,7 @@
-"""Reports a worker's ticks and pods in metrics and logs. It never influences the results.
+"""Reports a worker's ticks and pods in metrics and logs, without influencing the events.
 
-The observer counts lateness, gaps, pending pods and clock differences, and checks the books against
-the device totals. Other modules decide the contents of an event.
+The observer counts late ticks, gaps, pending pods and clock differences. It also checks that the
+entries of a tick sum to the device totals.
 """
 
 import math
@@ -33,10 +33,10 @@ NAME_CHARACTERS: Final = 100
 _WINDOW_NS: Final = 300 * NS_PER_SECOND
 _log = structlog.get_logger(__name__)
 UNBOOKED_AFTER_NS: Final = 60 * NS_PER_SECOND
-"""How long a node's new ticks must have gone unbooked before the node counts. A worker that
-reads again what others have booked has caught up by then."""
+"""How long all new ticks of a node must stay unbooked before the node is counted as unbooked. A
+worker that rereads ticks that another worker has booked takes less time than this to catch up."""
 FRESH_NS: Final = 60 * NS_PER_SECOND
-"""A tick written longer ago than this may be one that is sent or read again."""
+"""Maximum age of a tick that counts as new; an older one may have been sent or read again."""
 
 
 @dataclass(kw_only=True)
@@ -54,14 +54,15 @@ class _NodeHistory:
 
 
 class UnbookedNodes:
-    """The nodes, by key, whose new ticks are all unbooked: duplicates, or too far ahead.
+    """Nodes whose new ticks are all left unbooked, as duplicates or because they run too far ahead.
 
-    The `seq` of a node never decreases within a boot, so only old ticks are sent twice. If new
-    ticks are below the highest `seq`, this `seq` was never reached by the node: some tick ran
-    ahead, by a known amount. If all new ticks are rejected because they run too far ahead, the
-    booked ticks of the boot were not sent by the node. Whether a tick is new depends on the time
-    when its record was written and the time when it was read, not on the node's own time. Memory is
-    bounded by the nodes that have a watermark.
+    Within a boot, a node's `seq` never decreases, so a real duplicate is an old tick. If new ticks
+    count as duplicates, an earlier tick had a `seq` that the node has not reached yet; the
+    difference is known. If new ticks are rejected because they run too far ahead, the booked ticks
+    of this boot were not sent by the node.
+
+    Whether a tick is new depends on the timestamp of its record and on the time of reading, not on
+    the node's own time. Memory is bounded by the nodes that have a watermark.
     """
 
     def __init__(self) -> None:
@@ -81,13 +82,13 @@ class UnbookedNodes:
         return is_new and found.is_reported
 
     def observe_rejected(self, node: str, *, partition: int, written_ns: int, now_ns: int) -> None:
-        """Record that a tick was rejected because it runs ahead; the caller logs each rejection."""
+        """Record that a tick was rejected because its `seq` runs too far ahead."""
         self._observe_unbooked(node, partition=partition, written_ns=written_ns, now_ns=now_ns)
 
     def _observe_unbooked(
         self, node: str, *, partition: int, written_ns: int, now_ns: int
     ) -> _NodeHistory | None:
-        """Record an unbooked tick and return its node's history; `None` if it may be a repeat."""
+        """Record an unbooked tick and return its node's history; `None` if the tick is not new."""
         if abs(now_ns - written_ns) > FRESH_NS:
             return None
         found = self._nodes.get(node)
@@ -122,9 +123,8 @@ class UnbookedNodes:
 class ClockSkew:
     """Detects differences between the clocks of nodes, the API server and this machine.
 
-    Times are not corrected. A clock that is behind looks like a slow pipeline, so only one
-    direction can be detected for each pair of clocks: a time that is before its earliest possible
-    value.
+    Times are not corrected. For each pair of clocks, only one direction can be detected: a time
+    that is before its earliest possible value. The other direction looks like a slow pipeline.
     """
 
     def __init__(self) -> None:
@@ -151,8 +151,8 @@ class ClockSkew:
     def observe_clock_step(self, node: str, seconds: float) -> None:
         """Record that a node's clock was set, so its timestamps start a new timeline.
 
-        The step is logged at once, because no further tick may arrive. A clock that is set back and
-        forth with every tick is one condition: at most one line a minute per node and direction.
+        The step is logged at once, because there may be no further tick. At most one line a minute
+        is logged per node and direction, even if a clock is set back and forth with every tick.
         """
         direction = "ahead" if seconds > 0 else "back"
         metrics.CLOCK_STEPS_TOTAL.labels(direction=direction).inc()
@@ -165,7 +165,7 @@ class ClockSkew:
 class WindowedMin:
     """The minimum of the values in the current window of five minutes and in the previous one.
 
-    The two windows take constant memory, so the time covered varies between five and ten minutes.
+    Only two minimums are stored, so the time that they cover varies between five and ten minutes.
     """
 
     def __init__(self) -> None:
@@ -211,7 +211,7 @@ class JoinObserver:
         self._unbalanced = Repeats()
 
     def observe_pod(self, pod: PodRecord, *, now_ns: int) -> Iterable[str]:
-        """Record that a pod's record was read; yield the nodes that named the pod before."""
+        """Record that a pod was read; yield the keys of the nodes that named the pod before."""
         self._skew.observe_pod(pod, now_ns=now_ns)
         for waiting in self._pending.resolve(pod):
             metrics.PENDING_DELAY_SECONDS.observe(max(0, now_ns - waiting.first_ns) / NS_PER_SECOND)
@@ -323,7 +323,7 @@ class JoinObserver:
     def observe_duplicate(
         self, record: Record, sample: NodeSample, watermark: NodeWatermark | None, *, now_ns: int
     ) -> None:
-        """Record that a tick counts as a duplicate; report the node if all its new ticks do."""
+        """Record a duplicate tick; log a warning if all new ticks of its node are duplicates."""
         metrics.DUPLICATES_TOTAL.inc()
         seq = watermark.seq_of(sample.boot_id) if watermark else None
         written_ns = record.timestamp_ms * NS_PER_MS

@@ -1,9 +1,9 @@
 """Compares two events of the same tick: the books byte by byte, the descriptions by content.
 
 The books are all fields except `late` and the description. The description consists of `pods`, the
-pods and names in `containers` and `allocations`, `namespaces` and `node_description`. In the second
-event, it may be more complete: a pod that was unknown may be known, and absent values may be
-present. Other changes are differences.
+pods and names in `containers` and `allocations`, `namespaces` and `node_description`. The second
+event may have a more complete description: a pod that was unknown may be known, and absent values
+may be present. All other changes are differences.
 
 Two differences are not errors. The state of a pod without a record (named, pending or foreign)
 depends on the other pods that the worker knew, so it is not compared. `late` depends on clocks and
@@ -149,8 +149,8 @@ def _described(fields: Mapping[str, msgspec.Raw]) -> dict[str, _Described]:
 def _without_guesses(pod: dict[str, Any], *, keeps_uid: bool) -> dict[str, Any]:
     """Return a description without values that may change when more records are read.
 
-    The UID of a container comes from its cgroup path and is kept. The UID of a holder of devices
-    comes from the pod that is assumed to have the holder's name, so it is removed.
+    A UID from a container's cgroup path is kept. For a pod that is known only by its allocation,
+    the UID is that of the pod that is assumed to have its name, so the UID is removed.
     """
     guesses = {"namespace", "name"} if keeps_uid else {"namespace", "name", "uid"}
     kept = {name: value for name, value in pod.items() if name not in guesses}
@@ -238,7 +238,7 @@ class Difference(NamedTuple):
 
 
 class Counts(msgspec.Struct):
-    """Numbers of events by the result of the comparison."""
+    """Numbers of events by the result of comparing the two runs."""
 
     equal: int = 0
     """Equal byte for byte, not counting `late` and the states of pods without a record."""

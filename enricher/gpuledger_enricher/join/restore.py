@@ -3,17 +3,18 @@
 The order is: fence the previous worker, read the partition's progress, seek to the committed
 offsets, read the pods to their end, wait until podwatch reports that they are complete, and only
 then process ticks. The stage interprets the records.
-Every worker needs all namespaces: it reads them before it joins the group, and then follows the
-topic independently of the group (`NamespaceFollower`).
+
+Every worker needs all namespaces. It reads them before it joins the consumer group, and then
+follows the topic independently of the group (`NamespaceFollower`).
 
 Progress is written in transactions, so a separate reader reads only committed records. The worker's
 consumer reads topics that are written without transactions, so it reads to the end even if a
 transaction is open.
 
-The worker keeps polling meanwhile, because a group removes a member that does not poll. So a
-rebalance may come at any time: the callbacks in the poll then change the required partitions, and
-the restore starts again. The bus is never queried repeatedly without a poll in between. An error
-about a partition that is no longer assigned only means that a rebalance is in progress.
+The worker keeps polling during a restore, because a group removes a member that does not poll. So
+a rebalance may come at any time. The callbacks in the poll then change the set of partitions to
+restore, and the restore starts again. There is always a poll between two queries of the bus. An
+error about a partition that is no longer assigned only means that a rebalance is in progress.
 """
 
 import asyncio
@@ -64,7 +65,7 @@ def input_names(topics: Topics) -> tuple[str, ...]:
 def state_names(topics: Topics) -> tuple[str, ...]:
     """Return the topics that are read from the beginning for each new partition, then followed.
 
-    Records before the committed offsets of these topics already have their dead letters.
+    Invalid records before the committed offsets of these topics already have dead letters.
     """
     return (topics.pods.name, topics.nodes.name, topics.watermarks.name)
 
@@ -112,7 +113,7 @@ class StateRestorer:
         self._seeking: asyncio.Task[Mapping[TopicPartition, int]] | None = None
 
     def require(self, partitions: Iterable[int]) -> None:
-        """Add partitions to restore; no other work is done for them before."""
+        """Add partitions to restore; their ticks are processed only after that."""
         self._unknown |= set(partitions)
         self._changes += 1
 
@@ -209,9 +210,9 @@ class StateRestorer:
     async def _seek_beside_polls(
         self, consumer: Consumer, partitions: frozenset[int], *, changes: int
     ) -> Mapping[TopicPartition, int]:
-        """Take over and seek, with all partitions paused; keep polling if this takes long.
+        """Call `_take_over`, and keep polling if it takes long; all partitions must be paused.
 
-        Return nothing if a rebalance interrupts the call.
+        Return its result, or an empty mapping if a rebalance interrupts the call.
         """
         task = self._seeking = asyncio.create_task(self._take_over(consumer, partitions))
         try:
@@ -228,9 +229,12 @@ class StateRestorer:
     async def _take_over(
         self, consumer: Consumer, partitions: frozenset[int]
     ) -> Mapping[TopicPartition, int]:
-        """Take partitions over and seek to their start; return the ends of the state topics."""
+        """Fence the previous worker, restore the progress and seek; return the state topics' ends.
+
+        State topics are read from their beginning, input topics from the committed offsets.
+        """
         await self._delivery.take_over(partitions)
-        # Only after the take-over, because the previous worker may write progress before.
+        # Not earlier, because the previous worker can write progress until it is fenced.
         async with self._history.reader() as reader:
             for partition, span in (await reader.spans(self._history.topics.events.name)).items():
                 if partition.partition in partitions:
@@ -258,13 +262,13 @@ class StateRestorer:
     async def _find_positions(
         self, consumer: Consumer, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, int]:
-        """Return the current positions; nothing if they are not known within a poll's time."""
+        """Return the current positions; empty if they are not known within a poll's timeout."""
         try:
             async with asyncio.timeout(self._tuning.poll_timeout_seconds):
                 return {partition: await consumer.position(partition) for partition in partitions}
         except TimeoutError:
-            # Without a leader, the client would wait, and the group would remove a member without
-            # polls.
+            # While a partition has no leader, the client waits. Meanwhile this member would not
+            # poll, and the group would remove it.
             return {}
 
     def _has_podwatch_reported(
@@ -314,13 +318,13 @@ def _count_left(
 
 
 _FOLLOW_SECONDS: Final = 1.0
-"""Interval between two looks for new namespace records, about one tick."""
+"""Interval between two checks for new namespace records, about as long as a tick."""
 
 
 class NamespaceDeadLetters(DeadLetterQueue):
     """Rejects namespace records; the dead letter has the record's position, but not its value.
 
-    Otherwise each worker would write the value at each start.
+    Each worker reads all namespace records at each start, and would write the values each time.
     """
 
     @override
@@ -329,7 +333,7 @@ class NamespaceDeadLetters(DeadLetterQueue):
 
 
 class NamespaceFollower:
-    """Reads the whole namespaces topic without the group; memory is bounded by this topic."""
+    """Reads the whole namespaces topic outside the consumer group; its size bounds the memory."""
 
     def __init__(
         self,
@@ -354,7 +358,7 @@ class NamespaceFollower:
     async def follow(self) -> None:
         """Apply new records until cancelled."""
         while True:
-            # Returns when the bus answers; updates the check.
+            # `read_up` updates the check, and returns once the bus answers.
             await self.read_up()
             with suppress(BusError):  # `read_up` reports an error that persists
                 await self._follow_on()

@@ -1,7 +1,7 @@
 """Turns records into messages: the processing of the records of each topic, without I/O.
 
-The stage has a worker's pods, nodes, namespaces and watermarks, and the three transforms that use
-them. It uses neither asyncio nor a bus client; `worker` does the I/O.
+The stage has a worker's pods, nodes, namespaces and watermarks. With them, it transforms samples
+and incidents. It uses neither asyncio nor a bus client; `worker` does the I/O.
 """
 
 import time
@@ -89,7 +89,7 @@ class JoinStage:
     ) -> None:
         """Create a stage without any state.
 
-        `watermarks_from` is, by partition, the first offset whose watermarks of podwatch count.
+        `watermarks_from` has, by partition, the offset from which podwatch's watermarks count.
         `namespace_dead_letters` receives rejected records of namespaces, whose partitions are not
         assigned to a worker. The default is `dead_letters`.
         """
@@ -203,11 +203,11 @@ class JoinStage:
                     self.pods_completeness.expect(found)
 
     def skip_dead_letters(self, partition: TopicPartition, *, before: int) -> None:
-        """Write no dead letters for records before an offset, because these exist already."""
+        """Write no dead letters for records before an offset; these have been written before."""
         self._dead_letters.skip_before(partition, before)
 
     def restart_listening(self) -> None:
-        """Start listening to all nodes again, because the brokers were unavailable."""
+        """Count time without ticks only from now on, because the brokers were unavailable."""
         for known in self._watermarks.values():
             known.restart_listening(self._time_ns())
 
@@ -218,7 +218,7 @@ class JoinStage:
         )
 
     def restore_progress(self, records: Sequence[Record]) -> None:
-        """Restore the progress of nodes before any of their ticks; a tombstone removes a node."""
+        """Restore the progress of nodes before their first tick; a tombstone removes a node."""
         for record in records:
             watermarks = self._watermarks[record.partition]
             if record.value is None and record.key is not None:
@@ -417,7 +417,7 @@ def make_event(
     gap_ns: int | None = None,
     late_adjustments: list[LateAdjustment] | None = None,
 ) -> GpuEvent:
-    """Return the event of a tick, for `encode`; the event contains its descriptions encoded."""
+    """Return the event of a tick, to be encoded; the descriptions in it are already encoded."""
     # The fields are declared as lists, but contain raw bytes, which msgspec encodes unchanged.
     encoded: Any = descriptions.encoded
     return GpuEvent(

@@ -6,9 +6,9 @@ publish for nodes whose records other workers read.
 
 Decoding checks the types of a tick; this module checks the rules between fields. Ticks are not
 repaired. Positions need no check of their own, because booking a tick with an invalid position
-raises an error. If a tick lists a GPU, an instance or a container twice, it would be booked twice,
-and it is unknown which of the two is right. So the whole tick is rejected, like any other tick that
-contradicts itself.
+raises an error. If a tick lists a GPU, an instance or a container twice, its use would be booked
+twice, and it is unknown which of the two is right. So the whole tick is rejected, like any other
+tick that contradicts itself.
 """
 
 from collections.abc import Callable
@@ -76,7 +76,7 @@ _MAX_PARTITIONS: Final = 4_096
 """Number of partitions that are searched for the node's partition when a record is rejected."""
 
 IsPlaced = Callable[[str, int], bool]
-"""Returns whether a partition is the one for the records of a node, given by its key."""
+"""Takes a node's key and a partition; returns whether the node's records belong there."""
 
 
 def placement_rule(*, partitions: int) -> IsPlaced:

@@ -1,8 +1,8 @@
 """The join's main loop: poll, pass records to the stage, gather results, deliver them.
 
-This module has the loop and the reactions to the group's assignments. For new partitions, the loop
-first restores pods and progress. The stage interprets the records; `delivery` publishes the results
-and `restore` reads the state of new partitions.
+This module has the loop, and the callbacks for assigned and revoked partitions. For new partitions,
+the loop first restores pods and progress. The stage interprets the records; `delivery` publishes
+the results, and `restore` reads the state of new partitions.
 """
 
 import asyncio
@@ -42,12 +42,12 @@ from gpuledger_enricher.join.restore import StalledError, StateRestorer, input_n
 from gpuledger_enricher.join.stage import JoinStage
 
 _LISTENING_SECONDS: Final = 30.0
-"""After a pause this long between two polls, the brokers were unavailable or the join hung."""
+"""A longer pause between two polls means that the brokers were unavailable or the join hung."""
 _log = structlog.get_logger(__name__)
 
 
 class JoinWorker:
-    """One member of the join's group, which processes the batches of its consumer."""
+    """One member of the join's consumer group; it processes the records that its consumer polls."""
 
     def __init__(
         self,
@@ -132,7 +132,10 @@ class JoinWorker:
         await self._renew_watermarks(consumer)
 
     async def _renew_watermarks(self, consumer: Consumer) -> None:
-        """Start a delivery for partitions without ticks whose watermark is due."""
+        """Create a batch for each partition whose watermark is due but that has no batch yet.
+
+        Also note which of these partitions have been read to their end.
+        """
         now = time.monotonic()
         due = [
             partition
@@ -176,13 +179,13 @@ class JoinWorker:
     async def _on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         revoked = {partition.partition for partition in partitions}
         await self._restorer.cancel(revoked)
-        # Before the delivery is awaited: this worker would publish a batch that is still here
-        # although the partition already belongs to another worker.
+        # Before `give_up` is awaited. Otherwise this worker could still publish the partition's
+        # batch although the partition already belongs to another worker.
         self._forget(revoked)
         await self._delivery.give_up(revoked)
 
     def _forget(self, partitions: set[int]) -> None:
-        """Forget partitions and the uncommitted results of records, which are polled again."""
+        """Forget partitions and their uncommitted results; the records will be polled again."""
         self._batches.drop(partitions)
         self._announcer.forget(partitions)
         self._lag.drop(partitions)
@@ -191,7 +194,7 @@ class JoinWorker:
             self._dead_letters.drop(partition)
 
     async def _work(self, batch: Polled) -> None:
-        """Process a poll's records in steps, so that heartbeats and HTTP requests are served."""
+        """Process a poll's records in steps; heartbeats and HTTP requests are served in between."""
         now = time.monotonic()
         self._lag.polled(
             {at: records for at, records in batch.items() if at.topic == self._topics.samples.name}
@@ -204,7 +207,7 @@ class JoinWorker:
                 topic, messages = self._make(at, step)
                 into.add(TopicPartition(topic, at.partition), messages)
                 into.count(at, step)
-        # If all records of a partition were rejected, no batch exists yet for its dead letters.
+        # A partition whose records were all rejected has dead letters, but no batch yet.
         for partition in self._dead_letters.waiting():
             self._batches.at(partition, now=now)
 
@@ -213,7 +216,7 @@ class JoinWorker:
     ) -> tuple[str, Sequence[Message]]:
         """Return the topic and the messages to publish for these records."""
         if partition.topic == self._topics.processes.name:
-            # Process records produce no messages: they are counted, and their offsets are
+            # Records of processes produce no messages. They are counted, and their offsets are
             # committed.
             self._stage.take_processes(records)
             return self._topics.events.name, ()

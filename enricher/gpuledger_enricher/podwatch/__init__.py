@@ -1,1 +1,1 @@
-"""Lists and watches objects in the API server and publishes their records. Does not book use."""
+"""Lists and watches pods, nodes and namespaces in the API server, and publishes their records."""

@@ -139,7 +139,7 @@ class Request(NamedTuple):
 
 
 class Api(ABC):
-    """An API server; subclasses send requests with different credentials."""
+    """A client of an API server; subclasses send requests with different credentials."""
 
     def __init__(self, settings: KubernetesSettings) -> None:
         self._connect_seconds = settings.connect_timeout_seconds
@@ -180,14 +180,17 @@ class Api(ABC):
 
 @asynccontextmanager
 async def open_anonymous_client(settings: KubernetesSettings, check: Check) -> AsyncIterator[Api]:
-    """Open the API server at `settings.url`; the check passes because no credentials are needed."""
+    """Yield a client of the API server at `settings.url`, which needs no credentials.
+
+    The check passes at once.
+    """
     check.ok("no credentials needed")
     async with aiohttp.ClientSession(headers={"User-Agent": USER_AGENT}) as session:
         yield AnonymousClient(settings, session)
 
 
 class AnonymousClient(Api):
-    """An API server that needs no credentials, such as `kubectl proxy` or the simulator's."""
+    """A client of an API server without credentials, such as `kubectl proxy` or the simulator's."""
 
     def __init__(self, settings: KubernetesSettings, session: aiohttp.ClientSession) -> None:
         super().__init__(settings)
@@ -216,10 +219,11 @@ class AnonymousClient(Api):
 async def answered(
     request: Awaitable[aiohttp.ClientResponse], *, server: str, sent: BasicCredentials
 ) -> AsyncIterator[Answer]:
-    """Send a request and open the response; raise `KubernetesError` unless it has 200 or 201.
+    """Send a request and open the response, which must have status 200 or 201.
 
-    A response may quote the credentials that were sent. They are masked in every error, including
-    the errors that are raised while the response is read.
+    Raise `KubernetesError` for any other status, and if the connection fails. A response may quote
+    the credentials that were sent. They are masked in every error, including the errors that are
+    raised while the response is read.
     """
     try:
         with translating(partial(_unreadable, KubernetesError, server)):

@@ -1,7 +1,8 @@
-"""The API server through kubernetes_asyncio: its configuration, login and requests.
+"""Accesses the API server through kubernetes_asyncio: configuration, login and requests.
 
 This is the only module of podwatch that imports kubernetes_asyncio. The library's exceptions do not
 leave this module, and the library's models and watch are not used.
+
 Credentials change while podwatch runs: tokens expire, certificates are renewed. The library reads
 them when it loads the configuration, so the configuration is loaded again every minute, and sooner
 if the server rejects the credentials or a connection fails. An open watch keeps the client with
@@ -54,9 +55,9 @@ logging.getLogger("kubernetes_asyncio").setLevel(logging.CRITICAL)
 async def open_client(
     settings: KubernetesSettings, check: Check, *, refresh_seconds: float = REFRESH_SECONDS
 ) -> AsyncIterator[Api]:
-    """Open the API server; raise `UserError` if its configuration cannot be used.
+    """Yield a client of the API server; raise `UserError` if its configuration cannot be used.
 
-    The check fails if a reloaded configuration cannot be used.
+    The configuration is reloaded periodically. The check fails while it cannot be used.
     """
     try:
         session = await _open_session(settings)

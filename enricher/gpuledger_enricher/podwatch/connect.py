@@ -14,9 +14,9 @@ from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings
 async def open_api(
     settings: KubernetesSettings, *, check: Check | None = None
 ) -> AsyncIterator[Api]:
-    """Open the API server from the settings, the cluster or the user's kubeconfig.
+    """Yield a client of the API server that the settings, the cluster or a kubeconfig define.
 
-    The check fails if changed credentials cannot be read later. Raise `UserError` if the
+    The check fails if the credentials cannot be reloaded later. Raise `UserError` if the
     configuration is not found or cannot be read.
     """
     if settings.url:

@@ -1,12 +1,12 @@
 """Turns the API server's bytes into small records. Pure; an invalid object raises an error.
 
 About 100,000 records may be kept, so they are small and the garbage collector never visits them.
-Equal parts are kept once: records are never changed, so they can share a dictionary, and the pods
-of a workload have the same labels and requests. Shared parts and parsed times save a quarter of the
-memory.
+Equal parts are kept once, because the pods of a workload have the same labels and requests. Records
+can share a dictionary, because they are never changed. Shared parts and parsed times save a quarter
+of the memory.
 
-This module has, in this order, the shared times, the readers of pods, nodes and namespaces, and the
-truncation of JSON that is nested too deeply.
+This module has, in this order, the cache of times, the readers of pods, nodes and namespaces, and
+the truncation of JSON that is nested too deeply.
 """
 
 import re
@@ -170,7 +170,7 @@ class ObjectReader(ABC, Generic[RecordT]):
         return self.record(found)
 
     def labels_of(self, labels: Mapping[str, str]) -> dict[str, str]:
-        """Return the chosen labels of an object, shared with other objects of its kind."""
+        """Return the chosen labels of an object; objects with equal labels share one dictionary."""
         wanted = labels if self._all_labels else [name for name in self._labels if name in labels]
         return self._shared_labels.of({intern(name): intern(labels[name]) for name in wanted})
 
@@ -216,8 +216,8 @@ class PodReader(ObjectReader[PodRecord]):
             meta.owner_references, labels, created_time_ns=created_time_ns
         )
         containers = self._containers.read(spec, status)
-        # A container may be restarted until then, so the last end of a container is not the pod's
-        # end.
+        # A container of a pod that is not over may be restarted, so the end of its last container
+        # is not the end of the pod.
         is_over = status.phase in _OVER or meta.deletion_timestamp is not None
         return PodRecord(
             cluster=self.cluster,
@@ -259,7 +259,7 @@ class NodeReader(ObjectReader[NodeRecord]):
         region_labels: Iterable[str] = (),
         capacity_type_labels: Iterable[str] = (),
     ) -> None:
-        """`labels` are published; the other labels take precedence over a fact's known labels."""
+        """Take the labels to publish, and for each fact the labels to try before the known ones."""
         super().__init__(MetadataOnly, cluster=cluster, labels=labels)
         self._pool_labels = (*pool_labels, *POOL_LABELS)
         self._instance_type_labels = (*instance_type_labels, *INSTANCE_TYPE_LABELS)

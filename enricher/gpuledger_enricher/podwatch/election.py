@@ -6,9 +6,9 @@ once, the server rejects one with 409.
 
 Clocks of different machines are never compared: a candidate measures by its own clock how long the
 Lease has not changed, and the times in the Lease are for people. A holder measures from the time
-when it began its last successful renewal. It gives up the Lease (`renew_deadline_seconds`) well
-before another candidate may take the Lease (`duration_seconds`). The clock continues while the
-machine sleeps.
+when it began its last successful renewal. It gives up the Lease (after `renew_deadline_seconds`)
+well before another candidate may take the Lease (after `duration_seconds`). The clock also runs
+while the machine sleeps.
 """
 
 import asyncio
@@ -124,7 +124,7 @@ async def _lease_unless(
 
 
 def namespace_of(settings: LeaseSettings, *, own: Path = OWN_NAMESPACE) -> str:
-    """Return the Lease's namespace, by default the pod's own one.
+    """Return the Lease's namespace, by default the namespace of this pod.
 
     Raise `UserError` if the namespace is neither configured nor readable from the pod.
     """
@@ -247,8 +247,8 @@ class Elector:
         return self._left_seconds() > 0
 
     async def _acquire_or_renew(self) -> None:
-        # Before the first request: others may measure from the time when the server wrote the
-        # Lease.
+        # Read before the first request, because other candidates may measure from the time when the
+        # server wrote the Lease.
         began_ns = self._clock.boottime_ns()
         # The two requests must both end before the deadline.
         within_seconds = self._settings.renew_deadline_seconds / 2

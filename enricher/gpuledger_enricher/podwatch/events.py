@@ -100,7 +100,7 @@ Step = Phase | Upserted[RecordT] | Deleted[RecordT] | Skipped | Interrupted
 
 
 class Bookmark(NamedTuple):
-    """A version from which a watch can resume, and whether it ends the list at a watch's start."""
+    """A version from which a watch can resume; may also mark the end of a watch's initial list."""
 
     version: str
     ends_list: bool
@@ -257,7 +257,8 @@ class UnreadableObjects:
 
     def begin_list(self) -> None:
         """Record that a complete list begins, in which all objects come again."""
-        # The check is unchanged until the list ends; otherwise it would recover and fail each time.
+        # The check is unchanged until the list ends; otherwise it would recover and fail with each
+        # list.
         self._objects.clear()
 
     def add(self, identity: str, skipped: Skipped) -> None:

@@ -20,7 +20,7 @@ from gpuledger_enricher.watched_records import PodSharing, RecordT
 
 
 class Identified(Protocol):
-    """An object's identity: its record, or the readable part of an invalid object."""
+    """The UID and name of an object: its record, or the readable part of an invalid object."""
 
     @property
     def uid(self) -> str:
@@ -44,7 +44,8 @@ class ObjectKind(Generic[RecordT]):
     topic: Callable[[Topics], Topic]
     """Returns the topic of the records."""
     node_of: Callable[[RecordT], str]
-    """Returns the node whose key determines a record's partition; empty for a single partition."""
+    """Returns the node whose key determines a record's partition; empty if all share a partition.
+    """
     is_named: bool = True
     """Whether an object is identified by its name in the cluster, so that a recreated object counts
     as the same one. Otherwise its UID identifies it."""

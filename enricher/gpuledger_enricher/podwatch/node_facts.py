@@ -76,7 +76,7 @@ def capacity_type_of(labels: Mapping[str, str], names: Iterable[str]) -> str | N
         if value := labels.get(name):
             word = value.lower().replace("-", "_")
             meanings = CAPACITY_LABELS.get(name, {})
-            # A flag that is not set does not determine the capacity type.
+            # A flag that is `false` does not determine the capacity type.
             if word != "false":
                 return meanings.get(_ANY) or meanings.get(word, word)
     return None

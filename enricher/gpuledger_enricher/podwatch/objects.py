@@ -40,7 +40,8 @@ class Annotations(_Object):
 class PodAnnotations(Annotations):
     """The two annotations of a static pod's mirror.
 
-    Users may write them to any pod, so they do not prove a mirror: `pod_facts` has the full rule.
+    Users may write them to any pod, so they do not prove that a pod is a mirror. `pod_facts` has
+    the full rule.
     """
 
     config_hash: str | None = field(default=None, name="kubernetes.io/config.hash")
@@ -79,7 +80,7 @@ class Resources(_Object):
 
 
 class Variable(_Object):
-    """An environment variable of a container; the value is absent if it is from another source."""
+    """An environment variable of a container; without a value if it has a `valueFrom`."""
 
     name: str
     value: str | None = None
@@ -91,7 +92,8 @@ class ApiContainer(_Object):
     name: Label
     restart_policy: str | None = None
     resources: Resources | None = None
-    # Not decoded: a container may have tens of variables, and very few have the one to read.
+    # Not decoded: a container may have tens of variables, and very few containers have the variable
+    # that podwatch reads.
     env: Raw = Raw(b"null")
 
 

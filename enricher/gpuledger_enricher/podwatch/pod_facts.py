@@ -55,7 +55,7 @@ class ContainerReader:
                 "ephemeral", spec.ephemeral_containers, status.ephemeral_container_statuses, claims
             ),
         ]
-        # A list that grew has spare room; for 100,000 pods, this room takes 3 MB.
+        # The copy has no spare room, unlike a list that grew; this saves 3 MB for 100,000 pods.
         return found.copy()
 
     def _of_one_kind(
@@ -127,8 +127,8 @@ def _container(
 def _id_of(container_id: str | None) -> str | None:
     """Return only the id: `containerd://4f…` becomes `4f…`; `None` if no container was started.
 
-    The kubelet of the pod writes the status and may write any text as the id. Return `None` for
-    texts that do not have the form of the ids that runtimes assign and cgroups contain.
+    The kubelet writes the status, and may write any text as the id. Return `None` if the text does
+    not have the form of container ids in cgroup paths.
     """
     found = _CONTAINER_ID.fullmatch(container_id) if container_id else None
     return found[1] if found else None
@@ -261,8 +261,8 @@ class ChosenAnnotations(Generic[NotesT]):
 #
 # A static pod belongs to the kubelet: it runs under a UID that the kubelet derives from its
 # manifest. In the API server, it has a mirror, which contains this UID in two annotations. A person
-# who may create pods may write these annotations on any pod, and could so put the name of this pod
-# on another pod's use. So a mirror must have everything that a kubelet gives it: both annotations
+# who may create pods may write these annotations on any pod, and could have the use of another pod
+# attributed to this pod. So a mirror must have everything that a kubelet gives it: both annotations
 # with the same value, the Node as its owner, and no service account. The API server gives a service
 # account to every pod except mirrors. docs/concepts/security.md describes the remaining attacks.
 

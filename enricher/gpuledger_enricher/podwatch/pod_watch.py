@@ -1,4 +1,4 @@
-"""Podwatch's wiring: the reflector's steps change the table, whose pending messages are published.
+"""Connects podwatch's parts: the reflector's steps change a table, and the changes are published.
 
 `main` is `gpuledger podwatch`: it creates the settings, the bus and the API server's client, and
 runs podwatch with them.
@@ -101,7 +101,7 @@ async def run_podwatch(
 
 @dataclass(frozen=True, kw_only=True)
 class PodWatch:
-    """Publishes objects; each run starts over, because another podwatch may have published."""
+    """Publishes objects; each run starts over, because another podwatch may publish in between."""
 
     api: Api
     bus: Bus
@@ -220,10 +220,10 @@ class KindChecks:
 class Stamps:
     """Returns timestamps for changes; they go back only if the clock is set back by over an hour.
 
-    The join describes a tick by the versions that were seen by its time. If a version got a
-    timestamp that is before ticks that were described without this version, these ticks would be
-    described differently when they are joined again. If a clock is set back by more than an hour,
-    it was wrong before, so the timestamps go back as well.
+    The join describes a tick by the versions whose timestamps are not after the tick. Suppose a
+    tick was described without a new version, and this version then got an earlier timestamp. The
+    tick would be described differently when it is joined again. If a clock is set back by more than
+    an hour, it was wrong before, so the timestamps go back as well.
     """
 
     def __init__(self, clock: Clock, *, newest_ns: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Reads one topic of podwatch to its end at start, then publishes to it.
+"""At start, reads one of podwatch's topics to its end; then publishes to it.
 
 There is no consumer group and no commit: the topic itself is the state. Records that the topic
 already has are not published again, and objects that were deleted while no podwatch ran are
@@ -108,8 +108,7 @@ class KnownRecords(Generic[RecordT]):
                 self.overtaken.add(identity)
                 continue
             self.overtaken.discard(identity)
-            # Not under the record's key, because the key is a separate string that takes memory as
-            # well.
+            # The identity is a string of the record; the one from the key would take more memory.
             self.by_identity[self._kind.identity_of(found)] = self._share(found)
 
     def _read(self, key: str, value: bytes) -> RecordT | None:
@@ -120,7 +119,8 @@ class KnownRecords(Generic[RecordT]):
             return None
         own = key_in(found.cluster, self._kind.identity_of(found))
         if own != key:
-            # Compaction goes by key, so this record has replaced a record of another object.
+            # Compaction keeps the last record of a key, so this record has replaced a record of
+            # another object.
             self._count_undecodable(f"{self._decoder.topic}: {own!r} has the wrong key {key!r}")
             return None
         return found
@@ -222,7 +222,10 @@ class RecordPublisher(Generic[RecordT]):
         self._changed.set()
 
     def measure(self) -> None:
-        """Set the gauges; called after batches and lists, because objects change more often."""
+        """Set the gauges.
+
+        Called once after each batch or list, not for each object, because objects change too often.
+        """
         pod_metrics.OBJECTS.labels(kind=self._kind.name).set(len(self._table))
         pod_metrics.UNPUBLISHED.labels(kind=self._kind.name).set(self._table.unpublished)
 
@@ -237,12 +240,12 @@ class RecordPublisher(Generic[RecordT]):
                 await self._clock.sleep(self._backoff.next_seconds())
 
     def describe_unpublished(self, *, behind: str | None = None) -> str:
-        """Return the number of pending objects, as text for the check, after an error if any."""
+        """Return a text for the check: the number of pending objects, after the error `behind`."""
         count = f"{self._table.unpublished} {self._kind.plural} to publish"
         return count if behind is None else f"{behind}; {count}"
 
     async def _with_one_producer(self) -> None:
-        """Publish until the topic has changed; raise `BusError` if the bus fails."""
+        """Publish until the topic's description changes; raise `BusError` if the bus fails."""
         topic = await self._describe_topic()
         self.watermarks.reset()
         async with self._bus.producer() as producer:
@@ -274,8 +277,8 @@ class RecordPublisher(Generic[RecordT]):
     async def _describe_topic(self) -> TopicDescription:
         """Return the topic's description; publish everything again if it is a different topic.
 
-        Without this request, podwatch would not detect, while no object changes, that the brokers
-        are unavailable or that the topic was deleted.
+        While no object changes, only this request detects that the brokers are unavailable or that
+        the topic was deleted.
         """
         found = await self._bus.describe(self._topic)
         self._checked_ns = self._clock.monotonic_ns()
@@ -373,7 +376,8 @@ class RecordPublisher(Generic[RecordT]):
 async def _all_of(publications: Iterable[Awaitable[object]]) -> None:
     """Wait until all publications have ended, then raise the first failure.
 
-    A publication that is still running would use a producer that is already closed.
+    If the first failure were raised at once, the caller would close the producer while other
+    publications still use it.
     """
     for result in await asyncio.gather(*publications, return_exceptions=True):
         if isinstance(result, BaseException):
@@ -411,5 +415,5 @@ def _report_cut(record: RecordT, kind: ObjectKind[RecordT], detail: str) -> None
 
 
 def full_name(record: WatchedRecord) -> str:
-    """Return an object's name, after its namespace if it has one."""
+    """Return an object's name; for a pod, `namespace/name`."""
     return f"{record.namespace}/{record.name}" if isinstance(record, PodRecord) else record.name

@@ -1,10 +1,10 @@
 """Follows the objects of a kind: lists, watches, and starts again after every failure.
 
 It has four thin layers, each an asynchronous generator of steps. `_stream` is one watch request,
-which may begin with all objects. `_list` and `_list_then_watch` combine lists and watches.
-`_connection` ends with a pause, and `run` is the loop. The only state is the version reached and
-whether the server can list as a watch. The caller finds the objects that were deleted between two
-lists, because the caller has the previous objects.
+which may begin with all objects, and `_list` is one list in pages. `_list_then_watch` combines
+them, `_connection` ends with a pause, and `run` is the loop. The only state is the version reached
+and whether the server can list as a watch. The caller finds the objects that were deleted between
+two lists, because the caller has the previous objects.
 
 Guarantees of Kubernetes, and their consequences:
 
@@ -202,7 +202,7 @@ class Reflector(Generic[RecordT]):
         return self._last_pause_seconds
 
     async def _list_then_watch(self) -> AsyncGenerator[Step[RecordT]]:
-        """List if necessary, then watch: in one request, or the list in pages before the watch."""
+        """List if necessary, then watch: in a single request, or first a list in pages."""
         if self._version is None and self._watch_lists.wanted:
             try:
                 async with aclosing(self._stream(lists=True)) as steps:
@@ -288,8 +288,8 @@ class Reflector(Generic[RecordT]):
                             self._version = found.record.resource_version or self._version
                             yield found
                         case Skipped(version=version):
-                            # Its version counts, too; otherwise the next watch would begin before
-                            # it.
+                            # The version of a skipped object counts, too; otherwise the next watch
+                            # would return the object again.
                             self._version = version or self._version
                             yield found
                         case Bookmark() | Passed():

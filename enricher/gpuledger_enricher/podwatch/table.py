@@ -3,11 +3,11 @@
 Memory is bounded by the objects of the cluster and the deleted objects that wait for their
 tombstone. While Kafka is unavailable, a newer state of an object replaces the older one.
 
-`ObjectWatermarks` determines the time through which the kind's topic is complete. A watermark means
-that all changes that podwatch had seen by a time are in the topic, before an offset. This is true
-once a whole list was acknowledged, and then while the kind is watched, so the watermark is renewed
-every few seconds. While the API server is unavailable, the watermark is not renewed, and consumers
-see that it does not advance.
+`ObjectWatermarks` determines the time through which the kind's topic is complete. A watermark has a
+time and an offset: all changes that podwatch had seen by this time are in the topic before this
+offset. This is true once a whole list was acknowledged, and as long as the kind is then watched, so
+the watermark is renewed every few seconds. While the API server is unavailable, the watermark is
+not renewed, and consumers see that it does not advance.
 
 Pure except for the clock that is passed in; no function waits.
 """
@@ -160,7 +160,10 @@ class ObjectTable(Generic[RecordT]):
         return len(gone)
 
     def expire(self, *, time_ns: int) -> int:
-        """Turn expired deletions into tombstones; return the number of early tombstones."""
+        """Turn expired deletions into tombstones; return the number of early tombstones.
+
+        If there are more than `max_tombstones` deletions, the oldest get their tombstones early.
+        """
         early = max(0, len(self._deleted) - self._max_tombstones)
         due = list(islice(self._deleted, early))
         for identity, record in self._deleted.items():
@@ -212,8 +215,8 @@ class ObjectWatermarks(Generic[RecordT]):
     """Determines the time through which all changes are acknowledged, without a loop over objects.
 
     The table sends the oldest pending object first, and an object that changes while it waits keeps
-    its place. So if the object that became pending last at some time was sent, all objects that
-    were pending at that time were sent, each in its state at that time or a newer one.
+    its place. `begin` notes the last object in this order. Once that object is sent, all objects
+    that were pending then have been sent, each in its state at that time or a newer one.
     """
 
     def __init__(self, *, table: ObjectTable[RecordT], clock: Clock) -> None:
@@ -225,7 +228,7 @@ class ObjectWatermarks(Generic[RecordT]):
         self._last_due: str | None = None
 
     def follow(self, step: Step[RecordT]) -> None:
-        """Apply a step of the reflector; changes are only seen while it lists and watches."""
+        """Apply a step of the reflector, which observes changes only while it lists or watches."""
         match step:
             case Phase.LISTED:
                 self._follows, self._due_ns = True, self._clock.monotonic_ns()

@@ -105,9 +105,9 @@ def observed_offsets(
 def serve_last(client: AIOKafkaConsumer, partitions: Iterable[Any]) -> None:
     """Make `getmany` return fetched records of these partitions after those of all others.
 
-    `getmany` returns all fetched records of one partition before those of the next partition. With
-    highly compressed small records, the others waited for minutes. Remove once `getmany` serves
-    partitions in turn.
+    `getmany` returns all fetched records of one partition before those of the next partition. If a
+    partition has a backlog of small, highly compressed records, the other partitions wait for
+    minutes. Remove once `getmany` serves partitions in turn.
     """
     fetched = client._fetcher._records
     for partition in partitions:

@@ -33,9 +33,9 @@ def hand_logins_to_providers() -> None:
     """Make OAUTHBEARER logins call the `log_in` method of their token provider.
 
     A broker reports a rejected token in a response without an error code, and aiokafka mistakes
-    that response for a successful login. It also exposes neither the connection, which has to log
-    in again, nor the session's lifetime. Remove once aiokafka implements KIP-368
-    (aio-libs/aiokafka#1105) and detects rejected tokens.
+    that response for a successful login. aiokafka also gives a token provider neither the
+    connection, which has to log in again, nor the session's lifetime. Remove once aiokafka
+    implements KIP-368 (aio-libs/aiokafka#1105) and detects rejected tokens.
     """
 
     def authenticator_oauth(connection: AIOKafkaConnection) -> TokenLogin:

@@ -11,7 +11,8 @@ from aiokafka.codec import zstd_encode
 from aiokafka.record import default_records
 
 ZSTD_LEVEL: Final = 1
-# Powers of two, tuned on events: the search distance, and the number of candidate positions.
+# Base-2 logarithms of the search distance and of the number of candidate positions, tuned on
+# events.
 _WINDOW_LOG: Final = 18
 _HASH_LOG: Final = 12
 
@@ -29,7 +30,7 @@ def pack_at_least_cost() -> None:
 
 @cache
 def packer() -> Callable[[Any], bytes]:
-    """Return the cheapest compressor: it reuses a context with a table that fits the CPU cache.
+    """Return the fastest compressor, which reuses a context whose table fits in the CPU cache.
 
     Compared with aiokafka at the same level, it takes a quarter less time for a batch of events and
     five sixths less for a single event, for 1 % more bytes.

@@ -42,8 +42,8 @@ async def begin_transaction(client: AIOKafkaProducer) -> None:
 def naming_what_failed(client: AIOKafkaProducer) -> Iterator[None]:
     """Raise the error that ended the open transaction, instead of aiokafka's `AssertionError`.
 
-    After a rejected batch, the client asserts for the next batch that a transaction is open, which
-    is no longer true. Remove once the client raises the original error.
+    A rejected batch ends the client's transaction, but when the next batch is sent, the client
+    asserts that a transaction is open. Remove once the client raises the original error.
     """
     try:
         yield

@@ -7,10 +7,10 @@
   conclude that nothing is committed, and everything would be read from the beginning.
 - In version 3, a coordinator answers with its current offsets, which may be out of date. A
   coordinator that has just taken over the group has the commits in its log, but may not yet
-  consider them committed (its high watermark lags). Or a transaction's offsets are still being
-  written. A worker that continues from such an answer repeats work. From version 7 on (Kafka 2.5,
-  KIP-447), a request can require stable offsets, which no pending commit will change. Older brokers
-  receive aiokafka's request.
+  consider them committed (its high watermark lags). The offsets are also out of date while a
+  transaction's offsets are still being written. A worker that continues from such an answer
+  repeats work. From version 7 on (Kafka 2.5, KIP-447), a request can require stable offsets,
+  which no pending commit will change. Older brokers receive aiokafka's request.
 
 Stable offsets are requested after a partition was taken over, that is, after its transactional id
 was opened, which ends the previous owner's transaction. Before that, the answer would be delayed by
@@ -68,8 +68,8 @@ _on_pending: Final[ContextVar[Callable[[], None] | None]] = ContextVar("on_pendi
 class _PendingOffsetError(GroupLoadInProgressError):  # type: ignore[misc]  # aiokafka is untyped
     """A transaction is about to change the offset.
 
-    aiokafka does not know this broker error. It repeats the request, because it knows the base
-    class.
+    aiokafka does not know this broker error, but it knows the base class and therefore repeats the
+    request.
     """
 
 

@@ -41,7 +41,8 @@ class Turn(threading.local):
         """Whether the end of this turn is scheduled."""
         self._waiting: deque[asyncio.Future[None]] = deque()
         self.used_bytes = 0
-        """Bytes fetched, unpacked, or rejected as too many; the code that does so adds them."""
+        """Number of bytes that were fetched, unpacked, or rejected as too many in this turn. The
+        code that fetches, unpacks or rejects bytes adds to it."""
 
     @property
     def is_used_up(self) -> bool:
@@ -52,7 +53,7 @@ class Turn(threading.local):
         """Schedule the turn's end for the next iteration of the running loop."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
-            # State left by an earlier loop of this thread never ends and has no waiting polls.
+            # A turn of an earlier loop of this thread never ends, and its polls no longer wait.
             self._loop, self._ends, self.used_bytes, self._waiting = loop, False, 0, deque()
         if not self._ends:
             self._ends = True

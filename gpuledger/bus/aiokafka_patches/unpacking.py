@@ -2,27 +2,30 @@
 
 The rule. Any client can write any bytes into a batch: a broker checks its header and checksum, but
 hardly its content. Therefore an error during unpacking only concerns that batch. Records that were
-already read stay read. The rest, up to and including the batch's last offset, becomes one `Record`
-without key and value, whose `unreadable` gives the offsets and the cause. It is returned at its
-place between the other records. Stages reject it like any other record, and positions, commits and
-transactions move past it as usual. The offsets are exact, because the broker itself wrote the last
-offset into the batch header; it stays correct if compaction or recompression removes records.
+read before the error are kept. The rest of the batch, up to and including its last offset, becomes
+one `Record` without key and value, whose `unreadable` gives the offsets and the cause. It is
+returned at its place between the other records. Stages reject it like any other invalid record, and
+positions, commits and transactions move past it as usual. The offsets are exact, because the broker
+itself wrote the last offset into the batch header. The last offset stays correct if compaction or
+recompression removes records.
 
 Batches are rejected, as early as possible, for:
 
 - **A codec that gpuledger does not use**: gzip, snappy and lz4 have separate decoders, written in
   C, which would process untrusted bytes. gpuledger writes zstd or uncompressed batches.
-- **More than `MAX_BATCH_RECORDS`** according to the header: each would be a record to reject.
+- **More than `MAX_BATCH_RECORDS`** according to the header, because each record would have to be
+  rejected separately.
 - **More than `MAX_UNPACKED_BYTES`** according to the zstd frame, or in its output.
-- **A record with more than `MAX_RECORD_HEADERS`**: a header takes two bytes, but reading it costs a
-  hundred times as much. Large decompressed batches are scanned before the library reads them
-  (`max_headers`); in smaller batches each record is checked after it was read.
+- **A record with more than `MAX_RECORD_HEADERS`**: a header takes only two bytes in the batch, but
+  much more time and memory when it is read. Large decompressed batches are scanned before the
+  library reads them (`max_headers`); in smaller batches each record is checked after it was read.
 
 A record's own offset is trusted only within its batch. Brokers assign a batch's offsets, and check
-those of its records only if they recompress it. A record with an offset behind its batch would move
-the position past other records; one with an offset before its batch would vanish. So the offsets in
-a batch must rise and lie within the header's range, and no record may follow the last offset. Other
-batches are damaged. Missing offsets are allowed, because compaction leaves holes.
+the offsets of its records only if they recompress it. A record with an offset after its batch's
+range would move the position past other records. A record with an offset before this range would
+vanish. So the offsets in a batch must rise and lie within the header's range, and no record may
+follow the last offset. All other batches count as damaged. Missing offsets are allowed, because
+compaction leaves holes.
 
 zstd allows several frames in one batch, and skippable frames. The limit is for all frames together.
 
@@ -33,7 +36,7 @@ because then the broker's own copy must be corrupted.
 `turns` limits how much is unpacked at once.
 
 Installation. aiokafka's fetcher creates a `PartitionRecords` from a broker's response for one
-partition, and drains it through a `FetchResult`. `install_unpacking` replaces both classes by
+partition, and drains it through a `FetchResult`. `install_unpacking` replaces these classes with
 `PartitionBatches` and `PartitionAnswer` for all consumers of the process, and also replaces
 aiokafka's zstd decompression.
 """
@@ -116,9 +119,10 @@ _FETCHES: Final = 3
 _CHUNK_BYTES: Final = 1 << 18
 _DETAIL_CHARACTERS: Final = 200
 UNCOUNTED_BYTES: Final = MAX_BATCH_BYTES
-"""Batches up to this size, which gpuledger's own never exceed, are not scanned for headers first:
-scanning takes 1 to 2 us per record, half as much again as reading it. At worst, a record in them
-has 500,000 headers, which take 50 to 100 ms and 30 MiB before the batch is rejected."""
+"""Batches up to this size are not scanned for headers before they are read; gpuledger's own batches
+never exceed it. A scan takes 1 to 2 us per record, half as long as reading the record. At worst, a
+record in such a batch has 500,000 headers, which take 50 to 100 ms and 30 MiB before the batch is
+rejected."""
 
 
 class UnreadableError(GpuledgerError):
@@ -131,7 +135,7 @@ class UnreadableError(GpuledgerError):
 
 @cache
 def install_unpacking() -> None:
-    """Make all consumers of this process read batches by the classes in this module.
+    """Make all consumers of this process read batches with the classes in this module.
 
     Remove once aiokafka skips a batch that it cannot unpack (aio-libs/aiokafka#321), reports that
     batch's offsets, and limits its unpacked size.
@@ -196,11 +200,13 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
 
     next_fetch_offset: int
     _is_counted = False
-    """Whether the fetched bytes of all its batches were counted; a batch does not give its size."""
+    """Whether the size of all batches was added to the turn. It is added at once, because a single
+    batch does not give its size."""
     _spoiled: ClassVar[dict[TopicPartition, tuple[int, int]]] = {}
     """Each partition's last batch with a wrong checksum, and its number of consecutive fetches.
 
-    Shared by all consumers of the process, because aiokafka does not tell whose response it is."""
+    Shared by all consumers of the process, because aiokafka does not show which consumer received a
+    response."""
 
     @override
     def __iter__(self) -> Iterator[Record]:
@@ -234,15 +240,15 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
             batch = self._records.next_batch()
             next_offset = batch.next_offset
             try:
-                # Fast path: this batch is not corrupted, and no other batch was.
+                # Fast path: this batch has a valid checksum, and no corrupted batch is remembered.
                 if (self._spoiled or not batch.validate_crc()) and self._may_be_spoiled(batch):
                     return
                 records = iter(self._wanted(batch))
                 before, last_offset = batch.base_offset - 1, next_offset - 1
                 for record in records:
                     offset = record.offset
-                    # Look for records after the last offset before returning it: afterwards no
-                    # offset would be left to report them.
+                    # Check for records after the last offset before the record with that offset is
+                    # returned. Afterwards, no offset would be left to report such records.
                     if not before < offset <= last_offset or (
                         offset == last_offset and next(records, None) is not None
                     ):
@@ -276,7 +282,7 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
         last_offset, times = self._spoiled.get(partition, (offset, 0))
         times = times + 1 if last_offset == offset else 1
         self._spoiled[partition] = (offset, times)
-        # It may have been corrupted in transit, so that the next fetch returns it intact.
+        # The batch may have been corrupted in transit; the next fetch may then return it intact.
         if times < _FETCHES:
             return True
         raise UnreadableError("its checksum is wrong", reason=UnreadableReason.DAMAGED)

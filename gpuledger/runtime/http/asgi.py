@@ -36,6 +36,6 @@ async def respond(
 
 
 async def refuse(send: Send, status: HTTPStatus, **headers: str) -> None:
-    """Send a response with this status, whose phrase is the body, and with more headers."""
+    """Send a response with this status, the status phrase as the body, and further headers."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     await respond(send, f"{status.phrase}\n".encode(), status=status, headers=named)

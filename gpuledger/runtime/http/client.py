@@ -299,7 +299,7 @@ def translating(
     of: tuple[type[BaseException], ...] | type[BaseException] = _BROKEN,
     sent: BasicCredentials = NO_CREDENTIALS,
 ) -> Iterator[None]:
-    """Raise the error that `error_of` returns for an error of a request or of reading its body.
+    """Replace an error of a request, or of reading its response, by one that `error_of` returns.
 
     `error_of` receives the reason, in which the credentials in `sent` are masked. Only errors of
     the types in `of` are replaced. Code that reads a body as a stream, and therefore does not use

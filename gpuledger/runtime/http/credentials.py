@@ -1,6 +1,6 @@
 """Masks a request's credentials in its server's answer. Does no I/O.
 
-Answers are shown on an open page and in the log, and may quote a password. So each secret is
+Answers are shown on health pages and in the log, and may quote a password. So each secret is
 searched for in its usual forms, which `docs/concepts/security.md` lists.
 """
 
@@ -101,6 +101,6 @@ def _forms_of(secret: str) -> Iterator[str]:
 
 
 def _length_of_cut(text: str, form: str) -> int:
-    """Return how many characters of the form's beginning end the text; 0 if they are too few."""
+    """Return the length of the form's longest beginning at the end of the text; 0 if too short."""
     lengths = range(min(len(form) - 1, len(text)), _MIN_CHARACTERS - 1, -1)
     return next((length for length in lengths if text.endswith(form[:length])), 0)

@@ -119,14 +119,14 @@ class HealthPages:
         )
 
     async def _metrics(self, scope: Scope, send: Send) -> None:
-        """Answer with metrics in the client's preferred format, or as text with a further page."""
+        """Answer with metrics, in the client's preferred format unless a page is appended."""
         encode: Callable[[Collector], bytes] = generate_latest
         content_type = CONTENT_TYPE_PLAIN_0_0_4
         if self._page is None:
             # If the version in the client's header is not a number, use the text format.
             with suppress(TypeError, ValueError):
                 encode, content_type = choose_encoder(header(scope, "accept"))
-        # A further page is always in the text format, because OpenMetrics does not allow counters
+        # An appended page is always in the text format, because OpenMetrics does not allow counters
         # without _total. All clients accept the text format, which the content type declares.
         text = encode(REGISTRY) + (self._page() if self._page else b"")
         headers = {"vary": "Accept-Encoding"}

@@ -41,7 +41,8 @@ class NoProxyEntry:
         text = text.strip().lower()
         if text == "*":
             return cls(name=text)
-        # Tried first, so that a colon in an IPv6 address is not mistaken for that before a port.
+        # Tried first, so that a colon in an IPv6 address is not mistaken for the colon before a
+        # port.
         try:
             return cls(network=ip_network(text, strict=False))
         except ValueError:

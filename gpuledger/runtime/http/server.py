@@ -88,7 +88,7 @@ class ClientConnection(H11Protocol):
         context: Callable[[], ssl.SSLContext | None] | None,
         waiting: "dict[ClientConnection, None]",
     ) -> None:
-        """Take the shared waiting connections, ordered by waiting time, the longest first."""
+        """Take the server's waiting connections, ordered by waiting time, the longest first."""
         super().__init__(config, state, app_state={})
         self._context, self._waiting = context, waiting
         self._wire: asyncio.Transport | None = None

@@ -58,7 +58,10 @@ Values = Mapping[str, str]
 
 @dataclass(kw_only=True)
 class _Share:
-    """The GPU time, in units, and the cost of one allocation, per cluster, per node or overall."""
+    """The GPU time and cost of an allocation, or of one of its parts; times are in units.
+
+    A share is first made for each cluster or node, and then added to the share of its allocation.
+    """
 
     billed: int = 0
     allocated: int = 0
@@ -117,7 +120,7 @@ def dimensions_for(
 
 
 def allocation_set(bill: Bill, question: AllocationQuestion) -> dict[str, dict[str, Any]]:
-    """Return a bill's allocations in OpenCost's form, by name; empty without usage."""
+    """Return a bill's allocations in OpenCost's form, by name; empty if the bill has no usage."""
     tenants: dict[_Key, _Share] = defaultdict(_Share)
     idle: dict[tuple[_Scope, bool], _Share] = defaultdict(_Share)
     shared: dict[_Name, _Share] = defaultdict(_Share)
@@ -139,14 +142,18 @@ def allocation_set(bill: Bill, question: AllocationQuestion) -> dict[str, dict[s
     _share_among(named, shared, question.share_split)
     if question.has_idle or question.share_idle:
         for (scope, is_selected), share in idle.items():
-            # Idle that was distributed is zero here; idle without tenants remains.
+            # A share whose idle was distributed is empty here. Without tenants to take it, idle
+            # remains.
             if share.cost or share.billed:
                 named[_Name(is_selected, _idle_name(scope, question))].add(share)
     return _written({name.text: share for name, share in named.items() if name.is_selected}, bill)
 
 
 def _is_nobodys(line: BillLine, values: Values, *, is_of_device: Callable[[str], bool]) -> bool:
-    """Return whether an idle line has no payer; a policy with `share: table` names payers."""
+    """Return whether a line contains idle that no tenant pays for.
+
+    A policy with `share: table` can name tenants that pay for idle; such lines are not included.
+    """
     return line.idle_kind is not None and all(
         value in _NO_OWNER for name, value in values.items() if not is_of_device(name)
     )
@@ -250,7 +257,10 @@ def _share_among(named: dict[_Name, _Share], shared: Mapping[_Name, _Share], spl
 
 
 def _weights(takers: Sequence[_Share], split: Split) -> list[Fraction]:
-    """Return each taker's part of a cost; the parts sum to 1, or all are 0 without any cost."""
+    """Return the part of a cost that each taker pays; the parts sum to 1.
+
+    With a split by cost, all parts are 0 if the takers' costs sum to 0.
+    """
     if split == "even":
         return [Fraction(1, len(takers)) for _ in takers]
     costs = [taker.cost for taker in takers]

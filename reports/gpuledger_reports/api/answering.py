@@ -93,7 +93,7 @@ def _body(question: Question, settings: AnswerSettings) -> bytes:
     match question:
         case StoreStateQuestion():
             uri, options = settings.store_uri, settings.storage_options
-            # Explanations show closed bills too.
+            # Closed bills can be explained too.
             closed = version_of(uri, BILL_LINES.name, options)
             versions = {**table_versions(uri, options), BILL_LINES.name: closed}
             return msgspec.json.encode({"tables": versions, "prices": read.sha256})

@@ -1,8 +1,8 @@
 """Parses the parameter `filter`, which selects allocations in OpenCost's syntax. Pure.
 
 Terms such as `namespace:"a","b"` are joined by `+`. An allocation must match all terms. It matches
-a term if one of the values is equal; with `!:` instead of `:`, if none is equal. Other parts of
-OpenCost's syntax are rejected.
+a term with `:` if its value equals one of the term's values. It matches a term with `!:` if its
+value equals none of them. Other parts of OpenCost's syntax are rejected.
 """
 
 import re

@@ -125,7 +125,8 @@ class ReportPages:
             question = PAGES[page](query, int(self._now()) * 10**6)
         except ArgumentError as error:
             return _error(HTTPStatus.BAD_REQUEST, str(error), parameter=error.name)
-        # Keyed by the question, so equivalent requests on different endpoints share an answer.
+        # Answers are cached by question, so equivalent requests on different endpoints share an
+        # answer.
         state, key = self._followed_state(), msgspec.msgpack.encode(question)
         if found := self._cache.get(key):
             CACHE_HITS_TOTAL.inc()

@@ -80,7 +80,7 @@ class AllocationQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="allocat
 
 
 class BillQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="bill"):
-    """The parameters of `/bill`; without a window, the month of the newest usage."""
+    """The parameters of `/bill`; the default window is the month of the newest usage."""
 
     window: Window | None
     by: tuple[str, ...]
@@ -95,7 +95,7 @@ class ExplainQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="explain"):
 
 
 class StoreStateQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="store_state"):
-    """The question for the table versions and the hash of the prices; answers depend on both."""
+    """Requests the state on which answers depend: the table versions and the hash of the prices."""
 
 
 Question = AllocationQuestion | BillQuestion | ExplainQuestion | StoreStateQuestion

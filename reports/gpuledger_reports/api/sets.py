@@ -1,4 +1,4 @@
-"""Divides a request's window into the windows of the sets in the answer. Pure; in UTC."""
+"""Divides the window of a request into one window for each set in the answer. Pure; in UTC."""
 
 from typing import Final, Literal
 
@@ -31,9 +31,10 @@ def parse_accumulate(text: str) -> Accumulate:
 
 
 def sets_of(window: Window, *, step: str | None, accumulate: Accumulate) -> tuple[Window, ...]:
-    """Return the windows of the requested sets, in order; raises `ArgumentError` if invalid.
+    """Return the windows of the requested sets, in order.
 
-    `accumulate` overrides `step`. Sets of days, weeks and months follow the calendar.
+    `accumulate` overrides `step`. Sets of days, weeks and months follow the calendar. Raises
+    `ArgumentError` if `step` is invalid or if there are more than `MAX_SETS` sets.
     """
     if accumulate == "all" or (not accumulate and not step):
         return (window,)

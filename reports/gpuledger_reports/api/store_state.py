@@ -41,9 +41,9 @@ class StoreState:
         self._found, self._found_seconds = b"", 0.0
 
     def current(self) -> bytes | None:
-        """Return the state as bytes, which differ if answers may differ.
+        """Return the state as bytes, or `None` if no recent check succeeded.
 
-        Returns `None` if no recent check succeeded.
+        If answers may have changed, the bytes have changed too.
         """
         age_seconds = self._monotonic_seconds() - self._found_seconds
         return self._found if self._found and age_seconds <= self._holds_seconds else None

@@ -47,7 +47,7 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class Gauge:
-    """The spent, elapsed and forecast parts of a budget; 1 means the whole budget or time."""
+    """A budget's spent, elapsed and forecast ratios; 1 is the whole amount or the whole time."""
 
     name: str
     spent_ratio: Decimal
@@ -58,7 +58,10 @@ class Gauge:
 
 @dataclass(frozen=True, kw_only=True)
 class _Size:
-    """The size of a drawing; each chart has a wide and a narrow one, and the page shows one."""
+    """The size of a drawing.
+
+    Each chart is drawn in a wide and a narrow size, and the page shows whichever fits.
+    """
 
     style: str
     width: int
@@ -283,7 +286,7 @@ _COLOURED: Final[Mapping[str, Any]] = {
 }
 # Plain numbers below ten million, because a suffix `m` for thousandths would be unclear for money.
 _PLAIN: Final = "format(datum.value, abs(datum.value) < 1e7 ? ',~f' : '~s')"
-# Fixed, because otherwise Vega measures texts with the fonts of this machine.
+# The extents are fixed, because otherwise Vega measures texts with the fonts of this machine.
 _FIXED: Final[Mapping[str, Any]] = {"minExtent": 0, "maxExtent": 0, "labelOverlap": False}
 
 
@@ -292,7 +295,7 @@ def _length(name: str) -> dict[str, Any]:
 
 
 def _labels(names: Iterable[tuple[str, str]], size: _Size) -> list[dict[str, Any]]:
-    # Identified by number, because two names may be equal once they are shortened.
+    # Labels are identified by number, because two names may be equal once they are shortened.
     return [
         {"at": number, "name": _shortened(printable(name), size.name_length), "text": text}
         for number, (name, text) in enumerate(names)

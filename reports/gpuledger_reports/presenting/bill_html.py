@@ -98,7 +98,7 @@ def as_html(bill: Bill, *, closed: Sequence[ClosedLine], arguments: Sequence[str
 
 @dataclass(frozen=True, kw_only=True)
 class _Amount:
-    """A part of the total cost; `ratio` is its exact part, from 0 to 1."""
+    """A part of the total cost; `ratio` is its exact ratio to the total, from 0 to 1."""
 
     part: str
     cost: Decimal
@@ -178,7 +178,7 @@ class _BillPage:
 
     @property
     def tiles(self) -> list[tuple[str, Decimal]]:
-        """Name and cost of up to two tiles: billed unused cost, and the largest kind of idle."""
+        """Name and cost of up to two tiles: billed unused cost, and the costliest kind of idle."""
         costs = {amount.part: amount.cost for amount in self.amounts}
         largest = max(
             (kind for kind in IDLE_KINDS if kind in costs), key=costs.__getitem__, default=None

@@ -108,7 +108,7 @@ def focus_rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield a bill's rows as values by column; `allocations` adds the allocation columns.
 
-    `closed` contains the lines of all revisions if the bill is a closed one, otherwise none.
+    `closed` contains the lines of all revisions if the bill is closed; otherwise it is empty.
     """
     for line, part in _closed_parts(closed) if closed else _parts(bill):
         row = _row(bill, line, part)
@@ -134,7 +134,7 @@ def _parts(bill: Bill) -> Iterator[tuple[_LineOf, ChargePart]]:
 
 
 def _closed_parts(closed: Sequence[ClosedLine]) -> Iterator[tuple[_LineOf, ChargePart]]:
-    # In the same order as an open bill.
+    # An open bill has its lines in the same order.
     for line, each in sorted(
         ((_line_of(each), each) for each in closed),
         key=lambda pair: (pair[0].values, pair[0].idle_kind or ""),
@@ -155,7 +155,7 @@ def _correction(bill: Bill, closed: ClosedLine) -> dict[str, Any]:
         rounded(fraction_of(seconds) / _SECONDS_PER_HOUR, digits=QUANTITY_DIGITS)
         for seconds in (closed.allocated_gpu_seconds, closed.used_gpu_seconds)
     )
-    # The store has more digits than this currency may have.
+    # The store keeps more digits than the currency has.
     cost = rounded(fraction_of(closed.cost), digits=minor_digits(closed.currency))
     part = ChargePart(cost=cost, allocated_hours=allocated, used_hours=used)
     return _row(bill, line, part) | {

@@ -61,7 +61,8 @@ def usage_text(bill: Bill) -> str | None:
     begin, end = map(time_text, bill.usage)
     if bill.window.end_us <= bill.usage.begin_us:
         return f"nothing to bill: usage begins at {begin}"
-    # If rows are newer than the complete usage, usage begins after its end.
+    # If the oldest row is newer than the time through which usage is complete, `usage` begins after
+    # its end.
     if bill.usage.end_us <= max(bill.window.begin_us, bill.usage.begin_us):
         return f"nothing to bill: usage is complete up to {end} only"
     return f"nothing to bill: there is usage from {begin} to {end}, but none in the period"
@@ -132,7 +133,7 @@ def as_csv(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
 def write_parquet(columns: dict[str, str], rows: Iterable[dict[str, Any]], *, file: Path) -> None:
     """Write rows to a Parquet file; `columns` maps each column to its DuckDB type."""
     shape = msgspec.json.encode([dict.fromkeys(columns, "VARCHAR")]).decode()
-    # Passed as strings and cast, because JSON has no decimals.
+    # Values are passed as strings and cast, because JSON has no decimals.
     texts = [
         {name: None if row[name] is None else str(row[name]) for name in columns} for row in rows
     ]

@@ -126,7 +126,7 @@ class Bill:
     versions: dict[str, int | None]
     cells: dict[CellKey, dict[Pricing, Cell]] = field(repr=False)
     shown: int
-    """How many of a cell's values, from the first on, belong to the bill's own dimensions."""
+    """The number of leading values in a cell's key that belong to the bill's own dimensions."""
     removed_until_us: int | None = None
     """The time before which retention removed usage of the window; `None` if it removed none."""
     revision: int | None = None
@@ -153,7 +153,7 @@ def gpu_seconds(units: int) -> Decimal:
 
 
 class BillMaker:
-    """Makes one bill."""
+    """Makes bills, and finds the rows of usage behind a line of the latest bill."""
 
     def __init__(self, reader: UsageReader, read: ReadPolicy, *, by: Sequence[str]) -> None:
         policy = read.policy
@@ -215,7 +215,7 @@ class BillMaker:
         advance: Callable[[int], None] = lambda _: None,
         daily: DailyCosts | None = None,
     ) -> tuple[Window, BillLookup, BillTally]:
-        """Return the part of a window that has usage, with its lookup and tally."""
+        """Return the part of a window that has usage, and the lookup and the tally of this part."""
         used, lookup = self._look_up(window)
         tally = BillTally(lookup)
         for number, day in enumerate(self._days(used, lookup), used.begin_us // DAY_US):
@@ -272,7 +272,7 @@ class BillMaker:
             key = lookup.key_of(row.device, row.party, since_us, row.since_us)
             if (key.values[:shown], key.kind) == (line.values, line.idle_kind):
                 return True
-            # A part of an allocated row may belong to an idle line.
+            # A part of an allocated row's time may be billed on an idle line.
             kinds = _idle_kinds_of(row, lookup.basis_of(row.party, row.since_us))
             return (
                 line.idle_kind in kinds
@@ -289,7 +289,7 @@ class BillMaker:
             is_known_pod=lookup.needs.is_known_pod,
         )
         for row in rows:
-            # The rows of a sum are found together, but some may have no unresponsive time.
+            # `rows_of` yields all rows of a sum, and some of them may have no unresponsive time.
             if line.idle_kind != "overhead" or not row.is_allocated or row.unresponsive_ns > 0:
                 yield row
 
@@ -297,7 +297,7 @@ class BillMaker:
         policy = self._read.policy
         shares, extra = tally.shares(shown=len(self._by))
         lines = _lines(tally, shares, extra, window=window, by=self._by, currency=policy.currency)
-        # Not calculated from the lines, so that the comparison is independent.
+        # The asset cost is not calculated from the lines, so that the comparison is independent.
         origin = tally.asset_cost()
         exact = sum((line.exact_cost for line in lines), Fraction(0))
         if origin != exact:
@@ -331,7 +331,10 @@ class BillMaker:
         return fits_all(budget.match, self._dimensions, key.values)
 
     def _budgets(self, window: Window, used: Window, tally: BillTally) -> list[BudgetState]:
-        """Return the state of each budget with days in the window, including its other days."""
+        """Return the state of each budget that has days in the window.
+
+        A state counts all days of its budget, including the days outside the window.
+        """
         tallies = {window: (used, tally)}
         states = []
         for budget in self._read.policy.budgets:

@@ -136,7 +136,7 @@ def _part(
         quantity=_quantity(part.quantity),
         unit_price=rounded(part.unit_price, digits=RATIO_DIGITS),
         price=row.name if row else None,
-        # From the price's row, not from the node's capacity type.
+        # The price's row determines this, not the node's capacity type.
         is_spot=bool(row and row.capacity_type == "spot"),
         mig_profile=row.mig_profile if row else None,
         model=part.pricing.scope.model,
@@ -163,9 +163,9 @@ def _in_its_currency(made: ChargePart, part: _Priced, rate: Rate) -> ChargePart:
 def _ratios(
     bill: Bill, cells: Mapping[CellKey, Mapping[Pricing, Sequence[Cell]]]
 ) -> dict[tuple[CellKey, Pricing], Decimal]:
-    """Return each line's part of the billed time of all devices with the same terms.
+    """Return each line's share of the billed time of all devices with the same terms.
 
-    The parts are by line and terms; the parts with the same terms sum to 1.
+    The shares are by line and terms. The shares of all lines with the same terms sum to 1.
     """
     by_pricing: dict[Pricing, dict[CellKey, int]] = defaultdict(lambda: defaultdict(int))
     for line in bill.lines:

@@ -190,7 +190,8 @@ class BillLookup:
         # A node's labels include its name, so nodes with labels are never equal.
         if not self._has_node_labels:
             facts = facts._replace(labels=None)
-        # Nodes that are equal now may have differed before, so the start is part of the class.
+        # Nodes that are equal now may have differed before, so the class includes the
+        # time from which the facts hold.
         return facts, self.since(cluster, node, since_us)
 
     @cached_property
@@ -207,7 +208,7 @@ class BillLookup:
     def since(self, cluster: str, node: str, time_us: int) -> int:
         """Return the earliest time since which a node's facts have been the same as at `time_us`.
 
-        Lookups by this time are cached once for all days without changes.
+        Other lookups use this time as their key, so days without changes share one cached result.
         """
         key = (cluster, node, time_us)
         if key not in self._since:
@@ -230,7 +231,7 @@ class BillLookup:
         return self._found_pricing[key]
 
     def facts_of(self, device: DeviceClass, since_us: int) -> DeviceTraits:
-        """Return a device's facts, including those of its node at a time."""
+        """Return a device's facts, and the facts of its node at a time."""
         facts = DeviceTraits(*device)
         versions = self._nodes.get((device.cluster, device.node))
         if not versions:
@@ -247,7 +248,8 @@ class BillLookup:
 
     def _find_pricing(self, device: DeviceClass, since_us: int) -> Pricing:
         facts, day = self.facts_of(device, since_us), day_of(since_us)
-        # The facts of the whole physical GPU, to which idle time and time without data belong.
+        # Idle time and time without data belong to the whole physical GPU, so their rules use its
+        # facts.
         whole = facts._replace(mig_profile=None, compute_slices=None, gpu_compute_slices=None)
         rules = {kind: self.prices.idle_rule_of(kind, whole, day) for kind in IDLE_KINDS}
         shared_rules = self.prices.shared_rules_of(facts, day)
@@ -296,7 +298,7 @@ class BillLookup:
         return self.dimensions.of_idle(word, facts, day=day_of(since_us))
 
     def basis_of(self, party: PartyKey, requested_us: int) -> PartyBasis:
-        """Return the basis by which a party is billed at a time, with the party's identity."""
+        """Return the identity of a party, and the basis by which it is billed at a time."""
         is_named = party.uid is None and party.pod is not None
         since_us = requested_us if is_named else self.since(party.cluster, party.node, requested_us)
         key = (party, since_us)

@@ -33,14 +33,16 @@ def minor_digits(currency: str) -> int:
 def quantize_together(amounts: Sequence[Fraction], *, digits: int) -> list[Decimal]:
     """Return the amounts rounded to `digits`, so that they sum to the rounded total.
 
-    The total is rounded half to even. Amounts with the largest remainders are rounded up; of equal
-    remainders, the first. The caller must therefore pass the amounts in a reproducible order.
+    The total is rounded half to even. Amounts with the largest remainders are rounded up, the
+    others down. If remainders are equal, earlier amounts are rounded up first. The caller must
+    therefore pass the amounts in a reproducible order.
     """
     scale = 10**digits
     scaled = [amount * scale for amount in amounts]
     floors = [amount.numerator // amount.denominator for amount in scaled]
     left = round(sum(scaled, Fraction(0))) - sum(floors)
-    # At most the number of amounts, because rounding down reduced each by less than one unit.
+    # `left` is at most the number of amounts, because rounding down reduced each by less than one
+    # unit.
     by_loss = sorted(range(len(scaled)), key=lambda at: (floors[at] - scaled[at], at))
     for at in by_loss[:left]:
         floors[at] += 1

@@ -61,7 +61,10 @@ def bill_window(
 
 
 def month_of(time_us: int) -> Window:
-    """Return the UTC month that contains a time, or that ends at the time."""
+    """Return the UTC month that contains a time.
+
+    The first instant of a month counts as the end of the month before it.
+    """
     time_ms = (time_us - 1) // 1000
     begin_ms, end_ms = (begin_of_unit("month", time_ms, ahead=ahead) for ahead in (0, 1))
     return Window(begin_ms * 1000, end_ms * 1000)

@@ -21,7 +21,8 @@ Share = Literal["own_line", "even", "allocated", "used", "table"]
 IdleKind = Literal["idle", "unused", "overhead", "no_data"]
 IDLE_KINDS: Final[tuple[IdleKind, ...]] = ("idle", "unused", "overhead", "no_data")
 _MAX_DIGITS: Final = 18
-"""Before the decimal point: closed bills have room for sums of such amounts."""
+"""Maximum number of digits before the decimal point. Columns of closed bills have room for sums of
+such numbers."""
 _MAX_DECIMALS: Final = 60
 _AT_MOST_ONE: Final = ("allocated_weight", "min_data_coverage_ratio")
 _AT_LEAST: Final = {"pue": Decimal(1)}
@@ -123,7 +124,7 @@ class Dated(_PolicyPart, frozen=True, kw_only=True):
 
 
 class Scoped(Dated, frozen=True, kw_only=True):
-    """A row that applies to some devices; each pattern may have `*` and `?`."""
+    """A row that applies to devices that match all its patterns; `*` and `?` are wildcards."""
 
     cluster: str | None = None
     node_pool: str | None = None
@@ -353,7 +354,7 @@ class BillPolicy(_PolicyPart, frozen=True, kw_only=True):
 
 
 def mistakes_of(policy: BillPolicy) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield the mistakes that concern several parts of a file: path and remedy of each."""
+    """Yield the path and the remedy of each mistake that concerns several parts of a file."""
     yield from _wrong_currencies(policy)
     yield from _wrong_dimensions(policy)
     names = [price.name for price in policy.prices]

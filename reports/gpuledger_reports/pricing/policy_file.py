@@ -23,7 +23,8 @@ DEFAULT_FILE: Final = Path(__file__).with_name("list_prices.yaml")
 _WHOLE_NUMBER: Final = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _NUMBER: Final = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _REQUIRED_BY_OTHERS: Final = frozenset({("currency",), ("exchange_rates",), ("dimensions",)})
-"""Other sections depend on these. If one of these has a mistake, the others cannot be checked."""
+"""Sections on which other sections depend. If one of these has a mistake, the others cannot be
+checked."""
 
 
 class PolicyError(UserError):
@@ -90,10 +91,11 @@ def parse_policy(text: str) -> BillPolicy:
 
 
 def _between_the_right(content: Any, mistakes: Sequence[Mistake]) -> Iterator[Mistake]:  # noqa: ANN401  # any YAML
-    """Yield the mistakes that concern several of the sections and rows without other mistakes.
+    """Yield the mistakes that appear only if a file's parts are checked against each other.
 
-    This reports all mistakes at once. Yields nothing if a section is invalid on which others
-    depend.
+    Sections and rows with mistakes of their own are left out of this check, so that all mistakes of
+    a file are reported at once. Yields nothing if a section is invalid that other sections depend
+    on.
     """
     wrong = {path[:2] for path, _ in mistakes}
     if {path[:1] for path in wrong} & {(), *_REQUIRED_BY_OTHERS}:
@@ -188,7 +190,7 @@ class _LineNumbers:
 
 
 def days_of_change(policy: BillPolicy) -> frozenset[date]:
-    """Return the days on which a row of the file starts or stops to apply."""
+    """Return the days on which a row of the file begins to apply, or no longer applies."""
     dated = [*policy.prices, *policy.energy, *policy.idle, *policy.shared, *policy.teams]
     edges = {edge for row in dated for edge in (row.since, row.until)}
     return frozenset({edge for edge in edges if edge} | {r.since for r in policy.exchange_rates})

@@ -1,4 +1,4 @@
-"""Finds a device's price at a time in the price book. Pure; all amounts are exact fractions.
+"""Finds a device's price on a given day in the price book. Pure; all amounts are exact fractions.
 
 For prices, energy and idle rules, the first row in the file that matches the device and the day
 applies. For exchange rates, the newest one up to that day applies.

@@ -83,7 +83,7 @@ class TenantBook:
         }
 
     def find(self, key: PartyKey, since_us: int) -> Tenant:
-        """Return the tenant of a row that begins at a time and lasts at most an hour."""
+        """Return the tenant of a row that begins at `since_us` and lasts at most an hour."""
         node = (key.cluster, key.node)
         if key.kind == "job":
             return Tenant(("job", key.cluster, key.job or ""), "job", job=key.job)
@@ -95,7 +95,7 @@ class TenantBook:
             return Tenant(named, "pod", key.namespace, key.pod, cluster=key.cluster)
         uid = key.uid or self._bearer_of(key, since_us)
         if uid is None:
-            # The row has neither a UID nor the name of a pod with a record.
+            # The row has no UID, and no pod record has the row's name.
             identity = ("name", *node, key.namespace or "", key.pod or "")
             return Tenant(identity, "pod", key.namespace, key.pod, cluster=key.cluster)
         history = self._histories.get((*node, uid))
@@ -139,7 +139,10 @@ class TenantBook:
         return version_at(versions, since_us) if versions else None
 
     def _bearer_of(self, key: PartyKey, since_us: int) -> str | None:
-        """Return the UID of the newest pod that had the key's name on the node in that hour."""
+        """Return the UID of the newest pod that had the key's name on the node in this hour.
+
+        The hour begins at `since_us`. Returns `None` if there was no such pod.
+        """
         named = (key.cluster, key.node, key.namespace or "", key.pod or "")
         there, soon = [], []
         for uid in self._named.get(named, ()):
@@ -157,7 +160,7 @@ class TenantBook:
 
 
 def _order_of(version: PodVersion) -> tuple[int, int]:
-    # Kubernetes' own order if the version is a number; otherwise the topic's order.
+    # Versions have Kubernetes' own order if they are numbers, otherwise the order of the topic.
     number = version.resource_version
     return (int(number) if number.isdecimal() else 0, version.kafka_offset)
 
@@ -181,7 +184,7 @@ def _decoded(text: str | None) -> Mapping[str, str]:
 
 
 def parts_of(names: Sequence[str], policy: BillPolicy) -> frozenset[str]:
-    """Return the built-in dimensions that are used by these dimensions.
+    """Return the built-in dimensions that the dimensions `names` use.
 
     Custom dimensions are replaced by their definition; `team` also uses the dimensions of teams.
     """
@@ -214,7 +217,7 @@ class Dimensions:
     ) -> tuple[str, ...]:
         """Return the values of a tenant's line."""
         namespace_version = self._book.namespace_of(tenant, since_us)
-        # Instead of a missing value, a row of the host or without an owner shows its kind.
+        # For the host and for unattributed use, missing values are replaced by the kind of the row.
         word = {"host": HOST, "unattributed": UNATTRIBUTED}.get(tenant.kind, UNALLOCATED)
         finder = _ValueFinder(tenant, facts, namespace_version, day, self._policy)
         return tuple(finder.value(name) or self._word(name, word) for name in self.names)

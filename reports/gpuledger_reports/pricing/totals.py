@@ -25,7 +25,7 @@ class DayCost:
 
     begin_us: int
     costs: Mapping[IdleKind | None, Fraction]
-    """The cost by kind of idle; `None` is the kind for tenants."""
+    """The cost by kind of idle; the cost of tenants has the key `None`."""
 
 
 class DailyCosts:
@@ -36,7 +36,7 @@ class DailyCosts:
         self._before: dict[tuple[IdleKind | None, Pricing], tuple[int, int]] = {}
 
     def add(self, tally: "BillTally", begin_us: int) -> None:
-        """Add the day that was added last to the tally; `begin_us` is its start."""
+        """Append the cost of the latest day in `tally`; `begin_us` is the day's start."""
         # Integers are summed over cells before they are priced, which is faster than pricing each
         # cell.
         now: dict[tuple[IdleKind | None, Pricing], tuple[int, int]] = {}
@@ -110,7 +110,7 @@ class BillTally:
                 cell.billed += row_.present - row_.covered
 
     def _add_charges(self, day: DaySums) -> None:
-        # Corrections of the sums above: for excess time, and for complex hours.
+        # These charges correct the sums above, for excess time and for complex hours.
         for charge in day.charges:
             since_us = self._lookup.since(*charge.device[:2], charge.since_us)
             pricing = self._lookup.pricing_of(charge.device, since_us)
@@ -210,9 +210,9 @@ class BillTally:
     def shares(self, *, shown: int) -> tuple[dict[CellKey, Fraction], dict[CellKey, Fraction]]:
         """Return the shared costs by cell: changes of existing cells, and costs of new cells.
 
-        Idle, and the costs of tenants that work for all others, are shared by the policy's rules.
-        Rules with `share: table` make new cells. `shown` is the number of a cell's values that
-        lines show.
+        The policy's rules distribute idle, and the costs of tenants that work for all others. Rules
+        with `share: table` make new cells. `shown` is the number of leading values in a cell's key
+        that lines show.
         """
         pools: dict[tuple[Scope, int], list[tuple[CellKey, Fraction]]] = {}
         rules: dict[int, IdleRule | SharedRule] = {}
@@ -263,7 +263,7 @@ class BillTally:
     ) -> dict[CellKey, Fraction]:
         """Return the costs that a table distributes, by new cells with the same kind of idle.
 
-        The new cells have the GPU dimensions of the shared cells.
+        A new cell has the GPU dimensions of the cell whose cost it takes.
         """
         weights = {value: fraction_of(weight) for value, weight in sorted(rule.weights.items())}
         sum_of_weights = sum(weights.values(), Fraction(0))
@@ -296,7 +296,8 @@ def _taken(
 ) -> dict[CellKey, Fraction]:
     """Return each taker's part of the cost `total`; empty if all weights are zero."""
     if rule.share == "even":
-        # Each shown line gets the same amount, which its cells share evenly.
+        # Each line that is shown gets the same amount, which is divided evenly among the line's
+        # cells.
         counts = Counter(key.values[:shown] for key in takers)
         weights = {key: Fraction(1, counts[key.values[:shown]]) for key in takers}
     else:

@@ -78,10 +78,11 @@ COLUMNS: Final = """
 
 
 def rows_sql(relation: str, *, period: str, slices: str) -> str:
-    """Return the SQL of a table's rows with their hour.
+    """Return the SQL that adds the hour to each row of a table.
 
-    `period` is the table's time column, `minute` or `hour`. `slices` is `compute` or `memory` and
-    selects the slices that determine an instance's part of its GPU; they become `compute_slices`.
+    `period` is the table's time column, `minute` or `hour`. `slices` is `compute` or `memory`: the
+    kind of slices that determines an instance's part of its GPU. The column `compute_slices` then
+    contains slices of this kind.
     """
     # Whole hours since the epoch are UTC hours, and cheaper than date_trunc in a time zone.
     hour = f"epoch_us({period})" + ("" if period == "hour" else f" // {HOUR_US} * {HOUR_US}")
@@ -151,7 +152,7 @@ class Detail(NamedTuple):
 
     @property
     def node(self) -> str:
-        """SQL of the node, or of its class's representative if nodes are not distinguished."""
+        """SQL of the node. If nodes are not distinguished, the node that represents its class."""
         unnamed = "kind = 'pod' AND NOT coalesce(is_named_by_row, false)"
         return f"CASE WHEN {unnamed} THEN node ELSE class_node END"
 
@@ -184,7 +185,7 @@ class Detail(NamedTuple):
         return f"coalesce({named}, {self.since})"
 
     def device(self, *, node: str, since_us: str) -> str:
-        """Return the SQL of the columns of `DeviceRow`, with this SQL for node and time."""
+        """Return the SQL of the columns of `DeviceRow`, with the given SQL for node and time."""
         return (
             f"cluster, {node} AS node, model, mig_profile, slices, gpu_slices,"
             f" {self.gpu} AS gpu, {since_us} AS since_us"
@@ -264,7 +265,7 @@ the day's rows if the inventory has none."""
 
 
 def with_models_sql(rows: str) -> str:
-    """Return the SQL of rows with the models of `gpu_models`."""
+    """Return the SQL of rows in which models are replaced by the models in `gpu_models`."""
     return f"""
 SELECT each.* REPLACE (
     CASE WHEN named.physical_gpu IS NULL THEN each.model ELSE named.model END AS model)
@@ -293,8 +294,8 @@ BY_ALL: Final = BY_UUID + "".join(
 def hours_sql(*, same_device: str) -> str:
     """Return the SQL that makes `device_hours`, with a row for each device and hour.
 
-    A row contains the time that ticks cover of the device's physical GPU and the time for which
-    this GPU was present, both in units, and whether the hour is complex.
+    Each row contains two times of the device's physical GPU, in units: the time that ticks cover,
+    and the time for which the GPU was present. It also contains whether the hour is complex.
     """
     return f"""
 CREATE OR REPLACE TEMP TABLE device_hours AS
@@ -338,12 +339,9 @@ FROM placed
 """  # noqa: S608  # our own names
 
 
-# Only allocation rows matter, because users without an allocation are always billed by used time.
+# Only allocation rows matter, because users without an allocation always pay by used time.
 def mark_special_sql(detail: Detail, *, same_device: str) -> str:
-    """Return the SQL that marks hours as complex if an allocatee has another basis.
-
-    The basis of plain hours is allocated time.
-    """
+    """Return the SQL that marks an hour as complex unless all allocatees pay by allocated time."""
     return f"""
 UPDATE device_hours SET is_complex = true
 FROM (
@@ -360,7 +358,7 @@ WHERE device_hours.device = special.device AND device_hours.hour_us = special.ho
 
 
 class CoveredRow(msgspec.Struct, frozen=True, gc=False):
-    """A row of `covered_sql`."""
+    """A row of `covered_sql`: times of a class of physical GPUs, in units."""
 
     cluster: str
     node: str
@@ -372,9 +370,12 @@ class CoveredRow(msgspec.Struct, frozen=True, gc=False):
     excess: int
 
 
-# Each device of a partitioned physical GPU has the values of the whole GPU, so one is sufficient.
+# All devices of a partitioned physical GPU have the values of the whole GPU, so one row is enough.
 def covered_sql(detail: Detail) -> str:
-    """Return the SQL of the physical GPUs' time with ticks, and of ticks beyond their presence."""
+    """Return the SQL of the physical GPUs' time with ticks, as `CoveredRow`.
+
+    `covered` is the time while the GPUs were present, and `excess` is the rest.
+    """
     return f"""
 SELECT cluster, class_node AS node, model, {detail.since} AS since_us, {detail.physical_gpu} AS gpu,
     coalesce(sum(least(covered, present)) FILTER (hours.is_known), 0) AS known,
@@ -398,7 +399,7 @@ WANTED: Final = (
 
 
 def rows_in_sql(*, since: str, gpu: str) -> str:
-    """Return the SQL of the rows whose class, time and party are in the table `wanted`."""
+    """Return the SQL of the rows whose device class, time and party are in the table `wanted`."""
     same = " AND ".join(f"each.{key} IS NOT DISTINCT FROM wanted.{key}" for key in WANTED)
     return f"""
 SELECT hour_us, each.node, gpu_uuid, pod, coalesce(allocated_ns, 0), coalesce(unresponsive_ns, 0),
@@ -412,7 +413,7 @@ ORDER BY ALL
 
 
 def rows_of_hours(condition: str, *, same_device: str, of: str = "usage_rows") -> str:
-    """Return the SQL of the rows of the device-hours that fulfil a condition.
+    """Return the SQL of the rows in all device-hours that fulfil a condition.
 
     Each row also has its device, its allocated units, and its physical GPU's `covered` and
     `present` units in the hour.
@@ -433,8 +434,8 @@ def _bounded(sum_ns: str) -> str:
 def scaled(amount: str, to: str, total: str, partition: str, order: str) -> str:
     """Return the SQL of an amount, scaled so that the amounts of a partition sum to `to`.
 
-    Amounts are scaled by largest remainder, and only if `total` exceeds `to`. Equal remainders are
-    in the order of the columns `order`.
+    Amounts are scaled by largest remainder, and only if `total` exceeds `to`. The columns `order`
+    decide between equal remainders.
     """
     return f"""CASE WHEN {total} > {to} THEN {amount} * {to} // {total}
         + CASE WHEN row_number() OVER (
@@ -445,7 +446,7 @@ def scaled(amount: str, to: str, total: str, partition: str, order: str) -> str:
 
 
 def complex_sql(detail: Detail, *, same_device: str) -> str:
-    """Return the SQL that makes `complex_charges` by all rules of this module."""
+    """Return the SQL that makes `complex_charges`, according to all rules of this module."""
     hour, device_hour = "gpu_id, hour_us", "device, hour_us"
     return f"""
 CREATE OR REPLACE TEMP TABLE complex_charges AS
@@ -506,7 +507,7 @@ FROM claimed
 
 
 class ComplexPartyRow(DeviceRow, frozen=True, gc=False):
-    """A row of `complex_parties_sql`."""
+    """A row of `complex_parties_sql`: the units billed to a party on a class of devices."""
 
     party: int
     units: int
@@ -522,7 +523,7 @@ GROUP BY ALL
 
 
 class ComplexIdleRow(DeviceRow, frozen=True, gc=False):
-    """A row of `complex_idle_sql`."""
+    """A row of `complex_idle_sql`: the remaining units of a class of devices, by kind."""
 
     unresponsive: int
     unused: int

@@ -49,8 +49,8 @@ def stays_of(
 ) -> list[Stay]:
     """Return all stays, ordered by node, physical GPU and time.
 
-    `nodes` contains each node's versions in their order of effect. `earliest_us` contains for some
-    nodes the time before which their GPUs were not present, regardless of the inventory's time.
+    `nodes` contains each node's versions in their order of effect. `earliest_us` contains a time
+    for some nodes: their GPUs were not present before it, regardless of the inventory's time.
     """
     earliest = earliest_us or {}
     versions: dict[Node, dict[tuple[int, int], dict[str, str | None]]] = defaultdict(dict)
@@ -126,7 +126,7 @@ def _stays_in(
 
 
 def _deletions(versions: Sequence[NodeVersion]) -> Iterator[tuple[int, int]]:
-    """Yield for each deletion of a node the time of the deletion and of the node's return."""
+    """Yield the time of each deletion of a node, and the time at which the node returned."""
     following = [version.since_us for version in versions[1:]]
     for version, next_since in zip(versions, [*following, NEVER_US], strict=False):
         if version.deleted_us is not None:

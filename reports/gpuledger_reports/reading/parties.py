@@ -20,7 +20,7 @@ class PartyKey(NamedTuple):
 
 
 class PodVersion(NamedTuple):
-    """The facts about a pod since a time."""
+    """The facts about a pod that hold from a given time on."""
 
     cluster: str
     node: str

@@ -32,15 +32,16 @@ _ALL_NAMES: Final = "pod_uid, allocated_pod_uid, pod, allocated_pod, job_id, all
 def parts_sql(detail: Detail) -> str:
     """Return the SQL that makes `usage_parts`: the rows of a day, summed.
 
-    Columns that the bill does not need are null. If names suffice for the bill, rows of pods
-    without a name are also grouped together; `PARTS_NOT_NAMED_BY_ROW` selects them.
+    Columns that the bill does not need are null. With `detail.by_names`, rows are grouped without
+    pod UIDs, even the rows whose names do not suffice. Delete these rows by
+    `PARTS_NOT_NAMED_BY_ROW`, then add them again with `add_unnamed_sql`.
     """
     rows = _parts(detail, _name_columns(detail) if detail.by_names else _ALL_NAMES)
     return f"CREATE OR REPLACE TEMP TABLE usage_parts AS {rows}"
 
 
 def add_unnamed_sql(detail: Detail) -> str:
-    """Return the SQL that adds the rows without sufficient names, grouped by all columns."""
+    """Return the SQL that adds the rows whose names do not suffice, grouped by all columns."""
     return f"INSERT INTO usage_parts {_parts(detail, _ALL_NAMES, rows=ROWS_WITHOUT_POD_RECORD)}"
 
 
@@ -92,7 +93,7 @@ FROM (
 
 
 class DevicePartyRow(DeviceRow, frozen=True, gc=False):
-    """A party and a class of devices; the columns that all sums by party have."""
+    """A party and a class of devices: the columns that all sums by party have."""
 
     kind: PartyKind
     uid: str | None
@@ -105,7 +106,7 @@ class DevicePartyRow(DeviceRow, frozen=True, gc=False):
 
 
 class SumRow(DevicePartyRow, frozen=True, gc=False):
-    """A row of `sums_sql`."""
+    """A row of `sums_sql`: the sums of a party on a class of devices."""
 
     is_allocated: bool
     factor: int
@@ -118,7 +119,7 @@ class SumRow(DevicePartyRow, frozen=True, gc=False):
 
 
 def sums_sql(rows: str, detail: Detail) -> str:
-    """Return the SQL of the sums of `SumRow` over rows, by device class, time and party."""
+    """Return the SQL that sums rows by device class, time and party, as `SumRow`."""
     return f"""
 SELECT {detail.device(node=detail.node, since_us=detail.since_us)}, {detail.party}, is_allocated,
     ({FACTOR})::HUGEINT AS factor,
@@ -129,7 +130,7 @@ GROUP BY ALL
 
 
 class PartyRow(msgspec.Struct, frozen=True, gc=False):
-    """A row of `parties_sql`."""
+    """A row of `parties_sql`: a party with its names."""
 
     cluster: str
     node: str
@@ -169,7 +170,8 @@ GROUP BY ALL
 """  # noqa: S608  # our own names
 
 
-# Equal remainders are ordered by allocatee, unallocated time first, as in complex hours.
+# Equal remainders have the same order as in complex hours: unallocated time first, then by
+# allocatee.
 _IN_ORDER: Final = ", ".join(
     f"{column} NULLS FIRST"
     for column in ("allocated_pod_uid", "allocated_namespace", "allocated_pod", "allocated_job_id")
@@ -177,13 +179,16 @@ _IN_ORDER: Final = ", ".join(
 
 
 class ExcessRow(DevicePartyRow, frozen=True, gc=False):
-    """A row of `excess_sql`."""
+    """A row of `excess_sql`: the excess units of a party on a class of devices."""
 
     units: int
 
 
 def excess_sql(detail: Detail, *, same_device: str) -> str:
-    """Return the SQL of the units by which plain hours exceed their GPU's presence, by party."""
+    """Return SQL that computes, per party, the allocated units beyond the presence of its GPU.
+
+    It reads only plain hours in which ticks cover more time than the GPU was present.
+    """
     condition = "NOT is_complex AND covered > present AND category = 'idle'"
     alone, shared = (
         rows_of_hours(f"{condition} AND {which}", same_device=same_device, of="usage_raw")

@@ -1,7 +1,7 @@
-"""SQL that finds the pods of rows, and the pods' names.
+"""SQL that finds the pod to which each row belongs, and the pod's name.
 
-The names come from pods' records if they exist, otherwise from other rows of the day. The rows are
-the rows of a usage table, in the view `usage_raw`. `charging_sql` bills them.
+The names come from pods' records if they exist, otherwise from other rows of the day. The rows come
+from a usage table, through the view `usage_raw`. `charging_sql` bills the rows.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,8 @@ UNPLACED: Final = (
     "each.category = 'pod' AND each.container_id IS NOT NULL"
     " AND coalesce(each.pod_state, 'pending') NOT IN ('known', 'foreign')"
 )
-"""Condition on `usage_raw` as `each`: rows of a container whose pod was still unknown."""
+"""Condition on `usage_raw`, with the alias `each`: rows of a container whose pod was still
+unknown."""
 
 
 ROWS_WITHOUT_POD_RECORD: Final = (
@@ -24,7 +25,7 @@ ROWS_WITHOUT_POD_RECORD: Final = (
 def spans_sql(pods: str) -> str:
     """Return the SQL that makes `pod_spans`: the pods created before `$end_us`, with their names.
 
-    Pods deleted before `$begin_us` have `is_gone`; only a pod's last version has its deletion.
+    Pods that were deleted before `$begin_us` have `is_gone`.
     """
     return f"""
 CREATE OR REPLACE TEMP TABLE pod_spans AS
@@ -37,7 +38,7 @@ FROM {pods} GROUP BY cluster, node, pod_uid HAVING min(created_time) < make_time
 
 
 def pod_versions_sql(pods: str, uids: str) -> str:
-    """Return the SQL of the versions of some pods, without versions that change no fact.
+    """Return the SQL of some pods' versions, but only of versions that change a fact.
 
     Most versions repeat the facts of the previous version, for example when containers start. Each
     row contains the deletion time of the last version. All versions of static pods are kept: a node
@@ -69,13 +70,16 @@ PODS_THERE: Final = "SELECT cluster, node, pod_uid FROM pod_spans WHERE NOT is_g
 
 
 def gone_pods_sql(rows: Iterable[str]) -> str:
-    """Return the SQL of the pods with `is_gone` in `pod_spans` to which rows still refer."""
+    """Return the SQL of pods to which rows still refer although they have `is_gone`."""
     named = " UNION ALL ".join(_names_sql(_IDS, f"({each})") for each in rows)
     return _pods_named_sql("ids", named, "WHERE is_gone")
 
 
 def unnamed_rows_sql(rows: Iterable[str]) -> str:
-    """Return the SQL that makes `unnamed_rows`: ids and names in `ROWS_WITHOUT_POD_RECORD`."""
+    """Return the SQL that makes `unnamed_rows`.
+
+    It contains the ids and names of pods in `ROWS_WITHOUT_POD_RECORD`.
+    """
     named_columns = (
         "pod_uid, allocated_pod_uid, container_id,"
         " namespace, pod, allocated_namespace, allocated_pod"
@@ -120,7 +124,10 @@ FROM {pods} WHERE container_id IS NOT NULL GROUP BY ALL
 
 
 def with_pods_sql(rows: str) -> str:
-    """Return the SQL of rows with the pods of `containers`, as in the store's views."""
+    """Return the SQL of rows in which the pod of a container, if unknown, is set from `containers`.
+
+    The store's views find the pods in the same way.
+    """
     return f"""
 SELECT each.* REPLACE (coalesce(placed.pod_uid, each.pod_uid) AS pod_uid)
 FROM ({rows}) AS each LEFT JOIN containers AS placed ON placed.cluster = each.cluster
@@ -130,7 +137,7 @@ FROM ({rows}) AS each LEFT JOIN containers AS placed ON placed.cluster = each.cl
 
 
 def row_names_sql(rows: Iterable[str]) -> str:
-    """Return the SQL that makes `row_names`: the names in rows for the pods in `unnamed`."""
+    """Return the SQL that makes `row_names`: names that these rows have for pods in `unnamed`."""
     named_columns = " UNION ALL ".join(
         f"SELECT cluster, node, {uid} AS uid, {namespace} AS namespace, {pod} AS pod FROM {each}"  # noqa: S608  # quoted files
         for each in rows
@@ -149,7 +156,7 @@ WHERE namespace IS NOT NULL GROUP BY ALL
 
 
 def with_names_sql(rows: str) -> str:
-    """Return the SQL of rows in which missing names are replaced by those in `row_names`."""
+    """Return the SQL of rows in which missing names are replaced by the names in `row_names`."""
     named = ", ".join(
         f"CASE WHEN each.{prefix}namespace IS NULL THEN {of}.{column}"
         f" ELSE each.{prefix}{column} END AS {prefix}{column}"

@@ -60,7 +60,7 @@ class StoreSnapshot:
         summed = hourly.transaction_version(summed_up_to(USAGE.name)) if hourly else None
         if hourly is None or summed is None:
             return None
-        # Includes the commit that was summed last, to detect a repaired table.
+        # Includes the last commit that was summed: if its time differs, the table was repaired.
         count = usage.version() - summed + 1
         if count <= 0:
             return frozenset()

@@ -3,7 +3,8 @@
 This module defines the order of a day's queries; `charging_sql`, `parts_sql` and `pods_sql` contain
 the SQL. Only the rows of two days are in memory at a time.
 
-The relations in DuckDB, each with the function or SQL that makes it, and its use:
+The relations in DuckDB, each with the function or SQL that makes it, the meaning of one row, and
+the results that are made from it ("For"):
 
 - `usage_raw` (`_open_parts`): a row of the store, of an hour or a minute. For the next two.
 - `usage_rows` (`ROWS`): the same, with the columns that bills use. For hours and charges.
@@ -11,7 +12,7 @@ The relations in DuckDB, each with the function or SQL that makes it, and its us
 - `node_classes` (`_open_rows`): a node, and the node that represents it. For sums and devices.
 - `devices` (`DEVICES`): a GPU or instance, with one shape and model. For all below.
 - `gpu_models` (`GPU_MODELS`): an hour of a GPU whose rows have another model. For `usage_raw`.
-- `device_hours` (`hours_sql`): a device's hour: covered, present, complex? For charges and GPUs.
+- `device_hours` (`hours_sql`): a device's hour, and whether it is complex. For charges and GPUs.
 - `parties` (`_load_parties`): a party of rows, with its number and basis. For the next one.
 - `complex_charges` (`complex_sql`): a party's charge in a complex hour. For complex sums.
 
@@ -121,7 +122,7 @@ def days_of(
 def _in_order(
     pool: Executor, work: Callable[[T], R], items: Iterable[T], *, ahead: int
 ) -> Iterator[R]:
-    """Yield the results of `work` in order, while up to `ahead` further items are processed."""
+    """Yield the results of `work` in order; up to `ahead` further items are processed meanwhile."""
     begun: deque[Future[R]] = deque()
     for item in items:
         begun.append(pool.submit(work, item))
@@ -139,7 +140,7 @@ def rows_of(
     belongs: Callable[[UsageSum], bool],
     is_known_pod: Callable[[str, str, str], bool],
 ) -> Iterator[UsageRow]:
-    """Yield the rows of the sums for which `belongs` returns true, by hour, node and GPU."""
+    """Yield the rows behind the sums for which `belongs` is true, ordered by hour, node and GPU."""
     needs = ALL_NEEDED._replace(is_known_pod=is_known_pod)
     for day in _days_with_changes(window, changes):
         yield from _UsageDay(reader, day, needs).rows(belongs)
@@ -371,7 +372,7 @@ class _UsageDay:
             rows = sql.rows_of_hours("is_complex", same_device=same)
             query = parties_sql(rows, self._detail)
             self._load_parties(self._reader.query_as(PartyRow, query), basis_of)
-        # Subtract the amounts that the plain sums have for these hours.
+        # Subtract the amounts by which the sums of plain hours include these hours.
         for row in self._usage(sql.rows_of_hours("is_complex AND is_allocated", same_device=same)):
             own = PartyCharge(row.device, row.since_us, row.party, row.unresponsive - row.allocated)
             charges += [own, own._replace(units=-row.unresponsive, is_unresponsive=True)]
@@ -444,7 +445,7 @@ class _UsageDay:
         for stay, gpus_alike in self._reader.alike_stays:
             begin = max(stay.begin_us, self._window.begin_us)
             end = min(stay.end_us, self._window.end_us)
-            # The stay may be outside this day.
+            # A stay of the GPU may be outside this day.
             if begin >= end:
                 continue
             node, model = stay.node, stay.model
@@ -469,7 +470,7 @@ class _UsageDay:
         return physical_gpus
 
     def _models_of_rows(self) -> dict[tuple[str, str, str], str]:
-        """Return the models in the day's rows of physical GPUs without a model in the inventory."""
+        """Return the models, from the day's rows, of physical GPUs without one in the inventory."""
         unnamed = {
             (*s.node, s.physical_gpu) for s, _ in self._reader.alike_stays if s.model is None
         }
@@ -498,7 +499,7 @@ def _party_of(row: DevicePartyRow) -> PartyKey:
 
 
 def _named(party: PartyKey) -> tuple[str | None, ...]:
-    """Return the columns of `charging_sql.PARTY`: they contain names only without a UID."""
+    """Return the columns of `charging_sql.PARTY`; the names are null if the party has a UID."""
     if party.uid is not None:
         return (party.kind, party.uid, None, None, party.job)
     return (party.kind, None, party.namespace, party.pod, party.job)

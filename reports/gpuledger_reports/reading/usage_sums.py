@@ -43,7 +43,10 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 
 class DeviceClass(NamedTuple):
-    """A class of devices whose rows have the same values; `gpu` only if GPUs are distinguished."""
+    """A class of devices whose rows have the same values.
+
+    `gpu` is set only if GPUs are distinguished.
+    """
 
     cluster: str
     node: str
@@ -57,7 +60,7 @@ class DeviceClass(NamedTuple):
 class UsageSum(NamedTuple):
     """The sums of a party's rows on a class of devices; times in units.
 
-    The facts about the rows have been the same since `since_us`.
+    The facts that apply to these rows have been the same since `since_us`.
     """
 
     device: DeviceClass
@@ -74,7 +77,7 @@ class UsageSum(NamedTuple):
 
 
 class UsageRow(NamedTuple):
-    """A row of usage for explanations; times in nanoseconds of the device."""
+    """A row of usage, as used to explain a bill. Durations are in nanoseconds of device time."""
 
     hour_us: int
     node: str
@@ -125,16 +128,16 @@ class DaySums(NamedTuple):
 
     usage: list[UsageSum]
     charges: list[PartyCharge]
-    """Corrections of the amounts in `usage`, by which allocated time minus unresponsive time is
-    billed."""
+    """Corrections of the amounts in `usage`. Without them, allocated time minus unresponsive time
+    is billed."""
     idle: list[IdleCharge]
     physical_gpus: list[PhysicalGpuTime]
 
     def split(self, begins_us: Sequence[int]) -> Iterator[tuple[int, "DaySums"]]:
-        """Yield the sums of each of several consecutive periods, with the period's number from 0.
+        """Yield the number and the sums of each of several consecutive periods; numbers begin at 0.
 
-        `begins_us` are the starts of the periods; each lasts until the next one. Raises ValueError
-        if a row is before the first period.
+        `begins_us` are the starts of the periods; each lasts until the next one. Periods without
+        rows are left out. Raises ValueError if a row is before the first period.
         """
         parts: dict[int, DaySums] = defaultdict(lambda: DaySums([], [], [], []))
         for name in self._fields:
@@ -147,7 +150,8 @@ class DaySums(NamedTuple):
 
 
 Change = tuple[int, str, str | None]
-"""The time in microseconds, cluster and node of a change; without a node, all nodes changed."""
+"""A change: its time in microseconds, the cluster, and the node. `None` instead of a node means all
+nodes of the cluster."""
 
 
 class Needs(NamedTuple):
@@ -265,7 +269,8 @@ class UsageReader:
     def twin(self, *, of: int) -> "UsageReader":
         """Return another reader of the same store, for another thread.
 
-        Both readers then use 1/`of` of the cores, and of the memory if it is limited.
+        Each reader then uses the machine's cores divided by `of`. If the memory is limited, each
+        also uses the limit divided by `of`.
         """
         other = copy(self)
         other._duckdb = _connect(self._uri, self._options, None)  # noqa: SLF001  # of this very class
@@ -372,7 +377,7 @@ class UsageReader:
         return stays_of(rows, self.nodes, earliest_us=self._earliest_us(rows))
 
     def _earliest_us(self, inventory: Sequence[InventoryRow]) -> dict[Node, int]:
-        """Return the earliest plausible time of nodes whose inventory begins long before the store.
+        """Return the earliest plausible time of nodes whose inventory begins long before any usage.
 
         A node's clock may be wrong when it reports its inventory. With a date in 1970, its GPUs
         would cost money in months before they existed. The presence of the GPUs of such a node
@@ -515,7 +520,8 @@ class UsageReader:
 
     def load(self, table: str, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]) -> None:
         """Create a temporary table with rows; `columns` maps each column to its DuckDB type."""
-        # Passed as JSON: for each value of a list, DuckDB checks again whether numpy is installed.
+        # Rows are passed as JSON: for each value of a list, DuckDB checks again whether numpy is
+        # installed.
         shape = msgspec.json.encode([dict(columns)]).decode()
         named = [dict(zip(columns, row, strict=True)) for row in rows]
         self.query(

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 
 class NodeVersion(NamedTuple):
-    """The facts about a node since a time."""
+    """The facts about a node that hold from a given time on."""
 
     since_us: int
     deleted_us: int | None
@@ -22,7 +22,7 @@ class NodeVersion(NamedTuple):
 
 
 class NamespaceVersion(NamedTuple):
-    """The facts about a namespace since a time."""
+    """The facts about a namespace that hold from a given time on."""
 
     since_us: int
     deleted_us: int | None
@@ -34,12 +34,14 @@ V = TypeVar("V", NodeVersion, NamespaceVersion)
 
 
 def effective_versions(versions: Iterable[V]) -> list[V]:
-    """Return the versions that are in force at some time, each with the time since which it is.
+    """Return the versions that are in force at some time, each with the start of that time.
 
-    `versions` must be ordered by the time at which they came into force; of several with the same
-    time, the last one counts. A deletion keeps the earlier facts that it does not contain. If the
-    object was recreated, the new version is in force since the deletion. The hour of its creation
-    has only usage of the new object, although the deleted object existed when the hour began.
+    `versions` must be ordered by the time at which they came into force. If several have the same
+    time, the last one counts. A deletion keeps the earlier facts that it does not contain.
+
+    If the object was recreated, its new version is in force from the deletion on. The reason is the
+    hour in which the object was recreated: it contains usage of the new object only, although the
+    deleted object still existed when the hour began.
     """
     found: list[V] = []
     for version in {version.since_us: version for version in versions}.values():
@@ -50,7 +52,7 @@ def effective_versions(versions: Iterable[V]) -> list[V]:
             is_deletion = version.deleted_us is not None
             found.append(_with_words_of(before, version) if is_deletion else version)
         elif version.deleted_us is None:
-            # If nothing is known before a deletion, its version keeps the time before it.
+            # If the deletion is the first version, it stays in force for the time before it.
             if len(found) > 1:
                 found.pop()
             found.append(version._replace(since_us=before.since_us))
@@ -60,7 +62,7 @@ def effective_versions(versions: Iterable[V]) -> list[V]:
 def version_at(versions: Sequence[V], time_us: int) -> V:
     """Return the version in force at a time; before the first version, the first one.
 
-    A record may be later than the first usage, although the object already existed.
+    The object may have existed, and may have been used, before its first record.
     """
     at = bisect_right(versions, time_us, key=lambda version: version.since_us)
     return versions[max(0, at - 1)]

@@ -76,7 +76,7 @@ class RemoteCluster:
         self._publish_uids()
 
     async def patch_pod_status(self, namespace: str, name: str, status: Json) -> None:
-        """Write a pod's status like the pod's kubelet."""
+        """Write the status that a pod's kubelet would write."""
         path = f"/api/v1/namespaces/{namespace}/pods/{name}/status"
         # A strategic merge patch merges container states by name; a JSON merge patch would replace
         # the list.

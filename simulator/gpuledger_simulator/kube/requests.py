@@ -43,9 +43,10 @@ _FIELDS: Final[dict[str, Callable[[Json], str]]] = {
 
 
 def parse_selectors(*, fields: str, labels: str, namespace: str = "") -> Selector:
-    """Return one predicate for both selectors and the namespace; raise `ApiError` 400 if invalid.
+    """Return one predicate for both selectors and the namespace.
 
-    A `fieldSelector` supports equality, a `labelSelector` equality and presence.
+    A `fieldSelector` supports equality, a `labelSelector` equality and presence. Raise `ApiError`
+    400 if a selector is invalid.
     """
     tests = [_field_test(term) for term in fields.split(",") if term]
     tests += [_label_test(term) for term in labels.split(",") if term]
@@ -242,7 +243,10 @@ class ApiWatch:
         self._version = int(wanted)
 
     async def lines(self) -> AsyncIterator[bytes]:
-        """Yield the lines of the response until the timeout, or until its version is compacted."""
+        """Yield the lines of the response until the timeout.
+
+        If changes after the watch's version were discarded, the last line is an error.
+        """
         try:
             for line in self._initial():
                 yield line
@@ -252,7 +256,7 @@ class ApiWatch:
             yield _line("ERROR", error.status)
 
     def _initial(self) -> Iterator[bytes]:
-        """Yield every object as ADDED, unless the watch starts at a version of its own.
+        """Yield every object as ADDED, unless the request names a version from which to watch.
 
         With `sendInitialEvents`, yield every object in any case, then a bookmark that marks the
         end.
@@ -282,8 +286,8 @@ class ApiWatch:
                 if line := self._event(change):
                     yield line
             if self._bookmarks and loop.time() >= bookmark_at:
-                # The server's version, not the version of the last change: bookmarks also keep
-                # watches recent whose objects do not change.
+                # A bookmark has the server's version, not the version of the last change. Watches
+                # therefore stay recent even if their objects do not change.
                 self._version = max(self._version, self._collection.versions.current)
                 yield self._bookmark()
                 bookmark_at = loop.time() + self._bookmark_seconds
@@ -304,7 +308,7 @@ class ApiWatch:
         return None
 
     def _bookmark(self, annotations: dict[str, str] | None = None) -> bytes:
-        # With nulls and empty fields, which is how real servers encode Go's zero values.
+        # Real servers encode Go's zero values in this way, as nulls and empty fields.
         metadata: Json = {"resourceVersion": str(self._version), "creationTimestamp": None}
         if annotations:
             metadata["annotations"] = annotations

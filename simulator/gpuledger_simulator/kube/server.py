@@ -79,7 +79,7 @@ class KubeApi:
         self.collections["pods"].create(item)
 
     async def patch_pod_status(self, namespace: str, name: str, status: Json) -> None:
-        """Write a pod's status like the pod's kubelet."""
+        """Write the status that a pod's kubelet would write."""
         patch_status(self.collections["pods"], (namespace, name), {"status": status})
 
     async def delete_pod(self, namespace: str, name: str, *, grace_seconds: int) -> None:
@@ -208,7 +208,7 @@ class Cluster(Protocol):
         """Create a pod; `pod_key` is its namespace and name."""
 
     async def patch_pod_status(self, namespace: str, name: str, status: Json) -> None:
-        """Write a pod's status like the pod's kubelet."""
+        """Write the status that a pod's kubelet would write."""
 
     async def delete_pod(self, namespace: str, name: str, *, grace_seconds: int) -> None:
         """Delete a pod, or mark it as terminating if the grace period is not zero."""

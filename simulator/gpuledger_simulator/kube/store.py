@@ -120,7 +120,10 @@ class Versions:
         return self.current
 
     def ticket(self) -> asyncio.Event:
-        """Return an event that the next write sets; take it before reading to miss no write."""
+        """Return an event that the next write sets.
+
+        Take it before reading, so that no write after the read is missed.
+        """
         return self._news
 
     @staticmethod

@@ -47,8 +47,8 @@ class SimulatedNvml:
         self.events = Events(session)
         processes = Processes(session, mig)
         if not driver.has_plain_lists:
-            # nvidia-ml-py misreads such a driver; callers need the functions below nvidia-ml-py,
-            # so these exist too.
+            # nvidia-ml-py misreads such a driver. Callers then call the driver directly, so its
+            # functions below nvidia-ml-py exist too.
             self._nvmlGetFunctionPointer = processes.find_function
         self._functions = _functions_of(
             [
@@ -60,8 +60,8 @@ class SimulatedNvml:
         )  # fmt: skip
 
     def __getattr__(self, name: str) -> NvmlFunction:
-        # Uses the dictionary, because `self._functions` would recurse endlessly if it is not set
-        # yet, as in an unpickled object.
+        # `self._functions` would recurse endlessly if it is not set yet, as in an unpickled object,
+        # so the dictionary is used.
         function = self.__dict__.get("_functions", {}).get(name)
         if function is None:
             raise AttributeError(f"the simulated library has no {name}")

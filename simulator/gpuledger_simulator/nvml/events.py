@@ -130,8 +130,8 @@ class Events(Subject):
             incident = self._session.incidents[events.reported]
             if incident.time_ns > now_ns:
                 return None
-            # Also counts incidents that are not reported, because later registrations do not report
-            # earlier events.
+            # Also counts incidents that are not reported, because a later registration must not
+            # report them.
             events.reported += 1
             gpu = incident.spec.gpu
             if (
@@ -168,7 +168,7 @@ class SystemEventCalls(Subject):
     """The functions for events of the driver itself, such as unbind."""
 
     def __init__(self, session: Session, happened: Sequence[tuple[int, int]] = ()) -> None:
-        """`happened` has the time of each event, in ns since the scenario's start, and its type."""
+        """Report `happened`: the time, in ns since the scenario's start, and type of each event."""
         super().__init__(session)
         self._system_events = happened
 
@@ -197,7 +197,10 @@ class SystemEventCalls(Subject):
         eventData: Any,  # noqa: ANN401  # an array of ctypes
         eventDataSize: int,
     ) -> list[dict[str, int]]:
-        """Return the events since the previous wait; nothing after `timeoutMs` of real time."""
+        """Return the events since the previous wait.
+
+        Returns an empty list if there are none within `timeoutMs` of real time.
+        """
         self._check_request(version, pynvml.nvmlSystemEventSetWaitRequest_v1)
         end = time.monotonic() + timeoutMs / _MS_PER_SECOND
         while True:

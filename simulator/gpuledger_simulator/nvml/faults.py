@@ -1,6 +1,6 @@
 """An NVML library with the faults of the scenario: a wrapper around the library without faults.
 
-Each function is called through the wrapper, so the subjects do not have to handle faults.
+Each function is called through the wrapper, so the functions themselves need not handle faults.
 """
 
 import ctypes
@@ -75,7 +75,7 @@ class FaultyNvml(SimulatedNvml):
         return guarded
 
     def _find_function(self, find: NvmlFunction, name: str) -> NvmlFunction:
-        """Return the driver's function below nvidia-ml-py, wrapped with the node's faults."""
+        """Return the driver's function that nvidia-ml-py calls, wrapped with the node's faults."""
         function = find(name)
 
         def guarded(handle: Handle, *arguments: Any) -> int:  # noqa: ANN401  # arguments of the library
@@ -88,7 +88,10 @@ class FaultyNvml(SimulatedNvml):
         return guarded
 
     def begin(self, call: str) -> None:
-        """Apply faults before the library is opened or closed; raise the same error as NVML."""
+        """Apply faults before the library is opened or closed.
+
+        Raise the error that NVML would raise with these faults.
+        """
         now_ns = self.session.since_epoch_ns()
         if call == "nvmlShutdown":
             # The driver is unbound when its last user closes the library; this shutdown may be the
@@ -116,9 +119,12 @@ class FaultyNvml(SimulatedNvml):
         self._opened_ns = now_ns
 
     def meet(self, call: str, gpu: int | None) -> None:
-        """Apply faults before other functions: block, or raise the same error as NVML."""
+        """Apply faults before any other function of the library.
+
+        Block, or raise the error that NVML would raise with these faults.
+        """
         now_ns = self.session.since_epoch_ns()
-        # Faults of the driver are first, because no device responds without a driver.
+        # Faults of the driver come first, because no device responds without a driver.
         for fault in self._faults:
             kind, is_there = fault.spec.kind, fault.is_there(now_ns)
             if kind == "version_mismatch" and is_there:
@@ -131,7 +137,7 @@ class FaultyNvml(SimulatedNvml):
                 self._meet_device(number, fault, call, now_ns)
 
     def distort(self, call: str, gpu: int | None, answer: Any) -> Any:  # noqa: ANN401  # results of the library
-        """Return the function's result, or garbage or the frozen result if a fault applies."""
+        """Return the function's result; if a fault applies, return garbage or the frozen result."""
         now_ns = self.session.since_epoch_ns()
         for number, fault in enumerate(self._faults):
             if fault.spec.kind == "frozen" and fault.is_there(now_ns) and fault.is_of(gpu, call):

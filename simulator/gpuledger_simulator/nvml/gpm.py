@@ -61,7 +61,7 @@ class _Taken(NamedTuple):
 
     gpu: SimulatedGpu
     weigh: Callable[[PlannedProcess], float]
-    """Weight of a process's busy time within the sampled part of the GPU."""
+    """Returns the weight of a process's busy time within the sampled part of the GPU."""
     time_ns: int
 
 
@@ -83,7 +83,8 @@ class Profiling(Subject):
     def nvmlGpmSampleAlloc(self) -> Any:  # noqa: ANN401  # a ctypes pointer
         """Return a buffer for one sample."""
         self._session.check_open()
-        # Stored, because otherwise Python would use the address again for another buffer.
+        # The buffer is stored, because otherwise Python would use its address again for another
+        # buffer.
         buffer = (c_char * _BUFFER_BYTES)()
         address = addressof(buffer)
         self._buffers[address] = (buffer, None)
@@ -181,5 +182,5 @@ def _metric(number: int, older: _Taken, newer: _Taken) -> float | None:
         # All links have the same traffic.
         moved = newer.gpu.mixed_ns("nvlink_bytes_per_second", older.time_ns, newer.time_ns)
         return moved / span_ns / _MIB / links
-    # Engines that scenarios cannot use exist and are idle.
+    # These engines exist, but no scenario can use them, so they are idle.
     return 0.0 if number in _NEVER else None

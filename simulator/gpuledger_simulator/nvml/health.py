@@ -66,10 +66,11 @@ class Health(Subject):
         return int(pynvml.NVML_SUCCESS)
 
     def nvmlDeviceGetRemappedRows(self, device: Handle) -> tuple[int, int, int, int]:
-        """Return rows remapped for corrected errors and for uncorrected errors, pending, failed.
+        """Return the number of remapped rows, and whether remapping is pending or has failed.
 
-        Pending and failed are 1 if a row is waiting for a reset or could not be remapped. Raise
-        NotSupported for generations that retire pages.
+        The four numbers are: rows remapped because of corrected errors, rows remapped because of
+        uncorrected errors, 1 if a row is waiting for a reset, and 1 if a row could not be remapped.
+        Raise NotSupported for generations that retire pages.
         """
         gpu = self._newer(device)
         now_ns, ailments = self._session.since_epoch_ns(), gpu.facts.ailments
@@ -319,7 +320,10 @@ def _symbol_error_ratio(gpu: SimulatedGpu, link: int, loaded_ns: int, now_ns: in
 
 
 def _blocks_with(errors: int) -> _TakenOfLink:
-    """Return the function for the number of blocks with `errors` errors; a block has at most 1."""
+    """Return a function that counts a link's blocks that have `errors` errors.
+
+    A simulated block never has more than one error.
+    """
 
     def take(gpu: SimulatedGpu, link: int, loaded_ns: int, now_ns: int) -> int:
         count = gpu.facts.ailments.count
@@ -353,7 +357,10 @@ _LINK_FIELDS: Final[dict[int, tuple[int, frozenset[int], _TakenOfLink]]] = {
 
 
 def _of_old_links(name: str | None = None) -> _Taken:
-    """Return the function for a counter of all links; newer generations count single links."""
+    """Return the function of a field that counts all NVLinks of a GPU together.
+
+    NVLink generations after the third count each link separately and lack these fields.
+    """
 
     def take(gpu: SimulatedGpu, loaded_ns: int, now_ns: int) -> int | None:
         if not gpu.facts.model.nvlinks or gpu.facts.architecture.nvlink_generation > _LAST_SUMMED:
@@ -432,7 +439,7 @@ _FIELDS: Final[dict[int, tuple[int, _Taken]]] = {
         _UINT,
         lambda gpu, _, now_ns: _RECOVERIES.index(gpu.facts.ailments.recovery(now_ns)),
     ),
-    # Like field 75, with separate values for software and hardware slowdown.
+    # Fields 269 and 270 divide field 75 into software and hardware slowdown.
     269: (_ULONG_LONG, _throttled("software_thermal")),
     270: (_ULONG_LONG, _throttled("hardware_thermal")),
     271: (_ULONG_LONG, _throttled("power_brake")),

@@ -230,9 +230,10 @@ class Processes(Subject):
         return self._running(handle, "mps")
 
     def find_function(self, name: str) -> Callable[..., int]:
-        """Return the driver's function below an nvidia-ml-py function.
+        """Return the driver's function that an nvidia-ml-py function calls.
 
-        The function returns an NVML error code. Raise FunctionNotFound for an unknown name.
+        The driver's function returns an NVML error code. Raise FunctionNotFound for an unknown
+        name.
         """
         kind = _LISTS.get(name)
         if kind is None:
@@ -256,7 +257,7 @@ class Processes(Subject):
         return fill
 
     def _running(self, handle: Handle, kind: str) -> list[Any]:
-        """Return a list as nvidia-ml-py reads it: nvidia-ml-py expects rows of 24 bytes."""
+        """Return a process list as nvidia-ml-py reads it, which expects rows of 24 bytes."""
         written = self._write(handle, kind)
         if self._session.driver.process_size_answer == "success":
             return []

@@ -1,7 +1,7 @@
-"""Current readings, readings of the driver's windows, and process accounts.
+"""Current readings, readings of the driver's windows, and NVML's accounts of processes.
 
-Gauges and counters come directly from the device. Utilization comes as whole percentages of the
-windows of `gpuledger_simulator.sampling_windows`, as from a real driver.
+Gauges and counters come directly from the device. As by a real driver, utilization is reported in
+whole percent, for the windows of `gpuledger_simulator.sampling_windows`.
 """
 
 from functools import reduce
@@ -85,7 +85,7 @@ class Readings(Subject):
         return int(gpu.joules(loaded_ns, now_ns) * 1000)
 
     def nvmlDeviceGetTemperature(self, handle: Handle, sensor: int) -> int:
-        """Return the GPU temperature in degrees Celsius, by the load of the last 20 s."""
+        """Return the GPU temperature in °C, which depends on the load of the last 20 s."""
         if sensor != pynvml.NVML_TEMPERATURE_GPU:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         now_ns = self._session.since_epoch_ns()
@@ -197,7 +197,11 @@ class Utilization(Subject):
         return pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, samples
 
     def nvmlDeviceGetProcessUtilization(self, handle: Handle, timeStamp: int) -> list[Any]:
-        """Return the buffered process samples after `timeStamp`; raise NotFound if none exist."""
+        """Return the buffered process samples after `timeStamp`, a time in microseconds.
+
+        Raise NotFound if there are no samples, or an "error" with value 0 if the driver model
+        returns an empty list.
+        """
         found = []
         windows, now_ns = self._session.windows_of(handle), self._session.since_epoch_ns()
         for sample in windows.list_process_samples(timeStamp, now_ns=now_ns):

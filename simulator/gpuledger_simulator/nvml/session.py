@@ -1,6 +1,6 @@
 """An open library: its users, handles and clock, and the constant properties of its GPUs.
 
-The other modules report the state of devices; each has at least one `Subject`.
+The other modules report the state of devices; each contains at least one subclass of `Subject`.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +37,10 @@ class MigHandle(Handle):
 
 
 class Session:
-    """The state that all functions of the library share; each raises the same error as NVML."""
+    """The state that all functions of the library share.
+
+    The methods raise the same errors as NVML.
+    """
 
     def __init__(
         self, gpus: Sequence[SimulatedGpu], *, clock: Clock, epoch_ns: int, uptime_ns: int,
@@ -69,7 +72,7 @@ class Session:
         self.users += 1
 
     def nvmlShutdown(self) -> None:
-        """Close the library; the last of several calls invalidates all handles."""
+        """Close the library for one of its users; the last close invalidates all handles."""
         self.check_open()
         self.users -= 1
         # Handles contain the number of their session, so handles of earlier sessions are rejected.
@@ -77,7 +80,10 @@ class Session:
             self.number += 1
 
     def gpu(self, handle: Handle) -> SimulatedGpu:
-        """Return the GPU of a handle; raise NotSupported for an instance, like most functions."""
+        """Return the GPU of a handle.
+
+        Like most NVML functions, raise NotSupported for the handle of an instance.
+        """
         if isinstance(handle, MigHandle):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return self.whole_gpu(handle)
@@ -102,7 +108,7 @@ class Session:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
 
     def stamp_us(self, since_epoch_ns: int) -> int:
-        """Return the driver's timestamp of an instant by the node's wall clock, in microseconds."""
+        """Return the driver's timestamp of an instant, in microseconds on the node's wall clock."""
         return self.shown_ns(self.epoch_ns + since_epoch_ns) // 1000
 
     def _stamp_since_boot_us(self, since_epoch_ns: int) -> int:
@@ -216,7 +222,7 @@ class Board(Subject):
         return int(pynvml.NVML_SUCCESS)
 
     def _confidential_mode(self) -> str:
-        """Return the node's mode: the mode of the first GPU that is not `off`, otherwise `off`.
+        """Return the mode of the node's first GPU whose mode is not `off`; `off` if there is none.
 
         Raise NotSupported if no GPU of the node supports confidential computing.
         """

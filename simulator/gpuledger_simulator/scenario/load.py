@@ -158,7 +158,7 @@ def _check_names(scenario: Scenario) -> None:
 
 
 def _check_drivers(scenario: Scenario) -> None:
-    """Raise `UserError` if a driver's row length does not exist in its version."""
+    """Raise `UserError` if drivers of the given version do not write rows of this length."""
     for number, node in enumerate(scenario.nodes):
         version = _PROTECTED_VERSION.fullmatch(node.driver.version)
         is_protected = version is not None and int(version[1]) in _PROTECTED_MINORS
@@ -275,9 +275,10 @@ def _check_visits(process: PlannedProcess) -> None:
 
 
 def _check_instance(process: PlannedProcess, gpu: str, cuts: list[Cut]) -> None:
-    """Raise `UserError` if a process does not keep one instance or unpartitioned GPU for its life.
+    """Raise `UserError` if the MIG instance of a process is invalid.
 
-    The instance must also have enough memory.
+    The instance must exist from the process's start to its end, and have enough memory. A process
+    on an unpartitioned GPU must have no instance.
     """
     place, cut = process.spec.instance, cut_at(cuts, process.start_ns)
     size = len(cut.instances) if cut else 0

@@ -1,8 +1,9 @@
 """The active alerts: when each began and ends, and which Alertmanagers accepted or rejected it.
 
-Follows Alertmanager's rules for clients: a firing alert is sent repeatedly, each time with an end
-in the near future, and a resolved alert is sent for five more minutes. Pure; times are passed in.
-Times sent to Alertmanager are wall-clock times; durations are measured by the monotonic clock.
+The alerts follow Alertmanager's rules for clients: a firing alert is sent repeatedly, each time
+with an end in the near future, and a resolved alert is sent for five more minutes. Times sent to
+Alertmanager are wall-clock times; durations are measured by the monotonic clock. Pure; times are
+passed in.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,11 +16,13 @@ from gpuledger.keys import key_in
 from gpuledger_sinks.alerts.slots import AlertSlots, Labels
 
 _ENDS_AFTER_RESENDS: Final = 4
-"""As in Prometheus: two sends may be lost before Alertmanager ends a firing alert."""
+"""Number of resend intervals after which a firing alert ends. As in Prometheus, two sends may be
+lost before Alertmanager ends the alert."""
 _SEND_END_NS: Final = 300 * NS_PER_SECOND
 """How long an alert is still sent after it has ended."""
 _REJECTED_NS: Final = NS_PER_HOUR
-"""How long each attempt restarts the hold of an alert that was rejected and never accepted."""
+"""Time for which an alert's hold may restart if Alertmanagers rejected the alert and none accepted
+it."""
 
 MAX_CHARACTERS: Final = 2_000
 """Maximum length of each label and annotation; a record may have a million characters."""
@@ -43,14 +46,15 @@ class Now(NamedTuple):
 
 @dataclass(slots=True)
 class Changes:
-    """Which changes of one alert have been answered or are being sent; changes count from 1."""
+    """The answered and the awaited changes of one alert; changes are numbered from 1."""
 
     answered: int = 0
     """The last change that an Alertmanager accepted or rejected, or that is never sent."""
     awaited: int = 0
-    """The last change for which polled records wait until it is answered."""
+    """The last change whose answer polled records wait for."""
     max_together: dict[str, int] = field(default_factory=dict)
-    """For each Alertmanager that rejected the alert: the maximum size of its batch."""
+    """The maximum size of a batch with this alert, for each Alertmanager that rejected the
+    alert."""
 
     def record_answer(self, change: int) -> None:
         """Record the answer to a change, even if a later change was answered first."""
@@ -96,10 +100,10 @@ class ActiveAlert:
         return self.changes.answered >= self.change
 
     def hold_until_taken(self, now: Now) -> None:
-        """Restart the hold of an alert with an end, unless an Alertmanager has accepted it.
+        """Restart the hold of an alert with an end, unless an Alertmanager has accepted the alert.
 
-        Otherwise the end could pass before the alert is accepted. The hold of an alert that was
-        rejected and never accepted no longer restarts after `_REJECTED_NS`.
+        Otherwise the end could pass before an Alertmanager accepts the alert. If Alertmanagers only
+        rejected it, the hold no longer restarts after `_REJECTED_NS`.
         """
         # Alertmanager accepts an alert whose first post is past its end, but does not notify.
         is_given_up = self.rejected_ns and now.monotonic_ns - self.seen_ns >= _REJECTED_NS
@@ -110,7 +114,7 @@ class ActiveAlert:
     def answered_ns(self, receiver: str) -> int | None:
         """Return when an Alertmanager last accepted or rejected the alert in its current form.
 
-        The time is by the monotonic clock; `None` without an answer.
+        The time is by the monotonic clock. Returns `None` if the Alertmanager has done neither.
         """
         taken_ns, rejected_ns = self.taken_ns.get(receiver), self.rejected_ns.get(receiver)
         if taken_ns is None or rejected_ns is None:
@@ -120,8 +124,9 @@ class ActiveAlert:
     def is_over(self, *, now: Now) -> bool:
         """Return whether the alert can be dropped.
 
-        True if it ended five minutes ago, or if it fires and no tick has confirmed its state for
-        `unresponsive_ns`; false while polled records wait for its answer.
+        An alert is never dropped while polled records wait for its answer. Otherwise it can be
+        dropped five minutes after its end. If it still fires, it can be dropped once no tick has
+        confirmed its state for `unresponsive_ns`.
         """
         # Polled records are acknowledged only after the answer.
         if self.changes.awaited > self.changes.answered:
@@ -156,7 +161,7 @@ class ActiveAlerts:
     """All alerts of one partition, by their labels."""
 
     def __init__(self, *, slots: AlertSlots | None = None) -> None:
-        """Take the slots that are shared with other partitions."""
+        """Use slots that are shared with other partitions; by default, use separate ones."""
         self._active: dict[Labels, ActiveAlert] = {}
         self._slots = slots or AlertSlots()
 
@@ -178,7 +183,8 @@ class ActiveAlerts:
             self._active[key] = replace(
                 alert,
                 ends_ns=max(alert.starts_ns, min(at_ns, now.time_ns)),
-                # Sent for some minutes from now, however long ago it ended by the node's clock.
+                # The alert is sent for some minutes from now, however long ago it ended by the
+                # node's clock.
                 over_ns=now.monotonic_ns,
                 hold_ns=0,
                 changed_ns=now.monotonic_ns,
@@ -224,7 +230,7 @@ class ActiveAlerts:
         """Activate an alert that began at `at_ns` and has no end yet.
 
         It fires until `end_state` is called, or until no tick has confirmed it for
-        `unresponsive_ns`. If too many alerts are active, an older one is dropped, as by `hold`.
+        `unresponsive_ns`. If too many alerts are active, an older one is dropped as in `hold`.
         """
         alert, known, _ = self._begin(labels, annotations, at_ns=at_ns, now=now)
         alert.hold_ns, alert.unresponsive_ns = hold_ns, unresponsive_ns
@@ -310,7 +316,7 @@ class ActiveAlerts:
         return alert
 
     def leave_out(self, node: str) -> None:
-        """Count an alert of this node that was not activated, because there are too many."""
+        """Count an alert of this node that was not activated because too many are active."""
         self._slots.leave_out(node)
 
     def drop_all(self) -> None:
@@ -319,7 +325,10 @@ class ActiveAlerts:
             self.drop(key)
 
     def not_awaited(self) -> list[ActiveAlert]:
-        """Return the alerts whose newest change is neither answered nor being sent."""
+        """Return the alerts whose newest change has no answer yet.
+
+        Alerts are left out if polled records already wait for that answer.
+        """
         return [
             alert
             for alert in self
@@ -327,11 +336,7 @@ class ActiveAlerts:
         ]
 
     def forget(self, *, now: Now) -> list[ActiveAlert]:
-        """Drop and return the alerts that are over.
-
-        They ended five minutes ago, or fire but no tick has confirmed them for too long. Alerts for
-        whose answer records wait are kept.
-        """
+        """Drop the alerts for which `is_over` returns true, and return them."""
         over = [alert for alert in self if alert.is_over(now=now)]
         for alert in over:
             self.drop(alert.labels)
@@ -373,6 +378,6 @@ def record_rejected(alert: ActiveAlert, receiver: str, *, now: Now) -> bool:
 
 
 def record_partly_rejected(alerts: Sequence[ActiveAlert], receiver: str) -> None:
-    """Record that the Alertmanager rejects a batch: halve the next batches with its alerts."""
+    """Record that the Alertmanager rejects a batch: halve the next batches with these alerts."""
     for alert in alerts:
         alert.changes.max_together[receiver] = (len(alerts) + 1) // 2

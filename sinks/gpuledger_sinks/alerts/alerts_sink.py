@@ -1,4 +1,4 @@
-"""The alerts sink's shell: events and incidents in, alerts out to every Alertmanager.
+"""The alerts sink: reads events and incidents, and sends alerts to every Alertmanager.
 
 `incident_alerts` decides which incidents are one alert, `receivers` sends alerts, and
 `unacknowledged` decides when records are acknowledged. The consume loop (`gpuledger_sinks.loop`)
@@ -154,7 +154,7 @@ class AlertsSink(Sink):
         return frozenset()
 
     async def _restore_states(self, partition: TopicPartition, context: SinkContext) -> None:
-        """Restore states from the incidents that the topic has before the committed offset."""
+        """Restore states from the incidents before the committed offset in the topic."""
         next_offset = await context.consumer.committed(partition)
         span = (await self._history.spans(partition.topic)).get(partition)
         if not next_offset or span is None:
@@ -176,10 +176,10 @@ class AlertsSink(Sink):
     async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
         """Make alerts from polled records, and start sending the alerts that are due.
 
-        Waits up to half a second for the answers that acknowledge these records. Without all
-        answers, it still returns if an Alertmanager is available and fewer than
-        `_MAX_UNACKNOWLEDGED` alerts wait, so that a slow Alertmanager does not delay polls.
-        Otherwise it waits for answers.
+        Waits up to half a second for the answers that acknowledge these records. It then returns
+        even without all answers, so that a slow Alertmanager does not delay polls. It waits longer
+        only while no Alertmanager is available, or while `_MAX_UNACKNOWLEDGED` alerts or more wait
+        for an answer.
         """
         unacknowledged_before = self._unacknowledged.count()
         for batch in batches:
@@ -247,7 +247,7 @@ class AlertsSink(Sink):
         )
 
     def _part_of(self, partition: TopicPartition) -> PartitionAlerts:
-        """Return the alerts of a partition number, which events and incidents share."""
+        """Return the alerts of a partition, which events and incidents with its number share."""
         if (part := self._parts.get(partition.partition)) is None:
             part = self._parts[partition.partition] = PartitionAlerts(
                 slots=self._slots,

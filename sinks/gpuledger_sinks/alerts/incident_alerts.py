@@ -103,7 +103,7 @@ class IncidentAlerts:
         words: IncidentWords | None = None,
         state_unresponsive_ns: int = STATE_UNRESPONSIVE_NS,
     ) -> None:
-        """Take the active alerts, and the time in nanoseconds that a state lasts without ticks."""
+        """Use these active alerts; without ticks, a state lasts `state_unresponsive_ns`."""
         self._alerts, self._words = alerts, words or IncidentWords()
         self._state_unresponsive_ns = state_unresponsive_ns
         self._standing: dict[_Gpu, dict[_Subject, _Standing]] = {}
@@ -131,8 +131,8 @@ class IncidentAlerts:
     def restore(self, attributed: AttributedIncident, *, now: Now) -> bool:
         """Restore an incident that was reported before; return whether it begins or ends a state.
 
-        The restored state is sent once a tick shows that it continues, or if no tick of its GPU
-        comes for two minutes.
+        The restored state is sent once a tick shows that it continues. It is also sent if no tick
+        of its GPU comes for two minutes.
         """
         incident = attributed.incident
         self._end_reported(incident, now=now)
@@ -177,7 +177,7 @@ class IncidentAlerts:
                     self._drop(gpu, subject)
 
     def _is_another(self, standing: _Standing, attributed: AttributedIncident, *, now: Now) -> bool:
-        """Return whether an incident needs a new alert, although its subject has one.
+        """Return whether an incident needs a new alert, although its GPU or pod already has one.
 
         True for an event if the previous alert is over or belongs to another known pod. XIDs and
         states always continue their alert.
@@ -198,9 +198,10 @@ class IncidentAlerts:
         return standing
 
     def _put(self, gpu: _Gpu, subject: _Subject, standing: _Standing) -> None:
-        """Make this the alert of a subject; a previous alert with states stays active as well.
+        """Make `standing` the alert of a subject, which is a GPU or one of its pods.
 
-        A burst is over after minutes, but a state that began with it may last for days.
+        A previous alert of the subject stays active if it has states. A burst is over after
+        minutes, but a state that began with it may last for days.
         """
         subjects = self._standing.setdefault(gpu, {})
         before = subjects.pop(subject, None)
@@ -272,7 +273,7 @@ class IncidentAlerts:
         return words
 
     def _end_reported(self, incident: Incident, *, now: Now) -> None:
-        """End the states of the incident's GPU whose end the incident reports."""
+        """End the states on an incident's GPU whose end this incident reports."""
         if not (ended := ended_by(incident)):
             return
         gpu = _gpu_of(incident)

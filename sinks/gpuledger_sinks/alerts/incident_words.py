@@ -14,7 +14,7 @@ _MAX_PODS_NAMED: Final = 3
 
 
 def known_pod(attributed: AttributedIncident) -> PodDescription | None:
-    """Return the first known pod on the GPU, whose owner the alert must reach; or `None`."""
+    """Return the first known pod on the GPU, or `None`; the alert must reach the pod's owner."""
     return next((pod for pod in attributed.pods if pod.state is PodState.KNOWN), None)
 
 
@@ -26,7 +26,7 @@ class IncidentWords:
     """Makes the labels and annotations of incidents' alerts."""
 
     def __init__(self, settings: AlertsSettings | None = None) -> None:
-        """Take the labels of pods and namespaces to copy to alerts."""
+        """Use the settings that select which labels of pods and namespaces are copied to alerts."""
         chosen = settings or AlertsSettings()
         self._pod_labels, self._namespace_labels = chosen.pod_labels, chosen.namespace_labels
         self._namespaces: OrderedDict[tuple[str, str], dict[str, str]] = OrderedDict()
@@ -68,7 +68,10 @@ def _choose(prefix: str, names: list[str], labels: Mapping[str, str] | None) -> 
 
 
 def _container_of(attributed: AttributedIncident, pod: PodDescription | None) -> str:
-    """Return the pod's container to which the kubelet gave the GPU; empty unless exactly one."""
+    """Return the name of the pod's container to which the kubelet allocated the GPU.
+
+    Empty if the kubelet allocated it to no container of the pod, or to several.
+    """
     allocations = attributed.incident.allocations or ()
     names = {
         allocation.container

@@ -23,7 +23,7 @@ class PartitionAlerts:
         words: IncidentWords | None = None,
         state_unresponsive_ns: int = STATE_UNRESPONSIVE_NS,
     ) -> None:
-        """Take the slots for alerts that all partitions share.
+        """Use the slots for alerts that all partitions share.
 
         A state's alert stays active for `state_unresponsive_ns` while no tick names its GPU.
         """
@@ -34,7 +34,7 @@ class PartitionAlerts:
         )
 
     def observe(self, event: GpuEvent, *, now: Now) -> TickOrder:
-        """Update the alerts from a tick if it is its node's newest; return the tick's order."""
+        """Update the alerts from a tick that is its node's newest; return the tick's order."""
         order = self._timelines.observe(event, received_ns=now.monotonic_ns).order
         if order is TickOrder.CURRENT:
             self._incidents.observe(event, now=now)
@@ -51,9 +51,9 @@ class PartitionAlerts:
     def add_incident(self, attributed: AttributedIncident, *, hold_ns: int, now: Now) -> None:
         """Activate the incident's alert for `hold_ns` from now, or until the end of its state.
 
-        The hold does not start at the incident's time. Alertmanager sends no notification of an
-        alert that is over when it is first sent. An incident from a clock that was ahead would be
-        active for too long.
+        The hold does not start at the incident's time, for two reasons. Alertmanager sends no
+        notification of an alert that is over when it is first sent. If the node's clock was ahead,
+        the alert would be active for too long.
         """
         self._incidents.add(attributed, hold_ns=hold_ns, now=now)
 

@@ -16,7 +16,7 @@ class AlertPosting:
     """Encodes alerts for Alertmanager."""
 
     def __init__(self, settings: AlertsSettings, *, resend_ns: int) -> None:
-        """Take the settings, and the interval in nanoseconds between posts of a firing alert."""
+        """Use the settings; a firing alert is posted every `resend_ns` nanoseconds."""
         self._external_labels = settings.external_labels
         self._runbook_url, self._generator_url = settings.runbook_url, settings.generator_url
         self._resend_ns = resend_ns

@@ -2,8 +2,8 @@
 
 `AlertmanagerClient` posts to one Alertmanager and interprets its rejections. If single alerts are
 invalid, Alertmanager accepts the others and answers 400. If it cannot read the request, it accepts
-no alert and answers 400 or 422. These answers are JSON. Any other error is not about the alerts: it
-comes from a wrong address, a wrong password or a proxy.
+no alert and answers 400 or 422. These answers are JSON. Any other error has a cause outside the
+alerts, such as a wrong address, a wrong password or a proxy.
 
 `Receivers` sends alerts and reports the results in checks. `active_alerts` defines alerts, and
 `send_order` selects those to send next.
@@ -61,7 +61,7 @@ class AlertmanagerClient:
     def __init__(
         self, *, http: HttpClient, url: str, credentials: ReceiverCredentials | None = None
     ) -> None:
-        """Take the Alertmanager's URL; without `credentials`, use no login and no proxy."""
+        """Post to the Alertmanager at `url`; without `credentials`, use no login and no proxy."""
         self.url, self._http = url, http
         self._credentials = credentials or ReceiverCredentials(
             ReceiverSettings(), section="alerts", check=Check()
@@ -107,10 +107,10 @@ AllActive = Callable[[], Iterable[ActiveAlerts]]
 
 
 class RejectedAlerts:
-    """Shows in a check for ten minutes that an alert was rejected."""
+    """Fails a check for ten minutes after an alert was rejected."""
 
     def __init__(self, check: Check, *, receiver: str) -> None:
-        """Take the check, and the text that the check shows while it passes."""
+        """Report rejections in `check`, which shows the text `receiver` while it passes."""
         self._check, self._receiver = check, receiver
         self._until_ns = 0
         self._detail = ""
@@ -152,7 +152,10 @@ class Receivers:
         resend_ns: int,
         posting: AlertPosting,
     ) -> None:
-        """Take the Alertmanagers; `check` fails if none answers or one has rejected an alert."""
+        """Send to these Alertmanagers.
+
+        `check` fails if no Alertmanager answers, or if one has rejected an alert.
+        """
         self._check = check
         shown = ", ".join(shown_url(checked.client.url) for checked in receivers)
         self._rejected = RejectedAlerts(check, receiver=shown)

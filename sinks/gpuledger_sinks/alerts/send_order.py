@@ -1,8 +1,13 @@
 """Selects the alerts to send next to one Alertmanager.
 
-New alerts are sent first. Then the other kinds take turns, one batch each: alerts to repeat, alerts
-that were rejected together with others before any answer, and alerts with an answer that were
-rejected later. No kind therefore delays another. Pure.
+New alerts are sent first. Then three other kinds take turns, one batch each, so that no kind delays
+another:
+
+- accepted alerts that are due again
+- alerts whose only answer was the rejection of a batch
+- answered alerts that were rejected later
+
+Pure.
 """
 
 from collections import defaultdict
@@ -15,9 +20,9 @@ from gpuledger_sinks.alerts.active_alerts import ActiveAlert, Now
 MAX_TOGETHER: Final = 256
 """Maximum number of alerts per request."""
 _EARLY: Final = 2
-"""Alerts join a due batch once the interval divided by this number has passed since their last
-answer. Otherwise alerts that began one after another would each need their own request for as long
-as they are active."""
+"""Part of the interval after which an answered alert may join a batch of due alerts: 2 means a
+half. Otherwise alerts that began one after another would each need their own request for as long as
+they are active."""
 
 _ByLimit = dict[int, list[ActiveAlert]]
 
@@ -29,16 +34,17 @@ class _Due:
     new: list[ActiveAlert] = field(default_factory=list)
     """Alerts that the receiver has never answered and never rejected."""
     again: list[tuple[int, ActiveAlert]] = field(default_factory=list)
-    """Alerts that the receiver accepted and that are due or soon due, with their last answer."""
+    """Alerts that the receiver accepted and that are due now or soon, with the time of their last
+    answer."""
     doubted: _ByLimit = field(default_factory=lambda: defaultdict(list))
     """Unanswered alerts that were rejected together with others, by maximum batch size."""
     refused: _ByLimit = field(default_factory=lambda: defaultdict(list))
     """Alerts that were answered and later rejected, by maximum batch size."""
     since_ns: int | None = None
-    """Since when the oldest alert has been due, except the alerts in `refused`."""
+    """Time since which the oldest alert has been due, without the alerts in `refused`."""
 
     def wait_since(self, since_ns: int) -> None:
-        """Record since when another alert is due."""
+        """Record that another alert has been due since this time."""
         self.since_ns = since_ns if self.since_ns is None else min(self.since_ns, since_ns)
 
 
@@ -46,7 +52,7 @@ class SendOrder:
     """Selects the alerts to send next to one Alertmanager."""
 
     def __init__(self, receiver: str, *, resend_ns: int) -> None:
-        """Take the Alertmanager's URL, and the time after which an answered alert is due again."""
+        """Send to the Alertmanager `receiver`; an answered alert is due again after `resend_ns`."""
         self._receiver, self._resend_ns = receiver, resend_ns
         self._turn = 0
         self.late_ns = 0
@@ -72,7 +78,8 @@ class SendOrder:
         due = self._sort(alerts, now.monotonic_ns)
         again = sorted(due.again, key=lambda answered: answered[0])
         if again and now.monotonic_ns - again[0][0] < self._resend_ns:
-            # None is due now: alerts that are soon due wait for the first of them.
+            # No accepted alert is due now. Alerts that are due soon wait until the first of them is
+            # due.
             again = []
         self.late_ns = 0 if due.since_ns is None else now.monotonic_ns - due.since_ns
         return [

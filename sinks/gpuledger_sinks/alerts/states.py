@@ -21,7 +21,8 @@ _BY_KIND: Final[Mapping[str, str]] = {
     _REMAP: _REMAP,
     "page_retirement_pending": _REMAP,
     _ACTION: _ACTION,
-    # Kinds whose state has the same name, also in incidents that report its end.
+    # The state has the name of the kind. Incidents that report the end of the state also use this
+    # name.
     **{
         kind: kind
         for kind in (

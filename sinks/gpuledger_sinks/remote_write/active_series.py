@@ -178,10 +178,11 @@ def _begun(
     *,
     before_ms: int,
 ) -> Iterator[TimedSamples]:
-    """Yield a sample of 0 for each counter that begins, at its start if that is before the tick.
+    """Yield a sample of 0 for each counter that begins, so that its first value is an increase.
 
-    The receiver then counts the counter's first value as an increase. `which` contains the
-    counters' positions in the family; `before_ms` is the time of the tick.
+    The sample has the time at which the counter starts. It is left out if this time is not before
+    the tick. `which` contains the counters' positions in the family; `before_ms` is the time of the
+    tick.
     """
     for number in which:
         start_ms = starts_ms[number]
@@ -225,13 +226,13 @@ class _Frame:
     def __init__(
         self, samples: "IntervalSamples", values: Sequence[float | None], *, is_whole: bool
     ) -> None:
-        """Take a tick that was sent completely; `values` are the values of all its groups."""
+        """Remember the form of a completely sent tick; `values` has the values of all groups."""
         self._absent, self._starts = absent_in(values), _flat(samples.starts_ms)
         self.is_whole = is_whole
         """Whether each group had a value."""
 
     def fits(self, samples: "IntervalSamples", values: Sequence[float | None]) -> bool:
-        """Return whether a tick has the same starts, and values for the same metrics."""
+        """Return whether a tick has the starts of the last one, and values for the same metrics."""
         return (
             absent_in(values) == self._absent
             # Usually the lists contain the same objects, which makes the comparison fast.
@@ -260,7 +261,10 @@ class _Node:
     """The form of its last tick; `None` if the next one may differ."""
 
     def fits(self, samples: IntervalSamples, values: Sequence[float | None]) -> bool:
-        """Return whether a tick has the form of the last one; `values` are of all its groups."""
+        """Return whether a tick has the form of the last one.
+
+        `values` are the values of all groups of the tick.
+        """
         return (
             self.frame is not None
             and [*samples.values] == [*self.groups]
@@ -305,7 +309,10 @@ class EncodedTick:
         begun: Sequence[TimedSamples] = (),
         is_behind: bool = False,
     ) -> "EncodedTick":
-        """Return the samples of one time, after the zeros of counters that began before it."""
+        """Return the encoded samples of one time, preceded by `begun`.
+
+        `begun` contains a sample of 0 for each counter that started earlier.
+        """
         return cls(
             timed=(*begun, samples),
             samples=len(samples.values) + len(begun),
@@ -383,7 +390,7 @@ class ActiveSeries:
         else:
             sent = self._go_on(node, samples, begun)
             timed = sent.at(time)
-            # If anything was left out or has ended, the next tick differs from this one.
+            # If a group was left out or a series has ended, the next tick differs from this one.
             is_all = len(node.groups) == len(samples.values) and not sent.has_stale
             node.frame = None
             if is_all and not sent.has_parted:
@@ -398,9 +405,9 @@ class ActiveSeries:
         return EncodedTick.of(timed, begun=begun, is_behind=node.go_to(time_ms))
 
     def _go_on(self, node: _Node, samples: IntervalSamples, begun: list[TimedSamples]) -> _Samples:
-        """Return the samples that a tick sends for its node, including ends of series.
+        """Return the samples of a tick for its node, including ends of series.
 
-        Adds the zeros of counters that begin to `begun`.
+        For each counter that begins, a sample of 0 is added to `begun`.
         """
         # Ends first, because they make room for new series.
         ended = self._take_ended(node, samples)
@@ -428,13 +435,14 @@ class ActiveSeries:
         time_ms = samples.time_ns // NS_PER_MS
         time = encode_time(time_ms)
         node = self._node(samples.node, now_ns)
-        # A past tick begins no series here, but a new one needs room at the receiver.
+        # A past tick begins no series here, but its series may be new for the receiver, so the
+        # limit applies to them too.
         left_out = self._leave_out(node, samples)
         sent = _Samples()
         for group, values in samples.values.items():
             if group in left_out:
                 continue
-            # Without the metrics of the last tick, so that no series ends.
+            # `past` has no metrics of the last tick, so that no series ends.
             past = _no_samples(samples.node, group, self._external_labels)
             sent.go_on(past, group.family, values, samples.starts_ms.get(group, ()))
         return EncodedTick.of(sent.at(time), is_behind=node.go_to(time_ms))

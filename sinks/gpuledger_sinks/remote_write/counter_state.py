@@ -69,15 +69,15 @@ class CounterState:
     ) -> None:
         """Write the counters of nodes and the offsets in one transaction.
 
-        The offsets are of partitions with this number. Raises `BusError` or `FencedError`, after
-        which the partition must be taken over again.
+        All partitions in `offsets` have the number `number`. Raises `BusError` or `FencedError`,
+        after which the partition must be taken over again.
         """
         written_ms = self._clock.time_ns() // NS_PER_MS
         gone = (
             Message(key=key.encode(), value=None, timestamp_ms=written_ms)
             for key in self._outdated.pop(number, ())
         )
-        # The last message per key wins: a node that has come back is not deleted.
+        # The last message per key wins, so the state of a node that has come back is not deleted.
         of_keys = {message.key: message for message in (*gone, *map(self._message, changed))}
         target = TopicPartition(self._topic.name, number)
         messages = {target: list(of_keys.values())} if of_keys else {}
@@ -104,7 +104,8 @@ class CounterState:
                     if (counted := _decode(record)) is not None:
                         found[node], written_ms[node] = counted, record.timestamp_ms
                     else:
-                        # An older record is of no use: records after its offset are not read again.
+                        # An older record of the node is useless, because the events after its
+                        # offset are not read again.
                         found.pop(node, None)
         newest_ms = max((written_ms[node] for node in found), default=0)
         gone = [node for node in found if newest_ms - written_ms[node] > _KEPT_NS // NS_PER_MS]

@@ -102,13 +102,14 @@ def _begin(
 
 @lru_cache(maxsize=1024)
 def _as_starts(begun_ns: tuple[int | None, ...]) -> tuple[int | None, ...]:
-    # One more, to be after the end of the previous tick, at which a series may have ended.
+    # A millisecond is added, so that the start is after the end of the previous tick, at which a
+    # series may have ended.
     return tuple(None if at_ns is None else at_ns // NS_PER_MS + 1 for at_ns in begun_ns)
 
 
 @dataclass(slots=True)
 class _UseWithoutNames:
-    """Use of a device by a container that is not counted in a series yet."""
+    """Use of a device by a container; it is not counted in any series yet."""
 
     labels: CountedLabels
     """The labels of the container that are known so far."""
@@ -148,7 +149,7 @@ class UseOfNode:
         add_amounts(waiting.amounts, used.amounts)
 
     def name(self, named: Mapping[str, CountedLabels]) -> None:
-        """Count the use that waited for these names, from the beginning of the use."""
+        """Count the use that waited for these names; its series begin when the use began."""
         for unnamed in [unnamed for unnamed in self._waiting if unnamed.ident in named]:
             waiting = self._waiting.pop(unnamed)
             labels = named[unnamed.ident]._replace(gpu_uuid=unnamed.gpu_uuid)
@@ -157,7 +158,8 @@ class UseOfNode:
     def go_on(self, time_ns: int) -> None:
         """Advance to this node time: count use that waited long enough, and end old series."""
         for unnamed, waiting in list(self._waiting.items()):
-            # `abs`, because after the clock was set back, times far ahead are over as well.
+            # `abs`, because the clock may have been set back: use with a time far ahead is over as
+            # well.
             if abs(time_ns - waiting.begun_ns) >= WAITS_NS:
                 self._count_waiting(waiting.labels, waiting)
                 waiting.amounts = _nothing()
@@ -171,7 +173,7 @@ class UseOfNode:
         self._bound()
 
     def forget(self, number: int) -> None:
-        """End this number of series, beginning with the series whose last use is oldest."""
+        """End `number` series, beginning with the series whose last use is oldest."""
         for labels in sorted(self.series, key=lambda of: self.series[of].seen_ns)[:number]:
             del self.series[labels]
             self.ended_early += 1
@@ -184,9 +186,9 @@ class UseOfNode:
         self._bound()
 
     def take_begun(self) -> Mapping[CountedLabels, Collection[int]]:
-        """Return for each series the counters that began since the last call.
+        """Return the counters that began since the last call, by series.
 
-        Each counter is given by its position in `COUNTED`.
+        A counter is given by its position in `COUNTED`.
         """
         begun, self._begun = self._begun, {}
         return {labels: which for labels, which in begun.items() if labels in self.series}

@@ -1,4 +1,4 @@
-"""Counts the incidents of one node's GPUs: by kind from 0, XIDs by code from their first incident.
+"""Counts the incidents of one node's GPUs by kind, and XIDs also by code.
 
 **Counted before sent.** An incident is sent only after the state that includes it was committed. A
 sink that resumes after a crash therefore knows everything that was sent, and counters never fall. A
@@ -11,7 +11,9 @@ until then, a resumed sink sends the 0 again. The 0 has its own request, so that
 the receiver rejects other series.
 
 **Each incident once.** The hashes of the last incidents are kept, because agents publish
-unacknowledged incidents again. Pure.
+unacknowledged incidents again.
+
+Pure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -71,7 +73,7 @@ class IncidentsOfNode:
     """The counters of a node's incidents."""
 
     def __init__(self, *, every_ns: int, counted: NodeCounters | None = None) -> None:
-        """Continue from saved counters, if any; `every_ns` is the interval between samples."""
+        """Continue from saved counters, if any; send samples at intervals of `every_ns`."""
         self._every_ns = every_ns
         self._gpus: dict[str, _GpuIncidents] = {}
         # A dict, because it keeps the order of insertion.
@@ -137,8 +139,8 @@ class IncidentsOfNode:
         self._due_ns, self._is_urgent = time_ns + self._every_ns, False
         begins_ns = time_ns - max(interval_ns, NS_PER_SECOND)
         if self._sent_ns is not None and self._sent_ns < time_ns:
-            # Not before the last samples, because a series with the same labels may have ended
-            # there.
+            # A series does not begin before the last samples, because a series with the same labels
+            # may have ended there.
             begins_ns = max(begins_ns, self._sent_ns)
         self._sent_ns = time_ns
         return self._samples(time_ns, max(0, begins_ns))
@@ -152,7 +154,7 @@ class IncidentsOfNode:
             start_ns = begins_ns if begun_ns is None else begun_ns
             values[group] = (float(total),)
             starts_ms[group] = (start_ns // NS_PER_MS + 1,)
-            # A series whose first sample is 0 needs no other 0.
+            # A series whose first sample is 0 needs no additional 0.
             if begun_ns is None and total:
                 begun.append(group)
 
@@ -171,7 +173,7 @@ class IncidentsOfNode:
         gpu = self._gpus.get(uuid)
         if gpu is None:
             if len(self._gpus) >= MAX_GPUS:
-                # Drop the GPU seen longest ago; no real node has so many GPUs.
+                # Drop the GPU that was seen longest ago; a real node never has so many GPUs.
                 del self._gpus[min(self._gpus, key=lambda of: self._gpus[of].seen_ns)]
             gpu = self._gpus[uuid] = _GpuIncidents(time_ns)
         gpu.seen_ns = time_ns
@@ -186,7 +188,7 @@ class IncidentsOfNode:
         }
 
     def records(self) -> list[CountedIncidents]:
-        """Return the counters for the state topic, for the last GPUs that had incidents."""
+        """Return the counters of the last GPUs that had incidents, for the state topic."""
         had = [(uuid, gpu) for uuid, gpu in self._gpus.items() if gpu.kinds]
         had.sort(key=lambda one: one[1].seen_ns)
         return [

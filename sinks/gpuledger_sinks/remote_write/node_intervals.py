@@ -1,7 +1,7 @@
 """Groups the ticks of one node for sending: one set of samples per interval of event time.
 
-An interval lasts `interval_ns` of the node's own time and ends at a multiple of that since the
-epoch. A tick belongs to the interval in which it ends. An interval's samples are made when the
+An interval lasts `interval_ns` of the node's own time and ends at a multiple of this length since
+the epoch. A tick belongs to the interval in which it ends. An interval's samples are made when the
 node's next tick belongs to another interval (`add`), or when no more ticks come (`close`). They
 have the time of the interval's last tick, so that the same ticks always make the same samples. With
 a length of 0, each tick is its own interval.
@@ -110,10 +110,10 @@ class _OpenInterval:
         self.use: dict[User, _OpenUse] = {}
 
     def is_over(self, event: GpuEvent, number: int | None, *, interval_ns: int) -> bool:
-        """Return whether a tick of interval `number` ends this interval.
+        """Return whether a tick with interval number `number` closes this interval.
 
-        The tick's `seq` (milliseconds of uptime) ends it as well, because a stopped clock would
-        keep the interval open indefinitely.
+        The tick's `seq` (uptime in milliseconds) can also close it, because a stopped clock would
+        otherwise keep it open indefinitely.
         """
         passed_ms = event.seq - self.first_seqs.get(event.boot_id, event.seq)
         return self.number != number or passed_ms * NS_PER_MS >= 2 * interval_ns
@@ -187,12 +187,12 @@ class NodeIntervals:
         return is_new
 
     def add(self, event: GpuEvent, record: Record, *, is_past: bool) -> Iterator[IntervalSamples]:
-        """Add a tick; yield the samples of the intervals that it ends.
+        """Add a tick; yield the samples of the intervals that the tick ends.
 
         `is_past` means that the tick belongs to a boot that another boot has followed. Raises
         ValueError, without changing anything, if the event refers to missing entries.
         """
-        # Computed once for both calls, because it takes a tenth of their time.
+        # The digest is computed once for both calls, because it takes a tenth of their time.
         described = None if is_past else digest_of_described(event)
         used = list(used_in(event, None if is_past else self._users, described=described))
         values = self._values.values_of(
@@ -390,7 +390,7 @@ class HealthOfNode:
     def add(
         self, readings: NodeReadings, record: Record, *, is_past: bool
     ) -> Iterator[IntervalSamples]:
-        """Add readings; yield the current values of all GPUs if they are due.
+        """Add readings; if samples are due, yield the current values of all GPUs.
 
         Ignores past readings, of a boot that another boot has followed. Raises ValueError if there
         are more GPUs than a node may have.

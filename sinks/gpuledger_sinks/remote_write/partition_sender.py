@@ -7,9 +7,9 @@ A receiver of remote-write 1.0 may accept a request only as a whole, so one bad 
 samples in it. A rejected request is divided until the rejected tick is isolated and the other ticks
 are delivered. `refused_ticks` decides what to do with rejected ticks.
 
-**Incidents** come from the partition with the same number of their own topic. They are counted in
-the same state as the node's events, so both go through one queue. The counters of incidents are
-committed before they are sent (`node_incidents`).
+**Incidents** have their own topic, and come from its partition with the same number. They are
+counted in the same state as the node's events, so both go through one queue. The counters of
+incidents are committed before they are sent (`node_incidents`).
 """
 
 import asyncio
@@ -192,9 +192,10 @@ class PartitionSender:
             self._task = asyncio.create_task(self._send_waiting()) if self._waiting else None
 
     def has_silent(self, *, unresponsive_ns: int, now_ns: int) -> bool:
-        """Return whether no records wait and `end_silent` has work, which may be only a commit.
+        """Return whether `end_silent` has work, which may be only a commit.
 
-        `unresponsive_ns` is the time without ticks after which a node's series end.
+        False while records wait. `unresponsive_ns` is the time without ticks after which a node's
+        series end.
         """
         if self._task is not None or self.undone is not None:
             return False
@@ -424,7 +425,7 @@ class PartitionSender:
     ) -> Iterator[IntervalSamples]:
         """Add a tick to its node; yield the samples to send."""
         key = node_key(event)
-        # Recorded here, because samples may be sent much later than the tick was received.
+        # The time of receipt is recorded here, because samples may be sent much later.
         for series in self._all_series:
             series.observe(key, now_ns=now_ns)
         if isinstance(event, NodeReadings):
@@ -434,8 +435,8 @@ class PartitionSender:
             return health.add(event, record, is_past=is_past)
         node = self._node(key, now_ns)
         if key in self._former:
-            # Restored only with the node's first tick, because a partition may have thousands of
-            # nodes.
+            # The series are restored only with the node's first tick, because a partition may have
+            # thousands of nodes.
             self._former.discard(key)
             self._series.restore(node.sent_before(record), now_ns=now_ns)
         node.received_ns = now_ns

@@ -45,7 +45,7 @@ class RefusedTicks:
     """Tracks the rejected ticks of one partition, and the nodes whose ticks are sent separately."""
 
     def __init__(self, *, receiver: str, check: Check, clock: Clock, repeated_before: int) -> None:
-        """Take the receiver's displayed address and its check.
+        """Show in `check` what `receiver` rejects.
 
         Records before the offset `repeated_before` may have been sent before.
         """
@@ -65,7 +65,7 @@ class RefusedTicks:
         return False
 
     def record_taken(self, request: WriteRequest) -> None:
-        """Let the nodes of an accepted request be sent together with others again."""
+        """Record an accepted request: its nodes need not be sent separately any longer."""
         for tick in request.ticks:
             self._apart_until_ns.pop(tick.node)
             if self._may_be_repeated(tick):
@@ -109,7 +109,10 @@ class RefusedTicks:
             _reject(tick, dead_letters, reason="partial", detail=message)
 
     def _repetitions_in(self, request: WriteRequest, samples: int) -> int:
-        """Return how many repeated ticks contain this number of samples; 0 if they have fewer."""
+        """Return how many repeated ticks of a request are needed to contain `samples` samples.
+
+        Returns 0 if all repeated ticks together contain fewer.
+        """
         for number, tick in enumerate(filter(self._is_repetition, request.ticks), start=1):
             samples -= tick.encoded.samples
             if samples <= 0:

@@ -63,7 +63,7 @@ async def open_sink(
 ) -> AsyncIterator["RemoteWriteSink"]:
     """Open the sink that sends every event's samples to the receiver.
 
-    Raises SettingsError if a file of its credentials cannot be used.
+    Raises SettingsError if a file with the receiver's credentials cannot be used.
     """
     check = readiness.check("remote_write.receiver", severity=CheckSeverity.WARNING)
     check.ok("nothing sent yet")
@@ -105,7 +105,10 @@ class RemoteWriteSink(Sink):
         counters: Check,
         topics: Topics,
     ) -> None:
-        """Take the client and its check, the state of counters and its check, and the topics."""
+        """Send with `client`, and keep counters in `state`.
+
+        `check` reports failures of the client, and `counters` failures of the state.
+        """
         self._settings, self._clock, self._state = settings, clock, state
         self._events = topics.events.name
         self._incidents = topics.attributed_incidents.name
@@ -154,7 +157,7 @@ class RemoteWriteSink(Sink):
         undone = {
             at.partition: error for at, sender in self._senders.items() if (error := sender.undone)
         }
-        # All topics' partitions with the same number, because they share transactions.
+        # Includes the partitions with this number of all topics, because they share transactions.
         for at in [at for at in self._senders if at.partition in undone]:
             self._senders.pop(at).abandon()
             self._unopened.add(at)
@@ -185,7 +188,7 @@ class RemoteWriteSink(Sink):
 
     @override
     def full(self) -> Partitions:
-        """Return the partitions whose waiting records have used their equal part of the queue."""
+        """Return the partitions whose waiting records have used up their share of the queue."""
         part = max(1, self._settings.queue_bytes // max(1, len(self._distinct_senders())))
         return frozenset(at for at, sender in self._senders.items() if sender.waiting_bytes >= part)
 
@@ -226,12 +229,14 @@ class RemoteWriteSink(Sink):
         # A previous owner may have sent records before these offsets without committing them.
         ends = await context.consumer.end_offsets(wanted)
         still_held = wanted & context.consumer.assignment()
-        # Incidents last, because they are added to the sender of the events.
+        # Partitions of incidents come last, because they are added to the sender of the events.
         for at in sorted(still_held, key=lambda at: at.topic == self._incidents):
-            # Only after `take_over`: until then, another sink could still commit for a partition.
+            # Offsets are read only after `take_over`; until then, another sink could still commit
+            # for a partition.
             committed = await context.consumer.committed(at)
             await context.consumer.seek(at, committed or 0)
-            # A partition revoked meanwhile has no writer, and may have been assigned again.
+            # A partition that was revoked meanwhile has no writer, and may have been assigned
+            # again.
             if at.partition not in self._state or at not in self._unopened:
                 continue
             if at.topic != self._incidents:
@@ -239,7 +244,8 @@ class RemoteWriteSink(Sink):
                     at,
                     shared=self._shared,
                     taken_over=TakenOver(
-                        # Readings are not counted, and may be older than counted ticks.
+                        # Only ticks are counted. Readings may be older than the ticks that are
+                        # counted already.
                         counted=counted[at.partition] if at.topic == self._events else {},
                         repeated_before=ends[at],
                     ),
@@ -285,7 +291,7 @@ class RemoteWriteSink(Sink):
             and sender.has_silent(unresponsive_ns=unresponsive_ns, now_ns=now_ns)
         }
         for at in await _read_to_the_end(unresponsive, context.consumer):
-            # It may have been revoked meanwhile.
+            # The partition may have been revoked meanwhile.
             if (sender := self._senders.get(at)) is not None:
                 sender.end_silent(context, unresponsive_ns=unresponsive_ns, now_ns=now_ns)
 

@@ -18,11 +18,11 @@ _TAKES_OTHERS_NS: Final = NS_PER_MINUTE
 """A receiver that accepted another request within this time counts as working."""
 _POISON_ATTEMPTS: Final = 5
 _DIVIDED_PART: Final = 10
-"""A request with several ticks is divided after the time divided by this number."""
+"""A request with several ticks is divided after `poison_seconds` divided by this number."""
 
 
 class FailingError(RejectedError):
-    """The receiver keeps failing on this request but accepts others; with its own message."""
+    """The receiver keeps failing on this request but accepts others; the message is its own."""
 
 
 class Writer:
@@ -40,7 +40,7 @@ class Writer:
         clock: Clock,
         poison_seconds: float,
     ) -> None:
-        """Take the client; a tick is rejected after `poison_seconds` of failures (0: never)."""
+        """Write with `client`; a tick is rejected after `poison_seconds` of failures (0: never)."""
         self._client, self._retry, self._clock = client, retry, clock
         self._poison_ns = round(poison_seconds * NS_PER_SECOND)
         self._taken_ns = -_TAKES_OTHERS_NS

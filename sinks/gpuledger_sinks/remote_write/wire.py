@@ -36,7 +36,7 @@ _SAMPLE_WITH_START: Final = b"\x12\x17\x09"
 # The enumeration is the same in both versions; other kinds are sent as unknown.
 _KINDS: Final = {"counter": 1, "gauge": 2}
 _UNITS: Final = (
-    "byte_seconds",  # before `seconds`, which also matches
+    "byte_seconds",  # listed before `seconds`, which also matches
     "bytes",
     "celsius",
     "hertz",
@@ -160,7 +160,7 @@ class LabelSet:
 
     @property
     def size_bytes(self) -> int:
-        """The total length of names and values in characters, in either form."""
+        """The total length of names and values in characters; it is the same in both forms."""
         return sum(len(one.name) + len(one.value) for part in self._as_labels() for one in part)
 
     def around_name(self) -> tuple[tuple[Label, ...], tuple[Label, ...]]:
@@ -267,7 +267,8 @@ def _encode_v2(samples: Iterable[TimedSamples]) -> bytes:
             before, after = referred[labels]
             after += _SAMPLE if starts is None else _SAMPLE_WITH_START
             if starts is None:
-                # The hot path: five parts per series; only the value is from this tick.
+                # The hot path: a series has five parts, and all except its value are shared with
+                # other series.
                 for head, metadata in frames[metric_set, before, len(after), False]:
                     parts += (head, after, values[at], time, metadata)
                     at += 1
@@ -318,7 +319,7 @@ class _ReferredSets(dict[LabelSet, tuple[bytes, bytes]]):
 
 
 class _DescribedMetrics(dict[Metric, tuple[bytes, bytes]]):
-    """The encoded reference to the name, and the metadata, of each metric in one 2.0 request."""
+    """For each metric in one 2.0 request: the encoded reference to its name, and its metadata."""
 
     def __init__(self, symbols: _Symbols) -> None:
         super().__init__()

@@ -88,7 +88,7 @@ class Payload(Protocol):
 class _Refusal(NamedTuple):
     words: str
     is_sure: bool
-    """Whether it certainly comes from the receiver and concerns the samples."""
+    """Whether the rejection certainly comes from the receiver and concerns the samples."""
     status: int
 
 
@@ -110,7 +110,7 @@ class RemoteWriteClient:
         final: Collection[int] = (),
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take the receiver's URL; in 1.0, the result of `metadata` is added to samples when due.
+        """Write to the receiver at `url`; in 1.0, add the result of `metadata` to samples when due.
 
         A response status in `final` rejects samples permanently, even if a proxy has sent it.
         """
@@ -122,14 +122,18 @@ class RemoteWriteClient:
         self._is_answering = True
 
     async def write(self, message: Payload, *, attempt: int) -> int:
-        """Send samples; return how many were written. 1.0 does not report this; all samples count.
+        """Send samples; return how many were written.
 
-        Raises PartialWriteError if the receiver has written only a part and rejects the rest.
-        Raises RejectedError if it rejects these samples permanently. If the response does not prove
-        that the receiver itself rejects the samples, it must first accept a request without samples
-        and reject these samples again. Raises ReceiverUnavailableError if the samples must be sent
-        again: without a response, after 5xx or 429, or after any other response that does not judge
-        the samples, for example because of a wrong address or version.
+        In 1.0, the receiver does not report this, so all samples count as written.
+
+        Raises PartialWriteError if the receiver has written only a part and rejects the rest, and
+        RejectedError if it rejects these samples permanently. If the response does not prove that
+        the receiver itself rejects the samples, it must first accept a request without samples and
+        reject these samples again.
+
+        Raises ReceiverUnavailableError if the samples must be sent again. This is the case without
+        a response, after 5xx or 429, and after any other response that does not judge the samples,
+        for example because of a wrong address or version.
         """
         try:
             return await self._write(message, self._protocol.version, attempt=attempt)
@@ -203,7 +207,7 @@ class RemoteWriteClient:
     def _refusal(
         self, answer: HttpAnswer, *, written: int | None, samples: int
     ) -> "int | _Refusal":
-        """Return the possible rejection of samples, or how many were written if all were.
+        """Return the possible rejection of samples, or their number if all were written.
 
         Raises PartialWriteError if a part was written, and ReceiverUnavailableError if the response
         does not judge the samples.

@@ -88,7 +88,7 @@ def admit(
 def _overtaken(
     items: Sequence[tuple[Record, TickRecord]], arrivals: Sequence[Arrival]
 ) -> list[bool]:
-    """Return for each tick whether a following one of its boot has the same or an earlier time."""
+    """Return for each tick whether a later one of the same boot has the same or an earlier time."""
     # In reverse, so that the earliest time of all following ticks is known in one pass.
     overtaken = [False] * len(items)
     earliest_ns: dict[tuple[str, str], int] = {}
@@ -162,7 +162,7 @@ def split_into_requests(
         # and such a request must not be sent again.
         is_alone = tick.encoded.is_behind or is_apart(tick.node)
         if together and (is_full or is_alone or samples + tick.encoded.samples > max_samples):
-            # Not after this tick's record, because this tick is not in the request.
+            # `sent_before` is at most this tick's offset, because this tick is not in the request.
             sent_before = min(together[-1].record.offset + 1, tick.record.offset)
             yield WriteRequest(ticks=tuple(together), sent_before=sent_before)
             together, samples = [], 0

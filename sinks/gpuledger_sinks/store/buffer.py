@@ -43,8 +43,8 @@ _make_row: Final = row_maker(
         ColumnType.DAY: "{} // 86_400_000_000_000",
         ColumnType.TIME: "{} // 1000",
         ColumnType.FLAG: "bool({})",
-        # The plain text instead of the enum member. The property `value` is written in Python; for
-        # four members per row it took a seventh of the time for making rows.
+        # Reads the plain text of an enum member directly. The property `value` is written in
+        # Python; for four members per row, it took a seventh of the time for making rows.
         ColumnType.CODE: "{}._value_",
         ColumnType.LABELS: "as_json({})",
     },

@@ -61,9 +61,10 @@ def _is_refused_twice(folder: str) -> bool:
 
 
 def small_files(table: StreamTable, schema: TableSchema) -> dict[str | None, int]:
-    """Return the number of small files of each day that has many; without days, the key is `None`.
+    """Return the number of small files for each day that has many small files.
 
-    Raises ReceiverUnavailableError if the storage does not answer.
+    For a table without days, the only key is `None`. Raises ReceiverUnavailableError if the storage
+    does not answer.
     """
     with storage_errors(table.uri):
         actions = table.open().get_add_actions(flatten=True)

@@ -49,11 +49,11 @@ def explain(error: Exception, uri: str) -> str:
 
 @contextmanager
 def storage_errors(uri: str) -> Iterator[None]:
-    """Raise ReceiverUnavailableError for deltalake's errors from storage or damage.
+    """Convert deltalake's errors about storage or a damaged table to ReceiverUnavailableError.
 
-    Use it around every call that queries a table, because even looking up a number may read the
-    log. Also use it around every call that builds columns: a panic in Rust, there or in a write,
-    is not an `Exception`, so an `except Exception` would not catch it.
+    Use it around every call that queries a table, because even looking up a version number may read
+    the log. Also use it around every call that builds columns: a panic in Rust, there or in a
+    write, is not an `Exception`, so an `except Exception` would not catch it.
     """
     try:
         yield

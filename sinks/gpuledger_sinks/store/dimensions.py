@@ -59,7 +59,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class StampBounds:
-    """The range of times from which a version may be in force, by the sink's own clock.
+    """Limits for the times from which versions are in force, according to the sink's own clock.
 
     Timestamps come from the clock of a node or of podwatch, or from an untrusted writer. They must
     be plausible: a GPU is billed from the first version that lists it, and of two versions the
@@ -75,9 +75,10 @@ class StampBounds:
     def believed(self, stamp_us: int, *, is_of_node: bool) -> int:
         """Return the timestamp, or a replacement if it is out of range.
 
-        A timestamp that is too far in the future is replaced by the current time. So is a node's
-        timestamp before `first_us`, because its clock may be in 1970 until NTP sets it. If the
-        record is not new, it may be as old as `first_us`, which then replaces the timestamp.
+        A timestamp that is negative or too far in the future is replaced by the current time. A
+        node's timestamp must also not be before `first_us`, because the node's clock may be in 1970
+        until NTP sets it. It is then replaced by the current time if the record is new. Otherwise
+        the record may be as old as `first_us`, so `first_us` replaces the timestamp.
         """
         if not 0 <= stamp_us <= self.last_us:
             return self.now_us
@@ -346,7 +347,7 @@ class FollowedTopic:
         clock: Clock,
         settings: StoreSettings,
     ) -> None:
-        """Take the table, and a reader for the exclusive use of this object."""
+        """Append to `table`; `reader` is for the exclusive use of this object."""
         self._dimension = dimension
         self._table, self._topic, self._reader = table, topic.name, reader
         self._topic_id: str | None = None

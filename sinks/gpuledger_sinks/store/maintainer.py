@@ -116,7 +116,7 @@ class Maintainer:
     """Maintains the tables of a store. All methods block and must be called in a thread."""
 
     def __init__(self, settings: MaintenanceSettings, *, clock: Clock) -> None:
-        """Take the store to maintain, and the clock that decides which rows are too old."""
+        """Maintain the store of the settings; `clock` decides which rows are too old."""
         self._settings, self._clock = settings, clock
         self._where: dict[str, Any] = {
             "store_uri": settings.uri,

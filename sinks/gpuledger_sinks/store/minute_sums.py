@@ -348,7 +348,7 @@ class MinuteSums:
         for booking in bookings:
             # Nearly always one part, because a tick lasts only seconds.
             parts = minute_parts(booking.end_ns, booking.interval_ns)
-            # A tick counts in the minute in which it ends.
+            # A tick is counted only in the minute in which it ends.
             last = parts[-1]
             for part in parts:
                 rows = self._rows_of(by_minute, part[0], booking.device)

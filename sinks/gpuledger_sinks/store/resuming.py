@@ -37,12 +37,15 @@ _log = structlog.get_logger(__name__)
 
 
 def stream_of(stream: str, gap: Gap) -> str:
-    """Return the name of a gap's stream, from the stream of its partition and the gap's reason."""
+    """Return the name of a gap's stream.
+
+    It consists of the stream of the gap's partition, and the gap's reason.
+    """
     return f"{stream}|{gap.reason.value}"
 
 
 def recorded_up_to(gap: Gap) -> int:
-    """Return the number of the gap's stream after the gap's row was written: an offset."""
+    """Return the number to store for the gap's stream with the gap's row, which is an offset."""
     return gap.next_offset if gap.has_end else gap.first_offset
 
 
@@ -89,7 +92,7 @@ class GapRecorder:
     """
 
     def __init__(self, *, gaps: GapsTable, rows: TimedTable, stored: Stored, clock: Clock) -> None:
-        """Take the table of gaps, and the table in which to look up the time before a gap."""
+        """Write to the table `gaps`; look up the time before a gap in the table `rows`."""
         self._table, self._rows = gaps, rows
         self._stored, self._clock = stored, clock
         self._waiting: list[Gap] = []
@@ -297,7 +300,10 @@ class Resuming:
     def _learn(
         self, wanted: Partitions, found: Sequence[Mapping[str, int]]
     ) -> list[TopicPartition]:
-        """Take the tables' numbers of partitions; return partitions with rows of another topic."""
+        """Store the tables' numbers of partitions.
+
+        Returns the partitions for which a table has rows of another topic.
+        """
         self._others = sorted(
             {
                 at
@@ -309,7 +315,7 @@ class Resuming:
         return self._others
 
     def _offsets_of(self, wanted: Partitions) -> dict[str, int]:
-        """Return by stream the last offset that all tables have; empty partitions are left out."""
+        """Return the last offset that all tables have, by stream; empty partitions are left out."""
         positions = {self._stored.streams.of(at): position_of(self._targets, at) for at in wanted}
         return {stream: last for stream, last in positions.items() if last >= 0}
 

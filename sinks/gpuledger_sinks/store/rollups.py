@@ -4,15 +4,16 @@ The source of `usage_hourly` is `usage`; the source of `usage_daily` is `usage_h
 recomputes the periods that have new rows since its last run. Each commit of the source records its
 hours (`gpuledger.store.commits`). If a commit does not, or the history is too short, all periods
 are recomputed. The rows of a period are replaced in one commit (replaceWhere), so that readers see
-either the old or the new sums. The last commit of a run records the source's version up to which
-all rows are summed up, the time of this version, and how far each partition is complete. If the
-source was repaired, its commit with that version has another time or is missing, and all periods
-are recomputed.
+either the old or the new sums.
+
+The last commit of a run records the source's version up to which all rows are summed up, the time
+of this version, and how far each partition is complete. If the source no longer has this version,
+or has it with another time, the source was repaired, and all periods are recomputed.
 
 Periods whose rows were purged from the source because of their age cannot be recomputed. If rows
-for such a period arrive late, they are added to the existing sums. Late rows are the rows in the
-current version that are not in the version summed up before. Their commit also records the current
-version, so that a run that is killed and restarted adds them once.
+for such a period arrive late, they are added to the existing sums. Late rows are the rows of the
+current version that are not in the version summed up last. The commit that adds them also records
+the current version, so that a run that is killed and restarted adds them once.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -146,7 +147,7 @@ def _huge_sql(has: Collection[str] | None) -> str:
         for name in _SUMS
         if has is None or name in has
     }
-    # As text, because a number with so many digits would become floating-point.
+    # The bounds are texts, because a number with so many digits would become floating-point.
     return " OR ".join(
         f"{name} > CAST('{bound}' AS {kind}) OR {name} < CAST('-{bound}' AS {kind})"
         for name, bound in bounds.items()
@@ -214,10 +215,10 @@ class Rollup:
                 raise StaleTableError(f"store {self._target.uri}: {error}") from error
 
     def pending(self, touched_below: Iterable[int] = ()) -> set[int]:
-        """Return the first hours of the periods that a run would sum up, without changing anything.
+        """Return the periods that a run would sum up, each by its first hour; change nothing.
 
-        `touched_below` are the first hours of the source's periods that would be summed up first.
-        Raises ReceiverUnavailableError if the storage does not answer.
+        `touched_below` are the first hours of periods of the source table that would be summed up
+        first. Raises ReceiverUnavailableError if the storage does not answer.
         """
         hours = self._period.hours
         pending = {hour // hours * hours for hour in touched_below}
@@ -251,8 +252,8 @@ class Rollup:
             if not old:
                 return 0
             listed = " OR ".join(f"{PARTITION_COLUMN} = '{day}'" for day in old)
-            # Recorded in the commit that removes the rows, so that these days are never recomputed
-            # from the remaining rows.
+            # `purged` is recorded in the commit that removes the rows, so that these days are never
+            # recomputed from the remaining rows.
             purged = max(before_day, source.transaction_version(PURGED_BEFORE) or 0)
             try:
                 removed = source.delete(
@@ -283,8 +284,8 @@ class Rollup:
         for hour in news.touched - late:
             by_day.setdefault(hour // HOURS_A_DAY, set()).add(hour)
         days: list[tuple[int, set[int]]] = sorted(by_day.items()) or [(0, set())]
-        # Recorded with the last day only. If a run is killed earlier, the next run repeats all days
-        # with the same result.
+        # `done` is recorded only with the last day. If a run is killed earlier, the next run
+        # repeats all days with the same result.
         done = [
             Transaction(self._summed, source.version(), time_ms),
             Transaction(self._summed_late, source.version(), time_ms),
@@ -387,7 +388,7 @@ class Rollup:
         since: int | None,
         time_ms: int,
     ) -> None:
-        """Add the sums of rows of purged periods that arrived after version `since`."""
+        """Add the sums of rows that arrived after version `since` but belong to purged periods."""
         version = source.version()
         # A killed run may have added the late rows of a version that it has not summed up.
         added = target.transaction_version(self._summed_late) or 0
@@ -410,7 +411,7 @@ class Rollup:
         )
 
     def _rows_beyond(self, source: DeltaTable, target: DeltaTable, days: set[int]) -> Table:
-        """Return the sums of rows of purged days whose offsets are after the offsets in the target.
+        """Return the sums of rows of purged days that have higher offsets than the target's rows.
 
         Used if there is no version to compare with. Rows whose offsets the target already has may
         have been summed up before.
@@ -429,7 +430,7 @@ class Rollup:
         return query.execute(sql).read_all()
 
     def _rows_since(self, source: DeltaTable, days: set[int], *, since: int) -> Table:
-        """Return the sums of rows of purged days that arrived after version `since`."""
+        """Return the sums of rows that arrived after version `since` but belong to purged days."""
         # If a day was purged after that version, all its rows arrived after the purge. For a day
         # that was purged before, the rows that already existed in that version are left out.
         listed = {day: _day_sql(day) for day in sorted(days)}

@@ -54,7 +54,7 @@ class SeenTable(StreamTable):
             (stream, last_offset, orjson.dumps(ticks).decode(), written_us)
             for stream, (last_offset, ticks) in sorted(seen.items())
         ]
-        # Without a transaction identifier, because all rows of one offset are equal.
+        # No transaction identifier is needed, because all rows of one offset are equal.
         with storage_errors(self.uri):
             write_deltalake(
                 self.open(),

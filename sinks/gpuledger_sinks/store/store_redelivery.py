@@ -2,10 +2,10 @@
 
 Redelivery has its own stream, so that the offsets of the sink's partitions do not change. A row has
 the partition and offset of the record from which its event was originally read. A rejected event
-was added to no row, so only its redelivery makes rows whose first and last offset are both the
-event's own. Such rows are looked up before each append. Each event is therefore appended once,
-however often it is replayed. If another writer has appended to the stream meanwhile, the append
-fails and the rows are looked up again.
+was added to no row. Only its redelivery therefore makes rows that begin and end at the event's
+offset. Such rows are looked up before each append. Each event is therefore appended once, however
+often it is replayed. If another writer has appended to the stream meanwhile, the append fails and
+the rows are looked up again.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -59,7 +59,7 @@ class StoreRedelivery:
         ReceiverUnavailableError if the storage fails or another sink was faster; the caller must
         then repeat the call.
         """
-        # By partition and offset, so that an event that is given twice is stored once.
+        # The key is the partition and offset, so that an event that is given twice is stored once.
         booked: dict[_Place, _Booked] = {}
         refusals = [self._book(booked, each) for each in rejected]
         if booked:

@@ -107,7 +107,7 @@ async def open_store(
     """Open the sink that appends to these tables."""
     check = readiness.check("store.receiver", severity=CheckSeverity.WARNING)
     retrying = retry_receiver(sink=NAME, check=check, clock=clock, receiver=shown_url(settings.uri))
-    # The same for all consumer groups, because the tables have one sequence of offsets.
+    # All consumer groups use the same streams, because the tables have one sequence of offsets.
     streams = Streams(group=bus.topics.group(STORE.group), generation=settings.generation)
     targets = targets_of(tables.usage, tables.entries, streams=streams)
     recorder = GapRecorder(
@@ -270,7 +270,7 @@ class StoreSink(Sink):
             await self._record_done(context)
 
     async def _record_done(self, context: SinkContext) -> None:
-        """Record for the watermarks how far partitions without unwritten rows are done."""
+        """Record how far partitions without unwritten rows are done, for their watermarks."""
         self._relay.begin_if_due()
         for at in self._resuming.ready(context.consumer) - self._pending.last_offsets.keys():
             if self._recorder.of([at]):
@@ -352,20 +352,19 @@ class StoreSink(Sink):
         if self._pending.row_count:
             await self._retrying(lambda: self._flush_once(context))
         else:
-            # Not through the retrying caller, because no table is queried, so this must not pass
-            # the check.
+            # The retrying caller would pass the check, although no table is queried.
             await self._flush_once(context)
 
     async def _flush_once(self, context: SinkContext) -> None:
         pending = self._pending
         try:
             if pending.row_count:
-                # Dead letters first: the commit moves the offsets, after which they are not made
-                # again.
+                # Dead letters are published first. The commit moves the offsets, after which dead
+                # letters are not made again.
                 await context.dead_letters.flush()
                 self._must_be_held(pending, context)
                 await self._must_still_be_of_topic(context)
-                # Last, because the commit of rows and offsets cannot be undone.
+                # Rows and offsets are committed last, because this cannot be undone.
                 with self._retrying.awaiting():
                     await self._appending.append(
                         pending,

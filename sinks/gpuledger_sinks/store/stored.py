@@ -82,7 +82,7 @@ class Stored:
         return [name for at in partitions for name in (names.of(at), names.identity_of(at))]
 
     def learn(self, partition: TopicPartition, numbers: Mapping[str, int]) -> bool:
-        """Take the table's numbers for a partition; return whether they belong to this topic."""
+        """Store the table's numbers for a partition; return whether they belong to this topic."""
         self.last_offsets.pop(partition, None)
         self._identified.discard(partition)
         last_offset = numbers.get(self.streams.of(partition))
@@ -165,7 +165,10 @@ class Target:
 
 
 def position_of(targets: Sequence[Target], partition: TopicPartition) -> int:
-    """Return the offset up to which all tables have a partition's rows; -1 if one has none."""
+    """Return the last offset up to which all tables have a partition's rows.
+
+    Returns -1 if a table has none.
+    """
     return min(target.stored.last_offsets.get(partition, -1) for target in targets)
 
 
@@ -181,7 +184,8 @@ class Appending:
         """The tables to which these rows are already written."""
         self._next_prune_ns = 0
         self._outdated: dict[str, int] = {}
-        """The offsets at the last pruning. A repaired table is unlikely to resume before them."""
+        """The offsets at the last pruning. A repaired table is unlikely to resume before these
+        offsets."""
 
     async def append(
         self,
@@ -190,11 +194,12 @@ class Appending:
         seen: Mapping[TopicPartition, NodeTicks],
         valid_through: Mapping[str, int],
     ) -> None:
-        """Write rows in a thread; after a cancelled call, the next one waits for the same write.
+        """Write rows in a thread.
 
-        A running write of other rows ends first. `seen` contains the ticks seen of each partition,
-        including these rows. Raises StaleTableError if another sink has written, and
-        ReceiverUnavailableError if the storage fails.
+        If a call was cancelled, its write continues, and the next call with the same rows waits for
+        it. A call with other rows lets it finish before it starts its own write. `seen` contains
+        the ticks seen of each partition, including these rows. Raises StaleTableError if another
+        sink has written, and ReceiverUnavailableError if the storage fails.
         """
         if self._pending is not pending:
             await self.end()
@@ -251,7 +256,7 @@ class Appending:
         self._prune(pending.last_offsets)
 
     def _prune(self, partitions: Collection[TopicPartition]) -> None:
-        """Every ten minutes, remove the ticks seen before the offsets of the last pruning."""
+        """Remove the ticks seen before the offsets of the last pruning; run every ten minutes."""
         now_ns = self._clock.monotonic_ns()
         if now_ns < self._next_prune_ns:
             return

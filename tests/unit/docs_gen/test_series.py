@@ -12,6 +12,7 @@ MARKS = "".join(f"<!-- {name}: begin -->\n<!-- {name}: end -->\n" for name in ("
     [
         ("see spool_usable in /readyz", "See `spool_usable` in `/readyz`"),
         ("raise spool.max_bytes.", "Raise `spool.max_bytes`."),
+        ("see the `pods.api` check and `node_name`", "See the `pods.api` check and `node_name`"),
         ("busy (docs/guides/a-b.md)", "Busy ([a-b](../guides/a-b.md))"),
         ("in /proc (docs/xids.md#some_code)", "In `/proc` ([xids](../xids.md#some_code))"),
         ("GPU {{ $labels.gpu_index }} of {{ $labels.node }}", "GPU `gpu_index` of `node`"),

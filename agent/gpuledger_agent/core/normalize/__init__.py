@@ -1,1 +1,1 @@
-"""Turns raw answers into plausible readings in base units, over exactly the covered time."""
+"""Turns raw answers into plausible readings in base units, over exactly the time a tick covers."""

@@ -1,4 +1,4 @@
-"""Validates the driver's accounts of processes that have closed a GPU."""
+"""Validates the driver's accounting entries of processes that have closed a GPU."""
 
 from typing import Final
 
@@ -9,14 +9,14 @@ from gpuledger_agent.core.readings import MEMORY_LIMITS, PERCENT, TIMESTAMP_US, 
 
 # A longer time cannot be a lifetime.
 _LIFETIME_MS: Final = (0, bounds.MAX_DURATION_NS // NS_PER_MS)
-# Accounts contain percents with four decimal places.
+# Accounting entries contain percentages with four decimal places.
 _PARTS_PER_PERCENT: Final = 10_000
 
 
 def read_accounts(raw: RawGpuSample, validator: Validator) -> list[tuple[int, GpuTotals]] | None:
-    """Return the accounts of processes that have closed the GPU, by pid, without invalid values.
+    """Return the accounting entries of processes that have closed the GPU, each with its pid.
 
-    Return `None` if the driver keeps no accounts.
+    Invalid values are left out. Return `None` if the driver keeps no accounting entries.
     """
     if raw.process_stats is None:
         return None

@@ -1,4 +1,4 @@
-"""The driver's clock: estimates its time, and the interval of that time that a tick covers.
+"""Estimates the time of the driver's clock, and the interval by that clock that a tick covers.
 
 The driver samples on its own grid and reports a window after it has closed. Ticks therefore lag
 some windows behind, and each begins exactly where the previous one ended. A start or end of load is
@@ -60,7 +60,7 @@ class DriverClock(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """End of the tick's cover."""
 
     def closed_us(self, elapsed_us: float) -> float:
-        """Return until when windows have certainly closed, `elapsed_us` after the tick."""
+        """Return the time up to which windows have certainly closed `elapsed_us` after the tick."""
         return self.earliest_us + elapsed_us * (1 - _DRIFT_RATIO)
 
     def latest_before_us(self, elapsed_us: float) -> float:
@@ -135,9 +135,10 @@ def advance(
 ) -> tuple[DriverClock, Interval]:
     """Return the driver's clock, and the interval covered up to the window at `newest_us`.
 
-    Only stamps synchronize the clocks. If the driver's clock jumps, the cover follows. With
-    `is_latest` false, the driver has omitted windows that closed after `newest_us`; `shown` is then
-    the minimum and maximum of its clock now, derived from earlier stamps, if any.
+    Only stamps synchronize the clocks. If the driver's clock jumps, the covered interval follows.
+    With `is_latest` false, the driver has omitted windows that closed after `newest_us`. `shown` is
+    then the minimum and maximum of the driver's clock now, derived from earlier stamps; `None` if
+    there are none.
     """
     fresh = shown or (float(newest_us), newest_us + window_us)
     earliest_us, latest_us = _bounds(
@@ -276,7 +277,7 @@ def _shown_by(synced: ClockSync, window_us: float, now_ns: int) -> tuple[float, 
 def _has_leapt(
     before: DriverClock | None, after: DriverClock, window_us: float, interval_us: float
 ) -> bool:
-    """Return whether the driver's clock advanced differently from ours."""
+    """Return whether the driver's clock advanced by over a window more or less than our clock."""
     if before is None:
         return False
     went_us = after.earliest_us + after.latest_us - before.earliest_us - before.latest_us

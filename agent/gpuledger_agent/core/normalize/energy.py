@@ -1,4 +1,6 @@
-"""A board's energy per tick, in whole millijoules that add up to its counter; its idle draw.
+"""Computes a board's energy per tick, and its power while no process uses it.
+
+The energies of ticks are whole millijoules and add up to the board's energy counter.
 
 A board is read at ticks and at fast polls between them. `EnergyMeter` turns the readings into a
 total that never falls. If the counter is readable and moves, the total follows the counter. While
@@ -14,9 +16,9 @@ Three events end this comparison with the counter and start a new one:
   power times time.
 - The board was missing from at least one tick.
 
-Ticks book differences of the total between the ends of their covers (`DrawnEnergy`), so their
-energy and their busy time describe the same time. Between two readings, the total is interpolated
-by time.
+A tick's energy is the amount by which the total grew over the time that the tick covers
+(`DrawnEnergy`), so energy and busy time describe the same time. Between two readings, the total is
+interpolated by time.
 """
 
 from bisect import bisect_right
@@ -40,8 +42,8 @@ _SLACK_NS: Final = 1_000_000_000
 _OPENING_NS: Final = 1_000_000
 # The length of a counter's step; shorter parts of a tick do not affect its energy method.
 _MIN_PART_NS: Final = 100_000_000
-# If a tick's cover begins at most this long after the previous cover's end, it begins at that end,
-# because ends of covers are known only to less than a window.
+# If a tick's cover begins at most this long after the end of the previous cover, it is extended
+# back to that end, because the ends of covers are only known to within a window.
 _MAX_JOINT_NS: Final = 500_000_000
 # From most to least reliable; a tick has the least reliable method of its parts.
 _BY_TRUST: Final = (EnergyMethod.COUNTER, EnergyMethod.INTERPOLATED, EnergyMethod.POWER)
@@ -72,18 +74,18 @@ class EnergyMeter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     moved_ns: int = 0
     """When the counter was first read with its last value."""
     ahead: int = 0
-    """Energy that ticks have booked in excess of the counter, in millijoules."""
+    """Energy that ticks have reported in excess of the counter, in millijoules."""
     rest: int = 0
     """Remainder of power times time below a millijoule, in milliwatts times nanoseconds."""
 
     @property
     def has_stopped(self) -> bool:
-        """Whether, at its last reading, the counter had stood still for longer than its steps."""
+        """Whether the counter had not moved for longer than a step takes when it was last read."""
         return self.read_ns - self.moved_ns > MAX_STEP_NS
 
     @property
     def is_settled(self) -> bool:
-        """Whether the next ticks will not be reduced to compensate for energy booked in excess."""
+        """Whether no excess of earlier ticks is left to be subtracted from the next ticks."""
         return self.ahead == 0 or self.has_stopped
 
     def may_show(self, counter: int | None, now_ns: int) -> bool:
@@ -137,7 +139,10 @@ class EnergyMeter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def _go_ahead(
         self, by_draw: int | None, rest: int, *, read_ns: int, now_ns: int
     ) -> "tuple[EnergyMeter, TickEnergy]":
-        """Book power times time while the counter shows nothing new; the counter corrects it."""
+        """Return the meter, and power times time as the energy.
+
+        This is used if the counter has no new value. Its next movement corrects the energy.
+        """
         # If the counter was not read now, it may have moved since its last reading.
         since_ns = self.moved_ns if read_ns == now_ns else self.read_ns
         is_between_steps = self.counter is not None and now_ns - since_ns <= MAX_STEP_NS
@@ -160,7 +165,7 @@ class EnergyMeter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def _catch_up(
         self, drawn: int, by_draw: int | None, interval_ns: int, now_ns: int
     ) -> tuple[TickEnergy, int]:
-        """Return the newly booked energy, and the energy that stays booked in excess."""
+        """Return the energy to report after the counter moved, and the excess that remains."""
         energy = TickEnergy(max(0, drawn - self.ahead), EnergyMethod.COUNTER)
         since_ns = now_ns - self.covered_ns
         if since_ns > interval_ns:
@@ -168,7 +173,7 @@ class EnergyMeter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             energy = TickEnergy(part, EnergyMethod.INTERPOLATED)
         if not self.has_stopped:
             return energy, max(0, self.ahead - drawn)
-        # The counter had stopped. If it missed energy, book power times time.
+        # The counter had stopped. If it missed energy, report power times time.
         if by_draw is not None and by_draw > (energy.millijoules or 0):
             energy = TickEnergy(by_draw, EnergyMethod.POWER)
         return energy, 0
@@ -186,7 +191,7 @@ class EnergyPoint(NamedTuple):
 
 
 class DrawnEnergy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A board's total energy at its readings, as far back as the next tick needs them.
+    """A board's total energy at each reading, kept as far back as the next tick needs.
 
     A tick covers the driver's time until some windows ago, for which busy time was sampled. The
     tick's energy covers the same time, interpolated between readings. The energies of ticks add up
@@ -215,7 +220,7 @@ class DrawnEnergy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         begin_ns = cover_end_ns - interval_ns
         begin = _total_at(points, begin_ns)
         if self.covered_ns is not None and self.covered_ns >= begin_ns - _MAX_JOINT_NS:
-            # Continue where the last tick ended, so that no energy is booked twice or lost.
+            # Continue where the last tick ended, so that no energy is counted twice or lost.
             begin_ns, begin = self.covered_ns, self.covered_millijoules
         end = max(begin, _total_at(points, cover_end_ns))
         methods = _methods_within(points, begin_ns, cover_end_ns)
@@ -279,7 +284,7 @@ def _total_at(points: Sequence[EnergyPoint], time_ns: int) -> int:
 def _methods_within(
     points: Sequence[EnergyPoint], begin_ns: int, end_ns: int
 ) -> list[EnergyMethod | None]:
-    """Return the methods of all parts of a time, except parts too short to matter."""
+    """Return the methods used between two times, except in parts too short to matter."""
     lengths: Counter[EnergyMethod | None] = Counter()
     for before, after in pairwise(points):
         length_ns = min(after.at_ns, end_ns) - max(before.at_ns, begin_ns)
@@ -319,8 +324,8 @@ class IdleDraw(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Return the state after a tick.
 
         `is_free` is whether the tick ended without a process, and `is_unused` whether no kernel ran
-        in it. `is_settled` is whether the tick's energy is not reduced because earlier ticks booked
-        too much.
+        in it. `is_settled` is whether no excess of earlier ticks was subtracted from the tick's
+        energy.
         """
         if not is_free and not self.was_free:
             return self

@@ -56,7 +56,7 @@ _SLACK_NS: Final = 1_000_000_000
 
 
 class _Field(NamedTuple):
-    """A reading's field, prepared for speed: a tick converts some hundred values."""
+    """A reading's field, prepared for speed, because each tick converts several hundred values."""
 
     name: str
     part: str
@@ -71,10 +71,10 @@ class _Field(NamedTuple):
 
     @classmethod
     def of(cls, dotted: str, spec: ReadingSpec) -> "_Field":
-        """Return the field of a name such as `traffic.pcie_sent_bytes_total`."""
+        """Return the field for a dotted name such as `traffic.pcie_sent_bytes_total`."""
         part, _, name = dotted.rpartition(".")
         unit = spec.unit
-        # Empty bounds make the validator check numbers that are codes, not quantities.
+        # Codes get empty bounds: they fail the quick check, so that the validator checks them.
         low, high = (math.inf, -math.inf) if unit.choices else (unit.low, unit.high)
         return cls(
             name=dotted,
@@ -176,9 +176,9 @@ def read_fields(
     counters: CounterTracker,
     validator: Validator,
 ) -> ReadFields:
-    """Return the plausible values of one GPU in one tick, as fields of its two records.
+    """Return one GPU's plausible values in one tick, as fields of `GpuReading` and `GpuDetails`.
 
-    Booked profiling fields are in both records.
+    Profiling values that `GpuReading` contains are in both records.
     """
     found: dict[str, dict[str, Any]] = {}
     for group, values in _values_by_group(raw, interval_ns).items():

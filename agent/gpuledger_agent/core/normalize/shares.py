@@ -7,7 +7,7 @@ window, others one sample for the whole time since the last query.
 covers. Until then, that time is derived from the distance between a process's samples.
 
 Two kinds of samples do not describe a process's own use and are corrected here: samples that add up
-to more than the device (`take_turns`), and samples of an MPS server (`share_server`).
+to more than the device's use (`take_turns`), and samples of an MPS server (`share_server`).
 """
 
 from collections import Counter
@@ -33,7 +33,8 @@ from gpuledger_agent.core.readings import (
 )
 
 _MIN_WINDOW_US: Final = 10_000
-# Drop stamps further ahead of the GPU's newest one, because they would hide all later samples.
+# Stamps that are ahead of the GPU's newest stamp by more than this are dropped, because they would
+# hide all later samples.
 _AHEAD_US: Final = 60_000_000
 # Two lengths that differ by less than this ratio are the same length, measured twice.
 _SAME_PERIOD_RATIO: Final = 0.2
@@ -320,7 +321,7 @@ def _sort(
     processes: Mapping[int, ListedProcess],
     newest_us: int,
 ) -> tuple[dict[int, list[ProcessUtilizationSample]], Counter[str]]:
-    """Return the plausible samples of listed processes by pid, and counts of others by reason."""
+    """Return plausible samples of listed processes by pid, and counts of dropped ones by reason."""
     kept: dict[int, list[ProcessUtilizationSample]] = {}
     dropped: Counter[str] = Counter()
     latest_us = newest_us + _AHEAD_US if newest_us else TIMESTAMP_US[1]

@@ -21,7 +21,8 @@ USUAL_WINDOW_US: Final = 166_667
 LONGEST_WINDOW_US: Final = 1_000_000
 """Maximum length of a window, by NVML's documentation."""
 MAX_GAP_US: Final = 1_100_000
-"""In a longer gap between two stamps, the driver returned no sample; stamps jitter by 1 %."""
+"""Maximum gap between two stamps of consecutive windows: the longest window, and a margin for
+jitter. Longer gaps show nothing about the length of a window."""
 # Two stamps that are closer than this belong to the same window.
 _SHORTEST_US: Final = 10_000
 # Gaps whose ratio is below this span equally many windows.
@@ -67,7 +68,8 @@ class StampGap(NamedTuple):
     length_us: int
     """The gap's length: one or several windows."""
     has_idle: bool
-    """Whether the driver is known to have omitted a window in the gap: it then has at least two."""
+    """Whether the driver is known to have omitted a window in the gap, so that the gap spans at
+    least two windows."""
 
 
 class WindowLength(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -218,7 +220,8 @@ def fill_idle(
 ) -> list[SampledWindow]:
     """Return the windows and, for covered time without a window, additional windows with 0 %.
 
-    A window longer than usual is shortened, because the driver omitted the time before it.
+    A window longer than usual begins with time for which the driver omitted windows. This part is
+    cut off and filled with 0 % too.
     """
     filled: list[SampledWindow] = []
     at_us = int(covered.start_us)
@@ -238,10 +241,10 @@ def fill_idle(
 def mean_percent(
     windows: Sequence[SampledWindow], covered: Interval | None
 ) -> tuple[float, float | None]:
-    """Return the length of the interval that has windows, and their mean over that part.
+    """Return how much of the interval has windows, in microseconds, and the mean over that part.
 
-    If no window overlaps the interval, the mean is the value of the newest window; `None` without
-    windows.
+    If no window overlaps the interval, the mean is the value of the newest window, or `None` if
+    there are no windows.
     """
     known = used = 0.0
     if covered is None:

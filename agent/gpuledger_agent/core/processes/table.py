@@ -33,7 +33,7 @@ class Location:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessFacts:
-    """A process's entries in `/proc`."""
+    """The facts about a process that `/proc` shows."""
 
     started_boottime_ns: int | None = None
     """Start since boot, in the kernel's steps of 10 ms; `None` if it could not be read."""
@@ -68,13 +68,14 @@ class KnownProcess:
     listed_boottime_ns: int = field(compare=False)
     """When the driver last listed the pid, for this process or for another one."""
     certain_boottime_ns: int = field(compare=False)
-    """When the driver last listed the process before `/proc` showed it, or else first listed it."""
+    """When the driver last listed the process and `/proc` showed it afterwards. If `/proc` never
+    showed it, when the driver first listed it."""
     is_confirmed: bool = field(compare=False)
     """Whether `/proc` showed the process after its last listing. If not, the process may have ended
     before that listing and its pid may have been reused, so it is unknown who used the GPU."""
     has_ended: bool = field(default=False, compare=False)
     """Whether `/proc` no longer shows the process, but showed it after a fast poll since the
-    previous tick. The process was then on the GPU in this tick."""
+    previous tick. If so, the process was on the GPU in this tick."""
 
     @property
     def is_mps_server(self) -> bool:
@@ -128,14 +129,16 @@ class ProcessTable:
         listed_boottime_ns: int,
         time_ns: int,
     ) -> TableUpdate:
-        """Look up every process again; `listed` contains the pids on each GPU that answered.
+        """Look up every process again, and return the changes.
 
-        On a GPU that did not answer, processes stay where they were. A process that `/proc` no
-        longer shows may still hold the GPU, and ends with the GPU's first answer that does not list
-        it. Such a process usually died with its GPU, so only processes listed now are counted as
-        unreadable. `listed_boottime_ns` is when the lists were read: a process that started later
-        has reused the pid of a listed process. `lingering` are pids of ended processes that the
-        next update must still return in `before`.
+        `listed` contains the pids on each GPU that answered. `listed_boottime_ns` is when these
+        lists were read: a process that started later has reused the pid of a listed process.
+        `lingering` are pids of ended processes that the next update must still return in `before`.
+
+        If a GPU did not answer, its processes are assumed to be still on it. A process that `/proc`
+        no longer shows may still hold its GPU: it ends with the GPU's first answer that does not
+        list it. Only processes that are listed now are counted as unreadable, because a process on
+        a GPU that does not answer has usually died with the GPU.
         """
         before = self._known
         self._known = {
@@ -297,7 +300,7 @@ def _observed(
 def _changes(
     now: KnownProcess | None, before: KnownProcess | None
 ) -> list[tuple[ProcessChange, KnownProcess]]:
-    """Return the changes of the process with one pid; if the pid was reused, an end and a start."""
+    """Return the changes for one pid; if the pid was reused, these are an end and a start."""
     changes: list[tuple[ProcessChange, KnownProcess]] = []
     is_another = _is_another(now, before)
     if before and (now is None or is_another):
@@ -314,7 +317,8 @@ def _is_another(now: KnownProcess | None, before: KnownProcess | None) -> bool:
     if now is None or before is None or now.facts.started_boottime_ns is None:
         return False
     if before.facts.started_boottime_ns is None:
-        # Only the earlier process's listing is known: a process that started later is another one.
+        # Only the time at which the earlier process was listed is known. A process that started
+        # later is another one.
         return now.facts.started_boottime_ns > before.listed_boottime_ns
     return now.facts.started_boottime_ns != before.facts.started_boottime_ns
 

@@ -1,8 +1,8 @@
 """Tracks the processes on a node's GPUs from tick to tick, and reports them in each tick.
 
 This module combines, for one node, the process table with the accounting of ended processes, and
-builds each tick's table of containers. The only readings that it uses are busy times of GPUs that
-belong to no process.
+builds each tick's table of containers. It uses readings only to determine how much of a GPU's busy
+time belongs to no process.
 """
 
 from collections import Counter
@@ -118,7 +118,7 @@ class ProcessTracker:
         time_ns: int,
         boottime_ns: int,
     ) -> TableUpdate:
-        """Update the processes, their containers and their ends; return the update.
+        """Update the table of processes, and add the exits; return the table's changes.
 
         `vanished` are the UUIDs of GPUs that no longer exist, so that no process uses them. With
         `reads_processes` false, the update is empty.

@@ -1,10 +1,10 @@
-"""NVML's process accounting: the driver's accounts of processes that no longer use a GPU.
+"""Reads NVML's process accounting: the past use of a GPU by processes that no longer use it.
 
-It requires accounting mode. An account outlives its process, so it shows the use of processes that
+In accounting mode, the driver keeps an account of each process in a ring buffer, which holds the
+latest account of each pid. An account outlives its process, so it shows the use of processes that
 lived for less than a tick. Each account is queried once, after the process has stopped using the
-GPU: when its pid is new in the driver's ring buffer or no longer listed. The accounts of a few
-recently reported pids are queried again, because a process that is still alive may have used the
-GPU again. The ring buffer holds the latest account of each pid.
+GPU: when its pid is new in the ring buffer or no longer listed. The accounts of a few recently
+reported pids are queried again, because a process that is still alive may have used the GPU again.
 `gpuledger_agent.core.processes.accounting` assigns an account to a process by its start time.
 """
 

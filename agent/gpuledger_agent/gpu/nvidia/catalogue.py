@@ -63,7 +63,7 @@ class DriverRange(NamedTuple):
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
-    """A function call on a device."""
+    """A source of a reading: the call of an NVML function on a device."""
 
     name: str
     """The function's name."""
@@ -199,7 +199,7 @@ _USAGE: Final = (
     ),
 )
 
-# Part of the sample record itself, and so of each event.
+# These are fields of the sample record itself, and thus part of each event.
 _SENSORS: Final = (
     # Newer drivers have a versioned call as well.
     _row(
@@ -387,7 +387,7 @@ _HEALTH: Final = (
     _row("health.nvlink_crc_data_errors_total", FieldValue(45), architectures="until Ampere"),
     _row("health.nvlink_replays_total", FieldValue(52), architectures="until Ampere"),
     _row("health.nvlink_recoveries_total", FieldValue(59), architectures="until Ampere"),
-    # In this group, which is queried rarely, because there is one field per link.
+    # There is one field per link, so these are in this group, which is queried rarely.
     _row(
         "health.nvlink_link_sent_bytes_totals", FieldValue(138, EACH_LINK), architectures="Ampere"
     ),
@@ -528,8 +528,8 @@ CATALOGUE: Final[Mapping[CallGroup, Sequence[MetricSpec]]] = {
 def specs_for(group: CallGroup, driver: DriverVersion | None) -> Sequence[MetricSpec]:
     """Return a group's readings with the sources that are valid for a driver.
 
-    If the driver is unknown (`None`), sources for certain drivers are left out. Readings without a
-    source are left out.
+    If the driver is unknown (`None`), sources that are valid only for certain drivers are left out.
+    Readings without a source are left out.
     """
     possible = (
         replace(spec, sources=tuple(source for source in spec.sources if _means_it(source, driver)))

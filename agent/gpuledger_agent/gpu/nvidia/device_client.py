@@ -90,7 +90,7 @@ def call_nvml(
     *arguments: P.args,
     **named: P.kwargs,
 ) -> T:
-    """Call the library's function of the same name.
+    """Call the library's function that has the name of `function`, and return the answer.
 
     Raises `SourceLostError`, `UnsupportedError` or `FailedError`.
     """
@@ -163,8 +163,9 @@ Key = tuple[object, ...]
 class DeviceClient:
     """Queries one device of an open library: a GPU or a MIG instance.
 
-    Each query returns `None` if there is no answer, and raises `SourceLostError`. `is_unsupported`
-    reports, by a query's key, whether its answer is missing permanently.
+    Each query returns `None` if there is no answer, and raises `SourceLostError` if the library or
+    the GPU is lost. `is_unsupported` returns, by a query's key, whether its answer will always be
+    missing.
     """
 
     library: object

@@ -121,7 +121,7 @@ class NvmlDriverEvents:
         *arguments: P.args,
         **named: P.kwargs,
     ) -> T:
-        """Call a function with its struct's version; older bindings lack both."""
+        """Call a function with its struct's version; older bindings lack function and struct."""
         version: int | None = getattr(pynvml, _VERSIONS[function.__name__], None)
         return call_nvml(self._library, function, version, *arguments, **named)
 
@@ -152,7 +152,7 @@ class NvmlGpuEvents:
     """An event set with all GPUs that can be registered."""
 
     def __init__(self, library: object, gpus: Sequence[GpuIdentity], *, clock: Clock) -> None:
-        """Create the set and register the GPUs; raises `UnavailableError` if it is refused."""
+        """Create the set and register the GPUs; raises `UnavailableError` if the set is refused."""
         self._library = library
         self._clock = clock
         self._uuids: dict[object, str] = {}

@@ -69,8 +69,8 @@ class GpmQuery:
     def query(self, older: object, newer: object) -> dict[str, Any]:
         """Return the metrics between two samples, keyed by reading; missing values are left out.
 
-        Raises `UnsupportedError` if the device has no metrics, `FailedError`, and
-        `SourceLostError`.
+        Raises `FailedError`, `SourceLostError` or, if the device has no metrics,
+        `UnsupportedError`.
         """
         if self._struct is None:
             self._struct = pynvml.c_nvmlGpmMetricsGet_t()
@@ -93,7 +93,7 @@ class GpmQuery:
         return {name: value for name, value in named.items() if value is not None}
 
     def _query_apart(self) -> dict[int, float]:
-        """Query each metric separately, because a metric that the driver lacks may fail a call."""
+        """Query each metric separately: one that the driver lacks may make a joint call fail."""
         values: dict[int, float] = {}
         for number in self._ids:
             self._lay_out([number])
@@ -159,9 +159,10 @@ class Gpm:
     ) -> None:
         """Create the counters of one device.
 
-        `client` has the GPU's handle (for a whole GPU, or with `gpu_instance` for a GPU instance)
-        or a compute instance's handle. For an instance, `whole` is the client for the GPU. Each
-        instance needs a separate `client`, because it may refuse metrics that the GPU supports.
+        For a GPU, `client` has the GPU's handle. For a GPU instance, it has the GPU's handle too,
+        and `gpu_instance` is the instance's id. For a compute instance, it has that instance's own
+        handle. `whole` is the client for the GPU that contains an instance. Each instance needs a
+        separate `client`, because it may refuse metrics that the GPU supports.
         """
         self._client = client
         self._whole = whole or client
@@ -232,9 +233,9 @@ class Gpm:
         return {self._field: values, f"{self._field}_ns": now_ns - before_ns}
 
     def _allocate(self) -> None:
-        """Allocate the buffers once; raise `UnsupportedError` if the GPU has no such counters.
+        """Allocate the buffers once; raise `UnsupportedError` if the GPU has no GPM counters.
 
-        Raise `FailedError` if the driver does not report whether the GPU has them.
+        Raise `FailedError` if the driver does not report whether the GPU has GPM counters.
         """
         if self._buffers:
             return

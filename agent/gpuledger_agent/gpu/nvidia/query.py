@@ -75,7 +75,7 @@ class WantedField(NamedTuple):
     """The union's member to read; `None` to read the member that the driver reports."""
 
 
-# Cached, because all GPUs of a node have the same fields, which are hundreds with per-link fields.
+# Cached, because all GPUs of a node have the same fields: hundreds, most of them per link.
 @lru_cache(maxsize=2048)
 def wanted_field(name: Name, field: FieldValue) -> WantedField:
     """Return a field of the catalogue in the form that `FieldBatch` uses."""
@@ -159,10 +159,10 @@ def mark_if_unsupported(client: DeviceClient, key: _Key, error: UnavailableError
 def check_code(
     client: DeviceClient, key: _Key, code: int, *, answered_key: _Key | None = None
 ) -> bool:
-    """Return whether a return code within a successful answer means success.
+    """Return whether the return code of one value in a call's answer means success.
 
-    A refusal is remembered under `key`, and an answer under `answered_key` or, without it, `key`.
-    Raises `GpuLostError`.
+    A refusal is remembered under `key`. An answer is remembered under `answered_key`, which
+    defaults to `key`. Raises `GpuLostError`.
     """
     if code == _SUCCESS:
         client.outcomes.setdefault(answered_key or key, None)

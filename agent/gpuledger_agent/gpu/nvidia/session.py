@@ -1,10 +1,10 @@
 """The GPU source for NVML: opens and closes the library, finds its GPUs and queries them.
 
 A session accepts any object with functions of `pynvml`: the real module, the simulator or a
-recording. When the session is opened, one thread per GPU looks for its GPU, so a GPU that hangs
-delays the others only for a limited time. A later opening finds that GPU under the same index. A
-handle is valid until the library is shut down, so each opening creates new GPUs, which again find
-out what the driver supports.
+recording. `open` looks for each GPU in a separate thread, so a GPU that hangs delays the others
+only for a limited time. If the hanging call returns later, the next `open` finds the GPU under the
+same index. A handle is only valid until the library is shut down. `open` therefore creates new
+GPUs, which determine again which calls the driver supports.
 """
 
 import contextlib
@@ -161,13 +161,13 @@ class NvidiaGpu:
         return replace(facts, instances=self._mig.describe(), mig_enabled=is_enabled)
 
 
-# How long an opening waits for its GPUs: an unused GPU may first be initialized for seconds.
+# How long `open` waits for the GPUs: the driver may need seconds to initialize an unused GPU.
 _FIND_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Found:
-    """A GPU that answered during an opening."""
+    """A GPU that answered while the library was being opened."""
 
     index: int
     uuid: str
@@ -194,7 +194,8 @@ class NvmlSession:
         self._is_open = False
         self._slots: dict[int, str] = {}
         self.unfound: Mapping[int, str] = {}
-        """Names of the GPUs that did not answer at the last opening, by driver index."""
+        """Names of the GPUs that did not answer when the library was last opened, by driver
+        index."""
         self.driver_events = NvmlDriverEvents(self._nvml)
         """Events about the driver itself."""
 
@@ -205,17 +206,17 @@ class NvmlSession:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the search for a GPU still hangs, so that another opening would wait too."""
-        # Use a copy, because the opening thread may change the dictionary meanwhile.
+        """Whether the search for a GPU still hangs, so that `open` would have to wait again."""
+        # Use a copy, because the thread that opens may change the dictionary meanwhile.
         return any(not finding.done() for finding in list(self._finding.values()))
 
     def open(self) -> list[NvidiaGpu]:
         """Initialize the library and return the GPUs that answer. Raises SourceLostError."""
         call_nvml(self._nvml, NvmlLibrary.nvmlInit)
-        # From here on the library has to be shut down, even if the opening fails.
+        # From here on the library has to be shut down, even if a later step fails.
         self._is_open = True
         count = call_nvml(self._nvml, NvmlLibrary.nvmlDeviceGetCount)
-        # Query the version at each opening, because the driver may have been replaced.
+        # Query the version each time, because the driver may have been replaced.
         driver = DriverVersion.parse(query_driver_version(self._nvml))
         found = self._find_all(count)
         self._gpus = [
@@ -272,7 +273,7 @@ class NvmlSession:
                 worker.end()
         finding = {index: self._finding[index] for index in range(count)}
         wait(finding.values(), timeout=self._find_seconds)
-        # A late thread keeps running: the next opening waits for it instead of starting another.
+        # A late thread keeps running: the next `open` waits for it instead of starting another.
         done = [index for index, future in finding.items() if future.done()]
         return [gpu for index in done if (gpu := self._finding.pop(index).result())]
 

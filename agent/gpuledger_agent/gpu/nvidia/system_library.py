@@ -9,8 +9,8 @@ nvidia-ml-py's form, so other modules do not depend on these details.
 **Location.** nvidia-ml-py only uses the dynamic linker. In a container, the linker may not search
 the library's directory: the container toolkit mounts the library into the image's directories
 without updating the linker's cache, and other tools mount the driver's whole root. Known
-directories are therefore searched as well. They are searched at each opening until the library is
-found, because a driver container may start after the agent.
+directories are therefore searched as well. They are searched each time the source is opened until
+the library is found, because a driver container may start after the agent.
 
 **Lists.** nvidia-ml-py calls the driver twice for a list: for its size, then for its rows. This
 fails with two kinds of drivers. Some drivers answer the size call with success, so the binding sees
@@ -18,10 +18,12 @@ no processes. Drivers 535.43 to 535.86 write rows of 32 bytes, which the binding
 so from the second row on it takes parts of other members for a pid. This module therefore calls the
 driver directly, with a buffer that is usually large enough.
 
-**Samples.** nvidia-ml-py queries the size and then the samples, with a new array each time.
+**Samples.** nvidia-ml-py queries the size and then the samples, and allocates a new array each
+time. This module usually makes one call.
 
-Buffers and arrays are reused, one set per thread, because a call that hangs in a leaked thread may
-still write into that thread's buffers. Returned samples are valid until the thread's next query.
+Buffers and arrays are reused. Each thread has its own set, because a call that hangs in a leaked
+thread may still write into that thread's buffers. Returned samples are valid until the thread's
+next query.
 """
 # ruff: noqa: N802  # NVML's own names
 
@@ -168,7 +170,7 @@ class ListingLibrary:
     def nvmlInit(self) -> None:
         """Initialize the library, and choose the row layout by the driver's version."""
         self._library.nvmlInit()
-        # Query the version at each opening, because the driver may have been replaced.
+        # Query the version each time, because the driver may have been replaced.
         try:
             version = DriverVersion.parse(self._library.nvmlSystemGetDriverVersion())
         except (pynvml.NVMLError, UnicodeDecodeError):
@@ -309,7 +311,7 @@ def with_own_lists(library: object) -> object:
 def _process(
     pid: int, memory_bytes: int, gpu_instance: int, compute_instance: int
 ) -> pynvml.nvmlFriendlyObject:
-    """Return a row in nvidia-ml-py's form, which recordings can contain."""
+    """Return a process row as an nvidia-ml-py object, so that recordings can contain it."""
     # Bypass the constructor, which sets each member in a separate call: this would take longer than
     # the driver's call.
     process = _Process.__new__(_Process)

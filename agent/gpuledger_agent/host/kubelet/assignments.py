@@ -151,8 +151,8 @@ def _resolve(
 def _find_counted(device_id: str, index: DeviceIndex) -> ResolvedDevice | Unresolved:
     """Return the GPU of an id that consists of a UUID and a number, as some sharing plugins use.
 
-    For HAMi (`UUID-n`) and Alibaba's plugin for memory (`UUID-_-n`), the ids only count: a pod
-    annotation names the GPU. The id is therefore resolved only if the node has one GPU.
+    The plugins of HAMi (`UUID-n`) and Alibaba (memory, `UUID-_-n`) use the ids only as counters: an
+    annotation of the pod names the GPU. The id is therefore resolved only if the node has one GPU.
     """
     if not device_id.startswith("GPU-"):
         return Unresolved.UNKNOWN_FORM

@@ -35,7 +35,7 @@ class _RawCodec(CodecBase):
 
 
 class _BoundedChannel(Channel):
-    """A connection that is closed after `max_bytes`, because grpclib does not limit responses."""
+    """A connection that closes after receiving `max_bytes`; grpclib does not limit responses."""
 
     def __init__(self, socket: Path, *, max_bytes: int) -> None:
         super().__init__(path=str(socket), codec=_RawCodec())

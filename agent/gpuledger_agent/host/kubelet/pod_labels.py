@@ -172,7 +172,7 @@ _decode: Final = msgspec.json.Decoder(_PodList).decode
 
 
 def parse_pods(answer: bytes, *, node: str, names: Sequence[str]) -> dict[str, Labels]:
-    """Return the chosen labels of each pod, with their names in series, by pod UID.
+    """Return each pod's chosen labels, by pod UID, with the names that they have in series.
 
     `names` are the labels' names in Kubernetes. Values that are not valid in Kubernetes are left
     out. Raise `ValueError` if the answer is not a list of pods or contains pods of another node.

@@ -1,4 +1,4 @@
-"""The entries of a tick: who used each GPU, and how much is booked on each account.
+"""Makes the entries of a tick: how much each pod, each job and the host used of each GPU.
 
 Pure arithmetic on one tick: no state, no pod names, no bus.
 """

@@ -1,4 +1,4 @@
-"""Returns the books of a tick: for each row, the entries that sum to it. Pure functions.
+"""Makes the books of a tick: for each row, the entries that sum to its reading. Pure functions.
 
 Theory of operation. A tick has one row per GPU, followed by one row per instance if MIG partitions
 the GPU. The rows of such a GPU overlap: the GPU's own row contains the memory and energy of the
@@ -6,13 +6,13 @@ whole board, and each compute instance of a GPU instance reports all memory of t
 So before the rows are booked (`shares`), each quantity is assigned to a single row:
 
 - memory (`exclusive_readings`): among compute instances that share memory, the first row that
-  reports the memory keeps it, less the memory of processes on the other rows. The GPU's own row
+  reports the memory keeps it, minus the memory of processes on the other rows. The GPU's own row
   keeps the memory that belongs to no instance;
 - busy time: the rows of the instances keep it. The GPU's own row has none, because busy time would
   count twice;
-- energy (`energy_by_row`): drivers report energy for the board only. The board's idle draw is
-  divided by the instances' memory, the rest by their busy compute slices. Each instance gets whole
-  millijoules, which are then divided among its entries.
+- energy (`energy_by_row`): drivers report energy only for the board. Its idle draw is divided in
+  proportion to the instances' memory, the rest in proportion to their busy compute slices. Each
+  instance gets whole millijoules, which are then divided among its entries.
 
 Each step reads every row a bounded number of times, because a tick may have very many rows.
 `gpuledger_enricher.join.pods` adds the names and labels of pods, which do not affect the books.
@@ -43,7 +43,7 @@ _PROFILE: Final = re.compile(r"(?:(?P<compute>\d+)c\.)?(?P<gpu>\d+)g\.")
 def book_tick(sample: NodeSample) -> list[GpuBooks]:
     """Return the books of each row (GPU or MIG instance) of the tick, in the tick's order.
 
-    Raise `IndexError` if a process points to a GPU or a container that the tick does not have, and
+    Raise `IndexError` if a process refers to a GPU or a container that the tick does not have, and
     `RepeatedContainerError` if the tick lists a container twice.
     """
     interval_ns = sample.interval_ns
@@ -69,7 +69,7 @@ def has_instances(readings: Sequence[GpuReading]) -> bool:
 
 
 def slices_by_row(readings: Sequence[GpuReading]) -> list[DeviceSlices]:
-    """Return the slices of each row; a GPU with instances has the slices that no instance has.
+    """Return the slices of each row; a GPU with instances keeps the slices that no instance has.
 
     The slices of a GPU without MIG are returned as unknown, because its reading represents the
     whole GPU.
@@ -142,7 +142,7 @@ class _Memory:
 def exclusive_readings(
     readings: Sequence[GpuReading], claims: Sequence[Sequence[Claim]]
 ) -> Sequence[GpuReading]:
-    """Return, for each row, a reading with only its own memory and busy time.
+    """Return a reading for each row, with only the row's own memory and busy time.
 
     Without instances, the readings are returned unchanged.
     """
@@ -169,7 +169,8 @@ def exclusive_readings(
             busy_ratio=None,
         )
         if reading.parent_uuid is not None:
-            # An instance with instances, which no driver reports: its parent counts the remainder.
+            # An instance that has instances itself, although no driver reports this: count only its
+            # remainder for its parent.
             parts_of[reading.parent_uuid].add(own[row], times=-1)
             parts_of[reading.parent_uuid].add(left)
         own[row] = left

@@ -1,4 +1,4 @@
-"""Reconciles processes that ended: moves their unattributed busy time to their own accounts.
+"""Reconciles ended processes: moves their unattributed busy time to their pod, job or the host.
 
 Pure arithmetic on one tick; other ticks are not needed. For each process that ended, the agent
 sends the busy time from the driver's accounting, the busy time that earlier ticks contained, and
@@ -22,15 +22,15 @@ MAX_BEHIND_NS: Final = 25 * NS_PER_HOUR
 """Maximum time from an end to its sample. An agent reports an end in the first sample that covers
 it, and no sample covers more than a day."""
 LIFETIME_PARTS: Final = 200
-"""Accounting rounds to whole percents, so it cannot resolve less than half a percent: a lifetime
-divided by this number."""
+"""Half a percent of a lifetime is the lifetime divided by this number. The driver's accounting
+cannot resolve less, because it rounds to whole percents."""
 
 
 def adjust_ends(sample: NodeSample) -> list[LateAdjustment] | None:
     """Return the late adjustments of the processes that ended; `None` if there are none.
 
-    The entries of each adjustment sum to zero. Raise `IndexError` if an end points to a GPU or a
-    container that the tick does not have.
+    The entries of each adjustment sum to zero. Raise `IndexError` if an ended process refers to a
+    GPU or a container that the tick does not have.
     """
     # Amounts below the resolution of accounting are dropped: they would be noise in every tick.
     adjusted = [
@@ -42,9 +42,10 @@ def adjust_ends(sample: NodeSample) -> list[LateAdjustment] | None:
 
 
 def unbooked_ns(end: ProcessExit) -> int:
-    """Return the busy time of a process that is in no entry, in nanoseconds; 0 if it is rounding.
+    """Return the busy time of an ended process that no entry contains yet, in nanoseconds.
 
-    The result is at most the time reserved for the process, so other accounts lose nothing.
+    The result is 0 if the difference may be due to rounding. It is at most the time that was
+    reserved for the process, so that other users lose nothing.
     """
     unbooked = min(end.busy_ns - end.sampled_busy_ns, end.reserved_busy_ns)
     return unbooked if unbooked * LIFETIME_PARTS > end.lifetime_ns else 0
@@ -59,7 +60,7 @@ def adjusted_ns(adjustments: Iterable[LateAdjustment]) -> int:
 
 
 def _adjust(end: ProcessExit, unbooked: int, sample: NodeSample) -> LateAdjustment:
-    """Return the entries that move a process's time from `unattributed` to its account."""
+    """Return the adjustment that moves a process's busy time from `unattributed` to its user."""
     # The GPU itself is not needed here, but consumers rely on the existence of its row.
     if end.gpu >= len(sample.gpus):
         raise IndexError(f"gpu {end.gpu} of {len(sample.gpus)}")
@@ -92,11 +93,12 @@ def _adjust(end: ProcessExit, unbooked: int, sample: NodeSample) -> LateAdjustme
 
 
 def _times(end: ProcessExit, sample: NodeSample) -> tuple[int, int]:
-    """Return the begin and the end of the ticks that contain the process, by the node's clock.
+    """Return the start and the end of the ticks that contain the process, by the node's clock.
 
-    If an end is not within 25 hours before its tick, the clock was set since then, or the time is
-    forged. The range then ends with the tick and keeps its length. Otherwise the ends of one tick
-    could name many different days, and the store would create a directory for each day.
+    If this end is not within 25 hours before the tick that reports it, the clock was set in the
+    meantime, or the time is forged. The range then keeps its length, but ends with the reporting
+    tick. Without this limit, one tick could report times on many different days, and the store
+    would create a directory for each day.
     """
     if 0 <= sample.time_ns - end.until_time_ns <= MAX_BEHIND_NS:
         return end.from_time_ns, end.until_time_ns

@@ -1,4 +1,4 @@
-"""Returns the books of one row of a tick: the amount of each quantity for each account. Pure.
+"""Makes the entries of one row of a tick: the amount of each quantity for each user. Pure.
 
 Theory of operation. The processes on a GPU become claims: one per container of a pod, one per job,
 one for the host, and one for processes that could not be identified (`gather_claims`). Each
@@ -8,20 +8,20 @@ quantity is then split separately:
   processes, else in equal parts;
 - memory (`split_memory`): by the memory of the processes;
 - energy (`split_energy`): idle gets the idle draw for the time without a kernel; the rest is
-  divided by busy time.
+  divided in proportion to busy time.
 
-A split contains the part of each claim, the part that is used but not claimed, and the idle part,
-which is divided among the holders of the device. `book_gpu` makes entries from the three splits in
-an order that consumers may rely on:
+A split contains the part of each claim, the part that is used but not claimed, and the idle part.
+The idle part is divided among the containers and jobs to which the device is allocated. `book_gpu`
+makes entries from the three splits, in an order that consumers may rely on:
 
 1. the containers of pods, by UID and container id;
 2. jobs, by id;
 3. the host;
 4. `unattributed`;
-5. idle: containers, then jobs, then the part without a holder.
+5. idle: containers, then jobs, then the part that is not allocated.
 
-Whatever the readings are, the entries of a quantity sum to the device. A quantity that the driver
-does not report is absent from the entries, not zero.
+Whatever the readings are, the entries of a quantity sum to the device's total. A quantity that the
+driver does not report is absent from the entries, not zero.
 
 The arithmetic is a contract: a replay must produce the same bytes, compiled or not. It uses whole
 numbers only; ratios are in parts per million. The amount of an entry is its exact share, a
@@ -33,7 +33,7 @@ This is the join's hottest code, with about forty entries per tick. It is compil
 `shares.pxd` (ADR 019), so the classes here are plain classes, and their fields become C fields.
 
 `books` separates the rows of a GPU with MIG instances, and `gpuledger.ledger.allocated_parts` finds
-the part of each holder.
+the part that is allocated to each container and job.
 """
 
 from collections.abc import Sequence
@@ -112,9 +112,10 @@ class RepeatedContainerError(GpuledgerError):
 
 
 class Claim(Portion):
-    """The claim of one account on one GPU in one tick, summed over the account's processes there.
+    """One user's claim on one GPU in one tick, summed over the user's processes on this GPU.
 
-    The splits store the claim's parts in `busy_ns`, `booked_bytes` and `millijoules`.
+    A user is a container of a pod, a job, the host, or `unattributed`. The splits store the claim's
+    parts in `busy_ns`, `booked_bytes` and `millijoules`.
     """
 
     __slots__ = (
@@ -143,7 +144,7 @@ class Claim(Portion):
         self.job_id: str | None = None
         """For a job: its id."""
         self.rank = 0
-        """Position of the account in the tick's order of accounts."""
+        """Position of the user in the tick's order of users."""
         self.is_sampled = False
         """Whether the driver reported the SM utilization of any process of the claim."""
         self.sm_ppm = 0
@@ -155,11 +156,11 @@ class Claim(Portion):
         self.has_ended = False
         """Whether any process of the claim ended within the tick."""
         self.busy_ns = 0
-        """Busy time booked on the account, in nanoseconds."""
+        """Busy time booked for the user, in nanoseconds."""
         self.booked_bytes = 0
-        """Memory booked on the account, in bytes."""
+        """Memory booked for the user, in bytes."""
         self.millijoules = 0
-        """Energy booked on the account, in millijoules."""
+        """Energy booked for the user, in millijoules."""
 
     def add(self, process: GpuProcess) -> None:
         """Add the readings of one process; the memory of an ended process is not counted."""
@@ -179,7 +180,7 @@ class Claim(Portion):
 def make_claim(
     category: Category, container: int | None = None, rank: int = 0, job_id: str | None = None
 ) -> Claim:
-    """Return the claim of an account, without processes."""
+    """Return a claim of a user, to which no process has been added yet."""
     claim = Claim()
     claim.category = category
     claim.container = container
@@ -201,12 +202,12 @@ class Split:
         self.idle = 0
         """The amount that is idle."""
         self.idle_parts: list[int] | None = None
-        """`idle` divided by the allocated parts of the device; `None` if there is only one part."""
+        """`idle`, divided among the device's parts; `None` if there is only one part."""
         self.method: Any = None
         """How the amount was determined: a member of the quantity's own enumeration."""
 
     def divide_idle(self, numerator: int, denominator: int, allocated: AllocatedParts) -> None:
-        """Divide `idle`, exactly `numerator` / `denominator`, among the parts of the device."""
+        """Divide `idle`, whose exact value is `numerator` / `denominator`, among the parts."""
         pieces = [number for _, number in allocated.parts]
         self.idle_parts = divide(self.idle, pieces, numerator, denominator * allocated.whole)
 
@@ -251,7 +252,8 @@ class Energy:
         """Energy to split between claims and idle."""
         self.floor_numerator = floor_numerator
         self.floor_denominator = floor_denominator
-        """Idle draw in millijoules per nanosecond, with the numerator; at most the draw."""
+        """`floor_numerator` / `floor_denominator` is the idle draw in millijoules per nanosecond,
+        at most the actual draw."""
         self.method = method
         """How the energy was determined."""
         self.idle_draw_milliwatts = idle_draw_milliwatts
@@ -271,13 +273,13 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
     allocated: AllocatedParts = UNALLOCATED_PARTS,
     slices: DeviceSlices = UNKNOWN_SLICES,
 ) -> GpuBooks:
-    """Return the books of one row: the entries of claims, host and `unattributed`, then of idle.
+    """Return the books of one row: its reading, and the entries among which the reading is divided.
 
     `own` is the reading with only the row's own values; `slices` is the row's part of the board.
     Busy time sums to the interval, memory to the total memory, energy to `energy`. A quantity that
-    the driver does not report is absent from all entries. There is one idle entry for each holder
-    of a part of the GPU, and one for the part without a holder. The allocated times of the idle
-    entries sum to the interval.
+    the driver does not report is absent from all entries. There is one idle entry for each
+    container and job to which a part of the GPU is allocated, and one for the rest, if any. The
+    allocated times of the idle entries sum to the interval.
     """
     parts = allocated.parts
     several = allocated if len(parts) > 1 else None
@@ -286,15 +288,16 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
     memory = joules = None
     total_bytes = own.memory_total_bytes
     if total_bytes is not None:
-        # Reserved memory is in use by the driver, not by a process. Readings may contradict.
+        # Reserved memory is in use by the driver, not by a process. Readings may contradict each
+        # other.
         limit_bytes = total_bytes
         reserved_bytes = own.memory_reserved_bytes or 0
         if reserved_bytes > limit_bytes:  # noqa: PLR1730 - min() costs three times as much
             reserved_bytes = limit_bytes
         memory = split_memory(own.memory_used_bytes, claims, limit_bytes - reserved_bytes, several)
         if reading.memory_unified and memory.method is not _SCALED:
-            # Only the memory of processes counts as used. The rest of the machine's memory in use
-            # does not belong to the GPU, so the rest is idle, like free memory.
+            # The GPU shares the machine's memory, so only the memory of GPU processes counts as
+            # used. Memory that other programs use is idle for the GPU, like free memory.
             memory.method = _UNIFIED
     if energy is not None:
         joules = split_energy(energy, busy, claims, interval_ns, several)
@@ -317,7 +320,7 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
         unattributed.booked_bytes += unclaimed_bytes
         unattributed.millijoules += unclaimed_millijoules
     return GpuBooks(
-        # Unchanged: consumers see the board's memory, whatever was booked for this row.
+        # The row's original reading, not `own`: consumers see the memory of the whole board.
         reading=reading,
         entries=_enter(
             claims, parts, allocated_times(interval_ns, allocated), busy, memory, joules
@@ -340,7 +343,10 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
 
 
 def _busy_method(busy: Split, reading: GpuReading) -> BusyMethod:
-    """Return how busy time was determined; the reading's own method replaces process samples."""
+    """Return how busy time was determined.
+
+    If it was derived from process samples, the reading's own method takes precedence.
+    """
     method: BusyMethod = busy.method
     if method is _PROCESS_UTILIZATION and reading.busy_method is not None:
         return reading.busy_method
@@ -352,10 +358,10 @@ def gather_claims(sample: NodeSample) -> list[list[Claim]]:
 
     The claims of pods come first, by UID and container id, then the claims of jobs by id, then the
     claims of the host and of `unattributed`. A process belongs to the host if it has no container,
-    or if its container has no id, no pod and no job. A process that ended before its start time and
-    its container could be read is `unattributed`. Raise `IndexError` if a process points to a GPU
-    or a container that the tick does not have, and `RepeatedContainerError` if the tick lists a
-    container twice.
+    or if its container has no id, no pod and no job. A process is `unattributed` if it ended before
+    the agent could read its start time and its container. Raise `IndexError` if a process refers to
+    a GPU or a container that the tick does not have, and `RepeatedContainerError` if the tick lists
+    a container twice.
     """
     containers = sample.containers
     order, ranks, jobs = _rank(containers)
@@ -394,8 +400,8 @@ def _rank(containers: Sequence[ContainerRef]) -> tuple[list[int], list[int], int
 
     The order consists of positions in `containers`: containers of pods, then jobs. A job with
     several containers is one claim, at the position of one of its containers. A container with no
-    id, no pod and no job gets the host's rank, which is the last. Raise `RepeatedContainerError` if
-    a container is listed twice.
+    id, no pod and no job gets the host's rank, which follows the ranks of pods and jobs. Raise
+    `RepeatedContainerError` if a container is listed twice.
     """
     names: list[tuple[str, str, int]] = []
     of_jobs: list[tuple[str, str, int]] = []
@@ -438,7 +444,7 @@ def _rank_jobs(names: list[tuple[str, str, int]], order: list[int], ranks: list[
 
 
 def are_unmeasured(claims: Sequence[Claim]) -> bool:
-    """Return whether the driver reported no process's utilization."""
+    """Return whether the utilization of every process is unknown."""
     for claim in claims:  # noqa: SIM110 - all() costs three times as much, for each GPU and tick
         if claim.is_sampled:
             return False
@@ -510,8 +516,9 @@ def _weigh(claims: list[Claim], ppm: int) -> BusyMethod:
     The weights are the driver's samples of the processes. A process has no samples after it ends,
     so the device's utilization (`ppm`) may include kernels that no sample shows. If a process
     ended, the missing part goes to the claims with ended processes. Otherwise the difference is
-    rounding, because both values are whole percents, and is spread in proportion. If no samples
-    measure use, the weights are the memory of the processes; without memory, all weights are equal.
+    rounding, because both values are whole percents, and is spread in proportion. If no sample
+    shows any use, the weights are the memory of the processes. If that is unknown, all weights are
+    equal.
     """
     total = claimed_bytes = ended = 0
     is_measured = False
@@ -541,12 +548,13 @@ def split_memory(
     limit_bytes: int,
     several: AllocatedParts | None = None,
 ) -> Split:
-    """Split the bytes in use.
+    """Split the memory of a row into used and idle bytes.
 
-    Each claim gets the memory of its processes, scaled down if all claims exceed the memory in use.
-    The rest is `unattributed`, unless there is only one claim and the driver does not report the
-    memory of its processes: then the claim gets everything. The total is at most `limit_bytes`,
-    because readings taken one after the other may contradict.
+    Each claim gets the memory of its processes. If all claims together exceed the memory in use,
+    they are scaled down. The rest of the memory in use is `unattributed`. But if there is only one
+    claim and the driver does not report the memory of its processes, the claim gets everything. The
+    memory in use is limited to `limit_bytes`, because readings that are taken one after the other
+    may contradict each other.
     """
     total = 0
     for claim in claims:
@@ -616,7 +624,7 @@ def split_energy(
     interval_ns: int,
     several: AllocatedParts | None = None,
 ) -> Split:
-    """Split the energy by time.
+    """Split the energy of a row into idle energy and the energy of each claim.
 
     Idle gets the idle draw for the time without a kernel. The claims share the rest in proportion
     to their busy time. If the row was not busy, all energy is idle. If busy time is unknown, all

@@ -1,4 +1,4 @@
-"""Describes the pods of a tick's books, from the records that have been read.
+"""Describes the pods of a tick, from the pod records that have been read so far.
 
-The books do not depend on this package.
+The entries of the tick do not depend on this package.
 """

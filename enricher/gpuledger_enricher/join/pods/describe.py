@@ -76,11 +76,11 @@ def name_by_allocation(
     """Return the names of pods without a record, if the tick's allocations identify them.
 
     A cgroup path has UIDs and the kubelet's response has names: only the device connects the two. A
-    pending pod gets a name if all of these are true:
+    pending pod gets the name of a pod in the kubelet's response if all of these are true:
 
-    - The pod of that name is the only holder of each device that the pending pod's processes use.
-    - No other pending pod could have the name.
-    - No living pod of that name is known, neither on this node nor on another one.
+    - Each device that the pending pod's processes use is allocated only to the pod of this name.
+    - No other pending pod could have this name.
+    - No living pod of this name is known, neither on this node nor on another one.
     """
     if not pending or not sample.allocations:
         return {}
@@ -237,7 +237,7 @@ def describe_tick(
 ) -> PodDescriptions:
     """Return the descriptions of a tick's pods, of their namespaces, and of the node.
 
-    These pods use GPUs according to the tick, or hold them.
+    A tick's pods are those that use a GPU in the tick, or to which a GPU is allocated.
     """
     node, time_ns = sample.node, sample.time_ns
     identities = list(map(identity_of, sample.containers))
@@ -348,7 +348,7 @@ def identity_of(container: ContainerRef | IncidentProcess) -> Identity:
 def find_foreign_pods(
     identities: Iterable[Identity], pods: PodCache, *, node: str
 ) -> dict[Identity, PodRecord]:
-    """Return the pods among these that the API server has placed on another node.
+    """Return those pods of the identities that the API server has placed on another node.
 
     A pod never moves, so its record names its node permanently. A pod without a record in this
     worker is pending, not foreign; this includes every pod in the partitions of other workers. A
@@ -422,9 +422,9 @@ class EventPods:
     def add_allocations(self, allocations: Sequence[DeviceAllocation]) -> list[EventAllocation]:
         """Add the pods of allocations; return the allocated containers, by pod.
 
-        The kubelet's response has pod names but no UIDs. If a pod of that name has a record on this
-        node, the record decides. Without a record, the node's report counts, unless a pod of that
-        name is placed on another node: otherwise a node could book its idle time on any pod.
+        The kubelet's response has pod names but no UIDs. If this node has a pod record of that
+        name, the record is used. If not, the node's report is trusted, but only if no pod of that
+        name is placed on another node. Otherwise a node could charge its idle time to any pod.
         """
         if not allocations:
             return []

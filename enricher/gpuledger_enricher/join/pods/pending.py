@@ -1,7 +1,8 @@
-"""Tracks the pods that ticks name before their records come, and reports those that never come.
+"""Tracks pods that appear in a tick before their pod record has arrived.
 
-Events do not wait for records: they describe such a pod as pending. This module does not affect
-events. It does no I/O; all times are by the worker's clock.
+Events do not wait for the record, and describe such a pod as pending. If the record does not arrive
+in time, the pod is reported as unknown. This module does not affect events. It does no I/O; all
+times are by the worker's clock.
 """
 
 from collections import OrderedDict
@@ -58,7 +59,7 @@ class PendingPods:
     def record(
         self, identities: Iterable[Identity], *, node: str, partition: int, now_ns: int
     ) -> None:
-        """Record that a tick named pods whose records have not come."""
+        """Record that a tick named pods whose records have not arrived."""
         cluster, _ = split_key(node)
         for uid, container_id in identities:
             key = key_in(cluster, uid or container_id or "")
@@ -93,7 +94,7 @@ class PendingPods:
         return list(resolved.values())
 
     def expire(self, now_ns: int) -> Sequence[PendingPod]:
-        """Return the pods whose records did not come in time, each once.
+        """Return the pods whose records did not arrive in time, each pod only once.
 
         Return nothing if the previous call was less than a second ago.
         """

@@ -28,12 +28,12 @@ from gpuledger.records import (
 )
 from gpuledger_enricher.watched_records import WatchedRecord, is_older
 
-# A container that crashes repeatedly waits up to five minutes before each restart. Ticks are kept
-# for six hours, in which they can be joined again.
+# A container that crashes repeatedly restarts about every five minutes: 72 times in the six hours
+# for which ticks are kept and can be joined again.
 MAX_FORMER_CONTAINERS: Final = 100
 PAST_VERSIONS_NS: Final = 8 * NS_PER_HOUR
-"""How long past versions are kept before the newest one: the retention of samples plus the hours
-that they may have waited on their node."""
+"""How long versions are kept after newer ones have replaced them: the retention of samples plus the
+hours for which samples may have waited on their node."""
 MAX_PAST_VERSIONS: Final = 4_096
 """Maximum per object; a pod whose labels change all the time gets a version every few seconds."""
 SKEW_NS: Final = NS_PER_MINUTE
@@ -55,7 +55,7 @@ DescriptionT = TypeVar("DescriptionT", bound=NodeDescription | NamespaceDescript
 
 
 class PastVersion(NamedTuple, Generic[FactsT]):
-    """The common facts of consecutive versions of an object, before a version changed them."""
+    """Facts that consecutive versions of an object had in common, until a version changed them."""
 
     until_ns: int
     """When podwatch saw the version that changed the facts."""
@@ -73,17 +73,17 @@ class KnownObject(msgspec.Struct, Generic[RecordOf, FactsT], gc=False):
     partition: int
     """The partition that the record was read from."""
     past: tuple[PastVersion[FactsT], ...] = ()
-    """Facts of earlier versions that differ, ordered by the time until which they were in force."""
+    """Earlier versions with other facts, ordered by the time until which each was in force."""
 
     def facts(self) -> FactsT:
-        """Return the facts of the newest version that descriptions contain."""
+        """Return the newest version's facts, as far as descriptions contain them."""
         raise NotImplementedError
 
     def at(self, time_ns: int) -> FactsT:
         """Return the facts of the version that was in force at a time.
 
-        This is the newest version that podwatch had seen by then; otherwise the oldest known
-        version.
+        This is the newest version that podwatch had seen by then. If podwatch had not seen any, it
+        is the oldest known version.
         """
         for past in self.past:
             if time_ns < past.until_ns:
@@ -96,8 +96,7 @@ class KnownObject(msgspec.Struct, Generic[RecordOf, FactsT], gc=False):
         `seen_time_ns` is when podwatch saw this version. Versions are ordered by `resourceVersion`,
         or in the order in which they were written if that cannot be compared. They are never
         ordered by the times at which podwatch saw them, because podwatch's clock may be set back.
-        If a known version was seen at a later time than this newer one, that version counts as
-        never in force.
+        An older version that was seen at a later time than this one counts as never in force.
         """
         now, version = self.facts(), self.record.resource_version
         earlier = PastVersion(seen_time_ns, before.record.resource_version, before.facts())
@@ -114,7 +113,7 @@ class KnownObject(msgspec.Struct, Generic[RecordOf, FactsT], gc=False):
                 return
         known = [*self.past, earlier]
         while len(known) > 1 and known[-2].until_ns >= seen_time_ns:
-            known.pop()  # seen later than this newer version, so this one was never in force
+            known.pop()  # seen later than the newer version, so it was never in force
         last = known.pop()
         if last.facts != now:
             known.append(last._replace(until_ns=seen_time_ns))
@@ -133,7 +132,7 @@ class PodFacts(NamedTuple):
 
 
 class KnownPod(KnownObject[PodRecord, PodFacts], gc=False):
-    """Everything known about one pod. A deletion applies from its own time, not as a version."""
+    """Everything known about one pod. A deletion has its own time, and is not a version."""
 
     previous_containers: dict[str, str] = msgspec.field(default_factory=dict)
     """Names of containers in earlier versions, by container id."""
@@ -171,8 +170,8 @@ class KnownPod(KnownObject[PodRecord, PodFacts], gc=False):
     def rank_at(self, time_ns: int) -> tuple[bool, bool, int, str]:
         """Return a sort key for pods of the same name: the maximum is the pod that has the name.
 
-        A pod that was created by then ranks above a pod that was not; among these, a pod that was
-        not deleted ranks higher; among these, the newer pod.
+        These rank higher, in this order: pods created by that time, pods not deleted by that time,
+        and newer pods.
         """
         created_ns, deleted_ns = self.record.created_time_ns, self.record.deleted_time_ns
         is_there_still = deleted_ns is None or time_ns < deleted_ns
@@ -337,7 +336,7 @@ class ClusterObjects:
 
 
 class NodePods:
-    """The UIDs of a node's pods, and the number of its last change."""
+    """The UIDs of a node's pods, and the number of their last change."""
 
     __slots__ = ("uids", "version")
 
@@ -350,9 +349,10 @@ class Names(Generic[N]):
     """Assigns names of one kind to pods, and remembers the other pods that claim the same name.
 
     A younger pod cannot take over a name while the older pod lives. Otherwise a person who may
-    create pods could put the name of such a pod on the use of another pod. A static pod keeps its
-    hash when its object in the API server is recreated: the old object is then deleted, and earlier
-    ticks belong to the old object. The result does not depend on the order in which records arrive.
+    create pods could have the use of another pod attributed to their own pod. A static pod keeps
+    its hash when its object in the API server is recreated: the old object is then deleted, and
+    earlier ticks belong to the old object. The result does not depend on the order in which records
+    arrive.
     """
 
     def __init__(self, pods: Mapping[str, KnownPod]) -> None:
@@ -419,7 +419,7 @@ class PodCache:
         """Create an empty cache; successive caches of one cluster must share `changes`."""
         self._pods: dict[str, KnownPod] = {}
         self._by_container: Names[str] = Names(self._pods)
-        """By container id, for pods of the node whose pod first had the id."""
+        """By container id, but only for pods of one node: the first node with a pod of this id."""
         self._by_container_on_node: Names[OnNode] = Names(self._pods)
         """By node and container id, for pods of other nodes; kubelets may report any id."""
         self._by_hash: Names[OnNode] = Names(self._pods)
@@ -590,8 +590,8 @@ class ClusterPods:
 
     def __init__(self) -> None:
         self._clusters: dict[str, PodCache] = {}
-        # One counter for all caches: descriptions depend on a node's number, so it must never
-        # recur.
+        # One counter for all caches: descriptions are valid for one version of a node's pods, so
+        # the number of a version must never recur.
         self._changes = count(1)
 
     def __len__(self) -> int:
@@ -624,7 +624,7 @@ class ClusterPods:
 
 
 def nearest(pods: Iterable[KnownPod], *, time_ns: int) -> KnownPod | None:
-    """Return which of the pods with the same name had it at a time; `None` without pods."""
+    """Return the pod that had the name at a time, among pods of one name; `None` without pods."""
     return max(pods, key=lambda known: known.rank_at(time_ns), default=None)
 
 
@@ -647,7 +647,7 @@ def _right_to_name(pod: PodRecord) -> tuple[bool, int, str]:
 
 
 def _former(earlier: dict[str, str], pod: PodRecord) -> dict[str, str]:
-    """Return the newest containers that only earlier versions name, by id."""
+    """Return the names of the newest containers that only earlier versions contain, by id."""
     named = ids_of(pod)
     previous_containers = [item for item in earlier.items() if item[0] not in named]
     return dict(previous_containers[-MAX_FORMER_CONTAINERS:]) if previous_containers else _NONE

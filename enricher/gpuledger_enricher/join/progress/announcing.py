@@ -33,7 +33,11 @@ class Announcer:
     """Returns the watermarks of a worker's partitions: one per cluster every few seconds."""
 
     def __init__(self, *, topic: str, publisher: str) -> None:
-        """`topic` is the events topic that the watermarks describe; `publisher` publishes them."""
+        """Start without partitions.
+
+        `topic` is the events topic that the watermarks describe, and `publisher` is the name of
+        this worker in the watermarks.
+        """
         self._topic = topic
         self._publisher = publisher
         self._partitions: dict[int, _Partition] = {}
@@ -79,7 +83,11 @@ class Announcer:
             state.acknowledged, state.drawn = state.drawn or state.acknowledged, None
 
     def drain(self, partition: int, *, now_seconds: float, time_ns: int) -> list[Message]:
-        """Return the watermarks of a partition, one per cluster; nothing without a new state."""
+        """Return the watermarks to publish for a partition, one per cluster.
+
+        The list is empty if no state was acknowledged since the last call, or if the offset after
+        the partition's events is unknown.
+        """
         state = self._partitions.get(partition)
         if state is None or state.acknowledged is None:
             return []

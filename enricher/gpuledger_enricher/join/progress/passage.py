@@ -1,23 +1,23 @@
-"""Judges a tick by its node's watermark: duplicate, late, after a gap, or ahead of its boot.
+"""Detects whether a tick is a duplicate, late, after a gap, or ahead of its boot.
 
-Pure functions of ticks and watermarks. The only clock used is the worker's; it limits the times of
-the nodes.
+Pure functions of ticks and the watermarks of their nodes. The only clock used is the worker's; it
+limits the times of the nodes.
 
 How a `seq` that runs ahead is detected: `seq` is in milliseconds since the boot, so a tick's time
-minus `seq` is the start of its boot. Two clocks give a tick's time. One is the record's timestamp:
-the writer sets the timestamp, and brokers reject it if it is more than a day ahead
-(`gpuledger.topics`). The other is the worker's clock when the worker reads the record, which is
-never before the tick.
+minus `seq` is the start of its boot. Two clocks give a tick's time:
 
-- By the earlier of the two, the calculated start is too late by at most this day plus the time for
-  which the tick waited on its node. The latest start of the booked ticks, calculated in this way,
-  is kept with the watermark.
-- By the later of the two, the calculated start may be too late by any amount, but never too early.
+- The timestamp of the record. The writer sets it, and brokers reject it if it is more than a day
+  ahead (`gpuledger.topics`).
+- The worker's clock when the worker reads the record, which is never before the tick.
 
-So if a tick's start, by the later clock, is more than `MAX_AHEAD_NS` before the kept one (a day,
-plus a day of waiting on the node), no node wrote its `seq`. Late ticks, gaps of any length and
-clocks that are set shift the start in the other direction: an honest tick is rejected only if two
-clocks are wrong at once.
+The earlier of these two times gives a start that is too late by at most that day, plus the time for
+which the tick waited on its node. The latest such start of all booked ticks is kept with the
+watermark. The later of the two times gives a start that may be too late, but is never too early.
+
+If a tick's start by the later time is more than `MAX_AHEAD_NS` before the kept start, no node wrote
+this `seq`. The limit is a day, plus a day of waiting on the node. Late ticks, gaps and clocks that
+are set shift the start in the other direction. So a genuine tick is rejected only if two clocks are
+wrong at once.
 """
 
 from bisect import bisect_left
@@ -38,7 +38,7 @@ MIN_GAP_NS: Final = 50 * NS_PER_MS
 UNRESPONSIVE_NS: Final = 120 * NS_PER_SECOND
 """The join does not wait for a node further than this behind the time its partition has reached."""
 _STEP_NS: Final = NS_PER_SECOND
-# The drift between two clocks of one machine is below one in this number.
+# Two clocks of one machine drift apart by less than one part in this number.
 _DRIFT: Final = 1000
 _LATE_NS: Final = round(LATE_SECONDS * NS_PER_SECOND)
 # The agent's `spool.max_age_seconds` limits how long a tick waits on its node: an hour by default,
@@ -63,7 +63,8 @@ class BootWatermark(NamedTuple):
     seq: int
     """The number of the boot's last booked tick, in milliseconds since the start of the boot."""
     begun_ns: int
-    """The latest start of the boot calculated from booked ticks, by the earlier of two clocks."""
+    """Start of the boot: the latest one calculated from booked ticks, by the earlier of two clocks.
+    """
     first_ns: int
     """When the boot's first tick was booked, by the worker's clock."""
     last_ns: int
@@ -73,7 +74,7 @@ class BootWatermark(NamedTuple):
     running."""
 
     def booked_for_ns(self, now_ns: int) -> int:
-        """Return for how long the boot has been booked, plus up to an hour after its last tick."""
+        """Return the time from the boot's first tick until now, or until an hour after its last."""
         return min(now_ns, self.last_ns + _AWAY_NS) - self.first_ns
 
 
@@ -91,7 +92,8 @@ class NodeWatermark(msgspec.Struct, gc=False):
     last_seen_ns: int
     """When a worker last read a tick of the node, by the worker's clock."""
     begun_ns: int
-    """The latest start of the boot calculated from booked ticks, by the earlier of two clocks."""
+    """Start of the boot: the latest one calculated from booked ticks, by the earlier of two clocks.
+    """
     first_ns: int
     """When the first tick of the boot was booked, by the worker's clock."""
     last_ns: int
@@ -99,14 +101,14 @@ class NodeWatermark(msgspec.Struct, gc=False):
     before: tuple[BootWatermark, ...] = ()
     """The few other boots that are kept, the newest first."""
     single_time_ns: int | None = None
-    """Time of a later tick from another boot that has only this one tick; otherwise `None`."""
+    """Time of a later tick that is the only tick of another boot; `None` if there is none."""
 
     def newest(self) -> BootWatermark:
         """Return the progress of the node's newest boot."""
         return BootWatermark(self.boot_id, self.seq, self.begun_ns, self.first_ns, self.last_ns)
 
     def last_time_ns(self) -> int:
-        """Return the time of the last tick booked in order, even if it is the only one of its boot.
+        """Return the time of the tick booked last, even if its boot has no other tick.
 
         Late ticks of earlier boots do not count.
         """
@@ -172,7 +174,7 @@ def is_duplicate(sample: NodeSample, watermark: NodeWatermark | None) -> bool:
 
 
 def gap_before_ns(sample: NodeSample, watermark: NodeWatermark | None) -> int | None:
-    """Return the time between the previous booked tick and the begin of this one, in nanoseconds.
+    """Return the time between the previous booked tick and the start of this one, in nanoseconds.
 
     Within a boot, the time is measured by `seq`, the milliseconds since boot, which cannot be set.
     Between boots, it is measured by the node's clock and includes the node's downtime. Return
@@ -265,7 +267,8 @@ class Reached(NamedTuple):
     def raised_to(self, until_ns: int, nodes: Mapping[str, NodeWatermark]) -> "Reached":
         """Return a copy with the later time `until_ns`, which was published before.
 
-        Nodes that were unresponsive at that time and returned with earlier ticks stay left out.
+        Nodes whose newest tick is before `until_ns` are added to the unresponsive nodes. They were
+        unresponsive when that time was published, and have returned with earlier ticks.
         """
         named = dict(self.unresponsive)
         left = {name: known.time_ns for name, known in nodes.items() if known.time_ns < until_ns}
@@ -278,17 +281,20 @@ def find_reached(
 ) -> Reached | None:
     """Return the time through which one cluster's nodes are complete in a partition.
 
-    The result is based on each node's newest tick. A node's ticks come in order, so all nodes are
-    complete up to the newest tick of the slowest responsive node. `is_at_end` means that all
-    records have been read: then the worker's clock decides which nodes are unresponsive, and a
-    partition without responsive nodes is complete up to two minutes ago. Return `None` if records
-    remain and no node is known.
+    A node's ticks come in order, so all nodes are complete up to the newest tick of the slowest
+    responsive node. Return `None` if no node is known and records remain to be read.
 
-    The remaining records may cover hours. Until they are read, a node is unresponsive if it was
-    last read two minutes before another node, by the worker's clock, or if it is two minutes behind
-    at least half of the others. So a single clock that runs ahead does not make nodes unresponsive
-    whose ticks have not been read yet. Time without ticks before `since_ns`, by the worker's clock,
-    does not count, because the worker was not reading then.
+    `is_at_end` means that all records have been read. Then the worker's clock decides which nodes
+    are unresponsive, and a partition without responsive nodes is complete up to two minutes ago.
+
+    Otherwise the remaining records may cover hours, and a node is unresponsive in two cases:
+
+    - The worker read the node's last tick two minutes before a tick of another node.
+    - The node's newest tick is two minutes older than those of at least half of the nodes.
+
+    So a single clock that runs ahead does not make nodes unresponsive whose ticks have not been
+    read yet. The worker started to read at `since_ns`, by its clock; earlier time without ticks
+    does not count.
     """
     times = {name: min(known.time_ns, now_ns) for name, known in nodes.items()}
     last_seen = {name: max(known.last_seen_ns, since_ns) for name, known in nodes.items()}
@@ -319,9 +325,9 @@ def find_reached(
 def partition_watermark(newest_ns: Iterable[int], *, now_ns: int) -> int:
     """Return the time that a partition has reached, from the newest tick of each of its nodes.
 
-    One node in ten is past this time (with up to nine nodes: the node that is furthest ahead), so a
-    few clocks that run ahead do not make other nodes late. The time is never after `now_ns`. Nodes
-    that have been unresponsive for an hour do not count. A single node is compared with itself.
+    A tenth of the nodes are past this time, so a few clocks that run ahead do not make other nodes
+    late. With fewer than ten nodes, it is the newest tick of all nodes. The time is never after
+    `now_ns`. Nodes that are an hour behind the newest tick do not count.
     """
     # Clocks that run ahead are limited to the worker's time, so they do not make other nodes late.
     times = sorted(min(time_ns, now_ns) for time_ns in newest_ns)

@@ -1,7 +1,8 @@
 """The last booked tick of each node, so that a tick that is read twice is booked only once.
 
 This is the state of a worker's partitions. It is published with the events (`NodeProgress`), read
-by the partition's next worker, and forgotten with the partition. It does not use the bus.
+by the partition's next worker, and forgotten when the partition is revoked. This module itself does
+not use the bus.
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,7 +31,7 @@ NEWEST_BOOTS: Final = 4
 rebooted with unsent ticks."""
 LONGEST_BOOTS: Final = 4
 """Older boots that are kept. The node's real boot is among those that have been booked for longest,
-however many were made up since."""
+however many boots were forged since."""
 MAX_NODES: Final = 20_000
 """Maximum number of nodes of one partition: several times the size of the largest clusters."""
 
@@ -75,8 +76,8 @@ class NodeWatermarks:
     def reached_ns(self, now_ns: int) -> int | None:
         """Return the time that the partition has reached; `None` before its first tick.
 
-        The time is computed once in as many ticks as there are nodes, because the cost of computing
-        it is proportional to the number of nodes.
+        The time is computed again after as many ticks as there are nodes, because the cost is
+        proportional to the number of nodes. Nodes without ticks for a day are then forgotten.
         """
         if self._left_of_sweep <= 0 and self._watermarks:
             self._reached_ns = partition_watermark(
@@ -94,7 +95,7 @@ class NodeWatermarks:
         return self._complete_until_ns.get(cluster, 0)
 
     def call_complete(self, cluster: str, until_ns: int) -> None:
-        """Record a published watermark of a cluster; an earlier watermark has no effect."""
+        """Record a published watermark of a cluster; one with an earlier time is ignored."""
         if cluster in self._complete_until_ns or len(self._complete_until_ns) < MAX_CLUSTERS:
             known_ns = self.complete_until_ns(cluster)
             self._complete_until_ns[cluster] = max(known_ns, until_ns)
@@ -102,8 +103,8 @@ class NodeWatermarks:
     def find_complete(self, *, now_ns: int, is_at_end: bool) -> dict[str, Reached]:
         """Return, by cluster, the time through which the partition is complete.
 
-        The time never decreases, unless the known one is over two days ahead of the worker's clock.
-        A cluster without nodes in this partition is as complete as the whole partition. The same
+        The time never decreases, unless the published one is over a minute ahead of the worker's
+        clock. A cluster without nodes in this partition is as complete as the partition. The same
         applies to a cluster whose nodes are all unresponsive while nodes of other clusters send
         ticks, such as a removed cluster. If no cluster is known, the default cluster is reported,
         because an empty partition is complete too. `is_at_end` means that all records have been
@@ -138,16 +139,16 @@ class NodeWatermarks:
         return complete
 
     def restart_listening(self, now_ns: int) -> None:
-        """Start listening again after an outage of Kafka, so that nodes count as responsive."""
+        """Count time without ticks only from now on, because Kafka was unavailable before."""
         self._since_ns = now_ns
 
     def _make_room(self) -> None:
-        """Forget the tenth of the nodes that have been booked for the shortest time.
+        """Forget 10 % of the nodes: those that have been booked for the shortest time.
 
-        An attacker can forge names, thousands in a second. If the nodes with the oldest ticks were
-        forgotten, this would hit real nodes, because forged names are newer. But an attacker cannot
-        forge the time for which a name has been booked by the worker's clock: a real node has a
-        head start over all names that come later.
+        An attacker can forge thousands of names in a second. If the nodes with the oldest ticks
+        were forgotten, these would be real nodes, because forged names are newer. But an attacker
+        cannot forge the time for which a name has been booked, by the worker's clock. In this
+        respect, a real node is ahead of all names that come later.
         """
         left = sorted(self._watermarks, key=lambda node: self._watermarks[node].known_for())
         self._forget(left[: MAX_NODES // 10])
@@ -204,7 +205,7 @@ class NodeWatermarks:
         self._advanced.pop(node, None)
 
     def drain(self) -> list[tuple[str, NodeProgress | None]]:
-        """Return the changes since the last call: progress by node key; `None` to forget a node."""
+        """Return the progress changed since the last call, by node; forgotten nodes have `None`."""
         advanced, self._advanced = self._advanced, {}
         return [
             (node, watermark.progress_of(node) if watermark else None)
@@ -265,10 +266,11 @@ def _kept(
 ) -> tuple[BootWatermark, ...]:
     """Return the boots other than the newest one, merged from all known data about them.
 
-    If there are many, the newest ones are kept, and of the others those booked for longest. A
-    person who may write ticks can forge boots, and if a real boot were forgotten, an old `seq` of
-    this boot would be taken for its start. But a forger cannot change the time for which a boot has
-    been booked by the worker's clock: the node's real boot has a head start over all later boots.
+    If there are many, the newest boots are kept, and among the others those that have been booked
+    for longest. A person who may write ticks can forge boots. If a real boot were forgotten, its
+    old ticks would count as the ticks of a new boot. But a forger cannot change the time for which
+    a boot has been booked, by the worker's clock. In this respect, the node's real boot is ahead of
+    all boots that come later.
     """
     boots: dict[str, BootWatermark] = {}
     for boot in chain(*known_boots):

@@ -1,8 +1,9 @@
-"""Matches the driver's accounts to processes, and completes the records of their ends.
+"""Matches the driver's accounts to processes, and adds them to the processes' `ended` records.
 
-The record of an end waits some ticks for the accounts of its GPUs. For an account of a process that
-was never listed, a record of its start and one of its end are made. The driver only keeps a pid's
-latest account, so an account that began after a process's last listing belongs to another process.
+An account is the driver's accounting entry for a process that has closed a GPU. An `ended` record
+waits up to five ticks for the accounts from its GPUs. For an account of a process that was never
+listed, a `seen` and an `ended` record are made. The driver only keeps a pid's latest account, so an
+account that began after a process's last listing belongs to another process.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ _SLACK_NS: Final = NS_PER_SECOND
 """Tolerance when an account's start is compared with a process's start: the kernel counts starts in
 hundredths of a second, and the wall clock may have been set."""
 _MAX_WAIT_TICKS: Final = 5
-# Longer than any driver repeats an account.
+# No driver repeats an account for longer than this.
 _REPEATED_TICKS: Final = 10
 _RECENT_EXITS: Final = 256
 _EARLIER_CLOCKS: Final = 8
@@ -36,11 +37,11 @@ _EARLIER_CLOCKS: Final = 8
 DriverAccount = tuple[int, GpuTotals]
 """A pid and its use of one GPU."""
 DriverAccounts = Mapping[str, Sequence[DriverAccount] | None]
-"""Accounts by GPU; `None` if its driver keeps none."""
+"""Accounts by GPU; `None` if the GPU's driver keeps none."""
 
 
 class ExitedProcess(NamedTuple):
-    """A process that has left a GPU, with its account from the driver."""
+    """A process that has closed a GPU, with its account from the driver."""
 
     pid: int
     """Its pid."""
@@ -54,7 +55,7 @@ class ExitedProcess(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessLifetime:
-    """The time since boot in which a process was on GPUs."""
+    """The known part of a process's lifetime, in nanoseconds since boot."""
 
     pid: int
     """Its pid."""
@@ -75,9 +76,9 @@ class ProcessLifetime:
     def fits(self, account: DriverAccount, boots: Iterable[int]) -> bool:
         """Return whether an account can belong to this process.
 
-        An account without a start only needs the same pid. `boots` are the node's boot times. There
-        are several after the wall clock was set, because an account's start was recorded by the
-        clock at that time.
+        For an account without a start, only the pid is compared. `boots` are the node's boot times.
+        There are several if the wall clock was set, because an account's start is a reading of the
+        wall clock at that time.
         """
         pid, totals = account
         if pid != self.pid or totals.started_time_ns is None:
@@ -85,7 +86,10 @@ class ProcessLifetime:
         return self.opened_boottime_ns(account, boots) is not None
 
     def opened_boottime_ns(self, account: DriverAccount, boots: Iterable[int]) -> int | None:
-        """Return when the account began, since boot; `None` if unknown or not in this lifetime."""
+        """Return when the process opened the GPU, in nanoseconds since boot.
+
+        Return `None` if that is unknown or not in this lifetime.
+        """
         started_ns = account[1].started_time_ns
         if started_ns is None:
             return None
@@ -96,7 +100,7 @@ class ProcessLifetime:
 
 @dataclass(kw_only=True)
 class _UnmatchedExit:
-    """The end of a process, which waits for the driver's accounts."""
+    """An `ended` record that waits for the driver's accounts."""
 
     record: ProcessRecord
     lifetime: ProcessLifetime
@@ -125,9 +129,10 @@ class ExitMatcher:
     _boots: list[int] = field(default_factory=list)
     """Boot times by earlier settings of the wall clock and, last, by the current one."""
     exited: list[ExitedProcess] = field(default_factory=list)
-    """Processes that have left a GPU and have an account; the caller takes them from this list."""
+    """Processes that have closed a GPU and have an account; the caller empties this list."""
     late: int = 0
-    """Number of accounts that came after their end was published; the caller resets it."""
+    """Number of accounts that arrived after the end of their process was published; the caller
+    resets it."""
 
     def match(
         self, table_update: TableUpdate, accounts: DriverAccounts, *, time_ns: int, boottime_ns: int
@@ -152,7 +157,7 @@ class ExitMatcher:
             else:
                 records.append(record)
         unknown = self._assign_all(accounts, table_update)
-        # An end is complete if it has all accounts or has waited long enough.
+        # An `ended` record is complete if it has all accounts or has waited long enough.
         whole = [exit_ for exit_ in self._waiting if not exit_.missing or not exit_.ticks_left]
         self._waiting = [exit_ for exit_ in self._waiting if exit_.missing and exit_.ticks_left]
         for waiting in self._waiting:
@@ -162,7 +167,10 @@ class ExitMatcher:
         return records + self._report_unknown(unknown, time_ns)
 
     def _wait(self, record: ProcessRecord, lifetime: ProcessLifetime, missing: set[str]) -> None:
-        """Queue an end until its accounts come; add those that came while the process ran."""
+        """Hold back an `ended` record until its accounts arrive.
+
+        Accounts that arrived while the process was still running are added at once.
+        """
         totals = [
             part
             for other in list(self._partial)
@@ -185,14 +193,14 @@ class ExitMatcher:
             if self._assign(account):
                 continue
             if now and (lifetime := ProcessLifetime.of(now)).fits(account, self._boots):
-                # It has closed this GPU but still uses another one.
+                # The process has closed this GPU but still uses another one.
                 self._partial.setdefault(replace(lifetime, until_ns=0), []).append(totals)
                 self._exit(account, now.certain_facts, lifetime)
             elif any(lifetime.fits(account, self._boots) for lifetime in self._recent):
                 self.late += 1
             else:
                 unknown.setdefault(pid, []).append(totals)
-        # Drop accounts without an end whose pid is gone: that pid was reused.
+        # Drop accounts that no `ended` record took although their pid is gone: it was reused.
         self._partial = {
             lifetime: parts
             for lifetime, parts in self._partial.items()
@@ -201,7 +209,7 @@ class ExitMatcher:
         return unknown
 
     def _new(self, accounts: DriverAccounts) -> Iterator[DriverAccount]:
-        """Yield the new accounts; the driver repeats each account for some ticks."""
+        """Yield only the new accounts, because the driver repeats each account for a few ticks."""
         self._repeats = {key: left - 1 for key, left in self._repeats.items() if left > 1}
         for uuid, given in accounts.items():
             for pid, totals in given or ():
@@ -213,7 +221,7 @@ class ExitMatcher:
                     yield pid, totals
 
     def _assign(self, account: DriverAccount) -> bool:
-        """Assign an account to the end that waits for it; return whether such an end was found."""
+        """Assign an account to the `ended` record that waits for it; return whether one does."""
         totals = account[1]
         for waiting in self._waiting:
             if totals.gpu_uuid in waiting.missing and waiting.lifetime.fits(account, self._boots):
@@ -235,7 +243,7 @@ class ExitMatcher:
     def _report_unknown(
         self, unknown: Mapping[int, list[GpuTotals]], time_ns: int
     ) -> list[ProcessRecord]:
-        """Return the start and the end of each process that is known only from its accounts."""
+        """Return `seen` and `ended` records of processes that are known only from accounts."""
         records = []
         for pid, totals in unknown.items():
             facts = self._owner_of(pid, totals)
@@ -260,13 +268,14 @@ class ExitMatcher:
         opened_ns = min(starts, default=0) - self._boots[-1]
         facts = self.processes.read(pid)
         started_ns = facts.started_boottime_ns
-        # The process may be alive without the GPU. A process that started later has reused its pid.
+        # The process may still run without using the GPU. A process that started later has reused
+        # the pid.
         return facts if started_ns is not None and started_ns <= opened_ns else UNREADABLE
 
     def _exit(
         self, account: DriverAccount, facts: ProcessFacts, lifetime: ProcessLifetime | None
     ) -> None:
-        """Record that a process has left a GPU."""
+        """Record that a process has closed a GPU."""
         pid, totals = account
         opened_ns = lifetime.opened_boottime_ns(account, self._boots) if lifetime else None
         if opened_ns is None and totals.started_time_ns is not None:
@@ -275,7 +284,7 @@ class ExitMatcher:
 
 
 def with_totals(record: ProcessRecord, totals: Sequence[GpuTotals]) -> ProcessRecord:
-    """Return the record of an end with the process's use, per GPU and in total."""
+    """Return an `ended` record with the process's use added, per GPU and in total."""
     if not totals:
         return record
     busy = [part.busy_ns for part in totals if part.busy_ns is not None]

@@ -1,13 +1,14 @@
-"""Reports each process that has left a GPU, in the tick that covers its end.
+"""Reports each process that has closed a GPU, in the tick that covers its end.
 
 This module compares the driver's account of a process with the use that ticks reported for it; the
-join decides what to book. An exit waits until ticks cover it, because ticks lag behind the driver's
-clock. Exits that cannot be reported correctly are left out and counted.
+join decides how much of the difference to attribute. An exit waits until ticks cover it, because
+ticks lag behind the driver's clock. Exits that cannot be reported correctly are left out and
+counted.
 
 `GpuHistory` keeps, for each GPU, the busy time of its processes in the last ticks, and the busy
-time that belongs to no process (the unclaimed time). It divides busy time like the readers of
-ticks, so that a process's reported use and the unclaimed time never contain the same seconds.
-Memory is bounded by the processes on the GPUs and by two minutes of ticks.
+time that belongs to no process (the unclaimed time). It divides busy time in the same way as the
+consumers of ticks, so that a process's reported use and the unclaimed time never contain the same
+seconds. Memory is bounded by the processes on the GPUs and by two minutes of ticks.
 """
 
 from collections import Counter, deque
@@ -33,7 +34,7 @@ _PARTS: Final = 1_000_000
 # The driver reports whole sampling windows, so ticks may show a process up to a window before its
 # start and after its end.
 _WINDOW_NS: Final = USUAL_WINDOW_US * NS_PER_US
-# Longer than the end of a process waits for its account, counted from the last listing.
+# More ticks than can pass from a process's last listing until its account arrives.
 _MAX_TICKS_ABSENT: Final = 16
 
 
@@ -49,7 +50,7 @@ class ProcessInterval(NamedTuple):
 
     @classmethod
     def of(cls, process: ExitedProcess) -> "ProcessInterval | None":
-        """Return the time on the GPU, widened by a sampling window on both sides.
+        """Return a process's time on the GPU, widened by a sampling window on both sides.
 
         Return `None` if the account has no start, length or use. `missing_ns` is the account's
         whole use.
@@ -61,7 +62,7 @@ class ProcessInterval(NamedTuple):
         return cls(opened_ns - _WINDOW_NS, closed_ns + _WINDOW_NS, totals.busy_ns)
 
     def overlap_ns(self, covered: TickInterval) -> int:
-        """Return for how many nanoseconds of the interval a tick covers it."""
+        """Return how many nanoseconds of the interval a tick covers."""
         return max(0, min(self.end_ns, covered.end_ns) - max(self.begin_ns, covered.begin_ns))
 
 
@@ -112,7 +113,8 @@ class GpuHistory:
                 sampled = self._sampled.setdefault(key, _SampledTime(0, covered))
                 sampled.busy_ns += own_ns
                 sampled.ticks_absent = 0
-            # If any process is identified, readers of the tick give all busy time to them.
+            # If any process is identified, consumers of the tick attribute all busy time to the
+            # identified processes.
             is_named = any(process.started_boottime_ns is not None for process in processes)
             self._unclaimed.append(_UnclaimedTime(covered, 0 if is_named else busy_ns))
         oldest_ns = covered.end_ns - _HISTORY_NS
@@ -141,8 +143,8 @@ class GpuHistory:
         """Reserve unclaimed time for each interval; return the reserved nanoseconds of each.
 
         Reserved time is not reserved again. An interval gets at most its missing time, and from
-        each tick at most their overlap. If several intervals need more than a tick has, each gets a
-        proportional part.
+        each tick at most the time for which the tick overlaps it. If several intervals need more
+        than a tick has, each gets a proportional part.
         """
         reserved = [0] * len(intervals)
         for tick in self._unclaimed:
@@ -175,7 +177,7 @@ def split(whole: int, weights: Sequence[int]) -> list[int]:
 def split_busy_ns(
     busy_ns: int, processes: Sequence[GpuProcess], interval_ns: int
 ) -> Iterator[tuple[GpuProcess, int]]:
-    """Yield each process with the part of the busy time that a reader of the tick books for it.
+    """Yield each process with the busy time that consumers of the tick attribute to it.
 
     A container that has a GPU to itself gets all of the device's busy time, whatever the samples of
     its processes are. The time is split among its processes by their samples, or equally without
@@ -219,7 +221,7 @@ class ExitReporter:
     """Number of exits left out, by reason, since they were last counted."""
 
     def add(self, exited: Iterable[ExitedProcess]) -> None:
-        """Add processes that have left a GPU; count those that cannot be reported."""
+        """Add processes that have closed a GPU; count those that cannot be reported."""
         for process in exited:
             interval = ProcessInterval.of(process)
             if process.facts.started_boottime_ns is None:
@@ -227,7 +229,7 @@ class ExitReporter:
             elif interval is None:
                 self.unreported["undated"] += 1
             elif self._begin_ns is None or interval.begin_ns + _WINDOW_NS < self._begin_ns:
-                # The use that an earlier agent's ticks reported for it is unknown.
+                # It is unknown how much use an earlier agent's ticks reported for this process.
                 self.unreported["older"] += 1
             elif len(self._waiting) >= MAX_ENDED_PROCESSES:
                 self.unreported["too_many"] += 1
@@ -319,7 +321,7 @@ def _exits_on(
     covered: TickInterval,
     container_index: Callable[[Location], int | None],
 ) -> Iterable[ProcessExit]:
-    """Yield the exits on one GPU; they share its unclaimed time."""
+    """Yield the exits on one GPU; the GPU's unclaimed time is divided among them."""
     sampled = [history.pop_sampled(pending.key) for pending in due]
     # The use that ticks reported for a process is not missing.
     intervals = [
