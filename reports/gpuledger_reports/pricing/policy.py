@@ -5,6 +5,7 @@ This module also checks the parts of a file against each other. `policy_file` re
 applies.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from decimal import Decimal
@@ -42,6 +43,8 @@ OWN_COLUMNS: Final = frozenset(
     }
 )
 """The columns of each line, in addition to its dimensions."""
+_WORD: Final = re.compile(r"[A-Z0-9]+")
+_VGPU_PROFILE: Final = re.compile(r"\d+[ABCQ]")  # memory in GiB and kind of licence
 _OF_A_DEVICE: Final = ("node-label",)
 _OF_A_TENANT: Final = ("label", "annotation", "namespace-label", "namespace-annotation")
 
@@ -50,6 +53,18 @@ def fits_pattern(value: str, pattern: str) -> bool:
     """Return whether a value matches a pattern; only `*` and `?` have a special meaning."""
     # Model names have brackets, such as A100 [PG506].
     return fnmatchcase(value, pattern.replace("[", "[[]"))
+
+
+def has_product(model: str, product: str) -> bool:
+    """Return whether a GPU's name has all words of a product, in any case.
+
+    `GH200` does not have the word `H200`. The name of a vGPU has its profile, such as `24Q`, and is
+    no product.
+    """
+    words = set(_WORD.findall(model.upper()))
+    return words.issuperset(_WORD.findall(product.upper())) and not any(
+        _VGPU_PROFILE.fullmatch(word) for word in words
+    )
 
 
 def is_dimension(name: str) -> bool:
@@ -126,6 +141,9 @@ class Dated(_PolicyPart, frozen=True, kw_only=True):
 class Scoped(Dated, frozen=True, kw_only=True):
     """A row that applies to devices that match all its patterns; `*` and `?` are wildcards."""
 
+    product: str | None = None
+    """Words that must all be in the model's name, such as `A100 80GB`; never a vGPU profile."""
+
     cluster: str | None = None
     node_pool: str | None = None
     instance_type: str | None = None
@@ -140,7 +158,7 @@ class Scoped(Dated, frozen=True, kw_only=True):
             pattern = getattr(self, name)
             if pattern is not None and not fits_pattern(facts.get(name) or "", pattern):
                 return False
-        return True
+        return self.product is None or has_product(facts.get("model") or "", self.product)
 
 
 SCOPE: Final = ("cluster", "node_pool", "instance_type", "region", "capacity_type", "model",
