@@ -152,8 +152,8 @@ class KubeletSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         "aliyun.com/gpu-mem",
         "volcano.sh/vgpu-number",
     )
-    """Resources whose devices are GPUs or parts of GPUs; `*` matches any text. Claims of
-    `gpu.nvidia.com` are always included."""
+    """Resources whose devices are GPUs or parts of GPUs; `*` matches any text. Included without it:
+    claims of `gpu.nvidia.com`, and devices whose id is the UUID of a GPU of the node."""
     admin_access_namespaces: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] = ()
     """Namespaces whose resource claims have admin access (`adminAccess`) and so hold no GPU. They
     have the label `resource.kubernetes.io/admin-access`; the kubelet does not report it."""

@@ -58,9 +58,6 @@ def test_a_pod_pays_for_its_fraction_of_a_gpu_that_another_pod_reserves(lines: L
     assert float(reservation["unused_cost"]) == 0
 
 
-@pytest.mark.xfail(
-    raises=AssertionError, reason="a device counts only under the resource names of a setting"
-)
 def test_a_device_counts_whatever_its_resource_is_called(lines: Lines) -> None:
     assert "notebook-0" in lines
     assert lines["notebook-0"]["allocated_gpu_seconds"] > 0

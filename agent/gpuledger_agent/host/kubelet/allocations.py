@@ -279,7 +279,8 @@ class Allocations:
             self._answer = answer
         self._answered_ns = self._clock.monotonic_ns()
         KUBELET_ANSWERS.inc()
-        self._check.ok(f"{len(self._assignments)} devices are allocated to containers")
+        count = sum(assignment.is_gpu_resource for assignment in self._assignments)
+        self._check.ok(f"{count} devices are allocated to containers")
 
     def _evaluate_failure(self, detail: str) -> None:
         """Set the check after a failed query; it fails only if the last response is too old."""

@@ -118,6 +118,12 @@ def find_device(device_id: str, index: DeviceIndex) -> ResolvedDevice | Unresolv
     return _find_counted(whole, index)
 
 
+def is_gpu_id(device_id: str, index: DeviceIndex) -> bool:
+    """Return whether a device id is the UUID of a GPU or MIG instance, or of a share of it."""
+    whole = device_id.partition("::")[0]
+    return whole in index.uuids or whole in index.instances
+
+
 def find_claimed(
     device_name: str, index: DeviceIndex, *, share_id: str | None
 ) -> ResolvedDevice | Unresolved:
@@ -206,12 +212,15 @@ class DeviceAssignment(msgspec.Struct, frozen=True, kw_only=True):
     """The claim that allocated the device, as `namespace/name`; `None` without a claim."""
     share_id: str | None = None
     """The share of the device that the claim has; `None` for the whole device."""
+    is_gpu_resource: bool = True
+    """Whether the resource is in `kubelet.resource_names`, or the driver is NVIDIA's. Devices of
+    other resources, such as network cards, count only if their id is the UUID of a GPU."""
 
 
 def find_assignments(
     pods: Iterable[PodResources], resource_names: Sequence[str]
 ) -> list[DeviceAssignment]:
-    """Return the GPU devices of all containers; resource names may contain `*` and `?`."""
+    """Return the devices of all containers; `resource_names` may contain `*` and `?`."""
     # Without names, match nothing; an empty pattern would match everything.
     is_gpu = re.compile("|".join(map(translate, resource_names)) or r"(?!)")
     return [
@@ -225,17 +234,17 @@ def find_assignments(
 def assignments_of(
     pod: PodResources, container: ContainerResources, is_gpu: re.Pattern[str]
 ) -> Iterator[DeviceAssignment]:
-    """Yield one container's GPU devices: first those of device plugins, then those of claims."""
+    """Yield one container's devices: first those of device plugins, then those of claims."""
     for devices in container.devices:
-        if is_gpu.match(devices.resource_name):
-            for device_id in devices.device_ids:
-                yield DeviceAssignment(
-                    namespace=pod.namespace,
-                    pod=pod.name,
-                    container=container.name,
-                    resource_name=devices.resource_name,
-                    device_id=device_id,
-                )
+        for device_id in devices.device_ids:
+            yield DeviceAssignment(
+                namespace=pod.namespace,
+                pod=pod.name,
+                container=container.name,
+                resource_name=devices.resource_name,
+                device_id=device_id,
+                is_gpu_resource=is_gpu.match(devices.resource_name) is not None,
+            )
     for claim in container.claims:
         for device in claim.devices:
             # A claim may also contain devices of other drivers, such as network cards.
@@ -283,8 +292,9 @@ def allocate(
     *,
     admin_access_namespaces: Collection[str] = (),
 ) -> tuple[list[DeviceAllocation], Counter[Unresolved]]:
-    """Return the assignments whose GPU is known, and the number of others by reason.
+    """Return the assignments whose GPU is known, and the number of unresolved ones by reason.
 
+    Devices of resources that are not GPU resources are ignored unless they are GPUs of the node.
     `replicas` is the number of shares of each device. Claims in `admin_access_namespaces` are
     marked as admin access.
     """
@@ -292,6 +302,8 @@ def allocate(
     allocations: list[DeviceAllocation] = []
     unresolved: Counter[Unresolved] = Counter()
     for assignment in assignments:
+        if not assignment.is_gpu_resource and not is_gpu_id(assignment.device_id, index):
+            continue
         if assignment.claim is None:
             resolved = find_device(assignment.device_id, index)
         else:

@@ -59,15 +59,23 @@ def claim(driver: str, device: str, share_id: str | None = None) -> ResourceClai
     ],
 )
 def test_only_gpu_resources_are_used(resource: str, *, is_gpu: bool) -> None:
-    names = KubeletSettings().resource_names
+    assignments = find_assignments(
+        [pod(given(resource, "nvidia0"))], KubeletSettings().resource_names
+    )
 
-    assert bool(find_assignments([pod(given(resource, GPU))], names)) == is_gpu
+    assert [assignment.is_gpu_resource for assignment in assignments] == [is_gpu]
+    assert bool(allocate(assignments, INDEX)[0]) == is_gpu
 
 
-def test_without_resource_names_only_claims_are_used() -> None:
-    one = pod(given("nvidia.com/gpu", GPU), claims=(claim("gpu.nvidia.com", "gpu-0"),))
+@pytest.mark.parametrize("device_id", [GPU, f"{GPU}::3"])
+def test_a_device_whose_id_is_a_gpu_counts_whatever_its_resource_is_called(device_id: str) -> None:
+    one = pod(given("example.com/a100", device_id, "GPU-gone", "0000:3b:00.2"))
+    allocations, unresolved = allocate(find_assignments([one], []), INDEX)
 
-    assert [assignment.claim for assignment in find_assignments([one], [])] == ["serving/one-gpu"]
+    assert [(each.resource_name, each.gpu_uuid) for each in allocations] == [
+        ("example.com/a100", GPU)
+    ]
+    assert not unresolved
 
 
 def test_claims_of_other_drivers_are_not_gpus() -> None:
