@@ -125,13 +125,18 @@ class PodwatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Pod annotations to publish, by full name."""
     gpu_resource_prefixes: list[str] = msgspec.field(
         default_factory=lambda: [
-            "nvidia.com/",
+            "nvidia.com/gpu",
+            "nvidia.com/mig-",
+            "nvidia.com/vgpu",
             "aliyun.com/gpu",
+            "koordinator.sh/gpu",
+            "tencent.com/vcuda-",
             "volcano.sh/vgpu-",
             "volcano.sh/gpu-",
         ]
     )
-    """Name prefixes of container resources that count as GPU requests."""
+    """Name prefixes of container resources that count as GPU requests. Network cards, such as
+    `nvidia.com/mlnxnics`, do not."""
     node_labels: list[str] = msgspec.field(default_factory=list)
     """Node labels to publish. `*` publishes all of them."""
     node_pool_labels: list[str] = msgspec.field(default_factory=list)

@@ -54,15 +54,20 @@ def query_memory(client: DeviceClient) -> Memory:
     """Return the memory of a device; raises SourceLostError."""
     newer = client.query(NvmlLibrary.nvmlDeviceGetMemoryInfo, pynvml.nvmlMemory_v2)
     if newer is not None:
-        return Memory(newer.total, newer.used, newer.reserved)
+        return _checked(Memory(newer.total, newer.used, newer.reserved))
     # After a mere failure, do not fall back to the older call: its `used` includes `reserved`.
     if not client.is_unsupported((_MEMORY, pynvml.nvmlMemory_v2)):
         return Memory()
     older = client.query(NvmlLibrary.nvmlDeviceGetMemoryInfo)
     if older is not None:
-        return Memory(older.total, older.used)
+        return _checked(Memory(older.total, older.used))
     # If memory is only hidden or the driver lacks the function, the driver returns another error.
     return Memory(is_unified=client.outcomes.get((_MEMORY,)) == NOT_SUPPORTED)
+
+
+def _checked(memory: Memory) -> Memory:
+    """Return the memory; a total of 0, as some drivers report, means unified memory."""
+    return memory if memory.total else Memory(is_unified=True)
 
 
 def query_core(
