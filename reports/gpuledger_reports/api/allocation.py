@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from gpuledger_reports.api.filters import passes
 from gpuledger_reports.api.questions import (
     CONTROLLER_KINDS,
+    WITHOUT_VALUE,
     AllocationQuestion,
     Split,
     dimensions_of,
@@ -110,7 +111,8 @@ def dimensions_for(
     question: AllocationQuestion, *, find: Callable[[str], tuple[str, ...]] = dimensions_of
 ) -> tuple[str, ...]:
     """Return the dimensions by which to make the bill that answers a question."""
-    fields = [name for requested in question.aggregate for name in find(requested)]
+    known = [requested for requested in question.aggregate if requested not in WITHOUT_VALUE]
+    fields = [name for requested in known for name in find(requested)]
     # Every line has the model, because allocations show it.
     requested = ["cluster", "model", *(["node"] if question.idle_by_node else []), *fields]
     shared = ["namespace"] if question.share_namespaces else []
@@ -189,6 +191,8 @@ def _name(question: AllocationQuestion, values: Values) -> _Name:
 
 def _name_part(requested: str, values: Values) -> str:
     """Return the part of an allocation's name for one requested field, as OpenCost writes it."""
+    if requested in WITHOUT_VALUE:
+        return UNALLOCATED
     if requested in ("controller", *CONTROLLER_KINDS):
         kind, name = values["owner_kind"], values["owner_name"]
         if ABSENT & {kind, name} or CONTROLLER_KINDS.get(requested, kind) != kind:

@@ -25,7 +25,7 @@ from gpuledger_reports.api.questions import (
     dimensions_of,
 )
 from gpuledger_reports.presenting.explanation import explanation_of
-from gpuledger_reports.presenting.output import as_json
+from gpuledger_reports.presenting.output import as_json, dimensions_without_value
 from gpuledger_reports.pricing.billing import Bill, BillMaker, gpu_seconds
 from gpuledger_reports.pricing.closing import ClosedLine, closed_lines, standing_bill
 from gpuledger_reports.pricing.periods import month_of
@@ -126,17 +126,25 @@ def _dimensions(field: str, policy: BillPolicy) -> tuple[str, ...]:
 
 def _allocations(question: AllocationQuestion, maker: BillMaker) -> bytes:
     sets, unpriced, count = [], dict[str, int](), 0
+    without_value: set[str] | None = None
     for bill in maker.make_each(question.sets):
         sets.append(allocation_set(bill, question))
         unpriced |= bill.unpriced
+        missing = set(dimensions_without_value(bill))
+        without_value = missing if without_value is None else without_value & missing
         count += len(sets[-1])
         if count > MAX_LINES:
             problem = f"the answer has more than {MAX_LINES} allocations; request fewer"
             raise ArgumentError("aggregate", problem)
     content: dict[str, Any] = {"code": 200, "status": "success", "data": sets}
-    if unpriced:
-        models = ", ".join(sorted(unpriced))
-        content["warning"] = f"no price for {models}: they cost nothing"
+    warnings = [
+        *(f"{name}: has no effect here" for name in question.without_effect),
+        *(f"{name}: no allocation has a value" for name in sorted(without_value or ())),
+        *([f"no price for {', '.join(sorted(unpriced))}: they cost nothing"] if unpriced else []),
+    ]
+    if warnings:
+        # OpenCost's clients read the text, and others the list.
+        content |= {"warning": "; ".join(warnings), "warnings": warnings}
     # Decimals become JSON numbers with all digits.
     return msgspec.json.Encoder(decimal_format="number").encode(content) + b"\n"
 

@@ -34,12 +34,19 @@ CONTROLLER_KINDS: Final = {
 """OpenCost's names for controllers of one kind."""
 WITHOUT_EFFECT: Final = frozenset(
     {
+        "metrics",  # the answer always has all of them
+        "external",
+        "reconcile",
+        "reconcileNetwork",
         "resolution",  # the store has every tick, so nothing is sampled
         "includeAggregatedMetadata",
         "includeProportionalAssetResourceCosts",
         "sharelb",  # costs do not include load balancers
     }
 )
+WITHOUT_VALUE: Final = ("container", "service")
+"""OpenCost's fields that bills do not have: allocations have `__unallocated__` instead."""
+_FORMATS: Final = ("", "json")
 _REFUSED: Final = {
     "shareCost": "is not supported; put your own costs into the price file",
     "shareTenancyCosts": "is not supported; costs do not include cluster management",
@@ -48,7 +55,7 @@ _ALLOCATION: Final = frozenset(
     {
         *WITHOUT_EFFECT,
         *_REFUSED,
-        *("window", "aggregate", "step", "accumulate", "accumulateBy"),
+        *("window", "aggregate", "step", "accumulate", "accumulateBy", "format"),
         *("idle", "includeIdle", "idleByNode", "splitIdle", "shareIdle"),
         *("shareNamespaces", "shareLabels", "shareSplit", "filter"),
     }
@@ -77,6 +84,8 @@ class AllocationQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="allocat
     share_split: Split = "weighted"
     filters: tuple[FilterTerm, ...] = ()
     """Conditions on the allocations in the answer. They apply after costs are shared."""
+    without_effect: tuple[str, ...] = ()
+    """The given parameters and fields that do not change the answer, for its warnings."""
 
 
 class BillQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="bill"):
@@ -110,6 +119,8 @@ def allocation_question(query: str, now_us: int) -> AllocationQuestion:
     if "window" not in given:
         raise ArgumentError("window", "is missing; give one such as 7d, today, lastweek or month")
     window = parse_window(given["window"], option="window", now_us=now_us, max_days=MAX_DAYS)
+    if given.get("format", "") not in _FORMATS:
+        raise ArgumentError("format", f"invalid value {shown(given['format'])}; use json")
     accumulate = parse_accumulate(given.get("accumulateBy") or given.get("accumulate", ""))
     # OpenCost's default is containers, but the finest level in a bill is pods.
     fields = listed(given, "aggregate", maximum=MAX_DIMENSIONS)
@@ -124,6 +135,9 @@ def allocation_question(query: str, now_us: int) -> AllocationQuestion:
         share_labels=_labels(given, "shareLabels"),
         share_split=_split(given, "shareSplit") or "weighted",
         filters=parse_filter(given.get("filter", "")),
+        without_effect=tuple(
+            name for name in (*given, *fields) if name in WITHOUT_EFFECT or name in WITHOUT_VALUE
+        ),
     )
 
 

@@ -5,6 +5,7 @@ allocatee without a UID is the pod on the node that had the namespace and name i
 Pods are looked up when the bill is made, so names that arrived late are also found.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
@@ -35,6 +36,7 @@ UNUSED: Final = "__unused__"
 NO_DATA: Final = "__no_data__"
 SHARED: Final = "__shared__"
 """The value of a tenant whose cost is distributed to others by `share: table`."""
+_NOT_IN_NAMES: Final = re.compile(r"[^a-zA-Z0-9_]")
 _SKEW_US: Final = NAME_SKEW_SECONDS * 10**6
 _LINGER_US: Final = NAME_LINGER_SECONDS * 10**6
 
@@ -183,6 +185,12 @@ def _decoded(text: str | None) -> Mapping[str, str]:
         return {}
 
 
+@lru_cache(maxsize=65_536)
+def _by_prometheus_name(text: str | None) -> Mapping[str, str]:
+    """Return labels from JSON by the names that Prometheus and OpenCost give them."""
+    return {_NOT_IN_NAMES.sub("_", key): value for key, value in _decoded(text).items()}
+
+
 def parts_of(names: Sequence[str], policy: BillPolicy) -> frozenset[str]:
     """Return the built-in dimensions that the dimensions `names` use.
 
@@ -267,7 +275,10 @@ class _ValueFinder(NamedTuple):
                 "namespace-label": self.namespace.labels if self.namespace else None,
                 "namespace-annotation": self.namespace.annotations if self.namespace else None,
             }
-            return _decoded(by_prefix[prefix]).get(key)
+            labels = by_prefix[prefix]
+            found = _decoded(labels).get(key)
+            # Names that Prometheus has changed contain an underscore.
+            return found or (_by_prometheus_name(labels).get(key) if "_" in key else None)
         if name in self.facts._fields:
             value: str | None = getattr(self.facts, name)
             return value
@@ -276,8 +287,8 @@ class _ValueFinder(NamedTuple):
         if name == "owner":
             kind, owner = self.tenant.owner_kind, self.tenant.owner_name
             return f"{kind}/{owner}" if kind and owner else None
-        found: str | None = getattr(self.tenant, name)
-        return found
+        fact: str | None = getattr(self.tenant, name)
+        return fact
 
 
 def fits_all(match: Mapping[str, str], names: Sequence[str], values: Sequence[str]) -> bool:

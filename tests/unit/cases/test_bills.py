@@ -65,9 +65,6 @@ def answer(pages: InlinePages, path: str, **parameters: str) -> tuple[int, dict[
     return asyncio.run(ask())
 
 
-@pytest.mark.xfail(
-    raises=AssertionError, reason="a parameter without effect and the container level are refused"
-)
 @pytest.mark.parametrize("aggregate", ["namespace,pod,container", "namespace,pod"])
 def test_the_request_of_opencosts_parquet_exporter_is_answered(
     tmp_path: Path, aggregate: str
@@ -121,7 +118,6 @@ def test_a_label_can_be_requested_by_its_own_name(labelled: InlinePages) -> None
     assert named(content) == {"trainer", "server"}
 
 
-@pytest.mark.xfail(raises=AssertionError, reason="a label is known only by its own name")
 def test_a_label_can_be_requested_by_its_prometheus_name(labelled: InlinePages) -> None:
     _, content = answer(
         labelled, "/allocation", window=DAY, aggregate="label:app_kubernetes_io_name"
@@ -129,7 +125,6 @@ def test_a_label_can_be_requested_by_its_prometheus_name(labelled: InlinePages) 
     assert named(content) == {"trainer", "server"}
 
 
-@pytest.mark.xfail(raises=AssertionError, reason="a label is known only by its own name")
 def test_a_filter_accepts_the_prometheus_name_of_a_label(labelled: InlinePages) -> None:
     _, content = answer(
         labelled,
@@ -141,7 +136,6 @@ def test_a_filter_accepts_the_prometheus_name_of_a_label(labelled: InlinePages) 
     assert costs(content) == [7]
 
 
-@pytest.mark.xfail(raises=AssertionError, reason="only the command warns about an unknown label")
 def test_a_response_warns_about_a_label_that_no_line_has(labelled: InlinePages) -> None:
     status, content = answer(labelled, "/allocation", window=DAY, aggregate="label:no-such-label")
     assert status == 200
