@@ -142,7 +142,8 @@ class Scoped(Dated, frozen=True, kw_only=True):
     """A row that applies to devices that match all its patterns; `*` and `?` are wildcards."""
 
     product: str | None = None
-    """Words that must all be in the model's name, such as `A100 80GB`; never a vGPU profile."""
+    """Words that must all be in the GPU's model, such as `A100 80GB`; profiles of vGPUs never
+    match."""
 
     cluster: str | None = None
     node_pool: str | None = None

@@ -83,6 +83,7 @@ def test_the_request_of_opencosts_parquet_exporter_is_answered(
     )
     assert status == 200, content
     assert content["data"]
+    assert "includeProportionalAssetResourceCosts: has no effect here" in content["warnings"]
 
 
 @pytest.fixture(scope="module")
