@@ -18,8 +18,10 @@ reveals the number; a path that starts with as many `/..` starts at the node's r
 
 A job is recognized only by the cgroup that Slurm creates at the root of the node's hierarchy, where
 only root can create cgroups. In version 1 that is `/slurm/uid_<uid>/job_<id>` of each controller;
-in version 2, `/system.slice/slurmstepd.scope/job_<id>`. If several slurmd run on a machine, each
-node's name is added: `slurm_<name>` and `<name>_slurmstepd.scope`. A directory `job_7` anywhere
+in version 2, `/system.slice/slurmstepd.scope/job_<id>`. Since Slurm 26.05, version 2 has the job's
+SLUID instead of `job_<id>`, unless `cgroup.conf` sets CgroupJobIdPaths; the SLUID then identifies
+the job. If several slurmd run on a machine, each node's name is added: `slurm_<name>` and
+`<name>_slurmstepd.scope`. A directory `job_7` anywhere
 else, such as in a user's slice, is not a job. If a path contains both a pod and a job, the process
 belongs to the pod, because the kubelet's information is more specific.
 """
@@ -46,6 +48,7 @@ _SLURM_V1: Final = re.compile(r"slurm(?:_[^/]+)?")
 _SLURM_V2: Final = re.compile(r"(?:[^/]+_)?slurmstepd\.scope")
 _SLURM_USER: Final = re.compile(r"uid_\d{1,10}", re.ASCII)
 _JOB: Final = re.compile(r"job_(\d{1,20})", re.ASCII)
+_SLUID: Final = re.compile(r"(s[0-9A-Z]{13})", re.ASCII)
 _PROC_LINE: Final = re.compile(r"\d+:([^:]*):(.*)", re.ASCII | re.DOTALL)
 # The kernel appends this to the path if the process has outlived its cgroup.
 _DELETED: Final = " (deleted)"
@@ -193,7 +196,7 @@ def _job_of(segments: Sequence[str]) -> str | None:
         case [root, user, job, *_] if _SLURM_V1.fullmatch(root) and _SLURM_USER.fullmatch(user):
             found = _JOB.fullmatch(job)
         case ["system.slice", scope, job, *_] if _SLURM_V2.fullmatch(scope):
-            found = _JOB.fullmatch(job)
+            found = _JOB.fullmatch(job) or _SLUID.fullmatch(job)
         case _:
             found = None
     return found and found[1]

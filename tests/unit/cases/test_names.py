@@ -35,9 +35,6 @@ def host_process(path: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.xfail(
-    raises=AssertionError, reason="a job's cgroup is known only by job_<id>, not by its SLUID"
-)
 @pytest.mark.parametrize("path", NEW_FORMS)
 def test_use_below_slurms_scope_is_never_attributed_to_the_host(path: str) -> None:
     clock = ManualClock(start_ns=EPOCH_NS)
@@ -60,7 +57,12 @@ def test_use_below_slurms_scope_is_never_attributed_to_the_host(path: str) -> No
 
 @pytest.mark.parametrize(
     ("path", "job"),
-    [(f"{SCOPE}/job_4243/step_0/user/task_0", "4243"), (f"/user.slice/{SLUID}/step_0", None)],
+    [
+        (f"{SCOPE}/job_4243/step_0/user/task_0", "4243"),
+        (f"{SCOPE}/{SLUID}/step_0/user/task_0", SLUID),
+        (f"{SCOPE}/system/processes", None),
+        (f"/user.slice/{SLUID}/step_0", None),
+    ],
 )
 def test_only_slurms_own_cgroup_names_a_job(path: str, job: str | None) -> None:
     assert locate(f"0::{path}").job_id == job
