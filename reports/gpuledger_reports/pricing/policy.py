@@ -58,8 +58,8 @@ def fits_pattern(value: str, pattern: str) -> bool:
 def has_product(model: str, product: str) -> bool:
     """Return whether a GPU's name has all words of a product, in any case.
 
-    `GH200` does not have the word `H200`. The name of a vGPU has its profile, such as `24Q`, and is
-    no product.
+    `GH200` does not contain the word `H200`. The name of a vGPU contains its profile, such as
+    `24Q`, and never matches.
     """
     words = set(_WORD.findall(model.upper()))
     return words.issuperset(_WORD.findall(product.upper())) and not any(

@@ -119,7 +119,7 @@ def find_device(device_id: str, index: DeviceIndex) -> ResolvedDevice | Unresolv
 
 
 def is_gpu_id(device_id: str, index: DeviceIndex) -> bool:
-    """Return whether a device id is the UUID of a GPU or MIG instance, or of a share of it."""
+    """Return whether an id is the UUID of a GPU or MIG instance, with or without a share."""
     whole = device_id.partition("::")[0]
     return whole in index.uuids or whole in index.instances
 
