@@ -17,6 +17,8 @@ from sphinx.application import Sphinx
 
 ROOT: Final = Path(__file__).parents[1]
 INDEX: Final = "docs/README"
+DECISIONS: Final = "docs/adr/"
+"""Only the index links these pages: they are neither in the sidebar nor in the search."""
 
 project = "gpuledger"
 release = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
@@ -53,18 +55,20 @@ def sections_of(index: str) -> dict[str, list[str]]:
 def contents(index: str) -> Iterator[str]:
     """Yield a table of contents for each section of docs/README.md."""
     for section, names in sections_of(index).items():
-        if names:
-            entries = (f"/{name}" for name in names)
+        entries = [f"/{name}" for name in names if not name.startswith(DECISIONS)]
+        if entries:
             yield "\n".join(
                 ("", "```{toctree}", ":hidden:", f":caption: {section}", *entries, "```")
             )
 
 
 def add_contents(_app: Sphinx, name: str, source: list[str]) -> None:
-    """Append the contents to the index; mark a page outside docs/ that is not in them."""
+    """Append the contents to the index; mark pages that are not in them."""
     index = (ROOT / f"{INDEX}.md").read_text()
     if name == INDEX:
         source[0] = "\n".join((source[0], *contents(index)))
+    elif name.startswith(DECISIONS):
+        source[0] = f"---\norphan: true\nnosearch: true\n---\n{source[0]}"
     elif "/" not in name and name not in chain.from_iterable(sections_of(index).values()):
         source[0] = f"---\norphan: true\n---\n{source[0]}"
 

@@ -81,6 +81,16 @@ def test_the_site_has_every_page_and_a_search_of_its_own(site: Path) -> None:
     assert "Search.setIndex" in (site / "searchindex.js").read_text()
 
 
+def test_decisions_are_linked_only_by_the_index_and_not_found_by_a_search(site: Path) -> None:
+    (decision,) = (site / "docs" / "adr").glob("001-*.html")
+    title = "Publish records as JSON"
+
+    assert title in decision.read_text()
+    assert title in (site / f"{INDEX}.html").read_text()
+    assert title not in (site / "docs" / "guides" / "install.html").read_text()
+    assert title not in (site / "searchindex.js").read_text()
+
+
 def test_the_site_loads_nothing_from_other_hosts(site: Path) -> None:
     pages, styles = list(site.rglob("*.html")), list(site.rglob("*.css"))
 
