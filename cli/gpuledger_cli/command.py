@@ -116,8 +116,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else [*argv]
     if given in _BARE_GROUPS and _STORE_VARIABLE not in os.environ:
         given.append("--help")
-    if given and not given[0].startswith("-") and given[0] not in app:
-        del given[1:]  # with --help, cyclopts would print the help of `gpuledger`
+    if given and not given[0].startswith("-") and given[0] not in list(app):
+        sys.stderr.write(f"gpuledger: {_one_line(_unknown_command(given[0]), given)}\n")
+        return USER_ERROR
     if not_text := [argument for argument in given if not _is_text(argument)]:
         sys.stderr.write(f"gpuledger: invalid argument: {not_text[0]!a}; it is not UTF-8\n")
         return USER_ERROR
@@ -136,6 +137,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"gpuledger: internal error, please report it: {message}\n")
         return OWN_ERROR
     return result if isinstance(result, int) else 0
+
+
+def _unknown_command(name: str) -> str:
+    """Return the error for an unknown command; cyclopts would accept some wrong spellings."""
+    near = find_near(name, [known for known in app if known[0] != "-"])
+    return f"unknown command: {name}; " + (
+        f"did you mean `{near}`?" if near else "see `gpuledger --help`"
+    )
 
 
 def _is_text(argument: str) -> bool:

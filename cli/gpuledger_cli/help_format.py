@@ -8,7 +8,7 @@ from cyclopts.help import DescriptionRenderer, HelpPanel, NameRenderer
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
 
-_TYPED_OPTION: Final = re.compile(r"--([a-z-]+) [A-Z]\S*")
+_TYPED_OPTION: Final = re.compile(r"--([a-z-]+) (?:LITERAL\[[^\]]*\]|[A-Z]\S*)")
 _TITLES: Final = {"Parameters": "Options"}
 _MAX_NAME_SHARE: Final = 0.35  # of the width
 

@@ -419,5 +419,6 @@ class SinkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             return
         if not self.kind:
             raise ValueError(f"kind: missing value; run gpuledger sink {'|'.join(KINDS)}")
-        nearest = find_near(self.kind, KINDS, cutoff=0.0)  # there always is one
-        raise ValueError(f"kind: unknown sink: {self.kind!r}; did you mean {nearest!r}?")
+        near = find_near(self.kind, KINDS)
+        remedy = f"did you mean {near!r}?" if near else f"give {', '.join(KINDS)}"
+        raise ValueError(f"kind: unknown sink: {self.kind!r}; {remedy}")

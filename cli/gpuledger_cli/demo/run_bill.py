@@ -154,8 +154,8 @@ def draw_bill(bill: RunBill, *, width: int) -> list[ScreenLine]:
     title = f"{BILL_TITLE}, at {bill.prices}"
     total = (
         f"Total {bill.cost} {bill.currency}; {unused} {bill.currency} ({float(share * 100):.0f} %)"
-        " for GPUs that were allocated and unused. `gpuledger bill` bills whole hours: the rest of"
-        " the hour is __no_data__."
+        " for GPUs that were allocated and unused. `gpuledger bill` bills whole minutes: the"
+        " rest of the last minute is __no_data__."
     )
     return [
         *(ScreenLine(text, "bold") for text in fold(title, width=width, indent="  ")),

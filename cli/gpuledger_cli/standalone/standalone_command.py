@@ -1,9 +1,11 @@
 """`gpuledger standalone`: connects the components on an in-memory bus, and ends them in order."""
 
 import asyncio
+import fcntl
 import os
 import secrets
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -77,6 +79,7 @@ OPTIONS: Final = (
 _JOIN: Final = JoinTuning(poll_timeout_seconds=0.2)
 _MAINTENANCE_SECONDS: Final = 600.0
 _DRAIN_SECONDS: Final = 3.0
+_LOCK: Final = ".standalone.lock"
 
 
 @explain_user_errors
@@ -91,8 +94,28 @@ def main() -> int:
         common=COMMON,
     )
     settings = name_node(settings, os.environ)
-    if "store" in settings.sinks and "://" not in settings.store.uri:
-        find_store(Path(settings.store.uri))
+    is_local = "store" in settings.sinks and "://" not in settings.store.uri
+    with locked_store(Path(settings.store.uri)) if is_local else nullcontext():
+        return _run(settings)
+
+
+@contextmanager
+def locked_store(path: Path) -> Iterator[None]:
+    """Create the directory, and hold its lock: two processes would store all usage twice.
+
+    Raises `UserError` if the directory cannot be written or another process holds the lock.
+    """
+    find_store(path)
+    with (path / _LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            problem = "another `gpuledger standalone` writes to it; stop it, or use another"
+            raise UserError(f"--store: {path}: {problem}") from error
+        yield
+
+
+def _run(settings: StandaloneSettings) -> int:
     configure_logs(settings.log)
     host = find_source(settings)
     node_state = make_node_state(

@@ -38,6 +38,8 @@ class StandaloneSettings(AgentSettings, frozen=True, kw_only=True, forbid_unknow
         super().__post_init__()
         if not self.sinks:
             raise ValueError("sinks: empty list; give at least `store`")
+        if len(self.sinks) > len(set(self.sinks)):
+            raise ValueError("sinks: a sink is listed twice; list each once")
         for name in ("remote_write", "alerts"):
             if getattr(self, name) != type(getattr(self, name))() and name not in self.sinks:
                 raise ValueError(f"sinks: missing {name}, which has settings; add it")

@@ -72,6 +72,20 @@ def test_help_of_each_command_has_examples_exit_codes_and_describes_every_option
     )
 
 
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        ("topics export", "topics export --format FORMAT [OPTIONS]"),
+        ("bill close", "bill close --store STORE [OPTIONS]"),
+    ],
+)
+def test_usage_shows_the_names_of_required_options(
+    command: str, usage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command.split(), "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"Usage: gpuledger {usage}\n")
+
+
 def test_a_group_without_a_command_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["topics"]) == 0
     shown = capsys.readouterr().out
@@ -301,6 +315,8 @@ def test_help_is_printed_if_the_terminal_reports_a_width_of_0() -> None:
     ("argv", "message"),
     [
         (["bil"], "unknown command: bil; did you mean `bill`?"),
+        (["deadletters", "list"], "unknown command: deadletters; did you mean `dead-letters`?"),
+        (["Topics"], "unknown command: Topics; did you mean `topics`?"),
         (["--verison"], "unknown option: --verison; did you mean `--version`?"),
         (["zzzzzz"], "unknown command: zzzzzz; see `gpuledger --help`"),
         (["bill", "explian"], "unknown argument: explian; did you mean `explain`?"),

@@ -40,6 +40,15 @@ def test_an_unknown_kind_is_reported_with_the_nearest_one(
     assert f"unknown sink: {typed!r}; did you mean {meant!r}?" in capsys.readouterr().err
 
 
+def test_a_name_unlike_all_kinds_is_reported_with_the_kinds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["gpuledger sink", "prometheus"])
+
+    assert main() == 2
+    assert f"unknown sink: 'prometheus'; give {', '.join(KINDS)}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("environ", "message"),
     [

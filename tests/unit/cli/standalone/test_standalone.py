@@ -19,7 +19,7 @@ from gpuledger.settings import load_settings
 from gpuledger_agent.settings import name_node
 from gpuledger_agent.source_selection import find_source
 from gpuledger_cli.command import main
-from gpuledger_cli.standalone.standalone_command import run_standalone
+from gpuledger_cli.standalone.standalone_command import locked_store, run_standalone
 from gpuledger_cli.standalone.standalone_settings import StandaloneSettings
 from tests.hanging import HANG_SECONDS
 
@@ -111,6 +111,7 @@ async def test_the_error_of_a_component_ends_it(tmp_path: Path) -> None:
         ({"alerts__urls": "http://127.0.0.1:9"}, "sinks: missing alerts"),
         ({"sinks": ""}, "SINKS: empty list"),
         ({"sinks": "rows"}, "SINKS"),
+        ({"sinks": "store,store"}, "SINKS: a sink is listed twice"),
         ({"cluster": "Not A Label"}, "CLUSTER"),
     ],
 )
@@ -157,15 +158,31 @@ def test_sigterm_ends_the_program_with_code_0(tmp_path: Path) -> None:
     assert '"service_ended"' in said
 
 
+def test_a_store_has_one_writer_at_a_time(tmp_path: Path) -> None:
+    with locked_store(tmp_path):
+        with pytest.raises(UserError, match="writes to it"), locked_store(tmp_path):
+            pass
+        ended = start_on(tmp_path)
+    assert ended.returncode == 2
+    assert f"--store: {tmp_path}: another `gpuledger standalone` writes to it" in ended.stderr
+    with locked_store(tmp_path):
+        pass
+
+
 def test_a_store_that_cannot_be_written_is_an_error_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    ended = subprocess.run(
-        [sys.executable, "-m", "gpuledger_cli.standalone", "--store", tmp_path / "file"],
+    ended = start_on(tmp_path / "file")
+    assert ended.returncode == 2
+    assert f"--store {tmp_path / 'file'}: not a directory; give a directory" in ended.stderr
+
+
+def start_on(store: Path) -> subprocess.CompletedProcess[str]:
+    """Start the program on a store that it refuses, and wait until it has ended."""
+    return subprocess.run(
+        [sys.executable, "-m", "gpuledger_cli.standalone", "--store", store],
         env=os.environ | {"GPULEDGER_SOURCE": "simulated"},
         capture_output=True,
         text=True,
         check=False,
         timeout=HANG_SECONDS,
     )
-    assert ended.returncode == 2
-    assert f"--store {tmp_path / 'file'}: not a directory; give a directory" in ended.stderr
