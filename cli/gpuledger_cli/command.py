@@ -6,7 +6,7 @@ Commands are registered by import path, so that a command loads only its own dep
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Literal, get_args, get_origin
 
 from cyclopts import (
@@ -116,11 +116,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else [*argv]
     if given in _BARE_GROUPS and _STORE_VARIABLE not in os.environ:
         given.append("--help")
-    if given and not given[0].startswith("-") and given[0] not in list(app):
-        sys.stderr.write(f"gpuledger: {_one_line(_unknown_command(given[0]), given)}\n")
-        return USER_ERROR
     if not_text := [argument for argument in given if not _is_text(argument)]:
         sys.stderr.write(f"gpuledger: invalid argument: {not_text[0]!a}; it is not UTF-8\n")
+        return USER_ERROR
+    # Not `in app`, which is also true for other spellings, such as `deadletters`.
+    if given and not given[0].startswith("-") and given[0] not in list(app):
+        message = f"unknown command: {given[0]}; {_remedy(given[0], app)}"
+        sys.stderr.write(f"gpuledger: {_one_line(message, given)}\n")
         return USER_ERROR
     if not os.environ.get("COLUMNS", "").strip("0"):
         os.environ.pop("COLUMNS", None)  # Rich would take it as a width of 0
@@ -139,12 +141,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _unknown_command(name: str) -> str:
-    """Return the error for an unknown command; cyclopts would accept some wrong spellings."""
-    near = find_near(name, [known for known in app if known[0] != "-"])
-    return f"unknown command: {name}; " + (
-        f"did you mean `{near}`?" if near else "see `gpuledger --help`"
-    )
+def _remedy(argument: str, names: Iterable[str], command: str = "") -> str:
+    """Return the remedy for an unknown option, command or argument: the nearest of the names."""
+    is_option = argument.startswith("-")
+    near = find_near(argument, [name for name in names if is_option or name[0] != "-"])
+    return f"did you mean `{near}`?" if near else f"see `{f'gpuledger {command}'.strip()} --help`"
 
 
 def _is_text(argument: str) -> bool:
@@ -179,10 +180,8 @@ def _unknown_argument(error: Exception) -> str:
         return ""
     argument, command = error.unused_tokens[0], " ".join(error.command_chain or ())
     kind = "command" if isinstance(error, UnknownCommandError) else "argument"
-    is_option = argument.startswith("-")
-    near = find_near(argument, [name for name in error.app or () if is_option or name[0] != "-"])
-    remedy = f"did you mean `{near}`?" if near else f"see `{f'gpuledger {command}'.strip()} --help`"
-    return f"unknown {'option' if is_option else kind}: {argument}; {remedy}"
+    kind = "option" if argument.startswith("-") else kind
+    return f"unknown {kind}: {argument}; {_remedy(argument, error.app or (), command)}"
 
 
 def _names_of_missing(error: CycloptsError) -> Sequence[str]:

@@ -130,8 +130,10 @@ def _allocations(question: AllocationQuestion, maker: BillMaker) -> bytes:
     for bill in maker.make_each(question.sets):
         sets.append(allocation_set(bill, question))
         unpriced |= bill.unpriced
-        missing = set(dimensions_without_value(bill))
-        without_value = missing if without_value is None else without_value & missing
+        # A set without tenants, such as a day without usage, shows nothing about labels.
+        if any(line.idle_kind is None for line in bill.lines):
+            missing = set(dimensions_without_value(bill))
+            without_value = missing if without_value is None else without_value & missing
         count += len(sets[-1])
         if count > MAX_LINES:
             problem = f"the answer has more than {MAX_LINES} allocations; request fewer"

@@ -5,7 +5,6 @@ allocatee without a UID is the pod on the node that had the namespace and name i
 Pods are looked up when the bill is made, so names that arrived late are also found.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
@@ -16,6 +15,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from gpuledger.keys import NAME_LINGER_SECONDS, NAME_SKEW_SECONDS
+from gpuledger.ledger.series import label_of
 from gpuledger_reports.pricing.policy import BillPolicy, TeamRow, fits_pattern
 from gpuledger_reports.pricing.rates import DeviceTraits
 from gpuledger_reports.reading.inventory import NEVER_US
@@ -36,7 +36,6 @@ UNUSED: Final = "__unused__"
 NO_DATA: Final = "__no_data__"
 SHARED: Final = "__shared__"
 """The value of a tenant whose cost is distributed to others by `share: table`."""
-_NOT_IN_NAMES: Final = re.compile(r"[^a-zA-Z0-9_]")
 _SKEW_US: Final = NAME_SKEW_SECONDS * 10**6
 _LINGER_US: Final = NAME_LINGER_SECONDS * 10**6
 
@@ -187,8 +186,8 @@ def _decoded(text: str | None) -> Mapping[str, str]:
 
 @lru_cache(maxsize=65_536)
 def _by_prometheus_name(text: str | None) -> Mapping[str, str]:
-    """Return labels from JSON by the names that Prometheus and OpenCost give them."""
-    return {_NOT_IN_NAMES.sub("_", key): value for key, value in _decoded(text).items()}
+    """Return labels from JSON by the names of the series labels that they become."""
+    return {label_of(key): value for key, value in _decoded(text).items()}
 
 
 def parts_of(names: Sequence[str], policy: BillPolicy) -> frozenset[str]:
@@ -278,7 +277,7 @@ class _ValueFinder(NamedTuple):
             labels = by_prefix[prefix]
             found = _decoded(labels).get(key)
             # Names that Prometheus has changed contain an underscore.
-            return found or (_by_prometheus_name(labels).get(key) if "_" in key else None)
+            return found or (_by_prometheus_name(labels).get(label_of(key)) if "_" in key else None)
         if name in self.facts._fields:
             value: str | None = getattr(self.facts, name)
             return value

@@ -140,4 +140,13 @@ def test_a_filter_accepts_the_prometheus_name_of_a_label(labelled: InlinePages) 
 def test_a_response_warns_about_a_label_that_no_line_has(labelled: InlinePages) -> None:
     status, content = answer(labelled, "/allocation", window=DAY, aggregate="label:no-such-label")
     assert status == 200
-    assert "no-such-label" in json.dumps(content.get("warnings", content.get("warning", "")))
+    assert content["warnings"] == ["label:no-such-label: no allocation has a value"]
+
+
+def test_a_set_without_tenants_does_not_hide_the_warning(labelled: InlinePages) -> None:
+    days = "2026-09-30T00:00:00Z,2026-10-03T00:00:00Z"
+    _, content = answer(
+        labelled, "/allocation", window=days, step="1d", aggregate="label:no-such-label"
+    )
+    assert len(content["data"]) == 3
+    assert content["warnings"] == ["label:no-such-label: no allocation has a value"]
