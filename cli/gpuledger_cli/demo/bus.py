@@ -19,8 +19,8 @@ from gpuledger.bus.protocol import Bus
 from gpuledger.errors import BusUnavailableError, GpuledgerError
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger.settings import KafkaSettings
-from gpuledger_cli.demo.run_bus import RunBus
-from gpuledger_cli.demo.stage_tasks import Stages
+from gpuledger_cli.in_process.bus_view import BusView
+from gpuledger_cli.in_process.stages import Stages
 
 _PREFIX: Final = "gpuledger-demo"
 _DELETING_SECONDS: Final = 5.0
@@ -72,7 +72,7 @@ class RunTopics:
             )
 
 
-async def hold_all(bus: Bus, stages: Stages, views: Sequence[RunBus]) -> None:
+async def hold_all(bus: Bus, stages: Stages, views: Sequence[BusView]) -> None:
     """Wait until each consumer group of a run has its partitions.
 
     Raises `BusError` if the brokers stop responding, and the error of a stage that fails.

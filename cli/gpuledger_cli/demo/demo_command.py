@@ -32,6 +32,7 @@ from gpuledger.runtime.tasks import end_tasks
 from gpuledger.settings import LogSettings
 from gpuledger.store.query import count_rows
 from gpuledger_cli.demo.bus import RunTopics
+from gpuledger_cli.demo.interruption import INTERRUPTED, unless_stopped
 from gpuledger_cli.demo.pipeline import Run, drain, running
 from gpuledger_cli.demo.plan import (
     DemoPlan,
@@ -46,7 +47,6 @@ from gpuledger_cli.demo.run_bill import bill_run, write_last_marks
 from gpuledger_cli.demo.screen import ScreenHeader, ScreenLine, draw, draw_last, standstill
 from gpuledger_cli.demo.sending import problem
 from gpuledger_cli.demo.source import find_machine
-from gpuledger_cli.demo.stage_tasks import INTERRUPTED, unless_stopped
 from gpuledger_cli.demo.summary import (
     StoreLine,
     Summary,

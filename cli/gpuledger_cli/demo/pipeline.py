@@ -16,12 +16,13 @@ from gpuledger.errors import BusError, TopicsError
 from gpuledger.runtime import Readiness
 from gpuledger.settings.secret import shown_url
 from gpuledger_cli.demo.bus import hold_all
+from gpuledger_cli.demo.event_reader import EventReader, subscription
 from gpuledger_cli.demo.plan import DemoPlan
-from gpuledger_cli.demo.run_bus import EventReader, RunBus, subscription
 from gpuledger_cli.demo.sending import Received, SinkWatch, serve_receivers
 from gpuledger_cli.demo.source import DemoSource
-from gpuledger_cli.demo.stage_tasks import Stages
 from gpuledger_cli.demo.totals import RunAlerts, Tally
+from gpuledger_cli.in_process.bus_view import BusView
+from gpuledger_cli.in_process.stages import Stages
 from gpuledger_enricher.join.join_command import run_join
 from gpuledger_enricher.join.join_settings import JoinSettings, JoinTuning
 from gpuledger_sinks.loop import run_sink
@@ -94,7 +95,7 @@ async def running(plan: DemoPlan, *, bus: Bus, machine: DemoSource) -> AsyncIter
             timeout_seconds=_SEND_TIMEOUT_SECONDS,
         )
         alerts = RunAlerts(settings=alerting, clock=machine.clock)
-        read_bus = RunBus(bus)
+        read_bus = BusView(bus)
         reader = EventReader(
             consumer=await stack.enter_async_context(read_bus.consumer(subscription(bus.topics))),
             tally=tally,
@@ -107,7 +108,7 @@ async def running(plan: DemoPlan, *, bus: Bus, machine: DemoSource) -> AsyncIter
         sinks = _watch_sinks(plan, alerting, bus=bus, received=received)
         for sink in sinks:
             stages.start(sink.sink, sink.run(machine.clock))
-        join_bus = RunBus(bus)
+        join_bus = BusView(bus)
         stages.start("join", run_join(bus=join_bus, settings=_JOIN, readiness=Readiness()))
         # All consumers hold their partitions before the first tick.
         await hold_all(bus, stages, [read_bus, join_bus, *(sink.bus for sink in sinks)])
@@ -227,7 +228,7 @@ def _watch_sinks(
         SinkWatch(
             sink=kind.name,
             receiver=shown_url(receiver),
-            bus=RunBus(bus),
+            bus=BusView(bus),
             work=partial(run_sink, kind, settings=settings),
             gathers=kind is STORE,  # it writes its buffered rows when it ends
         )

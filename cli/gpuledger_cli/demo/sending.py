@@ -12,8 +12,8 @@ from gpuledger.bus.protocol import TopicPartition
 from gpuledger.clock import Clock
 from gpuledger.records.base import BaseRecord
 from gpuledger.runtime import Readiness
-from gpuledger_cli.demo.run_bus import RunBus
 from gpuledger_cli.demo.tables import elide
+from gpuledger_cli.in_process.bus_view import BusView
 from gpuledger_sinks.metrics import DROPPED_TOTAL, RETRIES_TOTAL, SENT_TOTAL
 
 Work = Callable[..., Coroutine[Any, Any, None]]
@@ -45,7 +45,7 @@ class SinkWatch:
     """Runs a sink and counts what it sends from now on."""
 
     def __init__(
-        self, *, sink: str, receiver: str, bus: RunBus, work: Work, gathers: bool = False
+        self, *, sink: str, receiver: str, bus: BusView, work: Work, gathers: bool = False
     ) -> None:
         """Prepare the sink; a sink that `gathers` delivers buffered records when it ends."""
         self.sink = sink

@@ -18,8 +18,8 @@ from gpuledger_agent.context import Host, run_agent
 from gpuledger_agent.settings import AgentSettings, SpoolSettings, name_node
 from gpuledger_agent.source_selection import open_source, play
 from gpuledger_cli.demo.plan import DemoPlan
-from gpuledger_cli.demo.stage_tasks import Stages
 from gpuledger_cli.demo.totals import Tally
+from gpuledger_cli.in_process.stages import Stages
 from gpuledger_enricher.podwatch.connect import open_api
 from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from gpuledger_enricher.podwatch.pod_watch import run_podwatch

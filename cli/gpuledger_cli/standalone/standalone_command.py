@@ -34,8 +34,8 @@ from gpuledger_agent.exposition.node_state import NodeState, make_node_state
 from gpuledger_agent.settings import SpoolSettings, name_node
 from gpuledger_agent.source_selection import find_source
 from gpuledger_cli.demo.plan import find_store
-from gpuledger_cli.demo.run_bus import RunBus
-from gpuledger_cli.demo.stage_tasks import Stages
+from gpuledger_cli.in_process.bus_view import BusView
+from gpuledger_cli.in_process.stages import Stages
 from gpuledger_cli.standalone.standalone_settings import StandaloneSettings
 from gpuledger_enricher.join.join_command import run_join
 from gpuledger_enricher.join.join_settings import JoinSettings, JoinTuning
@@ -150,7 +150,7 @@ async def run_standalone(
     podwatch_seconds = _JOIN.podwatch_timeout_seconds if has_api_server else 0.0
     # Offsets begin at 0 with each start, so the store must not compare them with earlier ones.
     kept = replace(settings.store, generation=secrets.token_hex(4))
-    views = {name: RunBus(bus) for name in ("join", *settings.sinks)}
+    views = {name: BusView(bus) for name in ("join", *settings.sinks)}
     stages = Stages()
     async with AsyncExitStack() as stack:
         stack.push_async_callback(stages.end)
@@ -216,7 +216,7 @@ async def _maintain(settings: StandaloneSettings, readiness: Readiness, *, clock
         maintainer.stop()
 
 
-async def _drain(bus: Bus, views: dict[str, RunBus]) -> None:
+async def _drain(bus: Bus, views: dict[str, BusView]) -> None:
     """Wait at most three seconds until the join and the sinks have processed all records."""
     try:
         async with asyncio.timeout(_DRAIN_SECONDS):
@@ -226,7 +226,7 @@ async def _drain(bus: Bus, views: dict[str, RunBus]) -> None:
         _log.warning("samples_not_delivered", seconds=_DRAIN_SECONDS)
 
 
-async def _is_drained(bus: Bus, views: dict[str, RunBus]) -> bool:
+async def _is_drained(bus: Bus, views: dict[str, BusView]) -> bool:
     """Return whether the join has delivered all samples, and the sinks have taken all events.
 
     For the store, it is sufficient to have read the events: it writes their rows when it ends.

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gpuledger_cli.demo.stage_tasks import unless_stopped
+from gpuledger_cli.demo.interruption import unless_stopped
 
 
 async def gives(value: int) -> int:

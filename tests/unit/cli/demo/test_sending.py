@@ -6,8 +6,8 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription, TopicPartition
 from gpuledger.clock import Clock
 from gpuledger.runtime import Readiness
-from gpuledger_cli.demo.run_bus import RunBus
 from gpuledger_cli.demo.sending import SinkWatch, problem
+from gpuledger_cli.in_process.bus_view import BusView
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_sinks.metrics import RETRIES_TOTAL
 from tests.default_topics import EVENTS
@@ -16,7 +16,7 @@ from tests.default_topics import EVENTS
 async def failing(*details: str) -> str:
     """Return the text about a sink whose checks have these details."""
 
-    async def fail(*, bus: RunBus, readiness: Readiness, clock: Clock) -> None:
+    async def fail(*, bus: BusView, readiness: Readiness, clock: Clock) -> None:
         del bus, clock
         for number, detail in enumerate(details):
             readiness.check(f"check-{number}").failed(detail)
@@ -25,7 +25,7 @@ async def failing(*details: str) -> str:
     watch = SinkWatch(
         sink="nowhere",
         receiver="http://a:9",
-        bus=RunBus(MemoryBus()),
+        bus=BusView(MemoryBus()),
         work=fail,
     )
     await watch.run(ManualClock(start_ns=0))
@@ -53,7 +53,7 @@ async def test_a_sink_may_end_once_it_has_delivered_or_if_it_delivers_when_it_en
     async def work(**_: object) -> None:
         """Take nothing."""
 
-    bus = RunBus(MemoryBus())
+    bus = BusView(MemoryBus())
     watch = SinkWatch(sink="nowhere", receiver="http://a:9", bus=bus, work=work, gathers=gathers)
     last = [(place, 4)]
     async with bus.consumer(Subscription(group="g", topics=[EVENTS.name])):

@@ -1,14 +1,9 @@
-"""Follows a run's records: each stage's progress, and the events for totals and alerts.
+"""A component's view of a bus, which records the component's progress in each partition."""
 
-Each stage has its own view of the bus. `EventReader` reads the events.
-"""
-
-import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from gpuledger.bus.protocol import (
     Bus,
@@ -17,24 +12,18 @@ from gpuledger.bus.protocol import (
     Message,
     Polled,
     Producer,
-    Record,
     Subscription,
     TopicDescription,
     TopicPartition,
     Transactions,
 )
-from gpuledger.codec import Decoder
-from gpuledger.errors import BusError, NotAssignedError, UndecodableError
-from gpuledger.records import AttributedIncident, GpuEvent
-from gpuledger.runtime import Backoff
 from gpuledger.topics import Topics
-from gpuledger_cli.demo.totals import RunAlerts, Tally
 
 Offsets = Mapping[TopicPartition, int]
 
 
-class RunBus:
-    """A stage's view of the bus, which records its progress in each partition."""
+class BusView:
+    """A bus as one component uses it; `taken` and `delivered` show the component's progress."""
 
     def __init__(self, bus: Bus) -> None:
         """Create a view of `bus`, without any progress yet."""
@@ -52,7 +41,7 @@ class RunBus:
         return self._bus.topics
 
     def holds_all(self) -> bool:
-        """Return whether the stage's consumer has partitions of all its topics.
+        """Return whether the component's consumer has partitions of all its topics.
 
         There is no other consumer in its group.
         """
@@ -61,10 +50,10 @@ class RunBus:
     def count_behind(
         self, offsets: Mapping[TopicPartition, int], records: Iterable[tuple[TopicPartition, int]]
     ) -> int:
-        """Return how many of these records the stage still has to reach, judging by `offsets`.
+        """Return how many of these records the component has not reached yet, judging by `offsets`.
 
-        `offsets` is `taken` or `delivered`. Records of topics that the stage does not read are not
-        counted.
+        `offsets` is `taken` or `delivered`. Records of topics that the component does not read
+        are not counted.
         """
         return sum(
             partition.topic in self._wanted and offset >= offsets.get(partition, 0)
@@ -79,7 +68,7 @@ class RunBus:
     async def transactions(self, transactional_id: str) -> AsyncIterator[Transactions]:
         """Open transactions, and record the offsets that they commit."""
         async with self._bus.transactions(transactional_id) as inner:
-            yield _RunTransactions(view=self, inner=inner)
+            yield _ViewedTransactions(view=self, inner=inner)
 
     def reader(self) -> AbstractAsyncContextManager[HistoryReader]:
         """Open a reader of whole topics."""
@@ -104,7 +93,7 @@ class RunBus:
                 yield inner
             return
         self._wanted = frozenset(subscription.topics)
-        consumer = _RunConsumer(view=self, subscription=subscription)
+        consumer = _ViewedConsumer(view=self, subscription=subscription)
         async with self._bus.consumer(consumer.subscription) as consumer.inner:
             yield cast("Consumer", consumer)
 
@@ -117,10 +106,10 @@ class RunBus:
         self._held -= frozenset(partitions)
 
 
-class _RunTransactions:
+class _ViewedTransactions:
     """Transactions that report their commits to the view."""
 
-    def __init__(self, *, view: RunBus, inner: Transactions) -> None:
+    def __init__(self, *, view: BusView, inner: Transactions) -> None:
         self._view, self._inner = view, inner
 
     async def commit(
@@ -136,12 +125,12 @@ class _RunTransactions:
         return written
 
 
-class _RunConsumer:
+class _ViewedConsumer:
     """A consumer that reports its progress to the view, and otherwise acts as the inner one."""
 
     inner: Consumer
 
-    def __init__(self, *, view: RunBus, subscription: Subscription) -> None:
+    def __init__(self, *, view: BusView, subscription: Subscription) -> None:
         self._view = view
         self._subscription = subscription
         self.subscription = replace(
@@ -176,81 +165,3 @@ class _RunConsumer:
         """Continue at this offset; later records are polled again."""
         await self.inner.seek(partition, offset)
         self._view.taken[partition] = offset
-
-
-_MAX_NEWEST: Final = 10_000
-
-
-def subscription(topics: Topics) -> Subscription:
-    """Return the subscription of the reader."""
-    read = (topics.events, topics.attributed_incidents, topics.dead_letters)
-    group = topics.group("gpuledger-reader")
-    return Subscription(group=group, topics=tuple(topic.name for topic in read))
-
-
-class EventReader:
-    """Follows the events of a run, and counts each once even if its group rebalances."""
-
-    def __init__(
-        self,
-        *,
-        consumer: Consumer,
-        tally: Tally,
-        alerts: RunAlerts,
-        topics: Topics,
-    ) -> None:
-        self._topics = topics
-        self._event_decoder = Decoder(topic=topics.events.name, record=GpuEvent)
-        self._incident_decoder = Decoder(
-            topic=topics.attributed_incidents.name, record=AttributedIncident
-        )
-        self._consumer = consumer
-        self._tally = tally
-        self._alerts = alerts
-        self._next: dict[TopicPartition, int] = {}
-        self.dead_letters = 0
-        self.newest: deque[tuple[TopicPartition, int]] = deque(maxlen=_MAX_NEWEST)
-        """Positions of the last records read, which the sinks should have delivered too."""
-
-    async def follow(self) -> None:
-        """Pass events to the tally until cancelled; wait for unavailable brokers and topics."""
-        backoff = Backoff(first_seconds=0.2, max_seconds=5.0)
-        while True:
-            try:
-                batch = await self._consumer.poll(timeout_seconds=0.5, max_records=500)
-            except BusError:
-                await asyncio.sleep(backoff.next_seconds())
-                continue
-            backoff.reset()
-            for partition, records in batch.items():
-                first = self._next.get(partition, 0)
-                new = [record for record in records if record.offset >= first]
-                self._next[partition] = max(first, records[-1].offset + 1)
-                self.newest.extend((partition, record.offset) for record in new)
-                self._take(new)
-
-    async def has_read_all(self) -> bool:
-        """Return whether all records in the topics are read, including late incidents."""
-        try:
-            ends = await self._consumer.end_offsets(self._consumer.assignment())
-            at = {partition: await self._consumer.position(partition) for partition in ends}
-        except NotAssignedError:
-            return False
-        return all(at[partition] >= end for partition, end in ends.items())
-
-    def _take(self, records: Sequence[Record]) -> None:
-        for record in records:
-            if record.topic == self._topics.dead_letters.name:
-                self.dead_letters += 1
-                continue
-            try:
-                if record.topic == self._topics.events.name:
-                    event = self._event_decoder.decode(record.value)
-                    self._tally.add(event)
-                    self._alerts.add(event)
-                else:
-                    attributed = self._incident_decoder.decode(record.value)
-                    self._tally.gpu_tracker.add_incident(attributed)
-                    self._alerts.add_incident(attributed)
-            except UndecodableError:
-                continue  # the sinks reject it, and it arrives here as a dead letter

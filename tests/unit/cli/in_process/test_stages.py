@@ -6,7 +6,7 @@ import gc
 import pytest
 
 from gpuledger.errors import BusError, BusUnavailableError
-from gpuledger_cli.demo.stage_tasks import Stages
+from gpuledger_cli.in_process.stages import Stages
 
 
 async def fails(error: Exception, *, once: asyncio.Event) -> None:

@@ -1,64 +1,26 @@
-"""The progress of a run's components and of its reader."""
+"""The reader of a run's events."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.protocol import Consumer, Message, Subscription, TopicPartition
+from gpuledger.bus.protocol import Consumer, Message
 from gpuledger.codec import encode
-from gpuledger_cli.demo.run_bus import EventReader, RunBus, subscription
+from gpuledger_cli.demo.event_reader import EventReader, subscription
 from gpuledger_cli.demo.totals import RunAlerts, Tally
+from gpuledger_cli.in_process.bus_view import BusView
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_sinks.settings import AlertsSettings
 from tests.default_topics import ATTRIBUTED_INCIDENTS, EVENTS, TOPICS
 from tests.hanging import HANG_SECONDS
 from tests.unit.cli.demo.events import event
 
-PARTITION = TopicPartition(EVENTS.name, 0)
-READ = Subscription(group="read", topics=[EVENTS.name])
-
 
 async def publish(bus: MemoryBus, values: Iterable[bytes], *, topic: str = EVENTS.name) -> None:
     """Publish records on partition 0."""
     async with bus.producer() as producer:
         await producer.publish(topic, 0, [Message(value, value, 0) for value in values])
-
-
-async def values_of(consumer: Consumer) -> list[bytes | None]:
-    """Read until polls are empty."""
-    found: list[bytes | None] = []
-    idle = 0
-    while idle < 2:
-        batch = await consumer.poll(timeout_seconds=0.01, max_records=2)
-        found += [record.value for records in batch.values() for record in records]
-        idle = 0 if batch else idle + 1
-    return found
-
-
-async def test_records_that_a_component_has_not_taken_or_delivered_are_counted() -> None:
-    bus = MemoryBus()
-    view = RunBus(bus)
-    published = [(PARTITION, 0), (PARTITION, 1), (TopicPartition("of.nobody", 0), 0)]
-    await publish(bus, [b"a", b"b"])
-    async with view.consumer(READ) as consumer:
-        assert view.count_behind(view.taken, published) == 2
-        await values_of(consumer)
-        assert view.count_behind(view.taken, published) == 0
-        assert view.count_behind(view.delivered, published) == 2
-        await consumer.commit({PARTITION: 1})
-        assert view.count_behind(view.delivered, published) == 1
-
-
-async def test_records_after_a_seek_must_be_taken_again() -> None:
-    """After its first poll, a store seeks to where its table ends."""
-    bus = MemoryBus()
-    view = RunBus(bus)
-    await publish(bus, [b"a", b"b"])
-    async with view.consumer(READ) as consumer:
-        await values_of(consumer)
-        await consumer.seek(PARTITION, 1)
-        assert view.count_behind(view.taken, [(PARTITION, 0), (PARTITION, 1)]) == 1
 
 
 def reader_of(consumer: Consumer, tally: Tally) -> EventReader:
@@ -73,7 +35,7 @@ def reader_of(consumer: Consumer, tally: Tally) -> EventReader:
 async def test_each_event_is_counted_once_whatever_happens_to_the_readers_group() -> None:
     """Its partitions are reassigned without a commit, for example after a laptop slept."""
     bus, tally = MemoryBus(), Tally()
-    view = RunBus(bus)
+    view = BusView(bus)
     await publish(bus, [encode(event(second=second)) for second in range(1, 11)])
     async with (
         view.consumer(subscription(topics=TOPICS)) as consumer,

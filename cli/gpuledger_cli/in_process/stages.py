@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine, Iterable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from gpuledger.errors import GpuledgerError
 from gpuledger.runtime.tasks import end_tasks
@@ -77,24 +77,3 @@ def _leaves(error: BaseException) -> list[BaseException]:
     if not isinstance(error, BaseExceptionGroup):
         return [error]
     return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
-
-
-T = TypeVar("T")
-
-INTERRUPTED: Final = 130
-"""The exit code if the start is interrupted."""
-_CLEANING_UP_SECONDS: Final = 0.5
-
-
-async def unless_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:
-    """Return the result of the work; `None` if `stop` was set first.
-
-    In that case the work is cancelled, and left running if it does not end within half a second,
-    because it may wait for a server that does not respond.
-    """
-    working, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait({working, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
-    finally:
-        await end_tasks(stopped, working, seconds=_CLEANING_UP_SECONDS)

@@ -1,0 +1,1 @@
+"""Parts of pipelines that run in one process: `gpuledger demo` and `gpuledger standalone`."""
