@@ -5,7 +5,6 @@
 
 import os
 import sys
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -15,14 +14,9 @@ from gpuledger.bus.protocol import Bus
 from gpuledger.programs import freeze_collector
 from gpuledger.runtime import Readiness, configure_logs, explain_user_errors, run_service
 from gpuledger.settings import Option, load_settings
-from gpuledger_agent.context import Host, run_agent
+from gpuledger_agent.context import Host, NodePage, make_page, run_agent
 from gpuledger_agent.dcgm_exporter import read_swap
-from gpuledger_agent.exposition import PageRenderer
-from gpuledger_agent.exposition.node_state import NodeState, make_node_state
-from gpuledger_agent.exposition.pod_lookup import PodLookup
 from gpuledger_agent.gpu.watchdog import STALLED_EXIT_CODE
-from gpuledger_agent.host.kubelet.pod_labels import PodLabels
-from gpuledger_agent.host.node_pods import ContainerNames, PodUids
 from gpuledger_agent.settings import AgentSettings, name_node
 from gpuledger_agent.source_selection import find_source
 
@@ -103,18 +97,11 @@ def main() -> int:
     if swap.without_effect:
         _log.warning("dcgm_settings_ignored", settings=swap.without_effect)
     host = find_source(settings)
-    pod_labels = make_pod_labels(host, settings)
-    node_state = make_node_state(
-        settings.exposition,
-        clock=host.clock,
-        sampling_interval_seconds=settings.sampling_interval_seconds,
-        readings_seconds=settings.readings_seconds,
-        pods=look_up_pods(host, pod_labels),
-    )
+    page = make_page(host, settings)
     return run_service(
-        partial(_run, host=host, node_state=node_state, pod_labels=pod_labels),
+        partial(_run, host=host, page=page),
         settings=settings,
-        page=PageRenderer(node_state, settings=settings.exposition, clock=host.clock),
+        page=page.render,
         about={
             "cluster": settings.cluster,
             "node": settings.node_name,
@@ -124,34 +111,12 @@ def main() -> int:
     )
 
 
-def make_pod_labels(host: Host, settings: AgentSettings) -> PodLabels | None:
-    """Return the reader of pod labels.
-
-    Return `None` if no labels are configured or the agent has no access to the list of pods.
-    """
-    names = settings.exposition.pod_labels
-    if not names or host.pod_list is None:
-        return None
-    refresh_seconds = settings.kubelet.api.refresh_seconds
-    return PodLabels(host.pod_list, names=names, refresh_seconds=refresh_seconds, clock=host.clock)
-
-
-def look_up_pods(host: Host, pod_labels: PodLabels | None = None) -> PodLookup:
-    """Return the lookup that finds the node's pods by log directory and cgroup, with labels."""
-    found = PodLookup(
-        name_of=ContainerNames(list_names=host.list_log_names, clock=host.clock).name_of,
-        find_uids=PodUids(host.pod_folders).find,
-    )
-    return replace(found, labels_of=pod_labels.labels_of) if pod_labels else found
-
-
 async def _run(
     settings: AgentSettings,
     readiness: Readiness,
     *,
     host: Host,
-    node_state: NodeState,
-    pod_labels: PodLabels | None,
+    page: NodePage,
 ) -> None:
     bus: Bus | None = None
     if not settings.no_kafka:
@@ -164,6 +129,5 @@ async def _run(
         bus=bus,
         settings=settings,
         readiness=readiness,
-        node_state=node_state,
-        pod_labels=pod_labels,
+        page=page,
     )

@@ -6,7 +6,7 @@ task is cancelled. Several nodes may run in one process.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -17,7 +17,9 @@ from gpuledger.records import DeviceAllocation
 from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness
 from gpuledger.runtime.tasks import end_tasks, run_tasks
 from gpuledger.topics import Topics
-from gpuledger_agent.exposition.node_state import NodeState
+from gpuledger_agent.exposition import PageRenderer
+from gpuledger_agent.exposition.node_state import NodeState, make_node_state
+from gpuledger_agent.exposition.pod_lookup import PodLookup
 from gpuledger_agent.gpu.driver import Driver
 from gpuledger_agent.gpu.protocol import GpuSource
 from gpuledger_agent.gpu.threads import wait_at_most
@@ -27,7 +29,15 @@ from gpuledger_agent.host.kmsg import Kmsg
 from gpuledger_agent.host.kubelet.allocations import Allocations, Kubelet
 from gpuledger_agent.host.kubelet.assignments import find_on
 from gpuledger_agent.host.kubelet.pod_labels import PodLabels, PodList
-from gpuledger_agent.host.node_pods import HasCgroup, ListNames, PodChanges, PodEnds, PodFolders
+from gpuledger_agent.host.node_pods import (
+    ContainerNames,
+    HasCgroup,
+    ListNames,
+    PodChanges,
+    PodEnds,
+    PodFolders,
+    PodUids,
+)
 from gpuledger_agent.host.procfs import Procfs, check_procfs, read_boot_id
 from gpuledger_agent.loop import InventoryTracker, Outputs, SampleLoop
 from gpuledger_agent.metrics import ATTRIBUTION, count_published_from_zero
@@ -80,22 +90,67 @@ class Host:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class NodePage:
+    """The page `/metrics` of one node."""
+
+    render: PageRenderer
+    """Returns the page."""
+    node_state: NodeState
+    """The samples and readings that the page shows."""
+    pod_labels: PodLabels | None
+    """Reads the pod labels on the page; `None` if there are none."""
+
+
+def make_page(host: Host, settings: AgentSettings) -> NodePage:
+    """Return the node's page, which `run_agent` keeps up to date.
+
+    It has no pod labels if none are configured or the agent has no access to the list of pods.
+    """
+    names, pod_labels = settings.exposition.pod_labels, None
+    if names and host.pod_list is not None:
+        refresh_seconds = settings.kubelet.api.refresh_seconds
+        pod_labels = PodLabels(
+            host.pod_list, names=names, refresh_seconds=refresh_seconds, clock=host.clock
+        )
+    pods = PodLookup(
+        name_of=ContainerNames(list_names=host.list_log_names, clock=host.clock).name_of,
+        find_uids=PodUids(host.pod_folders).find,
+    )
+    node_state = make_node_state(
+        settings.exposition,
+        clock=host.clock,
+        sampling_interval_seconds=settings.sampling_interval_seconds,
+        readings_seconds=settings.readings_seconds,
+        pods=replace(pods, labels_of=pod_labels.labels_of) if pod_labels else pods,
+    )
+    return NodePage(
+        render=PageRenderer(node_state, settings=settings.exposition, clock=host.clock),
+        node_state=node_state,
+        pod_labels=pod_labels,
+    )
+
+
 async def run_agent(
     *,
     host: Host,
     bus: Bus | None,
     settings: AgentSettings,
     readiness: Readiness,
-    node_state: NodeState | None = None,
-    pod_labels: PodLabels | None = None,
+    page: NodePage | None = None,
 ) -> None:
     """Sample and publish one node until cancelled, then try once more to publish queued samples.
 
-    Without a bus, nothing is published. `node_state` is updated at each tick, and `pod_labels`
-    periodically. Raises `UserError` if `/proc` cannot be read, and `NothingWorksError` if only a
-    restart can help.
+    Without a bus, nothing is published. The page is kept up to date if there is one. Raises
+    `UserError` if `/proc` cannot be read, and `NothingWorksError` if only a restart can help.
     """
-    context = AgentContext(host=host, settings=settings, readiness=readiness, pod_labels=pod_labels)
+    context = AgentContext(
+        host=host,
+        settings=settings,
+        readiness=readiness,
+        pod_labels=page.pod_labels if page else None,
+    )
+    node_state = page.node_state if page else None
     topics = bus.topics if bus else Topics(settings.kafka.topic_prefix)
     count_published_from_zero(topics)
     # No queue without a bus, because nothing would empty it.

@@ -21,10 +21,7 @@ from gpuledger.errors import BusUnavailableError, UserError
 from gpuledger.records import NodeSample, ProcessChange, ProcessRecord
 from gpuledger.runtime import Readiness
 from gpuledger.runtime.tasks import run_tasks
-from gpuledger_agent.command import look_up_pods, make_pod_labels
-from gpuledger_agent.context import Host, run_agent
-from gpuledger_agent.exposition import PageRenderer
-from gpuledger_agent.exposition.node_state import make_node_state
+from gpuledger_agent.context import Host, make_page, run_agent
 from gpuledger_agent.gpu.nvidia.session import NvmlSession
 from gpuledger_agent.metrics import FAST_POLLS_FAILED, TICKS_FAILED
 from gpuledger_agent.settings import AgentSettings, ExpositionSettings
@@ -151,29 +148,21 @@ async def shown_page(clock: SleepersClock, exposition: ExpositionSettings) -> tu
     simulation = Simulation(load_scenario(QUICKSTART), epoch_ns=EPOCH_NS, clock=clock)
     host = replace(play(simulation.node(NODES[0])), kubelet=None)
     settings = AgentSettings(node_name=NODES[0], exposition=exposition)
-    pod_labels = make_pod_labels(host, settings)
-    view = make_node_state(
-        exposition,
-        clock=host.clock,
-        sampling_interval_seconds=1.0,
-        pods=look_up_pods(host, pod_labels),
-    )
-    page = PageRenderer(view, settings=exposition, clock=host.clock)
+    page = make_page(host, settings)
     readiness = Readiness()
     agent = run_agent(
         host=host,
         bus=None,
         settings=settings,
         readiness=readiness,
-        node_state=view,
-        pod_labels=pod_labels,
+        page=page,
     )
     async with run_tasks(agent):
         # Scrapes make the agent request the labels of new pods.
         while not clock.rung.is_set():
-            page()
+            page.render()
             await asyncio.sleep(0)
-        return page().decode(), readiness
+        return page.render().decode(), readiness
 
 
 async def test_the_page_of_a_node_has_the_requested_pod_labels() -> None:
