@@ -382,6 +382,12 @@ class FollowedTopic:
         self._next_ns = now_ns + round(self._settings.flush_seconds * NS_PER_SECOND)
         self._running = asyncio.create_task(self._update())
 
+    async def update(self) -> None:
+        """Append the records that are new at the call, after a running update."""
+        if self._running:
+            await asyncio.wait({self._running})
+        await self._update()
+
     async def end(self) -> None:
         """Cancel a running update; rows that it has written stay in the table."""
         await end_tasks(self._running)

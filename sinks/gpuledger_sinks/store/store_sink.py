@@ -44,6 +44,8 @@ from gpuledger_sinks.timelines import SeenTicks
 from gpuledger_sinks.watermarks import WatermarkRelay, open_relay
 
 NAME: Final = STORE.name
+_DIMENSIONS_SECONDS: Final = 2.0
+"""Maximum time for the last update of the other tables; the next owner reads what is missing."""
 _log = structlog.get_logger(__name__)
 
 
@@ -285,6 +287,10 @@ class StoreSink(Sink):
         async with self._lock:
             try:
                 await self._flush_once(context)
+                # Also keeps the last descriptions of a pipeline that ends with its bus.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_DIMENSIONS_SECONDS):
+                        await asyncio.gather(*(each.update() for each in self._dimensions))
             finally:
                 # Rows that could not be written are read again by their partitions' next owner,
                 # which also makes their dead letters.

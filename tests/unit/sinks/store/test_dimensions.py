@@ -179,6 +179,17 @@ async def test_an_incident_is_stored_with_its_pods(tmp_path: Path) -> None:
     await stored(on, tmp_path, "incidents", columns, [("xid", "critical", 79, GPU, pods)])
 
 
+async def test_records_that_arrive_just_before_the_end_are_stored(tmp_path: Path) -> None:
+    """A pipeline in one process ends with its bus, so that nobody could read them later."""
+    on = bus()
+    await publish(on, event(0))
+    await tell(on, NODES, node())
+    async with running(store(tmp_path, on, clock=ManualClock())):
+        await eventually(lambda: found(tmp_path, "nodes", "node"))
+        await tell(on, ATTRIBUTED_INCIDENTS, incident())
+    assert found(tmp_path, "incidents", "kind") == [("xid",)]
+
+
 async def test_records_in_the_partition_of_another_node_are_ignored(
     tmp_path: Path,
 ) -> None:
