@@ -43,7 +43,7 @@ from gpuledger_cli.demo.plan import (
     find_store,
     parse_bus,
 )
-from gpuledger_cli.demo.run_bill import bill_run, write_last_marks
+from gpuledger_cli.demo.run_bill import bill_run
 from gpuledger_cli.demo.screen import ScreenHeader, ScreenLine, draw, draw_last, standstill
 from gpuledger_cli.demo.sending import problem
 from gpuledger_cli.demo.source import find_machine
@@ -59,6 +59,7 @@ from gpuledger_cli.demo.summary import (
 )
 from gpuledger_cli.demo.tables import as_help
 from gpuledger_cli.demo.totals import as_line
+from gpuledger_cli.in_process.store_directory import mark_finished
 from gpuledger_cli.option_help import duration_option, epilogue, limits, parse_seconds
 
 WIDTH_IN_FILES: Final = 160
@@ -191,7 +192,7 @@ async def _show(plan: DemoPlan, *, as_json: bool, began_seconds: float) -> int:
     summary = _summarise(run, plan, began_seconds=began_seconds)
     # On Kafka, others may write later; and a run that lost something is not complete.
     if plan.kafka is None and run.ending.is_closed and exit_code(summary) == 0:
-        write_last_marks(plan.store)
+        mark_finished(str(plan.store))
     summary = replace(
         summary,
         bill=bill_run(plan.store, began_ns=began_ns, ended_ns=run.machine.clock.time_ns()),

@@ -1,6 +1,5 @@
 """The options of a run of the demo, checked before anything starts."""
 
-import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,8 @@ from gpuledger.errors import UserError
 from gpuledger.records.base import DEFAULT_CLUSTER
 from gpuledger.settings import KafkaSettings
 from gpuledger.settings.groups import require_brokers, require_cluster_name, require_http_url
-from gpuledger.settings.secret import mask_address, may_contain_credentials, shown_brokers
+from gpuledger.settings.secret import may_contain_credentials, shown_brokers
+from gpuledger_cli.in_process.store_directory import make_directory
 
 Source = Literal["auto", "nvml", "simulated"]
 DEMO_SCENARIO: Final = Path(__file__).with_name("demo.yaml")
@@ -99,22 +99,8 @@ def parse_bus(bus: str) -> KafkaSettings | None:
 def find_store(given: Path | None) -> Path:
     """Return the store's directory: the given one, or a new temporary one.
 
-    Raises `UserError` if the given directory is not writable or is a URL. The error does not repeat
-    the URL, which may contain credentials.
+    Raises `UserError` if the given directory is not writable or is a URL.
     """
     if given is None:
         return Path(tempfile.mkdtemp(prefix="gpuledger-demo-")) / "store"
-    if re.match(r"[A-Za-z][\w+.-]*:/", str(given)):  # a Path keeps one of the slashes of a URL
-        raise UserError("--store: URLs are not supported; give a local directory")
-    if given.exists() and not given.is_dir():
-        raise UserError(f"--store {mask_address(str(given))}: not a directory; give a directory")
-    try:
-        given.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=given):
-            pass
-    except OSError as error:
-        shown = mask_address(str(given))
-        raise UserError(
-            f"--store {shown}: {error.strerror or error}; give a writable directory"
-        ) from error
-    return given.absolute()
+    return make_directory(given)

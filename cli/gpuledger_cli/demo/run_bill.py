@@ -1,8 +1,4 @@
-"""Bills a run of the demo by workload, as `gpuledger bill` does for the hours of the run.
-
-The join publishes watermarks as ticks arrive, so the last seconds of a run would stay incomplete.
-This module marks them complete in the store, so that `gpuledger bill` can bill the run again.
-"""
+"""Bills a run of the demo by workload, as `gpuledger bill` does for the hours of the run."""
 
 from collections.abc import Sequence
 from decimal import Decimal
@@ -13,9 +9,6 @@ from typing import Final
 from gpuledger.clock import NS_PER_US
 from gpuledger.errors import UserError
 from gpuledger.records.base import BaseRecord
-from gpuledger.store.commits import mark_complete
-from gpuledger.store.query import open_table
-from gpuledger.store.usage_schema import USAGE
 from gpuledger_cli.demo.screen import ScreenLine
 from gpuledger_cli.demo.tables import BILL_TITLE, TableColumn, fit, fold, line, note_hidden
 from gpuledger_reports.presenting.output import efficiency_text
@@ -86,13 +79,6 @@ def bill_run(store: Path, *, began_ns: int, ended_ns: int) -> RunBill | None:
     except UserError:
         return None
     return of_bill(BillMaker(reader, read_policy(None), by=["owner"]).make(window))
-
-
-def write_last_marks(store: Path) -> None:
-    """Mark the store complete up to the end of its usage; nothing may write to it any more."""
-    table = open_table(str(store), USAGE.name)
-    if table is not None:
-        mark_complete(table, UsageReader(str(store), is_finished=True).usage_end_us)
 
 
 def of_bill(bill: Bill) -> RunBill | None:

@@ -4,8 +4,14 @@ import asyncio
 import fcntl
 import os
 import secrets
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import (
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +22,7 @@ from msgspec.structs import replace
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Bus, TopicPartition
 from gpuledger.clock import Clock
-from gpuledger.errors import UserError
+from gpuledger.errors import GpuledgerError, UserError
 from gpuledger.runtime import (
     CheckSeverity,
     Readiness,
@@ -27,15 +33,12 @@ from gpuledger.runtime import (
 from gpuledger.runtime.tasks import in_daemon_thread
 from gpuledger.settings import Option, load_settings
 from gpuledger_agent.command import OPTIONS as AGENT_OPTIONS
-from gpuledger_agent.command import look_up_pods
-from gpuledger_agent.context import Host, run_agent
-from gpuledger_agent.exposition import PageRenderer
-from gpuledger_agent.exposition.node_state import NodeState, make_node_state
+from gpuledger_agent.context import Host, NodePage, make_page, run_agent
 from gpuledger_agent.settings import SpoolSettings, name_node
 from gpuledger_agent.source_selection import find_source
-from gpuledger_cli.demo.plan import find_store
 from gpuledger_cli.in_process.bus_view import BusView
 from gpuledger_cli.in_process.stages import Stages
+from gpuledger_cli.in_process.store_directory import make_directory, mark_finished
 from gpuledger_cli.standalone.standalone_settings import StandaloneSettings
 from gpuledger_enricher.join.join_command import run_join
 from gpuledger_enricher.join.join_settings import JoinSettings, JoinTuning
@@ -94,9 +97,15 @@ def main() -> int:
         common=COMMON,
     )
     settings = name_node(settings, os.environ)
-    is_local = "store" in settings.sinks and "://" not in settings.store.uri
-    with locked_store(Path(settings.store.uri)) if is_local else nullcontext():
+    directory = local_directory(settings.store.uri) if "store" in settings.sinks else None
+    with locked_store(directory) if directory else nullcontext():
         return _run(settings)
+
+
+def local_directory(uri: str) -> Path | None:
+    """Return the directory of a store on this machine; `None` for an object store."""
+    path = uri.removeprefix("file://")
+    return None if "://" in path else Path(path)
 
 
 @contextmanager
@@ -105,32 +114,37 @@ def locked_store(path: Path) -> Iterator[None]:
 
     Raises `UserError` if the directory cannot be written or another process holds the lock.
     """
-    find_store(path)
-    with (path / _LOCK).open("w") as lock:
+    file = make_directory(path) / _LOCK
+    try:
+        lock = file.open("w")
+    except OSError as error:
+        remedy = "run as the user who owns the store, or give another directory"
+        raise UserError(f"--store {path}: {file.name}: {error.strerror}; {remedy}") from error
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            problem = "another `gpuledger standalone` writes to it; stop it, or use another"
-            raise UserError(f"--store: {path}: {problem}") from error
+            problem = "another `gpuledger standalone` writes to it"
+            raise UserError(
+                f"--store {path}: {problem}; stop that one, or give another directory"
+            ) from error
         yield
 
 
 def _run(settings: StandaloneSettings) -> int:
     configure_logs(settings.log)
     host = find_source(settings)
-    node_state = make_node_state(
-        settings.exposition,
-        clock=host.clock,
-        sampling_interval_seconds=settings.sampling_interval_seconds,
-        readings_seconds=settings.readings_seconds,
-        pods=look_up_pods(host),
-    )
+    page = make_page(host, settings)
     return run_service(
-        partial(run_standalone, host=host, node_state=node_state),
+        partial(run_standalone, host=host, page=page),
         settings=settings,
-        page=PageRenderer(node_state, settings=settings.exposition, clock=host.clock),
+        page=page.render,
         about={"node": settings.node_name, "source": settings.source, "store": settings.store.uri},
     )
+
+
+class LostRecordsError(GpuledgerError):
+    """At the end, a component had not processed all records, and they exist nowhere else."""
 
 
 async def run_standalone(
@@ -138,11 +152,12 @@ async def run_standalone(
     readiness: Readiness,
     *,
     host: Host,
-    node_state: NodeState | None = None,
+    page: NodePage | None = None,
 ) -> None:
     """Run all components until cancelled; then end the agent first and deliver its samples.
 
-    Raises the error of a component that fails.
+    Raises the error of a component that fails, and `LostRecordsError` if records were not delivered
+    in time.
     """
     bus = MemoryBus()
     has_api_server = settings.kubernetes.is_configured(os.environ)
@@ -153,6 +168,7 @@ async def run_standalone(
     views = {name: BusView(bus) for name in ("join", *settings.sinks)}
     stages = Stages()
     async with AsyncExitStack() as stack:
+        await stack.enter_async_context(_checked(stages, settings=settings, bus=bus, views=views))
         stack.push_async_callback(stages.end)
         stack.push_async_callback(_drain, bus, views)
         stack.push_async_callback(stages.end_agents)
@@ -175,9 +191,7 @@ async def run_standalone(
             stages.start("podwatch", watching)
         # The bus in memory is always available, so the agent needs no spool.
         sampled = replace(settings, spool=SpoolSettings(directory=""))
-        agent = run_agent(
-            host=host, bus=bus, settings=sampled, readiness=readiness, node_state=node_state
-        )
+        agent = run_agent(host=host, bus=bus, settings=sampled, readiness=readiness, page=page)
         stages.start_agent("the agent", agent)
         await stages.wait(asyncio.Event())
 
@@ -216,27 +230,56 @@ async def _maintain(settings: StandaloneSettings, readiness: Readiness, *, clock
         maintainer.stop()
 
 
-async def _drain(bus: Bus, views: dict[str, BusView]) -> None:
+async def _drain(bus: Bus, views: Mapping[str, BusView]) -> None:
     """Wait at most three seconds until the join and the sinks have processed all records."""
-    try:
+    with suppress(TimeoutError):
         async with asyncio.timeout(_DRAIN_SECONDS):
-            while not await _is_drained(bus, views):  # noqa: ASYNC110 - the bus has no event for this
+            while await _find_behind(bus, views, is_ending=False):  # noqa: ASYNC110 - the bus has no event for this
                 await asyncio.sleep(0.05)
-    except TimeoutError:
-        _log.warning("samples_not_delivered", seconds=_DRAIN_SECONDS)
 
 
-async def _is_drained(bus: Bus, views: dict[str, BusView]) -> bool:
-    """Return whether the join has delivered all samples, and the sinks have taken all events.
+@asynccontextmanager
+async def _checked(
+    stages: Stages, *, settings: StandaloneSettings, bus: Bus, views: Mapping[str, BusView]
+) -> AsyncIterator[None]:
+    """After a signal and the end of all stages, mark the store finished.
 
-    For the store, it is sufficient to have read the events: it writes their rows when it ends.
+    Raises `LostRecordsError` if a stage failed while it ended, or has not delivered all records.
     """
-    for name, view in views.items():
-        topic = bus.topics.samples if name == "join" else bus.topics.events
-        reached = view.taken if name == "store" else view.delivered
-        if view.count_behind(reached, await _newest(bus, topic.name)):
-            return False
-    return True
+    try:
+        yield
+    except asyncio.CancelledError:
+        problems = stages.failures()
+        if behind := await _find_behind(bus, views, is_ending=True):
+            problems.append(f"the last records were not delivered by: {', '.join(behind)}")
+        if problems:
+            raise LostRecordsError("; ".join(problems)) from None
+        if "store" in settings.sinks:
+            store = settings.store
+            # In a daemon thread, because the storage may not respond.
+            await in_daemon_thread(partial(mark_finished, store.uri, store.storage_options))
+        raise
+
+
+async def _find_behind(bus: Bus, views: Mapping[str, BusView], *, is_ending: bool) -> list[str]:
+    """Return the components that still have to process samples, events or incidents.
+
+    Before the end, the store only has to read the events, because it writes their rows at the end.
+    """
+    topics = bus.topics
+    samples = await _newest(bus, topics.samples.name)
+    results = [
+        *await _newest(bus, topics.events.name),
+        *await _newest(bus, topics.attributed_incidents.name),
+    ]
+    return [
+        name
+        for name, view in views.items()
+        if view.count_behind(
+            view.taken if name == "store" and not is_ending else view.delivered,
+            samples if name == "join" else results,
+        )
+    ]
 
 
 async def _newest(bus: Bus, topic: str) -> list[tuple[TopicPartition, int]]:

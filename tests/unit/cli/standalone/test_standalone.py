@@ -3,10 +3,11 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,11 @@ from gpuledger.settings import load_settings
 from gpuledger_agent.settings import name_node
 from gpuledger_agent.source_selection import find_source
 from gpuledger_cli.command import main
-from gpuledger_cli.standalone.standalone_command import locked_store, run_standalone
+from gpuledger_cli.standalone.standalone_command import (
+    LostRecordsError,
+    locked_store,
+    run_standalone,
+)
 from gpuledger_cli.standalone.standalone_settings import StandaloneSettings
 from tests.hanging import HANG_SECONDS
 
@@ -45,15 +50,25 @@ def samples_taken() -> float:
     return REGISTRY.get_sample_value("gpuledger_agent_samples_total") or 0.0
 
 
-async def run_for_samples(settings: StandaloneSettings) -> Readiness:
-    """Run until the agent has taken a few samples, then cancel it as a signal does."""
+async def run_for_samples(
+    settings: StandaloneSettings,
+    *,
+    before_end: Callable[[], object] = bool,
+    undelivered_by: str = "",
+) -> Readiness:
+    """Run until the agent has taken a few samples, then cancel it as a signal does.
+
+    Expects an error if `undelivered_by` names a component.
+    """
     before, readiness = samples_taken(), Readiness()
     running = asyncio.create_task(run_standalone(settings, readiness, host=find_source(settings)))
     async with asyncio.timeout(HANG_SECONDS):
         while samples_taken() < before + FEW_SAMPLES and not running.done():  # noqa: ASYNC110  # a metric has no event
             await asyncio.sleep(0.02)
+    before_end()
     running.cancel()
-    with pytest.raises(asyncio.CancelledError):
+    lost = pytest.raises(LostRecordsError, match=f"not delivered by: {undelivered_by}$")
+    with lost if undelivered_by else pytest.raises(asyncio.CancelledError):
         await running
     return readiness
 
@@ -90,9 +105,37 @@ async def test_a_receiver_that_does_not_answer_does_not_keep_usage_from_the_stor
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = settings_of(tmp_path, sinks="store,remote_write", remote_write__url=CLOSED_PORT_URL)
-    await run_for_samples(settings)
+    await run_for_samples(settings, undelivered_by="remote_write")
     (counted,) = queried(tmp_path, "SELECT count(DISTINCT seq) seqs FROM entries", capsys)
     assert counted["seqs"] >= FEW_SAMPLES - 1
+
+
+async def test_a_run_can_be_billed_as_soon_as_it_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All GPUs are on the bill, although the run ends before its first minute is over."""
+    await run_for_samples(settings_of(tmp_path))
+    sampled = queried(tmp_path, "SELECT DISTINCT gpu_uuid FROM entries ORDER BY ALL", capsys)
+    assert sampled
+    known = "SELECT DISTINCT gpu_uuid FROM inventory ORDER BY ALL"
+    assert queried(tmp_path, known, capsys) == sampled
+
+    assert main(["bill", "--store", str(tmp_path), "--by", "gpu", "--format", "json"]) == 0
+    lines = json.loads(capsys.readouterr().out)["lines"]
+    billed = {line["gpu"] for line in lines if line["idle_kind"] != "no_data"}
+    assert sorted(billed) == [gpu["gpu_uuid"] for gpu in sampled]
+
+
+async def test_usage_that_the_store_does_not_take_at_the_end_is_an_error(tmp_path: Path) -> None:
+    def replace_store_by_file() -> None:
+        shutil.rmtree(tmp_path)
+        tmp_path.touch()
+
+    await run_for_samples(
+        settings_of(tmp_path),
+        before_end=replace_store_by_file,
+        undelivered_by="store",
+    )
 
 
 async def test_the_error_of_a_component_ends_it(tmp_path: Path) -> None:
@@ -164,7 +207,7 @@ def test_a_store_has_one_writer_at_a_time(tmp_path: Path) -> None:
             pass
         ended = start_on(tmp_path)
     assert ended.returncode == 2
-    assert f"--store: {tmp_path}: another `gpuledger standalone` writes to it" in ended.stderr
+    assert f"--store {tmp_path}: another `gpuledger standalone` writes to it" in ended.stderr
     with locked_store(tmp_path):
         pass
 
