@@ -282,11 +282,12 @@ def bill(
 _PRICE_FILE: Final = """A file of prices:
   currency: EUR
   prices:
-    - {name: h100, model: "*H100*", per_gpu_hour: 3.20}
+    - {name: h100, product: H100, per_gpu_hour: 3.20}
     - {name: rest, per_gpu_hour: 1.50}
 
-The first row that matches a GPU applies. `model` is compared with the driver's
-whole name, such as NVIDIA H100 80GB HBM3, case included; * matches any text."""
+The first row that matches a GPU applies. All words of `product` must be in the
+GPU's model, such as NVIDIA H100 80GB HBM3. `model` is a pattern for the whole
+model, case included; * matches any text."""
 
 
 @app.command(
