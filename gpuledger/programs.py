@@ -24,7 +24,7 @@ COMPONENTS: "Final" = {
 }
 """By component name: the package whose `__main__` runs it, and the extra that it requires."""
 _STANDALONE: "Final" = {"standalone": ("gpuledger_cli.standalone", "demo")}
-"""All components in one process."""
+"""The pipeline in one process, for one machine."""
 INTERRUPTED: "Final" = 130
 PIPE_CLOSED: "Final" = 141
 """Exit code of a program that SIGPIPE ends."""
