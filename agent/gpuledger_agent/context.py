@@ -35,6 +35,7 @@ from gpuledger_agent.host.node_pods import (
     ListNames,
     PodChanges,
     PodEnds,
+    PodEntries,
     PodFolders,
     PodUids,
 )
@@ -339,6 +340,7 @@ class AgentContext:
             backoff=Backoff(),
             settings=settings,
             find_ended=PodEnds(host.pod_folders).find_ended,
+            find_ended_entries=PodEntries(host.pod_folders).find_ended,
             have_pods_changed=PodChanges(host.list_pod_folders, host.list_pod_cgroups).have_changed,
         )
 

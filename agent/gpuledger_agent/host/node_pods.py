@@ -16,6 +16,8 @@ Only names are read; the contents belong to root and are not needed.
   of its UIDs has ended, even if it ended before the agent started. If this is uncertain, a pod
   counts as running: if it has no directory, or if the node shows no pod cgroups and this pod's
   cgroup was never seen.
+- `PodEntries` finds ended pods if the kubelet's list has several entries of one name: a pod may be
+  recreated with the same name while the kubelet still lists the former pod.
 - `PodUids` finds a pod's current UID by its name, in the same directory names. If a name is reused,
   as by a StatefulSet, the former pod's directory exists for a while next to the new one. The UID
   that has a cgroup is then used; if several have a cgroup, the UID remains ambiguous.
@@ -290,6 +292,50 @@ class PodEnds:
                 uids[uid] = True
                 return True
         return False
+
+
+class PodEntries:
+    """Finds the entries of the kubelet's list whose pods have ended, if a name has several entries.
+
+    Entries have no UIDs. While a name has one entry and one running pod, the entry describes this
+    pod. If a name then has a second entry and a second pod, they belong together as well. If an
+    entry's pod remains unknown, because the agent started later, the pod counts as running.
+    """
+
+    def __init__(self, folders: PodFolders) -> None:
+        """Find running pods by their log directories and cgroups."""
+        self._folders = folders
+        self._devices: dict[PodName, dict[str, object]] = {}
+        """The devices of each pod whose entry is known, by name and UID."""
+
+    def find_ended(self, entries: Sequence[tuple[PodName, object]]) -> frozenset[int]:
+        """Return the positions of the entries whose pods have certainly ended.
+
+        An entry consists of a pod's name and its devices. Names without an entry are forgotten.
+        """
+        self._folders.check()
+        by_name: dict[PodName, list[int]] = {}
+        for position, (name, _) in enumerate(entries):
+            by_name.setdefault(name, []).append(position)
+        self._devices = {name: self._devices.get(name, {}) for name in by_name}
+        ended: set[int] = set()
+        for name, positions in by_name.items():
+            known = self._devices[name]
+            running = [uid for uid in self._folders.uids_of(name) if self._folders.has_cgroup(uid)]
+            if len(positions) == 1:
+                if len(running) == 1:
+                    self._devices[name] = {running[0]: entries[positions[0]][1]}
+                continue
+            left = list(positions)
+            for uid, devices in known.items():
+                if found := [position for position in left if entries[position][1] == devices]:
+                    left.remove(found[0])
+                    if not self._folders.has_cgroup(uid):
+                        ended.add(found[0])
+            new = [uid for uid in running if uid not in known]
+            if len(left) == len(new) == 1:
+                known[new[0]] = entries[left[0]][1]
+        return frozenset(ended)
 
 
 class PodUids:

@@ -169,7 +169,6 @@ async def allocated_at(scenario: dict[str, Any], seconds: float) -> list[str]:
         task.cancel()
 
 
-@pytest.mark.xfail(raises=AssertionError, reason="an ended pod is identified only by its name")
 @pytest.mark.parametrize("seconds", [100.0, 600.0])
 async def test_a_pod_is_not_allocated_the_gpu_of_an_ended_pod_of_the_same_name(
     seconds: float,

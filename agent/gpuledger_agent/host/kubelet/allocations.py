@@ -119,6 +119,11 @@ _log = structlog.get_logger(__name__)
 
 FindEnded = Callable[[AbstractSet[tuple[str, str]]], AbstractSet[tuple[str, str]]]
 """Takes namespaces and names of pods and returns the pods that have ended."""
+FindEndedEntries = Callable[
+    [Sequence[tuple[tuple[str, str], Sequence[DeviceAssignment]]]], AbstractSet[int]
+]
+"""Takes the name and the devices of each pod in the list and returns the positions of ended pods,
+if several pods have the same name."""
 HavePodsChanged = Callable[[], bool]
 """Returns whether pods were created or deleted on the node since the last call."""
 
@@ -135,10 +140,15 @@ class Allocations:
         backoff: Backoff,
         settings: KubeletSettings,
         find_ended: FindEnded = lambda _: frozenset(),
+        find_ended_entries: FindEndedEntries = lambda _: frozenset(),
         have_pods_changed: HavePodsChanged = lambda: False,
     ) -> None:
-        """Create an empty list; `find_ended` finds ended pods that the kubelet still lists."""
+        """Create an empty list.
+
+        `find_ended` and `find_ended_entries` find ended pods that the kubelet still lists.
+        """
         self._find_ended = find_ended
+        self._find_ended_entries = find_ended_entries
         self._have_pods_changed = have_pods_changed
         self._kubelet = kubelet
         self._clock = clock
@@ -154,7 +164,11 @@ class Allocations:
         self._done.set()
         self._answer = b""
         self._answered_ns: int | None = None
+        self._entries: list[tuple[tuple[str, str], Sequence[DeviceAssignment]]] = []
+        self._ended_entries: AbstractSet[int] = frozenset()
+        self._has_repeated_names = False
         self._assignments: Sequence[DeviceAssignment] = ()
+        """The devices of all entries, except of `_ended_entries`."""
         self._resolved: list[DeviceAllocation] = []
         self._pods: AbstractSet[tuple[str, str]] = frozenset()
         self._resolved_of: (
@@ -200,6 +214,8 @@ class Allocations:
         Pods that have ended, which the kubelet may still list for a long time, are left out. The
         list is empty if there is no response or the last response is too old.
         """
+        if self._has_repeated_names:
+            self._leave_out_ended_entries()
         assignments = self._assignments if self._is_fresh() else ()
         before, there = self._resolved_of, self._allocatable
         # Called in each tick, so resolve ids only if a response or the devices have changed.
@@ -275,12 +291,33 @@ class Allocations:
                 pods = parse_answer(answer)
             except ValueError as error:
                 raise KubeletError("malformed", f"not a pod list: {error}") from error
-            self._assignments = find_assignments(pods, self._settings.resource_names)
+            found = [
+                ((pod.namespace, pod.name), find_assignments([pod], self._settings.resource_names))
+                for pod in pods
+            ]
+            with_devices = {name for name, devices in found if devices}
+            # A pod without devices matters if another pod of the same name has some.
+            self._entries = [entry for entry in found if entry[0] in with_devices]
+            self._has_repeated_names = len(self._entries) > len(with_devices)
+            self._assignments = [one for _, devices in self._entries for one in devices]
+            self._ended_entries = frozenset()
             self._answer = answer
+        self._leave_out_ended_entries()
         self._answered_ns = self._clock.monotonic_ns()
         KUBELET_ANSWERS.inc()
         count = sum(assignment.is_gpu_resource for assignment in self._assignments)
         self._check.ok(f"{count} devices are allocated to containers")
+
+    def _leave_out_ended_entries(self) -> None:
+        ended = self._find_ended_entries(self._entries)
+        if ended != self._ended_entries:
+            self._ended_entries = ended
+            self._assignments = [
+                one
+                for position, (_, devices) in enumerate(self._entries)
+                if position not in ended
+                for one in devices
+            ]
 
     def _evaluate_failure(self, detail: str) -> None:
         """Set the check after a failed query; it fails only if the last response is too old."""

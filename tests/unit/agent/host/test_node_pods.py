@@ -14,6 +14,7 @@ from gpuledger_agent.host.node_pods import (
     PodCgroups,
     PodChanges,
     PodEnds,
+    PodEntries,
     PodFolders,
     PodUids,
 )
@@ -22,7 +23,7 @@ from gpuledger_simulator.scenario.load import load_scenario
 from gpuledger_simulator.simulation import Simulation
 from tests.unit.deployment.components import ROOT
 
-FIRST, SECOND = (f"0000000{digit}-7d52-4b8e-a1f4-9c0d2e5b7a63" for digit in (1, 2))
+FIRST, SECOND, THIRD = (f"0000000{digit}-7d52-4b8e-a1f4-9c0d2e5b7a63" for digit in (1, 2, 3))
 
 WRITTEN = FIRST.replace("-", "_")
 STATIC = "0a1b2c3d4e5f60718293a4b5c6d7e8f9"
@@ -45,6 +46,7 @@ class Pods:
             clock=self.clock,
         )
         self.ends, self.uids = PodEnds(folders), PodUids(folders)
+        self.entries = PodEntries(folders)
 
     def list_folders(self) -> list[str]:
         self.reads += 1
@@ -54,6 +56,17 @@ class Pods:
         ended = self.ends.find_ended({("research", "job")})
         self.clock.advance(1)
         return bool(ended)
+
+    def run(self, *uids: str) -> None:
+        """Let pods with these UIDs run; the directories of former pods stay."""
+        self.cgroups = set(uids)
+        self.folders = sorted({*self.folders, *(f"research_job_{uid}" for uid in uids)})
+
+    def ended_entries(self, *devices: str) -> set[str]:
+        """Return which of these devices belong to ended pods; there is an entry for each."""
+        found = self.entries.find_ended([(("research", "job"), one) for one in devices])
+        self.clock.advance(1)
+        return {f"{position}:{devices[position]}" for position in found}
 
     def find_uids(self) -> list[str]:
         self.clock.advance(1)
@@ -229,3 +242,35 @@ def test_a_pods_cgroup_is_found_in_either_form(tmp_path: Path, hierarchy: str, f
     made.rmdir()
     assert not cgroups.has_cgroup(FIRST)
     assert cgroups.list_names() == listed
+
+
+def test_an_entry_belongs_to_the_pod_that_ran_while_the_name_had_no_other() -> None:
+    pods = Pods()
+    pods.run(FIRST)
+    assert pods.ended_entries("gpu-0") == set()
+    pods.run()
+    assert pods.ended_entries("gpu-0") == set(), "`PodEnds` finds it by its name"
+    pods.run(SECOND)
+    assert pods.ended_entries("gpu-1", "gpu-0") == {"1:gpu-0"}
+    pods.run(THIRD)
+    assert pods.ended_entries("gpu-2", "gpu-1", "gpu-0") == {"1:gpu-1", "2:gpu-0"}
+
+
+@pytest.mark.parametrize("second", ["gpu-0", "", "gpu-1"])
+def test_a_returned_pod_has_the_entry_that_its_predecessor_does_not_have(second: str) -> None:
+    """Also if it has the same devices or none."""
+    pods = Pods()
+    pods.run(FIRST)
+    pods.ended_entries("gpu-0")
+    pods.run(FIRST, SECOND)
+    assert pods.ended_entries("gpu-0", second) == set(), "a pod that was deleted but still runs"
+    pods.run(SECOND)
+    assert pods.ended_entries("gpu-0", second) == {"0:gpu-0"}
+    assert pods.ended_entries(second) == set(), "the kubelet no longer lists the former pod"
+
+
+def test_without_earlier_entries_both_pods_of_a_name_count_as_running() -> None:
+    pods = Pods()
+    pods.folders = [f"research_job_{FIRST}"]
+    pods.run(SECOND)
+    assert pods.ended_entries("gpu-0", "gpu-1") == set()
