@@ -198,26 +198,26 @@ def prolog_in(page: str) -> str:
     return next(block for block in blocks if "# Prolog" in block)
 
 
-@pytest.mark.xfail(
-    raises=AssertionError, reason="the documented prolog mistakes Slurm's numbers for the driver's"
-)
 def test_the_documented_prolog_gives_a_job_the_gpu_that_slurm_allocated(tmp_path: Path) -> None:
     """On a machine whose device files are not in the driver's order."""
-    orders = ((0, 4), (6, 0))
-    gpus = [
-        GpuFacts(
-            uuid=f"GPU-{index}", index=index, minor_number=minor, instances=[], capabilities=[]
+    gpus, rows = [], []
+    for index, minor in ((0, 4), (6, 0)):
+        uuid, bus = f"GPU-{index}", f"{index}B:00.0"
+        gpus.append(
+            GpuFacts(uuid=uuid, index=index, minor_number=minor, instances=[], capabilities=[])
         )
-        for index, minor in orders
-    ]
+        rows.append(f"{index}, 00000000:{bus}")
+        facts = tmp_path / "gpus" / f"0000:{bus.lower()}" / "information"
+        facts.parent.mkdir(parents=True)
+        facts.write_text(f"Model: \t\t NVIDIA\nGPU UUID: \t {uuid}\nDevice Minor: \t {minor}\n")
     programs = tmp_path / "bin"
     programs.mkdir()
     smi = programs / "nvidia-smi"
-    rows = "\n".join(f"{index}, GPU-{index}, {minor}" for index, minor in orders)
-    smi.write_text(f"#!/bin/sh\ncat <<'ROWS'\n{rows}\nROWS\n")
+    smi.write_text("#!/bin/sh\ncat <<'ROWS'\n" + "\n".join(rows) + "\nROWS\n")
     smi.chmod(0o755)
     page = (ROOT / "docs" / "guides" / "slurm.md").read_text()
     script = prolog_in(page).replace("/run", str(tmp_path))
+    script = script.replace("/proc/driver/nvidia/gpus", str(tmp_path / "gpus"))
     environment = {
         "PATH": f"{programs}:/usr/bin:/bin",
         "SLURM_JOB_ID": "4242",
