@@ -6,22 +6,17 @@ Commands are registered by import path, so that a command loads only its own dep
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Final, Literal, get_args, get_origin
+from collections.abc import Sequence
+from typing import Final
 
-from cyclopts import (
-    App,
-    CycloptsError,
-    MissingArgumentError,
-    UnknownCommandError,
-    UnusedCliTokensError,
-)
+from cyclopts import App, CycloptsError
 
 from gpuledger import __version__
 from gpuledger.errors import BusError, GpuledgerError, UnavailableError, UserError
 from gpuledger.settings.secret import mask_addresses
 from gpuledger.settings.sources import variable_of
-from gpuledger.texts import find_near, shorten_middle
+from gpuledger.texts import shorten_middle
+from gpuledger_cli.argument_errors import message_of, unknown_command
 from gpuledger_cli.help_format import HelpFormatter
 
 USER_ERROR: Final = 2
@@ -119,9 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not_text := [argument for argument in given if not _is_text(argument)]:
         sys.stderr.write(f"gpuledger: invalid argument: {not_text[0]!a}; it is not UTF-8\n")
         return USER_ERROR
-    # Not `in app`, which is also true for other spellings, such as `deadletters`.
-    if given and not given[0].startswith("-") and given[0] not in list(app):
-        message = f"unknown command: {given[0]}; {_remedy(given[0], app)}"
+    if message := unknown_command(app, given):
         sys.stderr.write(f"gpuledger: {_one_line(message, given)}\n")
         return USER_ERROR
     if not os.environ.get("COLUMNS", "").strip("0"):
@@ -129,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         result = app(given, exit_on_error=False, print_error=False)
     except (CycloptsError, UserError, UnavailableError) as error:
-        message = _unknown_argument(error) or _missing_argument(error) or str(error)
+        message = message_of(error) if isinstance(error, CycloptsError) else str(error)
         if isinstance(error, BusError):
             message = _KAFKA_SETTING.sub(_kafka_option, message)
         sys.stderr.write(f"gpuledger: {_one_line(message, given)}\n")
@@ -139,13 +132,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"gpuledger: internal error, please report it: {message}\n")
         return OWN_ERROR
     return result if isinstance(result, int) else 0
-
-
-def _remedy(argument: str, names: Iterable[str], command: str = "") -> str:
-    """Return the remedy for an unknown option, command or argument: the nearest of the names."""
-    is_option = argument.startswith("-")
-    near = find_near(argument, [name for name in names if is_option or name[0] != "-"])
-    return f"did you mean `{near}`?" if near else f"see `{f'gpuledger {command}'.strip()} --help`"
 
 
 def _is_text(argument: str) -> bool:
@@ -169,36 +155,3 @@ def _kafka_option(setting: re.Match[str]) -> str:
     """Return the option or variable of a Kafka setting, for commands without a settings file."""
     variable = variable_of(("kafka", setting[1]))
     return f"--bootstrap-servers or {variable}" if setting[1] == "bootstrap_servers" else variable
-
-
-def _unknown_argument(error: Exception) -> str:
-    """Return the message for an argument that the command does not accept; empty for others."""
-    # If an option is missing as well, a mistyped command is more likely the cause.
-    if not isinstance(error, (UnusedCliTokensError, MissingArgumentError, UnknownCommandError)):
-        return ""
-    if not error.unused_tokens or error.unused_tokens[0] in _names_of_missing(error):
-        return ""
-    argument, command = error.unused_tokens[0], " ".join(error.command_chain or ())
-    kind = "command" if isinstance(error, UnknownCommandError) else "argument"
-    kind = "option" if argument.startswith("-") else kind
-    return f"unknown {kind}: {argument}; {_remedy(argument, error.app or (), command)}"
-
-
-def _names_of_missing(error: CycloptsError) -> Sequence[str]:
-    """Return the names of the missing argument; empty for other errors."""
-    missing = error.argument if isinstance(error, MissingArgumentError) else None
-    return missing.names if missing else ()
-
-
-def _missing_argument(error: Exception) -> str:
-    """Return the message for a missing argument or value; empty for other errors."""
-    if not isinstance(error, MissingArgumentError) or error.argument is None:
-        return ""
-    choices = [str(choice) for choice in get_args(error.argument.hint)]
-    if get_origin(error.argument.hint) is Literal:
-        remedy = f"give {', '.join(choices[:-1])} or {choices[-1]}"
-    elif variables := error.argument.parameter.env_var:
-        remedy = f"give it, or set {' or '.join(variables)}"
-    else:
-        remedy = f"see `gpuledger {' '.join(error.command_chain or ())} --help`"
-    return f"{error.argument.name}: missing; {remedy}"

@@ -121,7 +121,7 @@ def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[s
         (["topics", "chekc"], "chekc"),
         (["bill", "expain"], "unknown argument: expain; did you mean `explain`?"),
         (["bill", "expain", "--store", "s"], "unknown argument: expain; did you mean `explain`?"),
-        (["bill", "explain", "a", "--store", "s", "--rows", "-5"], "--rows. Must be >= 0"),
+        (["bill", "explain", "a", "--store", "s", "--rows", "-5"], "--rows: invalid value '-5'"),
         (["bill", "--store", "s", "--period", "7" * 500], "7" * 20 + "…"),
         (["store", "maintain", "--store", "s", "a" * 500], "a" * 50 + "…"),
         (["topics", "create", "--replication-factor", "0"], "--replication-factor"),
@@ -324,9 +324,32 @@ def test_help_is_printed_if_the_terminal_reports_a_width_of_0() -> None:
         (["completion"], "SHELL: missing; give bash, zsh or fish"),
         (["bill", "--store"], "--store: missing; give it, or set GPULEDGER_STORE__URI"),
         (["bill", "check"], "FILE: missing; see `gpuledger bill check --help`"),
+        (["bill", "--perod", "7d"], "unknown option: --perod; did you mean `--period`?"),
+        (["bill", "--store=s", "--perod=7d"], "unknown option: --perod; did you mean `--period`?"),
+        (["replay", "--form", "-1h"], "unknown option: --form; did you mean `--from`?"),
+        (
+            ["bill", "--period", "7d", "--store"],
+            "--store: missing; give it, or set GPULEDGER_STORE__URI",
+        ),
+        (["topics", "chekc"], "unknown command: topics chekc; did you mean `check`?"),
+        (["bill", "chek", "--help"], "unknown command: bill chek; did you mean `check`?"),
+        (["bill", "--by", "pod", "--by", "job"], "--by: given more than once; give it once"),
+        (["completion", "zhs"], "SHELL: invalid value 'zhs'; did you mean `zsh`?"),
+        (
+            ["topics", "export", "--format", "x"],
+            "--format: invalid value 'x'; give strimzi or acls",
+        ),
+        (
+            ["topics", "create", "--partitions", "x"],
+            "--partitions: invalid value 'x'; give a whole number",
+        ),
+        (
+            ["topics", "create", "--partitions", "0"],
+            "--partitions: invalid value '0'; it must be >= 1",
+        ),
     ],
 )
-def test_a_mistyped_or_missing_argument_is_named_with_its_remedy(
+def test_a_mistyped_missing_or_invalid_argument_is_named_with_its_remedy(
     argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(argv) == 2
