@@ -24,10 +24,12 @@ from gpuledger.settings.sources import (
     Given,
     Layer,
     Setting,
+    find_meant,
     read_environment,
     read_yaml,
     settings_of,
 )
+from gpuledger.texts import find_near
 
 S = TypeVar("S", bound=msgspec.Struct)
 _SHOWN_SETTINGS: Final = 10
@@ -231,11 +233,31 @@ class _Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None
     ) -> argparse.Namespace:
         self._given = sys.argv[1:] if args is None else args
-        return super().parse_args(self._given)
+        parsed, unknown = self.parse_known_args(self._given)
+        if unknown:
+            raise SettingsError(self._describe_unknown(unknown[0]))
+        return parsed
+
+    def _describe_unknown(self, argument: str) -> str:
+        """Return the message for an unknown argument, without its value, which may be secret."""
+        name = argument.partition("=")[0]
+        is_option = name.startswith("-")
+        applicable = _applicable(self._settings, self._options, self._given)
+        named = {setting.name: setting for setting in applicable}
+        setting = name.lstrip("-").replace("-", "_")
+        meant = find_meant(setting, named)
+        near = find_near(name, self._option_string_actions) if is_option else None
+        # The exact name of a setting, even without its group, counts more than a similar option.
+        if meant and (not near or f".{meant}".endswith(f".{setting}")):
+            remedy = f"set {named[meant].variable}, or {meant} in the settings file"
+        else:
+            remedy = f"did you mean `{near}`?" if near else f"see `{self.prog} --help`"
+        return f"unknown {'option' if is_option else 'argument'}: {mask_address(name)}; {remedy}"
 
     @override
     def error(self, message: str) -> NoReturn:
-        raise SettingsError(f"{mask_texts(message, self._given)}; --help lists all options")
+        problem = mask_texts(message.removeprefix("argument "), self._given)
+        raise SettingsError(f"{problem}; see `{self.prog} --help`")
 
 
 def shown_settings(
@@ -246,10 +268,17 @@ def shown_settings(
     given: Sequence[str] = (),
 ) -> list[Setting]:
     """Return the settings that `--help` shows after the given arguments, at most ten."""
-    left_out = {name for option in options for name in _not_chosen(option, given)}
     by_name = {setting.name: setting for setting in settings}
     listed = [by_name[name] for name in common]
-    return [setting for setting in listed if setting.path[0] not in left_out][:_SHOWN_SETTINGS]
+    return _applicable(listed, options, given)[:_SHOWN_SETTINGS]
+
+
+def _applicable(
+    settings: Iterable[Setting], options: Sequence[Option], given: Sequence[str]
+) -> list[Setting]:
+    """Return the settings without the sections that the command line did not choose."""
+    left_out = {name for option in options for name in _not_chosen(option, given)}
+    return [setting for setting in settings if setting.path[0] not in left_out]
 
 
 def _introduction(description: str, examples: Sequence[str]) -> str:

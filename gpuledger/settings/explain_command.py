@@ -83,7 +83,8 @@ def settings_text(component: str, prefix: str = "") -> str:
 class _Parser(argparse.ArgumentParser):
     @override
     def error(self, message: str) -> NoReturn:
-        raise SettingsError(f"{mask_texts(message, sys.argv[1:])}; see {self.prog} --help")
+        problem = mask_texts(message.removeprefix("argument "), sys.argv[1:])
+        raise SettingsError(f"{problem}; see `{self.prog} --help`")
 
 
 def _parser() -> _Parser:

@@ -115,11 +115,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """
     if elsewhere := _ELSEWHERE.get(name.lower()):
         return elsewhere
+    found = find_meant(name, known)
+    return f"did you mean {found}?" if found else "`gpuledger config explain` lists all settings"
+
+
+def find_meant(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that was probably meant, or `None`."""
     by_lower = {candidate.lower(): candidate for candidate in known}
     # Users omit a setting's group as often as they mistype its name.
     tails = (full for lower, full in by_lower.items() if lower.endswith("." + name.lower()))
-    found = next(tails, None) or find_near(name, by_lower.values())
-    return f"did you mean {found}?" if found else "`gpuledger config explain` lists all settings"
+    return next(tails, None) or find_near(name, by_lower.values())
 
 
 def _walk(model: type[msgspec.Struct], path: Path, instance: Any) -> Iterator[Setting]:  # noqa: ANN401  # a group's default

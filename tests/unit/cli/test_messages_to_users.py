@@ -99,7 +99,11 @@ MESSAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
     ),
     "an option": (
         lambda _: load_agent("--nonsense"),
-        "unrecognized arguments: --nonsense; --help lists all options",
+        "unknown option: --nonsense; see `p --help`",
+    ),
+    "an option without its value": (
+        lambda _: load_agent("--config"),
+        "--config: expected one argument; see `p --help`",
     ),
     "a settings file": (
         lambda folder: load_agent("--config", str(folder / "none.yaml")),

@@ -229,10 +229,44 @@ def test_a_missing_settings_file_is_named(tmp_path: Path) -> None:
         load("--config", str(tmp_path / "none.yaml"))
 
 
-@pytest.mark.parametrize("argv", [["--tik", "1"], ["one", "two"], ["--config"]])
-def test_an_unknown_option_is_a_settings_error_that_points_to_help(argv: list[str]) -> None:
-    with pytest.raises(SettingsError, check=has_words("--help")):
+HELP = "see `watcher --help`"
+LEVEL = "set GPULEDGER_LOG__LEVEL, or log.level in the settings file"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--tik", "1"], "unknown option: --tik; did you mean `--tick`?"),
+        (["--tik=1"], "unknown option: --tik; did you mean `--tick`?"),
+        (["one", "two"], f"unknown argument: two; {HELP}"),
+        (["one", "log.level=debug"], f"unknown argument: log.level; {LEVEL}"),
+        (["--log.level=debug"], f"unknown option: --log.level; {LEVEL}"),
+        (["--level", "debug"], f"unknown option: --level; {LEVEL}"),
+        (
+            ["--ticks", "1"],
+            "unknown option: --ticks; set GPULEDGER_TICKS, or ticks in the settings file",
+        ),
+        (["one", "usr:hunter2@host"], f"unknown argument: ********; {HELP}"),
+        (["--zzz=hunter2"], f"unknown option: --zzz; {HELP}"),
+        (["--config"], f"--config: expected one argument; {HELP}"),
+    ],
+)
+def test_an_unknown_argument_is_named_without_its_value_and_with_its_remedy(
+    argv: list[str], message: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
         load(*argv)
+    assert str(caught.value) == message
+
+
+def test_an_unknown_option_names_no_setting_of_a_section_that_was_not_chosen() -> None:
+    kind = Option(
+        name="kind", setting="kind", help="", choices=("watch", "x"), chooses_section=True
+    )
+    with pytest.raises(SettingsError, match="unknown option: --namespaces; see"):
+        load_settings(
+            Settings, prog="p", description="", options=[kind], argv=["x", "--namespaces", "a"]
+        )
 
 
 def test_an_invalid_value_of_an_option_is_named_by_the_option() -> None:
