@@ -39,13 +39,12 @@ app = App(
     help_formatter=HelpFormatter(),
     result_action="return_value",
 )
-# The help is a copy, because reading it from the module would import the module.
-app.command(
-    "gpuledger_cli.demo.demo_command:app",
-    name="demo",
-    help="Run the whole pipeline in one process and show who uses each GPU.",
-)
+# Each help is a copy, because reading it from the module would import the module.
 _COMMANDS: Final = {
+    "demo": (
+        "demo.demo_command:app",
+        "Run the whole pipeline in one process and show who uses each GPU.",
+    ),
     "topics": (
         "topics:app",
         "Create topics, check topics, print topics and ACLs for other tools.",

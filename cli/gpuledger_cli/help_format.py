@@ -8,6 +8,7 @@ from cyclopts.help import DescriptionRenderer, HelpPanel, NameRenderer
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
 
+# As cyclopts writes required options: `--store STR`, `--format LITERAL[STRIMZI, ACLS]`.
 _TYPED_OPTION: Final = re.compile(r"--([a-z-]+) (?:LITERAL\[[^\]]*\]|[A-Z]\S*)")
 _TITLES: Final = {"Parameters": "Options"}
 _MAX_NAME_SHARE: Final = 0.35  # of the width
