@@ -19,6 +19,7 @@ from gpuledger_cli.option_help import epilogue
 
 app = App(
     name="cgroup",
+    usage="gpuledger cgroup [OPTIONS] [PATH-OR-LINE...]",
     help_format="plaintext",
     help_epilogue=epilogue(
         examples={

@@ -121,7 +121,7 @@ def export(
         ApiVersion, Parameter(help="Version of Strimzi's API; v1beta2 before Strimzi 0.49.")
     ] = "v1",
 ) -> int:
-    """Print the topics and ACLs, for Strimzi or kafka-acls.sh."""
+    """Print the ACLs (--format acls), or topics and ACLs for Strimzi (--format strimzi)."""
     settings = kafka.settings()
     topics = Topics(settings.topic_prefix)
     if format == "acls":

@@ -30,7 +30,8 @@ app = App(
             "Through which time is the store complete?": "gpuledger watermarks",
             "In a script: is everything before 10:00 complete?": (
                 "gpuledger watermarks --until 2026-11-22T10:00:00Z && \\\n"
-                "    gpuledger bill --from 2026-11-22T09:00:00Z --to 2026-11-22T10:00:00Z"
+                "    gpuledger bill --store gpuledger-store --from 2026-11-22T09:00:00Z \\\n"
+                "        --to 2026-11-22T10:00:00Z"
             ),
             "How far has the join processed one cluster?": (
                 "gpuledger watermarks --component join --cluster eu-west-1"

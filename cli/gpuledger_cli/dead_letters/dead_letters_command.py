@@ -54,7 +54,8 @@ A dead-letter record is replayed only to the consumer that rejected it:
 
 A record that is rejected again becomes another dead-letter record:
 `gpuledger dead-letters list --since -10m` shows it. You may replay a record
-twice: its consumer recognizes what it already has.
+twice: its consumer recognizes what it already has. Only the sink rows does not;
+it writes the rows to its topic again.
 """,
     examples={
         "Count first": "gpuledger dead-letters replay --reason out_of_order",
@@ -202,12 +203,13 @@ async def scan(
 
 
 @app.command(
+    usage="gpuledger dead-letters show [OPTIONS] PARTITION:OFFSET...",
     help_epilogue=epilogue(
         examples={
             "All about one record": "gpuledger dead-letters show 0:17",
             "The bytes of the rejected record": "gpuledger dead-letters show 0:17 --value > record",
         }
-    )
+    ),
 )
 def show(
     *positions: Annotated[str, Parameter(name="PARTITION:OFFSET")],
@@ -253,7 +255,10 @@ def refuse_missing(log: DeadLetterLog) -> None:
         )
 
 
-@app.command(help_epilogue=_REPLAY_HELP)
+@app.command(
+    usage="gpuledger dead-letters replay [OPTIONS] [PARTITION:OFFSET...]",
+    help_epilogue=_REPLAY_HELP,
+)
 def replay(
     *positions: Annotated[str, Parameter(name="PARTITION:OFFSET")],
     chosen: Chosen = _EVERYTHING,

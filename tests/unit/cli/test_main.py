@@ -77,9 +77,12 @@ def test_help_of_each_command_has_examples_exit_codes_and_describes_every_option
     [
         ("topics export", "topics export --format FORMAT [OPTIONS]"),
         ("bill close", "bill close --store STORE [OPTIONS]"),
+        ("dead-letters show", "dead-letters show [OPTIONS] PARTITION:OFFSET..."),
+        ("dead-letters replay", "dead-letters replay [OPTIONS] [PARTITION:OFFSET...]"),
+        ("cgroup", "cgroup [OPTIONS] [PATH-OR-LINE...]"),
     ],
 )
-def test_usage_shows_the_names_of_required_options(
+def test_usage_shows_the_names_of_required_options_and_of_arguments(
     command: str, usage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*command.split(), "--help"]) == 0
