@@ -50,6 +50,7 @@ from gpuledger_reports.pricing.closing import (
 from gpuledger_reports.pricing.closing import close as close_bill
 from gpuledger_reports.pricing.money import money_text
 from gpuledger_reports.pricing.periods import bill_window, month_of
+from gpuledger_reports.pricing.policy import dimension_names
 from gpuledger_reports.pricing.policy_file import PolicyError, read_policy
 from gpuledger_reports.pricing.rows import columns_of, row_of
 from gpuledger_reports.reading.times import DAY_US, Window, time_text
@@ -72,8 +73,10 @@ app = App(
     help_epilogue=epilogue(
         "Lines without a tenant: __idle__ is allocated to nobody, __no_data__ has no samples,"
         " __unresponsive__ did not answer the driver, __host__ runs outside pods, and"
-        " __unallocated__ has no value for a dimension. The column Idle contains"
-        " the reason. All lines sum to the cost of the GPUs.",
+        " __unallocated__ has no value for a dimension. For time that no tenant pays for, the"
+        " column Idle contains the kind: idle (not allocated), unused (allocated, but the tenant"
+        " pays for use), overhead (unresponsive, host or unknown processes) or no_data. All lines"
+        " sum to the cost of the GPUs.",
         examples={
             "The newest month, by namespace, at example prices": (
                 "gpuledger bill --store gpuledger-store"
@@ -121,8 +124,8 @@ class BillOf:
     by: Annotated[
         str,
         Parameter(
-            help="Dimensions, separated by commas: cluster, node, gpu, model, namespace, pod,"
-            " owner, team, label:KEY, namespace-label:KEY, node-label:KEY and so on."
+            help=f"Dimensions, separated by commas: {dimension_names()}. The price file may"
+            " define others. The owner is the workload that created the pod."
         ),
     ] = "namespace"
     prices: Annotated[

@@ -123,7 +123,7 @@ def _columns(bill: Bill) -> list[_Column]:
 
 def _totals(bill: Bill) -> str:
     money = partial(money_text, currency=bill.currency)
-    parts = [f"Lines {money(bill.line_cost)} = GPUs {money(bill.asset_cost)}"]
+    parts = [f"Sum of line items {money(bill.line_cost)} = cost of GPUs {money(bill.asset_cost)}"]
     for name, ratio in (
         ("data coverage", bill.data_coverage_ratio),
         ("measured usage", bill.measured_ratio),

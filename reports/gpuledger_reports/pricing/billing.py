@@ -14,6 +14,7 @@ from hashlib import sha256
 from typing import Final
 
 from gpuledger.errors import ArgumentError
+from gpuledger.texts import find_near
 from gpuledger_reports.pricing.lookup import (
     IDLE_WORDS,
     BillLookup,
@@ -159,9 +160,9 @@ class BillMaker:
         policy = read.policy
         for name in by:
             if not policy.has_dimension(name):
-                raise ArgumentError(
-                    "by", f"unknown dimension {name!r}; dimensions are {dimension_names()}"
-                )
+                near = find_near(name, [*policy.dimensions, *dimension_names().split(", ")])
+                remedy = f"did you mean {near}?" if near else f"dimensions are {dimension_names()}"
+                raise ArgumentError("by", f"unknown dimension {name!r}; {remedy}")
         self._reader, self._read, self._by = reader, read, tuple(dict.fromkeys(by))
         reader.count_slices(policy.mig_slices)
         # Rules may match dimensions that the bill does not show. Cells have these dimensions, and

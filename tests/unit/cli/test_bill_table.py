@@ -79,3 +79,9 @@ def test_short_times_have_two_significant_digits_and_budgets_their_currency(
     text = printed(bill, 300)
     assert " 0.017 " in text
     assert "budget research: 26,600.00 of 10,000.00 USD" in text
+
+
+def test_the_caption_compares_the_sum_of_the_line_items_with_the_cost_of_the_gpus(
+    bill: Bill,
+) -> None:
+    assert "Sum of line items 26,600.00 = cost of GPUs 26,600.00" in printed(bill, 300)

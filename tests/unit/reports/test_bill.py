@@ -745,10 +745,18 @@ def amounts_of(*bills: Bill) -> dict[tuple[str, str | None], tuple[Fraction, ...
     return found
 
 
-def test_an_unknown_dimension_is_rejected_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("nmespace", r"did you mean namespace\?"),
+        ("centr", r"did you mean centre\?"),
+        ("workload", "dimensions are cluster, .*, owner, .*, node-label:KEY"),
+    ],
+)
+def test_an_unknown_dimension_is_rejected_by_name(name: str, remedy: str, tmp_path: Path) -> None:
     store = store_of(tmp_path, allocated(0, "a"))
-    with pytest.raises(ArgumentError, match="by: unknown dimension 'nmespace'"):
-        bill_of(store, by=["nmespace"])
+    with pytest.raises(ArgumentError, match=f"by: unknown dimension '{name}'; {remedy}"):
+        bill_of(store, "dimensions: {centre: [label:centre]}", by=[name])
 
 
 @examples(15)
