@@ -28,7 +28,11 @@ from gpuledger_cli.store_arguments import (
     storage_options_of,
     written,
 )
-from gpuledger_reports.presenting.explanation import explanation_of
+from gpuledger_reports.presenting.explanation import (
+    conditions_text,
+    explanation_of,
+    price_text,
+)
 from gpuledger_reports.presenting.focus import focus_columns, focus_rows
 from gpuledger_reports.presenting.output import (
     as_csv,
@@ -301,7 +305,7 @@ model, case included; * matches any text."""
     )
 )
 def check(file: Annotated[Path, Parameter(help="File of prices and policies (YAML).")], /) -> int:
-    """Check a file of prices and policies."""
+    """Check a file of prices and policies; list the prices with the GPUs to which they apply."""
     try:
         read = read_policy(file)
     except PolicyError as error:
@@ -320,6 +324,9 @@ def check(file: Annotated[Path, Parameter(help="File of prices and policies (YAM
         _count(policy.budgets, "budget"),
     )
     sys.stdout.write(f"{file}: ok: {', '.join(counts)}, sha256 {read.sha256[:12]}\n")
+    for price in policy.prices:
+        amount = price_text(price, policy.currency)
+        sys.stdout.write(f"  {price.name}: {conditions_text(price)}: {amount}\n")
     return MADE
 
 

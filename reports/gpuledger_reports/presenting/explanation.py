@@ -12,7 +12,7 @@ from gpuledger_reports.pricing.billing import Bill, BillLine, BillMaker
 from gpuledger_reports.pricing.closing import ClosedLine, taken_back
 from gpuledger_reports.pricing.lookup import Cell, CellKey, Pricing
 from gpuledger_reports.pricing.money import money_text, text_of
-from gpuledger_reports.pricing.policy import Price
+from gpuledger_reports.pricing.policy import SCOPE, Price
 from gpuledger_reports.pricing.rates import gpu_hour_of
 from gpuledger_reports.reading.charging_sql import HOUR_UNITS
 from gpuledger_reports.reading.times import time_text
@@ -126,7 +126,7 @@ def _time_cost(bill: Bill, pricing: Pricing, cell: Cell) -> Iterator[str]:
     if rate.price is None:
         yield "    no price matches: it costs nothing"
         return
-    yield f"    price {rate.price.name}: {_price_text(rate.price, bill.currency)}"
+    yield f"    price {rate.price.name}: {price_text(rate.price, bill.currency)}"
     if rate.exchange:
         yield (
             f"    1 {rate.exchange.currency} = {rate.exchange.rate} {bill.currency},"
@@ -137,7 +137,20 @@ def _time_cost(bill: Bill, pricing: Pricing, cell: Cell) -> Iterator[str]:
         yield f"    source: {rate.price.source}{as_of}"
 
 
-def _price_text(price: Price, currency: str) -> str:
+def conditions_text(price: Price) -> str:
+    """Return the GPUs and days to which a price applies."""
+    conditions = {name: getattr(price, name) for name in ("product", *SCOPE)}
+    found = [f"{name} {text}" for name, text in conditions.items() if text is not None]
+    if price.model and not set("*?").intersection(price.model):
+        exact = f"model {price.model}"
+        found[found.index(exact)] = f"{exact} (only this whole name; *{price.model}* matches parts)"
+    found += [f"from {price.since}"] if price.since else []
+    found += [f"to {price.until}"] if price.until else []
+    return ", ".join(found) or "any GPU"
+
+
+def price_text(price: Price, currency: str) -> str:
+    """Return the amount of a price, and how it is calculated."""
     unit = price.currency or currency
     if price.instance:
         bought = price.instance

@@ -291,6 +291,25 @@ def test_check_names_every_error_and_summarizes_a_valid_file(
     assert [line.partition(": ")[2][:6] for line in lines] == ["line 1", "line 3"]
 
 
+@pytest.mark.parametrize(
+    ("row", "shown"),
+    [
+        ("", "a: any GPU: 7 USD per GPU h"),
+        ('model: "*H100*"', "a: model *H100*: 7 USD per GPU h"),
+        ("model: H100", "a: model H100 (only this whole name; *H100* matches parts): 7"),
+        ("product: L4, cluster: eu", "a: product L4, cluster eu: 7"),
+        ("from: 2026-10-01, to: 2026-11-01", "a: from 2026-10-01, to 2026-11-01: 7"),
+    ],
+)
+def test_check_lists_each_price_with_its_conditions(
+    row: str, shown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "prices.yaml"
+    file.write_text(f"prices: [{{name: a, per_gpu_hour: 7, {row}}}]\n")
+    assert main(["bill", "check", str(file)]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith(f"  {shown}")
+
+
 @pytest.mark.parametrize("text", ["", "currency: EUR\n", "prices: []\n"])
 def test_a_file_without_a_price_is_an_error(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
