@@ -1,5 +1,6 @@
 """Explains as text how a bill's line was calculated: prices, times, usage, Kafka offsets."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from fractions import Fraction
@@ -7,6 +8,7 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from gpuledger.errors import ArgumentError
+from gpuledger.keys import show_node
 from gpuledger_reports.presenting.output import efficiency_text
 from gpuledger_reports.pricing.billing import Bill, BillLine, BillMaker
 from gpuledger_reports.pricing.closing import ClosedLine, taken_back
@@ -15,10 +17,19 @@ from gpuledger_reports.pricing.money import money_text, text_of
 from gpuledger_reports.pricing.policy import SCOPE, Price
 from gpuledger_reports.pricing.rates import gpu_hour_of
 from gpuledger_reports.reading.charging_sql import HOUR_UNITS
-from gpuledger_reports.reading.times import time_text
+from gpuledger_reports.reading.times import HOUR_US, time_text
 from gpuledger_reports.reading.usage_sums import UsageRow
 
 _NS_PER_SECOND: Final = 10**9
+
+
+class _Span(NamedTuple):
+    """Consecutive hours with time without data of a node."""
+
+    node: str
+    begin_us: int
+    end_us: int
+    units: int
 
 
 class Explanation(NamedTuple):
@@ -67,7 +78,10 @@ def explain_line(bill: Bill, line: BillLine, *, maker: BillMaker, max_rows: int)
     yield ""
     yield from _arithmetic(bill, line)
     yield ""
-    yield from _usage(bill, line, maker, max_rows)
+    if line.idle_kind == "no_data":
+        yield from _no_data(bill, line, maker, max_rows)
+    else:
+        yield from _usage(bill, line, maker, max_rows)
 
 
 def revision_texts(closed: Sequence[ClosedLine], line: str, *, policy: str) -> Iterator[str]:
@@ -186,6 +200,32 @@ def _usage(bill: Bill, line: BillLine, maker: BillMaker, max_rows: int) -> Itera
         yield f"  and {count - max_rows} more rows; --rows 0 shows all"
     allocated, used = (_seconds(ns) for ns in all_ns)
     yield f"  all {count} rows: allocated {allocated} s, used {used} s"
+
+
+def _no_data(bill: Bill, line: BillLine, maker: BillMaker, max_rows: int) -> Iterator[str]:
+    yield "hours without data by node: GPU-hours without samples"
+    units: dict[tuple[str, int], int] = defaultdict(int)
+    for gpu in maker.no_data_of(bill, line):
+        node = show_node(gpu.device.cluster, gpu.device.node)
+        units[node, gpu.since_us] += gpu.present - gpu.covered
+    spans: list[_Span] = []
+    for (node, begin_us), part in sorted(units.items()):
+        end_us = min(begin_us + HOUR_US, bill.end_us)
+        last = spans[-1] if spans else None
+        if last and (last.node, last.end_us) == (node, begin_us):
+            spans[-1] = last._replace(end_us=end_us, units=last.units + part)
+        else:
+            spans.append(_Span(node, begin_us, end_us, part))
+    for span in spans[: max_rows or None]:
+        begin, end = time_text(span.begin_us), time_text(span.end_us)
+        yield f"  {begin} to {end} {span.node}: {_hours(span.units)} GPU h"
+    if max_rows and len(spans) > max_rows:
+        yield f"  and {len(spans) - max_rows} more rows; --rows 0 shows all"
+    yield f"  all {len(spans)} rows: {_hours(sum(span.units for span in spans))} GPU h"
+
+
+def _hours(units: int) -> str:
+    return text_of(Fraction(units, HOUR_UNITS), digits=6)
 
 
 def _row_text(row: UsageRow) -> str:

@@ -27,14 +27,16 @@ from gpuledger_reports.pricing.lookup import (
 from gpuledger_reports.pricing.money import minor_digits, quantize_together
 from gpuledger_reports.pricing.policy import BudgetRow, IdleKind, dimension_names
 from gpuledger_reports.pricing.policy_file import ReadPolicy
-from gpuledger_reports.pricing.tenants import TenantBook, fits_all
+from gpuledger_reports.pricing.tenants import NO_DATA, TenantBook, fits_all
 from gpuledger_reports.pricing.totals import BillTally, DailyCosts, DayCost, UnbalancedBillError
 from gpuledger_reports.reading.charging_sql import HOUR_UNITS, UNITS
-from gpuledger_reports.reading.times import DAY_US, Window, begin_of
+from gpuledger_reports.reading.times import DAY_US, Window, begin_of, days_in
 from gpuledger_reports.reading.usage_day import days_of, rows_of
 from gpuledger_reports.reading.usage_sums import (
     DaySums,
+    Needs,
     PartyBasis,
+    PhysicalGpuTime,
     UsageReader,
     UsageRow,
     UsageSum,
@@ -249,7 +251,12 @@ class BillMaker:
         )
 
     def _days(
-        self, used: Window, lookup: BillLookup, *, borders: Sequence[int] = ()
+        self,
+        used: Window,
+        lookup: BillLookup,
+        *,
+        borders: Sequence[int] = (),
+        needs: Needs | None = None,
     ) -> Iterator[DaySums]:
         if used.begin_us == used.end_us:
             return iter(())
@@ -258,7 +265,7 @@ class BillMaker:
             used,
             changes=lookup.changes,
             basis_of=lookup.basis_of,
-            needs=lookup.needs,
+            needs=needs or lookup.needs,
             borders=borders,
         )
 
@@ -293,6 +300,22 @@ class BillMaker:
             # `rows_of` yields all rows of a sum, and some of them may have no unresponsive time.
             if line.idle_kind != "overhead" or not row.is_allocated or row.unresponsive_ns > 0:
                 yield row
+
+    def no_data_of(self, bill: Bill, line: BillLine) -> Iterator[PhysicalGpuTime]:
+        """Yield the hours without data, by node, of a line of the latest bill."""
+        lookup = self._lookup
+        if lookup is None:
+            raise RuntimeError("no bill was made")
+        window = Window(bill.window.begin_us, bill.end_us)
+        # A border within each day keeps all hours separate.
+        borders = [day.begin_us + 1 for day in days_in(window)]
+        needs = lookup.needs._replace(class_of=None)
+        for day in self._days(window, lookup, borders=borders, needs=needs):
+            for gpu in day.physical_gpus:
+                since_us = lookup.since(*gpu.device[:2], gpu.since_us)
+                values = lookup.idle_values(NO_DATA, gpu.device, since_us)[: len(self._by)]
+                if gpu.present != gpu.covered and values == line.values:
+                    yield gpu
 
     def _bill(self, window: Window, used: Window, tally: "BillTally") -> Bill:
         policy = self._read.policy

@@ -122,7 +122,7 @@ def explained(store: str, policy: str, kind: str, *, hours: int, max_rows: int =
     bill = maker.make(Window(BEGIN_US, BEGIN_US + hours * HOUR_US))
     (line,) = (line for line in bill.lines if line.idle_kind == kind)
     texts = list(explain_line(bill, line, maker=maker, max_rows=max_rows))
-    head = next(at for at, text in enumerate(texts) if text.startswith("usage"))
+    head = next(at for at, text in enumerate(texts) if text.startswith(("usage", "hours")))
     return texts[head + 1 :]
 
 
@@ -162,6 +162,29 @@ def test_omitted_rows_are_counted(tmp_path: Path, max_rows: int, shown: int, mes
     assert len([text for text in texts if "GPU-a" in text]) == shown
     more = [text for text in texts if "more" in text]
     assert [message in text for text in more] == ([True] if message else [])
+
+
+@pytest.mark.parametrize("max_rows", [0, 1])
+def test_time_without_data_is_explained_by_the_hours_of_each_node(
+    tmp_path: Path, max_rows: int
+) -> None:
+    """Node n lacks hour 1 and a half of hour 2; node m lacks all hours from 2 on."""
+    store = store_of(
+        tmp_path,
+        allocated(0, "a"),
+        allocated(2, "a", HOUR_NS // 2),
+        *(allocated(hour, "a") for hour in range(3, 6)),
+        *(allocated(hour, "b", node="m", gpu="GPU-m") for hour in range(2)),
+        inventory=[inventory_row(), inventory_row("GPU-m", node="m")],
+    )
+    *spans, last = explained(store, SEVEN, "no_data", hours=6, max_rows=max_rows)
+    shown = [
+        "  2026-10-01T02:00:00Z to 2026-10-01T06:00:00Z prod/m: 4 GPU h",
+        "  2026-10-01T01:00:00Z to 2026-10-01T03:00:00Z prod/n: 1.5 GPU h",
+    ]
+    more = ["  and 1 more rows; --rows 0 shows all"]
+    assert spans == (shown[:1] + more if max_rows else shown)
+    assert last == "  all 2 rows: 5.5 GPU h"
 
 
 SHARED = "shared: [{{match: {{namespace: operator}}, share: {share}{more}}}]\n"
