@@ -75,12 +75,12 @@ app = App(
     name="bill",
     help_format="plaintext",
     help_epilogue=epilogue(
-        "Lines without a tenant: __idle__ is allocated to nobody, __no_data__ has no samples,"
-        " __unresponsive__ did not answer the driver, __host__ runs outside pods, and"
-        " __unallocated__ has no value for a dimension. For time that no tenant pays for, the"
-        " column Idle contains the kind: idle (not allocated), unused (allocated, but the tenant"
-        " pays for use), overhead (unresponsive, host or unknown processes) or no_data. All lines"
-        " sum to the cost of the GPUs.",
+        "Lines without a tenant: __idle__ was allocated to nobody, and __unused__ is allocated time"
+        " that the tenant does not pay for. __host__ was used outside pods and jobs, and"
+        " __unattributed__ by unknown processes. __unresponsive__ did not answer the driver, and"
+        " __no_data__ has no samples. Their column Idle contains the kind: idle, unused, overhead"
+        " or no_data. __unallocated__ stands for a dimension without a value, such as a missing"
+        " label. All lines sum to the cost of the GPUs.",
         examples={
             "The newest month, by namespace, at example prices": (
                 "gpuledger bill --store gpuledger-store"
