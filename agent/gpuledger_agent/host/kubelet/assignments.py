@@ -151,6 +151,8 @@ def _resolve(
 ) -> ResolvedDevice | Unresolved:
     if gpu_uuid is None or gpu_uuid not in index.uuids:
         return Unresolved.UNKNOWN_GPU
+    if instance is not None and not index.has_instance(gpu_uuid, instance):
+        return Unresolved.UNKNOWN_INSTANCE
     return ResolvedDevice(gpu_uuid=gpu_uuid, gpu_instance=instance, replica=replica)
 
 
