@@ -97,9 +97,9 @@ _identity: Final[Callable[[GpuReading], tuple[Any, ...]]] = attrgetter(
 _BAD_IN_LABELS: Final = re.compile(r"[^a-zA-Z0-9_]")
 
 
-def label_of(name: str) -> str:
-    """Return the series label for a Kubernetes label, converted as kube-state-metrics does."""
-    return "label_" + _BAD_IN_LABELS.sub("_", name)
+def label_of(name: str, *, prefix: str = "label") -> str:
+    """Return the Prometheus label for a Kubernetes label, converted as kube-state-metrics does."""
+    return f"{prefix}_{_BAD_IN_LABELS.sub('_', name)}"
 
 
 def refuse_equal_labels(setting: str, names: Iterable[str], external: Iterable[str] = ()) -> None:

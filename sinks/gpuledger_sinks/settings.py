@@ -10,7 +10,7 @@ import msgspec
 
 from gpuledger.ledger.families import FAMILIES, INCIDENT_FAMILIES
 from gpuledger.ledger.health import HEALTH_FAMILIES
-from gpuledger.ledger.series import SentLabels, refuse_equal_labels
+from gpuledger.ledger.series import SentLabels, label_of, refuse_equal_labels
 from gpuledger.ledger.usage import COUNTERS
 from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings
 from gpuledger.settings.groups import require_group_name, require_http_url
@@ -202,15 +202,6 @@ _ALERT_LABELS: Final = ALERT_ADDRESS_FIELDS | {
     "owner_name",
     "pod",
 }
-_NO_LABEL_CHARACTER: Final = re.compile(r"[^a-zA-Z0-9_]")
-
-
-def alert_label_of(prefix: str, name: str) -> str:
-    """Return the name that a Kubernetes label has on an alert, such as `label_app_kubernetes`.
-
-    Like kube-state-metrics, replaces characters that Prometheus label names cannot have with `_`.
-    """
-    return f"{prefix}_{_NO_LABEL_CHARACTER.sub('_', name)}"
 
 
 def _refuse_label_of_alert(labels: dict[str, str]) -> None:
@@ -224,7 +215,7 @@ def _refuse_equal_labels(setting: str, names: list[str]) -> None:
     """Raise ValueError if two Kubernetes labels have the same name on an alert, or one is empty."""
     known: dict[str, str] = {}
     for name in names:
-        other = known.setdefault(alert_label_of("label", name), name)
+        other = known.setdefault(label_of(name), name)
         if other != name:
             raise ValueError(
                 f"{setting}: {other} and {name} would be the same label of an alert; remove one"

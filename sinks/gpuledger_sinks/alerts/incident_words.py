@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from gpuledger.keys import show_node
+from gpuledger.ledger.series import label_of
 from gpuledger.records import AttributedIncident, GpuEvent, Incident, PodDescription, PodState
-from gpuledger_sinks.settings import AlertsSettings, alert_label_of
+from gpuledger_sinks.settings import AlertsSettings
 
 INCIDENT: Final = "GpuIncident"
 _MAX_PODS_NAMED: Final = 3
@@ -63,7 +64,7 @@ class IncidentWords:
 def _choose(prefix: str, names: list[str], labels: Mapping[str, str] | None) -> dict[str, str]:
     """Return the labels in `names` that an object has, by the label's name on an alert."""
     return {
-        alert_label_of(prefix, name): labels[name] for name in names if labels and name in labels
+        label_of(name, prefix=prefix): labels[name] for name in names if labels and name in labels
     }
 
 
