@@ -17,7 +17,6 @@ from rich.console import Console
 
 from gpuledger.clock import NS_PER_US
 from gpuledger.errors import ArgumentError, UserError
-from gpuledger.store.usage_schema import INVENTORY
 from gpuledger_cli.bill_table import bill_table
 from gpuledger_cli.long_work import printing_progress
 from gpuledger_cli.option_help import epilogue, range_option, time_option
@@ -40,6 +39,7 @@ from gpuledger_reports.presenting.output import (
     dimensions_without_value,
     hours_text,
     parquet_columns,
+    unlisted_text,
     usage_text,
     write_parquet,
 )
@@ -276,10 +276,6 @@ def bill(
         rows_ = (row_of(made, line) for line in made.lines)
         _write(as_json(made) if format == "json" else as_csv(columns_of(made), rows_), output)
     _warn(made, closed)
-    if not stands and made.versions[INVENTORY.name] is None:
-        sys.stderr.write(
-            "gpuledger: the store has no inventory: GPU time without samples is not billed\n"
-        )
     # Scripts check the code, so each outcome has its own.
     if not made.lines:
         return NOTHING
@@ -493,8 +489,9 @@ def _warn(made: Bill, closed: Sequence[ClosedLine]) -> None:
             f"gpuledger: --by {name}: no line item has a value; check the spelling, and whether"
             " podwatch keeps this label\n"
         )
-    if text := usage_text(made):
-        sys.stderr.write(f"gpuledger: {text}\n")
+    for text in (usage_text(made), unlisted_text(made)):
+        if text:
+            sys.stderr.write(f"gpuledger: {text}\n")
     if made.removed_until_us is not None:
         sys.stderr.write(
             f"gpuledger: retention has removed usage before {time_text(made.removed_until_us)};"

@@ -31,6 +31,7 @@ from gpuledger_reports.pricing.closing import ClosedLine, closed_lines, standing
 from gpuledger_reports.pricing.periods import month_of
 from gpuledger_reports.pricing.policy import BillPolicy, dimension_names
 from gpuledger_reports.pricing.policy_file import read_policy
+from gpuledger_reports.reading.inventory import Node
 from gpuledger_reports.reading.times import Window
 from gpuledger_reports.reading.usage_sums import StoreReadError, UsageReader, table_versions
 
@@ -126,10 +127,12 @@ def _dimensions(field: str, policy: BillPolicy) -> tuple[str, ...]:
 
 def _allocations(question: AllocationQuestion, maker: BillMaker) -> bytes:
     sets, unpriced, count = [], dict[str, int](), 0
+    unlisted: set[tuple[Node, str]] = set()
     without_value: set[str] | None = None
     for bill in maker.make_each(question.sets):
         sets.append(allocation_set(bill, question))
         unpriced |= bill.unpriced
+        unlisted |= bill.unlisted_gpus
         # A set without tenants, such as a day without usage, shows nothing about labels.
         if any(line.idle_kind is None for line in bill.lines):
             missing = set(dimensions_without_value(bill))
@@ -143,6 +146,11 @@ def _allocations(question: AllocationQuestion, maker: BillMaker) -> bytes:
         *(f"{name}: has no effect here" for name in question.without_effect),
         *(f"{name}: no allocation has a value" for name in sorted(without_value or ())),
         *([f"no price for {', '.join(sorted(unpriced))}: they cost nothing"] if unpriced else []),
+        *(
+            [f"GPUs that the inventory lacks: {len(unlisted)}; only their samples are billed"]
+            if unlisted
+            else []
+        ),
     ]
     if warnings:
         # OpenCost's clients read the text, and others the list.

@@ -29,7 +29,13 @@ from gpuledger_reports.presenting.bill_charts import (
     draw_gauges,
     printable,
 )
-from gpuledger_reports.presenting.output import efficiency_text, hours_text, state_of, usage_text
+from gpuledger_reports.presenting.output import (
+    efficiency_text,
+    hours_text,
+    state_of,
+    unlisted_text,
+    usage_text,
+)
 from gpuledger_reports.pricing.billing import Bill, BillLine, gpu_seconds
 from gpuledger_reports.pricing.closing import ClosedLine, change_since_close
 from gpuledger_reports.pricing.money import minor_digits, money_text, quantize_together, rounded
@@ -77,6 +83,7 @@ def as_html(bill: Bill, *, closed: Sequence[ClosedLine], arguments: Sequence[str
         state=_state_text(bill),
         change=change_since_close(bill, closed),
         usage_text=usage_text(bill),
+        unlisted_text=unlisted_text(bill),
         command=command,
         style=style,
         script=script,

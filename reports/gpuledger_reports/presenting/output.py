@@ -68,6 +68,19 @@ def usage_text(bill: Bill) -> str | None:
     return f"nothing to bill: there is usage from {begin} to {end}, but none in the period"
 
 
+def unlisted_text(bill: Bill) -> str | None:
+    """Return a note if GPUs have usage in hours without them in the inventory, otherwise `None`."""
+    if not bill.unlisted_gpus:
+        return None
+    count = len(bill.unlisted_gpus)
+    return (
+        f"the inventory lacks {count} {'GPU' if count == 1 else 'GPUs'} for"
+        f" {hours_text(bill.unlisted_units)} GPU-hours with samples; only this time is billed for"
+        " them, and it does not count as covered; check the store's table `inventory` and the"
+        " dead-letter records"
+    )
+
+
 def as_json(bill: Bill) -> str:
     """Return a bill as one JSON object, with a newline at the end."""
     digits = minor_digits(bill.currency)
@@ -91,6 +104,8 @@ def as_json(bill: Bill) -> str:
         "data_coverage_ratio": _ratio(bill.data_coverage_ratio),
         "measured_ratio": _ratio(bill.measured_ratio),
         "excess_gpu_seconds": gpu_seconds(bill.excess_units),
+        "unlisted_gpus": len(bill.unlisted_gpus),
+        "unlisted_gpu_seconds": gpu_seconds(bill.unlisted_units),
         "unpriced_gpu_seconds": {
             model: gpu_seconds(units) for model, units in bill.unpriced.items()
         },

@@ -30,6 +30,7 @@ from gpuledger_reports.pricing.policy_file import ReadPolicy
 from gpuledger_reports.pricing.tenants import NO_DATA, TenantBook, fits_all
 from gpuledger_reports.pricing.totals import BillTally, DailyCosts, DayCost, UnbalancedBillError
 from gpuledger_reports.reading.charging_sql import HOUR_UNITS, UNITS
+from gpuledger_reports.reading.inventory import Node
 from gpuledger_reports.reading.times import DAY_US, Window, begin_of, days_in
 from gpuledger_reports.reading.usage_day import days_of, rows_of
 from gpuledger_reports.reading.usage_sums import (
@@ -117,10 +118,15 @@ class Bill:
     line_cost: Decimal
     exact_asset_cost: Fraction
     data_coverage_ratio: Fraction | None
-    """The part of the physical GPUs' time with ticks; `None` if there was no physical GPU."""
+    """The part of the physical GPUs' time with ticks; `None` if there was no physical GPU. Ticks of
+    GPUs that the inventory does not list do not count, because the GPUs' whole time is unknown."""
     measured_ratio: Fraction | None
     """The part of used time that was measured, not apportioned; `None` if nothing was used."""
     excess_units: int
+    unlisted_units: int
+    """Billed time in hours in which the inventory does not list the GPU."""
+    unlisted_gpus: frozenset[tuple[Node, str]]
+    """The GPUs of these hours."""
     unpriced: dict[str, int]
     """Units that are billed without a price, by model."""
     budgets: list[BudgetState]
@@ -338,9 +344,11 @@ class BillMaker:
             asset_cost=quantize_together([origin], digits=digits)[0],
             line_cost=sum((line.cost for line in lines), Decimal(0)),
             exact_asset_cost=origin,
-            data_coverage_ratio=_ratio(tally.covered, tally.present),
+            data_coverage_ratio=_ratio(tally.covered - tally.unlisted, tally.present),
             measured_ratio=_ratio(tally.measured, tally.used),
             excess_units=tally.excess,
+            unlisted_units=tally.unlisted,
+            unlisted_gpus=frozenset(tally.unlisted_gpus),
             unpriced=tally.unpriced,
             budgets=[],
             gaps=self._reader.gaps(used),

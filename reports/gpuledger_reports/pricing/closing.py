@@ -91,8 +91,10 @@ def refusals_of(bill: Bill) -> list[str]:
     wanted = bill.policy.policy.close.min_data_coverage_ratio
     if bill.data_coverage_ratio is not None and bill.data_coverage_ratio < wanted:
         covered = text_of(bill.data_coverage_ratio, digits=6)
+        count = len(bill.unlisted_gpus)
+        lacking = f"; GPUs with samples that the inventory lacks: {count}" if count else ""
         reasons.append(
-            f"data coverage is {covered}, below close.min_data_coverage_ratio of {wanted}"
+            f"data coverage is {covered}, below close.min_data_coverage_ratio of {wanted}{lacking}"
         )
     if bill.unpriced:
         reasons.append(f"no price for {', '.join(bill.unpriced)}")
@@ -307,6 +309,8 @@ def standing_bill(
         else Fraction(last.data_coverage_ratio),
         measured_ratio=None if last.measured_ratio is None else Fraction(last.measured_ratio),
         excess_units=0,
+        unlisted_units=0,
+        unlisted_gpus=frozenset(),
         unpriced={},
         budgets=[],
         gaps=[],

@@ -11,6 +11,7 @@ from gpuledger_reports.pricing.money import fraction_of
 from gpuledger_reports.pricing.policy import IDLE_KINDS, IdleKind, IdleRule, SharedRule
 from gpuledger_reports.pricing.tenants import SHARED, UNALLOCATED, fits_all
 from gpuledger_reports.reading.charging_sql import HOUR_UNITS
+from gpuledger_reports.reading.inventory import Node
 from gpuledger_reports.reading.parties import PartyKey
 from gpuledger_reports.reading.usage_sums import DaySums, DeviceClass
 
@@ -61,7 +62,8 @@ class BillTally:
     def __init__(self, lookup: BillLookup) -> None:
         self._lookup = lookup
         self.cells: dict[CellKey, dict[Pricing, Cell]] = {}
-        self.present = self.covered = self.excess = self.used = self.measured = 0
+        self.present = self.covered = self.excess = self.used = self.measured = self.unlisted = 0
+        self.unlisted_gpus: set[tuple[Node, str]] = set()
         self._physical_units: dict[Pricing, int] = defaultdict(int)
         self._device_units: dict[Pricing, int] = defaultdict(int)
         self._millijoules: dict[Pricing, int] = defaultdict(int)
@@ -105,9 +107,11 @@ class BillTally:
             self.present += row_.present
             self.covered += row_.covered
             self.excess += row_.excess
+            self.unlisted += row_.unlisted
             if row_.present != row_.covered:
                 cell = self._idle_cell("no_data", row_.device, since_us, pricing)
                 cell.billed += row_.present - row_.covered
+        self.unlisted_gpus.update((gpu.node, gpu.physical_gpu) for gpu in day.unlisted)
 
     def _add_charges(self, day: DaySums) -> None:
         # These charges correct the sums above, for excess time and for complex hours.

@@ -1,7 +1,8 @@
 """SQL that bills device-hours in whole units: the party to which each part of an hour belongs.
 
 A unit is a nanosecond of a physical GPU divided by `UNITS`, so that the time of MIG slices is also
-a whole number. The parts of a GPU's hour sum to the time for which the GPU was in the inventory:
+a whole number. The parts of a GPU's hour sum to the time for which the GPU was in the inventory. If
+the inventory does not list the GPU in that hour, they sum to the time that ticks cover.
 
 1. If ticks cover more than this time (a clock was set or slewed), allocated time is scaled down.
 2. Time in which a device did not answer is unresponsive. An allocatee claims the other time by its
@@ -230,8 +231,7 @@ SELECT row_number() OVER (
     seen.*, class_node, {FACTOR} AS factor, gpu_id,
     coalesce(stayed.model, physical_gpus.model) AS gpu_model,
     coalesce(changes, false) AS changes_model,
-    is_partitioned, is_present_all_day IS NOT NULL AS is_known,
-    coalesce(is_present_all_day, false) AS is_present_all_day
+    is_partitioned, coalesce(is_present_all_day, false) AS is_present_all_day
 FROM (SELECT *, coalesce(parent_uuid, gpu_uuid) AS physical_gpu FROM seen) AS seen
 JOIN node_classes USING (cluster, node)
 JOIN physical_gpus USING (cluster, node, physical_gpu)
@@ -295,7 +295,8 @@ def hours_sql(*, same_device: str) -> str:
     """Return the SQL that makes `device_hours`, with a row for each device and hour.
 
     Each row contains two times of the device's physical GPU, in units: the time that ticks cover,
-    and the time for which the GPU was present. It also contains whether the hour is complex.
+    and the time for which the GPU was present. It also contains whether the inventory lists the GPU
+    in that hour, and whether the hour is complex.
     """
     return f"""
 CREATE OR REPLACE TEMP TABLE device_hours AS
@@ -312,24 +313,24 @@ WITH summed AS (
     -- The time in each hour of physical GPUs that came or went during the day.
     SELECT gpu_id, hour_us,
         sum(greatest(0, least(end_us, hour_us + {HOUR_US}, $end_us)
-            - greatest(begin_us, hour_us, $begin_us)))::HUGEINT * {1000 * UNITS} AS present
+            - greatest(begin_us, hour_us, $begin_us)))::HUGEINT * {1000 * UNITS} AS listed
     FROM (SELECT DISTINCT cluster, node, physical_gpu, gpu_id FROM devices
-            WHERE is_known AND NOT is_present_all_day)
+            WHERE NOT is_present_all_day)
     JOIN stays USING (cluster, node, physical_gpu)
     CROSS JOIN (SELECT DISTINCT hour_us FROM summed)
     GROUP BY ALL
 ), placed AS (
-    SELECT summed.*, gpu_id, is_partitioned, is_known,
+    SELECT summed.*, gpu_id, is_partitioned,
         coalesce(partitioned.allocated, allocated_ns * factor) AS covered,
-        CASE WHEN is_present_all_day OR NOT is_known
-            THEN (least(hour_us + {HOUR_US}, $end_us) - greatest(hour_us, $begin_us))::HUGEINT
-                * {1000 * UNITS}
-            ELSE coalesce(partly.present, 0) END AS present
+        is_present_all_day OR coalesce(partly.listed, 0) > 0 AS is_listed,
+        CASE WHEN partly.listed > 0 THEN partly.listed
+            ELSE (least(hour_us + {HOUR_US}, $end_us) - greatest(hour_us, $begin_us))::HUGEINT
+                * {1000 * UNITS} END AS present
     FROM summed JOIN devices USING (device)
     LEFT JOIN partitioned USING (gpu_id, hour_us) LEFT JOIN partly USING (gpu_id, hour_us)
 )
-SELECT device, hour_us, gpu_id, is_partitioned, is_known, covered,
-    CASE WHEN is_known THEN present ELSE least(present, covered) END AS present,
+SELECT device, hour_us, gpu_id, is_partitioned, is_listed, covered,
+    CASE WHEN is_listed THEN present ELSE least(present, covered) END AS present,
     -- If a whole GPU answers, only its allocated time needs scaling down; that hour is plain.
     flags & {FREE_FLAG | USED_FLAG} = {FREE_FLAG | USED_FLAG}
         OR (covered > present AND (flags & {UNRESPONSIVE_FLAG} <> 0 OR is_partitioned))
@@ -365,7 +366,7 @@ class CoveredRow(msgspec.Struct, frozen=True, gc=False):
     model: str | None
     since_us: int
     gpu: str | None
-    known: int
+    listed: int
     covered: int
     excess: int
 
@@ -374,20 +375,30 @@ class CoveredRow(msgspec.Struct, frozen=True, gc=False):
 def covered_sql(detail: Detail) -> str:
     """Return the SQL of the physical GPUs' time with ticks, as `CoveredRow`.
 
-    `covered` is the time while the GPUs were present, and `excess` is the rest.
+    `covered` is the time while the GPUs were present, and `excess` is the rest. `listed` is the
+    part of `covered` in hours in which the inventory lists the GPU.
     """
     return f"""
 SELECT cluster, class_node AS node, model, {detail.since} AS since_us, {detail.physical_gpu} AS gpu,
-    coalesce(sum(least(covered, present)) FILTER (hours.is_known), 0) AS known,
+    coalesce(sum(least(covered, present)) FILTER (is_listed), 0) AS listed,
     sum(least(covered, present)) AS covered, sum(greatest(0, covered - present)) AS excess
 FROM (
     SELECT gpu_id, hour_us, any_value(covered) AS covered, any_value(present) AS present,
-        any_value(is_known) AS is_known, min(device) AS device
+        any_value(is_listed) AS is_listed, min(device) AS device
     FROM device_hours WHERE is_partitioned GROUP BY gpu_id, hour_us
-    UNION ALL SELECT gpu_id, hour_us, covered, present, is_known, device
+    UNION ALL SELECT gpu_id, hour_us, covered, present, is_listed, device
     FROM device_hours WHERE NOT is_partitioned
 ) AS hours JOIN devices USING (device)
 GROUP BY ALL
+"""  # noqa: S608  # our own names
+
+
+def unlisted_sql(detail: Detail) -> str:
+    """Return the SQL of the physical GPUs with ticks in hours in which the inventory lacks them."""
+    return f"""
+SELECT DISTINCT cluster, node, coalesce(parent_uuid, gpu_uuid) AS physical_gpu,
+    {detail.since} AS since_us
+FROM device_hours JOIN devices USING (device) WHERE NOT is_listed AND covered > 0
 """  # noqa: S608  # our own names
 
 

@@ -70,6 +70,7 @@ from gpuledger_reports.reading.usage_sums import (
     PartyBasis,
     PartyCharge,
     PhysicalGpuTime,
+    UnlistedGpu,
     UsageReader,
     UsageRow,
     UsageSum,
@@ -219,8 +220,10 @@ class _UsageDay:
             for row in self._reader.query_as(CoveredRow, query):
                 device = DeviceClass(row.cluster, row.node, row.model, gpu=row.gpu)
                 found = covered[device, row.since_us]
-                found[:] = (found[0] + row.known, found[1] + row.covered, found[2] + row.excess)
-        return DaySums(usage, charges, idle, self._physical_gpus(covered))
+                found[:] = (found[0] + row.listed, found[1] + row.covered, found[2] + row.excess)
+        physical_gpus = self._physical_gpus(covered)
+        unlisted = self._unlisted() if any(each.unlisted for each in physical_gpus) else []
+        return DaySums(usage, charges, idle, physical_gpus, unlisted)
 
     def rows(self, belongs: Callable[[UsageSum], bool]) -> Iterator[UsageRow]:
         if not self._open_rows():
@@ -463,11 +466,18 @@ class _UsageDay:
                 there[device, self._window.begin_us] += (end - begin) * units
         physical_gpus = []
         for key in {**dict.fromkeys(there), **dict.fromkeys(covered)}:
-            known, capped, excess = covered.get(key, (0, 0, 0))
-            # A GPU that was never in the inventory is present for the time that ticks cover.
-            total = there.get(key, 0) + int(capped - known)
-            physical_gpus.append(PhysicalGpuTime(*key, total, int(capped), int(excess)))
+            listed, capped, excess = covered.get(key, (0, 0, 0))
+            # Ticks prove that a GPU is present, even in hours in which the inventory lacks it.
+            unlisted = int(capped - listed)
+            total = there.get(key, 0) + unlisted
+            physical_gpus.append(PhysicalGpuTime(*key, total, int(capped), int(excess), unlisted))
         return physical_gpus
+
+    def _unlisted(self) -> list[UnlistedGpu]:
+        return [
+            UnlistedGpu((cluster, node), physical_gpu, since_us)
+            for cluster, node, physical_gpu, since_us in self._query(sql.unlisted_sql(self._detail))
+        ]
 
     def _models_of_rows(self) -> dict[tuple[str, str, str], str]:
         """Return the models, from the day's rows, of physical GPUs without one in the inventory."""

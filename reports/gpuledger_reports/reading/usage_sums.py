@@ -121,6 +121,16 @@ class PhysicalGpuTime(NamedTuple):
     covered: int
     excess: int
     """Covered time beyond the presence, for example because a clock was set."""
+    unlisted: int
+    """The part of `covered` in hours in which the inventory does not list the GPU."""
+
+
+class UnlistedGpu(NamedTuple):
+    """A physical GPU with ticks in an hour in which the inventory does not list it."""
+
+    node: Node
+    physical_gpu: str
+    since_us: int
 
 
 class DaySums(NamedTuple):
@@ -132,6 +142,7 @@ class DaySums(NamedTuple):
     is billed."""
     idle: list[IdleCharge]
     physical_gpus: list[PhysicalGpuTime]
+    unlisted: list[UnlistedGpu]
 
     def split(self, begins_us: Sequence[int]) -> Iterator[tuple[int, "DaySums"]]:
         """Yield the number and the sums of each of several consecutive periods; numbers begin at 0.
@@ -139,7 +150,7 @@ class DaySums(NamedTuple):
         `begins_us` are the starts of the periods; each lasts until the next one. Periods without
         rows are left out. Raises ValueError if a row is before the first period.
         """
-        parts: dict[int, DaySums] = defaultdict(lambda: DaySums([], [], [], []))
+        parts: dict[int, DaySums] = defaultdict(lambda: DaySums([], [], [], [], []))
         for name in self._fields:
             for row in getattr(self, name):
                 number = bisect_right(begins_us, row.since_us) - 1

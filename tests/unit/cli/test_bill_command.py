@@ -13,6 +13,7 @@ from pathlib import Path
 
 import duckdb
 import pytest
+from deltalake import DeltaTable
 
 from gpuledger_cli.bill import MADE, BillOf
 from gpuledger_cli.command import OWN_ERROR, main
@@ -418,7 +419,11 @@ def test_a_store_without_an_inventory_is_reported(
 ) -> None:
     requested = ["bill", "--store", store, "--prices", prices]
     assert main(requested) == MADE
-    assert "no inventory" not in capsys.readouterr().err
-    shutil.rmtree(Path(store) / "inventory")
-    assert main(requested) == MADE
-    assert "no inventory" in capsys.readouterr().err
+    assert "inventory" not in capsys.readouterr().err
+    DeltaTable(Path(store) / "inventory").delete()
+    for _ in ("an empty table", "no table"):
+        assert main(requested) == MADE
+        output = capsys.readouterr()
+        assert "the inventory lacks 1 GPU for 3.0 GPU-hours" in output.err
+        assert "data coverage 0 %" in output.out
+        shutil.rmtree(Path(store) / "inventory", ignore_errors=True)

@@ -51,11 +51,11 @@ def fit(amounts: Mapping[Any, int], to: int) -> dict[Any, int]:
 
 
 def charge_gpu_hour(
-    rows: Sequence[Row], there_ns: int | None, claim_of: Callable[[str], Claim]
+    rows: Sequence[Row], there_ns: int, claim_of: Callable[[str], Claim]
 ) -> Counter[str]:
     """Return the units of a physical GPU's hour by tenant and by kind of idle.
 
-    `there_ns` is its time in the inventory; `None` if it was never there.
+    `there_ns` is its time in the inventory; 0 if the inventory does not list it in that hour.
     """
     allocated: dict[tuple[Any, str], int] = defaultdict(int)
     unresponsive: dict[tuple[Any, str], int] = defaultdict(int)
@@ -69,7 +69,7 @@ def charge_gpu_hour(
             who = row.get("pod_uid") or row["category"]
             used[device_of(row), who] += (row["busy_ns"] or 0) * factor_of(row)
     covered = sum(allocated.values())
-    there = min(covered, HOUR_NS * UNITS) if there_ns is None else there_ns * UNITS
+    there = there_ns * UNITS or min(covered, HOUR_NS * UNITS)
     fitted = fit(allocated, there)
 
     def scaled(amount: int) -> int:

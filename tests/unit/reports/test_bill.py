@@ -162,6 +162,49 @@ def test_the_time_of_a_present_gpu_without_ticks_is_no_data(
     assert found.get("__no_data__/no_data") == no_data
 
 
+@pytest.mark.parametrize(
+    ("inventory", "cost", "coverage", "unlisted"),
+    [
+        pytest.param(
+            [inventory_row(), inventory_row("GPU-b")], 42, Fraction(5, 6), {}, id="complete"
+        ),
+        pytest.param([inventory_row()], 35, Fraction(3, 5), {"GPU-b": 2}, id="one GPU is missing"),
+        pytest.param([inventory_row(None)], 35, 0, {"GPU-a": 3, "GPU-b": 2}, id="without GPUs"),
+        pytest.param([], 35, 0, {"GPU-a": 3, "GPU-b": 2}, id="no inventory"),
+        pytest.param(
+            [inventory_row(), inventory_row(hour=1), inventory_row("GPU-b", hour=1)],
+            42,
+            Fraction(4, 6),
+            {"GPU-b": 1},
+            id="one GPU is listed later",
+        ),
+        pytest.param(
+            [inventory_row(), inventory_row("GPU-b"), inventory_row(hour=1)],
+            35,
+            Fraction(4, 5),
+            {"GPU-b": 1},
+            id="one GPU is no longer listed",
+        ),
+    ],
+)
+def test_samples_are_billed_whatever_the_inventory_lists_and_their_gpus_are_counted(
+    tmp_path: Path,
+    inventory: list[Row],
+    cost: int,
+    coverage: Fraction,
+    unlisted: dict[str, int],
+) -> None:
+    """GPU-a has samples in three hours, and GPU-b in the first and the last one."""
+    usage = [allocated(hour, "a") for hour in range(3)]
+    usage += [allocated(hour, "b", gpu="GPU-b") for hour in (0, 2)]
+    bill = bill_of(store_of(tmp_path, *usage, inventory=inventory), hours=3)
+    assert (costs(bill)["a"], costs(bill)["b"]) == ("21.00", "14.00")
+    assert bill.exact_asset_cost == cost
+    assert bill.data_coverage_ratio == coverage
+    assert bill.unlisted_gpus == {(("prod", "n"), gpu) for gpu in unlisted}
+    assert gpu_seconds(bill.unlisted_units) == 3600 * sum(unlisted.values())
+
+
 def test_time_after_the_last_usage_is_not_billed(tmp_path: Path) -> None:
     bill = bill_of(store_of(tmp_path, allocated(0, "a")), hours=24)
     assert costs(bill) == {"a": "7.00"}

@@ -255,6 +255,11 @@ def test_a_large_part_without_data_is_shown_with_its_cost(store: str) -> None:
     assert "for time without data" not in lenient
 
 
+def test_gpus_that_the_inventory_lacks_are_counted(tmp_path: Path) -> None:
+    bill = make(write_store(tmp_path, usage_hourly=[allocated(0, "a")]), hours=1)
+    assert "The inventory lacks 1 GPU for 1.0 GPU-hours with samples" in page_of(bill)
+
+
 def test_the_summary_names_the_largest_kind_of_idle(store: str) -> None:
     page = page_of(make(store))
     words = re.findall(r'class="tile"><span>([^<]+)</span>', page)

@@ -92,6 +92,7 @@ inventories = st.sampled_from(
         {},
         {"GPU-a": [(-24, True)], "GPU-b": [(-24, True)]},
         {"GPU-a": [(0.25, True)], "GPU-b": [(-1, True), (0.5, False), (1.5, True)]},
+        {"GPU-a": [(1, True)], "GPU-b": [(-24, True), (1, False)]},
     ]
 )
 
@@ -156,7 +157,7 @@ def expected(
     for hour_us in range(*WINDOW, HOUR_US):
         hour = (hour_us - BEGIN_US) // HOUR_US
         for board in ("GPU-a", "GPU-b"):
-            there = time_there_ns(boards[board], hour) if boards else None
+            there = time_there_ns(boards[board], hour) if boards else 0
             billed += charge_gpu_hour(
                 by_physical_gpu[board, hour_us], there, lambda who: claims.get(who, Claim())
             )

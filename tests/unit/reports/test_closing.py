@@ -290,6 +290,7 @@ def test_the_service_can_explain_a_line_that_it_shows_as_closed(tmp_path: Path) 
     ("usage", "prices", "reason"),
     [
         ([allocated(3, "a")], PRICES, "no usage up to the end"),
+        ([allocated(h, "a", gpu="GPU-b") for h in range(24)], PRICES, "the inventory lacks: 1"),
         ([allocated(23, "a"), used(23, "a", 1)], PRICES, "min_data_coverage_ratio"),
         ([allocated(hour, "a") for hour in range(24)], "prices: []", "no price for H100"),
     ],

@@ -198,6 +198,15 @@ def test_gpus_without_a_price_cause_a_warning(tmp_path: Path) -> None:
     assert "Odd" in answer["warning"]
 
 
+def test_gpus_that_the_inventory_lacks_cause_a_warning(tmp_path: Path) -> None:
+    reported = small_store(tmp_path)
+    write_store(tmp_path / "store", usage_hourly=[allocated(0, "d", gpu="GPU-d")])
+    answer = json.loads(answer_to(requested("aggregate=cluster&step=1h"), reported).body)
+    assert answer["warnings"] == [
+        "GPUs that the inventory lacks: 1; only their samples are billed",
+    ]
+
+
 def test_idle_cost_of_an_unused_cluster_remains_on_its_line(tmp_path: Path) -> None:
     reported = small_store(tmp_path)
     write_store(
@@ -207,7 +216,7 @@ def test_idle_cost_of_an_unused_cluster_remains_on_its_line(tmp_path: Path) -> N
         nodes=[node_row()],
     )
     found = costs(reported, "aggregate=namespace&shareIdle=true&splitIdle=true")
-    assert found == {"ns": Decimal("18.66667"), "other": Decimal("9.33333"), "dev/__idle__": 7}
+    assert found == {"ns": Decimal("18.66667"), "other": Decimal("9.33333"), "dev/__idle__": 14}
 
 
 def test_the_name_of_an_unreadable_file_of_the_store_is_not_revealed(tmp_path: Path) -> None:
