@@ -146,4 +146,5 @@ class Inventory(BaseRecord, frozen=True, kw_only=True):
     confidential_link_mode: Word | None = None
     """How GPUs communicate in this mode: `none`, `protected_pcie` or `nvlink_encryption`."""
     gpus: Annotated[list[GpuFacts], at_most(MAX_GPUS)]
-    """The GPUs that answered."""
+    """All GPUs that the driver has found. A GPU whose facts could not be read yet has only its UUID
+    and index."""

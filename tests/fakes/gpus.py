@@ -45,6 +45,8 @@ class PlayedGpu:
         self.errors: dict[CallGroup, Exception] = {}
         self.hangs: dict[CallGroup, threading.Event] = {}
         """Groups that block until the event is set."""
+        self.model: str | None = None
+        """The model in the answers of USAGE."""
         self.facts: GpuFacts | None = None
         self.requests: Counter[CallGroup] = Counter()
         self.threads: set[int] = set()
@@ -57,6 +59,8 @@ class PlayedGpu:
             self.hangs[group].wait()
         if group in self.errors:
             raise self.errors[group]
+        if group is CallGroup.USAGE and self.model:
+            return {**ANSWERS[group], "model": self.model}
         if group is CallGroup.HEALTH and self.facts:
             return {**ANSWERS[group], "facts": self.facts}
         return ANSWERS[group]

@@ -5,6 +5,8 @@ Other modules open the source and attribute processes.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import GpuFacts
 from gpuledger_agent.core.raw import RawGpuSample, SampleCursor
@@ -103,7 +105,8 @@ class GpuPool:
         self.source_lost: str | None = None
         """Why the source is lost as a whole; `None` if the last answers do not show a loss."""
         self.facts: dict[str, GpuFacts] = {}
-        """The latest facts about each GPU, by UUID."""
+        """The latest facts about each GPU that was found, by UUID. Before a GPU's first answer to a
+        query of its facts, they contain only its identity."""
         self.facts_changes = 0
         """How often `facts` has changed."""
 
@@ -139,6 +142,13 @@ class GpuPool:
     def begin(self, found: Sequence[Gpu], now_ns: int) -> None:
         """Start to query the GPUs of a newly opened source, except GPUs at their thread limit."""
         self.source_lost = None
+        for gpu in found:
+            # A GPU that the inventory does not list counts as removed, so list each GPU at once.
+            if gpu.uuid not in self.facts:
+                self.facts[gpu.uuid] = GpuFacts(
+                    uuid=gpu.uuid, index=gpu.index, instances=[], capabilities=[]
+                )
+                self.facts_changes += 1
 
         def pace(position: int, period_ns: int) -> Pace:
             origin_ns = now_ns + position * period_ns // len(found)
@@ -213,7 +223,11 @@ class GpuPool:
             return None
         if sample:
             self._availability.record_answer(uuid, index=sample.index)
-            if sample.facts and sample.facts != self.facts.get(uuid):
-                self.facts[uuid] = sample.facts
+            known = self.facts[uuid]
+            facts = sample.facts or known
+            if facts.model is None and sample.model is not None:
+                facts = replace(facts, model=sample.model)
+            if facts != known:
+                self.facts[uuid] = facts
                 self.facts_changes += 1
         return sample

@@ -481,6 +481,29 @@ async def test_the_inventory_is_returned_when_it_has_changed(bench: Bench) -> No
     assert [gpu.ecc_enabled for gpu in second.gpus] == [True, None, None]
 
 
+@pytest.mark.parametrize(("group", "model"), [(BOOKS, None), (HEALTH, "H100")])
+async def test_the_first_inventory_lists_every_gpu_that_was_found(
+    bench: Bench, group: CallGroup, model: str | None
+) -> None:
+    """A GPU that a version does not list counts as removed."""
+    for gpu in bench.gpus:
+        gpu.model = "H100"
+        gpu.facts = GpuFacts(
+            uuid=gpu.uuid, index=gpu.index, model="H100", serial="1", instances=[], capabilities=[]
+        )
+    bench.sick.errors[group] = FailedError("nvmlDeviceGetMemoryInfo: Timeout")
+    versions = []
+    for second in range(60):
+        if second == 30:
+            bench.sick.errors.clear()
+        await bench.query()
+        versions.append(bench.driver.inventory())
+    first, second_ = filter(None, versions)
+    for node, of_sick in ((first, (model, None)), (second_, ("H100", "1"))):
+        assert [gpu.uuid for gpu in node.gpus] == ["GPU-0", "GPU-1", "GPU-2"]
+        assert [(gpu.model, gpu.serial) for gpu in node.gpus] == [of_sick, *[("H100", "1")] * 2]
+
+
 @given(
     st.lists(
         st.tuples(
