@@ -57,6 +57,7 @@ from gpuledger_reports.pricing.periods import bill_window, month_of
 from gpuledger_reports.pricing.policy import dimension_names
 from gpuledger_reports.pricing.policy_file import PolicyError, read_policy
 from gpuledger_reports.pricing.rows import columns_of, row_of
+from gpuledger_reports.pricing.tenants import UNALLOCATED
 from gpuledger_reports.reading.times import DAY_US, Window, time_text
 from gpuledger_reports.reading.usage_sums import UsageReader
 
@@ -479,10 +480,12 @@ def _warn(made: Bill, closed: Sequence[ClosedLine]) -> None:
     if closed:
         sys.stderr.write(f"gpuledger: {_closed_text(made, closed)}\n")
     for model, units in made.unpriced.items():
+        # Only a price without `model` matches GPUs whose model is unknown.
+        match = "" if model == UNALLOCATED else f"model: {json.dumps(model)}, "
         sys.stderr.write(
             f"gpuledger: no price for {model}: {hours_text(units)} GPU-hours cost"
-            " nothing; add a price to the file given with --prices, such as"
-            f" {{model: {json.dumps(model)}, per_gpu_hour: 2.50}}; patterns may have *\n"
+            " nothing; add a last price to the file given with --prices, such as"
+            f" {{name: other, {match}per_gpu_hour: 2.50}}; patterns may have *\n"
         )
     for name in dimensions_without_value(made):
         sys.stderr.write(

@@ -245,12 +245,22 @@ def test_a_line_is_explained_down_to_its_price_and_its_events(
     assert capsys.readouterr().out == explained
 
 
-def test_gpus_without_a_price_have_their_own_exit_code(
-    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("model", "named"), [("H100", "H100"), (None, "__unallocated__")])
+def test_gpus_without_a_price_have_their_own_exit_code_and_get_the_suggested_price(
+    tmp_path: Path, model: str | None, named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "none.yaml").write_text("prices: []\n")
-    assert main(["bill", "--store", store, "--prices", str(tmp_path / "none.yaml")]) == 3
-    assert "no price for H100: 3.0 GPU-hours" in capsys.readouterr().err
+    usage, inventory = [allocated(0, "a", model=model)], [inventory_row(model=model)]
+    store = write_store(tmp_path / "store", usage_hourly=usage, inventory=inventory)
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("prices: []\n")
+    requested = ["bill", "--store", store, "--prices", str(prices)]
+    assert main(requested) == 3
+    error = capsys.readouterr().err
+    assert f"no price for {named}: 1.0 GPU-hours" in error
+    (suggested,) = re.findall(r"such as (\{.*\})", error)
+    prices.write_text(f"prices: [{suggested}]\n")
+    assert main(requested) == MADE
+    assert "Lines 2.50" in capsys.readouterr().out
 
 
 def test_a_period_with_nothing_to_bill_has_its_own_exit_code(
