@@ -336,6 +336,11 @@ def start_alertmanager(starter: Starter) -> Callable[..., Alertmanager]:
 
 
 @pytest.fixture(scope="session")
+def slurm_programs() -> dict[str, Path]:
+    return {name: _found(name) for name in catalogue.SLURM_PROGRAMS}
+
+
+@pytest.fixture(scope="session")
 def kcat() -> Kcat:
     return Kcat(binary=_found("kcat"))
 

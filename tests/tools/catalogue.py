@@ -143,7 +143,14 @@ EXTENDED_TOOLS: tuple[Tool, ...] = (
         module="otel_collector",
         tags=PROMETHEUS_TAGS,
     ),
+    DebianTool(name="munged", program="munged", package="munge"),
+    DebianTool(name="slurmctld", program="slurmctld", package="slurmctld"),
+    DebianTool(name="slurmd", program="slurmd", package="slurmd"),
+    DebianTool(name="sbatch", program="sbatch", package="slurm-client"),
+    DebianTool(name="sinfo", program="sinfo", package="slurm-client"),
 )
+
+SLURM_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "sinfo")
 
 
 def named(name: str, known: Sequence[Tool] = (*TOOLS, *EXTENDED_TOOLS)) -> Tool:
