@@ -13,16 +13,16 @@ from gpuledger.store.usage_schema import USAGE
 from gpuledger_reports.reading.usage_sums import UsageReader
 
 
-def make_directory(given: Path) -> Path:
+def make_directory(given: Path, *, name: str = "--store") -> Path:
     """Create the directory if it does not exist, and return its absolute path.
 
-    Raises `UserError` if it is not writable or is a URL. The error does not repeat the URL, which
-    may contain credentials.
+    `name` is the option or setting that contains the directory. Raises `UserError` if it is not
+    writable or is a URL. The error does not repeat the URL, which may contain credentials.
     """
     if re.match(r"[A-Za-z][\w+.-]*:/", str(given)):  # a Path keeps one of the slashes of a URL
-        raise UserError("--store: URLs are not supported; give a local directory")
+        raise UserError(f"{name}: URLs are not supported; give a local directory")
     if given.exists() and not given.is_dir():
-        raise UserError(f"--store {mask_address(str(given))}: not a directory; give a directory")
+        raise UserError(f"{name} {mask_address(str(given))}: not a directory; give a directory")
     try:
         given.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=given):
@@ -30,7 +30,7 @@ def make_directory(given: Path) -> Path:
     except OSError as error:
         shown = mask_address(str(given))
         raise UserError(
-            f"--store {shown}: {error.strerror or error}; give a writable directory"
+            f"{name} {shown}: {error.strerror or error}; give a writable directory"
         ) from error
     return given.absolute()
 

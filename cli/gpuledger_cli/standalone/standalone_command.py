@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import structlog
 from msgspec.structs import replace
 
 from gpuledger.bus.memory import MemoryBus
@@ -32,6 +31,7 @@ from gpuledger.runtime import (
 )
 from gpuledger.runtime.tasks import in_daemon_thread
 from gpuledger.settings import Option, load_settings
+from gpuledger.settings.secret import mask_address
 from gpuledger_agent.command import OPTIONS as AGENT_OPTIONS
 from gpuledger_agent.context import Host, NodePage, make_page, run_agent
 from gpuledger_agent.settings import SpoolSettings, name_node
@@ -50,7 +50,6 @@ from gpuledger_sinks.loop import run_sink
 from gpuledger_sinks.registry import KINDS
 from gpuledger_sinks.store.maintainer import Maintainer, MaintenanceSettings
 
-_log = structlog.get_logger(__name__)
 DESCRIPTION: Final = (
     "Run the whole pipeline in one process, for one machine without Kafka: agent, join and sinks,"
     " and podwatch if an API server is configured. It stores the usage in a directory, maintains"
@@ -83,6 +82,7 @@ _JOIN: Final = JoinTuning(poll_timeout_seconds=0.2)
 _MAINTENANCE_SECONDS: Final = 600.0
 _DRAIN_SECONDS: Final = 3.0
 _LOCK: Final = ".standalone.lock"
+_STORE: Final = "store.uri"
 
 
 @explain_user_errors
@@ -114,19 +114,20 @@ def locked_store(path: Path) -> Iterator[None]:
 
     Raises `UserError` if the directory cannot be written or another process holds the lock.
     """
-    file = make_directory(path) / _LOCK
+    file = make_directory(path, name=_STORE) / _LOCK
     try:
         lock = file.open("w")
     except OSError as error:
         remedy = "run as the user who owns the store, or give another directory"
-        raise UserError(f"--store {path}: {file.name}: {error.strerror}; {remedy}") from error
+        shown = mask_address(str(file))
+        raise UserError(f"{_STORE} {shown}: {error.strerror}; {remedy}") from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             problem = "another `gpuledger standalone` writes to it"
             raise UserError(
-                f"--store {path}: {problem}; stop that one, or give another directory"
+                f"{_STORE} {mask_address(str(path))}: {problem}; stop that one, or give another"
             ) from error
         yield
 
@@ -143,8 +144,8 @@ def _run(settings: StandaloneSettings) -> int:
     )
 
 
-class LostRecordsError(GpuledgerError):
-    """At the end, a component had not processed all records, and they exist nowhere else."""
+class UncleanEndError(GpuledgerError):
+    """At the end, a component failed, did not stop in time, or had not delivered all records."""
 
 
 async def run_standalone(
@@ -156,7 +157,7 @@ async def run_standalone(
 ) -> None:
     """Run all components until cancelled; then end the agent first and deliver its samples.
 
-    Raises the error of a component that fails, and `LostRecordsError` if records were not delivered
+    Raises the error of a component that fails, and `UncleanEndError` if records were not delivered
     in time.
     """
     bus = MemoryBus()
@@ -168,7 +169,9 @@ async def run_standalone(
     views = {name: BusView(bus) for name in ("join", *settings.sinks)}
     stages = Stages()
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(_checked(stages, settings=settings, bus=bus, views=views))
+        await stack.enter_async_context(
+            _checked_end(stages, settings=settings, bus=bus, views=views)
+        )
         stack.push_async_callback(stages.end)
         stack.push_async_callback(_drain, bus, views)
         stack.push_async_callback(stages.end_agents)
@@ -234,26 +237,26 @@ async def _drain(bus: Bus, views: Mapping[str, BusView]) -> None:
     """Wait at most three seconds until the join and the sinks have processed all records."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_DRAIN_SECONDS):
-            while await _find_behind(bus, views, is_ending=False):  # noqa: ASYNC110 - the bus has no event for this
+            while await _find_behind(bus, views, has_ended=False):  # noqa: ASYNC110 - the bus has no event for this
                 await asyncio.sleep(0.05)
 
 
 @asynccontextmanager
-async def _checked(
+async def _checked_end(
     stages: Stages, *, settings: StandaloneSettings, bus: Bus, views: Mapping[str, BusView]
 ) -> AsyncIterator[None]:
     """After a signal and the end of all stages, mark the store finished.
 
-    Raises `LostRecordsError` if a stage failed while it ended, or has not delivered all records.
+    Raises `UncleanEndError` if a stage failed while it ended, or has not delivered all records.
     """
     try:
         yield
     except asyncio.CancelledError:
         problems = stages.failures()
-        if behind := await _find_behind(bus, views, is_ending=True):
+        if behind := await _find_behind(bus, views, has_ended=True):
             problems.append(f"the last records were not delivered by: {', '.join(behind)}")
         if problems:
-            raise LostRecordsError("; ".join(problems)) from None
+            raise UncleanEndError("; ".join(problems)) from None
         if "store" in settings.sinks:
             store = settings.store
             # In a daemon thread, because the storage may not respond.
@@ -261,7 +264,7 @@ async def _checked(
         raise
 
 
-async def _find_behind(bus: Bus, views: Mapping[str, BusView], *, is_ending: bool) -> list[str]:
+async def _find_behind(bus: Bus, views: Mapping[str, BusView], *, has_ended: bool) -> list[str]:
     """Return the components that still have to process samples, events or incidents.
 
     Before the end, the store only has to read the events, because it writes their rows at the end.
@@ -276,7 +279,7 @@ async def _find_behind(bus: Bus, views: Mapping[str, BusView], *, is_ending: boo
         name
         for name, view in views.items()
         if view.count_behind(
-            view.taken if name == "store" and not is_ending else view.delivered,
+            view.taken if name == "store" and not has_ended else view.delivered,
             samples if name == "join" else results,
         )
     ]

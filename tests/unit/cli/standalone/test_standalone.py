@@ -21,7 +21,7 @@ from gpuledger_agent.settings import name_node
 from gpuledger_agent.source_selection import find_source
 from gpuledger_cli.command import main
 from gpuledger_cli.standalone.standalone_command import (
-    LostRecordsError,
+    UncleanEndError,
     locked_store,
     run_standalone,
 )
@@ -67,7 +67,7 @@ async def run_for_samples(
             await asyncio.sleep(0.02)
     before_end()
     running.cancel()
-    lost = pytest.raises(LostRecordsError, match=f"not delivered by: {undelivered_by}$")
+    lost = pytest.raises(UncleanEndError, match=f"not delivered by: {undelivered_by}$")
     with lost if undelivered_by else pytest.raises(asyncio.CancelledError):
         await running
     return readiness
@@ -83,7 +83,7 @@ def queried(store: Path, sql: str, capsys: pytest.CaptureFixture[str]) -> Sequen
 async def test_each_sample_of_each_start_is_stored_exactly_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also those sampled just before the end; and usage sums to the sampled time."""
+    """Also those sampled just before the end."""
     before = samples_taken()
     for _ in range(2):
         readiness = await run_for_samples(settings_of(tmp_path))
@@ -158,7 +158,7 @@ async def test_the_error_of_a_component_ends_it(tmp_path: Path) -> None:
         ({"cluster": "Not A Label"}, "CLUSTER"),
     ],
 )
-def test_settings_that_would_have_no_effect_are_refused_by_name(
+def test_invalid_settings_are_rejected_by_name(
     others: dict[str, str], named: str, tmp_path: Path
 ) -> None:
     with pytest.raises(SettingsError, match=named):
@@ -174,7 +174,7 @@ def test_settings_that_would_have_no_effect_are_refused_by_name(
         ({}, {"kubernetes__kubeconfig": "/etc/k3s.yaml"}),
     ],
 )
-def test_pods_are_watched_if_an_api_server_is_configured(
+def test_an_api_server_is_found_in_the_settings_or_the_environment(
     environ: dict[str, str], others: dict[str, str], tmp_path: Path
 ) -> None:
     assert settings_of(tmp_path, **others).kubernetes.is_configured(environ)
@@ -207,7 +207,7 @@ def test_a_store_has_one_writer_at_a_time(tmp_path: Path) -> None:
             pass
         ended = start_on(tmp_path)
     assert ended.returncode == 2
-    assert f"--store {tmp_path}: another `gpuledger standalone` writes to it" in ended.stderr
+    assert f"store.uri {tmp_path}: another `gpuledger standalone` writes to it" in ended.stderr
     with locked_store(tmp_path):
         pass
 
@@ -216,7 +216,7 @@ def test_a_store_that_cannot_be_written_is_an_error_at_the_start(tmp_path: Path)
     (tmp_path / "file").touch()
     ended = start_on(tmp_path / "file")
     assert ended.returncode == 2
-    assert f"--store {tmp_path / 'file'}: not a directory; give a directory" in ended.stderr
+    assert f"store.uri {tmp_path / 'file'}: not a directory; give a directory" in ended.stderr
 
 
 def start_on(store: Path) -> subprocess.CompletedProcess[str]:
