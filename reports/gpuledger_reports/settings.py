@@ -27,12 +27,12 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_concurrent: Annotated[int, msgspec.Meta(ge=1, le=64)] = 2
     """Maximum number of bills made at the same time, each in its own process."""
     max_waiting: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 8
-    """Maximum number of requests that wait for a process; further requests are answered 503."""
+    """Maximum number of requests that wait for a process; further requests fail with status 503."""
     timeout_seconds: Annotated[float, msgspec.Meta(ge=0.1, le=600)] = 30.0
-    """Maximum time of a request in seconds, including its wait; it is then cancelled and answered
-    504."""
+    """Maximum time of a request in seconds, including its wait; it then fails with status 504."""
     memory_bytes: Annotated[int, msgspec.Meta(ge=64 * _MEBIBYTE)] = 1024 * _MEBIBYTE
-    """Maximum memory of DuckDB for one bill, in bytes; requests that need more are answered 400."""
+    """Maximum memory of DuckDB for one bill, in bytes; requests that need more fail with status
+    400."""
     cache_bytes: Annotated[int, msgspec.Meta(ge=0)] = 64 * _MEBIBYTE
     """Maximum size of cached answers, in bytes; they are valid until the store or the prices
     change. 0 disables the cache."""

@@ -1,10 +1,10 @@
 """Converts a bill into OpenCost's allocations: GPU time and cost by name. Pure.
 
-A bill has more dimensions than the client requests. First, idle is distributed among the tenants of
-the same cluster or node. Then shares with the same requested name are summed, and the costs of
-shared tenants are distributed among all others. Costs are fractions until a set of allocations is
-complete. Then all costs of the set are rounded together, so that they sum to its total. Costs of
-CPU, memory, volumes and network are 0.
+The bill has more dimensions than the client requests, so several lines may have the same allocation
+name. First, idle is distributed among the tenants of the same cluster or node. Then lines with the
+same name are summed, and the costs of shared tenants are distributed among all others. Costs are
+fractions until all allocations are complete. They are then rounded together, so that they sum to
+the rounded total. Costs of CPU, memory, volumes and network are 0.
 """
 
 from collections import defaultdict
@@ -59,9 +59,10 @@ Values = Mapping[str, str]
 
 @dataclass(kw_only=True)
 class _Share:
-    """The GPU time and cost of an allocation, or of one of its parts; times are in units.
+    """The sums of GPU time and cost of some lines; times are in units.
 
-    A share is first made for each cluster or node, and then added to the share of its allocation.
+    First, each cluster or node has its own share of an allocation. Later, these shares are added to
+    one share, which is the whole allocation.
     """
 
     billed: int = 0
@@ -73,7 +74,7 @@ class _Share:
     shared_cost: Fraction = Fraction(0)
     models: set[str] = field(default_factory=set)
     properties: dict[str, Any] | None = None
-    """`None` until another share is added."""
+    """OpenCost's properties, such as the namespace; `None` until another share is added."""
 
     @property
     def cost(self) -> Fraction:
@@ -96,7 +97,7 @@ class _Share:
 class _Name(NamedTuple):
     """An allocation's name, and whether the filters select it.
 
-    Allocations that are not selected still take shared costs.
+    Allocations that are not selected are left out of the answer, but still pay shared costs.
     """
 
     is_selected: bool
@@ -110,7 +111,7 @@ _Key = tuple[_Scope, _Name]
 def dimensions_for(
     question: AllocationQuestion, *, find: Callable[[str], tuple[str, ...]] = dimensions_of
 ) -> tuple[str, ...]:
-    """Return the dimensions by which to make the bill that answers a question."""
+    """Return the dimensions that a bill must have to answer a question."""
     known = [requested for requested in question.aggregate if requested not in WITHOUT_VALUE]
     fields = [name for requested in known for name in find(requested)]
     # Every line has the model, because allocations show it.
@@ -122,7 +123,7 @@ def dimensions_for(
 
 
 def allocation_set(bill: Bill, question: AllocationQuestion) -> dict[str, dict[str, Any]]:
-    """Return a bill's allocations in OpenCost's form, by name; empty if the bill has no usage."""
+    """Return a bill's allocations as OpenCost formats them, by name; empty without usage."""
     tenants: dict[_Key, _Share] = defaultdict(_Share)
     idle: dict[tuple[_Scope, bool], _Share] = defaultdict(_Share)
     shared: dict[_Name, _Share] = defaultdict(_Share)
@@ -323,7 +324,10 @@ def _allocation(name: str, share: _Share, costs: Sequence[Decimal], bill: Bill) 
 
 
 def _efficiency(share: _Share) -> Fraction:
-    """Return used over allocated time; 1 for use without an allocation, as in OpenCost."""
+    """Return used over allocated time.
+
+    Without allocated time, return 1 if the share was used and has a cost, else 0, as OpenCost does.
+    """
     if share.allocated:
         return Fraction(share.used, share.allocated)
     return Fraction(1 if share.used and share.cost else 0)

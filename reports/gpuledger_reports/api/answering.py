@@ -40,7 +40,7 @@ MAX_LINES: Final = 100_000
 
 
 class AnswerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings that each process needs."""
+    """The settings that a process needs to answer questions."""
 
     store_uri: str
     storage_options: dict[str, str]

@@ -45,7 +45,7 @@ WITHOUT_EFFECT: Final = frozenset(
     }
 )
 WITHOUT_VALUE: Final = ("container", "service")
-"""OpenCost's fields that bills do not have: allocations have `__unallocated__` instead."""
+"""Fields of OpenCost that bills do not have; in allocations, their value is `__unallocated__`."""
 _FORMATS: Final = ("", "json")
 _REFUSED: Final = {
     "shareCost": "is not supported; put your own costs into the price file",
@@ -69,7 +69,7 @@ class AllocationQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="allocat
 
     sets: tuple[Window, ...]
     aggregate: tuple[str, ...]
-    """Fields by OpenCost's names: namespace, controller, label:app."""
+    """The fields to group by, as OpenCost names them, such as `namespace` or `label:app`."""
     has_idle: bool = False
     """Whether the answer contains idle as an allocation."""
     idle_by_node: bool = False
@@ -80,7 +80,8 @@ class AllocationQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="allocat
     """How idle is distributed among tenants; `None` if it is not."""
     share_namespaces: tuple[str, ...] = ()
     share_labels: tuple[tuple[str, str], ...] = ()
-    """Keys and values of labels. The costs of pods with these labels are shared by all others."""
+    """Keys and values of labels. The costs of pods with one of these labels are distributed among
+    all other pods."""
     share_split: Split = "weighted"
     filters: tuple[FilterTerm, ...] = ()
     """Conditions on the allocations in the answer. They apply after costs are shared."""
@@ -161,7 +162,8 @@ PAGES: Final[Mapping[str, Callable[[str, int], Question]]] = {
     "/bill": bill_question,
     "/bill/explain": explain_question,
 }
-"""The parser of each endpoint's parameters: takes the query and the time in microseconds."""
+"""The parser of each endpoint's parameters. Its arguments are the query string and the current time
+in microseconds."""
 
 
 def dimensions_of(field: str) -> tuple[str, ...]:

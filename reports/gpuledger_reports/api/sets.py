@@ -1,4 +1,7 @@
-"""Divides the window of a request into one window for each set in the answer. Pure; in UTC."""
+"""Divides the window of an allocation request into steps, such as days. Pure; in UTC.
+
+OpenCost answers with one set of allocations for each step.
+"""
 
 from typing import Final, Literal
 
@@ -9,7 +12,7 @@ from gpuledger_reports.reading.times import HOUR_US, Window
 
 Accumulate = Literal["", "all", "hour", "day", "week", "month"]
 MAX_SETS: Final = 400
-"""Maximum number of sets in an answer; each is a bill."""
+"""Maximum number of sets of allocations in an answer. Each set needs its own bill."""
 _ACCUMULATE: Final[dict[str, Accumulate]] = {
     **dict.fromkeys(("", "false", "False", "0", "none"), ""),
     **dict.fromkeys(("true", "True", "1", "all"), "all"),
@@ -21,7 +24,10 @@ _ACCUMULATE: Final[dict[str, Accumulate]] = {
 
 
 def parse_accumulate(text: str) -> Accumulate:
-    """Return the unit by which sets are accumulated; raises `ArgumentError` if it is invalid."""
+    """Return the period of each set, or `all` for one set; empty if sets are not accumulated.
+
+    Raises `ArgumentError` if the parameter `accumulate` is invalid.
+    """
     try:
         return _ACCUMULATE[text]
     except KeyError as error:
@@ -31,10 +37,11 @@ def parse_accumulate(text: str) -> Accumulate:
 
 
 def sets_of(window: Window, *, step: str | None, accumulate: Accumulate) -> tuple[Window, ...]:
-    """Return the windows of the requested sets, in order.
+    """Return the window of each requested set of allocations, in order.
 
-    `accumulate` overrides `step`. Sets of days, weeks and months follow the calendar. Raises
-    `ArgumentError` if `step` is invalid or if there are more than `MAX_SETS` sets.
+    `accumulate` overrides `step`. With neither of them, the whole window is one set. With
+    `accumulate`, sets are hours, days, weeks or months of the calendar. Raises `ArgumentError` if
+    `step` is invalid or if there are more than `MAX_SETS` sets.
     """
     if accumulate == "all" or (not accumulate and not step):
         return (window,)

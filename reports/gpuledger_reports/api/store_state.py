@@ -43,7 +43,7 @@ class StoreState:
     def current(self) -> bytes | None:
         """Return the state as bytes, or `None` if no recent check succeeded.
 
-        If answers may have changed, the bytes have changed too.
+        The bytes change if the store's tables or the prices change, because answers may change too.
         """
         age_seconds = self._monotonic_seconds() - self._found_seconds
         return self._found if self._found and age_seconds <= self._holds_seconds else None

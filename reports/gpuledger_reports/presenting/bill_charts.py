@@ -71,7 +71,7 @@ class _Size:
     name_length: int
     """Maximum number of characters of a name; the layout does not depend on text widths."""
     days_width: int
-    """The width of the plot area of days, which has no names on its left."""
+    """The width of the plot area in the chart of days, which has no names on its left."""
     days_left: int
     ticks: int
 
@@ -135,7 +135,7 @@ def _shortened(text: str, length: int) -> str:
 
 
 def _spans(bars: Sequence[Bar]) -> list[dict[str, Any]]:
-    """Return a row with the start and end of each part that has a positive amount."""
+    """Return a row for each part with a positive amount: its bar, start, end, colour and text."""
     rows = []
     for number, bar in enumerate(bars):
         lengths = [max(Decimal(0), part.amount) for part in bar.parts]

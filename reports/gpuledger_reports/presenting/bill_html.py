@@ -55,7 +55,7 @@ _PARTS: Final[Mapping[str, str]] = {
     "overhead": "overhead",
     "no_data": "no data",
 }
-"""The name of each part of the cost, by its colour."""
+"""The names of the parts of the cost. The keys are also the names of their colours."""
 _TILES: Final[Mapping[str, str]] = {
     "billed_unused": "unused cost",
     "idle": "idle cost",
@@ -63,7 +63,7 @@ _TILES: Final[Mapping[str, str]] = {
     "overhead": "overhead",
     "no_data": "no data",
 }
-"""The name of a part of the cost on a tile, where it must be clear without context."""
+"""The names on the page's tiles. A tile shows one part of the cost, without the names of others."""
 
 
 def as_html(bill: Bill, *, closed: Sequence[ClosedLine], arguments: Sequence[str]) -> str:

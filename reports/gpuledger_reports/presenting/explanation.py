@@ -24,7 +24,7 @@ _NS_PER_SECOND: Final = 10**9
 
 
 class _Span(NamedTuple):
-    """Consecutive hours with time without data of a node."""
+    """Consecutive hours in which a node's GPUs have time without data."""
 
     node: str
     begin_us: int
@@ -44,7 +44,7 @@ class Explanation(NamedTuple):
 def explanation_of(
     bill: Bill, begin: str, *, maker: BillMaker, closed: Sequence[ClosedLine], max_rows: int
 ) -> Explanation:
-    """Return the line whose id begins with `begin`, with its revisions and its calculation.
+    """Return the line whose id begins with `begin`, and texts on its revisions and calculation.
 
     The line may exist only in `closed`, which contains the lines of all revisions. Raises
     ArgumentError unless exactly one line matches.

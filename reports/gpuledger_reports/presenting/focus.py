@@ -33,7 +33,7 @@ _UNPRICED: Final = "unpriced"
 
 
 class FocusColumn(NamedTuple):
-    """A column of the FOCUS specification, or an own column with the prefix `x_`."""
+    """A column of the FOCUS specification, or one of gpuledger's own, which begin with `x_`."""
 
     name: str
     kind: str

@@ -135,7 +135,8 @@ class Bill:
     versions: dict[str, int | None]
     cells: dict[CellKey, dict[Pricing, Cell]] = field(repr=False)
     shown: int
-    """The number of leading values in a cell's key that belong to the bill's own dimensions."""
+    """The number of the bill's own dimensions. The key of a cell begins with the values of these;
+    the values of dimensions that only rules match follow."""
     removed_until_us: int | None = None
     """The time before which retention removed usage of the window; `None` if it removed none."""
     revision: int | None = None
@@ -402,7 +403,7 @@ class BillMaker:
 
 
 def _idle_kinds_of(row: UsageSum, basis: PartyBasis) -> set[IdleKind]:
-    """Return the kinds of idle under which parts of allocated time may be billed."""
+    """Return the kinds of idle line on which a part of the row's time may be billed."""
     kinds: set[IdleKind] = set()
     if row.is_allocated and row.unresponsive:
         kinds.add("overhead")

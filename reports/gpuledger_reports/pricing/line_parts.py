@@ -165,7 +165,7 @@ def _ratios(
 ) -> dict[tuple[CellKey, Pricing], Decimal]:
     """Return each line's share of the billed time of all devices with the same terms.
 
-    The shares are by line and terms. The shares of all lines with the same terms sum to 1.
+    The keys are a line's key and the terms. The shares of all lines with the same terms sum to 1.
     """
     by_pricing: dict[Pricing, dict[CellKey, int]] = defaultdict(lambda: defaultdict(int))
     for line in bill.lines:

@@ -150,9 +150,9 @@ class BillLookup:
 
     @cached_property
     def changes(self) -> list[tuple[int, str, str | None]]:
-        """The changes of facts that affect lines or prices: time, cluster and node.
+        """The time, cluster and node of each change of a fact that affects lines or prices.
 
-        The node is `None` if all nodes of the cluster may be affected.
+        The node is `None` if the change may affect all nodes of the cluster.
         """
         parts = self.dimensions.parts | self._of_basis.parts
         with_namespaces = any(part.startswith("namespace-") for part in parts)
@@ -206,9 +206,10 @@ class BillLookup:
         return {key: sorted(times) for key, times in by_node.items()}
 
     def since(self, cluster: str, node: str, time_us: int) -> int:
-        """Return the earliest time since which a node's facts have been the same as at `time_us`.
+        """Return the time since which a node's facts have been the same as at `time_us`.
 
-        Other lookups use this time as their key, so days without changes share one cached result.
+        The other methods take this time as `since_us`. Days without a change thus have the same
+        `since_us`, and share one cached result.
         """
         key = (cluster, node, time_us)
         if key not in self._since:
@@ -293,7 +294,7 @@ class BillLookup:
         return CellKey(values, "overhead" if tenant.kind in ("host", "unattributed") else None)
 
     def idle_values(self, word: str, device: DeviceClass, since_us: int) -> Values:
-        """Return the values of an idle line, with `word` as the value of tenant dimensions."""
+        """Return the values of an idle line; dimensions of tenants have `word` as their value."""
         facts = self.facts_of(device, since_us)
         return self.dimensions.of_idle(word, facts, day=day_of(since_us))
 

@@ -52,8 +52,9 @@ def quantize_together(amounts: Sequence[Fraction], *, digits: int) -> list[Decim
 def quantize_to(total: Decimal, amounts: Sequence[Fraction], *, digits: int) -> list[Decimal]:
     """Return the amounts rounded to `digits`, so that they sum to `total`.
 
-    `total` is their sum, rounded up or down. Each amount is also rounded up or down, and whole
-    amounts stay unchanged. If a difference remains, it is added to the first amount.
+    The caller has rounded their sum up or down to `total`. Each amount is also rounded up or down,
+    unless it already has at most `digits` decimals. If the amounts still do not sum to `total`, the
+    difference is added to the first amount.
     """
     scale = 10**digits
     scaled = [amount * scale for amount in amounts]

@@ -93,7 +93,7 @@ class _PolicyPart(
     forbid_unknown_fields=True,
     rename={"since": "from", "until": "to"},
 ):
-    """A part of the file. Its numbers are finite and not negative."""
+    """A part of the price file. Its numbers are finite and not negative."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -118,7 +118,7 @@ def _check(name: str, number: Decimal) -> None:
 
 
 class Dated(_PolicyPart, frozen=True, kw_only=True):
-    """A row that applies on some days."""
+    """A row of the price file that applies only on some days."""
 
     since: date | None = None
     """The first day on which it applies; absent: no beginning."""
@@ -139,7 +139,7 @@ class Dated(_PolicyPart, frozen=True, kw_only=True):
 
 
 class Scoped(Dated, frozen=True, kw_only=True):
-    """A row that applies to devices that match all its patterns; `*` and `?` are wildcards."""
+    """A row that applies only to devices that match all its patterns; `*` and `?` are wildcards."""
 
     product: str | None = None
     """Words that must all be in the GPU's model, such as `A100 80GB`; profiles of vGPUs never
@@ -167,7 +167,10 @@ SCOPE: Final = ("cluster", "node_pool", "instance_type", "region", "capacity_typ
 
 
 class InstancePrice(_PolicyPart, frozen=True, kw_only=True):
-    """The price of a whole machine; its GPUs' part is calculated with weights of 9:1."""
+    """The price of a whole machine; only the part for its GPUs is billed.
+
+    The price is divided by weight among GPUs (9 each), vCPUs (0.9) and gigabytes of memory (0.1).
+    """
 
     per_hour: Decimal
     gpus: Count
@@ -228,7 +231,7 @@ class EnergyPrice(Scoped, frozen=True, kw_only=True):
 
 
 class ExchangeRate(_PolicyPart, frozen=True, kw_only=True):
-    """The value of a currency's unit in the bill's currency, from a day on."""
+    """The value of one unit of a currency in the bill's currency, from the day `since` on."""
 
     currency: str
     rate: Decimal
@@ -242,7 +245,7 @@ class ExchangeRate(_PolicyPart, frozen=True, kw_only=True):
 
 
 class BasisRule(_PolicyPart, frozen=True, kw_only=True):
-    """The basis of tenants that match; the first rule that matches applies."""
+    """The basis by which matching tenants are billed; the first rule that matches applies."""
 
     basis: Basis
     match: dict[str, str] = {}
@@ -262,7 +265,7 @@ class BasisRule(_PolicyPart, frozen=True, kw_only=True):
 
 
 class _Sharing(Scoped, frozen=True, kw_only=True):
-    """How the costs of the devices that match are shared."""
+    """How costs on matching devices are shared."""
 
     share: Share
     by: str | None = None
@@ -283,7 +286,7 @@ class IdleRule(_Sharing, frozen=True, kw_only=True):
 
 
 class SharedRule(_Sharing, frozen=True, kw_only=True):
-    """How costs of tenants that work for all others are shared; the first match applies."""
+    """How the costs of tenants that serve all others are shared; the first match applies."""
 
     match: dict[str, str]
     """Patterns by dimension, at least one: the tenants whose costs are shared."""
@@ -305,7 +308,7 @@ class TeamRow(Dated, frozen=True, kw_only=True):
 
 
 class BudgetRow(_PolicyPart, frozen=True, kw_only=True):
-    """The amount that matching tenants may spend in some days."""
+    """The amount that matching tenants may together spend from `since` until `until`."""
 
     name: str
     amount: Decimal

@@ -121,7 +121,7 @@ class TenantBook:
         return (cluster, node, uid) in self._histories
 
     def changes(self, *, with_namespaces: bool) -> Iterator[tuple[int, str, str | None]]:
-        """Yield the changes of facts that dimensions use: time, cluster and node.
+        """Yield the time, cluster and node of each change of a pod's or a namespace's facts.
 
         The node is `None` if a namespace changed, because it may have pods on any node.
         """

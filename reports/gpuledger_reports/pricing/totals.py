@@ -212,11 +212,11 @@ class BillTally:
         )
 
     def shares(self, *, shown: int) -> tuple[dict[CellKey, Fraction], dict[CellKey, Fraction]]:
-        """Return the shared costs by cell: changes of existing cells, and costs of new cells.
+        """Return how sharing changes the costs of existing cells, and the costs of new cells.
 
-        The policy's rules distribute idle, and the costs of tenants that work for all others. Rules
-        with `share: table` make new cells. `shown` is the number of leading values in a cell's key
-        that lines show.
+        A change is negative if other cells pay a cell's cost. The policy's rules distribute idle,
+        and the costs of tenants that serve all others. Rules with `share: table` make new cells.
+        `shown` is the number of the bill's own dimensions, with which the key of a cell begins.
         """
         pools: dict[tuple[Scope, int], list[tuple[CellKey, Fraction]]] = {}
         rules: dict[int, IdleRule | SharedRule] = {}
@@ -265,9 +265,9 @@ class BillTally:
     def _taken_by_table(
         self, rule: IdleRule | SharedRule, given: Sequence[tuple[CellKey, Fraction]]
     ) -> dict[CellKey, Fraction]:
-        """Return the costs that a table distributes, by new cells with the same kind of idle.
+        """Return the new cells that pay the given costs by a rule's table, each with its cost.
 
-        A new cell has the GPU dimensions of the cell whose cost it takes.
+        A new cell has the kind of idle and the GPU dimensions of the cell whose cost it pays.
         """
         weights = {value: fraction_of(weight) for value, weight in sorted(rule.weights.items())}
         sum_of_weights = sum(weights.values(), Fraction(0))

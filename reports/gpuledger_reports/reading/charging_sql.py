@@ -56,7 +56,8 @@ FACTOR: Final = (
     f" THEN coalesce(slices, 0) * ({UNITS} // gpu_slices)"
     f" WHEN gpu_slices IS NULL AND parent_uuid IS NULL THEN {UNITS} ELSE 0 END"
 )
-"""SQL of the units per nanosecond of a device; 0 for an instance whose slices are unknown."""
+"""SQL of the number of units in a nanosecond of a device; 0 for an instance whose slices are
+unknown."""
 
 COLUMNS: Final = """
     cluster, node, gpu_uuid, model, parent_uuid, mig_profile,
@@ -109,7 +110,7 @@ CREATE OR REPLACE TEMP VIEW usage_rows AS SELECT hour_us, {COLUMNS},
     CASE WHEN category = 'idle' THEN 1 END AS idle_row
 FROM usage_raw
 """  # noqa: S608  # our own names
-"""The day's rows, with the columns that bills use."""
+"""SQL that makes `usage_rows`: the day's rows, with the columns that bills use."""
 
 
 # The party of a row: a pod by UID if there is one, otherwise by its name in that hour.
@@ -153,7 +154,10 @@ class Detail(NamedTuple):
 
     @property
     def node(self) -> str:
-        """SQL of the node. If nodes are not distinguished, the node that represents its class."""
+        """SQL of the node that stands for a row's node: the one that represents its class.
+
+        Rows of pods for which the row's names do not suffice keep their own node.
+        """
         unnamed = "kind = 'pod' AND NOT coalesce(is_named_by_row, false)"
         return f"CASE WHEN {unnamed} THEN node ELSE class_node END"
 
@@ -237,7 +241,8 @@ JOIN node_classes USING (cluster, node)
 JOIN physical_gpus USING (cluster, node, physical_gpu)
 LEFT JOIN stayed USING (cluster, node, physical_gpu)
 """  # noqa: S608  # our own names
-"""The day's devices. A GPU that is repartitioned or changes its model becomes another device."""
+"""SQL that makes `devices`: the day's GPUs and instances. A GPU that is repartitioned or changes
+its model becomes another device."""
 
 OTHER_MODELS: Final = (
     "SELECT count(*) FROM devices WHERE changes_model OR model IS DISTINCT FROM gpu_model"
@@ -259,9 +264,9 @@ SELECT cluster, node, physical_gpu, hours.hour_us, coalesce(staying.model, gpu_m
 FROM named CROSS JOIN (SELECT DISTINCT hour_us FROM usage_raw) AS hours
 LEFT JOIN staying USING (cluster, node, physical_gpu, hour_us)
 """  # noqa: S608  # our own names
-"""The hourly model of each physical GPU whose rows have another model than the inventory. Rows,
-GPUs and prices must have the same model. It is the inventory's model in that hour, or the model of
-the day's rows if the inventory has none."""
+"""SQL that makes `gpu_models`: the hourly model of each physical GPU whose rows have another model
+than the inventory. Rows, GPUs and prices must have the same model. It is the inventory's model in
+that hour, or the model of the day's rows if the inventory has none."""
 
 
 def with_models_sql(rows: str) -> str:
@@ -375,8 +380,9 @@ class CoveredRow(msgspec.Struct, frozen=True, gc=False):
 def covered_sql(detail: Detail) -> str:
     """Return the SQL of the physical GPUs' time with ticks, as `CoveredRow`.
 
-    `covered` is the time while the GPUs were present, and `excess` is the rest. `listed` is the
-    part of `covered` in hours in which the inventory lists the GPU.
+    `covered` contains at most the time for which the GPUs were present; `excess` is the rest of the
+    time with ticks. `listed` is the part of `covered` in hours in which the inventory lists the
+    GPU.
     """
     return f"""
 SELECT cluster, class_node AS node, model, {detail.since} AS since_us, {detail.physical_gpu} AS gpu,
@@ -406,7 +412,7 @@ WANTED: Final = (
     "cluster", "node", "model", "mig_profile", "slices", "gpu_slices", "gpu", "since_us",
     "kind", "uid", "named_namespace", "named_pod", "job", "is_allocated",
 )  # fmt: skip
-"""The columns that identify the rows of a sum."""
+"""The columns of the table `wanted`. Their values identify the rows that make up a sum."""
 
 
 def rows_in_sql(*, since: str, gpu: str) -> str:
@@ -518,7 +524,7 @@ FROM claimed
 
 
 class ComplexPartyRow(DeviceRow, frozen=True, gc=False):
-    """A row of `complex_parties_sql`: the units billed to a party on a class of devices."""
+    """A row of `complex_parties_sql`: the units of a class of devices that a party pays for."""
 
     party: int
     units: int
@@ -534,7 +540,7 @@ GROUP BY ALL
 
 
 class ComplexIdleRow(DeviceRow, frozen=True, gc=False):
-    """A row of `complex_idle_sql`: the remaining units of a class of devices, by kind."""
+    """A row of `complex_idle_sql`: the units of a class of devices that no party pays for."""
 
     unresponsive: int
     unused: int

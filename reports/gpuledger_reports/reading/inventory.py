@@ -49,8 +49,9 @@ def stays_of(
 ) -> list[Stay]:
     """Return all stays, ordered by node, physical GPU and time.
 
-    `nodes` contains each node's versions in their order of effect. `earliest_us` contains a time
-    for some nodes: their GPUs were not present before it, regardless of the inventory's time.
+    `nodes` contains each node's versions in the order in which they came into force. For some
+    nodes, `earliest_us` contains a time before which their GPUs do not count as present, even if
+    the inventory begins earlier.
     """
     earliest = earliest_us or {}
     versions: dict[Node, dict[tuple[int, int], dict[str, str | None]]] = defaultdict(dict)

@@ -93,7 +93,7 @@ FROM (
 
 
 class DevicePartyRow(DeviceRow, frozen=True, gc=False):
-    """A party and a class of devices: the columns that all sums by party have."""
+    """Identifies a sum by its party and its class of similar devices; base of rows with sums."""
 
     kind: PartyKind
     uid: str | None
@@ -106,7 +106,11 @@ class DevicePartyRow(DeviceRow, frozen=True, gc=False):
 
 
 class SumRow(DevicePartyRow, frozen=True, gc=False):
-    """A row of `sums_sql`: the sums of a party on a class of devices."""
+    """A row of `sums_sql`: time, energy and memory of one party on one class of similar devices.
+
+    The party is the pod, job or other user that the usage rows name. If `is_allocated`, the sums
+    are of rows of allocated time, otherwise of used time.
+    """
 
     is_allocated: bool
     factor: int
@@ -179,13 +183,16 @@ _IN_ORDER: Final = ", ".join(
 
 
 class ExcessRow(DevicePartyRow, frozen=True, gc=False):
-    """A row of `excess_sql`: the excess units of a party on a class of devices."""
+    """A row of `excess_sql`: allocated units of one party on one class of similar devices.
+
+    Only units beyond the time for which the physical GPUs were present are counted.
+    """
 
     units: int
 
 
 def excess_sql(detail: Detail, *, same_device: str) -> str:
-    """Return SQL that computes, per party, the allocated units beyond the presence of its GPU.
+    """Return the SQL of the allocated units of each party that exceed the presence of its GPUs.
 
     It reads only plain hours in which ticks cover more time than the GPU was present.
     """

@@ -70,7 +70,7 @@ PODS_THERE: Final = "SELECT cluster, node, pod_uid FROM pod_spans WHERE NOT is_g
 
 
 def gone_pods_sql(rows: Iterable[str]) -> str:
-    """Return the SQL of pods to which rows still refer although they have `is_gone`."""
+    """Return the SQL of the pods with `is_gone` to which rows still refer."""
     named = " UNION ALL ".join(_names_sql(_IDS, f"({each})") for each in rows)
     return _pods_named_sql("ids", named, "WHERE is_gone")
 

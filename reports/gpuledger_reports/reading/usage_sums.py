@@ -43,9 +43,9 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 
 class DeviceClass(NamedTuple):
-    """A class of devices whose rows have the same values.
+    """A class of similar devices: their usage rows have the same values in these fields.
 
-    `gpu` is set only if GPUs are distinguished.
+    `gpu` is set only if the bill distinguishes GPUs.
     """
 
     cluster: str
@@ -58,9 +58,9 @@ class DeviceClass(NamedTuple):
 
 
 class UsageSum(NamedTuple):
-    """The sums of a party's rows on a class of devices; times in units.
+    """The sums of the rows of one party on one class of similar devices; times are in units.
 
-    The facts that apply to these rows have been the same since `since_us`.
+    The facts about the party and the devices have been the same since `since_us`.
     """
 
     device: DeviceClass
@@ -138,14 +138,14 @@ class DaySums(NamedTuple):
 
     usage: list[UsageSum]
     charges: list[PartyCharge]
-    """Corrections of the amounts in `usage`. Without them, allocated time minus unresponsive time
-    is billed."""
+    """Corrections of the amounts in `usage`. Without a correction, a party is billed its allocated
+    time minus the unresponsive time."""
     idle: list[IdleCharge]
     physical_gpus: list[PhysicalGpuTime]
     unlisted: list[UnlistedGpu]
 
     def split(self, begins_us: Sequence[int]) -> Iterator[tuple[int, "DaySums"]]:
-        """Yield the number and the sums of each of several consecutive periods; numbers begin at 0.
+        """Divide the sums by period; yield each period's index in `begins_us`, and its sums.
 
         `begins_us` are the starts of the periods; each lasts until the next one. Periods without
         rows are left out. Raises ValueError if a row is before the first period.
