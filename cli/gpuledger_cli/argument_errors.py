@@ -20,7 +20,10 @@ from gpuledger.texts import find_near
 
 
 def message_of(error: CycloptsError) -> str:
-    """Return the message for an error; cyclopts' own for errors that our options cannot have."""
+    """Return the message for an error.
+
+    Errors that gpuledger's options cannot cause keep the message of cyclopts.
+    """
     if unknown := _unknown_argument(error):
         return unknown
     if isinstance(error, RepeatArgumentError):

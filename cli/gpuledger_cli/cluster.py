@@ -61,7 +61,7 @@ class Published:
 
 @dataclass(frozen=True, kw_only=True)
 class Retired:
-    """How many records were ended."""
+    """The numbers of removed watermarks, and of retired nodes and GPUs."""
 
     watermarks: int
     nodes: int
@@ -122,7 +122,7 @@ def retire(
 async def retire_from(
     bus: Bus, cluster: str, node: str | None = None, *, now_ns: int, since_ns: int
 ) -> Retired:
-    """Retire a cluster, or one of its nodes, from `since_ns` on; return how many records ended.
+    """Retire a cluster, or one of its nodes, from `since_ns` on.
 
     Raises `UserError` without any change if the cluster or node is unknown or still running, or if
     the time is invalid.
@@ -246,7 +246,7 @@ async def read_ticked_nodes(
 
 
 async def publish_ends(bus: Bus, published: Published, *, now_ns: int, since_ns: int) -> Retired:
-    """Publish the ends of inventories and watermarks; return their numbers."""
+    """Publish records that end the inventories and remove the watermarks; return the numbers."""
     # An inventory without GPUs needs no end, for example if the node was retired before.
     ended = [last for last in published.inventories.values() if last.gpu_count]
     time_ms = now_ns // NS_PER_MS

@@ -28,7 +28,7 @@ _WITH_OWN_OPTIONS: Final = {
     "sink": "gpuledger_sinks.command",
     "standalone": "gpuledger_cli.standalone.standalone_command",
 }
-"""By component: the module with its `OPTIONS`."""
+"""The module that defines each component's `OPTIONS`."""
 _Flag = Annotated[bool, Parameter(negative=())]
 app = App(name="completion", help_epilogue=_HELP, help_format="markdown")
 

@@ -226,7 +226,7 @@ def _shown_within(value: object) -> str:
 
 
 def _whole(value: object) -> object:
-    """Return a value for JSON, with integers of any size, also within lists and structs."""
+    """Return a value that can be written as JSON, even if it contains integers above 64 bits."""
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         return orjson.Fragment(str(value))
     if isinstance(value, list):

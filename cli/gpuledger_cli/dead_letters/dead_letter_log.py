@@ -29,7 +29,7 @@ class Position(NamedTuple):
 
     @override
     def __str__(self) -> str:
-        """Return the form that `parse_position` reads."""
+        """Return the position as text, such as `0:17`, which `parse_position` reads."""
         return f"{self.partition}:{self.offset}"
 
 
@@ -134,7 +134,7 @@ class DeadLetterLog:
     missing: set[Position] = field(default_factory=set)
     """Requested positions that were not found yet."""
     unusable: int = 0
-    """Number of records that are not dead letters, because any client may write to the topic."""
+    """Number of records that are not dead letters. Any client may write them to the topic."""
     others: int = 0
     """Number of dead letters that did not match."""
 

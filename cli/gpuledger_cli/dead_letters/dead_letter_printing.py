@@ -27,10 +27,14 @@ _WIDTH_IN_FILES: Final = 240
 
 
 class DeadLetterPrinter:
-    """Prints rows of dead letters at once; with a limit, prints only the newest ones at the end."""
+    """Prints rows of dead letters.
+
+    Without a limit, it prints each row when the row is added. With a limit, it prints only the
+    newest rows, when it is closed.
+    """
 
     def __init__(self, *, format: Format, limit: int) -> None:  # noqa: A002  # the option's name
-        """Take the maximum number of rows; 0, which tables do not support, prints each at once."""
+        """Take the format and the maximum number of rows; 0 means no limit, but not for tables."""
         self._format, self._limit = format, limit
         self._newest: list[DeadLetterRow] = []
         self._count = 0

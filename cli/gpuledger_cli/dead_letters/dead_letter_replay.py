@@ -105,7 +105,7 @@ class DeadLetterReplay:
         """Number of dead letters that cannot be replayed, by reason."""
 
     async def add(self, dead_letter: StoredDeadLetter, *, now_ms: int) -> None:
-        """Add a dead letter, and write all batches once they are full.
+        """Add a dead letter to the batch of its partition; write all batches if they are large.
 
         Only the first dead letter of a record and consumer is replayed; the others are ignored.
         """

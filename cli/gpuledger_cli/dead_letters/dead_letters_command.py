@@ -239,7 +239,7 @@ def show(
 
 
 async def find(history: Bus, wanted: DeadLetterFilter) -> list[StoredDeadLetter]:
-    """Return dead letters by position; raises UserError if one is missing."""
+    """Return the dead letters at the wanted positions; raises UserError if one is missing."""
     async with open_log(history, wanted) as log:
         found = [dead_letter async for dead_letter in log.dead_letters(lambda _count: None)]
     refuse_missing(log)

@@ -96,7 +96,10 @@ async def hold_all(bus: Bus, stages: Stages, views: Sequence[BusView]) -> None:
 
 
 async def _query_until_silent(bus: Bus) -> None:
-    """Raise `BusError` once the brokers do not respond; stages would wait for them forever."""
+    """Query the brokers repeatedly; raise `BusError` once they do not respond.
+
+    The stages of the pipeline would wait for the brokers forever, without an error.
+    """
     while True:
         await bus.partitions(bus.topics.samples.name)
         await asyncio.sleep(_BROKERS_POLL_SECONDS)

@@ -223,7 +223,7 @@ async def _start(plan: DemoPlan, topics: RunTopics, stack: AsyncExitStack) -> Ru
 
 
 def _header(run: Run, plan: DemoPlan) -> ScreenHeader:
-    """Return the facts of the run and all its alerts; the summary reports the problems."""
+    """Return the header after the run: facts and all alerts. The summary reports the problems."""
     bus = f"bus: {plan.kafka.bootstrap_servers}" if plan.kafka else ""
     writes = "" if plan.remote_write_url else f"{run.received.writes} remote writes"
     facts = ("gpuledger demo", run.machine.headline, bus, f"{run.tally.events} events", writes)
@@ -234,7 +234,7 @@ def _header(run: Run, plan: DemoPlan) -> ScreenHeader:
 
 
 def _live_header(run: Run, plan: DemoPlan) -> ScreenHeader:
-    """Return the facts of the run, with the present problems and alerts."""
+    """Return the header during the run: facts, and the current problems and alerts."""
     header = _header(run, plan)
     problems = [
         standstill(run.tally, now_ns=run.machine.clock.time_ns()),

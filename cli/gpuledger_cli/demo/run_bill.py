@@ -32,7 +32,8 @@ class OwnerCost(BaseRecord, frozen=True, kw_only=True):
     allocated_gpu_seconds: float
     """GPU-seconds that were allocated to it."""
     billed_gpu_seconds: float
-    """GPU-seconds that it pays for: allocated while the GPUs responded. Lines sum to all GPUs."""
+    """GPU-seconds that it pays for: allocated while the GPUs responded. The lines sum to the time
+    of all GPUs."""
     used_gpu_seconds: float
     """GPU-seconds in which its kernels ran."""
     cost: str

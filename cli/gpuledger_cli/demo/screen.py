@@ -119,7 +119,8 @@ def draw(
 
     If the screen is too low, the line about the help is left out. If that is not enough, each alert
     and each problem is cut to one line. If that is still not enough, the GPUs are divided into
-    pages. The lines that these leave go to problems first, then to alerts, then to facts.
+    pages, and only a few lines remain above them. These show problems first, then alerts, then
+    facts.
     """
     titles, blocks = _table(tally, width)
     body, whole = [titles, *_body(blocks)], _head(header, width, max_alerts=_MAX_ALERTS)

@@ -42,7 +42,7 @@ class SinkLine(BaseRecord, frozen=True, kw_only=True):
 
 
 class SinkWatch:
-    """Runs a sink and counts what it sends from now on."""
+    """Runs a sink, and counts what it has sent since this object was created."""
 
     def __init__(
         self, *, sink: str, receiver: str, bus: BusView, work: Work, gathers: bool = False
@@ -61,7 +61,11 @@ class SinkWatch:
         await self._work(bus=self.bus, readiness=self._readiness, clock=clock)
 
     def may_end(self, records: Sequence[tuple[TopicPartition, int]]) -> bool:
-        """Return whether the sink may end now: it has these records, or its receiver fails."""
+        """Return whether the sink may end now.
+
+        It may end if it has delivered these records, or if its receiver fails. A sink that gathers
+        records only needs to have read them.
+        """
         done = self.bus.taken if self._gathers else self.bus.delivered
         return not self.bus.count_behind(done, records) or bool(self.line().failing)
 

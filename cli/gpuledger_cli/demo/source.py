@@ -33,7 +33,7 @@ _NO_SPOOL: Final = SpoolSettings(directory="")
 
 
 class DemoSource(Protocol):
-    """Nodes with GPUs, and the API server that knows their pods."""
+    """Nodes with GPUs, and the API server that has their pods."""
 
     headline: str
     """Description in one line."""

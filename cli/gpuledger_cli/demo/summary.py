@@ -44,7 +44,7 @@ class PodLine(BaseRecord, frozen=True, kw_only=True):
     cluster: str = DEFAULT_CLUSTER
     """Its cluster; absent if it is `default`."""
     uid: str | None = None
-    """Its UID; absent if a GPU was allocated to it and it ran nothing on it."""
+    """Its UID; absent if it ran nothing on the GPUs that were allocated to it."""
     owner: str | None = None
     """Kind and name of its workload."""
     gpu_seconds: float
@@ -115,7 +115,8 @@ class Summary(BaseRecord, frozen=True, kw_only=True):
     incidents: list[IncidentLine]
     """Incidents of GPUs, the oldest first."""
     conservation_error_max_ratio: float
-    """Largest difference between a device and the sum of its entries, divided by the device."""
+    """Largest difference between a device's reading and the sum of its entries, divided by the
+    reading."""
     truth_error_ratio: float | None = None
     """GPU time attributed wrongly, divided by what the pods used; absent on real GPUs."""
     store: StoreLine

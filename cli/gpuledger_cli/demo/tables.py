@@ -23,7 +23,8 @@ class TableColumn(NamedTuple):
     name: str
     justify: Literal["left", "right"] = "right"
     floor: int | None = None
-    """Minimum width of a name; other columns are left out first. `None`: a number, never cut."""
+    """Minimum width of a column of names; it becomes narrower only if no other column is left to
+    leave out. `None` for a column of numbers, which are never cut."""
     leaves: int | None = None
     """Order in which columns are left out on a narrow screen, 1 first; `None`: never."""
     keeps: Literal["both ends", "beginning"] = "both ends"
@@ -157,7 +158,7 @@ LIVE_ROWS: Final = {
     "__idle__": "not allocated and not used",
     "__unresponsive__": "the GPU does not respond",
 }
-"""The rows that are not a pod's usage."""
+"""The rows of the live table that do not show the usage of a pod, with their meanings."""
 SUMMARY_COLUMNS: Final = {
     "Used GPU-s": "GPU-seconds in which its kernels ran",
     "True GPU-s": "the same, according to the scenario",

@@ -172,7 +172,7 @@ class Tally:
     pods: dict[str, PodTotal] = field(default_factory=dict)
     """Usage of each pod, by its key: cluster and UID."""
     unused_ns: dict[tuple[str, str, str], int] = field(default_factory=dict)
-    """By cluster, namespace and pod, the time in which GPUs allocated to it ran no kernel."""
+    """By cluster, namespace and pod: the time in which GPUs allocated to the pod ran no kernel."""
     allocated_ns: dict[tuple[str, str, str], int] = field(default_factory=dict)
     """The GPU time that was allocated to each of these pods, used or not."""
     free_ns: int = 0
@@ -190,7 +190,8 @@ class Tally:
     covered_ns: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     """By node key, the time ranges that ticks cover, with adjacent ticks merged."""
     conservation_error_max_ratio: float = 0.0
-    """Largest difference between a device and the sum of its entries, divided by the device."""
+    """Largest difference between a device's reading and the sum of its entries, divided by the
+    reading."""
     first_named_seconds: float | None = None
     """When the first event with a pod's name arrived, in seconds since boot."""
 

@@ -41,9 +41,9 @@ class BusView:
         return self._bus.topics
 
     def holds_all(self) -> bool:
-        """Return whether the component's consumer has partitions of all its topics.
+        """Return whether the component's consumer has been assigned partitions of all its topics.
 
-        There is no other consumer in its group.
+        It then has all partitions, because there is no other consumer in its group.
         """
         return bool(self._wanted) and {at.topic for at in self._held} >= self._wanted
 

@@ -28,7 +28,7 @@ CONSUMER: Final = "gpuledger-replay"
 
 
 class Replay:
-    """Recreates the events of a partition's ticks in the same way as a new worker would."""
+    """Books a partition's ticks again, like a newly started worker of the join."""
 
     def __init__(self, wanted: TimeRange, *, is_placed: IsPlaced, topics: Topics) -> None:
         self.unusable = _Unusable(topics.dead_letters)
@@ -38,7 +38,7 @@ class Replay:
     def take_pods(self, records: Sequence[Record]) -> None:
         """Add records of pods, except tombstones.
 
-        A pod that was deleted later existed at the time of its ticks.
+        Without tombstones, a deleted pod stays known; it still existed at the time of its ticks.
         """
         self._stage.take_pods(_without_tombstones(records))
 
@@ -91,7 +91,7 @@ class _Nowhere:
 
 
 Write = Callable[[int, Sequence[Message]], Awaitable[None]]
-"""Takes a partition and its next events."""
+"""Writes the next events of a partition, which is given by its number."""
 _PACKING_LEVEL: Final = 1
 
 
