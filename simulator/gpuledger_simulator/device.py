@@ -40,8 +40,8 @@ from gpuledger_simulator.plan import NEVER_NS, HealthFaults, PlannedProcess
 from gpuledger_simulator.schema import GpuGroup, RackPosition
 
 MAX_INTERVALS: Final = 1 << 17
-"""Limit per process and GPU, which takes 2 MiB: hours of kernels of 10 ms. Older intervals are
-merged."""
+"""Maximum number of busy intervals per process and GPU. They take 2 MiB, and suffice for hours of
+kernels of 10 ms. Beyond the maximum, older intervals are merged."""
 
 
 class Stream:
@@ -86,7 +86,7 @@ class Stream:
         self.waits_since_ns = end_ns
 
     def comes_again(self) -> bool:
-        """Begin the next visit, without the unfinished work; return false if there is none."""
+        """Begin the next visit without the unfinished work; return false if no visit is left."""
         if not self._visits:
             return False
         if self.waits_since_ns is not None and self.waits_since_ns < self.end_ns:
@@ -180,8 +180,9 @@ class Kernels:
 class BusyTime:
     """Busy intervals in order of time, with bounded memory.
 
-    If there are too many intervals, pairs in the older half are merged. The busy time before the
-    start of a pair stays exact; within a pair, all busy time is taken to lie at the beginning.
+    If there are too many intervals, neighbours in the older half are merged in pairs. The busy time
+    before the start of a pair stays exact. Within a pair, all busy time counts as if it were at the
+    pair's beginning.
     """
 
     def __init__(self, *, max_intervals: int = MAX_INTERVALS) -> None:
@@ -448,7 +449,10 @@ class SimulatedGpu:
         return idle + self.context_joules(start_ns, end_ns) + self._kernel_joules(drawing_ns)
 
     def _drawing_ns(self, process: PlannedProcess, start_ns: int, end_ns: int) -> float:
-        """Return the time in ns in which kernels at maximum draw would use the same energy."""
+        """Return the busy time of a process within [start, end), weighted by its power draw, in ns.
+
+        In the returned time, kernels with the maximum draw would use the same energy.
+        """
         # A busy instance draws only its share of the GPU's power.
         busy_ns = round(self.busy_ns(process, start_ns, end_ns) * self.share(process))
         return busy_ns * process.spec.load.draw_ratio

@@ -63,7 +63,8 @@ class InstanceUsage:
     profile: str
     """Profile of the instance."""
     usage: Usage
-    """Usage of the instance's processes: busy time of the instance, energy of the whole GPU."""
+    """Usage of the instance's processes. A second in which a kernel ran counts as a whole busy
+    second, even if the instance is only a part of the GPU."""
 
 
 def instance_usages(

@@ -305,7 +305,10 @@ class HealthFaults:
     def count(
         self, name: str, time_ns: int, *, since_ns: int = -NS_PER_SECOND, nvlink: int | None = None
     ) -> int:
-        """Return the sum of count `name` in (since_ns, time_ns], for an NVLink or the whole GPU."""
+        """Return the sum of the field `name` of all problems that start in (since_ns, time_ns].
+
+        With `nvlink`, only the problems of this NVLink count.
+        """
         # By default, the interval begins before the scenario's start and includes problems at 0 s.
         return sum(
             getattr(fault, name)
@@ -315,7 +318,7 @@ class HealthFaults:
         )
 
     def has(self, name: str, time_ns: int) -> bool:
-        """Return whether a state is active at `time_ns`, given the name of its field."""
+        """Return whether a problem with the field `name` set is active at `time_ns`."""
         return any(getattr(fault, name) for fault in self.lasting(time_ns))
 
     def throttles(self, time_ns: int) -> set[str]:

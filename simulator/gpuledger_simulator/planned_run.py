@@ -20,5 +20,8 @@ class PlannedRun:
         return self.given_uid(pod) or self._drawn_uids.uid(pod.key)
 
     def given_uid(self, pod: PlannedPod) -> str | None:
-        """Return a pod's UID as known to its node; `None` if the UID has not been assigned yet."""
+        """Return a pod's UID, or `None` if the API server has not assigned it yet.
+
+        A pod that is not in the API server always has a derived UID.
+        """
         return (self.uids if pod.spec.in_api else self._drawn_uids).uid(pod.key)

@@ -1,8 +1,8 @@
 """The driver's sampling: whole percentages over windows on a fixed grid.
 
-This module reduces the accuracy of the ground truth as a driver does, in the forms of
-`DriverModel`. The ring buffer is not stored, because each of its samples can be computed again from
-the ground truth.
+This module reduces the accuracy of the ground truth in the same way as the driver that the node's
+`DriverModel` describes. The ring buffer is not stored, because each of its samples can be computed
+again from the ground truth.
 """
 
 from collections import deque
@@ -67,7 +67,7 @@ class SamplingWindows:
         self._lock = Lock()
 
     def newer_than(self, last_seen_us: int, *, now_ns: int) -> list[DriverWindow]:
-        """Return the windows in the ring buffer with a later timestamp, oldest first.
+        """Return the ring buffer's windows with a timestamp after `last_seen_us`, oldest first.
 
         The driver's sampling started before the scenario; windows before the scenario are idle.
         """
@@ -133,7 +133,7 @@ class SamplingWindows:
     def list_process_samples(
         self, last_seen_us: int, *, now_ns: int
     ) -> list[SimulatedProcessSample]:
-        """Return the process samples with a later timestamp, in the driver's form.
+        """Return the process samples with a timestamp after `last_seen_us`, in the driver's form.
 
         Raise `pynvml.NVMLError` (NotSupported) if the driver does not support process samples.
         """
@@ -159,7 +159,7 @@ class SamplingWindows:
     def _join(
         self, samples: Sequence[SimulatedProcessSample], windows: Sequence[DriverWindow]
     ) -> SimulatedProcessSample:
-        """Return one sample that summarizes a process's samples."""
+        """Return one sample for all of a process's samples, in the driver's form."""
         newest, form = samples[-1], self._driver.processes
         if form == "newest":
             return newest
@@ -174,7 +174,10 @@ class SamplingWindows:
         )
 
     def _sampled_by_pid(self) -> dict[int, list[PlannedProcess]]:
-        """Return the processes by the pid under which the driver samples their kernels."""
+        """Return the GPU's processes, grouped by the pid that the driver's samples contain.
+
+        This is the process's own pid, or the MPS server's pid for some drivers.
+        """
         server = None
         if self._driver.mps_samples == "server":
             servers = (one for one in self._gpu.processes if one.comm.startswith(_MPS_SERVER))

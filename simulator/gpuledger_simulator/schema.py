@@ -37,8 +37,8 @@ class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     - `version_mismatch`: the library's version does not match the driver's.
     - `unbind`: the driver announces that it will be unbound, and is unbound as soon as no process
       has the library open; then as `driver_reload`.
-    - `frozen`: `calls` keep returning their first result from that time, like a counter of a
-      virtual GPU that stands still."""
+    - `frozen`: the functions in `calls` keep returning their first result since the fault's start,
+      like the counters of some virtual GPUs."""
     gpus: list[Annotated[int, Meta(ge=0)]] = []
     """Indices of the GPUs in the driver's order; empty: all GPUs."""
     calls: list[Annotated[str, Meta(pattern="^nvml")]] = []
@@ -389,7 +389,7 @@ class Process(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def kinds(self) -> set[str]:
-        """Return all driver lists that contain the process."""
+        """All driver lists that contain the process."""
         return {self.kind, *self.also}
 
 
@@ -475,7 +475,7 @@ class ScenarioPod(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     qos: Literal["guaranteed", "burstable", "besteffort"] = "burstable"
     """Quality-of-service class, which is part of the cgroup path."""
     in_api: bool = True
-    """Whether the API server has the pod; otherwise only its UID is known."""
+    """Whether the API server has the pod; otherwise only its node has it, with a derived UID."""
     containers: Annotated[list[ScenarioContainer], Meta(min_length=1)]
     """Containers."""
 

@@ -294,7 +294,7 @@ class ApiWatch:
             await self._collection.versions.wait(ticket, min(end, bookmark_at) - loop.time())
 
     def _event(self, change: StoredChange) -> bytes | None:
-        """Return the line of a change; `None` if the selector matches neither before nor after it.
+        """Return the line of a change; `None` if the selector did not match and still does not.
 
         An object that starts to match is ADDED; an object that no longer matches is DELETED.
         """

@@ -83,7 +83,7 @@ class Events(Subject):
         eventSet.since_ns.setdefault(index, self._session.since_epoch_ns())
 
     def nvmlEventSetWait_v2(self, eventSet: EventSet, timeoutms: int) -> Any:  # noqa: ANN401  # a struct of ctypes
-        """Return the next event, without its time; raise NVMLError_Timeout if none comes."""
+        """Return the next event without its time; raise NVMLError_Timeout if none comes in time."""
         found = self._wait(eventSet, timeoutms)
         return pynvml.nvmlFriendlyObject(
             {
@@ -168,7 +168,7 @@ class SystemEventCalls(Subject):
     """The functions for events of the driver itself, such as unbind."""
 
     def __init__(self, session: Session, happened: Sequence[tuple[int, int]] = ()) -> None:
-        """Report `happened`: the time, in ns since the scenario's start, and type of each event."""
+        """Take the events to report, each as a tuple: time, in ns since the start, and type."""
         super().__init__(session)
         self._system_events = happened
 

@@ -1,6 +1,7 @@
-"""An NVML library with the faults of the scenario: a wrapper around the library without faults.
+"""Wraps the simulated NVML library, so that the faults of a scenario affect its functions.
 
-Each function is called through the wrapper, so the functions themselves need not handle faults.
+While a fault is active, the wrapper blocks a call, raises an error, or changes the result. The
+functions themselves need not handle faults.
 """
 
 import ctypes
@@ -75,7 +76,10 @@ class FaultyNvml(SimulatedNvml):
         return guarded
 
     def _find_function(self, find: NvmlFunction, name: str) -> NvmlFunction:
-        """Return the driver's function that nvidia-ml-py calls, wrapped with the node's faults."""
+        """Return the driver's function with this name, wrapped with the node's faults.
+
+        `find` returns the function without faults. nvidia-ml-py calls the driver's functions.
+        """
         function = find(name)
 
         def guarded(handle: Handle, *arguments: Any) -> int:  # noqa: ANN401  # arguments of the library
@@ -88,9 +92,9 @@ class FaultyNvml(SimulatedNvml):
         return guarded
 
     def begin(self, call: str) -> None:
-        """Apply faults before the library is opened or closed.
+        """Apply the faults before a call that opens or closes the library.
 
-        Raise the error that NVML would raise with these faults.
+        If a fault makes the call fail, raise the error that NVML would raise.
         """
         now_ns = self.session.since_epoch_ns()
         if call == "nvmlShutdown":
@@ -119,9 +123,10 @@ class FaultyNvml(SimulatedNvml):
         self._opened_ns = now_ns
 
     def meet(self, call: str, gpu: int | None) -> None:
-        """Apply faults before any other function of the library.
+        """Apply the faults before any other call of the library.
 
-        Block, or raise the error that NVML would raise with these faults.
+        If a fault makes the call hang, block. If a fault makes it fail, raise the error that NVML
+        would raise.
         """
         now_ns = self.session.since_epoch_ns()
         # Faults of the driver come first, because no device responds without a driver.
@@ -137,7 +142,10 @@ class FaultyNvml(SimulatedNvml):
                 self._meet_device(number, fault, call, now_ns)
 
     def distort(self, call: str, gpu: int | None, answer: Any) -> Any:  # noqa: ANN401  # results of the library
-        """Return the function's result; if a fault applies, return garbage or the frozen result."""
+        """Return a call's result, `answer`, after the faults have been applied.
+
+        A fault may replace the result by garbage, or by the first result since the fault began.
+        """
         now_ns = self.session.since_epoch_ns()
         for number, fault in enumerate(self._faults):
             if fault.spec.kind == "frozen" and fault.is_there(now_ns) and fault.is_of(gpu, call):
@@ -173,14 +181,14 @@ class FaultyNvml(SimulatedNvml):
 
 
 def make_nvml(*arguments: Any, faults: Sequence[PlannedFault], **named: Any) -> SimulatedNvml:  # noqa: ANN401  # arguments of the library
-    """Return the library of a node; without faults, it has no wrapper."""
+    """Return the NVML library of a node; it is wrapped only if the node has faults."""
     if not faults:
         return SimulatedNvml(*arguments, **named)
     return FaultyNvml(*arguments, faults=faults, **named)
 
 
 def garble(value: Any) -> Any:  # noqa: ANN401  # results of the library
-    """Return an impossible value of the same form."""
+    """Return a value of the same type that is impossible for a reading, such as 2^32 - 1."""
     if isinstance(value, int) and not isinstance(value, bool):
         return 2**32 - 1  # -1 as an unsigned integer
     if isinstance(value, tuple):

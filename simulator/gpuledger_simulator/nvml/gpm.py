@@ -1,4 +1,4 @@
-"""GPU performance monitoring (GPM): samples of the chip's counters, and metrics between two."""
+"""GPU performance monitoring (GPM): samples of the chip's counters, and metrics of two samples."""
 # ruff: noqa: N802, N803  # NVML's own names
 
 from collections.abc import Callable, Mapping
@@ -61,12 +61,13 @@ class _Taken(NamedTuple):
 
     gpu: SimulatedGpu
     weigh: Callable[[PlannedProcess], float]
-    """Returns the weight of a process's busy time within the sampled part of the GPU."""
+    """Returns the factor by which a process's busy time counts, from 0 to 1. It is 0 for processes
+    outside the sampled instance."""
     time_ns: int
 
 
 class Profiling(Subject):
-    """The functions of GPM; each raises the same error as NVML."""
+    """The functions of GPM. A call that fails in NVML fails here with the same error."""
 
     def __init__(self, session: Session, mig: Mig) -> None:
         super().__init__(session)
@@ -159,7 +160,7 @@ def _address(pointer: Any) -> int:  # noqa: ANN401  # a ctypes pointer
 
 
 def _metric(number: int, older: _Taken, newer: _Taken) -> float | None:
-    """Return a metric; `None` if the GPU does not have it."""
+    """Return the metric with NVML's number `number`; `None` if the GPU does not have it."""
     span_ns = newer.time_ns - older.time_ns
     if what := _RATIOS.get(number):
         worked_ns = 0.0

@@ -285,7 +285,8 @@ def _nvlink_kibibytes(gpu: SimulatedGpu, loaded_ns: int, now_ns: int) -> int | N
 
 
 _TakenOfLink = Callable[[SimulatedGpu, int, int, int], int]
-"""Returns a field of one NVLink, from the GPU, the link's number, and the two times above."""
+"""Returns a field of one NVLink, from the GPU, the link's number, the time at which the driver was
+loaded, and the current time."""
 _NO_BIT_ERRORS: Final = 0xFFF
 """Packed form of 15e-255, which NVIDIA's tools show for a link without errors."""
 
@@ -312,7 +313,7 @@ def _link_state(gpu: SimulatedGpu, link: int, _loaded_ns: int, now_ns: int) -> i
 
 
 def _symbol_error_ratio(gpu: SimulatedGpu, link: int, loaded_ns: int, now_ns: int) -> int:
-    """Return a packed ratio: the number of errors times 1e-12."""
+    """Return a link's symbol error ratio, the number of errors times 1e-12, in packed form."""
     errors = gpu.facts.ailments.count(
         "nvlink_symbol_errors", now_ns, since_ns=loaded_ns, nvlink=link
     )
@@ -353,13 +354,14 @@ _LINK_FIELDS: Final[dict[int, tuple[int, frozenset[int], _TakenOfLink]]] = {
     222: (_ULONG_LONG, _BLACKWELL, _symbol_error_ratio),
     **{235 + errors: (_ULONG_LONG, _BLACKWELL, _blocks_with(errors)) for errors in range(16)},
 }
-"""Fields of one NVLink, with the NVLink generations that have them."""
+"""Fields of one NVLink by number: type, NVLink generations with the field, and function."""
 
 
 def _of_old_links(name: str | None = None) -> _Taken:
-    """Return the function of a field that counts all NVLinks of a GPU together.
+    """Return a function that counts the errors `name` of all NVLinks of a GPU together.
 
-    NVLink generations after the third count each link separately and lack these fields.
+    Without a name, the function returns 0. NVLink generations after the third lack these fields,
+    because they count each link separately.
     """
 
     def take(gpu: SimulatedGpu, loaded_ns: int, now_ns: int) -> int | None:

@@ -51,7 +51,7 @@ class Mig(Subject):
         return [mode, mode]
 
     def nvmlDeviceGetMaxMigDeviceCount(self, device: Handle) -> int:
-        """Return the number of instance indices; 0 if the GPU is not partitioned."""
+        """Return the maximum number of instances on the GPU; 0 if it is not partitioned."""
         return self._mig_gpu(device).whole.compute if any(self.nvmlDeviceGetMigMode(device)) else 0
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Handle, index: int) -> Handle:
@@ -202,7 +202,8 @@ class Mig(Subject):
 _NO_INSTANCE: Final = 0xFFFFFFFF
 _NO_BYTES: Final = (1 << 64) - 1
 _ROW: Final = Struct("@IQII")
-"""The fields are the pid, the memory in bytes, the GPU instance id and the compute instance id."""
+"""A row of a process list, with the pid, the memory in bytes, and the ids of the GPU instance and
+the compute instance."""
 _LISTS: Final = {
     "nvmlDeviceGetComputeRunningProcesses_v3": "compute",
     "nvmlDeviceGetGraphicsRunningProcesses_v3": "graphics",
@@ -230,10 +231,10 @@ class Processes(Subject):
         return self._running(handle, "mps")
 
     def find_function(self, name: str) -> Callable[..., int]:
-        """Return the driver's function that an nvidia-ml-py function calls.
+        """Return the driver's own function with this name, which nvidia-ml-py calls.
 
-        The driver's function returns an NVML error code. Raise FunctionNotFound for an unknown
-        name.
+        The function fills in a process list and returns an NVML error code. Raise FunctionNotFound
+        for an unknown name.
         """
         kind = _LISTS.get(name)
         if kind is None:
@@ -257,7 +258,10 @@ class Processes(Subject):
         return fill
 
     def _running(self, handle: Handle, kind: str) -> list[Any]:
-        """Return a process list as nvidia-ml-py reads it, which expects rows of 24 bytes."""
+        """Return a process list as nvidia-ml-py reads it.
+
+        nvidia-ml-py expects rows of 24 bytes, so it misreads longer rows.
+        """
         written = self._write(handle, kind)
         if self._session.driver.process_size_answer == "success":
             return []

@@ -1,7 +1,7 @@
-"""Current readings, readings of the driver's windows, and NVML's accounts of processes.
+"""Gauges, counters, utilization and the process accounts of NVML's accounting mode.
 
-Gauges and counters come directly from the device. As by a real driver, utilization is reported in
-whole percent, for the windows of `gpuledger_simulator.sampling_windows`.
+Gauges and counters come directly from the simulated device. Like a real driver, this module reports
+utilization in whole percent, for the windows of `gpuledger_simulator.sampling_windows`.
 """
 
 from functools import reduce
@@ -199,8 +199,8 @@ class Utilization(Subject):
     def nvmlDeviceGetProcessUtilization(self, handle: Handle, timeStamp: int) -> list[Any]:
         """Return the buffered process samples after `timeStamp`, a time in microseconds.
 
-        Raise NotFound if there are no samples, or an "error" with value 0 if the driver model
-        returns an empty list.
+        Raise an NVMLError if there are no samples: NotFound, or code 0 (success) if the driver
+        model reports an empty list as success. nvidia-ml-py raises code 0 as well.
         """
         found = []
         windows, now_ns = self._session.windows_of(handle), self._session.since_epoch_ns()
@@ -287,9 +287,10 @@ class AccountingCalls(Subject):
         return stats
 
     def _find(self, handle: Handle, pid: int) -> tuple[PlannedProcess, int, int]:
-        """Return a process, the start of its latest visit to the GPU, and the visit's end so far.
+        """Return a process, and the start and end of its latest visit to the GPU.
 
-        Raise NotFound if the process has no account.
+        If the visit has not ended, its end is the current time. Raise NotFound if the process has
+        no account.
         """
         now_ns = self._session.since_epoch_ns()
         for process in self._accounted(handle):

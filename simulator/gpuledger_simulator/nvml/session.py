@@ -39,7 +39,7 @@ class MigHandle(Handle):
 class Session:
     """The state that all functions of the library share.
 
-    The methods raise the same errors as NVML.
+    A call that fails in NVML fails here with the same error.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Session:
         return self.whole_gpu(handle)
 
     def whole_gpu(self, handle: Handle) -> SimulatedGpu:
-        """Return the GPU of a handle, which is the containing GPU for an instance.
+        """Return the GPU of a handle; for an instance's handle, the GPU that contains the instance.
 
         Raise Uninitialized if the library is not open, and InvalidArgument for an old handle.
         """
@@ -112,7 +112,7 @@ class Session:
         return self.shown_ns(self.epoch_ns + since_epoch_ns) // 1000
 
     def _stamp_since_boot_us(self, since_epoch_ns: int) -> int:
-        """Return an instant's timestamp for a driver that counts from boot, in microseconds."""
+        """Return the timestamp of an instant in microseconds since the driver was loaded."""
         # The driver is loaded at boot.
         return (since_epoch_ns - self.driver_loaded_ns) // 1000
 

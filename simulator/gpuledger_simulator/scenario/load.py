@@ -158,7 +158,7 @@ def _check_names(scenario: Scenario) -> None:
 
 
 def _check_drivers(scenario: Scenario) -> None:
-    """Raise `UserError` if drivers of the given version do not write rows of this length."""
+    """Raise `UserError` if a driver's version does not fit the length of rows in process lists."""
     for number, node in enumerate(scenario.nodes):
         version = _PROTECTED_VERSION.fullmatch(node.driver.version)
         is_protected = version is not None and int(version[1]) in _PROTECTED_MINORS
