@@ -59,7 +59,7 @@ Values = Mapping[str, str]
 
 @dataclass(kw_only=True)
 class _Share:
-    """The sums of GPU time and cost of some lines; times are in units.
+    """The sums of GPU time and cost of some lines; times are in the units of bills.
 
     First, each cluster or node has its own share of an allocation. Later, these shares are added to
     one share, which is the whole allocation.

@@ -153,7 +153,7 @@ class _BillPage:
         return " / ".join(map(printable, line.values))
 
     def exact(self, line: BillLine) -> dict[str, Decimal]:
-        """Return a line's unused, energy and shared cost, as in the other formats."""
+        """Return a line's unused, energy and shared cost, rounded as in the other formats."""
         return {
             "unused_cost": self.plain(line.unused_cost),
             "energy_cost": self.plain(line.energy_cost),

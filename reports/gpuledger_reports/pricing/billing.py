@@ -225,7 +225,7 @@ class BillMaker:
         advance: Callable[[int], None] = lambda _: None,
         daily: DailyCosts | None = None,
     ) -> tuple[Window, BillLookup, BillTally]:
-        """Return the part of a window that has usage, and the lookup and the tally of this part."""
+        """Return the part of a window that has usage, with its lookup and the sums of its days."""
         used, lookup = self._look_up(window)
         tally = BillTally(lookup)
         for number, day in enumerate(self._days(used, lookup), used.begin_us // DAY_US):
@@ -237,7 +237,7 @@ class BillMaker:
         return used, lookup, tally
 
     def _look_up(self, window: Window) -> tuple[Window, BillLookup]:
-        """Return the part of a window that has usage, and the lookup for it."""
+        """Return the part of a window that has usage, with the lookup of its prices and tenants."""
         reader, read = self._reader, self._read
         # Time after the last usage is not billed at all, not even as `__no_data__`.
         end_us = max(window.begin_us, min(window.end_us, reader.usage_end_us))
@@ -309,7 +309,7 @@ class BillMaker:
                 yield row
 
     def no_data_of(self, bill: Bill, line: BillLine) -> Iterator[PhysicalGpuTime]:
-        """Yield the hours without data, by node, of a line of the latest bill."""
+        """Yield the time without data in a line of the latest bill, by node and hour."""
         lookup = self._lookup
         if lookup is None:
             raise RuntimeError("no bill was made")
@@ -390,7 +390,7 @@ class BillMaker:
         return states
 
     def _cost_of(self, tally: BillTally, budget: BudgetRow) -> Fraction:
-        """Return the cost of all cells that match a budget, after costs are shared."""
+        """Return the cost that counts toward a budget, after costs are shared."""
         shares, extra = tally.shares(shown=len(self._by))
         return sum(
             (

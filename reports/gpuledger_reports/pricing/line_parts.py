@@ -163,9 +163,10 @@ def _in_its_currency(made: ChargePart, part: _Priced, rate: Rate) -> ChargePart:
 def _ratios(
     bill: Bill, cells: Mapping[CellKey, Mapping[Pricing, Sequence[Cell]]]
 ) -> dict[tuple[CellKey, Pricing], Decimal]:
-    """Return each line's share of the billed time of all devices with the same terms.
+    """Return each line's share of the billed time of all devices with the same prices and rules.
 
-    The keys are a line's key and the terms. The shares of all lines with the same terms sum to 1.
+    The keys are a line's key and the prices and rules (`Pricing`). The shares of all lines with the
+    same `Pricing` sum to 1.
     """
     by_pricing: dict[Pricing, dict[CellKey, int]] = defaultdict(lambda: defaultdict(int))
     for line in bill.lines:

@@ -51,9 +51,9 @@ Values = tuple[str, ...]
 
 
 def names_suffice(dimensions: Sequence[str], policy: BillPolicy) -> bool:
-    """Return whether the pod names in rows suffice for a bill by these dimensions.
+    """Return whether usage rows contain all that a bill by these dimensions needs about pods.
 
-    If not, the bill needs the pods' records.
+    If not, the bill also needs the pods' records, for example for their labels.
     """
     # The parts include the dimensions by which teams are matched.
     names = {"namespace", "pod", "job", "team"}
@@ -75,7 +75,7 @@ class Scope(NamedTuple):
 class Pricing:
     """The terms by which devices are billed: prices and rules.
 
-    Equal terms are the same object, so terms are compared by identity.
+    Equal terms are always the same object, so that terms can be compared by identity.
     """
 
     rate: Rate
@@ -89,9 +89,9 @@ class Pricing:
 
 @dataclass(kw_only=True)
 class Cell:
-    """The sums of a tenant, or of a kind of idle, on devices with the same terms.
+    """The sums of one tenant, or of one kind of idle, on devices with the same prices and rules.
 
-    Times are in units.
+    Times are in the units of bills.
     """
 
     billed: int = 0
@@ -112,7 +112,7 @@ class Cell:
 
 
 class CellKey(NamedTuple):
-    """Identifies a cell by the values of its dimensions and its kind of idle."""
+    """Identifies a `Cell` by the values of dimensions and by the kind of idle."""
 
     values: Values
     """The values of the bill's dimensions, then of the other dimensions that rules match."""
@@ -120,7 +120,7 @@ class CellKey(NamedTuple):
 
 
 class BillLookup:
-    """Finds and caches facts about devices and parties at a time."""
+    """Finds the prices of devices and the tenants of parties at a time, and caches them."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class BillLookup:
         return self._since[key]
 
     def pricing_of(self, device: DeviceClass, since_us: int) -> Pricing:
-        """Return the terms of a device at a time."""
+        """Return the prices and rules that apply to a device at a time."""
         key = (device, since_us)
         if key not in self._found_pricing:
             self._found_pricing[key] = self._find_pricing(device, since_us)
@@ -276,7 +276,7 @@ class BillLookup:
     def key_of(
         self, device: DeviceClass, party: PartyKey, since_us: int, requested_us: int
     ) -> CellKey:
-        """Return the key of the cell that counts a party's use of a device."""
+        """Return the key of the `Cell` to which a party's use of a device is added."""
         # A name without a UID refers to the pod that had the name in the row's hour.
         at = requested_us if party.uid is None and party.pod is not None else since_us
         key = (device, party, at)
@@ -299,7 +299,10 @@ class BillLookup:
         return self.dimensions.of_idle(word, facts, day=day_of(since_us))
 
     def basis_of(self, party: PartyKey, requested_us: int) -> PartyBasis:
-        """Return the identity of a party, and the basis by which it is billed at a time."""
+        """Return the identity of a party's tenant, and the basis by which it is billed at a time.
+
+        The basis is, for example, allocated or used time.
+        """
         is_named = party.uid is None and party.pod is not None
         since_us = requested_us if is_named else self.since(party.cluster, party.node, requested_us)
         key = (party, since_us)

@@ -33,7 +33,7 @@ R = TypeVar("R", bound=Scoped)
 
 
 class DeviceTraits(NamedTuple):
-    """Facts about the devices of one class; all its devices have the same price at a time."""
+    """Facts about a class of similar devices, which at any time have the same price."""
 
     cluster: str
     node: str

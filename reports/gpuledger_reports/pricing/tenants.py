@@ -186,7 +186,7 @@ def _decoded(text: str | None) -> Mapping[str, str]:
 
 @lru_cache(maxsize=65_536)
 def _by_prometheus_name(text: str | None) -> Mapping[str, str]:
-    """Return labels from JSON by the names of the series labels that they become."""
+    """Return labels from JSON, with the names that they have as labels of Prometheus series."""
     return {label_of(key): value for key, value in _decoded(text).items()}
 
 

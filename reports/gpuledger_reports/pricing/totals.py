@@ -57,7 +57,7 @@ class DailyCosts:
 
 
 class BillTally:
-    """Sums the days of a bill by line and terms."""
+    """Sums the days of a bill by line, and by the prices and rules of the devices."""
 
     def __init__(self, lookup: BillLookup) -> None:
         self._lookup = lookup
@@ -298,7 +298,10 @@ def _taken(
     *,
     shown: int,
 ) -> dict[CellKey, Fraction]:
-    """Return each taker's part of the cost `total`; empty if all weights are zero."""
+    """Return the part of the cost `total` that each cell in `takers` pays by a rule.
+
+    The result is empty if all weights are zero.
+    """
     if rule.share == "even":
         # Each line that is shown gets the same amount, which is divided evenly among the line's
         # cells.

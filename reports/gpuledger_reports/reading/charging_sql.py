@@ -198,7 +198,7 @@ class Detail(NamedTuple):
 
 
 class DeviceRow(msgspec.Struct, frozen=True, gc=False):
-    """A class of devices, and the time since which its facts have been the same."""
+    """A class of similar devices, and the time since which the facts about it are the same."""
 
     cluster: str
     node: str
@@ -301,7 +301,7 @@ def hours_sql(*, same_device: str) -> str:
 
     Each row contains two times of the device's physical GPU, in units: the time that ticks cover,
     and the time for which the GPU was present. It also contains whether the inventory lists the GPU
-    in that hour, and whether the hour is complex.
+    in that hour, and whether the hour is complex, which means that it must be billed by all rules.
     """
     return f"""
 CREATE OR REPLACE TEMP TABLE device_hours AS
@@ -463,7 +463,7 @@ def scaled(amount: str, to: str, total: str, partition: str, order: str) -> str:
 
 
 def complex_sql(detail: Detail, *, same_device: str) -> str:
-    """Return the SQL that makes `complex_charges`, according to all rules of this module."""
+    """Return the SQL that makes `complex_charges`: complex hours, billed by this module's rules."""
     hour, device_hour = "gpu_id, hour_us", "device, hour_us"
     return f"""
 CREATE OR REPLACE TEMP TABLE complex_charges AS
@@ -550,7 +550,7 @@ class ComplexIdleRow(DeviceRow, frozen=True, gc=False):
 # The remaining time counts first as the allocatees' time that was not billed to them, then as
 # unallocated time.
 def complex_idle_sql(detail: Detail) -> str:
-    """Return the SQL of the remaining units of complex hours: unresponsive, unused and idle."""
+    """Return the SQL of the units of complex hours that no party pays for, as `ComplexIdleRow`."""
     return f"""
 WITH by_hour AS (
     SELECT device, hour_us, sum(unresponsive_part) AS unresponsive,

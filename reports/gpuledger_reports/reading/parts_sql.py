@@ -41,7 +41,7 @@ def parts_sql(detail: Detail) -> str:
 
 
 def add_unnamed_sql(detail: Detail) -> str:
-    """Return the SQL that adds the rows whose names do not suffice, grouped by all columns."""
+    """Return the SQL that adds rows whose names do not suffice to `usage_parts`, by all columns."""
     return f"INSERT INTO usage_parts {_parts(detail, _ALL_NAMES, rows=ROWS_WITHOUT_POD_RECORD)}"
 
 
@@ -165,7 +165,7 @@ class PartyRow(msgspec.Struct, frozen=True, gc=False):
 
 
 def parties_sql(rows: str, detail: Detail) -> str:
-    """Return the SQL of the parties of rows, as `PartyRow`."""
+    """Return the SQL of the different parties that the rows name, as `PartyRow`."""
     return f"""
 SELECT cluster, node, {PARTY}, {NAMED_US} AS named_us, max(namespace) AS namespace,
     max(pod) AS pod, {detail.since} AS since_us

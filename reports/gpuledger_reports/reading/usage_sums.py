@@ -113,7 +113,10 @@ class IdleCharge(NamedTuple):
 
 
 class PhysicalGpuTime(NamedTuple):
-    """The time for which a class of physical GPUs was present, and covered by ticks, in units."""
+    """The times for which a class of physical GPUs was in the inventory, and covered by ticks.
+
+    Times are in the units of bills.
+    """
 
     device: DeviceClass
     since_us: int
