@@ -68,7 +68,7 @@ class ScreenLine(NamedTuple):
 
 
 class ScreenRow(NamedTuple):
-    """The cells of an entry, with the style of its row."""
+    """A row of the table: the cells of one entry, and the row's style."""
 
     gpu: str
     pod: str

@@ -312,7 +312,7 @@ class RunAlerts:
         self._fired: dict[Labels, ActiveAlert] = {}
 
     def add(self, event: GpuEvent) -> None:
-        """Update the alerts on states from an event."""
+        """Update the alerts about states of GPUs, such as lost GPUs, from an event."""
         self._watch.observe(event, now=Now.of(self._clock))
         self._keep()
 

@@ -201,7 +201,7 @@ def print_comparison(comparison: Comparison) -> int:
 
 
 def verdict(counts: Counts) -> str:
-    """Return the line with the result."""
+    """Return the line with the result of the comparison."""
     return (
         f"compared {counts.compared} events: {counts.equal} equal,"
         f" {counts.more_complete} more complete, {counts.different} differ,"

@@ -245,9 +245,10 @@ async def _drain(bus: Bus, views: Mapping[str, BusView]) -> None:
 async def _checked_end(
     stages: Stages, *, settings: StandaloneSettings, bus: Bus, views: Mapping[str, BusView]
 ) -> AsyncIterator[None]:
-    """After a signal and the end of all stages, mark the store finished.
+    """Check the end of a pipeline that runs in the context, and mark its store as finished.
 
-    Raises `UncleanEndError` if a stage failed while it ended, or has not delivered all records.
+    The store is marked only after a signal, once all stages have ended. Raises `UncleanEndError` if
+    a stage failed while it ended, or has not delivered all records.
     """
     try:
         yield
