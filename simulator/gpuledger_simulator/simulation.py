@@ -206,7 +206,7 @@ class Simulation(PlannedRun):
 
 
 def _machine_bytes(gpus: Sequence[SimulatedGpu]) -> int:
-    """Return the size of a node's memory; if its GPUs share this memory, the GPU's size."""
+    """Return the size of a node's memory; if the GPUs share it, this is a GPU's memory size."""
     unified = (gpu.facts.memory_bytes for gpu in gpus if gpu.facts.unified_memory)
     return next(unified, _MACHINE_BYTES)
 

@@ -195,7 +195,7 @@ class FieldValues(Subject):
     """The function that returns numbered fields."""
 
     def nvmlDeviceGetFieldValues(self, handle: Handle, fieldIds: Sequence[Any]) -> Any:  # noqa: ANN401  # ctypes structs
-        """Return the fields; a field that the GPU does not have contains its own error code."""
+        """Return the values of the fields; a field that the GPU does not have has an error code."""
         gpu, now_ns = self._session.gpu(handle), self._session.since_epoch_ns()
         values = (pynvml.c_nvmlFieldValue_t * len(fieldIds))()
         for value, field in zip(values, fieldIds, strict=True):
