@@ -63,7 +63,7 @@ _TILES: Final[Mapping[str, str]] = {
     "overhead": "overhead",
     "no_data": "no data",
 }
-"""The names on the page's tiles. A tile shows one part of the cost, without the names of others."""
+"""The names of parts of the cost on the page's tiles, where no legend explains them."""
 
 
 def as_html(bill: Bill, *, closed: Sequence[ClosedLine], arguments: Sequence[str]) -> str:

@@ -106,7 +106,9 @@ class _LineOf(NamedTuple):
 def focus_rows(
     bill: Bill, *, allocations: bool, closed: Sequence[ClosedLine] = ()
 ) -> Iterator[dict[str, Any]]:
-    """Yield a bill's rows as values by column; `allocations` adds the allocation columns.
+    """Yield the FOCUS rows of a bill, each as values by column.
+
+    `allocations` adds the allocation columns.
 
     `closed` contains the lines of all revisions if the bill is closed; otherwise it is empty.
     """

@@ -48,8 +48,8 @@ UNITS: Final = 27_720
 """Divisible by the number of slices of any physical GPU with at most twelve."""
 HOUR_UNITS: Final = HOUR_US * 1000 * UNITS
 _LONGEST_NS: Final = 1000 * HOUR_US * 1000
-"""The limit of a party's time on a device in an hour. It is high enough for clocks that were set;
-the time above it is invented and is ignored."""
+"""Maximum time of a party on a device in an hour. Even an hour in which a clock was set has less;
+time above the maximum must be an error in the data, and is ignored."""
 
 FACTOR: Final = (
     f"CASE WHEN gpu_slices > 0 AND {UNITS} % gpu_slices = 0"
@@ -154,9 +154,9 @@ class Detail(NamedTuple):
 
     @property
     def node(self) -> str:
-        """SQL of the node that stands for a row's node: the one that represents its class.
+        """SQL of the node by which a row is grouped: one node for all nodes with the same facts.
 
-        Rows of pods for which the row's names do not suffice keep their own node.
+        Rows of pods for which the row's names do not suffice are grouped by their own node.
         """
         unnamed = "kind = 'pod' AND NOT coalesce(is_named_by_row, false)"
         return f"CASE WHEN {unnamed} THEN node ELSE class_node END"
@@ -270,7 +270,7 @@ that hour, or the model of the day's rows if the inventory has none."""
 
 
 def with_models_sql(rows: str) -> str:
-    """Return the SQL of rows in which models are replaced by the models in `gpu_models`."""
+    """Return the SQL of rows, with models replaced by the models in `gpu_models`."""
     return f"""
 SELECT each.* REPLACE (
     CASE WHEN named.physical_gpu IS NULL THEN each.model ELSE named.model END AS model)

@@ -25,7 +25,7 @@ ROWS_WITHOUT_POD_RECORD: Final = (
 def spans_sql(pods: str) -> str:
     """Return the SQL that makes `pod_spans`: the pods created before `$end_us`, with their names.
 
-    Pods that were deleted before `$begin_us` have `is_gone`.
+    The column `is_gone` marks pods that were deleted before `$begin_us`.
     """
     return f"""
 CREATE OR REPLACE TEMP TABLE pod_spans AS
@@ -70,7 +70,7 @@ PODS_THERE: Final = "SELECT cluster, node, pod_uid FROM pod_spans WHERE NOT is_g
 
 
 def gone_pods_sql(rows: Iterable[str]) -> str:
-    """Return the SQL of the pods with `is_gone` to which rows still refer."""
+    """Return the SQL of pods that were deleted before the period, but to which rows still refer."""
     named = " UNION ALL ".join(_names_sql(_IDS, f"({each})") for each in rows)
     return _pods_named_sql("ids", named, "WHERE is_gone")
 
@@ -124,7 +124,7 @@ FROM {pods} WHERE container_id IS NOT NULL GROUP BY ALL
 
 
 def with_pods_sql(rows: str) -> str:
-    """Return the SQL of rows in which the pod of a container, if unknown, is set from `containers`.
+    """Return the SQL of rows, with the unknown pods of containers filled in from `containers`.
 
     The store's views find the pods in the same way.
     """
@@ -156,7 +156,7 @@ WHERE namespace IS NOT NULL GROUP BY ALL
 
 
 def with_names_sql(rows: str) -> str:
-    """Return the SQL of rows in which missing names are replaced by the names in `row_names`."""
+    """Return the SQL of rows, with missing names filled in from `row_names`."""
     named = ", ".join(
         f"CASE WHEN each.{prefix}namespace IS NULL THEN {of}.{column}"
         f" ELSE each.{prefix}{column} END AS {prefix}{column}"

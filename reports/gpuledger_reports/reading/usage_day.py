@@ -480,7 +480,10 @@ class _UsageDay:
         ]
 
     def _models_of_rows(self) -> dict[tuple[str, str, str], str]:
-        """Return the models, from the day's rows, of physical GPUs without one in the inventory."""
+        """Return the models that rows contain for physical GPUs without a model in the inventory.
+
+        The key is the cluster, the node and the physical GPU's UUID.
+        """
         unnamed = {
             (*s.node, s.physical_gpu) for s, _ in self._reader.alike_stays if s.model is None
         }
@@ -509,7 +512,10 @@ def _party_of(row: DevicePartyRow) -> PartyKey:
 
 
 def _named(party: PartyKey) -> tuple[str | None, ...]:
-    """Return the columns of `charging_sql.PARTY`; the names are null if the party has a UID."""
+    """Return a party's values for the columns of `charging_sql.PARTY`.
+
+    If the party has a UID, its names are null.
+    """
     if party.uid is not None:
         return (party.kind, party.uid, None, None, party.job)
     return (party.kind, None, party.namespace, party.pod, party.job)
