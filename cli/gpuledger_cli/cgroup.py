@@ -64,7 +64,10 @@ def cgroup(
 
 
 def locate_argument(text: str) -> Location:
-    """Return the location in a cgroup file or a line; raise UserError for an unreadable file."""
+    """Return the container, pod and job in a cgroup file or a line.
+
+    Raises UserError if the file cannot be read.
+    """
     if text.startswith("/proc/") or _is_file(text):
         try:
             return locate(Path(text).read_text(errors="replace"))

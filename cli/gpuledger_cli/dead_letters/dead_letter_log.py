@@ -22,7 +22,7 @@ _POSITION: Final = re.compile(r"(?P<partition>\d{1,9}):(?P<offset>\d{1,18})")
 
 
 class Position(NamedTuple):
-    """Position of a dead letter on the dead-letter topic, which identifies it for users."""
+    """Position on the dead-letter topic, by which users refer to a dead letter."""
 
     partition: int
     offset: int
@@ -94,7 +94,7 @@ class DeadLetterFilter:
         return self == DeadLetterFilter()
 
     def offsets_in(self, partition: int) -> Iterator[int]:
-        """Yield the offsets of the positions in a partition."""
+        """Yield the offsets of the wanted positions in a partition."""
         return (position.offset for position in self.positions if position.partition == partition)
 
     def lets_through(self, kept: StoredDeadLetter) -> bool:
@@ -193,7 +193,7 @@ class DeadLetterLog:
     def _hint(self) -> str:
         """Return a hint if a requested reason is unknown, else an empty text.
 
-        The reason is not an error, because an older or newer release may use it.
+        An unknown reason is not an error, because an older or newer release may use it.
         """
         known = [reason.name for reason in DEAD_LETTER_REASONS]
         for reason in self.wanted.reasons:

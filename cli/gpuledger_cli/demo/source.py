@@ -46,7 +46,7 @@ class DemoSource(Protocol):
         """Start the agents and podwatch of this source."""
 
     def truth(self, tally: Tally) -> dict[str, float] | None:
-        """Return the true busy seconds of each pod in the covered time; `None` if unknown."""
+        """Return each pod's true busy seconds in the time that ticks cover; `None` if unknown."""
 
 
 class SimulatedMachine:

@@ -19,7 +19,7 @@ from gpuledger_cli.demo.tables import SUMMARY_TITLE, TableColumn, fit, fold, lin
 from gpuledger_cli.demo.totals import AlertLine, PodTotal
 
 FAILED: Final = 1
-"""The exit code if a part of the run was not delivered, not attributed or not known."""
+"""The exit code if data of the run was not delivered or not attributed, or if that is unknown."""
 _SECOND_NS: Final = 10**9
 _GIB_HOUR: Final = 2**30 * 3600
 _TRUE: Final = "True GPU-s"
@@ -292,7 +292,7 @@ def _shortcomings(summary: Summary) -> Iterator[str]:
 
 
 def _cells(pod: PodLine) -> dict[str, str]:
-    """Return the texts of a row by their columns."""
+    """Return the texts of a pod's row in the summary, by column name."""
     truth = "" if pod.true_gpu_seconds is None else f"{pod.true_gpu_seconds:.2f}"
     texts = (
         f"{pod.namespace}/{pod.pod}" if pod.pod else f"pending {(pod.uid or '')[:8]}",
