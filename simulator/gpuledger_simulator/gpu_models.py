@@ -238,8 +238,8 @@ MIG_GPUS: Final = (
     _mig_gpu("B200", 180, "1g.23gb 1g.45gb 2g.45gb 3g.90gb 4g.90gb 7g.180gb"),
 )
 """The GPUs that support MIG, from the chapter "Supported MIG Profiles" of NVIDIA's "Multi-Instance
-GPU User Guide". The larger profile with one compute slice has two memory slices: according to
-`nvidia-smi mig -lgipp` its placements are two wide, and four of them fit."""
+GPU User Guide". If a GPU has two profiles with one compute slice, the larger one has two memory
+slices: `nvidia-smi mig -lgipp` lists four placements for this profile, each two slices wide."""
 
 
 def mig_gpu_of(name: str, *, memory_bytes: int) -> MigGpu | None:

@@ -318,7 +318,7 @@ class HealthFaults:
         )
 
     def has(self, name: str, time_ns: int) -> bool:
-        """Return whether a problem with the field `name` set is active at `time_ns`."""
+        """Return whether a problem that sets the field `name` is active at `time_ns`."""
         return any(getattr(fault, name) for fault in self.lasting(time_ns))
 
     def throttles(self, time_ns: int) -> set[str]:

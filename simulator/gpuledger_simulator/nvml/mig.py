@@ -274,7 +274,7 @@ class Processes(Subject):
         return [pynvml.nvmlFriendlyObject(process) for process in processes]
 
     def _write(self, handle: Handle, kind: str) -> list[bytes]:
-        """Return the rows of a list in the driver's format."""
+        """Return the rows of a process list in the driver's format."""
         self._mig.check_permission(handle)
         gpu = self._session.whole_gpu(handle)
         listed = [

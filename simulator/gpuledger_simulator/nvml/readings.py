@@ -200,7 +200,7 @@ class Utilization(Subject):
         """Return the buffered process samples after `timeStamp`, a time in microseconds.
 
         Raise an NVMLError if there are no samples: NotFound, or code 0 (success) if the driver
-        model reports an empty list as success. nvidia-ml-py raises code 0 as well.
+        model reports an empty list as success. nvidia-ml-py also raises code 0 in that case.
         """
         found = []
         windows, now_ns = self._session.windows_of(handle), self._session.since_epoch_ns()
