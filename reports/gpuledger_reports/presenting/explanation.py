@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.errors import ArgumentError
 from gpuledger.keys import show_node
 from gpuledger_reports.presenting.output import efficiency_text
@@ -19,8 +20,6 @@ from gpuledger_reports.pricing.rates import gpu_hour_of
 from gpuledger_reports.reading.charging_sql import HOUR_UNITS
 from gpuledger_reports.reading.times import HOUR_US, time_text
 from gpuledger_reports.reading.usage_sums import UsageRow
-
-_NS_PER_SECOND: Final = 10**9
 
 
 class _Span(NamedTuple):
@@ -89,15 +88,15 @@ def revision_texts(closed: Sequence[ClosedLine], line: str, *, policy: str) -> I
 
     `policy` is the hash of the prices with which the line is calculated now.
     """
-    for each in closed:
-        if each.line == line:
-            word = "correction" if each.charge_class else "closed"
-            yield (
-                f"revision {each.revision}: {word} {money_text(each.cost, each.currency)}"
-                f" {each.currency}, usage until {time_text(each.valid_through_us)}, prices"
-                f" {each.policy_name} {each.policy_sha256[:12]}, tables {each.table_versions}"
-            )
-    if closed and closed[-1].policy_sha256 != policy:
+    revisions = [each for each in closed if each.line == line]
+    for each in revisions:
+        word = "correction" if each.charge_class else "closed"
+        yield (
+            f"revision {each.revision}: {word} {money_text(each.cost, each.currency)}"
+            f" {each.currency}, usage until {time_text(each.valid_through_us)}, prices"
+            f" {each.policy_name} {each.policy_sha256[:12]}, tables {each.table_versions}"
+        )
+    if revisions and revisions[-1].policy_sha256 != policy:
         yield "the bill was closed with other prices than the calculation below"
 
 
@@ -242,4 +241,4 @@ def _row_text(row: UsageRow) -> str:
 
 
 def _seconds(ns: int) -> str:
-    return text_of(Fraction(ns, _NS_PER_SECOND), digits=9)
+    return text_of(Fraction(ns, NS_PER_SECOND), digits=9)
