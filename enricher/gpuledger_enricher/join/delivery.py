@@ -27,7 +27,10 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(kw_only=True, eq=False)
 class CommitBatch:
-    """The results for one partition number, at which all input topics have the same nodes."""
+    """The results for one partition number, which are published and committed together.
+
+    A node's records have the same partition number in all input topics.
+    """
 
     topics: Topics
     partition: int
@@ -40,7 +43,7 @@ class CommitBatch:
     progress: Sequence[Message] = ()
     """Progress of the nodes including this batch; must not become visible before the batch."""
     watermarks: Sequence[Message] = ()
-    """The watermark messages of an earlier, acknowledged batch."""
+    """Watermarks of an earlier batch, whose events are already acknowledged."""
     next_offset: int | None = None
     """After delivery, the offset after the last event; `None` if the bus did not report it."""
     offsets: dict[TopicPartition, int] = field(default_factory=dict)
@@ -152,7 +155,7 @@ class Delivery:
         self._pass_check()
 
     async def deliver(self, batches: Sequence[CommitBatch]) -> Collection[int]:
-        """Deliver each batch as a whole; return the partitions whose batch was undone.
+        """Deliver each batch in one transaction; return the partitions of aborted transactions.
 
         The transactional ids of these partitions are closed; the caller must restore the partitions
         from the last commit.
@@ -204,7 +207,11 @@ class Delivery:
         return None
 
     def _remember(self, batches: Sequence[CommitBatch], undone: Mapping[int, Exception]) -> None:
-        """Fail the check for undone partitions that no other worker has taken over."""
+        """Record which partitions could not be delivered, and update the check.
+
+        `undone` has the error of each partition whose transaction was aborted. The check fails,
+        unless the worker was fenced: then another worker has taken over the partition.
+        """
         self._undelivered -= {made.partition for made in batches}
         for partition, error in undone.items():
             if isinstance(error, FencedError):

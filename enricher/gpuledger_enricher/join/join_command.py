@@ -67,7 +67,8 @@ COMMON: Final = (
     "log.level",
 )
 _FINISH_SECONDS: Final = 0.0
-"""The group revokes partitions between deliveries, so there is no unfinished commit to wait for."""
+"""Maximum time for a commit in progress to end when its partition is revoked, in seconds. It is 0,
+because the group revokes partitions only between deliveries, when no commit is in progress."""
 
 
 @explain_user_errors

@@ -27,7 +27,7 @@ from gpuledger_enricher.join.progress.passage import NodeWatermark
 # A check costs about as much as booking, so one check in 200 ticks adds less than 1 % of work.
 TICKS_PER_CHECK: Final = 200
 NAMES_SHOWN: Final = 4
-"""Maximum names of a pod in a log line: its UID and a few of its containers."""
+"""Maximum number of names of a pod in a log line: its UID and a few of its container ids."""
 NAME_CHARACTERS: Final = 100
 # Longer than a scrape interval, so that a minimum is not replaced before it is scraped.
 _WINDOW_NS: Final = 300 * NS_PER_SECOND
@@ -54,12 +54,12 @@ class _NodeHistory:
 
 
 class UnbookedNodes:
-    """Nodes whose new ticks are all left unbooked, as duplicates or because they run too far ahead.
+    """Finds nodes whose new ticks all stay unbooked: they count as duplicates or are rejected.
 
     Within a boot, a node's `seq` never decreases, so a real duplicate is an old tick. If new ticks
-    count as duplicates, an earlier tick had a `seq` that the node has not reached yet; the
-    difference is known. If new ticks are rejected because they run too far ahead, the booked ticks
-    of this boot were not sent by the node.
+    count as duplicates, an earlier tick had a `seq` that the node has not reached yet. New ticks
+    are rejected if their `seq` runs too far ahead; then the booked ticks of this boot were not sent
+    by the node.
 
     Whether a tick is new depends on the timestamp of its record and on the time of reading, not on
     the node's own time. Memory is bounded by the nodes that have a watermark.
@@ -104,7 +104,7 @@ class UnbookedNodes:
         self._nodes.pop(node, None)
 
     def show(self, now_ns: int) -> None:
-        """Update the metric; drop nodes without an unbooked tick in the last minute."""
+        """Update the metric; drop nodes that had no unbooked tick in the last minute."""
         gone = [
             name for name, history in self._nodes.items() if now_ns - history.last_ns > FRESH_NS
         ]
@@ -211,7 +211,7 @@ class JoinObserver:
         self._unbalanced = Repeats()
 
     def observe_pod(self, pod: PodRecord, *, now_ns: int) -> Iterable[str]:
-        """Record that a pod was read; yield the keys of the nodes that named the pod before."""
+        """Record that a pod was read; yield the keys of nodes whose ticks named the pod before."""
         self._skew.observe_pod(pod, now_ns=now_ns)
         for waiting in self._pending.resolve(pod):
             metrics.PENDING_DELAY_SECONDS.observe(max(0, now_ns - waiting.first_ns) / NS_PER_SECOND)

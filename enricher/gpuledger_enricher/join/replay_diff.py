@@ -23,9 +23,11 @@ from gpuledger.records import EventAllocation, EventContainer, GpuEvent, PodStat
 _LATE: Final = "late"
 _PODS: Final = "pods"
 _POINTERS: Final = {"containers": EventContainer, "allocations": EventAllocation}
-"""The lists that point to pods."""
+"""Fields of an event that are lists of rows with a reference to a pod, and the type of their rows.
+"""
 _FROM_RECORDS: Final = {"containers": frozenset({"pod", "name"}), "allocations": frozenset({"pod"})}
-"""The fields that are part of the description; the other fields of the lists are from the tick."""
+"""In each of these lists, the columns that belong to the description. The other columns come from
+the tick."""
 _NAMESPACES: Final = "namespaces"
 _NODE: Final = "node_description"
 _NO_BOOKS: Final = frozenset({_PODS, *_POINTERS, _LATE, _NAMESPACES, _NODE})
@@ -149,8 +151,8 @@ def _described(fields: Mapping[str, msgspec.Raw]) -> dict[str, _Described]:
 def _without_guesses(pod: dict[str, Any], *, keeps_uid: bool) -> dict[str, Any]:
     """Return a description without values that may change when more records are read.
 
-    A UID from a container's cgroup path is kept. For a pod that is known only by its allocation,
-    the UID is that of the pod that is assumed to have its name, so the UID is removed.
+    The UID is kept if it comes from a container's cgroup path. If a pod is known only by its
+    allocation, its UID is a guess from its name, and is removed.
     """
     guesses = {"namespace", "name"} if keeps_uid else {"namespace", "name", "uid"}
     kept = {name: value for name, value in pod.items() if name not in guesses}
@@ -251,7 +253,8 @@ class Counts(msgspec.Struct):
     extra: int = 0
     """Only in the replay."""
     repeated: int = 0
-    """Same identity as another event of the first run; not compared again."""
+    """Events of the first run with the identity of an earlier event of that run; not compared
+    again."""
 
     late_otherwise: int = 0
     """Marked late in one run only. These events are also counted in one of the fields above."""

@@ -151,7 +151,7 @@ class StateRestorer:
         metrics.NODES.set(len(self._stage.cluster_objects.nodes))
 
     async def _attempt(self, consumer: Consumer, partitions: frozenset[int]) -> bool:
-        """Return whether all partitions were restored; if not, the caller tries again."""
+        """Try to restore the partitions; return whether all of them were restored."""
         changes = self._changes
         if not self._check.has_failed:
             self._check.waits(_READING)
@@ -333,7 +333,10 @@ class NamespaceDeadLetters(DeadLetterQueue):
 
 
 class NamespaceFollower:
-    """Reads the whole namespaces topic outside the consumer group; its size bounds the memory."""
+    """Reads the whole namespaces topic without the consumer group.
+
+    Memory is bounded by the size of the topic.
+    """
 
     def __init__(
         self,

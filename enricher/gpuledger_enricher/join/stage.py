@@ -68,7 +68,8 @@ from gpuledger_enricher.join.validation import (
 from gpuledger_enricher.watched_records import PodSharing
 
 SPEAKING_NS: Final = NS_PER_MINUTE
-"""A podwatch is running if it reported within this time: it does so every five seconds."""
+"""A podwatch counts as running if its last report is not older than this. It reports every five
+seconds."""
 PlaceT = TypeVar("PlaceT", NodeRecord, NamespaceRecord)
 NOWHERE: Final[Mapping[int, int]] = MappingProxyType({})
 
@@ -89,9 +90,9 @@ class JoinStage:
     ) -> None:
         """Create a stage without any state.
 
-        `watermarks_from` has, by partition, the offset from which podwatch's watermarks count.
-        `namespace_dead_letters` receives rejected records of namespaces, whose partitions are not
-        assigned to a worker. The default is `dead_letters`.
+        `watermarks_from` has an offset for each partition; podwatch's watermarks count from there.
+        `namespace_dead_letters` receives rejected namespace records, because the partitions of
+        namespaces are not assigned to workers. The default is `dead_letters`.
         """
         self.pods = ClusterPods()
         self.cluster_objects = ClusterObjects()
@@ -203,7 +204,7 @@ class JoinStage:
                     self.pods_completeness.expect(found)
 
     def skip_dead_letters(self, partition: TopicPartition, *, before: int) -> None:
-        """Write no dead letters for records before an offset; these have been written before."""
+        """Write no dead letters for records before an offset; these records already have them."""
         self._dead_letters.skip_before(partition, before)
 
     def restart_listening(self) -> None:
@@ -275,7 +276,10 @@ class JoinStage:
             metrics.PROCESS_RECORDS_TOTAL.labels(change=process.change).inc()
 
     def take_incidents(self, records: Sequence[Record]) -> list[Message]:
-        """Return messages that attribute incidents to the pods that used or held the GPU."""
+        """Return the messages of attributed incidents.
+
+        Each has the pods that used the GPU, and those to which the GPU was allocated.
+        """
         found: list[Message] = []
         for record, incident in self._dead_letters.decode(self._incident_decoder, records):
             if not self._is_at_home(record, node=node_key(incident)):
@@ -396,9 +400,10 @@ class JoinStage:
 
 
 def _bounded(record: PlaceT, *, what: str, lists: Sequence[Mapping[str, Any]]) -> PlaceT:
-    """Return a record small enough for an event; empty the given lists in order if needed.
+    """Return a record that is small enough for an event.
 
-    Without a limit, a person who may label a namespace could inflate the events of its pods.
+    If the record is too large, the fields in `lists` are replaced one after the other until it
+    fits. Without a limit, a person who may label a namespace could inflate the events of its pods.
     """
     for emptied in lists:
         if len(encode(record)) <= MAX_DESCRIPTION_BYTES:

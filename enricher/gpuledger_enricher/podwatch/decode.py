@@ -101,7 +101,7 @@ ObjectEvent = (
     | DeletedEvent[MetadataOnly[Any]]
 )
 WatchLine = ObjectEvent | BookmarkEvent | ErrorEvent
-"""A line of a watch."""
+"""A decoded line of a watch."""
 _NO_SPEC: Final = PodSpec()
 _NO_STATUS: Final = PodStatus()
 _OVER: Final = frozenset({"Succeeded", "Failed"})

@@ -57,7 +57,7 @@ class LeaseSpec(msgspec.Struct, rename="camel", frozen=True, omit_defaults=True)
 
 
 class _Document(msgspec.Struct):
-    """The whole object, so that fields of other writers are written back unchanged."""
+    """A Lease object as read, so that the fields of other writers are written back unchanged."""
 
     metadata: dict[str, Any]
     spec: LeaseSpec = LeaseSpec()

@@ -262,7 +262,7 @@ class UnreadableObjects:
         self._objects.clear()
 
     def add(self, identity: str, skipped: Skipped) -> None:
-        """Record that an object cannot be read."""
+        """Remember an object that cannot be read, or forget the object if it was deleted."""
 
         def detail() -> str:
             some = next(iter(self._objects.values()), None)
@@ -278,7 +278,7 @@ class UnreadableObjects:
             self._check.failed(detail)
 
     def discard(self, identity: str) -> None:
-        """Record that an object was read or deleted."""
+        """Forget an unreadable object, because it was read successfully or was deleted."""
         if self._objects.pop(identity, None):
             self.end_list()
 

@@ -224,7 +224,10 @@ def _by_minute(job: str, created_time_ns: int) -> Owner | None:
 
 
 class ChosenAnnotations(Generic[NotesT]):
-    """The annotations named in the settings: a struct to decode, and a dictionary."""
+    """Reads the annotations that the settings name.
+
+    `struct` is the type that decodes them, and `of` returns them as a dictionary.
+    """
 
     def __init__(self, names: Iterable[str], *, base: type[NotesT]) -> None:
         """Choose `names`; `base` is the struct with the annotations that are always read."""

@@ -28,7 +28,7 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     context: str = ""
     """Context in the kubeconfig file. Empty: its current context."""
     watch_list: Literal["auto", "off"] = "auto"
-    """Whether to list objects as a watch: `auto` (if the server supports it) or `off` (in pages).
+    """How to list objects: `auto` (through a watch, if the server supports it) or `off` (in pages).
     """
     page_limit: Count = 500
     """Maximum number of objects per page of a list."""

@@ -212,7 +212,7 @@ class KindChecks:
             check.ok("standing by")
 
     def begin(self) -> None:
-        """Report that the work of this kind begins."""
+        """Set the checks to waiting, because the work of this kind begins."""
         for check in (self.known, self.api, self.kafka):
             check.waits("starting")
 

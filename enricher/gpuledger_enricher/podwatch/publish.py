@@ -240,7 +240,7 @@ class RecordPublisher(Generic[RecordT]):
                 await self._clock.sleep(self._backoff.next_seconds())
 
     def describe_unpublished(self, *, behind: str | None = None) -> str:
-        """Return a text for the check: the number of pending objects, after the error `behind`."""
+        """Return a text for the check: the error `behind`, and the number of pending objects."""
         count = f"{self._table.unpublished} {self._kind.plural} to publish"
         return count if behind is None else f"{behind}; {count}"
 

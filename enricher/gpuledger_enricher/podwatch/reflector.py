@@ -1,10 +1,15 @@
 """Follows the objects of a kind: lists, watches, and starts again after every failure.
 
-It has four thin layers, each an asynchronous generator of steps. `_stream` is one watch request,
-which may begin with all objects, and `_list` is one list in pages. `_list_then_watch` combines
-them, `_connection` ends with a pause, and `run` is the loop. The only state is the version reached
-and whether the server can list as a watch. The caller finds the objects that were deleted between
-two lists, because the caller has the previous objects.
+Objects can be listed in pages, or as a watch: one watch request that first returns all objects, and
+then the changes. The code has four thin layers, each an asynchronous generator of steps:
+
+- `_list` is one list in pages; `_stream` is one watch request, which may begin with a list.
+- `_list_then_watch` lists if necessary, and then watches.
+- `_connection` calls `_list_then_watch` once, and then pauses.
+- `run` repeats `_connection` forever.
+
+The only state is the version reached and whether the server can list as a watch. The caller finds
+the objects that were deleted between two lists, because the caller has the previous objects.
 
 Guarantees of Kubernetes, and their consequences:
 
@@ -85,8 +90,9 @@ class NoEndMarkError(KubernetesError):
 class WatchLists:
     """Decides whether to list objects as a watch, by the server's responses so far. Pure.
 
-    A list as a watch costs the server less, and its objects come one at a time. Servers before
-    Kubernetes 1.34 reject it unless configured otherwise, and proxies may interrupt it.
+    Such a list is a watch request that first returns all objects. It costs the server less, and its
+    objects come one at a time. Servers before Kubernetes 1.34 reject it unless configured
+    otherwise, and proxies may interrupt it.
     """
 
     def __init__(self, *, wanted: bool) -> None:

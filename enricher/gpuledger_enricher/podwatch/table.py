@@ -50,7 +50,11 @@ class ObjectTable(Generic[RecordT]):
         node_of: Callable[[RecordT], str],
         identity_of: Callable[[RecordT], str],
     ) -> None:
-        """`node_of` returns the node that determines a record's partition."""
+        """Create an empty table.
+
+        `node_of` returns the node that determines a record's partition, and `identity_of` returns
+        the name or UID that identifies an object.
+        """
         self._identity_of = identity_of
         self._node_of = node_of
         self._tombstone_after_ns = round(tombstone_after_seconds * NS_PER_SECOND)
@@ -71,7 +75,7 @@ class ObjectTable(Generic[RecordT]):
 
     @property
     def newest_unpublished(self) -> str | None:
-        """The object that became pending last; it is sent after all other objects pending now."""
+        """Identity of the object that became pending last, and is therefore sent last."""
         return next(reversed(self._unpublished), None)
 
     def restore(self, records: Iterable[RecordT]) -> None:
@@ -258,9 +262,10 @@ class ObjectWatermarks(Generic[RecordT]):
             self._last_due = None
 
     def complete_until_ns(self) -> int | None:
-        """Return the time through which all changes are acknowledged; `None` if it is not due yet.
+        """Return the time through which all changes are acknowledged.
 
-        The same time is returned until `record_published` or `reset` is called.
+        Return `None` if no watermark is due, or if changes before that time are still pending. The
+        same time is returned until `record_published` or `reset` is called.
         """
         return self._seen_time_ns if self._last_due is None else None
 

@@ -1,9 +1,9 @@
-"""Makes the books of a tick: for each row, the entries that sum to its reading. Pure functions.
+"""Makes the books of a tick: divides the reading of each row into entries. Pure functions.
 
 Theory of operation. A tick has one row per GPU, followed by one row per instance if MIG partitions
 the GPU. The rows of such a GPU overlap: the GPU's own row contains the memory and energy of the
-whole board, and each compute instance of a GPU instance reports all memory of the GPU instance.
-So before the rows are booked (`shares`), each quantity is assigned to a single row:
+whole board, and each compute instance of a GPU instance reports all memory of the GPU instance. So
+before the rows are booked (`shares`), each quantity is assigned to a single row:
 
 - memory (`exclusive_readings`): among compute instances that share memory, the first row that
   reports the memory keeps it, minus the memory of processes on the other rows. The GPU's own row
@@ -178,9 +178,10 @@ def exclusive_readings(
 
 
 def _leave_shared_memory_to_one(own: list[GpuReading], claims: Sequence[Sequence[Claim]]) -> None:
-    """Assign the memory that compute instances share to the first row that reports the memory.
+    """Keep the memory that compute instances share on the first row that reports this memory.
 
-    Each other row gets the memory of its own processes, so that this memory is booked there.
+    Each other row of the same GPU instance gets only the memory of its own processes, so that this
+    memory is booked there. `own` has the readings of the rows, and is changed in place.
     """
     gpu_instances: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for row, reading in enumerate(own):
@@ -220,7 +221,7 @@ def _with_memory(
     reserved: int | None,
     busy_ratio: float | None,
 ) -> GpuReading:
-    """Return a copy of the reading with these values, without values of the whole board."""
+    """Return a reading of the same row with these values; all other measured values are absent."""
     return GpuReading(
         uuid=reading.uuid,
         index=reading.index,

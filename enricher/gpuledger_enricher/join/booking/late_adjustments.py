@@ -19,11 +19,12 @@ from gpuledger.records import (
 )
 
 MAX_BEHIND_NS: Final = 25 * NS_PER_HOUR
-"""Maximum time from an end to its sample. An agent reports an end in the first sample that covers
-it, and no sample covers more than a day."""
+"""Maximum time from the end of a process to the sample that reports it. An agent reports an end in
+the first sample that covers it, and no sample covers more than a day."""
 LIFETIME_PARTS: Final = 200
-"""Half a percent of a lifetime is the lifetime divided by this number. The driver's accounting
-cannot resolve less, because it rounds to whole percents."""
+"""Amounts up to half a percent of a process's lifetime, which is the lifetime divided by this
+number, are not booked. The driver's accounting cannot resolve less, because it rounds to whole
+percents."""
 
 
 def adjust_ends(sample: NodeSample) -> list[LateAdjustment] | None:
@@ -52,7 +53,7 @@ def unbooked_ns(end: ProcessExit) -> int:
 
 
 def adjusted_ns(adjustments: Iterable[LateAdjustment]) -> int:
-    """Return the busy time that these adjustments book on processes, in nanoseconds."""
+    """Return the busy time that is moved from `unattributed` to users, in nanoseconds."""
     # Only positive entries: the counterpart on `unattributed` is negative.
     return sum(
         max(0, entry.busy_ns or 0) for adjustment in adjustments for entry in adjustment.entries
@@ -95,10 +96,10 @@ def _adjust(end: ProcessExit, unbooked: int, sample: NodeSample) -> LateAdjustme
 def _times(end: ProcessExit, sample: NodeSample) -> tuple[int, int]:
     """Return the start and the end of the ticks that contain the process, by the node's clock.
 
-    If this end is not within 25 hours before the tick that reports it, the clock was set in the
-    meantime, or the time is forged. The range then keeps its length, but ends with the reporting
-    tick. Without this limit, one tick could report times on many different days, and the store
-    would create a directory for each day.
+    The agent reports both times. If the end is not within the 25 hours before the tick that reports
+    it, the clock was set in the meantime, or the time is forged. The returned times then have the
+    same distance, but end with the reporting tick. Without this limit, one tick could report times
+    on many different days, and the store would create a directory for each day.
     """
     if 0 <= sample.time_ns - end.until_time_ns <= MAX_BEHIND_NS:
         return end.from_time_ns, end.until_time_ns

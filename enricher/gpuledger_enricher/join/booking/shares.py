@@ -144,7 +144,7 @@ class Claim(Portion):
         self.job_id: str | None = None
         """For a job: its id."""
         self.rank = 0
-        """Position of the user in the tick's order of users."""
+        """Position of the claim in the order that `gather_claims` describes."""
         self.is_sampled = False
         """Whether the driver reported the SM utilization of any process of the claim."""
         self.sm_ppm = 0
@@ -202,12 +202,16 @@ class Split:
         self.idle = 0
         """The amount that is idle."""
         self.idle_parts: list[int] | None = None
-        """`idle`, divided among the device's parts; `None` if there is only one part."""
+        """The idle amount of each allocated part of the device; `None` if there is only one part.
+        """
         self.method: Any = None
-        """How the amount was determined: a member of the quantity's own enumeration."""
+        """How the amount was determined, such as a `BusyMethod` for busy time."""
 
     def divide_idle(self, numerator: int, denominator: int, allocated: AllocatedParts) -> None:
-        """Divide `idle`, whose exact value is `numerator` / `denominator`, among the parts."""
+        """Divide the idle amount among the device's parts.
+
+        The exact idle amount, before rounding, is `numerator` / `denominator`.
+        """
         pieces = [number for _, number in allocated.parts]
         self.idle_parts = divide(self.idle, pieces, numerator, denominator * allocated.whole)
 
@@ -457,9 +461,11 @@ def split_busy(
     interval_ns: int,
     several: AllocatedParts | None = None,
 ) -> Split | None:
-    """Split the time in which kernels ran; return `None` if the driver did not report this time.
+    """Split the interval into busy and idle time, and the busy time among the claims.
 
-    `several` is given if the device has several parts: idle time is divided among the parts.
+    Return `None` if the driver reports neither the utilization of the device nor that of the
+    processes. `several` is given if the device has several allocated parts; the idle time is then
+    divided among these parts.
     """
     if utilization_ratio is not None:
         ppm = parts_per_million(utilization_ratio)
@@ -491,7 +497,10 @@ def split_busy(
 
 
 def _share_busy(busy_ns: int, claims: list[Claim], numerator: int) -> None:
-    """Set the busy time of each claim by weight; the exact total is `numerator` / 1,000,000 ns."""
+    """Divide the busy time of a row among the claims, in proportion to their weights.
+
+    The exact busy time, before rounding to `busy_ns`, is `numerator` / 1,000,000 nanoseconds.
+    """
     total = 0
     for claim in claims:
         total += claim.weight
@@ -701,7 +710,7 @@ def _claim_of(category: Category, claims: list[Claim]) -> Claim:
 
 
 def allocated_times(interval_ns: int, allocated: AllocatedParts) -> list[int]:
-    """Return the interval divided among the allocated parts of a device, in nanoseconds."""
+    """Return the allocated time of each part of a device in ns; the sum is the interval."""
     if len(allocated.parts) == 1:
         return [interval_ns]
     pieces = [number for _, number in allocated.parts]

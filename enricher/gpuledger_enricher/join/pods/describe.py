@@ -132,7 +132,7 @@ class EncodedDescriptions(NamedTuple):
     containers: msgspec.Raw
     """The containers on which entries are booked."""
     allocations: msgspec.Raw
-    """The containers that hold GPUs."""
+    """The containers to which GPUs are allocated."""
     namespaces: msgspec.Raw | None
     """The pods' namespaces; `None` if none is known."""
     node_description: msgspec.Raw | None
@@ -143,7 +143,7 @@ class PodDescriptions(NamedTuple):
     """The descriptions of a node's pods, and the inputs that they were made from."""
 
     version: int
-    """The pod cache's version of the node's pods when they were described."""
+    """The result of `PodCache.version_of` for the node when its pods were described."""
     from_ns: int
     """First event time for which the description is valid."""
     until_ns: int
@@ -155,7 +155,7 @@ class PodDescriptions(NamedTuple):
     encoded: EncodedDescriptions
     """The encoded description for the event, with the same bytes from tick to tick."""
     foreign_allocatees: int
-    """Number of pods on other nodes that the tick reports as holders of devices on this node."""
+    """Number of pods on other nodes to which, by the tick, devices of this node are allocated."""
     pending: Collection[Identity]
     """Containers whose pods have no record yet."""
     named: int
@@ -163,9 +163,9 @@ class PodDescriptions(NamedTuple):
     foreign: Collection[PodRecord]
     """Records of the containers' pods that the API server has placed on another node."""
     node_version: int
-    """Version of the node's own record."""
+    """The result of `NamedObjects.version_of` for the node."""
     namespaces: Sequence[tuple[str, int]]
-    """Keys of the pods' namespaces and the versions of their records."""
+    """The key of each namespace of the pods, with the result of `NamedObjects.version_of`."""
     namespaces_left_out: int
     """Number of known namespaces that are left out because an event has no room for them."""
 
@@ -348,7 +348,7 @@ def identity_of(container: ContainerRef | IncidentProcess) -> Identity:
 def find_foreign_pods(
     identities: Iterable[Identity], pods: PodCache, *, node: str
 ) -> dict[Identity, PodRecord]:
-    """Return those pods of the identities that the API server has placed on another node.
+    """Return the pods with these identities that the API server has placed on another node.
 
     A pod never moves, so its record names its node permanently. A pod without a record in this
     worker is pending, not foreign; this includes every pod in the partitions of other workers. A
@@ -360,7 +360,7 @@ def find_foreign_pods(
 
 
 class _NamelessPod(NamedTuple):
-    """A pod without a known record on this node."""
+    """A pod of an event for which no record on the event's node is known."""
 
     uid: str | None
     state: PodState
@@ -368,10 +368,10 @@ class _NamelessPod(NamedTuple):
 
 
 class EventPods:
-    """The pods of one event; each is listed once, and other fields refer to its position.
+    """The pods of one event; each is listed once, and other fields refer to it by its position.
 
-    Pods that use GPUs come first, in an order that depends only on their identities. Pods that only
-    hold devices follow, by name.
+    Pods that use GPUs come first, in an order that depends only on their identities. Pods to which
+    devices are only allocated follow, by name.
     """
 
     def __init__(self, pods: PodCache, *, node: str, time_ns: int) -> None:
@@ -382,13 +382,15 @@ class EventPods:
         self._containers: list[set[str]] = []
         """For each pod, the names of its containers in the event."""
         self._positions: dict[str | PodName, int] = {}
-        """Position by UID (by container id if there is no UID), and by name for holders."""
+        """Position of each pod, by its UID, or by a container id if the UID is unknown. A pod that
+        was found by an allocation also has its position by name."""
         self._users: dict[Identity, int] = {}
         self._named_here: Mapping[PodName, Sequence[KnownPod]] | None = None
         self.changes_ns: list[int] = []
         """Times at which a description changes, or at which a name passes to another pod."""
         self.foreign_allocatees = 0
-        """Number of holders of devices that are placed on another node."""
+        """Number of pods on other nodes to which, by the tick, devices of this node are allocated.
+        """
 
     @property
     def named(self) -> int:
@@ -404,7 +406,11 @@ class EventPods:
         foreign: Collection[Identity],
         named: Mapping[Identity, PodName] = _NOTHING,
     ) -> None:
-        """Add the pods of containers; `named` has the names of pods without a record."""
+        """Add the pods of containers.
+
+        `foreign` has the containers whose pods are placed on another node, and `named` has the
+        names of pods without a record.
+        """
         wanted = set(identities) - {_HOST}
         for identity in sorted(wanted, key=lambda identity: (identity[0] or "", identity[1] or "")):
             known = self._pods.find(*identity, node=self._node, time_ns=self._time_ns)
@@ -454,7 +460,7 @@ class EventPods:
         return found
 
     def add_allocatee(self, name: PodName) -> int:
-        """Add the pod that holds devices, given its name; return its position."""
+        """Add the pod of this name, to which devices are allocated; return its position."""
         position = self._positions.get(name)
         if position is not None:
             return position
@@ -551,7 +557,7 @@ def describe_known(known: KnownPod, containers: Collection[str], *, time_ns: int
 
 
 def attribute_incident(incident: Incident, pods: PodCache) -> AttributedIncident:
-    """Return an incident with the pods on the GPU: pods of its processes, and holders of the GPU.
+    """Return an incident with the pods that use the GPU and the pods to which it is allocated.
 
     The pods are found in the same way as an event's pods, so a node cannot name the pods of another
     node.

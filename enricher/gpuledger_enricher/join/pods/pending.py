@@ -18,7 +18,7 @@ from gpuledger_enricher.join.pods.describe import Identity
 from gpuledger_enricher.join.pods.pods import ids_of
 
 MAX_PENDING: Final = 10_000
-"""With all their names, they take 60 MB."""
+"""Maximum number of pending pods. With all their names, they take 60 MB."""
 _MAX_NAMES: Final = 16
 _SWEEP_NS: Final = NS_PER_SECOND
 

@@ -35,7 +35,8 @@ PAST_VERSIONS_NS: Final = 8 * NS_PER_HOUR
 """How long versions are kept after newer ones have replaced them: the retention of samples plus the
 hours for which samples may have waited on their node."""
 MAX_PAST_VERSIONS: Final = 4_096
-"""Maximum per object; a pod whose labels change all the time gets a version every few seconds."""
+"""Maximum number of earlier versions per object. A pod whose labels change all the time gets a new
+version every few seconds."""
 SKEW_NS: Final = NS_PER_MINUTE
 """Assumed difference between the clocks of a node and the API server: a pod may hold devices this
 long before its creation."""
@@ -43,7 +44,7 @@ LINGER_NS: Final = 5 * NS_PER_SECOND
 """How long a kubelet may still list the devices of a pod that the API server no longer has."""
 _NONE: Final[dict[str, str]] = {}
 _NOW_NS: Final = 2**63
-"""Later than all known times, to look up the present state."""
+"""A time after all known times, which looks up the present state."""
 N = TypeVar("N", str, tuple[str, str])
 OnNode = tuple[str, str]
 """A node, and a name that is valid on this node only."""
@@ -55,7 +56,7 @@ DescriptionT = TypeVar("DescriptionT", bound=NodeDescription | NamespaceDescript
 
 
 class PastVersion(NamedTuple, Generic[FactsT]):
-    """Facts that consecutive versions of an object had in common, until a version changed them."""
+    """Facts of an object that were in force until a newer version of the object changed them."""
 
     until_ns: int
     """When podwatch saw the version that changed the facts."""
@@ -76,7 +77,7 @@ class KnownObject(msgspec.Struct, Generic[RecordOf, FactsT], gc=False):
     """Earlier versions with other facts, ordered by the time until which each was in force."""
 
     def facts(self) -> FactsT:
-        """Return the newest version's facts, as far as descriptions contain them."""
+        """Return those facts of the newest version that descriptions contain."""
         raise NotImplementedError
 
     def at(self, time_ns: int) -> FactsT:
@@ -170,8 +171,8 @@ class KnownPod(KnownObject[PodRecord, PodFacts], gc=False):
     def rank_at(self, time_ns: int) -> tuple[bool, bool, int, str]:
         """Return a sort key for pods of the same name: the maximum is the pod that has the name.
 
-        These rank higher, in this order: pods created by that time, pods not deleted by that time,
-        and newer pods.
+        A pod that was created by that time ranks higher. Among such pods, a pod that was not
+        deleted by that time ranks higher, and then the newer pod.
         """
         created_ns, deleted_ns = self.record.created_time_ns, self.record.deleted_time_ns
         is_there_still = deleted_ns is None or time_ns < deleted_ns
@@ -248,7 +249,8 @@ class KnownNamespace(KnownObject[NamespaceRecord, Existence[NamespaceDescription
 class NamedObjects(Generic[DescriptionT]):
     """The nodes or the namespaces known to a worker, by cluster and name.
 
-    Memory is bounded by the objects of the worker's partitions and some hours of versions of each.
+    Memory is bounded by the objects in the worker's partitions. Each object keeps its versions of
+    the last eight hours.
     """
 
     def __init__(
@@ -265,7 +267,7 @@ class NamedObjects(Generic[DescriptionT]):
         return len(self._objects)
 
     def version_of(self, key: str) -> int:
-        """Return the number of an object's last change; 0 if the object is unknown."""
+        """Return a number that grows with each change of an object; 0 if the object is unknown."""
         return self._changed.get(key, 0)
 
     def at(self, key: str, time_ns: int) -> DescriptionT | None:
@@ -317,10 +319,11 @@ class NamedObjects(Generic[DescriptionT]):
 
 
 def _is_former(record: NodeRecord | NamespaceRecord, *, than: NodeRecord | NamespaceRecord) -> bool:
-    """Return whether a record is an earlier version, or an earlier object of the same name.
+    """Return whether a record is older than `than`, which has the same cluster and name.
 
-    Versions are compared within one object only, because a cluster that is rebuilt counts versions
-    from 1 again.
+    It is older if it is an earlier version of the same object, or if its object was created
+    earlier. Versions are compared within one object only, because a cluster that is rebuilt counts
+    versions from 1 again.
     """
     if record.uid == than.uid:
         return is_older(record, than=than)
@@ -336,7 +339,7 @@ class ClusterObjects:
 
 
 class NodePods:
-    """The UIDs of a node's pods, and the number of their last change."""
+    """The UIDs of a node's pods, and a number that grows whenever one of the pods changes."""
 
     __slots__ = ("uids", "version")
 
@@ -346,7 +349,7 @@ class NodePods:
 
 
 class Names(Generic[N]):
-    """Assigns names of one kind to pods, and remembers the other pods that claim the same name.
+    """Finds pods by names of one kind, such as container ids; several pods may claim one name.
 
     A younger pod cannot take over a name while the older pod lives. Otherwise a person who may
     create pods could have the use of another pod attributed to their own pod. A static pod keeps
@@ -413,15 +416,20 @@ class Names(Generic[N]):
 
 
 class PodCache:
-    """The pods of one cluster known to a worker; bounded by the pods of its partitions."""
+    """The known pods of one cluster; memory is bounded by the pods in the worker's partitions."""
 
     def __init__(self, changes: Iterator[int] | None = None) -> None:
-        """Create an empty cache; successive caches of one cluster must share `changes`."""
+        """Create an empty cache.
+
+        `changes` numbers the changes of pods; successive caches of one cluster must share it.
+        """
         self._pods: dict[str, KnownPod] = {}
         self._by_container: Names[str] = Names(self._pods)
-        """By container id, but only for pods of one node: the first node with a pod of this id."""
+        """Pods by container id. If pods of several nodes have the same id, only the pods of the
+        first node are here."""
         self._by_container_on_node: Names[OnNode] = Names(self._pods)
-        """By node and container id, for pods of other nodes; kubelets may report any id."""
+        """Pods of the other nodes, by node and container id. Kubelets may report any id, so an id
+        may occur on several nodes."""
         self._by_hash: Names[OnNode] = Names(self._pods)
         self._nodes: dict[str, NodePods] = {}
         # By name only, because the record already has this string; tuples take 100 bytes more per
@@ -433,7 +441,7 @@ class PodCache:
         return len(self._pods)
 
     def version_of(self, node: str) -> int:
-        """Return the number of the last change of a node's pods; 0 for a node without pods.
+        """Return a number that grows with each change of a node's pods; 0 for a node without pods.
 
         Values that were derived from the pods are valid until the number changes.
         """
@@ -583,7 +591,7 @@ class PodCache:
 
 
 class ClusterPods:
-    """The pods known to a worker, by cluster; a name, UID or id applies to one cluster only.
+    """The pods known to a worker, by cluster; names, UIDs and ids are unique only within a cluster.
 
     Memory is bounded by the pods of the worker's partitions; clusters without pods are dropped.
     """
@@ -640,14 +648,20 @@ def ids_of(pod: PodRecord) -> dict[str, str]:
 
 
 def _right_to_name(pod: PodRecord) -> tuple[bool, int, str]:
-    """Return a sort key for claims on a name: the oldest living pod, else the newest deleted."""
+    """Return a sort key for the pods that claim a name: the minimum is the pod that gets it.
+
+    This is the oldest pod that is not deleted. If all are deleted, it is the newest one.
+    """
     if pod.deleted_time_ns is None:
         return False, pod.created_time_ns, pod.uid
     return True, -pod.created_time_ns, pod.uid
 
 
 def _former(earlier: dict[str, str], pod: PodRecord) -> dict[str, str]:
-    """Return the names of the newest containers that only earlier versions contain, by id."""
+    """Return the names of containers that only earlier versions of a pod contain, by id.
+
+    If there are too many, only the newest containers are kept.
+    """
     named = ids_of(pod)
     previous_containers = [item for item in earlier.items() if item[0] not in named]
     return dict(previous_containers[-MAX_FORMER_CONTAINERS:]) if previous_containers else _NONE

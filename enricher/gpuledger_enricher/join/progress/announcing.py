@@ -24,9 +24,11 @@ class _Partition(msgspec.Struct):
     due_seconds: float
     """When the next watermark is due, in seconds of the worker's clock."""
     drawn: Mapping[str, Reached] | None = None
-    """State including the batch that is being delivered, by cluster."""
+    """For each cluster, the time through which it is complete once the current batch is delivered.
+    """
     acknowledged: Mapping[str, Reached] | None = None
-    """State including all acknowledged batches, by cluster; `None` if it is already published."""
+    """For each cluster, the time through which the acknowledged batches make it complete; `None` if
+    these times are already published."""
 
 
 class Announcer:
@@ -73,7 +75,7 @@ class Announcer:
                 state.due_seconds = now_seconds + RENEWED_AFTER_SECONDS
 
     def publish(self, partition: int, *, next_offset: int | None) -> None:
-        """Record the offset after a partition's events; `None` if the bus did not report it."""
+        """Record the offset after the published events; `None` if the bus did not report it."""
         if state := self._partitions.get(partition):
             state.next_offset = next_offset
 

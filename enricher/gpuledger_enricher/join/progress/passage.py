@@ -1,4 +1,4 @@
-"""Detects whether a tick is a duplicate, late, after a gap, or ahead of its boot.
+"""Detects duplicate and late ticks, gaps before ticks, and ticks whose `seq` runs ahead.
 
 Pure functions of ticks and the watermarks of their nodes. The only clock used is the worker's; it
 limits the times of the nodes.
@@ -14,10 +14,10 @@ The earlier of these two times gives a start that is too late by at most that da
 which the tick waited on its node. The latest such start of all booked ticks is kept with the
 watermark. The later of the two times gives a start that may be too late, but is never too early.
 
-If a tick's start by the later time is more than `MAX_AHEAD_NS` before the kept start, no node wrote
-this `seq`. The limit is a day, plus a day of waiting on the node. Late ticks, gaps and clocks that
-are set shift the start in the other direction. So a genuine tick is rejected only if two clocks are
-wrong at once.
+Suppose that the start from a tick's later time is more than `MAX_AHEAD_NS` before the kept start.
+Then no node wrote this `seq`. The limit is a day, plus a day of waiting on the node. Late ticks,
+gaps and clocks that are set shift the start in the other direction. So a genuine tick is rejected
+only if two clocks are wrong at once.
 """
 
 from bisect import bisect_left
@@ -34,9 +34,11 @@ from gpuledger.records import BootProgress, NodeProgress, NodeSample
 LATE_SECONDS: Final = 30.0
 """A tick is late if it is further than this behind the time that its partition has reached."""
 MIN_GAP_NS: Final = 50 * NS_PER_MS
-"""A shorter time between two ticks is imprecision of the clocks, which are read in sequence."""
+"""Minimum time between two ticks that counts as a gap. Shorter times come from the imprecision of
+clocks, which are read one after the other."""
 UNRESPONSIVE_NS: Final = 120 * NS_PER_SECOND
-"""The join does not wait for a node further than this behind the time its partition has reached."""
+"""A node counts as unresponsive if it is further than this behind the time that its partition has
+reached. The join does not wait for unresponsive nodes."""
 _STEP_NS: Final = NS_PER_SECOND
 # Two clocks of one machine drift apart by less than one part in this number.
 _DRIFT: Final = 1000
@@ -52,19 +54,20 @@ _ON_NODE_NS: Final = NS_PER_DAY
 # Brokers accept timestamps up to this far ahead of the broker's clock (`gpuledger.topics`).
 _REPORTED_AHEAD_NS: Final = NS_PER_DAY
 MAX_AHEAD_NS: Final = _REPORTED_AHEAD_NS + _ON_NODE_NS
-"""No honest sample runs ahead by more than this while one of the two clocks is right."""
+"""Maximum time by which the `seq` of a genuine sample may appear to run ahead, if at least one of
+the two clocks is right."""
 
 
 class BootWatermark(NamedTuple):
-    """The last booked tick of an earlier boot of a node."""
+    """The start and the last booked tick of one boot of a node."""
 
     boot_id: str
     """The kernel's id of the boot."""
     seq: int
     """The number of the boot's last booked tick, in milliseconds since the start of the boot."""
     begun_ns: int
-    """Start of the boot: the latest one calculated from booked ticks, by the earlier of two clocks.
-    """
+    """Start of the boot, in nanoseconds since the epoch. Each booked tick gives a start, from the
+    earlier of the record's timestamp and the worker's clock; this is the latest one."""
     first_ns: int
     """When the boot's first tick was booked, by the worker's clock."""
     last_ns: int
@@ -74,7 +77,11 @@ class BootWatermark(NamedTuple):
     running."""
 
     def booked_for_ns(self, now_ns: int) -> int:
-        """Return the time from the boot's first tick until now, or until an hour after its last."""
+        """Return for how long the boot has been booked.
+
+        The time starts with the first booked tick. It ends at `now_ns`, but at the latest an hour
+        after the last booked tick.
+        """
         return min(now_ns, self.last_ns + _AWAY_NS) - self.first_ns
 
 
@@ -92,8 +99,8 @@ class NodeWatermark(msgspec.Struct, gc=False):
     last_seen_ns: int
     """When a worker last read a tick of the node, by the worker's clock."""
     begun_ns: int
-    """Start of the boot: the latest one calculated from booked ticks, by the earlier of two clocks.
-    """
+    """Start of the boot, in nanoseconds since the epoch. Each booked tick gives a start, from the
+    earlier of the record's timestamp and the worker's clock; this is the latest one."""
     first_ns: int
     """When the first tick of the boot was booked, by the worker's clock."""
     last_ns: int
@@ -157,7 +164,7 @@ class NodeWatermark(msgspec.Struct, gc=False):
         return next((boot.seq for boot in self.before if boot.boot_id == boot_id), None)
 
     def begun_ns_of(self, boot_id: str) -> int | None:
-        """Return the kept start of a boot; `None` if no tick of the boot is known."""
+        """Return the known start of a boot; `None` if no tick of the boot is known."""
         if boot_id == self.boot_id:
             return self.begun_ns
         return next((boot.begun_ns for boot in self.before if boot.boot_id == boot_id), None)
@@ -207,9 +214,9 @@ def overlap_before_ns(sample: NodeSample, watermark: NodeWatermark | None) -> in
 def clock_step_seconds(sample: NodeSample, watermark: NodeWatermark | None) -> float | None:
     """Return by how many seconds the node's clock was set since the previous booked tick.
 
-    Within a boot, the result is the difference between the node's time and `seq`. Between boots, a
-    step is detected only if the later boot begins before the earlier boot's last tick. Return
-    `None` if no step is detected.
+    Within a boot, the result is the change of the node's time minus the change of `seq`. Between
+    boots, a step is detected only if the later boot begins before the earlier boot's last tick.
+    Return `None` if no step is detected.
     """
     if watermark is None:
         return None
@@ -237,10 +244,10 @@ def begin_of(seq: int, *, time_ns: int) -> int:
 def seq_ahead_seconds(
     sample: NodeSample, watermark: NodeWatermark | None, *, written_ms: int, now_ns: int
 ) -> float | None:
-    """Return by how many seconds a tick runs ahead of its boot; `None` if at most a day.
+    """Return by how many seconds a tick's `seq` runs ahead; `None` if it is at most a day.
 
-    The tick's time is the later of `written_ms`, the record's timestamp, and `now_ns`, the worker's
-    clock.
+    The result is the known start of the boot minus the start that this tick gives. The tick's time
+    is the later of `written_ms`, the record's timestamp, and `now_ns`, the worker's clock.
     """
     begun_ns = watermark.begun_ns_of(sample.boot_id) if watermark else None
     if begun_ns is None:

@@ -27,17 +27,17 @@ from gpuledger_enricher.join.progress.passage import (
 # Longer than samples are kept: ticks that were booked before cannot be read again.
 FORGOTTEN_AFTER_NS: Final = NS_PER_DAY
 NEWEST_BOOTS: Final = 4
-"""Newest boots that are kept. A batch that is sent twice may hold ticks of several boots, if a node
-rebooted with unsent ticks."""
+"""Number of a node's newest boots that are kept. If a node rebooted with unsent ticks, a batch that
+is sent twice may have ticks of several boots."""
 LONGEST_BOOTS: Final = 4
-"""Older boots that are kept. The node's real boot is among those that have been booked for longest,
-however many boots were forged since."""
+"""Number of a node's older boots that are kept: those that have been booked for longest. The real
+boot is among them, however many boots were forged since."""
 MAX_NODES: Final = 20_000
 """Maximum number of nodes of one partition: several times the size of the largest clusters."""
 
 
 class NodeWatermarks:
-    """The watermarks of one partition's nodes, and the list of watermarks to publish.
+    """The watermarks of one partition's nodes, and the list of those that must be published.
 
     Memory is bounded by the nodes that sent ticks within a day.
     """
@@ -160,7 +160,7 @@ class NodeWatermarks:
             self._advanced[node] = None
 
     def take(self, written: NodeProgress, *, last_seen_ns: int) -> None:
-        """Restore published progress, unless the known progress of the boot is already further."""
+        """Restore a node's published progress, unless later progress of this boot is known."""
         before = tuple(
             BootWatermark(
                 boot.boot_id,
