@@ -49,7 +49,7 @@ class GivenKeys:
         return self._current()
 
     def is_due(self, token: AwsKeys, *, now_seconds: float) -> bool:  # noqa: ARG002  # as TokenSource has it
-        """Return whether the current keys differ from `token`, because a file has changed."""
+        """Return whether `token` is outdated, because a file with the keys has changed."""
         return token != self._current()
 
 

@@ -41,8 +41,8 @@ from gpuledger_sinks.timelines import SeenTicks
 from gpuledger_sinks.watermarks import WatermarkRelay, open_relay
 
 _FENCED_SECONDS: Final = 3.0
-"""Pause after fencing: a consumer group's heartbeat interval, after which the partition's owner is
-known."""
+"""Pause after another sink took over a partition of this one. This is a consumer group's heartbeat
+interval; after it, the group has reported the partition's owner."""
 _FINISH_SECONDS: Final = 2.5
 """Time for a commit under way to finish when its partition is revoked."""
 MAX_TRANSACTION_BYTES: Final = 16 * 2**20
@@ -317,11 +317,12 @@ class KafkaSink(Sink):
 
     @override
     async def redeliver(self, rejected: Sequence[RejectedEvent], /) -> Sequence[Refusal | None]:
-        """Write the messages of events to their partitions; return why each is rejected, or `None`.
+        """Write the messages of events to their partitions; return one result per event.
 
-        The messages are written outside the sink's transactions, because a transaction would also
-        commit the sink's offsets. If the brokers do not answer, the caller repeats the call.
-        Readers recognise repeated messages by their identity.
+        The result is the reason if an event is rejected, otherwise `None`. The messages are written
+        outside the sink's transactions, because a transaction would also commit the sink's offsets.
+        If the brokers do not answer, the caller repeats the call. Readers recognise repeated
+        messages by their identity.
         """
         partitions = await self._bus.partitions(self._settings.topic)
         return [await self._write_again(each, partitions=partitions) for each in rejected]

@@ -243,7 +243,7 @@ class _Session:
                 await self._commit_done()
 
     def _context(self) -> SinkContext:
-        """Return a context that is valid for the current epochs."""
+        """Return a context for records that are polled in the current epochs."""
         return SinkContext(
             consumer=self.consumer,
             dead_letters=self.dead_letters,
@@ -296,7 +296,7 @@ class _Session:
             self._lag.keep(self._progress.epochs)
 
     def _pause_full(self) -> float:
-        """Pause the partitions that are full; return the maximum time of the next poll in seconds.
+        """Pause partitions that the sink reports as full; return the poll timeout in seconds.
 
         The time is short if a partition is paused, because it may soon accept records again.
         """

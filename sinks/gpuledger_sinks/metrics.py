@@ -116,7 +116,7 @@ WATERMARK_TIMESTAMP: Final = Gauge(
 )
 _NO_DEAD_LETTER: Final = {"duplicate", "repeated", "superseded", "too_many"}
 _UNREAD_INCIDENTS: Final = {"too_old"}
-"""Reasons for which only the alerts sink writes no dead letter."""
+"""Reasons for which the alerts sink writes no dead letter, although other sinks do."""
 
 
 def count_dropped(sink: str, reason: str, count: int = 1) -> None:

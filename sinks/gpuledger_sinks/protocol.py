@@ -88,7 +88,7 @@ class AcknowledgedOffsets:
         return dict(self._epochs)
 
     def is_current(self, partition: TopicPartition, epochs: Epochs) -> bool:
-        """Return whether the partition has stayed assigned since it had its epoch in `epochs`."""
+        """Return whether the partition has stayed assigned since `epochs` was read."""
         return partition in epochs and epochs[partition] == self._epochs.get(partition)
 
     def done(self, partition: TopicPartition, next_offset: int) -> None:
@@ -111,7 +111,7 @@ class AcknowledgedOffsets:
 
 @dataclass(frozen=True, kw_only=True)
 class SinkContext:
-    """The loop's services for a sink that processes records polled in certain epochs.
+    """Gives a sink the loop's services; valid for the epochs in which the context was made.
 
     A sink may work on a batch for as long as its receiver is unavailable. If the partition is
     revoked meanwhile, the sink drops its state of the partition. Acknowledgements of the batch are
@@ -140,9 +140,9 @@ class SinkContext:
     ) -> None:
         """Record that all records before `next_offset` are done.
 
-        `time_ns` is the time of the newest of these records. Ignored unless the partition has
-        stayed assigned since this context was made. With `commits_itself`, the sink commits the
-        offset, and the loop does not.
+        `time_ns` is the time of the newest of these records. The call has no effect unless the
+        partition has stayed assigned since this context was made. With `commits_itself`, the sink
+        commits the offset, and the loop does not.
         """
         if not self.is_current(partition):
             return
@@ -157,13 +157,13 @@ class Refusal(NamedTuple):
     """Why an event cannot be delivered."""
 
     reason: str
-    """One word, as in its dead letter."""
+    """The reason in one word, as in the event's dead letter."""
     detail: str
-    """One sentence."""
+    """The reason in one sentence."""
 
 
 class RejectedEvent(NamedTuple):
-    """An event from a dead letter, and the record in which its sink read it."""
+    """An event that a sink rejected, and the record from which the sink first read it."""
 
     record: Record
     event: GpuEvent
@@ -230,11 +230,12 @@ class Sink(Protocol):
     """Maximum number of events per call of `redeliver`."""
 
     async def redeliver(self, rejected: Sequence[RejectedEvent], /) -> Sequence[Refusal | None]:
-        """Deliver events again; return the reason for each that is rejected again, else `None`.
+        """Deliver rejected events again; return one result per event, in the same order.
 
-        Only kinds that take replays (`gpuledger_sinks.replays`) implement this. It may be called at
-        any time and does not change the sink's state. Raises ReceiverUnavailableError or BusError
-        if the receiver did not answer; the caller must then call it again with the same events.
+        The result is the reason if an event is rejected again, and `None` if it is delivered. Only
+        sinks that take replays (`gpuledger_sinks.replays`) implement this. It may be called at any
+        time and does not change the sink's state. Raises ReceiverUnavailableError or BusError if
+        the receiver did not answer; the caller must then call it again with the same events.
         """
         return [Refusal("rejected", "this sink does not support replays")] * len(rejected)
 

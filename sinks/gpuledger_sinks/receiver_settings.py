@@ -43,7 +43,8 @@ class Sigv4Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     secret_access_key: Secret | None = None
     """Secret access key that belongs to `access_key_id`."""
     session_token: Secret | None = None
-    """Session token of temporary keys. Whatever renews the keys must rewrite all their files."""
+    """Session token of temporary keys. A program that renews the keys must rewrite all their files.
+    """
     role_arn: str = ""
     """Role to assume with a web identity token. Empty uses the variable `AWS_ROLE_ARN`, which EKS
     sets in pods whose service account has a role."""

@@ -32,9 +32,9 @@ class SinkKind:
     has_readings: bool = False
     """Whether it reads the nodes' other readings in addition to events."""
     relays_watermarks: bool = False
-    """Whether it publishes watermarks of what it has delivered."""
+    """Whether it publishes watermarks of the events that it has delivered."""
     drop_reasons: tuple[str, ...]
-    """Reasons for which it may drop what it read."""
+    """Reasons for which it may drop records that it has read."""
     takes_replays: bool = False
     """Whether it redelivers rejected events from the replay topic."""
 

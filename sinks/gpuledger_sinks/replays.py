@@ -26,7 +26,8 @@ from gpuledger_sinks.protocol import Batch, Partitions, RejectedEvent, Sink, Sin
 
 MAX_POLL_RECORDS: Final = 100
 _MAX_BYTES: Final = 2**20
-"""Maximum size of the events of one delivery, as their labels may take a hundred times as much."""
+"""Maximum size of the events of one delivery, because their labels may take a hundred times as much
+memory."""
 
 
 class ReplaySink(Sink):

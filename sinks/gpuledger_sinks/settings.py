@@ -87,8 +87,8 @@ class RemoteWriteSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_un
     external_labels: dict[str, str] = msgspec.field(default_factory=dict)
     """Additional labels of every series, such as `replica`. `cluster` comes from the records."""
     interval_seconds: Annotated[float, msgspec.Meta(ge=0, le=3_600)] = 15.0
-    """Node time per sample of each series, in seconds: gauges are sent as mean and maximum,
-    counters exactly. 0 sends every sample of the agent."""
+    """Interval between samples of a series, in seconds of node time: gauges are sent as mean and
+    maximum, counters exactly. 0 sends every agent sample."""
     pod_labels: list[str] = msgspec.field(default_factory=list)
     """Kubernetes names of pod labels to add to `gpuledger_pod_info` as `label_…`. podwatch must
     keep them as well (its setting `labels`)."""
@@ -310,7 +310,8 @@ class AlertsSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_unknown
 
 
 _LONGEST_SECONDS: Final = 10_000_000_000
-"""Three centuries: more than a count of nanoseconds since 1970 can hold."""
+"""Maximum of settings in seconds, about three centuries. Nanoseconds since 1970 cannot represent a
+longer time."""
 
 
 _UNUSABLE_IN_FOLDERS: Final = frozenset("[]^|%\\")
@@ -361,8 +362,8 @@ class RowsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Settings of the sink that writes flat rows."""
 
     topic: Name = _OWN_ROWS
-    """Topic for the rows, which keep their events' partition modulo this topic's number. The
-    default is the installation's own topic, including `kafka.topic_prefix`."""
+    """Topic for the rows. Rows keep their event's partition number, modulo this topic's number of
+    partitions. Default: the installation's topic, including `kafka.topic_prefix`."""
     commit_interval_seconds: Pause = 0.1
     """Pause between transactions unless a poll was full, in seconds. Every transaction has a fixed
     cost, however few rows it contains."""

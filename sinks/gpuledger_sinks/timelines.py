@@ -1,4 +1,4 @@
-"""A tick's place in its node's time, and whether it was seen before.
+"""Decides whether a tick is its node's newest, was seen before, or comes from an earlier boot.
 
 A restarted join may publish a tick twice. Ticks are identified by (cluster, node, boot, seq).
 `SeenTicks` is for sinks that keep no other state of a node. While a partition is assigned, it keeps
@@ -35,10 +35,8 @@ from gpuledger.records import GpuEvent, NodeReadings
 TickRecord = GpuEvent | NodeReadings
 """A record that identifies a tick of a node and contains the tick's time."""
 MAX_SEEN_BOOTS: Final = 5
-"""Number of most recently heard boots kept per node: a spool may bring ticks of earlier ones.
-
-Fewer than in the join, which also keeps the longest ones.
-"""
+"""Number of boots that are kept per node: those with the newest ticks, because a spool may deliver
+ticks of earlier boots. The join keeps more: also the boots that ran longest."""
 
 
 _NONE_SEEN: Final[Mapping[str, int]] = MappingProxyType({})
@@ -119,11 +117,11 @@ The other boot is then the later one, and its clock is behind."""
 LEAP_NS: Final = 10 * NS_PER_SECOND
 """Clock differences below this are ignored."""
 _TRIAL_MS: Final = 60_000
-"""Time since boot for which a clock is not trusted after it leapt ahead, in milliseconds."""
+"""How long a clock is not trusted after it leapt ahead, in milliseconds of the time since boot."""
 
 
 class TickOrder(Enum):
-    """A tick's place among the ticks of its node."""
+    """How a tick relates to the ticks of its node that came before."""
 
     CURRENT = "current"
     """The newest tick of the running boot."""
@@ -134,7 +132,7 @@ class TickOrder(Enum):
 
 
 class Arrival(NamedTuple):
-    """A tick's place in its node's order, and whether its time can be trusted."""
+    """How a tick relates to the earlier ticks of its node, and whether its time can be trusted."""
 
     order: TickOrder
     has_leapt: bool
@@ -177,7 +175,10 @@ class Timeline:
         return max(0, -self._offset_ns)
 
     def observe(self, event: TickRecord, *, received_ns: int) -> Arrival:
-        """Return the place of a tick and advance to it; `received_ns` is a monotonic time."""
+        """Record a tick; return whether it is new, and whether its time can be trusted.
+
+        `received_ns` is the current time of the monotonic clock.
+        """
         if not self._boots.is_new(event):
             return Arrival(TickOrder.REPEATED, has_leapt=False)
         is_alive = self._boot_id != "" and received_ns - self.received_ns < _OVER_AFTER_NS
@@ -221,7 +222,11 @@ class Timelines:
         self._nodes[node] = Timeline(seqs, time_ns=time_ns, received_ns=received_ns)
 
     def observe(self, event: TickRecord, *, received_ns: int) -> Arrival:
-        """Return the place of a tick in its node's time, and advance to it."""
+        """Record a tick of a node; return whether it is new, repeated or superseded.
+
+        The result also has whether the tick's time can be trusted. `received_ns` is the current
+        time of the monotonic clock.
+        """
         self._nodes.go_on(received_ns)
         node = node_key(event)
         if (timeline := self._nodes.get(node)) is None:

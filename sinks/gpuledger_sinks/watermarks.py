@@ -113,14 +113,14 @@ class WatermarkRelay:
     def complete_with_ns(self, partition: int, next_offset: int) -> int | None:
         """Return the time through which a partition is complete once `next_offset` is committed.
 
-        In nanoseconds since the epoch; `None` if unknown.
+        The time is in nanoseconds since the epoch; `None` if it is unknown.
         """
         return self._completeness.complete_with_ns(partition, next_offset)
 
     def complete_until_ns(self, partition: int) -> int | None:
         """Return the time through which a partition is complete, given the events recorded as done.
 
-        In nanoseconds since the epoch; `None` if unknown.
+        The time is in nanoseconds since the epoch; `None` if it is unknown.
         """
         return self._completeness.complete_until_ns([partition])
 

@@ -21,8 +21,8 @@ lost before Alertmanager ends the alert."""
 _SEND_END_NS: Final = 300 * NS_PER_SECOND
 """How long an alert is still sent after it has ended."""
 _REJECTED_NS: Final = NS_PER_HOUR
-"""Time for which an alert's hold may restart if Alertmanagers rejected the alert and none accepted
-it."""
+"""How long the end of an alert may be postponed if Alertmanagers rejected the alert and none
+accepted it."""
 
 MAX_CHARACTERS: Final = 2_000
 """Maximum length of each label and annotation; a record may have a million characters."""
@@ -34,9 +34,9 @@ class Now(NamedTuple):
     """This machine's clocks at one instant."""
 
     time_ns: int
-    """Since the epoch."""
+    """Wall-clock time, in nanoseconds since the epoch."""
     monotonic_ns: int
-    """By the monotonic clock."""
+    """Time of the monotonic clock, in nanoseconds."""
 
     @classmethod
     def of(cls, clock: Clock) -> "Now":
@@ -46,27 +46,31 @@ class Now(NamedTuple):
 
 @dataclass(slots=True)
 class Changes:
-    """The answered and the awaited changes of one alert; changes are numbered from 1."""
+    """Which changes of an alert were answered by Alertmanagers, and which answers records wait for.
+
+    An alert changes when it begins, continues or ends. Its changes are numbered from 1, and each
+    must be sent. An Alertmanager answers a change by accepting or rejecting the alert.
+    """
 
     answered: int = 0
-    """The last change that an Alertmanager accepted or rejected, or that is never sent."""
+    """Number of the last change that an Alertmanager answered, or that is never sent."""
     awaited: int = 0
-    """The last change whose answer polled records wait for."""
+    """Number of the last change that must be answered before polled records are acknowledged."""
     max_together: dict[str, int] = field(default_factory=dict)
-    """The maximum size of a batch with this alert, for each Alertmanager that rejected the
-    alert."""
+    """The maximum number of alerts in a batch with this alert, for each Alertmanager that rejected
+    the alert."""
 
     def record_answer(self, change: int) -> None:
-        """Record the answer to a change, even if a later change was answered first."""
+        """Record that a change was answered; a later change may have been answered before."""
         self.answered = max(self.answered, change)
 
 
 @dataclass(kw_only=True)
 class ActiveAlert:
-    """One alert, firing or ended recently."""
+    """One alert, firing or ended recently; each of its changes (`Changes`) makes a new object."""
 
     labels: Labels
-    """Its identity: the sorted labels from when the alert began."""
+    """The sorted labels with which the alert began; they identify it."""
     annotations: Mapping[str, str]
     """Texts for people."""
     starts_ns: int
@@ -86,24 +90,25 @@ class ActiveAlert:
     unresponsive_ns: int = 0
     """Time without a tick after which a firing alert is dropped."""
     taken_ns: dict[str, int] = field(default_factory=dict)
-    """When each Alertmanager last accepted the alert in its current form, monotonic."""
+    """When each Alertmanager last accepted the alert since this change, by the monotonic clock."""
     rejected_ns: dict[str, int] = field(default_factory=dict)
-    """When each Alertmanager last rejected the alert in its current form, monotonic."""
+    """When each Alertmanager last rejected the alert since this change, by the monotonic clock."""
     change: int = 1
-    """The number of the change that led to its current form."""
+    """The number of this change."""
     changes: Changes = field(default_factory=Changes)
-    """The alert's changes, shared by all its forms."""
+    """The alert's changes; later objects for the same alert have the same `changes`."""
 
     @property
     def is_answered(self) -> bool:
-        """Whether an Alertmanager has answered its current form or a later one."""
+        """Whether an Alertmanager has answered this change or a later one."""
         return self.changes.answered >= self.change
 
     def hold_until_taken(self, now: Now) -> None:
-        """Restart the hold of an alert with an end, unless an Alertmanager has accepted the alert.
+        """Postpone the end of an alert to `hold_ns` from now if no Alertmanager has accepted it.
 
-        Otherwise the end could pass before an Alertmanager accepts the alert. If Alertmanagers only
-        rejected it, the hold no longer restarts after `_REJECTED_NS`.
+        Otherwise the end could pass before an Alertmanager accepts the alert. An alert without an
+        end is not changed. If Alertmanagers only rejected the alert, its end is no longer postponed
+        after `_REJECTED_NS`.
         """
         # Alertmanager accepts an alert whose first post is past its end, but does not notify.
         is_given_up = self.rejected_ns and now.monotonic_ns - self.seen_ns >= _REJECTED_NS
@@ -112,7 +117,7 @@ class ActiveAlert:
             self.over_ns = now.monotonic_ns + self.hold_ns
 
     def answered_ns(self, receiver: str) -> int | None:
-        """Return when an Alertmanager last accepted or rejected the alert in its current form.
+        """Return when an Alertmanager last accepted or rejected the alert since this change.
 
         The time is by the monotonic clock. Returns `None` if the Alertmanager has done neither.
         """
@@ -241,7 +246,10 @@ class ActiveAlerts:
     def _begin(
         self, labels: Mapping[str, str], annotations: Mapping[str, str], *, at_ns: int, now: Now
     ) -> tuple[ActiveAlert, ActiveAlert | None, bool]:
-        """Return the new alert, the previous one, and whether an older alert was dropped."""
+        """Return the new alert, its previous object or `None`, and whether another was dropped.
+
+        If too many alerts are active, an older one is dropped as in `hold`.
+        """
         key = _identity(labels)
         node, known = _node_of(key), self._active.get(key)
         going = None if known else self._slots.oldest_to_go(node)
@@ -265,10 +273,10 @@ class ActiveAlerts:
         return alert, known, going is not None
 
     def end_state(self, key: Labels, *, at_ns: int, now: Now) -> None:
-        """End the alert of a state now, or once its hold is over.
+        """End the alert of a state now, or as soon as it has been active for its minimum time.
 
-        The hold is needed because Alertmanager sends no notification of an alert that ends before
-        Alertmanager has evaluated it.
+        The minimum time is needed because Alertmanager sends no notification of an alert that ends
+        before Alertmanager has evaluated it.
         """
         alert = self._active.get(key)
         if alert is None or alert.ends_ns is not None:
@@ -309,7 +317,7 @@ class ActiveAlerts:
         return _identity(labels)
 
     def drop(self, key: Labels) -> ActiveAlert:
-        """Forget and return an active alert, even if records wait for its answer."""
+        """Forget and return an active alert; polled records no longer wait for an answer to it."""
         alert = self._active.pop(key)
         alert.changes.answered = alert.change  # not sent again, so no record waits for it
         self._slots.free(key, _node_of(key))
@@ -368,7 +376,7 @@ def record_taken(alerts: Iterable[ActiveAlert], receiver: str, *, now: Now) -> N
 def record_rejected(alert: ActiveAlert, receiver: str, *, now: Now) -> bool:
     """Record that the Alertmanager rejects this alert.
 
-    Returns whether this is its first rejection of the alert's current form.
+    Returns whether this is its first rejection since the alert's last change.
     """
     is_news = receiver not in alert.rejected_ns
     alert.rejected_ns[receiver] = now.monotonic_ns

@@ -12,7 +12,7 @@ from gpuledger.records import Incident, Severity
 SILENCE_NS: Final = 3 * NS_PER_MINUTE
 """Time without an XID of the GPU after which a burst is over, by the node's clock."""
 _SEVERITIES: Final = tuple(severity.value for severity in Severity)
-"""In ascending order."""
+"""The severities of XIDs, in ascending order."""
 _CLASSES: Final = (
     "context",
     "detail",
@@ -31,7 +31,7 @@ _CLASSES: Final = (
     "vm",
     "node",
 )
-"""The classes of `gpuledger.xids`, in ascending order."""
+"""The classes of XIDs (`gpuledger.xids`), in ascending order."""
 _APP: Final = "app"
 _CONTEXT: Final = frozenset({"context", "detail"})
 

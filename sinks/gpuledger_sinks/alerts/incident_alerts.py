@@ -103,7 +103,7 @@ class IncidentAlerts:
         words: IncidentWords | None = None,
         state_unresponsive_ns: int = STATE_UNRESPONSIVE_NS,
     ) -> None:
-        """Use these active alerts; without ticks, a state lasts `state_unresponsive_ns`."""
+        """Activate alerts in `alerts`; a state ends after `state_unresponsive_ns` without ticks."""
         self._alerts, self._words = alerts, words or IncidentWords()
         self._state_unresponsive_ns = state_unresponsive_ns
         self._standing: dict[_Gpu, dict[_Subject, _Standing]] = {}
@@ -198,10 +198,11 @@ class IncidentAlerts:
         return standing
 
     def _put(self, gpu: _Gpu, subject: _Subject, standing: _Standing) -> None:
-        """Make `standing` the alert of a subject, which is a GPU or one of its pods.
+        """Make `standing` the alert of a subject on a GPU.
 
-        A previous alert of the subject stays active if it has states. A burst is over after
-        minutes, but a state that began with it may last for days.
+        A subject is a burst of XIDs of the GPU or of one of its pods, or all incidents of one kind,
+        severity and MIG instance. A previous alert of the subject stays active if it has states. A
+        burst is over after minutes, but a state that began with it may last for days.
         """
         subjects = self._standing.setdefault(gpu, {})
         before = subjects.pop(subject, None)
@@ -219,7 +220,7 @@ class IncidentAlerts:
     def _replace_root(
         self, standing: _Standing, subject: _Subject, attributed: AttributedIncident
     ) -> None:
-        """Replace a burst's root, and file the burst under the new root's subject."""
+        """Make an incident the root of a burst, and move the burst to the incident's subject."""
         subjects = self._standing[_gpu_of(attributed.incident)]
         for before in [before for before, known in subjects.items() if known is standing]:
             del subjects[before]
@@ -228,7 +229,7 @@ class IncidentAlerts:
         self._put(_gpu_of(attributed.incident), subject, standing)
 
     def _find(self, attributed: AttributedIncident) -> tuple[_Subject, _Standing | None]:
-        """Return the subject of an incident, and the alert to which it belongs, if there is one."""
+        """Return an incident's subject, and the existing alert for the incident if there is one."""
         incident = attributed.incident
         subjects = self._standing.get(_gpu_of(incident), {})
         if incident.kind != _XID:

@@ -34,7 +34,7 @@ class PartitionAlerts:
         )
 
     def observe(self, event: GpuEvent, *, now: Now) -> TickOrder:
-        """Update the alerts from a tick that is its node's newest; return the tick's order."""
+        """Update the alerts if the tick is its node's newest; return the tick's order."""
         order = self._timelines.observe(event, received_ns=now.monotonic_ns).order
         if order is TickOrder.CURRENT:
             self._incidents.observe(event, now=now)

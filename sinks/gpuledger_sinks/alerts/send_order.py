@@ -4,10 +4,11 @@ New alerts are sent first. Then three other kinds take turns, one batch each, so
 another:
 
 - accepted alerts that are due again
-- alerts whose only answer was the rejection of a batch
-- answered alerts that were rejected later
+- alerts that were only rejected as part of a batch, so that they may be valid
+- alerts that were rejected individually, or in a batch after they had been accepted
 
-Pure.
+The last two kinds are sent in smaller batches, because the rejection of a batch does not show which
+of its alerts are invalid. Pure.
 """
 
 from collections import defaultdict
@@ -20,9 +21,9 @@ from gpuledger_sinks.alerts.active_alerts import ActiveAlert, Now
 MAX_TOGETHER: Final = 256
 """Maximum number of alerts per request."""
 _EARLY: Final = 2
-"""Part of the interval after which an answered alert may join a batch of due alerts: 2 means a
-half. Otherwise alerts that began one after another would each need their own request for as long as
-they are active."""
+"""An answered alert may join a batch of due alerts after the resend interval divided by this
+number. Otherwise alerts that began one after another would each need their own request for as long
+as they are active."""
 
 _ByLimit = dict[int, list[ActiveAlert]]
 
@@ -32,14 +33,15 @@ class _Due:
     """The alerts that are due, by reason."""
 
     new: list[ActiveAlert] = field(default_factory=list)
-    """Alerts that the receiver has never answered and never rejected."""
+    """Alerts that the receiver has neither accepted nor rejected since their last change."""
     again: list[tuple[int, ActiveAlert]] = field(default_factory=list)
     """Alerts that the receiver accepted and that are due now or soon, with the time of their last
     answer."""
     doubted: _ByLimit = field(default_factory=lambda: defaultdict(list))
-    """Unanswered alerts that were rejected together with others, by maximum batch size."""
+    """Alerts that were only rejected as part of a batch, by their maximum batch size."""
     refused: _ByLimit = field(default_factory=lambda: defaultdict(list))
-    """Alerts that were answered and later rejected, by maximum batch size."""
+    """Alerts that were rejected individually, or in a batch after they had been accepted, by their
+    maximum batch size."""
     since_ns: int | None = None
     """Time since which the oldest alert has been due, without the alerts in `refused`."""
 
@@ -106,9 +108,9 @@ class SendOrder:
 
 
 def _largest(by_limit: _ByLimit) -> list[ActiveAlert]:
-    """Return a batch of the alerts with the largest maximum batch size.
+    """Return a batch of the alerts that were in the fewest rejected batches, so most are valid.
 
-    They have been in the fewest rejected batches, so most of them are valid.
+    `by_limit` has the alerts by their maximum batch size, which is halved when a batch is rejected.
     """
     if not by_limit:
         return []

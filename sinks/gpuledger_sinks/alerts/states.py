@@ -39,7 +39,8 @@ _BY_KIND: Final[Mapping[str, str]] = {
     },
 }
 _BY_XID: Final[Mapping[int, str]] = {63: _REMAP}
-"""XIDs that begin a state, for which the agent reports no separate incident."""
+"""XIDs that begin a state, and the kind of the state. The agent reports no separate incident for
+these states."""
 _ENDED_BY: Final[Mapping[str, frozenset[str]]] = {
     "gpu_recovered": frozenset({LOST, _UNAVAILABLE}),
     "row_remap_done": frozenset({_REMAP}),
@@ -65,7 +66,7 @@ class State:
     time_ns: int
     """When it began, by the node's clock."""
     answers: int = 0
-    """Number of successive ticks so far that prove its end."""
+    """Number of the latest successive ticks that indicate its end."""
 
     def observe(self, event: GpuEvent, books: GpuBooks, *, latest_ns: int) -> bool:
         """Process a tick of the state's GPU; return whether the end of the state is now proven.

@@ -1,7 +1,8 @@
 """The active series: which series a tick begins, continues and ends.
 
-A partition's sender keeps the latest time sent and the encoded labels of each series, for each node
-that had a tick within a day. A series that is missing from the node's next tick ends with a stale
+A group is all series that share a metric family and a set of labels, such as the series of a pod.
+For each node that had a tick within a day, a partition's sender keeps the latest time sent, and the
+encoded labels of each group. A series that is missing from the node's next tick ends with a stale
 marker at that tick's time. The caller passes the ticks in order; after a clock was set back, the
 next tick has an earlier time than samples sent before. `wire` defines the encoding of samples.
 Pure; nothing is sent.
@@ -42,7 +43,7 @@ _LabelPairs = tuple[tuple[str, str], ...]
 _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 MAX_SERIES_BYTES: Final = 128 * 2**20
 _GROUP_BYTES: Final = 450
-"""Memory of a group without its labels, in all structures of its node."""
+"""Memory of a group of series without its labels, in all structures of its node, in bytes."""
 _OF_USERS: Final = frozenset({"pod_uid", "allocated_pod_uid", "job_id", "allocated_job_id"})
 """Labels that identify a pod or a job."""
 _LABEL_COPIES: Final = 2
@@ -62,7 +63,7 @@ def metrics_of(family: Family) -> tuple[Metric, ...]:
 
 @lru_cache(maxsize=4096)
 def _metric_set(family: Family, bits: int) -> MetricSet:
-    """Return the metrics of a family whose bits are set; the first metric has the lowest bit."""
+    """Return a family's metrics that `bits` selects; the lowest bit is for the first metric."""
     metrics = enumerate(metrics_of(family))
     return MetricSet((metric for number, metric in metrics if bits >> number & 1), bits=bits)
 
@@ -83,12 +84,12 @@ def _starts(starts_ms: tuple[int | None, ...]) -> tuple[bytes, ...]:
 
 @lru_cache(maxsize=4096)
 def _chosen(starts: tuple[bytes, ...], bits: int) -> tuple[bytes, ...]:
-    """Return the starts whose bits are set; the first start has the lowest bit."""
+    """Return the starts that `bits` selects; the lowest bit is for the first start."""
     return tuple([start for number, start in enumerate(starts) if bits >> number & 1])
 
 
 class _Samples:
-    """Collects the samples of one time."""
+    """Collects samples that have the same time."""
 
     __slots__ = ("groups", "has_parted", "has_stale", "values")
 
@@ -142,7 +143,8 @@ class _Samples:
     ) -> SampleGroup | None:
         """Add values of a group, in the order of its family's metrics; `None` adds no sample.
 
-        Returns the last group added.
+        If only some of the metrics have a start, the group is split in two. Returns the part that
+        was added last, or `None` without values.
         """
         with_start = sum(1 << number for number, start in enumerate(starts) if start)
         present = sum(1 << number for number, value in enumerate(values) if value is not None)
@@ -215,10 +217,10 @@ def _labels_of(of_node: _LabelPairs, names: tuple[str, ...], values: tuple[str, 
 
 
 class _Frame:
-    """The form of a node's last tick: which values are present, and when the counters started.
+    """Which metrics had a value in a node's last tick, and when the node's counters started.
 
-    Most ticks have the same form as the last one. Such a tick begins and ends no series, so only
-    its values must be encoded. Its groups are the node's groups, in the same order.
+    In most ticks, this is the same as in the tick before. Such a tick begins and ends no series, so
+    only its values must be encoded. Its groups are the node's groups, in the same order.
     """
 
     __slots__ = ("_absent", "_starts", "is_whole")
@@ -226,13 +228,17 @@ class _Frame:
     def __init__(
         self, samples: "IntervalSamples", values: Sequence[float | None], *, is_whole: bool
     ) -> None:
-        """Remember the form of a completely sent tick; `values` has the values of all groups."""
+        """Remember a tick whose samples are all sent.
+
+        `values` has the values of all groups of the tick, one after the other. `is_whole` is
+        whether each group has at least one value.
+        """
         self._absent, self._starts = absent_in(values), _flat(samples.starts_ms)
         self.is_whole = is_whole
-        """Whether each group had a value."""
+        """Whether each group of series had at least one value."""
 
     def fits(self, samples: "IntervalSamples", values: Sequence[float | None]) -> bool:
-        """Return whether a tick has the starts of the last one, and values for the same metrics."""
+        """Return whether the metrics with a value, and the starts, are those of the last tick."""
         return (
             absent_in(values) == self._absent
             # Usually the lists contain the same objects, which makes the comparison fast.
@@ -258,10 +264,11 @@ class _Node:
     size_bytes: int = 0
     """Memory of the node's groups and other structures."""
     frame: _Frame | None = None
-    """The form of its last tick; `None` if the next one may differ."""
+    """Which metrics had a value in its last tick; `None` if the next tick must be encoded
+    completely."""
 
     def fits(self, samples: IntervalSamples, values: Sequence[float | None]) -> bool:
-        """Return whether a tick has the form of the last one.
+        """Return whether a tick begins and ends no series, so that only its values must be encoded.
 
         `values` are the values of all groups of the tick.
         """
@@ -352,7 +359,7 @@ class ActiveSeries:
         return self._nodes.forgotten
 
     def clear(self) -> None:
-        """Forget all series without ending them."""
+        """Forget all series without sending stale markers."""
         self._nodes.clear()
 
     def take_left_out(self) -> Mapping[str, int]:
@@ -361,7 +368,7 @@ class ActiveSeries:
         return taken
 
     def restore(self, samples: IntervalSamples, *, now_ns: int = 0) -> None:
-        """Continue a node's series that a previous owner sent, so that they can end."""
+        """Continue the series that a previous owner sent, so that later ticks can end them."""
         # The result is dropped, because the previous owner has sent these samples.
         if samples.values:
             self.encode(samples, now_ns=now_ns)

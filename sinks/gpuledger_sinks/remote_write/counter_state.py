@@ -1,11 +1,12 @@
-"""The state topic of counters: read when a partition is taken over, written with its offsets.
+"""The topic with the counters of each node: read when a partition is taken over, then written.
 
-The topic `counters.v1` contains a group's counters of a node under the key
-`<group>/<cluster>/<node>`, in the partition with the number of the node's events. One transaction
-writes the changed counters and the group's offsets. Counters of use are written after the receiver
-has answered; counters of incidents are written before they are sent. A sink that resumes from this
-state therefore counts each tick and each incident once. Opening a partition's transactions fences
-its previous owner. If two sinks consider themselves the owner, only one of them can commit.
+The topic `counters.v1` has one record for each consumer group and node, under the key
+`<group>/<cluster>/<node>`. The record is in the partition with the same number as the partition of
+the node's events. One transaction writes the changed counters and the group's offsets. Counters of
+use are written after the receiver has answered; counters of incidents are written before they are
+sent. A sink that resumes from this state therefore counts each tick and each incident once. Opening
+a partition's transactions fences its previous owner. If two sinks consider themselves the owner,
+only one of them can commit.
 
 A record's timestamp is the time at which the sink wrote it, because brokers would reject a node's
 time that is days ahead.
@@ -37,7 +38,7 @@ _repeats: Final = Repeats()
 
 
 class CounterState:
-    """The counters of one group in the state topic."""
+    """The counters that the state topic has for one consumer group."""
 
     def __init__(
         self, *, bus: Bus, group: str, writers: TransactionalWriters, clock: Clock
@@ -151,7 +152,7 @@ def _decode(record: Record) -> NodeCounters | None:
 
 @asynccontextmanager
 async def open_counter_state(*, bus: Bus, group: str, clock: Clock) -> AsyncIterator[CounterState]:
-    """Open the state of a group; leaving the context releases its partitions."""
+    """Open the state of a consumer group; leaving the context releases its partitions."""
     async with TransactionalWriters(
         bus=bus, group=group, finish_seconds=_FINISH_SECONDS
     ) as writers:

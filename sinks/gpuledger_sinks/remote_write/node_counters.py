@@ -42,7 +42,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 WAITS_NS: Final = NS_PER_MINUTE
-"""How long use waits for names."""
+"""How long use waits for the names of its container, by the node's time."""
 KEPT_NS: Final = 10 * NS_PER_MINUTE
 """How long a series lasts without further use."""
 

@@ -188,7 +188,10 @@ class IncidentsOfNode:
         }
 
     def records(self) -> list[CountedIncidents]:
-        """Return the counters of the last GPUs that had incidents, for the state topic."""
+        """Return the counters of GPUs with incidents, for the state topic.
+
+        If there are too many GPUs, only those that were seen last are included.
+        """
         had = [(uuid, gpu) for uuid, gpu in self._gpus.items() if gpu.kinds]
         had.sort(key=lambda one: one[1].seen_ns)
         return [

@@ -54,7 +54,7 @@ from gpuledger_sinks.timelines import MAX_SEEN_BOOTS
 INCIDENTS_NS: Final = 10 * NS_PER_SECOND
 """Default interval between samples of incidents."""
 _WITH_GAUGES: Final = frozenset({Category.POD.value, Category.JOB.value})
-"""The categories whose series have their own gauges, which end with them."""
+"""The categories whose users (pods and jobs) have gauges in addition to counters."""
 _NONE: Final[Mapping[str, int]] = MappingProxyType({})
 
 

@@ -67,9 +67,10 @@ from gpuledger_sinks.timelines import TickOrder, TickRecord, Timelines
 
 NAME: Final = REMOTE_WRITE.name
 _MAX_NODES: Final = 5_000
-"""Maximum number of nodes per partition. 10,000 nodes on twelve partitions need a fifth."""
+"""Maximum number of nodes per partition. With 10,000 nodes on twelve partitions, a partition has a
+fifth of this number."""
 _LATE_NS: Final = 2 * NS_PER_SECOND
-"""Time after the latest possible end of an interval at which it is closed without another tick."""
+"""How long after its latest possible end an interval is closed if no further tick comes."""
 _OLD_INCIDENT_NS: Final = NS_PER_HOUR
 """Incidents older than this are not counted if the group has counted no incidents so far."""
 _RELEASE_SECONDS: Final = 3.0
@@ -169,7 +170,7 @@ class PartitionSender:
         """Why sent samples could not be committed; the partition must be taken over again."""
 
     def add_incidents(self, taken_over: IncidentsTakenOver) -> None:
-        """Also count the incidents of the partition with this number, from the saved state."""
+        """Also count the incidents in the partition with the same number, from the saved state."""
         self._incidents, self._incidents_offset = taken_over, taken_over.next_offset
 
     def add(self, batch: Batch, context: SinkContext) -> None:
@@ -217,10 +218,11 @@ class PartitionSender:
         )
 
     async def end(self, context: SinkContext) -> None:
-        """Let the request in flight finish; forget everything else without ending series.
+        """Let the request in flight finish, then forget the partition's records and series.
 
-        The receiver may have accepted a request that is cancelled in flight, so its ticks
-        may be sent twice. If all requests were answered, the state is committed.
+        Sends no stale markers, because the partition's next owner continues the series. A request
+        that takes too long is cancelled. The receiver may still have accepted it, so its ticks may
+        be sent twice. If all requests were answered, the state is committed.
         """
         # Checked before `_forget_waiting`, because a batch stays in the queue until it is done.
         is_idle = not self._waiting and (self._task is None or self._task.done())
@@ -381,7 +383,7 @@ class PartitionSender:
         return offsets
 
     def _next_offset(self) -> int | None:
-        """Return the offset of the first tick that is not counted yet; `None` if none was sent."""
+        """Return the offset of the first tick not counted yet; `None` if nothing was sent."""
         opened = [
             offset for node in self._nodes.values() if (offset := node.first_offset) is not None
         ]

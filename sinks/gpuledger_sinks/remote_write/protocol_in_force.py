@@ -40,7 +40,7 @@ def samples_written(headers: Mapping[str, str]) -> int | None:
 
 
 class ProtocolInForce:
-    """The version in use, shown by a check, a metric and the log."""
+    """Tracks the version in use, and shows it in a check, a metric and the log."""
 
     def __init__(self, setting: RemoteWriteProtocol, *, check: Check) -> None:
         self._check = check

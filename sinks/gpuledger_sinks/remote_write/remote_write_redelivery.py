@@ -2,8 +2,8 @@
 
 Each tick is sent separately as a past tick, which begins and ends no series. It therefore does not
 affect the running sink's samples, and a rejection concerns only this tick. The dead letter of a
-rejected interval is the interval's last tick. Its gauges are sent with the time of this tick.
-Counters are not sent, because later samples already include the use.
+rejected interval is the interval's last tick. The interval's gauges are sent again with the time of
+this tick. Counters are not sent, because later samples already include the use.
 """
 
 from gpuledger.clock import Clock

@@ -48,8 +48,8 @@ NAME: Final = REMOTE_WRITE.name
 
 
 _FENCED_SECONDS: Final = 3.0
-"""Pause after fencing: a consumer group's heartbeat interval, after which the partition's owner is
-known."""
+"""Pause after another sink took over a partition of this one. This is a consumer group's heartbeat
+interval; after it, the group has reported the partition's owner."""
 
 
 @asynccontextmanager
@@ -205,7 +205,7 @@ class RemoteWriteSink(Sink):
 
     @override
     async def redeliver(self, rejected: Sequence[RejectedEvent], /) -> Sequence[Refusal | None]:
-        """Send each event separately; return why each is rejected, or `None`."""
+        """Send each event separately; return why each is rejected, or `None` if accepted."""
         return [await self._redelivery.send(each) for each in rejected]
 
     @override

@@ -189,12 +189,16 @@ class LabelSet:
 
 
 class MetricSet:
-    """The metrics of a group that have a sample; the same object while they do not change."""
+    """The metrics of a group that have a sample; groups with the same metrics share one object."""
 
     __slots__ = ("bits", "metrics")
 
     def __init__(self, metrics: Iterable[Metric], *, bits: int = 0) -> None:
-        """Take the metrics in the order of their samples, and the bits of their positions."""
+        """Take the metrics, in the order of their samples.
+
+        `bits` has a bit for the position of each metric in its family; the lowest bit is for the
+        first position.
+        """
         self.metrics, self.bits = tuple(metrics), bits
 
 

@@ -62,7 +62,8 @@ _OUT_OF_ORDER: Final = re.compile(
 )
 """The wording of Prometheus, Mimir and Thanos; no proxy uses it."""
 _WITHOUT_SAMPLES: Final = {version: encode_request(version, ()) for version in Version}
-"""A request without series. Prometheus, Mimir, Thanos and VictoriaMetrics answer it with 2xx."""
+"""For each version, a request without series. Prometheus, Mimir, Thanos and VictoriaMetrics answer
+it with 2xx."""
 _REPORTED: Final = (
     *FAMILIES,
     *map(maxima_of, FAMILIES),
@@ -326,7 +327,7 @@ _BEHIND_NEWER: Final = re.compile(
 
 
 def is_behind_newer(message: str) -> bool:
-    """Return whether a message reports that the receiver has the sample or a newer one."""
+    """Return whether a message reports that the receiver already has this sample or a newer one."""
     return bool(_BEHIND_NEWER.search(message))
 
 

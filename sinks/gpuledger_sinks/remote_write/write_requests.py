@@ -39,7 +39,7 @@ class Admitted(NamedTuple):
     record: Record
     event: TickRecord
     order: TickOrder
-    """The tick's place in the order of its node's ticks."""
+    """Whether the tick is its node's newest, a repetition, or a tick of an earlier boot."""
     refusal: str | None
     """Why the tick is not sent, in one word; `None` if it is sent."""
 

@@ -88,9 +88,10 @@ def _shown(day: int) -> str:
 
 
 _SUMS_BYTES: Final = 3_000
-"""Memory per row of `usage` with its key: as Python objects, and again as columns."""
+"""Memory per row of `usage` with its key, in bytes: as Python objects, and again as columns."""
 _NUMBERS_BYTES: Final = 1_000
-"""Memory per row of `entries` without its texts: as Python objects, and again as columns."""
+"""Memory per row of `entries` without its texts, in bytes: as Python objects, and again as columns.
+"""
 MAX_DAYS: Final = 40
 """Maximum number of days with rows in one write, because the writer holds a file open per day. The
 default `max_age_seconds` and `max_future_seconds` allow fewer, so that invented days never trigger

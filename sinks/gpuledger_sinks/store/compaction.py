@@ -24,8 +24,9 @@ _SMALL_BYTES: Final = 32 * 2**20
 _MIN_FILES: Final = 8
 """Number of small files of a day, or of a table without days, at which they are merged."""
 _SCRATCH: Final = ("/dev/shm", None)  # noqa: S108  # a unique directory is made in it
-"""Memory is tried first: it may be a container's only writable directory, and a killed process
-leaves nothing on disk."""
+"""Directories for a temporary table; `None` is the system's temporary directory. Memory is tried
+first: it may be a container's only writable directory, and a killed process leaves nothing on disk.
+"""
 _log = structlog.get_logger(__name__)
 
 

@@ -59,11 +59,12 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class StampBounds:
-    """Limits for the times from which versions are in force, according to the sink's own clock.
+    """The plausible times at which a version of an object may come into force.
 
-    Timestamps come from the clock of a node or of podwatch, or from an untrusted writer. They must
-    be plausible: a GPU is billed from the first version that lists it, and of two versions the
-    later one applies. All times are in microseconds since the epoch.
+    The limits follow from the sink's own clock. Timestamps come from the clock of a node or of
+    podwatch, or from an untrusted writer. They must be plausible: a GPU is billed from the first
+    version that lists it, and of two versions the later one applies. All times are in microseconds
+    since the epoch.
     """
 
     now_us: int
@@ -383,7 +384,7 @@ class FollowedTopic:
         self._running = asyncio.create_task(self._update())
 
     async def update(self) -> None:
-        """Append the records that are new at the call, after a running update."""
+        """Wait for a running update, then append the records that are new since then."""
         if self._running:
             await asyncio.wait({self._running})
         await self._update()

@@ -34,7 +34,7 @@ from gpuledger_sinks.store.table import StaleTableError, StreamTable
 PARTITIONED: Final = (USAGE, USAGE_HOURLY, USAGE_DAILY, ENTRIES)
 _OTHERS: Final = (PODS, NODES, NAMESPACES, INVENTORY, INCIDENTS, GAPS)
 _OWN: Final = (BILL_LINES, SEEN_TICKS)
-"""Tables with few files, or whose files are never merged."""
+"""Tables whose small files are not merged here."""
 ALL_TABLES: Final = (*PARTITIONED, *_OTHERS, *_OWN)
 """All tables that a store may have, including those that sinks no longer write."""
 SUM_UP: Final = "sum up"

@@ -4,10 +4,10 @@
 have rows of another topic. `gpuledger_sinks.store.stored` compares offsets and identities.
 
 The table `gaps` lists the records that were deleted or unreadable before they could be stored, each
-once. A gap is written before any row that follows it. The same commit stores the offset up to which
-gaps are recorded, in the number of the gap's stream. A sink that finds the gap again, after a crash
-or on another machine, therefore writes only the part that is missing. `GapRecorder` queries
-both tables and writes; `gap_row_of` computes a row (pure).
+once. A gap is written before any row that follows it. For each partition and reason, the table also
+stores the offset up to which gaps are recorded, in the same commit as the gap's row. A sink that
+finds the gap again, after a crash or on another machine, therefore writes only the part that is
+missing. `GapRecorder` queries both tables and writes; `gap_row_of` computes a row (pure).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -37,15 +37,15 @@ _log = structlog.get_logger(__name__)
 
 
 def stream_of(stream: str, gap: Gap) -> str:
-    """Return the name of a gap's stream.
+    """Return the name under which `gaps` stores the offset up to which gaps are recorded.
 
-    It consists of the stream of the gap's partition, and the gap's reason.
+    The name consists of the name of the partition's stream and the gap's reason.
     """
     return f"{stream}|{gap.reason.value}"
 
 
 def recorded_up_to(gap: Gap) -> int:
-    """Return the number to store for the gap's stream with the gap's row, which is an offset."""
+    """Return the offset up to which gaps are recorded once this gap's row is written."""
     return gap.next_offset if gap.has_end else gap.first_offset
 
 
@@ -60,8 +60,9 @@ def gap_row_of(
 ) -> tuple[Any, ...] | None:
     """Return the row of a gap, in the order of the columns, or `None` if it is already recorded.
 
-    `stored` is the last offset stored for the partition; `recorded` is the number of the gap's
-    stream. Times are in microseconds since the epoch.
+    `stored` is the last offset whose rows are stored for the partition. `recorded` is the offset up
+    to which gaps of this partition and reason are already recorded. The other arguments are values
+    of columns. Times are in microseconds since the epoch.
     """
     first = gap.first_offset if stored is None else max(gap.first_offset, stored + 1)
     if recorded is not None:
@@ -175,7 +176,7 @@ class Resuming:
 
     @property
     def topic_id(self) -> str | None:
-        """The id of the topic in which partitions were last set; `None` if it is unknown."""
+        """The id of the topic when partitions were last set to a position; `None` if unknown."""
         return self._stored.topic_id
 
     def require(self, partitions: Collection[TopicPartition]) -> None:
@@ -300,7 +301,7 @@ class Resuming:
     def _learn(
         self, wanted: Partitions, found: Sequence[Mapping[str, int]]
     ) -> list[TopicPartition]:
-        """Store the tables' numbers of partitions.
+        """Take over the offsets and topic identities that were loaded from each table.
 
         Returns the partitions for which a table has rows of another topic.
         """

@@ -217,8 +217,8 @@ class Rollup:
     def pending(self, touched_below: Iterable[int] = ()) -> set[int]:
         """Return the periods that a run would sum up, each by its first hour; change nothing.
 
-        `touched_below` are the first hours of periods of the source table that would be summed up
-        first. Raises ReceiverUnavailableError if the storage does not answer.
+        `touched_below` are the first hours of the periods that the source table would get from an
+        earlier step. Raises ReceiverUnavailableError if the storage does not answer.
         """
         hours = self._period.hours
         pending = {hour // hours * hours for hour in touched_below}

@@ -306,7 +306,7 @@ class StoreSink(Sink):
 
     @override
     async def redeliver(self, rejected: Sequence[RejectedEvent], /) -> Sequence[Refusal | None]:
-        """Append the rows of events unless they are stored; return why each is rejected."""
+        """Append rows that are not stored yet; return why each event is rejected, or `None`."""
         return await self._redelivery.deliver(rejected)
 
     async def _collect(self, batch: Batch, context: SinkContext) -> None:

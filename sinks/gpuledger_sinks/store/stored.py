@@ -1,6 +1,6 @@
 """The last stored offset and the topic of each partition, and the write that advances them.
 
-In addition to rows, a table contains numbers under the names of streams (`Streams`). For each
+In addition to rows, a table stores numbers, each under the name of a stream (`Streams`). For each
 partition, these are the last stored offset and the identity of its topic. An offset is valid only
 for its topic: a topic that was recreated or restored has the same name but other records. `Stored`
 keeps these numbers between two lookups in the table. It queries neither the table nor the brokers.
@@ -43,7 +43,7 @@ _REMEDY = (
 
 @dataclass(frozen=True, kw_only=True)
 class Streams:
-    """The names of a sink's streams in the table."""
+    """Makes the names under which a table stores a sink's offsets and topic identities."""
 
     group: str
     """The common prefix of all stream names."""
@@ -51,12 +51,12 @@ class Streams:
     """The setting `store.generation`: a name for the recreated topic, or empty."""
 
     def of(self, partition: TopicPartition) -> str:
-        """Return the name of the stream whose number is a partition's last stored offset."""
+        """Return the name under which a table stores the last offset of a partition."""
         parts = [self.group, self.generation, partition.topic, str(partition.partition)]
         return "|".join(part for part in parts if part)
 
     def identity_of(self, partition: TopicPartition) -> str:
-        """Return the name of the stream whose number identifies the topic of a partition."""
+        """Return the name under which a table stores the identity of a partition's topic."""
         return f"{self.of(partition)}|topic_id"
 
 
@@ -77,12 +77,16 @@ class Stored:
     new rows is not forgotten."""
 
     def names_of(self, partitions: Collection[TopicPartition]) -> list[str]:
-        """Return the names of the streams with a table's numbers for these partitions."""
+        """Return the names under which a table stores offsets and identities of partitions."""
         names = self.streams
         return [name for at in partitions for name in (names.of(at), names.identity_of(at))]
 
     def learn(self, partition: TopicPartition, numbers: Mapping[str, int]) -> bool:
-        """Store the table's numbers for a partition; return whether they belong to this topic."""
+        """Remember a partition's last offset and topic identity, which were loaded from the table.
+
+        `numbers` has both by the name of their stream. Returns whether the identity is the identity
+        of the current topic, or one of the two is unknown.
+        """
         self.last_offsets.pop(partition, None)
         self._identified.discard(partition)
         last_offset = numbers.get(self.streams.of(partition))

@@ -107,9 +107,9 @@ class StreamTable:
     ) -> None:
         """Append rows together with the last offset of each stream, in one commit.
 
-        `facts` are further numbers to store, which may have any value. `commit_info` is added to
-        the commit's information (`gpuledger.store.commits`). Raises StaleTableError if another
-        writer was faster, and ReceiverUnavailableError if the storage does not answer.
+        `facts` are further numbers to store by name, which may have any value. `commit_info` is
+        added to the commit's information (`gpuledger.store.commits`). Raises StaleTableError if
+        another writer was faster, and ReceiverUnavailableError if the storage does not answer.
         """
         with storage_errors(self.uri):
             table = self._unchanged(offsets)
