@@ -47,7 +47,7 @@ class CommitBatch:
     next_offset: int | None = None
     """After delivery, the offset after the last event; `None` if the bus did not report it."""
     offsets: dict[TopicPartition, int] = field(default_factory=dict)
-    """Next offset to read of each input, including this batch."""
+    """For each input partition, the next offset to read after this batch."""
     last_tick_ms: int | None = None
     """Event time of the batch's last tick; `None` if the batch has only records of other inputs."""
 

@@ -60,7 +60,7 @@ class Compared(NamedTuple):
     agreement: Agreement
     """The result for the two events as a whole."""
     changes: list[EntryChange]
-    """Fields with a difference that is an error."""
+    """The differences that are errors."""
     is_late_otherwise: bool
     """Whether only one of the events is marked late."""
 

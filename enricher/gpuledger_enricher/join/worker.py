@@ -225,7 +225,7 @@ class JoinWorker:
         return self._topics.events.name, self._stage.take_samples(records)
 
     async def _deliver(self) -> None:
-        """Deliver the gathered batches; restore partitions whose delivery was undone."""
+        """Deliver the gathered batches; restore the partitions whose transaction was aborted."""
         batches = self._batches.take()
         now, time_ns = time.monotonic(), time.time_ns()
         for made in batches:

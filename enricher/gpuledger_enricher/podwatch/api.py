@@ -63,7 +63,7 @@ class KubernetesError(UnavailableError):
     ) -> None:
         super().__init__(message + _REMEDIES.get(status or 0, ""))
         self.detail = message
-        """The message without the remedy, because the remedy applies only to lists and watches."""
+        """The message without the advice at its end, which applies only to lists and watches."""
         self.status = status
         self.reason = reason
         self.retry_after_seconds = retry_after_seconds

@@ -41,12 +41,13 @@ from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings
 
 REFRESH_SECONDS: Final = 60.0
 _LOAD_SECONDS: Final = 30.0
-"""Maximum time for a credential plug-in or an identity provider."""
+"""Maximum time to load the configuration, which may call a credential plug-in or an identity
+provider."""
 _MIN_PAUSE_SECONDS: Final = 1.0
 """Minimum time between two loads, which limits the loads if many requests fail."""
 _TLS_END_SECONDS: Final = 0.1
 _LOGIN: Final = "BearerToken"
-"""The library's name of the `Authorization` header."""
+"""The key under which the library keeps the value of the `Authorization` header."""
 # The library logs the standard error of credential plug-ins, which may contain secrets.
 logging.getLogger("kubernetes_asyncio").setLevel(logging.CRITICAL)
 

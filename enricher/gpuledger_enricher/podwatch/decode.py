@@ -259,7 +259,10 @@ class NodeReader(ObjectReader[NodeRecord]):
         region_labels: Iterable[str] = (),
         capacity_type_labels: Iterable[str] = (),
     ) -> None:
-        """Take the labels to publish, and for each fact the labels to try before the known ones."""
+        """Take the labels to publish, and for each fact the labels that contain it.
+
+        Labels that are given for a fact are tried before the known labels of providers.
+        """
         super().__init__(MetadataOnly, cluster=cluster, labels=labels)
         self._pool_labels = (*pool_labels, *POOL_LABELS)
         self._instance_type_labels = (*instance_type_labels, *INSTANCE_TYPE_LABELS)

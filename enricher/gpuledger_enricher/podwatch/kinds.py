@@ -52,7 +52,8 @@ class ObjectKind(Generic[RecordT]):
     reader: Callable[[PodwatchSettings], ObjectReader[RecordT]]
     """Returns a reader of the kind's objects."""
     bare: Callable[[RecordT], RecordT]
-    """Reduces a record that is too large for a message to its identity, without lists."""
+    """Returns a copy without labels, annotations and containers, for a record that is too large for
+    a message."""
     sharing: Callable[[], Callable[[RecordT], RecordT]] = lambda: lambda record: record
     """Returns a function that makes records read from the topic share their equal parts."""
     selector: Mapping[str, str] = field(default_factory=dict)

@@ -270,7 +270,8 @@ class ChosenAnnotations(Generic[NotesT]):
 # account to every pod except mirrors. docs/concepts/security.md describes the remaining attacks.
 
 MAX_HASH_LENGTH: Final = 64
-"""A kubelet's hash has 32 characters, and a UID from a manifest 36."""
+"""Maximum length of a static pod's hash. A kubelet's hash has 32 characters, and a UID from a
+manifest 36."""
 
 
 def mirrored_hash(

@@ -58,7 +58,8 @@ _CONTAINER_BYTES: Final = 250
 _ALLOCATION_BYTES: Final = 850
 """Bytes of a container and of an allocation in memory, without their strings."""
 _NAMESPACE_BYTES: Final = 330
-"""Bytes remembered of a namespace: a tuple, its key of up to 130 characters, and a number."""
+"""Bytes of memory per remembered namespace: a tuple, its key of up to 130 characters, and a number.
+"""
 _EVER_NS: Final = 2**63
 Identity = tuple[str | None, str | None]
 _HOST: Final[Identity] = (None, None)

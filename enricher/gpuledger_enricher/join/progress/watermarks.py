@@ -205,7 +205,7 @@ class NodeWatermarks:
         self._advanced.pop(node, None)
 
     def drain(self) -> list[tuple[str, NodeProgress | None]]:
-        """Return the progress changed since the last call, by node; forgotten nodes have `None`."""
+        """Return the progress that changed since the last call, by node; `None` if forgotten."""
         advanced, self._advanced = self._advanced, {}
         return [
             (node, watermark.progress_of(node) if watermark else None)
