@@ -54,7 +54,7 @@ class GivenKeys:
 
 
 class AssumedRole:
-    """Temporary keys of a role, in exchange for a token from a file."""
+    """Fetches temporary keys of a role from STS, in exchange for a token from a file."""
 
     def __init__(
         self,

@@ -247,7 +247,10 @@ class AlertsSink(Sink):
         )
 
     def _part_of(self, partition: TopicPartition) -> PartitionAlerts:
-        """Return the alerts of a partition, which events and incidents with its number share."""
+        """Return the alerts of a partition of events or of incidents.
+
+        Two partitions with the same number share their alerts.
+        """
         if (part := self._parts.get(partition.partition)) is None:
             part = self._parts[partition.partition] = PartitionAlerts(
                 slots=self._slots,

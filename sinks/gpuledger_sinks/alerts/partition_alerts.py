@@ -23,7 +23,7 @@ class PartitionAlerts:
         words: IncidentWords | None = None,
         state_unresponsive_ns: int = STATE_UNRESPONSIVE_NS,
     ) -> None:
-        """Use the slots for alerts that all partitions share.
+        """Use alert slots that all partitions share.
 
         A state's alert stays active for `state_unresponsive_ns` while no tick names its GPU.
         """
@@ -51,7 +51,7 @@ class PartitionAlerts:
     def add_incident(self, attributed: AttributedIncident, *, hold_ns: int, now: Now) -> None:
         """Activate the incident's alert for `hold_ns` from now, or until the end of its state.
 
-        The hold does not start at the incident's time, for two reasons. Alertmanager sends no
+        This time does not start at the incident's time, for two reasons. Alertmanager sends no
         notification of an alert that is over when it is first sent. If the node's clock was ahead,
         the alert would be active for too long.
         """

@@ -8,7 +8,7 @@ node with the most alerts loses alerts first. Pure.
 from typing import Final, NamedTuple, Protocol
 
 MAX_HELD: Final = 10_000
-"""Maximum number of active alerts; each is examined in every turn."""
+"""Maximum number of active alerts; each of them is examined at each poll."""
 MAX_HELD_OF_NODE: Final = 500
 """Maximum number of active alerts per node: more than its GPUs have incidents of different
 kinds."""

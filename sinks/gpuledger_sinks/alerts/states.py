@@ -50,7 +50,8 @@ _STATE_ENDED: Final = "state_ended"
 _END_KINDS: Final = frozenset({"gpu_recovered", "row_remap_done", _STATE_ENDED})
 _NO_ACTION: Final = "NONE"
 _CATALOGUE_ACTION: Final = "XID_154"
-"""The catalogue's advice if the driver's line does not contain the requested action."""
+"""The action of an incident if the driver's log line does not contain the requested action. It
+comes from NVIDIA's XID catalogue."""
 ANSWERS_NEEDED: Final = 2
 """Number of successive ticks in which a GPU must answer to prove the end of a state."""
 

@@ -45,7 +45,7 @@ class RefusedTicks:
     """Tracks the rejected ticks of one partition, and the nodes whose ticks are sent separately."""
 
     def __init__(self, *, receiver: str, check: Check, clock: Clock, repeated_before: int) -> None:
-        """Show in `check` what `receiver` rejects.
+        """Report rejections by `receiver` in `check`.
 
         Records before the offset `repeated_before` may have been sent before.
         """

@@ -60,7 +60,8 @@ _MAY_REFUSE_SAMPLES: Final = frozenset(
 _OUT_OF_ORDER: Final = re.compile(
     r"out[ -]of[ -](order|bounds)|duplicate[ -](sample|timestamp)|too[ -]old", re.IGNORECASE
 )
-"""The wording of Prometheus, Mimir and Thanos; no proxy uses it."""
+"""Matches messages of Prometheus, Mimir and Thanos about samples that are out of order, duplicate
+or too old. No proxy uses this wording."""
 _WITHOUT_SAMPLES: Final = {version: encode_request(version, ()) for version in Version}
 """For each version, a request without series. Prometheus, Mimir, Thanos and VictoriaMetrics answer
 it with 2xx."""

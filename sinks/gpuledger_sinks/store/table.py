@@ -50,7 +50,7 @@ class StaleTableError(GpuledgerError):
 
 
 class StreamTable:
-    """A Delta table with rows from streams; it contains the last offset of each stream."""
+    """A Delta table with rows from streams, such as partitions, and each stream's last offset."""
 
     def __init__(
         self,
