@@ -260,7 +260,7 @@ def test_gpus_without_a_price_have_their_own_exit_code_and_get_the_suggested_pri
     (suggested,) = re.findall(r"such as (\{.*\})", error)
     prices.write_text(f"prices: [{suggested}]\n")
     assert main(requested) == MADE
-    assert "Lines 2.50" in capsys.readouterr().out
+    assert "Sum of line items 2.50" in capsys.readouterr().out
 
 
 def test_a_period_with_nothing_to_bill_has_its_own_exit_code(
