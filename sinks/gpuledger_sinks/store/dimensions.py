@@ -28,7 +28,7 @@ from gpuledger.bus.protocol import (
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, NS_PER_US, Clock
 from gpuledger.codec import Decoder
 from gpuledger.errors import BusError, UndecodableError, UserError
-from gpuledger.keys import key_in, node_key
+from gpuledger.keys import key_in, node_key, split_key
 from gpuledger.records import (
     AttributedIncident,
     ContainerRequest,
@@ -107,7 +107,6 @@ def rows_of_pod(pod: PodRecord, record: Record) -> Iterator[Row]:
     ids: dict[str | None, str | None] = {
         container_id: container.name
         for container in pod.containers
-        # The current id is last, so that it wins if two containers have the same id.
         for container_id in (container.previous_container_id, container.container_id)
         if container_id is not None
     }
@@ -192,8 +191,8 @@ def rows_of_inventory(inventory: Inventory, record: Record) -> Iterator[Row]:
 
 def rows_of_gone_inventory(record: Record) -> Iterator[Row]:
     """Yield the row for a tombstone, which marks a deleted node; none if its key is invalid."""
-    cluster, slash, node = (record.key or b"").decode(errors="replace").partition("/")
-    if slash and node:
+    cluster, node = split_key((record.key or b"").decode(errors="replace"))
+    if node:
         place = (record.partition, record.offset)
         yield (cluster, node, _in_force_us(record), *[None] * 5, *place)
 
@@ -315,13 +314,13 @@ async def open_followed(
         followed = []
         for dimension in DIMENSIONS:
             name = dimension.schema.name
-            # A separate reader for each, because they read concurrently and independently.
             if name not in tables:
                 continue
             topic = FollowedTopic(
                 dimension,
                 tables[name],
                 topic=dimension.topic_of(bus.topics),
+                # A separate reader for each, because they read concurrently and independently.
                 reader=await stack.enter_async_context(bus.reader()),
                 streams=streams,
                 check=check,
@@ -396,6 +395,7 @@ class FollowedTopic:
     async def _update(self) -> None:
         """Append new records; failures are retried by the next update."""
         try:
+            # The id is read after the spans: an unchanged id proves that they are of this topic.
             spans = await self._reader.spans(self._topic)
             topic_id = await self._reader.topic_id(self._topic)
             if topic_id != self._topic_id:
@@ -482,7 +482,7 @@ class FollowedTopic:
             believed = self._dimension.row_believed(row, bounds)
             if believed != row:
                 _log.warning(
-                    "version_stamp_refused",
+                    "version_time_replaced",
                     table=self._dimension.schema.name,
                     partition=record.partition,
                     offset=record.offset,
