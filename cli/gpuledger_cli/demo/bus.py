@@ -80,7 +80,7 @@ async def hold_all(bus: Bus, stages: Stages, views: Sequence[BusView]) -> None:
     querying = asyncio.create_task(_query_until_silent(bus))
     try:
         async with asyncio.timeout(_JOINING_SECONDS):
-            while not all(view.holds_all() for view in views):
+            while not all(view.has_all_partitions() for view in views):
                 stages.must_run()
                 # Consumers wait for brokers forever; only the query fails if they do not respond.
                 if querying.done():

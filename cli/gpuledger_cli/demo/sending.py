@@ -66,7 +66,7 @@ class SinkWatch:
         It may end if it has delivered these records, or if its receiver fails. A sink that gathers
         records only needs to have read them.
         """
-        done = self.bus.taken if self._gathers else self.bus.delivered
+        done = self.bus.polled if self._gathers else self.bus.committed
         return not self.bus.count_behind(done, records) or bool(self.line().failing)
 
     def line(self, records: Sequence[tuple[TopicPartition, int]] = ()) -> SinkLine:
@@ -81,7 +81,7 @@ class SinkWatch:
             retries=retries,
             rejected=rejected,
             failing=self._failing() if retries or rejected else None,
-            missing=self.bus.count_behind(self.bus.delivered, records),
+            missing=self.bus.count_behind(self.bus.committed, records),
         )
 
     def _counts(self) -> tuple[float, float, float]:

@@ -23,40 +23,40 @@ Offsets = Mapping[TopicPartition, int]
 
 
 class BusView:
-    """A bus as one component uses it; `taken` and `delivered` show the component's progress."""
+    """A bus as one component uses it; `polled` and `committed` show the component's progress."""
 
     def __init__(self, bus: Bus) -> None:
         """Create a view of `bus`, without any progress yet."""
-        self.taken: dict[TopicPartition, int] = {}
+        self.polled: dict[TopicPartition, int] = {}
         """For each partition, the offset after the last record polled; a seek sets it back."""
-        self.delivered: dict[TopicPartition, int] = {}
+        self.committed: dict[TopicPartition, int] = {}
         """For each partition, the committed offset: the one after the last processed record."""
         self._bus = bus
-        self._wanted: frozenset[str] = frozenset()
-        self._held: frozenset[TopicPartition] = frozenset()
+        self._subscribed: frozenset[str] = frozenset()
+        self._assigned: frozenset[TopicPartition] = frozenset()
 
     @property
     def topics(self) -> Topics:
         """The topics of the bus."""
         return self._bus.topics
 
-    def holds_all(self) -> bool:
+    def has_all_partitions(self) -> bool:
         """Return whether the component's consumer has been assigned partitions of all its topics.
 
         It then has all partitions, because there is no other consumer in its group.
         """
-        return bool(self._wanted) and {at.topic for at in self._held} >= self._wanted
+        return bool(self._subscribed) and {at.topic for at in self._assigned} >= self._subscribed
 
     def count_behind(
         self, offsets: Mapping[TopicPartition, int], records: Iterable[tuple[TopicPartition, int]]
     ) -> int:
         """Return how many of these records the component has not reached yet, judging by `offsets`.
 
-        `offsets` is `taken` or `delivered`. Records of topics that the component does not read
+        `offsets` is `polled` or `committed`. Records of topics that the component does not read
         are not counted.
         """
         return sum(
-            partition.topic in self._wanted and offset >= offsets.get(partition, 0)
+            partition.topic in self._subscribed and offset >= offsets.get(partition, 0)
             for partition, offset in records
         )
 
@@ -92,18 +92,18 @@ class BusView:
             async with self._bus.consumer(subscription) as inner:
                 yield inner
             return
-        self._wanted = frozenset(subscription.topics)
+        self._subscribed = frozenset(subscription.topics)
         consumer = _ViewedConsumer(view=self, subscription=subscription)
         async with self._bus.consumer(consumer.subscription) as consumer.inner:
             yield cast("Consumer", consumer)
 
-    def hold(self, partitions: Iterable[TopicPartition]) -> None:
+    def record_assigned(self, partitions: Iterable[TopicPartition]) -> None:
         """Record assigned partitions."""
-        self._held |= frozenset(partitions)
+        self._assigned |= frozenset(partitions)
 
-    def give_up(self, partitions: Iterable[TopicPartition]) -> None:
+    def record_revoked(self, partitions: Iterable[TopicPartition]) -> None:
         """Record revoked partitions."""
-        self._held -= frozenset(partitions)
+        self._assigned -= frozenset(partitions)
 
 
 class _ViewedTransactions:
@@ -121,7 +121,7 @@ class _ViewedTransactions:
     ) -> Offsets | None:
         """Commit, and record the offsets."""
         written = await self._inner.commit(messages, offsets=offsets, group=group)
-        self._view.delivered.update(offsets)
+        self._view.committed.update(offsets)
         return written
 
 
@@ -143,25 +143,25 @@ class _ViewedConsumer:
 
     async def _on_assigned(self, partitions: frozenset[TopicPartition]) -> None:
         await self._subscription.on_assigned(partitions)
-        self._view.hold(partitions)
+        self._view.record_assigned(partitions)
 
     async def _on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        self._view.give_up(partitions)
+        self._view.record_revoked(partitions)
         await self._subscription.on_revoked(partitions)
 
     async def poll(self, *, timeout_seconds: float, max_records: int) -> Polled:
         """Return records, and record the offsets after them."""
         polled = await self.inner.poll(timeout_seconds=timeout_seconds, max_records=max_records)
         for partition, records in polled.items():
-            self._view.taken[partition] = records[-1].offset + 1
+            self._view.polled[partition] = records[-1].offset + 1
         return polled
 
     async def commit(self, offsets: Offsets) -> None:
         """Commit, and record the offsets."""
         await self.inner.commit(offsets)
-        self._view.delivered.update(offsets)
+        self._view.committed.update(offsets)
 
     async def seek(self, partition: TopicPartition, offset: int) -> None:
         """Continue at this offset; later records are polled again."""
         await self.inner.seek(partition, offset)
-        self._view.taken[partition] = offset
+        self._view.polled[partition] = offset

@@ -22,7 +22,7 @@ class Stages:
         self._agents.append(asyncio.create_task(work, name=name))
 
     def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Start a task that works on ticks; `name` appears in messages."""
+        """Start a task that ends after the agents; `name` appears in messages."""
         self._others.append(asyncio.create_task(work, name=name))
 
     async def wait(self, stop: asyncio.Event) -> None:
@@ -40,7 +40,7 @@ class Stages:
         _raise_first(task for task in self._agents + self._others if task.done())
 
     def failures(self, *, known: type[Exception] | None = None) -> list[str]:
-        """Return a line for each stage that failed or did not end in time.
+        """Return a line for each stage that failed or did not end in time; call it after `end`.
 
         If `known` is given, errors of that type and stages that did not end are left out, because
         the caller reports them.

@@ -280,7 +280,7 @@ async def _find_behind(bus: Bus, views: Mapping[str, BusView], *, has_ended: boo
         name
         for name, view in views.items()
         if view.count_behind(
-            view.taken if name == "store" and not has_ended else view.delivered,
+            view.polled if name == "store" and not has_ended else view.committed,
             samples if name == "join" else results,
         )
     ]

@@ -58,7 +58,7 @@ async def test_a_sink_may_end_once_it_has_delivered_or_if_it_delivers_when_it_en
     last = [(place, 4)]
     async with bus.consumer(Subscription(group="g", topics=[EVENTS.name])):
         assert not watch.may_end(last)
-        bus.taken[place] = 5
+        bus.polled[place] = 5
         assert watch.may_end(last) is gathers
-        bus.delivered[place] = 5
+        bus.committed[place] = 5
         assert watch.may_end(last)

@@ -34,12 +34,12 @@ async def test_records_that_a_component_has_not_taken_or_delivered_are_counted()
     published = [(PARTITION, 0), (PARTITION, 1), (TopicPartition("of.nobody", 0), 0)]
     await publish(bus, [b"a", b"b"])
     async with view.consumer(READ) as consumer:
-        assert view.count_behind(view.taken, published) == 2
+        assert view.count_behind(view.polled, published) == 2
         await values_of(consumer)
-        assert view.count_behind(view.taken, published) == 0
-        assert view.count_behind(view.delivered, published) == 2
+        assert view.count_behind(view.polled, published) == 0
+        assert view.count_behind(view.committed, published) == 2
         await consumer.commit({PARTITION: 1})
-        assert view.count_behind(view.delivered, published) == 1
+        assert view.count_behind(view.committed, published) == 1
 
 
 async def test_records_after_a_seek_must_be_taken_again() -> None:
@@ -50,4 +50,4 @@ async def test_records_after_a_seek_must_be_taken_again() -> None:
     async with view.consumer(READ) as consumer:
         await values_of(consumer)
         await consumer.seek(PARTITION, 1)
-        assert view.count_behind(view.taken, [(PARTITION, 0), (PARTITION, 1)]) == 1
+        assert view.count_behind(view.polled, [(PARTITION, 0), (PARTITION, 1)]) == 1
