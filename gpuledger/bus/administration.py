@@ -1,8 +1,8 @@
 """Compares the brokers' topics with the topic table: creates missing ones, reports differences.
 
-Existing topics are never changed. A new partition count would move records away from where their
-readers look for them, and a different configuration may be intended. `KafkaAdmin` sends the
-requests and repeats them while a broker is unavailable.
+Existing topics are never changed. With another partition count, a node's new records would go to
+another partition than its earlier ones, and a different configuration may be intended. `KafkaAdmin`
+sends the requests and repeats them while a broker is unavailable.
 """
 
 import asyncio
@@ -388,7 +388,7 @@ async def _table(
 
 
 def with_partitions(table: Iterable[Topic], partitions: int | None) -> list[Topic]:
-    """Return the topics, but with `partitions` for those placed by node, unless it is `None`."""
+    """Return the topics; if `partitions` is given, topics placed by node get this number."""
     return [
         replace(topic, partitions=partitions) if partitions and topic.is_placed_by_node else topic
         for topic in table

@@ -2,8 +2,9 @@
 
 `Withheld` also measures for how long an open transaction has withheld existing records. A
 transaction that is never ended withholds all later records of its partition until the brokers abort
-it (`transaction.max.timeout.ms`, 15 minutes). Polls return no records then, as for an empty
-partition, but each fetch response contains two offsets that show the difference.
+it (`transaction.max.timeout.ms`, 15 minutes). Until then, polls return no records, as for an empty
+partition. The difference shows only in the last stable offset and the end offset, which each fetch
+response contains.
 
 The consumers find the gaps, in `kafka_positions` and `memory_consumer`. A batch that exists but
 cannot be unpacked is not a gap here: consumers continue, and stages reject it.
@@ -79,8 +80,8 @@ def report_gap(gap: Gap, *, group: str) -> None:
 class ReportedGaps:
     """The gaps that a consumer has reported, so that it reports each only once.
 
-    A stage may seek back to an offset from its last transaction or its own table, and so reach the
-    same gap again.
+    A component may seek back to an offset from its last transaction or from its own table, and then
+    finds the same gap again.
     """
 
     def __init__(self) -> None:

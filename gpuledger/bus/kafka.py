@@ -100,7 +100,7 @@ _FETCH_WAIT_MS: Final = 20
 
 
 class KafkaReader:
-    """Reads any partition of any topic, one at a time; connects with the first request."""
+    """Reads any topic's partitions, one partition at a time; connects with the first request."""
 
     def __init__(self, connection: KafkaConnection) -> None:
         self._connection = connection
@@ -139,7 +139,7 @@ class KafkaReader:
     async def offsets_at(
         self, partitions: Iterable[TopicPartition], timestamp_ms: int
     ) -> Mapping[TopicPartition, int]:
-        """Return each partition's offset of the first record at or after `timestamp_ms`.
+        """Return the offset of each partition's first record at or after `timestamp_ms`.
 
         If all records of a partition are older, its end offset is returned.
         """

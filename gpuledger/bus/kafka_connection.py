@@ -149,24 +149,27 @@ class KafkaCredentials:
 
 
 class CurrentContext(ssl.SSLContext):
-    """A TLS context that starts each new connection with whichever context is current."""
+    """A TLS context that starts each new connection with the context that is current then."""
 
     _current: Callable[[], ssl.SSLContext]
 
     def __new__(cls, current: Callable[[], ssl.SSLContext]) -> Self:
-        """Create a context that only delegates; its own TLS configuration is never used."""
+        """Create a context that uses the context returned by `current` for each connection.
+
+        The new context's own TLS configuration is never used.
+        """
         made = super().__new__(cls, ssl.PROTOCOL_TLS_CLIENT)
         made._current = current
         return made
 
     @override
     def wrap_bio(self, *arguments: Any, **named: Any) -> ssl.SSLObject:
-        """Start TLS for a connection with the current context; asyncio calls this."""
+        """Start TLS for a connection with the current context; asyncio calls this method."""
         return self._current().wrap_bio(*arguments, **named)
 
 
 class CurrentPassword(str):
-    """A password whose `encode` returns the current password; its own text is a mask."""
+    """A string whose text is a mask, and whose `encode` returns the current password."""
 
     __slots__ = ("_current",)
     _current: Callable[[], str]
@@ -179,7 +182,7 @@ class CurrentPassword(str):
 
     @override
     def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
-        """Return the current password encoded; SCRAM calls this at each login."""
+        """Return the encoded current password; SCRAM calls this method at each login."""
         return self._current().encode(encoding, errors)
 
 
@@ -202,7 +205,7 @@ def tls_context(settings: KafkaSettings) -> tuple[ssl.SSLContext, list[Validity]
 
 
 def _trusted(setting: str, file: Path | None) -> tuple[ssl.SSLContext, list[Validity]]:
-    """Return a client's context, and how long its CA certificates are valid.
+    """Return a client's TLS context, and how long its CA certificates are valid.
 
     Raises `SettingsError`.
     """
@@ -223,7 +226,7 @@ started may not know it yet."""
 
 _HIDDEN: Final = TopicAuthorizationFailedError.errno
 _NO_BROKER_SECONDS: Final = 0.2
-"""Pause before the metadata is requested again if it names no brokers."""
+"""Pause before the metadata is requested again if it lists no brokers."""
 
 
 class KafkaConnection:
@@ -237,7 +240,8 @@ class KafkaConnection:
         self.settings = settings
         self.servers = settings.bootstrap_servers
         self.topic_ids: dict[str, Mapping[str, str | None]] = {}
-        """By consumer group: the topic ids that the group's commits carry as metadata."""
+        """Topic ids by consumer group and topic; each commit of an offset contains its topic's
+        id."""
         self._refusals = RefusedConnections(mask=self._mask)
         # Must precede the first client, because a client logs as soon as it connects.
         demote_logs()
@@ -314,8 +318,8 @@ class KafkaConnection:
     ) -> AsyncIterator[None]:
         """Limit a request to `request_timeout_seconds` and translate aiokafka's errors.
 
-        aiokafka itself retries an idempotent producer's batches and a consumer's commits without
-        limit.
+        The limit is necessary, because aiokafka retries an idempotent producer's batches and a
+        consumer's commits without end.
         """
         limit_seconds = min(self.settings.request_timeout_seconds, at_most_seconds)
         with remembering(self._refusals), self.translating(doing):
@@ -353,9 +357,9 @@ class KafkaConnection:
         return _BEARER.sub(rf"\1{MASK}", self._credentials.sent.mask(message))
 
     def refused_within(self, seconds: float) -> str:
-        """Return text that ends an error message: why connections failed in the last `seconds`.
+        """Return the reasons of failed connections in the last `seconds`, to end an error message.
 
-        Empty if none failed.
+        The text is empty if no connection failed.
         """
         return name_refusals(self._refusals.of_last(seconds))
 
@@ -390,11 +394,12 @@ async def count_partitions(
     servers: str,
     rights: str = "Read to consume it, Write to publish to it",
 ) -> dict[str, int]:
-    """Return each topic's number of partitions, or raise an error now instead of a later timeout.
+    """Return each topic's number of partitions; raise an error if a topic cannot be used.
 
-    Waits while the cluster has no broker; the caller sets the deadline. `rights` names the
-    permissions that the user needs on the topics. Raises `RefusedError` if the user may not see a
-    topic, `TopicsError` if a topic does not exist, and aiokafka's errors.
+    Without this check, a missing topic would only cause a timeout later. Waits while the cluster
+    has no broker; the caller sets the deadline. `rights` names the permissions that the user needs
+    on the topics. Raises `RefusedError` if the user may not see a topic, `TopicsError` if a topic
+    does not exist, and aiokafka's errors.
     """
     wanted = sorted(topics)
     answer = await _request_topics(client, wanted)

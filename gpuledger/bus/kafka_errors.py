@@ -146,9 +146,9 @@ def translate(
 
 
 def name_refusals(refusals: Sequence[str]) -> str:
-    """Return text that ends an error message: why connections failed, and which settings to check.
+    """Return text to end an error message: why connections failed, and which settings to check.
 
-    Empty if there are no refusals.
+    The text is empty if there are no refusals.
     """
     if not refusals:
         return ""
@@ -184,9 +184,9 @@ REFUSED: Final = {
 """Log lines about failed connections, each with a format for the broker's name. A line's last
 argument is the reason; the arguments before it name the broker."""
 MAX_BROKERS: Final = 16
-"""Maximum number of brokers whose reason is kept."""
+"""Maximum number of brokers for which the last failed connection is remembered."""
 QUIET_SECONDS: Final = 3600.0
-"""How long a line in `LOGGED` is not logged again."""
+"""Minimum time before the same line in `LOGGED` is logged again."""
 
 
 class RefusedConnections:
@@ -211,7 +211,7 @@ class RefusedConnections:
             self._reasons.popitem(last=False)
 
     def of_last(self, seconds: float) -> list[str]:
-        """Return `broker: reason` for each broker that refused within the last `seconds`."""
+        """Return `broker: reason` for each connection that failed within the last `seconds`."""
         since_seconds = self._seconds() - seconds
         return [
             f"{broker}: {reason}"
@@ -225,9 +225,9 @@ _refusals: ContextVar[RefusedConnections | None] = ContextVar("refusals", defaul
 
 @contextmanager
 def remembering(refusals: RefusedConnections) -> Iterator[None]:
-    """Collect the reasons why brokers refuse connections, instead of logging them.
+    """Record why connections fail in `refusals`, instead of logging it.
 
-    Tasks that a client starts in this context add their reasons even after the context has ended.
+    Tasks that a client starts in this context record failures even after the context has ended.
     """
     token = _refusals.set(refusals)
     try:

@@ -1,7 +1,7 @@
 """Waits within a poll for records or a rebalance, whichever comes first.
 
 aiokafka runs a rebalance in a separate task. `Rebalances` moves its callbacks into the consumer's
-poll, so that they never run while a stage works on polled records, as in Kafka's own client.
+poll, so that they never run while a component processes polled records, as in Kafka's own client.
 """
 
 import asyncio
@@ -22,20 +22,20 @@ class Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka i
 
     def __init__(self, subscription: Subscription, *, begin: PartitionsCallback) -> None:
         self.held: Partitions = frozenset()
-        """The partitions that the stage has taken up and not given up."""
+        """The partitions that the component reads: taken up after an assignment, not given up."""
         self.changed = asyncio.Event()
         """Set when `follow` has something to do."""
         self.has_joined = False
         """Whether the group has assigned this consumer its share, which may be empty."""
         self._subscription = subscription
         self._begin = begin
-        """Sets the start position of new partitions before the stage's callback runs."""
+        """Sets the start position of new partitions before the subscription's callback runs."""
         self._revoking = False
         self._given_up = asyncio.Event()
         self._offered: Partitions | None = None
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:  # noqa: ARG002  # all are: the assignor is eager
-        """Wait until the stage has given up its partitions; the group waits for this."""
+        """Wait until the component has given up its partitions; the rebalance waits meanwhile."""
         self._offered = None
         if not self.held:
             return
@@ -50,7 +50,7 @@ class Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka i
         self.changed.set()
 
     async def follow(self) -> None:
-        """Give up and take up partitions as the group requested, and call the stage's callbacks."""
+        """Give up and take up partitions as the group requested; run the subscription's callback."""
         self.changed.clear()
         if self._revoking:
             await self.give_up()
@@ -65,7 +65,7 @@ class Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka i
                 self._offered = None
 
     async def give_up(self) -> None:
-        """Give up all held partitions, and call the stage's callback."""
+        """Give up all held partitions, and call the subscription's callback."""
         try:
             if self.held:
                 await self._subscription.on_revoked(self.held)

@@ -45,7 +45,7 @@ _IDENTITY: Final = "topic_id="
 
 
 def commit_metadata(topic_ids: Mapping[str, str | None], topic: str) -> str:
-    """Return the metadata of a commit for the topic: its id, or an empty text if unknown."""
+    """Return the metadata of a commit for this topic: the topic's id; an empty text if unknown."""
     identity = topic_ids.get(topic)
     return f"{_IDENTITY}{identity}" if identity else ""
 
@@ -101,7 +101,7 @@ class Positions:
                 consumers.seek_or_leave(client, named(partition), offset)
 
     def close(self) -> None:
-        """Record that the client is closed; the read positions are kept for the next client."""
+        """Record that the client is closed; keep the read positions for the next client."""
         self._has_begun = self._is_out_of_date = False
 
     def note(self, records: Polled) -> None:
@@ -218,9 +218,9 @@ class Positions:
     async def _report_read_of_other_topics(self) -> None:
         """Report a gap for each partition of a recreated topic, then forget the read positions.
 
-        The committed offsets do not show this: aiokafka may have switched to the new topic itself,
-        and deleting a topic deletes the group's commits. Positions in a topic that does not exist
-        are kept, because it may be created again.
+        The committed offsets do not always show that a topic was recreated: aiokafka may have
+        switched to the new topic before, and deleting a topic deletes the group's commits.
+        Positions in a topic that does not exist are kept, because it may be created again.
         """
         for partition, last in sorted(self._last_read.items()):
             if partition.topic not in self._topic_ids.by_topic:
@@ -239,7 +239,10 @@ class Positions:
         *,
         time_ms: int | None = None,
     ) -> None:
-        """Report once that the remaining records of the topic with this id cannot be read."""
+        """Report a gap: the topic with this id was replaced, so its records are lost from `offset`.
+
+        Each partition of a replaced topic is reported only once.
+        """
         # An assignment, the regular check and a rejected fetch may all find the same change.
         if (partition, topic_id) not in self._reported:
             self._reported.add((partition, topic_id))

@@ -52,7 +52,7 @@ class TokenFile:
             ) from error
 
     def is_due(self, token: BearerToken, *, now_seconds: float) -> bool:
-        """Return whether the file contains another token, or this one has expired."""
+        """Return whether the file contains a token other than `token`, or `token` has expired."""
         return now_seconds >= token.end_seconds or self._read() != token.text
 
 
@@ -160,7 +160,7 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # as above
         return [item for item in self._logins.items() if item[0].connected()]
 
     async def _renew(self) -> None:
-        """Fetch a token if one is due, and log connections in again that need it."""
+        """Fetch a token if one is due, and log in again on each connection that needs it."""
         try:
             token = await self.in_force()
         except TokenUnavailableError:

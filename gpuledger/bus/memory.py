@@ -1,6 +1,6 @@
 """The in-memory bus for the demo and tests: one process, one event loop, no persistence.
 
-To a stage it behaves like Kafka; the same test suite verifies both.
+A component sees no difference from Kafka; the same test suite verifies both buses.
 """
 
 import asyncio
@@ -122,7 +122,7 @@ class MemoryBus:
         yield MemoryReader(logs=self._logs)
 
     def kept(self, topic: str) -> list[Record]:
-        """Return a topic's kept records, partition by partition."""
+        """Return the records that a topic keeps, one partition after the other."""
         self._must_exist([topic])
         partitions = (TopicPartition(topic, number) for number in range(self._partitions[topic]))
         logs = (self._logs[partition] for partition in partitions)
@@ -168,10 +168,10 @@ class MemoryProducer:
         self._logs = logs
 
     async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> int | None:
-        """Publish the messages; return the offset after the last one, `None` without messages.
+        """Publish the messages; return the offset after the last one, or `None` if there is none.
 
-        Raises `TopicsError` if the topic or partition does not exist, or if a compacted topic gets
-        a message without a key, and `MessageTooLargeError`.
+        Raises `TopicsError` if the topic or partition does not exist, or if a message for a
+        compacted topic has no key. Raises `MessageTooLargeError` if a message is too large.
         """
         log = check_batch(self._logs, TopicPartition(topic, partition), messages)
         log.append(messages)
@@ -232,7 +232,7 @@ class MemoryTransactions:
         """Publish messages and commit the group's offsets atomically.
 
         Returns the offset after each partition's last message. Raises `FencedError` if another
-        writer opened the id, `TopicsError` and `MessageTooLargeError`.
+        writer has opened the id, and the errors of `check_batch`.
         """
         # All checks come before the first append: if one fails, nothing becomes visible.
         checked = [
@@ -280,7 +280,7 @@ class MemoryReader:
     async def offsets_at(
         self, partitions: Iterable[TopicPartition], timestamp_ms: int
     ) -> Mapping[TopicPartition, int]:
-        """Return each partition's offset of the first record at or after `timestamp_ms`.
+        """Return the offset of each partition's first record at or after `timestamp_ms`.
 
         If all records of a partition are older, its end offset is returned.
         """

@@ -118,7 +118,7 @@ class MemoryConsumer:
     async def end_offsets(
         self, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, int]:
-        """Return, for each partition, the offset that the next published record will get.
+        """Return for each partition the offset that the next published record will get.
 
         Raises `TopicsError` if a partition does not exist.
         """
@@ -162,7 +162,10 @@ class MemoryConsumer:
             self._generation = generation
 
     async def _leave_old_topics(self) -> None:
-        """Give up all partitions as in a rebalance, and take them up again."""
+        """Report a gap for each recreated topic's partitions, and give up all partitions.
+
+        Afterwards, `_follow_group` starts to read the partitions again.
+        """
         for partition, own in self._topic_ids.items():
             if self._logs[partition].topic_id != own:
                 self._left.add((partition, self._logs[partition].topic_id))

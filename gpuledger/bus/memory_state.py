@@ -19,8 +19,8 @@ from gpuledger.errors import RefusedError
 OVERHEAD_BYTES: Final = 200
 """Memory that CPython uses for a record in addition to the bytes of its key and value."""
 KEPT_AFTER_DROPPING: Final = 0.875
-"""Share of the limit that is left after records are dropped. Dropping an eighth at a time keeps the
-cost of drops proportional to the appended records."""
+"""Fraction of its limit that a partition still uses after it has dropped its oldest records.
+Dropping an eighth at a time keeps the cost of drops proportional to the appended records."""
 FEWEST_TO_COMPACT: Final = 1000
 
 _offset = attrgetter("offset")
@@ -141,14 +141,14 @@ Assignment = frozenset[TopicPartition]
 
 @dataclass(kw_only=True, eq=False)
 class Member:
-    """A group member: the topics it reads, its share, and its state in a rebalance."""
+    """A group member: its topics, its share of their partitions, and its state in a rebalance."""
 
     name: str
     static: bool
     topics: Sequence[str]
     wake: Callable[[], None]
     share: Assignment = frozenset()
-    """The partitions that the group assigned; the member may not have taken them up yet."""
+    """The partitions that the group assigned; the member may not have started to read them yet."""
     generation: int = 0
     """Number of the rebalance that assigned the share."""
     ready: bool = False
@@ -197,7 +197,7 @@ class ConsumerGroup:
     ) -> Member:
         """Add a member; a returning static member gets its share back without a rebalance.
 
-        Raises `RefusedError` if the group has members of another stage.
+        Raises `RefusedError` if the group has members with another `stage`.
         """
         if self._members and stage != self._stage:
             raise RefusedError(f"joining the group: the bus {OTHER_STAGE}")
@@ -241,11 +241,11 @@ class ConsumerGroup:
         return self._members.get(member.name) is not member
 
     def must_give_up(self, member: Member) -> bool:
-        """Return whether a rebalance waits for this member."""
+        """Return whether a rebalance waits until this member gives up its partitions."""
         return self._rebalancing and not member.ready
 
     def give_up(self, member: Member) -> None:
-        """Record that a member has given up its partitions; the last one ends the rebalance."""
+        """Record that a member gave up its partitions; when all have, the rebalance ends."""
         member.ready = True
         self._finish_rebalance()
 

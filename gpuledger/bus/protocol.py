@@ -1,4 +1,4 @@
-"""The Kafka operations that a stage needs: the protocol that both buses implement.
+"""The Kafka operations that a component needs: the protocol that both buses implement.
 
 This module holds the protocol and its value types. Callers publish batches to a partition that they
 choose. They consume by polling, and decide themselves when a record is done and its offset is
@@ -129,7 +129,10 @@ class Gap:
 
     @property
     def has_end(self) -> bool:
-        """Whether both offsets belong to the same topic and nothing between them was read."""
+        """Whether the number of missed offsets is known.
+
+        It is known if both offsets belong to the same topic and no record between them was read.
+        """
         return self.reason in (GapReason.RETENTION, GapReason.UNREADABLE)
 
 
@@ -148,7 +151,7 @@ async def ignore_gap(gap: Gap) -> None:
 OTHER_STAGE: Final = (
     "has members of another kind in the group; give this process a group of its own (`group`)"
 )
-"""Why a member may not join a group; the same text on both buses."""
+"""Error text for a consumer that may not join a group, because another component uses the group."""
 
 
 class IsolationLevel(StrEnum):
@@ -169,14 +172,15 @@ class Subscription:
     topics: Sequence[str]
     """The topics. Partitions with the same number go to the same member (range assignment)."""
     stage: str = ""
-    """The stage that reads. All members of a group must belong to one stage: with two stages, each
-    would miss the partitions assigned to the other."""
+    """Name of the component or sink that reads. All members of a group must have the same name,
+    because each component would miss the partitions that are assigned to another component."""
     group_instance_id: str | None = None
-    """Kafka's `group.instance.id` (static membership): the partitions wait for the member with
-    this id to return."""
+    """Kafka's `group.instance.id` (static membership). If the member with this id closes, its
+    partitions wait for the member to return."""
     isolation_level: IsolationLevel = IsolationLevel.READ_COMMITTED
-    """Whether to withhold uncommitted records. On a topic that is written without transactions,
-    `READ_COMMITTED` still lets any other client's open transaction withhold all later records."""
+    """Whether to withhold uncommitted records. Read topics that are written without transactions
+    with `READ_UNCOMMITTED`. With `READ_COMMITTED`, an open transaction of any client, even one
+    that should not write there, withholds all later records."""
     on_assigned: PartitionsCallback = ignore_partitions
     """Called with all newly assigned partitions, before any of their records is polled."""
     on_revoked: PartitionsCallback = ignore_partitions
@@ -196,7 +200,7 @@ class Producer(Protocol):
 
 
 class Transactions(Protocol):
-    """Publishes messages and commits offsets atomically; the only writer with its id."""
+    """Publishes messages and commits offsets atomically; no other open writer has the same id."""
 
     async def commit(
         self,
@@ -224,8 +228,8 @@ Polled = Mapping[TopicPartition, Sequence[Record]]
 class Consumer(Protocol):
     """Reads the partitions that its group assigned to it.
 
-    Records that it can no longer read are never skipped silently: `bus.gaps` logs and counts them,
-    and the consumer calls the subscription's `on_gap`. A batch that cannot be unpacked is returned
+    The consumer never skips unavailable records silently: `bus.gaps` logs and counts them, and the
+    consumer calls the subscription's `on_gap`. A batch that cannot be unpacked is returned
     as one `unreadable` record at its position. If a topic is recreated while it is read, its
     partitions are revoked and assigned again, and are read from the beginning.
     """
@@ -248,7 +252,8 @@ class Consumer(Protocol):
     async def committed(self, partition: TopicPartition) -> int | None:
         """Wait until no open transaction can change the committed offset, then return it.
 
-        Returns `None` if nothing was committed, or only for an earlier topic of the same name.
+        Returns `None` if nothing is committed, or if the committed offset belongs to an earlier
+        topic of the same name.
         """
 
     async def topic_id(self, topic: str) -> str | None:
@@ -320,14 +325,17 @@ class HistoryReader(Protocol):
     async def offsets_at(
         self, partitions: Iterable[TopicPartition], timestamp_ms: int
     ) -> Mapping[TopicPartition, int]:
-        """Return each partition's offset of the first record at or after `timestamp_ms`.
+        """Return the offset of each partition's first record at or after `timestamp_ms`.
 
         Every record before that offset is older; records after it may be older too. If all records
         of a partition are older, its end offset is returned.
         """
 
     def read(self, partition: TopicPartition, span: Span) -> AsyncGenerator[Sequence[Record], None]:
-        """Yield the records of a span in order and in batches; do not run two calls at once."""
+        """Yield the records of a span, in order and in batches.
+
+        End one iteration before you start the next one.
+        """
 
 
 class Bus(Protocol):

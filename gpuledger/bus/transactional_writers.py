@@ -1,7 +1,8 @@
 """Transactional writers for a worker's partitions: one for each partition number.
 
-Opening a number's transactional id fences its previous writer. If two workers both believe that
-they own a partition, only one of them can write. The worker decides what to write and when.
+Each partition number has a transactional id. Opening a writer fences the previous writer with the
+same id, so that only one of two workers can write if both believe that they own a partition. The
+worker decides what to write and when.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ class _Writer:
 class TransactionalWriters:
     """A group member's open writers, by partition number; leaving the context closes them.
 
-    A commit in progress when its partition is given up has `finish_seconds` to finish.
+    If a partition is given up during a commit, the commit has `finish_seconds` to finish.
     """
 
     def __init__(self, *, bus: Bus, group: str, finish_seconds: float) -> None:
@@ -47,10 +48,11 @@ class TransactionalWriters:
         return number in self._open
 
     async def open(self, numbers: Iterable[int]) -> None:
-        """Take over the partitions; from then on, only these writers can commit their offsets.
+        """Open a writer for each partition; then only this writer can commit its offsets.
 
-        A partition that is closed in the meantime ends up without a writer. Raises
-        `BusUnavailableError` if a partition could not be opened; the others are open.
+        If `close` is called for a partition in the meantime, the partition has no writer
+        afterwards. Raises `BusUnavailableError` if a writer could not be opened; the other
+        writers stay open.
         """
         wanted = list(numbers)
         # Opening an id that is still open here would fence this worker's own writer.
@@ -76,7 +78,7 @@ class TransactionalWriters:
 
         Returns the offset after each partition's last message, if the bus reported it.
 
-        Raises `FencedError` and `BusUnavailableError`; the partition must then be opened again.
+        Raises `FencedError` and `BusUnavailableError`; then open the partition's writer again.
         """
         writer = self._open[number]
         async with writer.busy:
@@ -84,9 +86,9 @@ class TransactionalWriters:
             return await commit(messages, offsets=offsets, group=self._group) or {}
 
     async def close(self, numbers: Iterable[int]) -> None:
-        """Wait up to `finish_seconds` for commits in progress, then close; abort unfinished ones.
+        """Close the partitions' writers; abort commits that take longer than `finish_seconds`.
 
-        Writers that are still being opened are cancelled first, to leave the id to the next owner.
+        First cancels openings in progress, which would otherwise fence the next owner's writer.
         """
         numbers = list(numbers)
         await end_tasks(*(self._opening.pop(number, None) for number in numbers))
@@ -120,8 +122,9 @@ def pause_seconds_after(
 ) -> float:
     """Return how long to wait before reopening partitions whose commits failed.
 
-    Returns at least `fenced_seconds` if a writer was fenced: reopening a partition before the group
-    has assigned it would fence the partition's rightful owner.
+    `undone` contains the errors of these commits. Returns at least `fenced_seconds` if a writer was
+    fenced: reopening a partition before the group has assigned it would fence the partition's
+    rightful owner.
     """
     if any(isinstance(error, FencedError) for error in undone):
         return max(backoff_seconds, fenced_seconds)

@@ -13,12 +13,12 @@ from gpuledger.bus.aiokafka_patches.ending import end, ends_well
 
 
 def mark_polled(client: AIOKafkaConsumer) -> None:
-    """Record that the client is being polled.
+    """Record that the client was polled just now and no longer fetches.
 
-    After a cancelled or failed `getmany`, the client would never count as idle again, because
-    `fetch_context` has no `finally`. A member without partitions fetches nothing, so it would count
-    as idle and leave the group. Remove once `fetch_context` resets its counter in a `finally`, and
-    a poll without partitions counts as a poll.
+    This corrects two errors. After a cancelled or failed `getmany`, the client never counts as idle
+    again, because `fetch_context` has no `finally`. A member without partitions fetches nothing, so
+    it counts as idle and leaves the group, even if it is polled. Remove once `fetch_context` resets
+    its counter in a `finally`, and a poll without partitions counts as a poll.
     """
     client._subscription._fetch_count = 0
     client._subscription._last_fetch_ended = time.monotonic()
@@ -41,7 +41,7 @@ def inner_client(client: AIOKafkaConsumer) -> AIOKafkaClient:
 
 
 def raise_group_errors(client: AIOKafkaConsumer) -> None:
-    """Raise the group's errors, for members without partitions, which do not call `getmany`.
+    """Raise the group's errors; needed if the consumer has no partitions and calls no `getmany`.
 
     Remove once `getmany` raises these errors if it is called without partitions.
     """
@@ -103,7 +103,7 @@ def observed_offsets(
 
 
 def serve_last(client: AIOKafkaConsumer, partitions: Iterable[Any]) -> None:
-    """Make `getmany` return fetched records of these partitions after those of all others.
+    """Make `getmany` return fetched records of all other partitions before those of these.
 
     `getmany` returns all fetched records of one partition before those of the next partition. If a
     partition has a backlog of small, highly compressed records, the other partitions wait for

@@ -27,7 +27,7 @@ async def ends_well(work: Coroutine[Any, Any, object], *, seconds: float = STOP_
 
 
 async def end(task: "asyncio.Task[Any] | None") -> None:
-    """Cancel a task twice, because it may continue after the first cancellation."""
+    """Cancel a task, and cancel it once more if it continues after the first cancellation."""
     for _ in range(2):
         await end_tasks(task, seconds=CANCEL_SECONDS)
 

@@ -32,7 +32,7 @@ from gpuledger.bus.protocol import Record
 class Turn(threading.local):
     """The budget for unpacking until the event loop's next iteration; one for each thread.
 
-    Bytes counted outside of a running loop are forgotten by the next `begin`.
+    The next `begin` resets bytes that were counted while no event loop was running.
     """
 
     def __init__(self) -> None:
@@ -41,8 +41,8 @@ class Turn(threading.local):
         """Whether the end of this turn is scheduled."""
         self._waiting: deque[asyncio.Future[None]] = deque()
         self.used_bytes = 0
-        """Number of bytes that were fetched, unpacked, or rejected as too many in this turn. The
-        code that fetches, unpacks or rejects bytes adds to it."""
+        """Number of bytes in this turn that were fetched, unpacked, or rejected because a batch is
+        too large. The code that fetches, unpacks or rejects bytes increases this number."""
 
     @property
     def is_used_up(self) -> bool:

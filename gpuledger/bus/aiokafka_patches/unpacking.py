@@ -69,9 +69,9 @@ _LARGEST: Final = (1 << 64) - 1
 
 
 def max_headers(records: bytes, *, max_records: int) -> int:
-    """Return the largest number of headers that one of the first `max_records` records claims.
+    """Return the largest header count of the first `max_records` records.
 
-    Returns 0 if there is no record.
+    Reads only the counts in the data, not the headers themselves. Returns 0 if there is no record.
     """
     found, position, end = 0, 0, len(records)
     try:
@@ -200,17 +200,18 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
 
     next_fetch_offset: int
     _is_counted = False
-    """Whether the size of all batches was added to the turn. It is added at once, because a single
-    batch does not give its size."""
+    """Whether the size of all batches was added to the turn's bytes. The size is added in one step,
+    because aiokafka does not give the size of a single batch."""
     _spoiled: ClassVar[dict[TopicPartition, tuple[int, int]]] = {}
-    """Each partition's last batch with a wrong checksum, and its number of consecutive fetches.
+    """Each partition's last batch with a wrong checksum: its next offset, and how often it was
+    fetched in a row.
 
     Shared by all consumers of the process, because aiokafka does not show which consumer received a
     response."""
 
     @override
     def __iter__(self) -> Iterator[Record]:
-        """Yield all records without turns, for callers outside of an event loop."""
+        """Yield all records without a limit per turn, for callers outside of an event loop."""
         for record in self._records_iterator:
             if record is None:
                 turn.used_bytes = 0
@@ -270,7 +271,7 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
             self.next_fetch_offset = max(self.next_fetch_offset, next_offset)
 
     def _may_be_spoiled(self, batch: Any) -> bool:  # noqa: ANN401  # untyped
-        """Return whether to fetch a corrupted batch again.
+        """Return whether the batch is corrupted and should be fetched again.
 
         Raises `UnreadableError` if it was already fetched `_FETCHES` times.
         """
@@ -348,7 +349,7 @@ class PartitionAnswer(FetchResult):  # type: ignore[misc]  # aiokafka is untyped
 
     @override
     def getall(self, max_records: int | None = None) -> list[Record]:
-        """Return at most `max_records` until the turn is used up; keep the rest."""
+        """Return at most `max_records` records, or fewer if the turn is used up; keep the rest."""
         turn.begin()
         records: list[Record] = []
         if not self.check_assignment(self._topic_partition) or self._partition_records is None:
