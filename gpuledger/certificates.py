@@ -34,9 +34,9 @@ class Validity:
     subject: str
     """The certificate's common name, or its whole subject if it has no common name."""
     begin_seconds: float
-    """Unix time."""
+    """Unix time from which the certificate is valid."""
     end_seconds: float
-    """Unix time."""
+    """Unix time until which the certificate is valid."""
 
     def mistake_at(self, now_seconds: float) -> str:
         """Return the reason why the certificate is invalid at a Unix time; empty if it is valid."""
@@ -80,8 +80,8 @@ def load_own(
 ) -> list[Validity]:
     """Load this program's certificate and key; return the validity of each certificate in the file.
 
-    Settings are named `<prefix>cert_file`, `<prefix>key_file` and `<prefix>key_password`. An empty
-    password means that no password was given, `None` that the setting does not exist. Raises
+    The settings are named `<prefix>cert_file`, `<prefix>key_file` and `<prefix>key_password`.
+    `password` is empty if the user set none, and `None` if there is no setting for it. Raises
     `SettingsError` with the name of the wrong setting.
     """
     certificate, key = f"{prefix}cert_file", f"{prefix}key_file"
@@ -121,7 +121,7 @@ def load_own(
 
 
 def trusting(*, setting: str, file: Path) -> ssl.SSLContext:
-    """Return a client's context that trusts only the CA certificates in a file.
+    """Return a client's TLS context that trusts only the CA certificates in a file.
 
     Raises `SettingsError` with the setting's name.
     """
@@ -131,7 +131,7 @@ def trusting(*, setting: str, file: Path) -> ssl.SSLContext:
 
 
 def load_authorities(context: ssl.SSLContext, *, setting: str, file: Path) -> None:
-    """Make a context trust the CA certificates in a file; raise `SettingsError` on a failure."""
+    """Make a TLS context trust the CA certificates in a file; raise `SettingsError` on failure."""
     _require_pem(file, _CERTIFICATE, setting=setting, what="a certificate")
     with naming(setting, file):
         context.load_verify_locations(file)
@@ -140,7 +140,8 @@ def load_authorities(context: ssl.SSLContext, *, setting: str, file: Path) -> No
 def authorities_of(context: ssl.SSLContext, *, setting: str, file: Path) -> list[Validity]:
     """Return a list of at most one item: the validity of the CA certificate that expires last.
 
-    One valid CA certificate is enough, for example while an old one is being replaced. If the
+    One valid CA certificate is enough, for example while an old one is being replaced. The list is
+    empty if no validity can be read. If the
     context has no CA certificate, the first certificate in the file counts, because it is trusted
     directly.
     """

@@ -132,7 +132,8 @@ def explain_invalid(shape: Any, error: Exception) -> str:  # noqa: ANN401  # any
 def _split_path(message: str) -> tuple[str, str | None]:
     """Split a message such as ``Expected `int`, got `str` - at `$.gpus[1].index` `` at the path.
 
-    Returns the problem and the path; the path is empty for the record itself, `None` if unknown.
+    Returns the problem and the path. The path is empty if the problem concerns the record itself,
+    and `None` if the message contains no path.
     """
     what, found, path = message.partition(" - at `")
     if found:
@@ -142,7 +143,7 @@ def _split_path(message: str) -> tuple[str, str | None]:
 
 
 def follow(record: Any, path: str) -> tuple[str, Any]:  # noqa: ANN401  # any type annotation
-    """Replace the positions in a path by field names; also return the type at its end, if known."""
+    """Return the path with field names instead of positions, and the type at its end, if known."""
     named, type_hint = "", record
     for step in _STEP.finditer(path):
         fields = _fields_of(type_hint)

@@ -1,8 +1,9 @@
 """Helpers for generated pages: the docstrings of fields and constants, and the command line.
 
-Python discards the string under a field or constant, so these strings are read from the source code
-for help texts, pages and JSON Schemas, once per class or module. Classes that are made at run time
-have these strings in an attribute. This module does not depend on settings or records.
+Python discards the string under a field or constant. Help texts, pages and JSON Schemas need these
+strings, so this module reads them from the source code, once per class or module. Classes that are
+made at run time have the strings in an attribute. This module does not depend on settings or
+records.
 """
 
 import ast
@@ -20,9 +21,10 @@ from gpuledger.errors import UserError
 
 
 def generate(write: Callable[[Path], None], *, into: str) -> int:
-    """Call `write` with the first argument, a directory, or with `into`; return the exit code.
+    """Call `write` with the directory to write to; return the exit code.
 
-    The exit code is 2, with a message on standard error, if `write` raises a `UserError`.
+    The directory is the first argument on the command line, or `into` if there is none. The exit
+    code is 2, with a message on standard error, if `write` raises a `UserError`.
     """
     try:
         write(Path(sys.argv[1] if len(sys.argv) > 1 else into))

@@ -1,8 +1,9 @@
-"""How far a component's topic is complete, from a reader's point of view.
+"""The time up to which a reader has all records of a component's topic, by its watermarks.
 
-A watermark covers a topic up to an offset. Watermarks have their own topic, so a reader may get a
-watermark before the records that it covers. A watermark counts only once the reader has read up to
-its offset; otherwise a reader that is behind would close an hour that it has not read completely.
+A watermark is valid for a reader that has read the topic up to the watermark's offset. Watermarks
+have their own topic, so a reader may get a watermark before the records that it covers. Such a
+watermark waits until the reader has read up to its offset; otherwise a reader that is behind would
+close an hour that it has not read completely.
 
     events = Completeness(component="join", topic=topics.events.name)
     events.take(watermark)                      # from the watermarks' topic, at any time
@@ -28,17 +29,22 @@ RENEWED_AFTER_SECONDS: Final = 5.0
 """Minimum time between two watermarks of a component for the same partition."""
 
 MAX_AHEAD_NS: Final = NS_PER_MINUTE
-"""A watermark further ahead of our own clock than this cannot be right: the clocks differ."""
+"""Maximum time by which a watermark may be ahead of our own clock; beyond it, a clock is wrong."""
 
 MAX_CLUSTERS: Final = 1_000
-"""Clusters per partition that are tracked, because anybody may write records with any name."""
+"""Maximum number of tracked clusters per partition; necessary because anybody may write records
+with any cluster name."""
 MAX_WAITING: Final = 64
-"""Watermarks per partition and cluster that wait for the reader. If there are more, the second
-newest is dropped, so that a reader that is far behind still advances step by step."""
+"""Maximum number of watermarks per partition and cluster that wait until the reader has read up to
+their offsets. If there are more, the second newest is dropped, so that a reader that is far behind
+still advances step by step."""
 
 
 class Completeness:
-    """Tracks a component's watermarks, and how far a reader has read; bounded per partition."""
+    """Tracks a component's watermarks, and how far a reader has read the component's topic.
+
+    The number of watermarks per partition is limited.
+    """
 
     def __init__(self, *, component: str, topic: str) -> None:
         self._component = component
@@ -50,9 +56,9 @@ class Completeness:
         """Pairs of a partition and a cluster for which a watermark is expected."""
 
     def expect(self, watermark: Watermark) -> None:
-        """Expect further watermarks for this watermark's partition and cluster.
+        """Expect a watermark for the partition and cluster of this watermark.
 
-        Until such a watermark applies, the partition counts as incomplete.
+        Until the reader has reached such a watermark, the partition has no known time.
         """
         if (watermark.component, watermark.topic) == (self._component, self._topic):
             self._expected.add((watermark.partition, watermark.cluster))
@@ -98,7 +104,7 @@ class Completeness:
             self._reached.get(partition, {}).pop(cluster, None)
 
     def of(self, partition: int) -> list[Watermark]:
-        """Return the watermarks that apply to a partition now, one per cluster."""
+        """Return the newest watermark of each cluster whose offset in the partition was reached."""
         return list(self._reached.get(partition, {}).values())
 
     def complete_until_ns(self, partitions: Iterable[int]) -> int | None:
@@ -136,7 +142,7 @@ class Completeness:
         return min(found.values(), default=None)
 
     def _apply(self, partition: int, waiting_of: Mapping[str, deque[Watermark]]) -> None:
-        """Apply the watermarks that the reader has passed; completeness never goes back in time."""
+        """Apply the watermarks whose offsets the reader has reached; ignore earlier times."""
         next_offset = self._next_offsets.get(partition)
         if next_offset is None:
             return

@@ -86,13 +86,13 @@ class Drained:
 
     dead_letters: Sequence[_QueuedDeadLetter]
     messages: Mapping[TopicPartition, list[Message]]
-    """The same dead-letter records as messages, by topic and partition."""
+    """The dead-letter records as messages, by the topic and partition to publish them to."""
     next_offsets: Mapping[TopicPartition, int]
-    """For state topics, which are read from their beginning: the offset after the last rejected
-    record of each partition."""
+    """The offset after the last rejected record, for partitions of state topics only, which are
+    read from their beginning."""
 
     def explain(self, error: BusErrorT) -> BusErrorT:
-        """Return the error that prevented publishing, with the number of waiting records."""
+        """Return `error`, which prevented publishing, with the number of dead-letter records."""
         return _explain(error, waiting=len(self.dead_letters))
 
 
@@ -143,8 +143,8 @@ class DeadLetterQueue:
     def decode(self, decoder: Decoder[T], records: Sequence[Record]) -> Iterator[tuple[Record, T]]:
         """Yield each record with its value; reject and leave out records that do not decode.
 
-        Records that exceed the maximum message size are rejected without decoding: a forged batch
-        may contain a single record as large as the whole unpacked batch.
+        Records that exceed the maximum message size are rejected without decoding. They can occur
+        because a forged batch may contain one record as large as the whole unpacked batch.
         """
         for record in records:
             if (size := size_bytes(record.key, record.value)) > MAX_MESSAGE_BYTES:
@@ -246,7 +246,10 @@ class DeadLetterQueue:
         )
 
     def skip_before(self, partition: TopicPartition, offset: int) -> None:
-        """Ignore rejections of records before this offset, whose dead-letter records exist."""
+        """Ignore calls of `reject` for records before this offset.
+
+        Call this if the dead-letter records for these records are already on the topic.
+        """
         self._has_dead_letters_before[partition] = offset
 
     def acknowledge(self, drained: Drained) -> None:
@@ -256,9 +259,8 @@ class DeadLetterQueue:
     def drop(self, partition: int, *, topic: str | None = None) -> None:
         """Forget the dead-letter records about one partition, because it will be read again.
 
-        `topic=None` means every topic. Dead-letter records that a running flush has not passed to
-        the bus yet are also forgotten. Those that it has passed on may be published, but are not
-        retried.
+        `topic=None` means every topic. A running flush does not publish the forgotten records. If
+        it has already passed some to the bus, these may still be published, but are not retried.
         """
 
         def stays(dead_letter: _QueuedDeadLetter) -> bool:
@@ -326,14 +328,14 @@ def describe_unreadable(record: Record, why: Unreadable) -> str:
 
 
 def count_unreadable(record: Record) -> None:
-    """Count the offsets that a placeholder record replaces; ignore readable records."""
+    """Count the offsets of an unreadable batch in the metric; ignore readable records."""
     if (why := record.unreadable) is not None:
         count = record.offset + 1 - why.first_offset
         RECORDS_UNREADABLE_TOTAL.labels(reason=why.reason).inc(count)
 
 
 def _explain(error: BusErrorT, *, waiting: int) -> BusErrorT:
-    """Return an error of the same type with the number of waiting records, if there are any."""
+    """Return an error of the same type whose message has the number of waiting records, if any."""
     if not waiting:
         return error
     dead_letters = (

@@ -29,7 +29,7 @@ class GpuledgerError(Exception):
 
 
 class UserError(GpuledgerError):
-    """An error that the user can fix; the message names problem and remedy in one line."""
+    """An error that the user can fix; the error message names problem and remedy in one line."""
 
 
 class SettingsError(UserError):
@@ -59,8 +59,9 @@ class RefusedError(UserError, BusError):
 class MessageTooLargeError(BusError):
     """A message exceeds the maximum; the error names its topic, key, size and the maximum.
 
-    Code that makes messages from records checks their size first, so this error means that a topic
-    rejects a message of valid size. A service waits for a fix, as for a missing permission.
+    Code that makes messages from records checks their size first. So if a service receives this
+    error, the topic rejects a message of valid size. The service then waits until a user has fixed
+    the topic, as for a missing permission.
     """
 
 
@@ -73,11 +74,11 @@ class FreshStartError(GpuledgerError):
 
 
 class UndecodableError(GpuledgerError):
-    """A record is not valid for its topic; the message names topic, field and value."""
+    """A record is not valid for its topic; the error message names topic, field and value."""
 
 
 class FencedError(GpuledgerError):
-    """Another process took over the work, so this process's whole attempt was rejected."""
+    """Another process took over the work, so nothing of this process's last attempt was stored."""
 
 
 class UnavailableError(GpuledgerError):
@@ -85,8 +86,11 @@ class UnavailableError(GpuledgerError):
 
 
 class BusUnavailableError(UnavailableError, BusError):
-    """The broker did not answer, or did not acknowledge in time."""
+    """The broker did not answer, or did not acknowledge a message, in time."""
 
 
 class TimestampRefusedError(BusUnavailableError):
-    """The broker rejected a record as too far ahead of its clock; either clock may be wrong."""
+    """The broker rejected a record whose time is too far ahead of the broker's clock.
+
+    Either this machine's clock or the broker's clock may be wrong.
+    """

@@ -11,14 +11,14 @@ from typing import Final, NamedTuple, Protocol
 from gpuledger.records.base import DEFAULT_CLUSTER
 
 NAME_SKEW_SECONDS: Final = 60
-"""How far the clocks of a node and of the API server may differ: a pod may appear under its name
-this long before its creation time."""
+"""Maximum difference between the clocks of a node and the API server. By the node's clock, a pod
+may be in use this long before its creation time."""
 NAME_LINGER_SECONDS: Final = 5
 """How long a kubelet may still list a pod by name after it has left the API server."""
 
 
 class OfNode(Protocol):
-    """A record from a node, or about one."""
+    """A record that a node sent, or that is about a node."""
 
     @property
     def cluster(self) -> str:
@@ -30,7 +30,7 @@ class OfNode(Protocol):
 
 
 class NodeId(NamedTuple):
-    """A node, by the names that its agent is configured with."""
+    """A node, identified by the cluster and node names in its agent's settings."""
 
     cluster: str
     """The node's cluster."""
@@ -54,12 +54,15 @@ def watermark_key(component: str, cluster: str, partition: int) -> str:
 
 
 def group_key(group: str, node: str) -> str:
-    """Return the key under which a consumer group stores its state of the node with this key."""
+    """Return the key under which a consumer group stores its state of a node.
+
+    `node` is the node's key.
+    """
     return f"{group}/{node}"
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """Return the cluster and the name of a key; the name is empty if the text is not a key."""
+    """Return the cluster and the name in a key; the name is empty if the text is not a key."""
     cluster, _, name = key.partition("/")
     return cluster, name
 

@@ -13,7 +13,7 @@ from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, Clock
 
 
 class Lag:
-    """The records that a consumer has polled but not finished, and its newest finished time.
+    """Tracks the records that a consumer has polled but not finished, and computes the lag.
 
     The lag (`seconds`) is the age of the oldest record that was polled and is not done. If all
     polled records are done, but the last poll returned records, the lag is the age of the newest
@@ -26,7 +26,8 @@ class Lag:
         self._clock = clock
         self._withheld_seconds: Callable[[], float] = float
         self._open: dict[TopicPartition, deque[tuple[int, int]]] = {}
-        """For each batch that is not done: the offset after it, and its first record's time."""
+        """For each batch that is not done: the offset after the batch, and its first record's
+        time."""
         self._ends: dict[TopicPartition, int] = {}
         """The partitions' end offsets when they were first queried after the last poll."""
         self._arrived_ms: dict[TopicPartition, int] = {}
@@ -76,7 +77,7 @@ class Lag:
         self.keep([at for at in self._open if at.partition not in partitions])
 
     def keep(self, partitions: Collection[TopicPartition]) -> None:
-        """Forget all partitions except these, because other members read the others now."""
+        """Forget all other partitions, because other members of the group read them now."""
         for known in (self._open, self._ends, self._arrived_ms):
             for partition in [at for at in known if at not in partitions]:
                 del known[partition]

@@ -3,8 +3,8 @@
 `gpuledger` starts here: `main` dispatches on the first argument, before it imports anything that
 the component does not need. Components are named by strings, because the core imports none of them.
 
-Signals are handled from a program's first line on, so nothing here may import anything slow. The
-start of the interpreter itself cannot be covered from Python.
+Signals are handled from a program's first line on, so nothing here may import anything slow.
+Signals that arrive while the interpreter itself starts cannot be handled in Python.
 """
 
 import os
@@ -22,14 +22,14 @@ COMPONENTS: "Final" = {
     "sink": ("gpuledger_sinks", "sinks"),
     "reports": ("gpuledger_reports", "reports"),
 }
-"""By component name: the package whose `__main__` runs it, and the extra that it requires."""
+"""For each component: the package whose `__main__` runs it, and the extra that installs it."""
 _STANDALONE: "Final" = {"standalone": ("gpuledger_cli.standalone", "demo")}
 """The pipeline in one process, for one machine."""
 INTERRUPTED: "Final" = 130
 PIPE_CLOSED: "Final" = 141
 """Exit code of a program that SIGPIPE ends."""
 _PRINTING: "Final" = {"-h", "--help", "--print-config", "--version"}
-"""Options with which a component only prints."""
+"""Options with which a component only prints something and ends."""
 _OURS: "Final" = "gpuledger"
 _USER_ERROR: "Final" = 2
 

@@ -19,8 +19,9 @@ events of a node can arrive afterwards."""
 
 
 MAX_A_DAY: Final = 100_000
-"""More nodes or GPUs than a partition normally has; only made-up names exceed it. Twice as many are
-kept; a sink's progress for one node takes 1 kB."""
+"""Default maximum number of items that are used in a day, such as nodes or GPUs of a partition.
+Only made-up names exceed it. At most twice as many items are kept; a sink's progress for one node
+takes 1 kB."""
 
 
 class Budget:
@@ -81,7 +82,7 @@ class Recent(Generic[K, V]):
             self._turn()
 
     def get(self, key: K) -> V | None:
-        """Return the value of a key, or `None`; this counts as use."""
+        """Return the value of a key, or `None`; the call counts as a use of the item."""
         if (value := self._today.get(key)) is None and key in self._yesterday:
             value = self._yesterday.pop(key)
             self._yesterday_bytes -= self._count(value, -1)
@@ -94,7 +95,7 @@ class Recent(Generic[K, V]):
         self._remember(key, value)
 
     def grow(self, key: K, more_bytes: int) -> None:
-        """Record that the value of a key has grown by this many bytes, or shrunk."""
+        """Record that a key's value has grown by this many bytes; negative if it has shrunk."""
         if key in self._today:
             self._today_bytes += more_bytes
         elif key in self._yesterday:
@@ -158,11 +159,11 @@ class Recent(Generic[K, V]):
         return None
 
     def items(self) -> Iterator[tuple[K, V]]:
-        """Yield all items; this does not count as use."""
+        """Yield all items; this does not count as a use of them."""
         return chain(self._today.items(), self._yesterday.items())
 
     def values(self) -> Iterator[V]:
-        """Yield all values; this does not count as use."""
+        """Yield all values; this does not count as a use of them."""
         return chain(self._today.values(), self._yesterday.values())
 
     def __len__(self) -> int:

@@ -20,7 +20,7 @@ class TopicUse:
     """The writers and readers of a topic, by their names in `KAFKA_USERS`."""
 
     topic: str
-    """The attribute of `Topics`."""
+    """Name of the topic's attribute in `Topics`."""
     writers: tuple[str, ...]
     readers: tuple[str, ...] = ()
     describers: tuple[str, ...] = ()
@@ -93,7 +93,8 @@ class KafkaUser:
     shown: str = ""
     """The name in the table for people, if it differs from `name`."""
     group: str = ""
-    """Consumer group with the default prefix; the user's transactional ids begin with it."""
+    """The user's consumer group, with the default prefix. The user's transactional ids begin with
+    the group's name."""
     is_transactional: bool = False
     """Whether the user writes in transactions."""
     on_all_topics: tuple[str, ...] = ()
@@ -150,7 +151,7 @@ KAFKA_USERS: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Grant:
-    """Operations on one resource, or on all resources that begin with its name."""
+    """Permission for operations on one resource, or on all resources that begin with its name."""
 
     resource: Resource
     """Type of the resource, by the name in Kafka and Strimzi."""
@@ -237,8 +238,8 @@ def strimzi_manifests(
 ) -> Iterator[dict[str, object]]:
     """Yield a KafkaTopic for each topic and a KafkaUser for each user, as Kubernetes objects.
 
-    `partitions` is the number of partitions of topics that are placed by node, by default that of
-    the topic table; `cluster` is the name of the Kafka object.
+    `partitions` is the number of partitions of topics that are placed by node; by default, each
+    topic has the number in the topic table. `cluster` is the name of the Kafka object.
     """
     labels = {"strimzi.io/cluster": cluster, "app.kubernetes.io/part-of": "gpuledger"}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 MAX_CHARACTERS: Final = 2000
-"""Maximum length of a text of another program in messages, unless a caller sets another."""
+"""Default maximum length of another program's text in our messages."""
 
 
 def readable(text: bytes | str, *, max_characters: int = MAX_CHARACTERS) -> str:
@@ -27,8 +27,8 @@ def readable(text: bytes | str, *, max_characters: int = MAX_CHARACTERS) -> str:
 def shorten_middle(text: str, characters: int = 600) -> str:
     """Return the start and the end of a text, together about `characters` long.
 
-    A message has the place at its start and the cause at its end. Mask secrets before you call
-    this, because an address that was cut may no longer be recognized.
+    An error message has the place of the error at its start and the cause at its end. Mask secrets
+    before you call this function, because masking may not recognize an address that was cut.
     """
     half = characters // 2
     return text if len(text) <= characters else f"{text[:half]}…{text[-half:]}"

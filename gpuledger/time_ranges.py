@@ -31,7 +31,7 @@ from gpuledger.texts import shorten_middle
 
 Unit = Literal["hour", "day", "week", "month", "year"]
 LATEST_MS: Final = 7_258_118_400_000
-"""The start of the year 2200."""
+"""The latest time that is accepted: the start of the year 2200."""
 _HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 24 * _HOUR_MS
 _UNITS_MS: Final = {"w": 7 * _DAY_MS, "d": _DAY_MS, "h": _HOUR_MS, "m": 60_000, "s": 1000}
@@ -114,7 +114,7 @@ def begin_of_unit(unit: Unit, time_ms: int, *, ahead: int = 0) -> int:
 
 
 def write_moment(time_ms: int) -> str:
-    """Return a time in UTC as text that `parse_moment` reads, with milliseconds only if not 0."""
+    """Return a UTC time as text that `parse_moment` accepts; omit milliseconds if they are 0."""
     moment = datetime.fromtimestamp(time_ms / 1000, tz=UTC)
     precision = "milliseconds" if time_ms % 1000 else "seconds"
     return moment.isoformat(timespec=precision).replace("+00:00", "Z")

@@ -60,7 +60,8 @@ class Topic:
     """One topic: its record, key, partitioner and configuration."""
 
     name: str
-    """Name; a change of the record that old readers cannot follow requires a new version."""
+    """The topic's name, which ends in a version. A change of the record that old readers cannot
+    decode requires a new version."""
     record: type
     """The type of its records."""
     key: str
@@ -72,7 +73,8 @@ class Topic:
     - `node`: murmur2 of the node key (`<cluster>/<node>`), which is Kafka's default partitioner for
       that key, whatever the record's own key is.
     - `same`: the number of the partition that the record is about, on a topic placed by node.
-    - `source`: the partition number of the record that it is about, modulo the partitions.
+    - `source`: the partition number of the record that it is about, modulo the number of
+      partitions.
     - `none`: one partition, which every reader reads as a whole.
     """
     partitions: int = DEFAULT_PARTITIONS
@@ -89,9 +91,10 @@ class Topic:
 
     @property
     def is_placed_by_node(self) -> bool:
-        """Whether a record's partition follows from its node, or from the record that it is about.
+        """Whether the partitioner is `node` or `same`.
 
-        All these topics have the same number of partitions.
+        The partition of a node's records, and of records about them, then has the same number in
+        all these topics, so all these topics have the same number of partitions.
         """
         return self.partitioner in ("node", "same")
 
@@ -288,10 +291,10 @@ def replay_group(group: str) -> str:
 
 
 def agreed_partitions(counts: Mapping[str, int]) -> int:
-    """Return the common number of partitions of these topics placed by node.
+    """Return the number of partitions that all these topics have; they are placed by node.
 
-    Raises `TopicsError` if the topics' numbers differ, because a node's records would then be in
-    differently numbered partitions.
+    `counts` has the number by topic name. Raises `TopicsError` if the numbers differ, because a
+    node's records would then be in partitions with different numbers.
     """
     if len(set(counts.values())) != 1:
         raise TopicsError(

@@ -13,7 +13,7 @@ from gpuledger.records import Severity
 
 UNKNOWN: Final = "unknown"
 RECOVERY_ACTION_CHANGED: Final = 154
-"""The XID that reports the recovery action; its action takes precedence over the catalogue's."""
+"""The XID that reports a recovery action, which takes precedence over the catalogue's action."""
 _ABSENT: Final = "-"
 _FILE: Final = Path(__file__).with_name("xids.tsv")
 _RECOVERY_ACTIONS: Final = {
@@ -36,7 +36,7 @@ class Xid:
     code: int
     """The code."""
     mnemonic: str | None = None
-    """NVIDIA's name for it."""
+    """NVIDIA's name for the code."""
     meaning: str = "XID that is not in the catalogue"
     """NVIDIA's description."""
     immediate: str | None = None
@@ -44,10 +44,11 @@ class Xid:
     investigatory: str | None = None
     """NVIDIA's action for finding the cause."""
     category: str = UNKNOWN
-    """Its class: `app`, `context`, `detail`, `hardware`, `info`, `maintenance`, `mechanical`,
-    `node`, `nvlink`, `nvlink5`, `reset`, `software`, `support`, `trend`, `vm` or `unknown`."""
+    """Class of the code: `app`, `context`, `detail`, `hardware`, `info`, `maintenance`,
+    `mechanical`, `node`, `nvlink`, `nvlink5`, `reset`, `software`, `support`, `trend`, `vm` or
+    `unknown`."""
     severity: Severity = Severity.WARNING
-    """Severity, unless more is known."""
+    """Severity of an incident with this code, if nothing else is known about the incident."""
 
 
 def find_xid(code: int) -> Xid:

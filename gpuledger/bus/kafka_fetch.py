@@ -50,7 +50,7 @@ class Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka i
         self.changed.set()
 
     async def follow(self) -> None:
-        """Give up and take up partitions as the group requested; run the subscription's callback."""
+        """Make the changes that the group requested, and call the subscription's callbacks."""
         self.changed.clear()
         if self._revoking:
             await self.give_up()
