@@ -21,7 +21,7 @@ POLL_INTERVAL_SECONDS: Final = 1.0
 
 
 class Stamp(NamedTuple):
-    """Metadata that identifies a state of a file."""
+    """A file's metadata; it differs after each change of the file."""
 
     device: int
     inode: int
@@ -82,10 +82,10 @@ def stamp_of(file: Path) -> Stamp | None:
 
 
 class FilesInForce:
-    """Tracks the last valid version of the files for credentials or for the web configuration.
+    """Reads the files of credentials or of the web configuration again when they change.
 
-    If a new version is invalid, the previous one stays in force, and a check fails until the files
-    are fixed. The check also fails if a certificate in force has expired or is not yet valid.
+    If the new files are invalid, the previous version stays in force, and a check fails until the
+    files are fixed. The check also fails if a certificate in force has expired or is not yet valid.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class FilesInForce:
         on_read: Callable[[list[str]], None],
         time_seconds: Callable[[], float] = time.time,
     ) -> None:
-        """Record the first version, whose certificates have these `validities`.
+        """Record that the files have been read once; `validities` are those of the certificates.
 
         `read_again` reads the files and puts them in force, or raises `UserError` without changing
         anything. After a success, `on_read` is called with the files.

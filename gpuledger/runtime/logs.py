@@ -76,7 +76,7 @@ def configure_logs(settings: LogSettings) -> None:
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
-    """Return true for gpuledger's lines, whose message is a dict, and for libraries' warnings."""
+    """Return whether to write a line: one of gpuledger, with a dict as message, or a warning."""
     if isinstance(record.msg, dict):
         return True
     return record.levelno >= logging.WARNING and record.msg not in _LOGGED_OTHERWISE
@@ -92,7 +92,7 @@ _MAX_KEYS: Final = 1000
 
 
 class _Line(NamedTuple):
-    """When a key's line was last written, and how often it was left out since."""
+    """When a key's line was last written, and how many lines were left out since then."""
 
     written_seconds: float
     left_out: int
@@ -118,7 +118,11 @@ class Repeats:
         self._others = _Line(-math.inf, 0)
 
     def count(self, key: Hashable, *, more: int = 1) -> int:
-        """Count `more` lines; return the count for a line to be written now, 0 to write no line."""
+        """Count `more` lines with this key; return 0 if no line may be written now.
+
+        Otherwise, the caller writes one line. The result is the number of lines that it stands for:
+        itself, and those that were left out since the last line.
+        """
         now_seconds = self._seconds()
         if key not in self._lines and len(self._lines) >= _MAX_KEYS:
             # The oldest key can be dropped if its last line is more than a minute ago.
@@ -136,7 +140,7 @@ class Repeats:
         return count
 
     def _next(self, line: _Line, now_seconds: float, *, more: int) -> tuple[_Line, int]:
-        """Return the line's next state and the count to write, 0 if none may be written."""
+        """Return the line's next state and the result of `count`."""
         if now_seconds - line.written_seconds < self._quiet_seconds:
             return _Line(line.written_seconds, line.left_out + more), 0
         return _Line(now_seconds, 0), line.left_out + more

@@ -1,4 +1,4 @@
-"""Named checks that show whether a component can do its work; other modules serve them.
+"""Named checks that show whether a component can do its work; HTTP endpoints are elsewhere.
 
 An ongoing problem is reported only by its check: in `gpuledger_check_ok`, in `/readyz`, and with
 one log line when the check starts to fail and one when it recovers. A retrying loop therefore only
@@ -23,7 +23,7 @@ from gpuledger.runtime.process_metrics import CHECK_OK
 from gpuledger.settings.secret import mask_addresses
 
 CALM_SECONDS: Final = 60.0
-"""How long a check must have passed before another failure counts as a new one."""
+"""How long a check must pass after a failure until another failure counts as a new one."""
 MAX_REASONS: Final = 10
 """Maximum number of reasons logged for one failure."""
 POLL_INTERVAL_SECONDS: Final = 1.0
@@ -100,10 +100,10 @@ class CheckLog:
             _log.warning("check_reason_changed", **self._facts, detail=shown)
 
     def recovered(self) -> None:
-        """Record that the check passes.
+        """Record that the check passes, and log or schedule the line about the recovery.
 
-        A call is ignored if no failure was logged, or if the line about the recovery is already
-        scheduled. In the latter case, the check was waiting in between, which is not a failure.
+        Does nothing if no failure was logged, or if the line is already scheduled. The latter
+        happens if the check passed, then waited, and now passes again: waiting is not a failure.
         """
         if self._began_seconds is None or self._due is not None:
             return
@@ -203,7 +203,7 @@ class Check:
             self._report()
 
     def end(self) -> None:
-        """Record that the work ends; a check that fails now can no longer recover."""
+        """Record that the component stops; a check that fails now stays failed."""
         self._has_ended = True
 
     def _report(self) -> None:
@@ -234,7 +234,7 @@ class CheckParts:
         self._check.failed(self._describe)
 
     def _describe(self) -> str:
-        """Return each reason once, after the names of the parts that it concerns."""
+        """Return the failed parts and their reasons, each reason once: `a, b: timeout; c: …`."""
         names_of: dict[str, list[str]] = {}
         for name, detail in sorted(self._details.items()):
             names_of.setdefault(detail, []).append(name)
@@ -285,7 +285,7 @@ class Readiness:
         return self._checks[name]
 
     def end(self) -> None:
-        """Record that the work ends: a check that fails now is never reported as recovered."""
+        """Record that the component stops; checks that fail now stay failed."""
         for check in self._checks.values():
             check.end()
 

@@ -28,10 +28,10 @@ connections but never answers can block a call for minutes."""
 
 
 class Backoff:
-    """Random waits between half a ceiling and the ceiling, which doubles with each attempt.
+    """Calculates random waits, from half a ceiling to the ceiling; it doubles with each attempt.
 
-    The randomness keeps clients that failed together from retrying together. The class only
-    calculates the waits; it does not sleep.
+    Because the waits are random, clients that failed together do not retry together. The class does
+    not sleep.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Backoff:
 
 
 class RetryTimer:
-    """Records when the next attempt is due, for a caller that checks this regularly.
+    """Records when the next attempt is due, for a caller that calls `is_due` regularly.
 
     All times are arguments in nanoseconds; the caller must always use the same clock.
     """
@@ -96,7 +96,7 @@ class RetryTimer:
         self._due_ns = now_ns + round(self._backoff.next_seconds() * NS_PER_SECOND)
 
     def record_success(self, now_ns: int) -> None:
-        """Reset, unless the last attempt was less than `calm_seconds` ago."""
+        """Reset the waits, unless the last attempt was less than `calm_seconds` ago."""
         if self._tried_ns is not None and now_ns - self._tried_ns >= self._calm_ns:
             self.reset()
 

@@ -136,7 +136,7 @@ class _EndingSignals:
             signal.signal(ending, pass_on)
 
     def restore(self) -> None:
-        """Restore the previous handlers, or ignore the signals if one of them ends the process."""
+        """Restore the previous handlers, or ignore further signals if one has arrived."""
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_IGN if self.have_come else handler)
 
@@ -167,12 +167,12 @@ class _Deadline:
         self._loop = loop
 
     def begin(self) -> None:
-        """Start the time, unless it is already running; may be called by a signal handler."""
+        """Start the time to the deadline, if it has not started; signal handlers may call this."""
         with suppress(BlockingIOError):  # the pipe is full, so the thread will wake anyway
             os.write(self._wake, _NO_SIGNAL)
 
     def lift(self) -> None:
-        """Cancel the deadline, unless a thread still runs for which Python's exit would wait."""
+        """Cancel the deadline, unless Python's exit would have to wait for a running thread."""
         signal.set_wakeup_fd(self._former_wake)
         others = set(threading.enumerate()) - {threading.main_thread(), self._thread}
         if all(thread.daemon for thread in others):
@@ -219,9 +219,10 @@ def _explain(error: BaseException) -> int:
 
 
 def _foreseen(error: BaseException, kind: type[GpuledgerError]) -> GpuledgerError | None:
-    """Return the error if it is of this kind; for a group of only such errors, the first one.
+    """Return the error if it is of this kind, otherwise `None`.
 
-    Returns `None` otherwise. A task group wraps its tasks' errors in an exception group.
+    For an exception group that has only errors of this kind, returns the first one. A task group
+    wraps its tasks' errors in an exception group.
     """
     if isinstance(error, BaseExceptionGroup):
         inner = [_foreseen(part, kind) for part in error.exceptions]

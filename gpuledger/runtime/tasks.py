@@ -115,7 +115,7 @@ async def end_where_stalled(
     stall_seconds: float = STALL_SECONDS,
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> NoReturn:
-    """Raise `FreshStartError` once `attempts()` has not changed for `stall_seconds`.
+    """Raise `FreshStartError` if the number of `attempts()` does not change for `stall_seconds`.
 
     The time is measured in iterations of this loop, so a stopped process or a suspended machine
     does not count as stalled. `gpuledger_agent.gpu.watchdog` does not use this function: it checks

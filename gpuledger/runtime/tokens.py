@@ -24,7 +24,7 @@ from gpuledger.runtime.readiness import Check
 from gpuledger.runtime.retry import Backoff
 
 SAFE_RATIO: Final = 0.8
-"""Share of its lifetime after which a token or session is renewed, as in Kafka's own clients."""
+"""Part of the lifetime of a token or session after which it is renewed, as in Kafka's clients."""
 _SPREAD_RATIO: Final = 0.05
 """Random deviation from `SAFE_RATIO`, so that not all nodes request new tokens at once."""
 _RENEWAL_SECONDS: Final = 10.0
@@ -66,7 +66,10 @@ class BearerToken:
 
 
 def _end_of_jwt(text: str) -> float:
-    """Return a JWT's expiry time, infinite for other tokens; its receiver verifies the token."""
+    """Return the expiry time in a JWT, infinite for other tokens.
+
+    The signature is not verified; that is up to the token's receiver.
+    """
     parts = text.split(".")
     if len(parts) == _PARTS_OF_JWT:
         with suppress(ValueError, RecursionError):
@@ -115,7 +118,7 @@ class TokenSource(Protocol[E]):
 
 
 class TokenInForce(Generic[E]):
-    """The current token, fetched and replaced when needed."""
+    """Keeps the current token; fetches it from the source and replaces it in time."""
 
     def __init__(
         self,

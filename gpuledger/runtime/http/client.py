@@ -1,4 +1,4 @@
-"""An HTTP client whose answers are bounded in size and readable.
+"""An HTTP client that limits the size of answers and makes their text safe to show.
 
 A server may answer anything: its own page, a proxy's page, or bytes that are not HTTP. The status
 decides what an answer means. The body is only shown to people, so its beginning is enough, and a
@@ -39,7 +39,7 @@ MAX_BODY_BYTES: Final = 64 * 1024
 _READ_BYTES: Final = 8 * MAX_CHARACTERS
 """Maximum number of bytes decoded from a body that is only shown; enough even after masking."""
 BODY_SECONDS: Final = 5.0
-"""Timeout for reading such a body after the status."""
+"""Timeout for reading a body that is only shown, from the arrival of the status."""
 # aiohttp raises its own errors for most server faults, but its parser may raise ValueError, and a
 # connection that ends in the middle raises RuntimeError.
 _BROKEN: Final = (aiohttp.ClientError, OSError, ValueError, RuntimeError)
@@ -282,7 +282,10 @@ async def read_answer(response: aiohttp.ClientResponse, *, sent: BasicCredential
 async def read_begin(
     response: aiohttp.ClientResponse, *, timeout_seconds: float = BODY_SECONDS
 ) -> bytes:
-    """Return a body's beginning: the bytes that arrive before the limit, the end or the timeout."""
+    """Return the beginning of a body: at most `MAX_BODY_BYTES` that arrive within the timeout.
+
+    If the connection fails, the bytes that have arrived are returned.
+    """
     body = bytearray()
     with suppress(*_BROKEN):
         async with asyncio.timeout(timeout_seconds):
@@ -299,7 +302,7 @@ def translating(
     of: tuple[type[BaseException], ...] | type[BaseException] = _BROKEN,
     sent: BasicCredentials = NO_CREDENTIALS,
 ) -> Iterator[None]:
-    """Replace an error of a request, or of reading its response, by one that `error_of` returns.
+    """Convert errors of a request, or of reading its response, to the error of `error_of`.
 
     `error_of` receives the reason, in which the credentials in `sent` are masked. Only errors of
     the types in `of` are replaced. Code that reads a body as a stream, and therefore does not use
@@ -341,9 +344,9 @@ def _why_not_connected(error: aiohttp.ClientConnectorError) -> str:
 
 
 def _reason(error: OSError) -> str:
-    """Return why a connection failed: the system's message, if there is one.
+    """Return why a connection failed: the system's message for its errno, otherwise its own text.
 
-    asyncio's text only repeats the address. A failed name look-up has no errno, only a text.
+    asyncio's own text only repeats the address. A failed name look-up has no errno.
     """
     if error.errno and error.errno > 0 and not isinstance(error, socket.gaierror):
         return os.strerror(error.errno)
@@ -351,7 +354,8 @@ def _reason(error: OSError) -> str:
 
 
 MAX_SECONDS: Final = 600.0
-"""Maximum wait: a longer one could delay the recovery by hours after the server is back."""
+"""Maximum wait that a server can request. A longer wait could delay the recovery by hours after the
+server is back."""
 # Raised by the standard library for invalid dates and time zones.
 _NO_DATE: Final = (ValueError, TypeError, OverflowError, IndexError)
 

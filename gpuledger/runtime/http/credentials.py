@@ -1,7 +1,7 @@
-"""Masks a request's credentials in its server's answer. Does no I/O.
+"""Masks the credentials of a request if the server's answer quotes them. Does no I/O.
 
-Answers are shown on health pages and in the log, and may quote a password. So each secret is
-searched for in its usual forms, which `docs/concepts/security.md` lists.
+Answers are shown on health pages and in the log. Each secret is searched for in its usual forms,
+which `docs/concepts/security.md` lists.
 """
 
 import base64
@@ -38,7 +38,7 @@ class BasicCredentials:
         return cls(tuple(dict.fromkeys(filter(str.strip, secrets))))
 
     def mask(self, text: str) -> str:
-        """Return the text with all secrets masked, even a secret that the text's end cuts off."""
+        """Return the text with all secrets masked, even if the text ends within a secret."""
         for form in self._forms:
             text = text.replace(form, MASK)
         cut = max((_length_of_cut(text, form) for form in self._forms), default=0)
@@ -79,7 +79,10 @@ def _of_address(url: str) -> Iterator[str]:
 
 
 def _of_pair(pair: str) -> Iterator[str]:
-    """Yield the secrets in `user:password`; the user may be any word, so it is not a secret."""
+    """Yield the secrets in `user:password`: the password, and the whole pair in base64.
+
+    The user is not a secret, because it may be any word.
+    """
     yield pair.partition(":")[2]
     yield from _in_base64(pair.encode(errors="replace"))
     # aiohttp encodes credentials in a URL as Latin-1.
@@ -101,6 +104,10 @@ def _forms_of(secret: str) -> Iterator[str]:
 
 
 def _length_of_cut(text: str, form: str) -> int:
-    """Return the length of the form's longest beginning at the end of the text; 0 if too short."""
+    """Return how many characters of an incomplete secret are at the end of the text.
+
+    `form` is the complete secret in one of its forms. Returns 0 if the text does not end with the
+    first characters of `form`, or with too few of them.
+    """
     lengths = range(min(len(form) - 1, len(text)), _MIN_CHARACTERS - 1, -1)
     return next((length for length in lengths if text.endswith(form[:length])), 0)

@@ -79,7 +79,7 @@ class HealthPages:
         self._others = others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; an error only affects this answer."""
+        """Answer a request; if that fails, answer with an error instead of ending the server."""
         try:
             await self._answer(scope, receive, send)
         except Exception:  # noqa: BLE001  # an error in a page must not stop the server

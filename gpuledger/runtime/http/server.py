@@ -75,10 +75,12 @@ async def serve(
 
 
 class ClientConnection(H11Protocol):
-    """A connection to a client; while it waits for the client, a newer one may replace it.
+    """A connection to a client.
 
-    A connection waits from its start, or the end of an answer, until it has a complete request, and
-    while its client does not read an answer. Connections that are being answered are not replaced.
+    If too many connections wait for their clients, a new connection replaces the one that has
+    waited longest. A connection waits from its start, or the end of an answer, until it has a
+    complete request, and while its client does not read an answer. Connections that are being
+    answered are not replaced.
     """
 
     def __init__(

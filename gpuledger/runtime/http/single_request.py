@@ -1,8 +1,8 @@
 """Sends one HTTPS request over a new connection, with h11, which every component has.
 
 This is for rare requests in components without an HTTP library: for a token or the kubelet's pods.
-A request neither uses a proxy nor follows redirects, because it is only meant for this server. The
-answer's size is limited. The caller sets the deadline.
+A request neither uses a proxy nor follows redirects, because only the server in its URL may receive
+it. The answer's size is limited. The caller sets the deadline.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Tokens from an OAuth 2.0 token endpoint, by client credentials (RFC 6749, section 4.4).
 
-Each token takes one request over a separate connection, either by `post_form` with h11, which every
-component has, or by the caller's function. An endpoint may hang, answer anything, or quote the
-request. So each request has a deadline, the answer's size is limited, and secrets are masked in
+Each token is requested over a separate connection, by a function of the caller. `post_form` is such
+a function; it uses h11, which every component has. An endpoint may hang, answer anything, or quote
+the request. So each request has a deadline, the answer's size is limited, and secrets are masked in
 error messages.
 """
 
@@ -43,7 +43,7 @@ contains the address.
 
 
 class TokenEndpoint:
-    """Requests a token, and a new one before it expires."""
+    """Requests tokens from an endpoint, and decides when the next one is due."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class TokenEndpoint:
         deadline_seconds: float = DEADLINE_SECONDS,
         time_seconds: Callable[[], float] = time.time,
     ) -> None:
-        """Take functions that return the current client secret and post the request.
+        """Take two functions: `secret` returns the client secret, and `post` sends the request.
 
         `group` is the name of the settings group, such as `kafka.oauth`.
         """
@@ -100,7 +100,7 @@ class TokenEndpoint:
         return token
 
     def is_due(self, token: BearerToken, *, now_seconds: float) -> bool:
-        """Return whether to request a new token, at about 80 % of this token's lifetime."""
+        """Return whether to request a new token: after about 80 % of this token's lifetime."""
         return now_seconds >= min(self._renew_seconds, token.end_seconds)
 
     def _read(self, status: int, body: bytes, sent: BasicCredentials) -> BearerToken:

@@ -117,7 +117,7 @@ class BasicAuth:
     """The users of a web configuration."""
 
     def __init__(self, users: Mapping[str, str]) -> None:
-        """Take at least one user with the password's hash."""
+        """Take the users with the bcrypt hashes of their passwords; there is at least one user."""
         self._users = users
         self._key = secrets.token_bytes(32)
         self._right: set[bytes] = set()
@@ -157,7 +157,7 @@ class BasicAuth:
 
 
 class WebGuard:
-    """The web configuration in force."""
+    """The current web configuration, which decides which clients may see a page."""
 
     def __init__(self, file: Path, *, check: Check, watch: FileWatch | None = None) -> None:
         """Read the file and its certificates; raise `UserError` with the file and field.
@@ -196,7 +196,10 @@ class WebGuard:
         return status is HTTPStatus.OK
 
     def _read(self) -> list[Validity]:
-        """Put the files in force; raise `UserError` and change nothing if one is invalid."""
+        """Read the files and use them from now on.
+
+        If a file is invalid, raises `UserError` and changes nothing.
+        """
         config, context, validities = read_web_config(self._file), None, list[Validity]()
         if tls := config.tls_server_config:
             files = [self._file, tls.cert_file, tls.key_file, tls.client_ca_file]
@@ -208,7 +211,7 @@ class WebGuard:
 
 
 def make_context(config: TlsServerConfig) -> tuple[ssl.SSLContext, list[Validity]]:
-    """Return a server's context, and how long its certificates are valid.
+    """Return a server's TLS context, and how long its certificates are valid.
 
     Raises `UserError` with the field of an unusable file.
     """
