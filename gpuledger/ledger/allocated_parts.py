@@ -79,17 +79,17 @@ Part = tuple[int | str | None, int]
 
 
 class AllocatedParts(NamedTuple):
-    """The parts of a device: of containers, of jobs, and the part that is not allocated."""
+    """How a device is divided: the parts of containers and jobs, and the unallocated part."""
 
     parts: Sequence[Part]
-    """Sorted by namespace, pod and container, then jobs by id, then the part that is not allocated;
-    adds up to `whole`."""
+    """The parts of the containers, sorted by namespace, pod and container, then of the jobs, sorted
+    by id, then the part that is not allocated. They add up to `whole`."""
     whole: int
     """The whole device, the denominator of all parts."""
 
 
 UNALLOCATED_PARTS: Final = AllocatedParts([(None, 1)], 1)
-"""A device that is not allocated."""
+"""The parts of a device that is not allocated: a single part without container or job."""
 # For a GPU: its UUID and `None`. For an instance: the GPU's UUID, and the instance's UUID or
 # number.
 DeviceKey = tuple[str, str | int | None]
@@ -114,7 +114,7 @@ class AllocatedContainer(NamedTuple):
 
 
 def device_of(allocation: DeviceAllocation) -> DeviceKey:
-    """Return the device that an allocation is for."""
+    """Return the key of the device that an allocation is for: a GPU, or a MIG instance of a GPU."""
     if allocation.gpu_instance is None:
         return allocation.gpu_uuid, None
     named = allocation.device_id.partition("::")[0]
@@ -124,7 +124,7 @@ def device_of(allocation: DeviceAllocation) -> DeviceKey:
 
 
 def devices_named_by(reading: GpuReading) -> Sequence[DeviceKey]:
-    """Return the keys by which allocations name a row's device: an instance may have two keys."""
+    """Return the keys by which allocations identify a row's device; a MIG instance may have two."""
     gpu = reading.parent_uuid
     if gpu is None:
         return ((reading.uuid, None),)
@@ -136,7 +136,7 @@ def devices_named_by(reading: GpuReading) -> Sequence[DeviceKey]:
 def exclusive_container(
     reading: GpuReading, allocations: Iterable[DeviceAllocation]
 ) -> AllocatedContainer | None:
-    """Return the only container that has all of a device; `None` if there is none or several."""
+    """Return the container to which the whole device is allocated; `None` if none or several."""
     devices = devices_named_by(reading)
     candidates = set()
     for allocation in allocations:
@@ -187,10 +187,10 @@ def jobs_by_device(allocations: Iterable[JobAllocation]) -> dict[DeviceKey, list
 def jobs_of(
     reading: GpuReading, jobs: Mapping[DeviceKey, Sequence[str]], *, is_allocated: bool = False
 ) -> Sequence[str]:
-    """Return the jobs to which a device is allocated, or else the jobs of the whole GPU.
+    """Return the jobs to which a device is allocated.
 
-    The jobs of the whole GPU are left out if the instance is allocated to containers
-    (`is_allocated`).
+    If a MIG instance has no jobs, the jobs of its GPU are returned, unless the instance is
+    allocated to containers (`is_allocated`).
     """
     own = [job for key in devices_named_by(reading) for job in jobs.get(key, ())]
     if own or reading.parent_uuid is None or is_allocated:
@@ -199,7 +199,7 @@ def jobs_of(
 
 
 def _with_jobs(allocated: Sequence[AllocatedParts], sample: NodeSample) -> Sequence[AllocatedParts]:
-    """Return the container allocations, with jobs added to them."""
+    """Return the parts of the tick's devices, with jobs added to the containers in `allocated`."""
     jobs = jobs_by_device(sample.job_allocations or ())
     cut = {reading.parent_uuid for reading in sample.gpus}
     left = MAX_ENTRIES
@@ -215,7 +215,10 @@ def _with_jobs(allocated: Sequence[AllocatedParts], sample: NodeSample) -> Seque
 
 
 def _beside_jobs(allocated: AllocatedParts, jobs: Sequence[str]) -> AllocatedParts:
-    """Return the parts of containers and jobs, which together have all of the device."""
+    """Return a device's parts if jobs are added to its containers; no part stays unallocated.
+
+    Each job gets an equal part of the whole device before all parts are scaled to the device.
+    """
     number, whole = len(jobs), allocated.whole
     parts: list[Part] = [
         (container, part * number) for container, part in allocated.parts if container is not None
@@ -265,8 +268,9 @@ def _allocated_to_containers(sample: NodeSample) -> Sequence[AllocatedParts]:
 def _whole_gpus(allocations: Iterable[DeviceAllocation]) -> dict[str, _Name]:
     """Return the container of each GPU that is allocated as a whole, by the GPU's UUID.
 
-    The result has fewer items than `allocations` if an allocation is for a part of a GPU, has admin
-    access, or is for the same GPU as another allocation.
+    Leaves out allocations of parts of a GPU and allocations with admin access. If several
+    allocations are for the same GPU, the last one counts. In these cases, the result has fewer
+    items than `allocations`.
     """
     return {
         allocation.gpu_uuid: (allocation.namespace, allocation.pod, allocation.container)
@@ -279,12 +283,12 @@ def _whole_gpus(allocations: Iterable[DeviceAllocation]) -> dict[str, _Name]:
 
 @lru_cache(maxsize=256)
 def _whole_of(position: int) -> AllocatedParts:
-    """Return the parts of a device that is allocated to one container as a whole."""
+    """Return the parts of a device that is allocated entirely to the container at `position`."""
     return AllocatedParts([(position, 1)], 1)
 
 
 class _Piece(NamedTuple):
-    """One container's allocation of a device through one resource or one claim."""
+    """One container's share of a device that was allocated by one resource name or one claim."""
 
     container: AllocatedContainer
     resource_name: str
@@ -314,7 +318,7 @@ class _Device:
 
 
 def _devices_of(allocations: Sequence[DeviceAllocation]) -> _Devices:
-    """Return the allocations by their device: a GPU or a MIG instance."""
+    """Return the allocations grouped by their device, which is a GPU or a MIG instance."""
     devices: _Devices = {}
     for index, allocation in enumerate(allocations):
         device = devices.get(key := device_of(allocation))
@@ -359,7 +363,11 @@ def _allocated_parts(
 def _normalised(
     positions: Mapping[_Name, int], parts: Iterable[tuple[_Piece, int]]
 ) -> AllocatedParts:
-    """Return each container's part of the device, from its pieces and the denominator of each."""
+    """Return the containers' parts of a device, converted to a common denominator.
+
+    `parts` has each piece with its denominator: the piece is `piece.number` of that many equal
+    parts of the device. `positions` has the position of each container.
+    """
     common = 1
     for _, denominator in parts:
         common = lcm(common, denominator)
@@ -388,7 +396,7 @@ def _normalised(
 
 
 def _gather_pieces(device: _Device, allocations: Sequence[DeviceAllocation]) -> None:
-    """Set each container's pieces of a device, and its numbers of replicas."""
+    """Set `pieces`, `given` and `replicas` of a device from its allocations."""
     # By claim and pod: the containers that share the claim.
     claims: dict[str, dict[tuple[str, str], set[str]]] = {}
     ids: dict[str, set[str]] = {}
@@ -424,7 +432,7 @@ def _gather_pieces(device: _Device, allocations: Sequence[DeviceAllocation]) -> 
 
 
 def _pieces_of(reading: GpuReading, device: _Device, resource_name: str) -> int:
-    """Return the number of pieces into which a resource divides a device; at least 1."""
+    """Return the number of pieces that a device has under a resource name; at least 1."""
     if resource_name in _CORES:
         return _CORES[resource_name]
     replicas = device.replicas.get(resource_name)

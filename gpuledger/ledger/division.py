@@ -18,22 +18,23 @@ PPM: Final = 1_000_000
 """Number of parts of a whole in which ratios are expressed, because readings have six decimal
 places."""
 MAX_PRODUCT: Final = 1e37
-"""Below the limit of 128 bits, with a margin for the rounding of the products compared with it."""
+"""Maximum of products that are computed in 128 bits. The margin to the limit of 128 bits allows for
+the rounding of the products that are compared with this maximum."""
 _MAX_TOTAL: Final = 2**62
 # Up to this many remaining units, searching for the largest remainder costs less than sorting.
 _FEW: Final = 8
 
 
 class Portion:
-    """A share of a whole, for `share_out`."""
+    """A weight, and the part that `share_out` sets in proportion to it."""
 
     __slots__ = ("part", "weight")
 
     def __init__(self) -> None:
         self.weight = 0
-        """The weight by which the whole is divided: less than 63 bits."""
+        """The weight of this part: a whole number of less than 63 bits."""
         self.part = 0
-        """The part of the last divided whole that this share received."""
+        """The part that `share_out` has set last."""
 
 
 def parts_per_million(ratio: float) -> int:
@@ -52,14 +53,17 @@ def part_of(total: int, numerator: int, denominator: int) -> int:
 
 
 def nearest(total: int, numerator: int, denominator: int) -> int:
-    """Return the same result as `part_of`; all products must fit into the numbers' type."""
+    """Return the same result as `part_of`.
+
+    When compiled, this function uses 128-bit integers, so all products must fit into 128 bits.
+    """
     return (2 * numerator * total + denominator) // (2 * denominator)
 
 
 def divide(total: int, weights: Sequence[int], numerator: int, denominator: int) -> list[int]:
     """Return a part for each weight: weight x numerator / denominator, rounded up or down.
 
-    The parts add up to `total`, which must be the exact sum of the shares, rounded up or down.
+    The parts add up to `total`, which must be the sum of the unrounded parts, rounded up or down.
     """
     if len(weights) == 1:
         return [total]
@@ -99,7 +103,10 @@ def _divide(total: int, weights: Sequence[int], numerator: int, denominator: int
 
 
 def share_out(total: int, shares: Sequence[Portion], numerator: int, denominator: int) -> None:
-    """Set each share's part as `divide` does; all products must fit into the numbers' type."""
+    """Set the part of each share to the result of `divide` for its weight.
+
+    When compiled, this function uses 128-bit integers, so all products must fit into 128 bits.
+    """
     left = total
     for share in shares:
         part = numerator * share.weight // denominator

@@ -51,12 +51,12 @@ def digest_of_described(event: GpuEvent) -> bytes:
 
 @lru_cache(maxsize=8192)
 def shared(value: H) -> H:
-    """Return the same object for equal values, to save memory in data about many nodes."""
+    """Return one shared object for all equal values, to save memory in data about many nodes."""
     return value
 
 
 class _NoPod(NamedTuple):
-    """The fields of a pod without a description: all are absent."""
+    """Replaces the description of a pod that the event does not describe; all fields are absent."""
 
     state: None = None
     uid: None = None
@@ -95,7 +95,7 @@ NO_POD: Final = PodOfEntry()
 
 
 class PodIndex:
-    """Finds an entry's pods: the pod that used the GPU, and the pod to which it is allocated."""
+    """Finds the pods of entries: the pod that used the GPU, or to which the GPU is allocated."""
 
     def __init__(self, event: GpuEvent) -> None:
         self._event = event
@@ -184,7 +184,10 @@ def slices_of(books: GpuBooks) -> DeviceSlices:
 
 
 def energy_method_of(books: GpuBooks) -> EnergyMethod | None:
-    """Return how the entries' energy was determined: from the books, else from the reading."""
+    """Return how the entries' energy was determined.
+
+    The method is in the books for a MIG instance without its own reading, otherwise in the reading.
+    """
     reading = books.reading
     own = None if reading.energy_millijoules is None else reading.energy_method
     return books.energy_method or own
@@ -203,7 +206,7 @@ class RecordPosition(Protocol):
 
 
 class Origin(NamedTuple):
-    """Where an event was read, and when."""
+    """Where and when an event was read by this process."""
 
     position: RecordPosition | None
     """Position of its record; `None` for rows that do not need it."""
@@ -212,7 +215,7 @@ class Origin(NamedTuple):
 
 
 class BookedEntry(NamedTuple):
-    """One entry, with the event's data on its device, pod, node and times."""
+    """One entry, with all data of its event that concerns it: device, pod, node and times."""
 
     event: GpuEvent
     """The event."""
@@ -335,7 +338,7 @@ def _devices_of_tick(event: GpuEvent) -> Iterator[_DeviceEntries]:
 
 
 def _devices_adjusted_late(event: GpuEvent) -> Iterator[_DeviceEntries]:
-    """Yield the entries of each late adjustment; raise `ValueError` as `gpu_of` does."""
+    """Yield the entries of each late adjustment; raise `ValueError` if its GPU is not listed."""
     for adjustment in event.late_adjustments or ():
         yield _DeviceEntries(
             entries=adjustment.entries,

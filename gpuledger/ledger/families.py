@@ -19,7 +19,7 @@ from gpuledger.ledger.quantities import ALLOCATED_NS, APPORTIONED, BOOKED
 
 
 class OverInterval(Enum):
-    """How values of several ticks combine into one over an interval."""
+    """How the values of several ticks are combined into one value for an interval."""
 
     MEAN = "mean"
     """The mean, and the maximum as a separate metric."""
@@ -30,12 +30,15 @@ class OverInterval(Enum):
 
 
 class SharedOfDevice(Enum):
-    """The kind of share that groups divide; families of one kind have the same quantities."""
+    """Whether the series groups of a device divide its use or its allocation among them.
+
+    Families with the same value have the same quantities.
+    """
 
     USE = "use"
-    """Time, memory and energy: shared by containers and by categories other than `pod`."""
+    """Time, memory and energy, divided among containers and categories other than `pod`."""
     ALLOCATIONS = "allocations"
-    """Allocations."""
+    """Allocated time, divided among the containers and jobs to which the device is allocated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +64,14 @@ class Family:
     metrics: tuple[FamilyMetric, ...]
     """Metrics, in the order of the values."""
     shares: SharedOfDevice | None = None
-    """The share of a device that its groups divide; the device's UUID is their first label. If
-    another group, also of another family, has a value in a tick and this one has none, the tick
-    counts as 0 in its mean, so that means add up. Families with the same value have the same
-    quantities in the same order."""
+    """Set if the family's groups divide the use or the allocation of a device among them. The first
+    label is then the device's UUID. The means of these groups must add up to the device's mean.
+    Therefore, if a group has no value in a tick, but another group of the device has one, even in
+    another family, the tick counts as 0. Families with the same `shares` have the same quantities
+    in the same order."""
     identity: tuple[str, ...] | None = None
-    """For families that describe a thing: the labels that identify it; the others may change. Over
-    an interval, a thing is described once, with its last labels."""
+    """For families that describe a thing, such as a pod: the labels that identify the thing. Its
+    other labels may change. In an interval, a thing is described once, with its last labels."""
 
 
 BOOKED_OF_USERS: Final = tuple(quantity for quantity in BOOKED if not quantity.is_of_allocations)
@@ -104,20 +108,23 @@ class ContainerLabels(NamedTuple):
 
 
 class AllocationLabels(NamedTuple):
-    """The labels of the container or job to which a part is allocated; empty if there is none."""
+    """The labels of the container or job to which a device, or a part of a device, is allocated.
+
+    All labels are empty if the device or part is not allocated.
+    """
 
     allocated_namespace: str = ""
     allocated_pod: str = ""
     allocated_pod_uid: str = ""
     allocated_container: str = ""
     allocated_pod_state: str = ""
-    """Empty if the pod is known: its names show that, and one label less is written."""
+    """The pod's state; empty if the pod is known, to save a label, because its names show that."""
     allocated_job_id: str = ""
     """The job, if it is not a pod's."""
 
 
 class PodInfoLabels(NamedTuple):
-    """The labels that describe a pod, before its own labels that are configured."""
+    """The labels that describe a pod; the pod's own labels that the settings select follow them."""
 
     namespace: str
     pod: str
@@ -127,7 +134,7 @@ class PodInfoLabels(NamedTuple):
 
 
 class NodeInfoLabels(NamedTuple):
-    """The labels that describe a node, before its own labels that are configured."""
+    """The labels that describe a node; its own labels that the settings select follow them."""
 
     # Prefixed, because installations use `region` and `zone` as external labels.
     node_pool: str

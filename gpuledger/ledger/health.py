@@ -317,7 +317,7 @@ READINGS: Final = {
 """Path of each series' reading (part and field), by metric and label values after `gpu_uuid`."""
 _NS_PER_SECOND: Final = 10**9
 _REPORTED: Final = ("health", "limits", "throttling", "traffic")
-"""A device's series are sent as soon as one of its records has one of these parts."""
+"""Parts of a device's readings. Its series are sent once a record has had one of these parts."""
 _STATE_BYTES: Final = 65_536
 """Approximate memory of a GPU's state without its labels: series groups and last health."""
 
@@ -345,7 +345,7 @@ class _GpuState:
 
 
 def of_all_links(name: str, by_link: Mapping[str, float]) -> float:
-    """Return one value for all NVLinks: the sum of totals, otherwise the highest value."""
+    """Return one value for all NVLinks: the sum if it is a total, otherwise the highest value."""
     return sum(by_link.values()) if name.endswith("_totals") else max(by_link.values())
 
 
@@ -393,9 +393,10 @@ class NodeHealth:
 def health_values(
     readings: NodeReadings, known: NodeHealth, *, every_ns: int
 ) -> dict[SeriesGroup, SeriesValues] | None:
-    """Remember the readings; return the values of all GPUs if they are due, otherwise `None`.
+    """Store the readings in `known`; every `every_ns`, return the values of all of the node's GPUs.
 
-    The values are first due after `every_ns`, when the health of all GPUs has been queried. Raises
+    Returns `None` if the values are not due yet. They are first due `every_ns` after the first
+    readings, because the health of all GPUs has been queried by then. Raises
     `ValueError` if a record has more GPUs than a node can have.
     """
     now_ns = readings.time_ns
@@ -466,7 +467,10 @@ def _values_of(uuid: str, gpu: _GpuState) -> Iterator[tuple[SeriesGroup, SeriesV
 
 
 def throttle_reasons(bits: int) -> Iterator[tuple[str, bool]]:
-    """Yield each throttle reason, and whether its bit is set; `other` is for unknown bits."""
+    """Yield the name of each throttle reason, and whether its bit is set.
+
+    The reason `other` stands for all unknown bits.
+    """
     for bit, reason in THROTTLE_REASONS.items():
         yield reason, bool(bits & bit)
     yield OTHER, bool(bits & ~sum(THROTTLE_REASONS))
@@ -491,9 +495,9 @@ def counted_xid(incident: Incident) -> str | None:
 def incident_hash(incident: Incident) -> str:
     """Return 16 hexadecimal digits that identify an incident of a node.
 
-    No source reports the same thing twice, so two incidents with the same time, GPU, kind and code
-    differ by the driver's message. A state that existed when the agent started is reported again at
-    each start during the boot, with another time; its hash therefore does not include the time.
+    The hash includes the driver's message, by which two incidents with the same time, GPU, kind and
+    code differ. A state that existed when the agent started is reported again at each start of the
+    agent, with another time. The hash of such an incident therefore does not include the time.
     """
     identity = (
         incident.boot_id,

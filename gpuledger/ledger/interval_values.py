@@ -40,7 +40,7 @@ def maximum_name(name: str) -> str:
 
 @cache
 def maxima_of(family: Family) -> Family:
-    """Return the family with the maxima of a family's means; without means, it has no metrics."""
+    """Return the family of the maxima: one metric for each metric of `family` that is a mean."""
     return Family(
         labels=family.labels,
         metrics=tuple(
@@ -60,7 +60,7 @@ def _positions(family: Family) -> tuple[int, ...]:
 
 
 def _thing(group: SeriesGroup) -> _Thing:
-    """Return the thing that a group describes."""
+    """Return the key of the thing, such as a pod, that a group of a describing family describes."""
     known = tuple(group.label_values[position] for position in _positions(group.family))
     # A pod without a UID is identified by all its labels.
     return group.family, known if all(known) else group.label_values
@@ -118,7 +118,7 @@ class _Totals:
         return bits
 
     def begin(self, metric: int, totals: _MetricTotals) -> None:
-        """Initialize a metric that has had no value with the totals of earlier ticks."""
+        """Set the first totals of a metric, which come from earlier ticks."""
         self._numbers[_FIELDS * metric : _FIELDS * (metric + 1)] = array("d", totals)
         self._has |= 1 << metric
 
@@ -130,9 +130,10 @@ class _Totals:
 
 
 class _AlikeTicks:
-    """Totals of ticks with the same groups, in the same order, and values of the same metrics.
+    """The totals of several ticks that are alike.
 
-    A column has one number for each metric that has a value.
+    Alike ticks have the same groups in the same order, and values of the same metrics. A column has
+    one number for each metric that has a value.
     """
 
     __slots__ = ("_absent", "_covered_ns", "_groups", "_lasts", "_maxima", "_totals", "_weighted")
@@ -175,7 +176,7 @@ class _AlikeTicks:
 
 
 class IntervalValues:
-    """The values of one node's series over the ticks that were added."""
+    """Computes the values of one node's series over all ticks that were added."""
 
     __slots__ = ("_alike", "_groups", "_shared_ns", "_ticks")
 
@@ -198,7 +199,10 @@ class IntervalValues:
             self._add_by_group(values, interval_ns)
 
     def _part(self, ticks: int) -> None:
-        """Switch from columns to totals by group; `ticks` is the number of ticks so far."""
+        """Move the sums from columns to totals by group, if they are in columns.
+
+        `ticks` is the number of ticks added so far.
+        """
         if self._alike is None:
             return
         for group, of_metrics in self._alike.totals():
@@ -235,7 +239,7 @@ class IntervalValues:
                     shared_ns[index] += interval_ns
 
     def values(self) -> dict[SeriesGroup, SeriesValues]:
-        """Return the values of the interval; each group is followed by its maxima."""
+        """Return the values over all added ticks; a group's maxima follow directly after it."""
         found: dict[SeriesGroup, SeriesValues] = {}
         for group, of_metrics in self._of_groups():
             metrics = [*zip(group.family.metrics, of_metrics, strict=True)]
@@ -254,7 +258,8 @@ class IntervalValues:
     def _of_groups(self) -> Iterator[tuple[SeriesGroup, list[_MetricTotals | None]]]:
         """Yield the totals of each group that has series in this interval.
 
-        For groups that share a device, `covered_ns` is the total over all of them.
+        If a group divides a device with others, its `covered_ns` is the length of the ticks in
+        which any of these groups had a value.
         """
         if self._alike is not None:
             # All ticks have the same groups, so no description changed in the interval.
@@ -285,7 +290,7 @@ class IntervalValues:
 
 
 def _over_interval(metric: FamilyMetric, totals: _MetricTotals | None) -> float | None:
-    """Return the metric's value over an interval."""
+    """Return a metric's value over an interval from its totals; `None` if it had no value."""
     if totals is None:
         return None
     if metric.over_interval is OverInterval.LAST:

@@ -102,7 +102,10 @@ def _memory_bytes(readings: Sequence[GpuReading], _: int) -> int | None:
 
 
 def _active_ns(part: str, what: str, meaning: str) -> Quantity:
-    """Return the quantity of one of the chip's counters; `what` names a part of the chip."""
+    """Return the quantity for one of the chip's counters: the time for which a part was active.
+
+    `part` is the beginning of the names of field and column, `what` the part's name in help texts.
+    """
     field = f"{part}_active_ratio"
 
     def total(readings: Sequence[GpuReading], interval_ns: int) -> int | None:
@@ -229,9 +232,10 @@ _UNATTRIBUTED: Final = Category.UNATTRIBUTED
 
 
 def rates_of(reading: GpuReading) -> tuple[float | None, ...]:
-    """Return each apportioned quantity's share of the time, `None` if unknown.
+    """Return the fraction of the tick in which each part of the chip was active.
 
-    For a partitioned GPU all shares are `None`, because its instances have their own counters.
+    The fractions have the order of `APPORTIONED`; `None` if unknown. For a partitioned GPU all are
+    `None`, because its instances have their own counters.
     """
     return _NO_RATES if reading.mig_enabled else _rates(reading)
 
@@ -290,9 +294,9 @@ class Imbalance(NamedTuple):
 
 
 def imbalances(books: Sequence[GpuBooks], interval_ns: int) -> Iterator[Imbalance]:
-    """Yield each quantity whose entries in a tick do not add up to the readings.
+    """Yield each quantity whose amounts in a tick's entries do not add up to the readings.
 
-    This takes as long as making the tick's entries.
+    This check takes as long as making the tick's entries.
     """
     # By physical GPU: its own row, if there is one, followed by its instances' rows.
     physical_gpus = {row.reading.uuid: [row] for row in books if row.reading.parent_uuid is None}
@@ -323,7 +327,7 @@ def imbalances(books: Sequence[GpuBooks], interval_ns: int) -> Iterator[Imbalanc
 
 
 def _amounts(books: GpuBooks, interval_ns: int) -> dict[str, list[int | None]]:
-    """Return the amounts of the entries, by the quantity's name."""
+    """Return for each quantity, by name, the amounts of all entries."""
     entries: Sequence[Entry] = books.entries
     apportioned = apportion(books, interval_ns)
     columns = {

@@ -65,7 +65,10 @@ SeriesValues = tuple[float | None, ...]
 
 
 def absent_in(values: Sequence[float | None]) -> bytes:
-    """Return one byte per value, 1 if it is absent; used to compare which values ticks have."""
+    """Return a byte for each value: 1 if the value is absent, otherwise 0.
+
+    The bytes are used to compare which values two ticks have.
+    """
     return bytes([value is None for value in values])
 
 
@@ -103,7 +106,7 @@ def label_of(name: str, *, prefix: str = "label") -> str:
 
 
 def refuse_equal_labels(setting: str, names: Iterable[str], external: Iterable[str] = ()) -> None:
-    """Raise `ValueError` if a name is empty or two names would become the same series label."""
+    """Raise `ValueError` if a label name is empty, or if two names become the same series label."""
     taken = dict.fromkeys(external, "external_labels")
     for name in names:
         if not name:
@@ -127,7 +130,7 @@ class SentLabels:
 
 @dataclass(slots=True)
 class _DeviceGroups:
-    """Groups of a device, which depend on its identity and its entries' owners."""
+    """The series groups of a device, which are the same while its entries have the same owners."""
 
     identity: tuple[Any, ...]
     """Key of the groups: the reading's identity, and the entries' owners."""
@@ -293,9 +296,10 @@ def _requests(event: GpuEvent) -> Iterator[tuple[tuple[str, ...], int]]:
 
 
 def _device_groups(books: GpuBooks, identity: tuple[Any, ...], pods: PodIndex) -> _DeviceGroups:
-    """Return the groups of a device.
+    """Return the series groups of a device.
 
-    Raises `ValueError` if an entry refers to something that the event does not list.
+    `identity` is the reading's identity and the entries' owners. Raises `ValueError` if an entry
+    refers to something that the event does not list.
     """
     reading = books.reading
     gpu = DeviceLabels(
@@ -383,7 +387,7 @@ def _add_users(
     interval_ns: int,
     divisors: Sequence[float],
 ) -> None:
-    """Add each user's averages over the tick to `values`."""
+    """Add each user's averages over the tick to `values`, by the user's group."""
     booked = zip(device.users, books.entries, apportion(books, interval_ns), strict=True)
     if not device.are_distinct:
         summed: dict[SeriesGroup, Amounts] = {}
@@ -419,7 +423,7 @@ def _sum(left: Amounts, right: Amounts) -> Amounts:
 def _of_allocatees(
     books: GpuBooks, device: _DeviceGroups, interval_ns: int
 ) -> dict[SeriesGroup, SeriesValues]:
-    """Return the values of `ALLOCATION`'s metrics for each allocatee of the device."""
+    """Return the metrics of the device's allocations, by container or job."""
     allocated: dict[SeriesGroup, int] = {}
     for entry, group in zip(books.entries, device.allocatees, strict=True):
         # Only idle entries have allocated time.
@@ -448,7 +452,7 @@ def _seconds(time_ns: int | None) -> float | None:
 
 
 def _of_row(books: GpuBooks, memories: set[_Memory]) -> SeriesValues:
-    """Return the readings of a GPU or instance, in the order of its family's metrics."""
+    """Return the readings of a GPU or MIG instance, in the order of its family's metrics."""
     reading = books.reading
     if reading.parent_uuid is not None:
         return _of_instance(books, memories)
@@ -472,9 +476,10 @@ def _of_row(books: GpuBooks, memories: set[_Memory]) -> SeriesValues:
 
 
 def _of_instance(books: GpuBooks, memories: set[_Memory]) -> SeriesValues:
-    """Return an instance's readings.
+    """Return the readings of a MIG instance, in the order of its family's metrics.
 
-    Its memory is included only if it is not in `memories` yet, and is then added to `memories`.
+    Compute instances may share memory. The memory is included only if it is not in `memories`, and
+    then added to `memories`, so that it counts once.
     """
     reading, gap_seconds = books.reading, _seconds(books.gap_ns)
     instance = reading.uuid if reading.gpu_instance is None else reading.gpu_instance

@@ -1,4 +1,4 @@
-"""Increments of the usage counters in a tick: by device, category, container and job.
+"""The amounts that a tick adds to the usage counters of devices, categories, containers and jobs.
 
 The table of counters (`COUNTERS`) is made from the booked quantities; `used_in` yields by how much
 an event increases each counter. A quantity that is a level over the tick, such as memory, is
@@ -55,7 +55,7 @@ _NS_PER_SECOND: Final = 10**9
 
 
 def _units_per_base(quantity: Quantity) -> int:
-    """Return how many counted units make one base unit of the series."""
+    """Return the divisor that converts a counter's whole number to the base unit of its series."""
     by_time = _NS_PER_SECOND if quantity.is_gauge else 1
     return quantity.units_per_base * by_time
 
@@ -112,12 +112,15 @@ class Unnamed(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class User:
-    """Container, job or category to which use of a device is attributed; compared by identity."""
+    """A container, job or category to which use of a device is attributed.
+
+    Two users are equal only if they are the same object.
+    """
 
     labels: CountedLabels
-    """The owner's labels, as far as they are known."""
+    """The user's labels, as far as they are known."""
     unnamed: Unnamed | None = None
-    """Set if names are missing."""
+    """The key for looking up missing names; `None` if no name is missing."""
 
     def named(self, names: Mapping[str, CountedLabels]) -> "User":
         """Return this user with its labels from `names`, or unchanged if `names` lacks them.
@@ -138,7 +141,7 @@ class Used(NamedTuple):
 
 @dataclass(slots=True)
 class KnownUsers:
-    """The owners of the entries of a node's last event, kept for the node's next event."""
+    """The users in a node's last event, reused for the next event if the descriptions are equal."""
 
     described: bytes | None = None
     """Digest of the event's descriptions (`digest_of_described`)."""
@@ -146,10 +149,10 @@ class KnownUsers:
 
 
 class _DeviceUsers(NamedTuple):
-    """The owners of the entries of one device."""
+    """The users of the entries of one device."""
 
     owners: list[tuple[Any, ...]]
-    """The entries' references to their owners."""
+    """The positions and ids by which the entries refer to their users."""
     users: list[User]
     """For each entry, the user to which it is attributed."""
     allocatees: list[User]
@@ -171,7 +174,11 @@ def base_units(amounts: UsedAmounts) -> SeriesValues:
 def gauges_of(
     labels: CountedLabels, amounts: UsedAmounts, *, has_maxima: bool
 ) -> Mapping[SeriesGroup, SeriesValues]:
-    """Return the gauges that belong to the counters of a container or job, with values 0."""
+    """Return the usage gauges of the container or job with these counter labels, with values 0.
+
+    A gauge has no value if the counter's amount is unknown. With `has_maxima`, the gauges of the
+    maxima are included.
+    """
     known = dict(zip(COUNTED, amounts, strict=True))
     gpu_uuid, category, *container, job_id = labels
     values = [None if known.get(one.name) is None else 0.0 for one in QUANTITIES_OF_USERS]
@@ -194,7 +201,7 @@ def add_amounts(total: UsedAmounts, more: UsedAmounts) -> None:
 def used_in(
     event: GpuEvent, known: KnownUsers | None = None, *, described: bytes | None = None
 ) -> Iterator[Used]:
-    """Yield, for each entry of an event, the counters that it increases, and by how much.
+    """Yield the amounts that an event's entries add to the counters of their users.
 
     `known` belongs to the node's last event and is updated to this one; `described` is the event's
     `digest_of_described`, if the caller has it. Raises `ValueError` if an entry refers to something
@@ -238,9 +245,9 @@ def used_in(
 
 
 def names_in(event: GpuEvent) -> dict[str, CountedLabels]:
-    """Return the labels of containers and allocatees with complete names, by look-up key.
+    """Return the labels of all containers in the event whose names are complete, by look-up key.
 
-    `gpu_uuid` is empty in these labels.
+    The look-up key is `Unnamed.ident`. `gpu_uuid` is empty in these labels.
     """
     pods = PodIndex(event)
     found: dict[str, CountedLabels] = {}
@@ -282,7 +289,7 @@ _FoundLabels = tuple[CountedLabels, str | None]
 
 
 class _EntryOwners:
-    """The labels of one event's entries; looks up each container and allocation only once."""
+    """Finds the users of one event's entries; looks up each container and allocation only once."""
 
     def __init__(self, event: GpuEvent) -> None:
         self._pods = PodIndex(event)
