@@ -57,7 +57,7 @@ _LISTS: Final = frozenset({list, tuple, set, frozenset})
 _PLAIN_KEY: Final = re.compile(r"[\w*?/-][\w.*?/-]{0,99}")
 """Keys that need no quotes in a dotted path."""
 _PLAIN_ITEMS: Final = re.compile(r"[\w./-]+(?:\s*,\s*[\w./-]+)*")
-"""Texts that become a list of names if brackets are put around them."""
+"""Texts that are probably meant as lists of names, but lack the brackets."""
 
 
 def build(model: type[S], layers: Sequence[Layer]) -> S:
@@ -101,10 +101,10 @@ def _convert(setting: Setting, given: Given) -> Any:  # noqa: ANN401  # any sett
 
 
 def _is_none(setting: Setting, value: Any) -> bool:  # noqa: ANN401  # any setting
-    """Return whether a value stands for the default `none` of a text or path.
+    """Return whether a value of a text or path setting means the default `none`.
 
-    Both null and the empty text do. For a secret, the empty text does not, because an empty secret
-    comes from a file that has not been written yet.
+    Both null and the empty text mean `none`. The empty text of a secret does not, because it comes
+    from a file that has not been written yet.
     """
     if setting.default == "":
         return value is None
@@ -112,7 +112,7 @@ def _is_none(setting: Setting, value: Any) -> bool:  # noqa: ANN401  # any setti
 
 
 def _read_text(hint: Any, text: str) -> Any:  # noqa: ANN401  # any setting
-    """Return the text if a text is wanted; otherwise parse it as a number, a list or YAML."""
+    """Convert a text to the type `hint`: unchanged, or parsed as a number, a list or YAML."""
     try:
         return msgspec.convert(text, hint, dec_hook=_from_text)
     except msgspec.ValidationError:
@@ -183,7 +183,7 @@ def _explain(setting: Setting, given: Given) -> str:
 
 
 def _written(key: Any, *, is_plain: bool, is_shown: bool) -> str:  # noqa: ANN401  # any built-in value
-    """Return an index or key as it is written after the name of its list or mapping.
+    """Return the text that identifies an item in errors: its index or key, as in `name.key`.
 
     An unusual key of a mapping that may hold secrets is masked, because the key may contain a
     secret (`name=value`).
@@ -196,7 +196,7 @@ def _written(key: Any, *, is_plain: bool, is_shown: bool) -> str:  # noqa: ANN40
 
 
 def _find_mistake(hint: Any, value: Any, *, is_strict: bool) -> _Mistake:  # noqa: ANN401  # any annotation, any value
-    """Return the innermost part of a value that does not match the type expected there."""
+    """Return the innermost invalid part of an invalid value, with the type expected there."""
     for key, wanted, part in _parts(hint, value):
         try:
             msgspec.convert(part, wanted, strict=is_strict, dec_hook=_from_text)
@@ -280,7 +280,7 @@ def _describe_one(hint: Any) -> str:  # noqa: ANN401  # any type annotation
 
 
 def _number(bound: float) -> str:
-    """Return a bound with all its digits, which `:g` would round."""
+    """Return a bound as text with all its digits; the format `:g` would round it."""
     shown = f"{bound:g}"
     return f"{bound:.0f}" if "e+" in shown else shown
 
@@ -320,7 +320,11 @@ def _construct(
 def _with_origin(
     mistake: str, path: Path, fields: Collection[str], given: Mapping[Path, Given]
 ) -> str:
-    """Replace the field at the start of a group's message by the name that its source uses."""
+    """Return a settings group's error message with the setting's name instead of the field's name.
+
+    The setting is named as in the source that gave the value, for example by its environment
+    variable. If the message does not begin with a field, the group's name is put before it.
+    """
     found = _OF_A_FIELD.fullmatch(mistake)
     if not found or found["field"].partition(".")[0] not in fields:
         return f"{dotted(path)}: {mistake}" if path else mistake

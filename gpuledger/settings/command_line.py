@@ -91,7 +91,8 @@ def load_settings(
     With `ignores_other_sections`, file and environment may also hold another program's settings.
     `--help` shows the `examples`, the first ten of the `common` settings, named as in the file, and
     the exit codes, to which `codes` adds.
-    `complete` is called with all given values; the layer that it returns overrides only defaults.
+    `complete` is called with all values from these sources, and returns a layer of values that
+    override only defaults.
     `--help`, `--version` and `--print-config` print and raise `SystemExit(0)`. Raises
     `SettingsError`, which names setting, value and remedy.
     """
@@ -132,7 +133,10 @@ def printed(settings: msgspec.Struct) -> str:
 
 
 def _masked(settings: Sequence[Setting], path: tuple[str, ...], value: Any) -> Any:  # noqa: ANN401  # any built-in value
-    """Mask secrets in addresses, and all texts of free mappings, such as headers."""
+    """Return a value in which secrets are masked.
+
+    Masks secrets in addresses, and all texts in mappings, such as headers.
+    """
     if isinstance(value, dict):
         return {
             mask_value(key): _masked(settings, (*path, key), inner) for key, inner in value.items()
@@ -160,7 +164,7 @@ class HelpStyle(argparse.RawDescriptionHelpFormatter):
 
 
 def name_groups(parser: argparse.ArgumentParser) -> None:
-    """Set the headings in a parser's help to those of the commands: Arguments and Options."""
+    """Set the headings in a parser's help to Arguments and Options, as in the commands' help."""
     parser._positionals.title, parser._optionals.title = "Arguments", "Options"  # noqa: SLF001  # argparse has no other way
 
 
@@ -267,7 +271,7 @@ def shown_settings(
     common: Sequence[str],
     given: Sequence[str] = (),
 ) -> list[Setting]:
-    """Return the settings that `--help` shows after the given arguments, at most ten."""
+    """Return the settings, at most ten, that `--help` shows if it follows the given arguments."""
     by_name = {setting.name: setting for setting in settings}
     listed = [by_name[name] for name in common]
     return _applicable(listed, options, given)[:_SHOWN_SETTINGS]

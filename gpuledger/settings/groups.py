@@ -310,7 +310,10 @@ _REMEDY_OF_LOGIN: Final = (
 
 
 def _remedy_of_port(parts: SplitResult) -> str:
-    """Return the remedy for an invalid port: fix it, or escape a password that hides the host."""
+    """Return the remedy for an invalid port: use a valid port, or percent-encode a password.
+
+    The parser takes a part of a password for the port if the password is not encoded.
+    """
     # If there is a user, the parser has found the host after the user, so the text after the colon
     # really is a port.
     before_path = "" if "@" in parts.netloc else parts.netloc

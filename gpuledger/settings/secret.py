@@ -59,7 +59,7 @@ def shown_url(url: str) -> str:
 
 
 def shown_brokers(servers: str) -> str:
-    """Return the brokers' addresses, `host:port[,host:port…]`; a mask if one has another form."""
+    """Return the brokers' addresses for display; a mask if not all have the form `host:port`."""
     before, found, after = servers.rpartition(_SCHEME_SIGN)
     brokers = [broker.strip() for broker in after.split(",")]
     is_plain = not any("/" in broker or shown_url(broker) != broker for broker in brokers)
@@ -67,14 +67,14 @@ def shown_brokers(servers: str) -> str:
 
 
 def mask_address(value: str) -> str:
-    """Return `shown_url` of a value that looks like an address; other values unchanged."""
+    """Return a value with secrets masked if it looks like an address, otherwise unchanged."""
     if _SCHEME_SIGN in value or _may_hold_secret(value):
         return shown_url(value)
     return value
 
 
 def mask_addresses(text: str) -> str:
-    """Return a text in which `shown_url` replaces addresses with a login, query or fragment.
+    """Return a text in which each address that has a login, query or fragment is masked.
 
     The text is checked word by word, and a word ends at a blank or quote. For a whole value, which
     may contain blanks and quotes, use `mask_address`.
@@ -85,7 +85,7 @@ def mask_addresses(text: str) -> str:
 
 
 def mask_texts(message: str, texts: Iterable[str]) -> str:
-    """Return a message with these texts masked, each as a whole, and then all other addresses."""
+    """Return a message in which these texts, and all addresses with secrets, are masked."""
     for text in sorted(texts, key=len, reverse=True):
         shown = mask_address(text)
         if shown != text:
@@ -156,7 +156,7 @@ class Secret:
         return cls(text, file=file)
 
     def read(self, *, name: str) -> str:
-        """Return the secret's text, read again from its file, if any.
+        """Return the secret's text; if it comes from a file, read the file again.
 
         Raises `SettingsError` as `load` does.
         """
@@ -165,7 +165,7 @@ class Secret:
         return self.load(self.file, name=name, is_known=True).reveal()
 
     def reveal(self) -> str:
-        """Return the text itself, for the library that needs it."""
+        """Return the unmasked text, to be passed to a library."""
         return self._text
 
     @override
@@ -188,8 +188,8 @@ class Secret:
 def _secret_in(content: str) -> str:
     """Return the only line of a file without its line end; blanks are kept.
 
-    Raises `ValueError` for characters that editors do not show and logins do not accept: a password
-    with them would look right but be wrong.
+    Raises `ValueError` if the line has characters that editors do not show and logins do not
+    accept, because such a password would look right but be wrong.
     """
     text = content.rstrip("\r\n")
     if text.startswith("\ufeff"):

@@ -75,7 +75,7 @@ class Setting:
 
     @property
     def file_path(self) -> Path:
-        """Return, for a secret, the path of the setting that names its file."""
+        """Return the path of the setting that names the file of this secret setting."""
         return (*self.path[:-1], self.path[-1] + FILE_SUFFIX)
 
 
@@ -108,7 +108,7 @@ _ELSEWHERE: Final = {"cluster": "only `gpuledger agent` and `gpuledger podwatch`
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a hint for the end of an error message, about the name that was probably meant.
+    """Return text to end an error message: a hint at the name that was probably meant.
 
     If only other components have the setting, and people are likely to give it to all of them,
     the hint names these components.
@@ -145,7 +145,7 @@ def _walk(model: type[msgspec.Struct], path: Path, instance: Any) -> Iterator[Se
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """A value that a source gives for a setting."""
+    """A value for a setting, and the source that it comes from."""
 
     value: Any
     """The value, in the source's form."""
@@ -295,7 +295,7 @@ _KINDS: Final = {
 
 
 def kind_of(value: object) -> str:
-    """Return the kind of a value, not the value itself, which may be a misplaced secret."""
+    """Return a description of a value's type; the value itself may be a misplaced secret."""
     return _KINDS.get(type(value), f"a {type(value).__name__}")
 
 
