@@ -1,7 +1,7 @@
 """The table `bill_lines`: closed bills by revision. Rows in it are never changed.
 
-A revision is appended in one commit with a transaction identifier for its period and dimensions. If
-two processes append the same revision, the table rejects one of them.
+Each revision is appended in one commit, whose transaction identifier contains the bill's period and
+dimensions. If two processes append the same revision, the table rejects one of the commits.
 """
 
 import time

@@ -1,11 +1,12 @@
-"""Information in a commit's `commitInfo`, in addition to the offsets at which the commit ends.
+"""Information that writers add to the `commitInfo` of a Delta commit, in addition to its offsets.
 
-Writers add two values as JSON, for readers of the table's history: the hours for which a commit
-adds rows, and the time up to which the table is complete after it. Reading rows does not need them.
+Writers add two values as JSON: the hours for which the commit adds rows, and the time up to which
+the table is complete after the commit. Only code that reads the table's history needs these values.
 
-A table of sums records in transaction identifiers which version of its source table it includes
-(`summed_up_to`), and when that version was made (`summed_time`). `hours_since` returns the hours
-that later commits have changed.
+A table of sums, such as `usage_hourly`, is made from a source table. Two of its transaction
+identifiers record the version of the source table that the sums include (`summed_up_to`), and the
+time at which that version was made (`summed_time`). `hours_since` returns the hours for which later
+commits have added rows.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,16 +17,17 @@ from arro3.core import Table
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 HOURS: Final = "gpuledger.hours"
-"""Hours since 1970 for which the commit has rows; commits without it may have rows of any hour."""
+"""The hours for which the commit has rows, as hours since 1970. Commits without this value may have
+rows of any hour."""
 VALID_THROUGH: Final = "gpuledger.valid_through"
-"""The marks of a commit: for each Kafka partition that the writer knows, by its number, the time up
-to which the table is complete, in microseconds since the epoch."""
+"""The marks of a commit. A mark is the time up to which the table is complete for one Kafka
+partition, in microseconds since the epoch. A commit has a mark for each partition that the writer
+knows, by the partition's number."""
 ALL: Final = "all"
-"""Key of the lowest mark of all partitions, next to the keys of the single partitions. Only commits
-that have the marks of all partitions have this key; readers ignore the commits before the newest
-such commit."""
+"""Key of the lowest mark of all partitions. A commit has this key only if it has the marks of all
+partitions; readers ignore the commits before the newest such commit."""
 PURGED_BEFORE: Final = "gpuledger|purged_before"
-"""Transaction identifier for the day since 1970 before which a table's rows have been purged."""
+"""Transaction identifier for the day, as days since 1970, before which rows have been purged."""
 MARKED_COMMITS: Final = 500
 """Number of commits that are searched for marks. The newest commit may have none: merging files,
 purging days and adding columns make commits without marks."""
@@ -33,20 +35,20 @@ _ADDS_ROWS: Final = "WRITE"
 
 
 def summed_up_to(source: str) -> str:
-    """Return the transaction identifier for the version of a table that has been summed up."""
+    """Return the name of the identifier for the summed-up version of the table `source`."""
     return f"gpuledger|{source}"
 
 
 def summed_time(source: str) -> str:
-    """Return the transaction identifier for the time (`made_ms`) of the summed-up version."""
+    """Return the name of the identifier for the time (`made_ms`) of the summed-up version."""
     return f"{summed_up_to(source)}|time"
 
 
 def latest_commits(table: DeltaTable, count: int) -> list[dict[str, Any]]:
-    """Return up to `count` commits up to the loaded version, newest first.
+    """Return the last `count` commits of a table, newest first, ending with the loaded version.
 
-    deltalake also returns commits after the loaded version, but numbers all commits as if the
-    loaded version were the last.
+    deltalake also returns commits that were made after the table was loaded, and numbers all
+    commits as if the loaded version were the last.
     """
     count = min(count, table.version() + 1)
     if count <= 0:
@@ -58,13 +60,16 @@ def latest_commits(table: DeltaTable, count: int) -> list[dict[str, Any]]:
 def made_ms(commit: Mapping[str, Any]) -> int:
     """Return the time of a commit, in milliseconds since the epoch; 0 if unknown.
 
-    The time distinguishes commits with the same number.
+    If a table is deleted and created again, the time distinguishes commits with the same number.
     """
     return int(commit.get("timestamp", 0))
 
 
 def hours_since(commits: Iterable[Mapping[str, Any]]) -> set[int] | None:
-    """Return the hours since 1970 for which commits have rows; `None` if unknown for one commit."""
+    """Return the hours for which the commits have added rows, as hours since 1970.
+
+    Returns `None` if the hours of one commit are unknown.
+    """
     touched = set[int]()
     for commit in commits:
         # Compactions, purges and new columns add no rows.
@@ -93,7 +98,7 @@ def describe(
 
 
 def hours_of(commit: Mapping[str, Any]) -> set[int] | None:
-    """Return the hours since 1970 for which a commit has rows; `None` if unknown."""
+    """Return the hours for which a commit has rows, as hours since 1970; `None` if unknown."""
     properties = commit.get(HOURS)
     return None if properties is None else set(orjson.loads(properties))
 
@@ -109,8 +114,9 @@ def complete_through_us(table: DeltaTable) -> dict[str, int]:
 def valid_through_us(history: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Return the time up to which each partition is complete, from the marks of the commits.
 
-    `history` has the newest commit first. Completeness is never lost, so the latest time of each
-    partition counts. Commits older than one with the marks of all partitions are ignored.
+    `history` has the newest commit first. A partition that is complete up to a time stays complete,
+    so each partition's latest mark counts. The newest commit with the marks of all partitions is
+    the last one that is read.
     """
     found: dict[str, int] = {}
     for commit in history:
@@ -122,17 +128,17 @@ def valid_through_us(history: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def marks_of_partitions(history: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return `valid_through_us` without the key `ALL`."""
+    """Return the latest mark of each partition, as `valid_through_us`, without the key `ALL`."""
     marks = valid_through_us(history)
     marks.pop(ALL, None)
     return marks
 
 
 def mark_complete(table: DeltaTable, until_us: int) -> None:
-    """Make a commit without rows that marks a table as complete up to a time in all partitions.
+    """Make a commit without rows that marks all partitions as complete up to a time.
 
-    Call this only if nothing writes to the table any more. It does nothing if no partition has a
-    mark.
+    Call this function only if nothing writes to the table any more. It does nothing if no partition
+    has a mark, or if all partitions are already marked as complete up to this time.
     """
     marks = marks_of_partitions(latest_commits(table, MARKED_COMMITS))
     if all(mark_us >= until_us for mark_us in marks.values()):
@@ -147,7 +153,7 @@ def mark_complete(table: DeltaTable, until_us: int) -> None:
 
 
 def latest_marks(some: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
-    """Return the later of the two marks of each partition."""
+    """Return the marks of all partitions in both mappings; the later one if a partition has two."""
     return {
         name: max(marks[name] for marks in (some, others) if name in marks)
         for name in sorted({*some, *others})

@@ -32,7 +32,9 @@ def confine(
     *,
     written: Path | None = None,
 ) -> None:
-    """Restrict a connection to reading the directories of a store's files, given by table.
+    """Restrict a connection to reading the directories that contain these files.
+
+    `files` has the store's files by table.
 
     The connection may also write the file `written`, if given. Afterwards, no setting can be
     changed.
@@ -58,7 +60,7 @@ def confine(
 
 
 def parse_question(connection: QueryConnection, sql: str) -> Any:  # noqa: ANN401  # DuckDB's own
-    """Return the only statement of a text; raise `UserError` if it does not return rows."""
+    """Return the parsed statement; raise `UserError` unless the text is one query for rows."""
     statements = connection.extract_statements(sql)
     if not statements:
         raise UserError("the SQL is empty; begin it with SELECT, FROM, WITH or SHOW")

@@ -38,7 +38,7 @@ class FileRegistry(Protocol):
 def open_object_files(
     connection: FileRegistry, store_uri: str, storage_options: Mapping[str, str] | None = None
 ) -> None:
-    """Let a DuckDB connection read a store's files on an object store; otherwise do nothing."""
+    """Let a DuckDB connection read a store's files; does nothing if they are on a local disk."""
     protocol, found, _ = store_uri.partition("://")
     if not found or protocol not in PROTOCOLS:
         return
@@ -81,7 +81,7 @@ def resolve_options(options: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def split_options(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Split options into those of the HTTP connection and those of the store."""
+    """Return the options for the HTTP connection, and the options for the object store."""
     client: dict[str, str] = {}
     store: dict[str, str] = {}
     for name, value in options.items():
@@ -96,7 +96,7 @@ def split_options(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str,
 
 
 def _is_known(store_uri: str, name: str, value: str) -> bool:
-    """Return whether obstore supports the option; some are only for deltalake's commits."""
+    """Return whether obstore supports the option; only deltalake supports some, for its commits."""
     from obstore.exceptions import BaseError, UnknownConfigurationKeyError  # noqa: PLC0415  # as above
     from obstore.store import from_url  # noqa: PLC0415  # as above
 

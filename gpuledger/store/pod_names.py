@@ -90,18 +90,21 @@ _NAMED: Final = """
 
 
 class _Lookup(NamedTuple):
-    """Conditions and columns for looking up users and allocations, as SQL."""
+    """The rows for which pods are looked up, as SQL conditions."""
 
     user: str
+    """Condition for rows whose user, the pod that used the GPU, is looked up."""
     allocatee: str
+    """Condition for rows whose allocatee, the pod to which the GPU is allocated, is looked up."""
     until: str
     """End of a row's time, as SQL: the pod must have existed by then."""
 
 
 def named_entries(rows: str, pods: str) -> str:
-    """Return the relation of rows of `entries`, with pod names that arrived later.
+    """Return the SQL for rows of `entries` with the names of pods that became known later.
 
-    Looks up only pods whose record was not known when the row was written.
+    `rows` and `pods` are the SQL for rows of the tables `entries` and `pods`. Only pods whose
+    record was not known when the row was written are looked up.
     """
     # The state is absent if the event does not describe the pod at all.
     user = "coalesce(entries.pod_state, 'pending') IN ('pending', 'named')"
@@ -109,9 +112,10 @@ def named_entries(rows: str, pods: str) -> str:
 
 
 def named_usage(rows: str, pods: str, *, until: str) -> str:
-    """Return the relation of usage rows, with the names and owners of their pods.
+    """Return the SQL for usage rows with the current names and owners of their pods.
 
-    `until` is the SQL for the last time that a row covers.
+    `rows` and `pods` are the SQL for rows of a usage table and of `pods`. `until` is the SQL for
+    the last time that a row covers.
     """
     user = "coalesce(entries.pod_state, 'pending') <> 'foreign'"
     return _named(rows, pods, _Lookup(user, "entries.allocated_pod_state <> 'foreign'", until))
@@ -128,7 +132,11 @@ def _named(rows: str, pods: str, lookup: _Lookup) -> str:
 
 
 def _found(rows: str, lookup: _Lookup) -> str:
-    """Return the rows with the histories of their users and allocations."""
+    """Return the SQL for the rows with the pods to which they belong.
+
+    `user` is the version of the pod that used the GPU; `allocatee_history` has all versions of the
+    pod to which the GPU is allocated.
+    """
     of_user = "coalesce(of_container.history, by_uid.history, by_hash.history)"
     placed, of_container, by_uid, by_holder, by_hash, bearers = (
         f"{name} ON {name}.cluster = entries.cluster AND {name}.node = entries.node"

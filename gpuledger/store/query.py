@@ -72,7 +72,7 @@ _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def entries_sql(store_uri: str, storage_options: Mapping[str, str] | None = None) -> str:
-    """Return DuckDB's SQL for the live rows: `SELECT … FROM {entries_sql(uri)}`.
+    """Return DuckDB's SQL for the rows of `entries`, for use in `SELECT … FROM {entries_sql(uri)}`.
 
     The rows have the table's columns and `DERIVED_COLUMNS`. Rows that were written before their pod
     was known get the pod's names if the store has the names now. Raises `UserError` if there is no
@@ -106,7 +106,7 @@ def _readable(rows: str) -> str:
 
 
 def rows_sql(store_uri: str, name: str, storage_options: Mapping[str, str] | None = None) -> str:
-    """Return DuckDB's SQL for the unchanged live rows of a table, without `event_date`.
+    """Return DuckDB's SQL for the rows of a table as they are stored, without `event_date`.
 
     Raises `UserError` if there is no such table or the table has no rows.
     """
@@ -116,7 +116,7 @@ def rows_sql(store_uri: str, name: str, storage_options: Mapping[str, str] | Non
 
 
 def no_store(store_uri: str, missing: str) -> UserError:
-    """Return the error for a missing table or store; `missing` precedes the store's address."""
+    """Return the error for a missing table or store; `missing` is its text before the address."""
     if "://" not in store_uri and not Path(store_uri).is_dir():
         missing = "no such directory:"
     return UserError(
@@ -148,9 +148,10 @@ def open_table(
 
 
 def unfold(error: BaseException) -> str:
-    """Return the first line of deltalake's error and its causes, in one line.
+    """Return deltalake's error and its causes in one line.
 
-    Further lines contain a server's whole response or a Rust backtrace.
+    Only the first line of each is used, because further lines contain a server's whole response or
+    a Rust backtrace.
     """
     lines = [_COLOUR.sub("", line).strip() for line in str(error).strip().splitlines()]
     causes = [line.removeprefix(_CAUSE).strip() for line in lines[1:] if line.startswith(_CAUSE)]
@@ -259,7 +260,7 @@ def count_rows(
     *,
     name: str = ENTRIES.name,
 ) -> int:
-    """Return the number of a table's live rows, from its log; 0 if there is no such table."""
+    """Return the number of rows in a table's current files, from its log; 0 without a table."""
     table = open_table(store_uri, name, storage_options)
     if table is None:
         return 0

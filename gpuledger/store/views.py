@@ -105,7 +105,7 @@ TABLES: Final[Mapping[str, TableSchema]] = {
 def create_views(
     connection: Connection, store_uri: str, storage_options: Mapping[str, str] | None = None
 ) -> dict[str, list[str]]:
-    """Create a view for each table; return each table's files, none if it has no rows yet.
+    """Create a view for each table; return the files of each table, by its name.
 
     Days and times are in UTC. Raises `UserError` if there is no store.
     """
@@ -141,7 +141,7 @@ def _view(
 
 
 def versions_sql(name: str, rows: str) -> str:
-    """Return the SQL for a table's versions, with the column `valid_to`.
+    """Return the SQL for the rows of a versioned table, with the column `valid_to`.
 
     `valid_to` is the time at which the next version replaces a version. A version may have several
     rows; all of them have the same `valid_to`.
@@ -188,7 +188,12 @@ def usage_sql(name: str, relations: Mapping[str, str]) -> str:
 def _with_version(
     rows: str, versions: str | None, *, keys: Mapping[str, str], has: Mapping[str, str]
 ) -> str:
-    """Return the rows' relation with columns of the version in force at each row's time."""
+    """Return the SQL for rows joined to the version of an object that is in force at a row's time.
+
+    `versions` is the SQL for the object's versions. `keys` maps each key of the versions to the SQL
+    of the same key in `rows`; `has` maps each column of the versions to its name in the result.
+    Without `versions`, the columns are null.
+    """
     if versions is None:
         absent = ", ".join(f"NULL::VARCHAR AS {name}" for name in has.values())
         return f"(SELECT *, {absent} FROM {rows})"  # noqa: S608  # the tables' own names
