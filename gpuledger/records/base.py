@@ -1,4 +1,4 @@
-"""Base of all records: they are frozen and keyword-only, and leave out values not known.
+"""Base of all records: they are frozen and keyword-only, and leave out unknown values.
 
 This module holds the base classes of all records and of extensible enumerations, the types of
 whole numbers, and the bounds of the fields that identify a tick: cluster, node, boot and `seq`.
@@ -52,9 +52,10 @@ MAX_VALUE_LENGTH: Final = 64
 
 
 class OpenEnum(StrEnum):
-    """An extensible enumeration: readers pass on values that a newer writer has added.
+    """An extensible enumeration, which also accepts values that it does not define.
 
-    The values are written to topics: new ones may be added, existing ones are never renamed.
+    A newer writer may have added such values, so readers pass them on unchanged. The values are
+    written to topics: new values may be added, existing values are never renamed.
     """
 
     @classmethod
@@ -69,17 +70,18 @@ class OpenEnum(StrEnum):
 
 
 class BaseRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A record that is encoded as an object; fields that are not known have no key.
+    """A record that is encoded as a JSON object; unknown fields are left out.
 
-    The constructor does not validate. `gpuledger.codec` validates decoded records, and encoded ones
-    if the writer asks for it. The garbage collector does not track records: frozen records cannot
-    form cycles, and tracking would cost a pause for every thousand of them.
+    The constructor does not validate. `gpuledger.codec` validates records when it decodes them, and
+    before they are written if the writer calls `validate`. The garbage collector does not track
+    records: frozen records cannot form cycles, and tracking would cost a pause for every thousand
+    records.
     """
 
 
 class ArrayRecord(BaseRecord, frozen=True, kw_only=True, array_like=True):
-    """A record that is encoded as an array, with each field's value at the field's position.
+    """A record that is encoded as a JSON array, with each field's value at the field's position.
 
-    A sample contains dozens of these records, so field names would take up most of its bytes. A
-    value that is not known is `null`. New fields are appended; none is ever removed or moved.
+    A sample contains dozens of these records, so field names would take up most of its bytes. An
+    unknown value is `null`. New fields are appended; fields are never removed or moved.
     """

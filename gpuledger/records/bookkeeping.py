@@ -28,7 +28,7 @@ from gpuledger.records.events import GpuEvent
 
 
 class BootProgress(BaseRecord, frozen=True, kw_only=True):
-    """How far an earlier boot of a node is attributed."""
+    """The last attributed sample of an earlier boot of a node."""
 
     boot_id: BootId
     """The kernel's id of the boot."""
@@ -39,21 +39,23 @@ class BootProgress(BaseRecord, frozen=True, kw_only=True):
     first_booked_time_ns: Natural | None = None
     """When the boot's first sample was attributed, as in `NodeProgress`."""
     last_booked_time_ns: Natural | None = None
-    """When its last sample was attributed, by the worker's clock, nanoseconds since the epoch."""
+    """When the boot's last sample was attributed, by the worker's clock, nanoseconds since the
+    epoch."""
     is_single: bool | None = None
-    """True if only one sample of this boot was attributed, while another boot continued. A boot
-    that does not continue is not taken for the node's current one."""
+    """True if only one sample of this boot was attributed, while samples of another boot continued.
+    A boot with a single sample does not become the node's current boot."""
 
 
 class NodeProgress(BaseRecord, frozen=True, kw_only=True):
-    """The last attributed sample of a node; earlier ones of its boot count as attributed."""
+    """The last attributed sample of a node; earlier samples of its boot count as attributed."""
 
     cluster: ClusterName
     """Cluster name, as set for its agents and podwatch; other names are unique only within it."""
     node: NodeName
     """The node's name in Kubernetes."""
     boot_id: BootId
-    """The kernel's id of the boot: the newest one that has continued."""
+    """The kernel's id of the node's current boot. Another boot becomes current with its second
+    sample, or with its first sample if the current boot had none for two minutes."""
     seq: Seq
     """The sample's number within the boot."""
     time_ns: Natural
@@ -61,32 +63,33 @@ class NodeProgress(BaseRecord, frozen=True, kw_only=True):
     offset: Natural
     """The sample's offset in its partition of `gpuledger.samples.v1`."""
     begun_time_ns: Natural | None = None
-    """Upper bound of the time at which the boot began, nanoseconds since the epoch: from the `seq`
-    of attributed samples and the earlier of two clocks, the records' and the worker's. It serves to
-    detect a `seq` that runs ahead; if absent, none is detected."""
+    """Latest time at which the boot can have begun, nanoseconds since the epoch. It is computed
+    from the `seq` of attributed samples and the earlier of two times: the record's timestamp and
+    the worker's clock. A sample with a `seq` that is too high for this time is rejected; if the
+    time is absent, no sample is."""
     first_booked_time_ns: Natural | None = None
     """When the boot's first sample was attributed, by the worker's clock, nanoseconds since the
-    epoch. If there are too many boots, those attributed longest are kept."""
+    epoch. If there are too many boots, the boots that were attributed longest are kept."""
     single_time_ns: Natural | None = None
     """If the last attributed sample is the only one of its boot: the end of the interval that it
     covers, nanoseconds since the epoch."""
     boots_before: Annotated[list[BootProgress], at_most(MAX_BOOTS)] | None = None
-    """A few earlier boots, newest first, then those that were attributed longest; absent if none is
-    known."""
+    """Earlier boots: first the newest ones, then the boots that were attributed longest; absent if
+    none is known."""
 
 
 class UnresponsiveNode(ArrayRecord, frozen=True, kw_only=True):
-    """A node that a watermark no longer waits for, because it has sent nothing for long."""
+    """A node that has sent nothing for a long time, so that watermarks no longer wait for it."""
 
     node: NodeName
     """The node's name in Kubernetes."""
     since_time_ns: Natural
-    """End of the interval of its last sample, nanoseconds since the epoch; later records may still
-    come."""
+    """End of the interval of the node's last sample, nanoseconds since the epoch. Later samples of
+    the node may still arrive."""
 
 
 class Watermark(BaseRecord, frozen=True, kw_only=True):
-    """How far a partition of a component's topic is complete, once it is read up to an offset.
+    """The time up to which a partition of a component's topic has all records.
 
     A reader that has read the partition up to `next_offset` has all records with times up to
     `complete_until_ns`, except records that are late and those of unresponsive nodes.
@@ -95,19 +98,19 @@ class Watermark(BaseRecord, frozen=True, kw_only=True):
     component: Word
     """The component that writes the topic: `join`, `podwatch`, `rows` or `store`."""
     cluster: ClusterName
-    """The Kubernetes cluster of the nodes that it covers."""
+    """The Kubernetes cluster whose nodes the watermark covers."""
     partition: Natural
-    """The partition that it covers; the watermark itself is in the partition of the same number."""
+    """The partition that the watermark covers; its own partition has the same number."""
     complete_until_ns: Natural
     """The time up to which no more records will come, nanoseconds since the epoch. For the join:
     event time, from its samples. For podwatch: the time by its own clock up to which it had seen
     everything that is in the topic."""
     topic: Word
-    """The topic that it covers."""
+    """The topic that the watermark covers."""
     next_offset: Natural
-    """The offset to which this applies: the first one after the records that it covers."""
+    """The first offset after the records that the watermark covers."""
     publisher: Word
-    """The component instance that published it: client id and host name."""
+    """The component instance that published the watermark: client id and host name."""
     node_count: Natural | None = None
     """Number of nodes seen, including unresponsive ones; absent if nodes are not tracked."""
     unresponsive_count: Natural | None = None
@@ -120,27 +123,27 @@ class DeadLetter(BaseRecord, frozen=True, kw_only=True):
     """A record that a consumer could not use, kept for inspection and replay."""
 
     topic: Word
-    """The topic from which it was read."""
+    """The topic from which the record was read."""
     partition: Natural
-    """Its partition in that topic."""
+    """The record's partition in that topic."""
     offset: Natural
-    """Its offset in that partition; if it stands for several records, the first one's."""
+    """The record's offset in that partition; the first offset if there are several records."""
     consumer: Sentence
-    """The consumer group that could not use it."""
+    """The consumer group that could not use the record."""
     reason: Word
     """The reason as one word: `undecodable`, `unreadable`, `invalid`, …"""
     detail: Sentence
     """The reason as a sentence that names the field and the value."""
     time_ns: Natural
-    """When it was written to the dead letters, nanoseconds since the epoch."""
+    """When the dead-letter record was written, nanoseconds since the epoch."""
     # Arbitrary bytes, which JSON cannot hold as they are.
     key_base64: Base64 | None = None
     """The record's key; absent if it had none."""
     value_base64: Base64 | None = None
-    """The record's unchanged bytes; absent if it had none."""
+    """The record's value, unchanged; absent if it had none."""
     last_offset: Natural | None = None
-    """Offset of the last record, if this stands for all records of a batch that cannot be unpacked;
-    absent if it stands for one record."""
+    """Offset of the last record, if the dead-letter record is about all records of a batch that
+    cannot be unpacked; absent if it is about one record."""
 
 
 class ReplayedEvent(BaseRecord, frozen=True, kw_only=True):

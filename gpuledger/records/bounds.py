@@ -33,12 +33,12 @@ MAX_BOOTTIME_NS: Final = MAX_SEQ * 10**6
 MAX_PID: Final = 2**22
 """The kernel's limit on 64-bit machines (`PID_MAX_LIMIT`)."""
 MAX_TICK_MILLIJOULES: Final = MAX_MILLIWATTS * MAX_INTERVAL_SECONDS
-"""`MAX_MILLIWATTS` over the longest interval of a tick."""
+"""Energy of a GPU that draws `MAX_MILLIWATTS` over the longest interval of a tick."""
 MIN_CELSIUS: Final = -20
 MAX_CELSIUS: Final = 150
 """GPUs are specified for an ambient 0 to 50 °C and shut down by about 105 °C (memory)."""
 MAX_MARGIN_CELSIUS: Final = 200
-"""More than the distance between the coldest allowed temperature and shutdown, either way."""
+"""More than the difference between the coldest allowed temperature and shutdown, up or down."""
 MAX_HERTZ: Final = 20_000_000_000
 """The fastest clock that NVML reports, of GDDR7, is at most 16 GHz as NVML counts it."""
 MAX_MEMORY_BYTES: Final = 2**48
@@ -81,7 +81,7 @@ name."""
 MAX_JOB_ID_LENGTH: Final = 128
 """Slurm's job ids are numbers; PBS has a number, an array index and the server's name."""
 MAX_WORD_LENGTH: Final = 256
-"""Product names and versions have 96 in NVML's buffers (`NVML_DEVICE_NAME_V2_BUFFER_SIZE`)."""
+"""NVML's buffers for product names and versions have 96 (`NVML_DEVICE_NAME_V2_BUFFER_SIZE`)."""
 MAX_SENTENCE_LENGTH: Final = 2_000
 """A line of the kernel log has at most 1,024 (`LOG_LINE_MAX`)."""
 MAX_PATH_LENGTH: Final = 4_096

@@ -26,18 +26,19 @@ from gpuledger.records.bounds import (
 
 
 class ContainerRequest(BaseRecord, frozen=True, kw_only=True):
-    """A container's request for GPUs in its pod's spec, which is not an allocation.
+    """A container's request for GPUs, from its pod's spec.
 
-    Samples report what the kubelet has allocated.
+    A request is not an allocation: samples report the devices that the kubelet has allocated.
     """
 
     resources: Annotated[dict[QualifiedName, Natural], at_most(MAX_RESOURCES)]
     """Amounts by resource name, in the resource's own unit: GPUs, instances, MiB or percent."""
     mps_active_thread_ratio: Ratio | None = None
-    """Share of a GPU's threads that CUDA MPS allows it: the environment variable
+    """Share of a GPU's threads that CUDA MPS allows the container: the environment variable
     `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE`, if the spec gives it as a literal."""
     claims: Annotated[list[Subdomain], at_most(MAX_CLAIMS)] | None = None
-    """Names of its ResourceClaims, for devices of any kind: a pod does not say which."""
+    """Names of its ResourceClaims, for devices of any kind, because a pod does not contain the
+    kind."""
 
 
 class PodContainer(BaseRecord, frozen=True, kw_only=True):

@@ -87,7 +87,7 @@ class CountedSeries(ArrayRecord, frozen=True, kw_only=True):
 
 
 class WaitingUse(ArrayRecord, frozen=True, kw_only=True):
-    """Use by a container whose names are not known yet, which no counter includes so far."""
+    """Use by a container whose names are still unknown; no counter includes this use yet."""
 
     gpu: Natural
     """Position of the device in the record's `gpus`."""
@@ -98,7 +98,7 @@ class WaitingUse(ArrayRecord, frozen=True, kw_only=True):
     seen_time_ns: Natural
     """Time of its last sample."""
     pod: Natural
-    """Position of its pod in the record's `pods`, as far as that is known."""
+    """Position of its pod in the record's `pods`; names of that pod may be absent."""
     amounts: Annotated[list[BigNatural | None], at_most(MAX_QUANTITIES)]
     """Amounts used, as in `CountedSeries`."""
     container: Label | None = None
@@ -142,7 +142,7 @@ class CountedIncidents(ArrayRecord, frozen=True, kw_only=True):
 
 
 class NodeCounters(BaseRecord, frozen=True, kw_only=True):
-    """The counters of a node, as sent by one group of sinks."""
+    """The counters of a node that the sinks of one consumer group send."""
 
     group: Word
     """The consumer group."""
@@ -153,7 +153,7 @@ class NodeCounters(BaseRecord, frozen=True, kw_only=True):
     time_ns: Natural
     """Time of the last counted sample, nanoseconds since the epoch."""
     boots: Annotated[list[CountedBoot], at_most(MAX_BOOTS)]
-    """How far each boot is counted, the current one last."""
+    """The last counted sample of each boot; the current boot is the last item."""
     gpus: Annotated[list[Id], at_most(2 * MAX_COUNTED_SERIES)]
     """The UUIDs of the devices and instances."""
     pods: Annotated[list[CountedPod], at_most(2 * MAX_COUNTED_SERIES)]

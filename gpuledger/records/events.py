@@ -65,17 +65,18 @@ class MemoryMethod(OpenEnum):
 
 
 class IdleDrawSource(OpenEnum):
-    """Source of the idle draw that was used to split the energy."""
+    """Source of the GPU's idle draw, its power without work, by which the energy was split."""
 
     MEASURED = "measured"
     TABLE = "table"
 
 
 class PodState(OpenEnum):
-    """How much is known about a pod that has entries or allocations.
+    """How much the join knows about a pod that has entries or allocations.
 
-    `known` pods have all names; `named` pods have only namespace and name, which come from the
-    kubelet's allocations. The state does not affect the amounts.
+    If a pod's record has been read, the pod is `known`, or `foreign` if the record names another
+    node. Otherwise, the pod is `named` if the kubelet's allocations contain its namespace and name,
+    or `pending` if only its UID or a container id is known. The state does not affect the amounts.
     """
 
     KNOWN = "known"
@@ -111,7 +112,7 @@ class Entry(ArrayRecord, frozen=True, kw_only=True):
 
 
 class PodDescription(BaseRecord, frozen=True, kw_only=True):
-    """Identity of a pod at that time, as far as the join had read pod records."""
+    """Identity of a pod at the time of a sample or incident, from the pod records read by then."""
 
     uid: Id | None = None
     """UID of the pod; absent if the node reported only a container id or a name."""
@@ -137,7 +138,7 @@ class PodDescription(BaseRecord, frozen=True, kw_only=True):
 
 
 class NodeDescription(BaseRecord, frozen=True, kw_only=True):
-    """Properties of a node at that time, as far as node records had been read."""
+    """Properties of a node at the time of a sample, from the node records read by then."""
 
     pool: Label | None = None
     """Its node pool or node group."""
@@ -154,7 +155,7 @@ class NodeDescription(BaseRecord, frozen=True, kw_only=True):
 
 
 class NamespaceDescription(BaseRecord, frozen=True, kw_only=True):
-    """Properties of a namespace at that time, as far as namespace records had been read."""
+    """Properties of a namespace at the time of a sample, from the records read by then."""
 
     name: Label
     """The namespace's name."""
@@ -170,7 +171,8 @@ class EventContainer(ArrayRecord, frozen=True, kw_only=True):
     container_id: Id | None = None
     """The runtime's id, from the cgroup path; absent if the path names only a pod."""
     pod: Natural | None = None
-    """Position of its pod in the event's `pods`; absent if the path names neither."""
+    """Position of its pod in the event's `pods`; absent if the cgroup path names neither container
+    nor pod."""
     name: Label | None = None
     """Name of the container, if the pod's record has it."""
 
@@ -232,7 +234,7 @@ class GpuBooks(BaseRecord, frozen=True, kw_only=True):
 
 
 class LateAdjustment(BaseRecord, frozen=True, kw_only=True):
-    """Use by a process in samples that did not see it, attributed to it after it ended."""
+    """Busy time of a process that earlier samples missed, attributed to it after it ended."""
 
     gpu: Natural
     """Position of the GPU in the event's `gpus`."""

@@ -1,8 +1,8 @@
-"""Cutting a record to the bounds of its fields, for writers that pass on data from others.
+"""Cuts a record to the bounds of its fields, for writers that pass on data from others.
 
 A driver, a kubelet or an API server may report more than a record can carry. The excess is cut off:
 the end of a text, the last items of a list. The code is pure; the caller counts and reports the
-cut. It walks over the whole record, so use it only for records that validation rejected.
+cuts. `fit` reads the whole record, so call it only for records that validation rejected.
 """
 
 from collections import Counter
@@ -22,13 +22,14 @@ from gpuledger.records.samples import GpuProcess, NodeSample
 T = TypeVar("T")
 P = TypeVar("P", GpuProcess, ProcessExit)
 Cut = Counter[str]
-"""Cuts per field, such as `GpuReading.model`: number of texts, or of list items."""
+"""The cuts in each field, such as `GpuReading.model`: the number of texts that were cut, or of list
+items that were cut off."""
 
 
 def fit(record: T) -> tuple[T, Cut]:
     """Return the record with all texts and lists within their bounds, and the cuts made.
 
-    In a tick, processes are dropped if the device or container that they point to was cut.
+    In a tick, processes are dropped if the device or container that they refer to was cut off.
     """
     fitting = _Fitting()
     fitted: Any = fitting.record(record)
@@ -39,7 +40,7 @@ def fit(record: T) -> tuple[T, Cut]:
 
 
 class _Fitting:
-    """The walk over one record; each step returns the same object if it fits."""
+    """Cuts one record, part by part; parts that are within their bounds are returned unchanged."""
 
     def __init__(self) -> None:
         self.cut: Cut = Counter()

@@ -1,4 +1,4 @@
-"""Incidents of a GPU, at an instant: an XID, an ECC error, a lost GPU.
+"""Incidents: events of a GPU at an instant, such as an XID, an ECC error or the loss of the GPU.
 
 This module holds the records of `gpuledger.incidents.v1` (from the node) and
 `gpuledger.attributed-incidents.v1` (with the pods that were on the GPU).

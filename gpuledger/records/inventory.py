@@ -17,7 +17,7 @@ from gpuledger.records.bounds import (
 
 
 class Capability(BaseRecord, frozen=True, kw_only=True):
-    """Whether a GPU's driver supports one call, found by calling it."""
+    """Whether a GPU's driver supports one NVML call; the agent has tried the call."""
 
     call: Word
     """The NVML function, with its argument after a colon if one function returns many values, such
@@ -44,8 +44,8 @@ class MigInstance(BaseRecord, frozen=True, kw_only=True):
     compute_slices: SmallNatural | None = None
     """The part of these slices that the compute instance has."""
     placement_start: SmallNatural | None = None
-    """Start of the GPU instance on the GPU, in memory slices; names of claimed devices end in
-    it."""
+    """Start of the GPU instance on the GPU, in memory slices. Names of devices that are allocated
+    by resource claims end with this number."""
     multiprocessors: SmallNatural | None = None
     """Streaming multiprocessors of the compute instance."""
     memory_total_bytes: Natural | None = None
@@ -124,7 +124,7 @@ class GpuFacts(BaseRecord, frozen=True, kw_only=True):
 
 
 class Inventory(BaseRecord, frozen=True, kw_only=True):
-    """One node's GPUs, at a time when something about them had changed."""
+    """The GPUs of a node; the record is published whenever something about them has changed."""
 
     cluster: ClusterName
     """Cluster name, as set for its agents and podwatch; other names are unique only within it."""

@@ -1,8 +1,8 @@
-"""The lifetime of a process on a GPU, as its node reports it, and its total use.
+"""Records about the whole time of a process on GPUs, as its node reports it, and its total use.
 
-This module holds the record of `gpuledger.processes.v1`, the audit trail of the ticks. It also
-holds the record by which a tick reports that a process has finished with a GPU, with its total use
-and the use that ticks have reported. The join attributes the difference.
+`ProcessRecord` is the record of `gpuledger.processes.v1`, by which ticks can be audited. In a tick,
+`ProcessExit` reports that a process has finished with a GPU, its total use of the GPU, and the use
+that ticks have reported. The join attributes the difference.
 """
 
 from typing import Annotated
@@ -31,9 +31,9 @@ from gpuledger.records.bounds import (
 
 
 class ProcessExit(BaseRecord, frozen=True, kw_only=True):
-    """A process that has finished with a GPU, with the driver's accounting of its use.
+    """The end of a process on a GPU, with the driver's accounting of its use.
 
-    It is in the first sample of the GPU whose interval covers the process's end there.
+    The record is in the first sample of the GPU whose interval covers this end.
     """
 
     gpu: Natural
@@ -50,11 +50,11 @@ class ProcessExit(BaseRecord, frozen=True, kw_only=True):
     busy_ns: DurationNs
     """Time in which its kernels ran, from the driver's accounting: a percentage of its lifetime."""
     sampled_busy_ns: DurationNs
-    """Busy time that samples have reported for it: its part of the device's busy time while only
-    its container was on the GPU, otherwise its own samples."""
+    """Busy time that samples have reported for the process. While only its container was on the
+    GPU, this is its part of the device's busy time, otherwise the busy time in its own samples."""
     reserved_busy_ns: DurationNs
-    """Busy time of the device that is reserved for this process: from samples in which no process
-    was seen on the GPU, and not reserved for another process."""
+    """Busy time of the device that is reserved for this process and for no other. It comes from
+    samples in which no process was seen on the GPU."""
     # Each tick is given by its number, which identifies it, and by its time, which dates the late
     # adjustment.
     from_seq: Seq
@@ -93,7 +93,7 @@ class GpuTotals(BaseRecord, frozen=True, kw_only=True):
 
 
 class ProcessRecord(BaseRecord, frozen=True, kw_only=True):
-    """A process that was first seen on a GPU, changed (its cgroup or its GPUs) or ended."""
+    """A change of a process: it was first seen on a GPU, changed its cgroup or GPUs, or ended."""
 
     cluster: ClusterName
     """Cluster name, as set for its agents and podwatch; other names are unique only within it."""

@@ -37,7 +37,7 @@ from gpuledger.records.bounds import (
 
 
 class GpuThrottling(BaseRecord, frozen=True, kw_only=True):
-    """Why the clocks are lower than they could be, and for how long they have been."""
+    """Reasons for which the GPU's clocks are reduced, and the time for which they were reduced."""
 
     # Bits, not names: a driver may set bits that this version does not know.
     reasons: Natural | None = None
@@ -256,7 +256,7 @@ class GpuHealth(BaseRecord, frozen=True, kw_only=True):
 
 
 class GpuLimits(BaseRecord, frozen=True, kw_only=True):
-    """Limits of power, temperature and clocks; absent in samples without the GPU's health."""
+    """Limits of power, temperature and clocks; absent in samples without `GpuHealth`."""
 
     power_limit_enforced_milliwatts: Milliwatts | None = None
     """The limit in force: the lowest of all that are set."""
@@ -292,12 +292,13 @@ class GpuProfiling(BaseRecord, frozen=True, kw_only=True):
     """Measurements by the chip's own counters (GPM: Hopper and newer).
 
     The ratios of the graphics engine, the multiprocessors, any tensor pipe and the memory interface
-    cover the sample. All others are means over `interval_ns`, and absent in samples in which they
-    were not queried.
+    are means over the sample's interval. All other values are means over `interval_ns`, and absent
+    in samples in which they were not queried.
     """
 
     interval_ns: DurationNs | None = None
-    """Time before the sample over which the others are means: since they were last queried."""
+    """Length of the time before the sample over which the other values are means. It begins when
+    they were last queried."""
     graphics_engine_active_ratio: Ratio | None = None
     """Share of time in which the graphics or compute engine was busy."""
     sm_active_ratio: Ratio | None = None
@@ -361,7 +362,8 @@ class EnergyMethod(OpenEnum):
     COUNTER = "counter"
     """From the driver's counter, read at both ends of the covered interval."""
     INTERPOLATED = "interpolated"
-    """From the power draw between two steps of the driver's counter, up to the counter's value."""
+    """From power draw times time between two steps of the driver's counter. At the next step, the
+    total is adjusted to the counter."""
     POWER = "power"
     """From power draw times time: the driver has no energy counter, or the counter restarted."""
 
@@ -375,10 +377,11 @@ class BusyMethod(OpenEnum):
     MEMORY_SHARE = "memory_share"
     EQUAL_SHARE = "equal_share"
     EQUAL_TURNS = "equal_turns"
-    """The driver's samples of processes added up to more than the device, because they include
-    waiting: scaled to shares as if the processes took equal turns."""
+    """The driver's samples of all processes added up to more than the device's busy time, because
+    they include waiting. They were scaled to shares as if the processes took equal turns."""
     MPS_SERVER = "mps_server"
-    """The driver sampled only the MPS server: split into equal parts, one per client."""
+    """The driver sampled only the MPS server. Its use was split into equal parts, one per
+    client."""
 
 
 class GpuReading(ArrayRecord, frozen=True, kw_only=True):
@@ -448,12 +451,12 @@ class GpuReading(ArrayRecord, frozen=True, kw_only=True):
     """True for a GPU without its own memory: `memory_total_bytes` is the machine's memory, and
     memory in use is known only for processes on the GPU."""
     busy_method: BusyMethod | None = None
-    """How shares of busy time were derived from the driver's samples if these were not separate for
-    each process; absent if they were."""
+    """How the processes' shares of busy time were derived, if the driver's samples did not contain
+    each process's own share; absent if they did."""
 
 
 class GpuDetails(BaseRecord, frozen=True, kw_only=True):
-    """Readings of one GPU or MIG instance in a sample that are not attributed."""
+    """Readings of one GPU or MIG instance that the join does not attribute to pods."""
 
     uuid: Id
     """The driver's UUID, `GPU-…` or `MIG-…`, as in the sample's `GpuReading`."""

@@ -1,8 +1,8 @@
 """One tick of a node: the readings of its GPUs, the processes on them and their containers.
 
-This module holds the records of `gpuledger.samples.v1` and of `gpuledger.readings.v1`, whose values
-are not attributed. Processes refer to pods only by UID, because a cgroup path contains no names;
-the join adds these.
+This module holds the records of `gpuledger.samples.v1`, and of `gpuledger.readings.v1`, whose
+values are not attributed. Processes refer to pods only by UID, because a cgroup path contains no
+names; the join adds the pods' names.
 """
 
 from typing import Annotated
@@ -50,7 +50,7 @@ class ProcessKind(OpenEnum):
 
 
 class ContainerRef(ArrayRecord, frozen=True, kw_only=True):
-    """A container or job, taken from a cgroup path; the sample's processes point to it."""
+    """A container or job, found in the cgroup path of one of the sample's processes."""
 
     container_id: Id | None = None
     """The runtime's id, 64 hexadecimal digits; absent if the path names only a pod."""
@@ -132,7 +132,7 @@ class JobAllocation(ArrayRecord, frozen=True, kw_only=True):
 
 
 class NodeSample(BaseRecord, frozen=True, kw_only=True):
-    """One sample of one node: everything that the node knew about its GPUs at that instant."""
+    """One sample of one node: its GPUs with their readings, processes and allocations."""
 
     cluster: ClusterName
     """Cluster name, as set for its agents and podwatch; other names are unique only within it."""
@@ -169,7 +169,10 @@ class NodeSample(BaseRecord, frozen=True, kw_only=True):
 
 
 class NodeReadings(BaseRecord, frozen=True, kw_only=True):
-    """Other readings of a node in a sample, under the sample's `(cluster, node, boot_id, seq)`."""
+    """The readings of a sample that are not attributed.
+
+    The record has the same `(cluster, node, boot_id, seq)` as the sample.
+    """
 
     cluster: ClusterName
     """Cluster name, as set for its agents and podwatch; other names are unique only within it."""
