@@ -93,7 +93,7 @@ class Completeness:
         self._reached.pop(partition, None)
 
     def take_back(self, key: bytes, partition: int) -> None:
-        """Withdraw the watermark with this key in its partition, because of a tombstone.
+        """Withdraw the watermark with this key, because its tombstone was read from the partition.
 
         The cluster is then no longer expected in that partition until `expect` is called again.
         """

@@ -7,7 +7,7 @@ partition. The difference shows only in the last stable offset and the end offse
 response contains.
 
 The consumers find the gaps, in `kafka_positions` and `memory_consumer`. A batch that exists but
-cannot be unpacked is not a gap here: consumers continue, and stages reject it.
+cannot be unpacked is not a gap here: consumers continue, and components reject the batch.
 """
 
 import time

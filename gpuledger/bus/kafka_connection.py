@@ -149,7 +149,7 @@ class KafkaCredentials:
 
 
 class CurrentContext(ssl.SSLContext):
-    """A TLS context that starts each new connection with the context that is current then."""
+    """A TLS context that starts each new connection with the context that is current by then."""
 
     _current: Callable[[], ssl.SSLContext]
 

@@ -45,7 +45,7 @@ class Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka i
         await self._given_up.wait()
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        """Offer the partitions without waiting, because heartbeats start only after this call."""
+        """Store the partitions for `follow`; do not wait, or heartbeats would start too late."""
         self._offered = frozenset(TopicPartition(*partition) for partition in assigned)
         self.changed.set()
 

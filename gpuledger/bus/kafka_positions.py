@@ -239,9 +239,9 @@ class Positions:
         *,
         time_ms: int | None = None,
     ) -> None:
-        """Report a gap: the topic with this id was replaced, so its records are lost from `offset`.
+        """Report a gap: the topic with this id was recreated, so its unread records are lost.
 
-        Each partition of a replaced topic is reported only once.
+        Each partition of a recreated topic is reported only once.
         """
         # An assignment, the regular check and a rejected fetch may all find the same change.
         if (partition, topic_id) not in self._reported:

@@ -210,7 +210,7 @@ class KafkaProducer:
             raise
 
     async def close(self) -> None:
-        """Flush messages of cancelled publishes, and close; later publishes fail."""
+        """Send the messages of cancelled `publish` calls, and close; later calls fail."""
         self._is_closed = True
         client, self._client = self._client, None
         if client is not None:

@@ -162,7 +162,7 @@ class MemoryConsumer:
             self._generation = generation
 
     async def _leave_old_topics(self) -> None:
-        """Report a gap for each recreated topic's partitions, and give up all partitions.
+        """Report a gap for each partition of a recreated topic, and give up all partitions.
 
         Afterwards, `_follow_group` starts to read the partitions again.
         """

@@ -48,7 +48,7 @@ class TransactionalWriters:
         return number in self._open
 
     async def open(self, numbers: Iterable[int]) -> None:
-        """Open a writer for each partition; then only this writer can commit its offsets.
+        """Open a writer for each partition; only that writer can then commit its offsets.
 
         If `close` is called for a partition in the meantime, the partition has no writer
         afterwards. Raises `BusUnavailableError` if a writer could not be opened; the other

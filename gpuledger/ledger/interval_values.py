@@ -139,7 +139,7 @@ class _AlikeTicks:
     __slots__ = ("_absent", "_covered_ns", "_groups", "_lasts", "_maxima", "_totals", "_weighted")
 
     def __init__(self, values: Mapping[SeriesGroup, SeriesValues]) -> None:
-        """Prepare for ticks that are like this one, without adding it."""
+        """Prepare for ticks that are like the tick with these values; do not add that tick."""
         flat = [*chain.from_iterable(values.values())]
         self._groups, self._absent = [*values], absent_in(flat)
         self._covered_ns = 0

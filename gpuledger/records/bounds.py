@@ -3,9 +3,9 @@
 A value outside its bounds cannot be a reading. Drivers do return a utilization of 4294967295, and
 anybody may write a record. The bounds leave room for future hardware, so they catch only values
 that no hardware produces. JSON has neither NaN nor infinity, and no bound accepts them. This module
-holds the bounds and the field types that use them, but no records. Positions are not bounded here,
-because booking checks them against their table; nor are wall-clock times, which may be set to
-anything.
+holds the bounds and the field types that use them, but no records. Positions in lists are not
+bounded here, because booking checks them against the lists; nor are wall-clock times, which may be
+set to anything.
 """
 
 from typing import Annotated, Final

@@ -189,7 +189,7 @@ def gaps_sql(store_uri: str, storage_options: Mapping[str, str] | None = None) -
 
 
 def gaps_of_files(files: Sequence[str]) -> str:
-    """Return DuckDB's SQL for the rows of these files of `gaps`; without files, no rows."""
+    """Return DuckDB's SQL for the rows of these files of `gaps`, or for an empty relation."""
     return relation(files) if files else empty_relation(GAPS)
 
 

@@ -122,7 +122,7 @@ class _StableRequest(RequestStruct):  # type: ignore[misc]  # aiokafka is untype
 
 
 class _StableOffsets(Request[OffsetFetchRequest_v3 | _StableRequest]):  # type: ignore[misc]  # aiokafka is untyped
-    """Requires stable offsets if the broker supports it."""
+    """A request for committed offsets, which must be stable if the broker supports that."""
 
     API_KEY = OffsetFetchResponse_v3.API_KEY
 

@@ -4,10 +4,10 @@ The rule. Any client can write any bytes into a batch: a broker checks its heade
 hardly its content. Therefore an error during unpacking only concerns that batch. Records that were
 read before the error are kept. The rest of the batch, up to and including its last offset, becomes
 one `Record` without key and value, whose `unreadable` gives the offsets and the cause. It is
-returned at its place between the other records. Stages reject it like any other invalid record, and
-positions, commits and transactions move past it as usual. The offsets are exact, because the broker
-itself wrote the last offset into the batch header. The last offset stays correct if compaction or
-recompression removes records.
+returned at its place between the other records. Components reject it like any other invalid record,
+and positions, commits and transactions move past it as usual. The offsets are exact, because the
+broker itself wrote the last offset into the batch header. The last offset stays correct if
+compaction or recompression removes records.
 
 Batches are rejected, as early as possible, for:
 
@@ -196,7 +196,7 @@ class ZstdUnpacker(threading.local):
 
 
 class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is untyped
-    """One partition's records in a broker's response; each poll continues the iteration."""
+    """One partition's records in a broker's response; each poll continues after the last one."""
 
     next_fetch_offset: int
     _is_counted = False
