@@ -140,10 +140,9 @@ def load_authorities(context: ssl.SSLContext, *, setting: str, file: Path) -> No
 def authorities_of(context: ssl.SSLContext, *, setting: str, file: Path) -> list[Validity]:
     """Return a list of at most one item: the validity of the CA certificate that expires last.
 
-    One valid CA certificate is enough, for example while an old one is being replaced. The list is
-    empty if no validity can be read. If the
+    One valid CA certificate is enough, for example while an old one is being replaced. If the
     context has no CA certificate, the first certificate in the file counts, because it is trusted
-    directly.
+    directly. The list is empty if no validity can be read.
     """
     found = [
         validity

@@ -23,7 +23,7 @@ class Sleeper(Protocol):
 
 
 class Clock(Sleeper, Protocol):
-    """Three clocks and a way to wait."""
+    """The wall clock, the monotonic clock and the time since boot, and a way to wait."""
 
     def time_ns(self) -> int:
         """Return the nanoseconds since the epoch; this clock may be set back or forward."""

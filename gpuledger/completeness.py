@@ -1,4 +1,4 @@
-"""The time up to which a reader has all records of a component's topic, by its watermarks.
+"""Calculates the time up to which a reader has all records of a component's topic.
 
 A watermark is valid for a reader that has read the topic up to the watermark's offset. Watermarks
 have their own topic, so a reader may get a watermark before the records that it covers. Such a
@@ -104,7 +104,7 @@ class Completeness:
             self._reached.get(partition, {}).pop(cluster, None)
 
     def of(self, partition: int) -> list[Watermark]:
-        """Return the newest watermark of each cluster whose offset in the partition was reached."""
+        """Return each cluster's newest watermark whose offset the reader has reached."""
         return list(self._reached.get(partition, {}).values())
 
     def complete_until_ns(self, partitions: Iterable[int]) -> int | None:
@@ -142,7 +142,7 @@ class Completeness:
         return min(found.values(), default=None)
 
     def _apply(self, partition: int, waiting_of: Mapping[str, deque[Watermark]]) -> None:
-        """Apply the watermarks whose offsets the reader has reached; ignore earlier times."""
+        """Apply the waiting watermarks whose offsets were reached; never set a time back."""
         next_offset = self._next_offsets.get(partition)
         if next_offset is None:
             return

@@ -92,7 +92,7 @@ class Drained:
     read from their beginning."""
 
     def explain(self, error: BusErrorT) -> BusErrorT:
-        """Return `error`, which prevented publishing, with the number of dead-letter records."""
+        """Return a publishing error with the number of unpublished dead-letter records."""
         return _explain(error, waiting=len(self.dead_letters))
 
 

@@ -25,7 +25,7 @@ takes 1 kB."""
 
 
 class Budget:
-    """The number of bytes that several mappings may use together."""
+    """A limit on the number of bytes that several mappings use together."""
 
     __slots__ = ("held_bytes", "max_bytes")
 

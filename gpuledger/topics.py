@@ -91,10 +91,9 @@ class Topic:
 
     @property
     def is_placed_by_node(self) -> bool:
-        """Whether the partitioner is `node` or `same`.
+        """Whether the partitioner is `node` or `same`, so that partition numbers agree.
 
-        The partition of a node's records, and of records about them, then has the same number in
-        all these topics, so all these topics have the same number of partitions.
+        All topics with these partitioners have the same number of partitions.
         """
         return self.partitioner in ("node", "same")
 

@@ -245,7 +245,7 @@ class KafkaConsumer:
         await self._rebalances.end()
 
     async def _must_have_topics(self, client: AIOKafkaConsumer) -> None:
-        """Raise `TopicsError` if a topic was deleted; aiokafka only drops the topic's partitions."""
+        """Raise `TopicsError` if a topic was deleted; aiokafka would only drop its partitions."""
         # `_open` has checked the topics; no further check is needed before the consumer has joined,
         # even if the group takes long to form.
         if not self._rebalances.has_joined:

@@ -229,9 +229,9 @@ class Consumer(Protocol):
     """Reads the partitions that its group assigned to it.
 
     The consumer never skips unavailable records silently: `bus.gaps` logs and counts them, and the
-    consumer calls the subscription's `on_gap`. A batch that cannot be unpacked is returned
-    as one `unreadable` record at its position. If a topic is recreated while it is read, its
-    partitions are revoked and assigned again, and are read from the beginning.
+    consumer calls the subscription's `on_gap`. A batch that cannot be unpacked is returned as one
+    `unreadable` record at its position. If a topic is recreated while it is read, its partitions
+    are revoked and assigned again, and are read from the beginning.
     """
 
     async def poll(self, *, timeout_seconds: float, max_records: int) -> Polled:

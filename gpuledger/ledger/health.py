@@ -55,7 +55,7 @@ MAX_AGE_NS: Final = 3_660 * 10**9
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HealthFamily:
-    """One metric of GPU health: a family with one metric, and the readings of its series."""
+    """One metric of GPU health, and the readings from which its series are made."""
 
     family: Family
     members: tuple[tuple[tuple[str, ...], str], ...]
@@ -396,8 +396,8 @@ def health_values(
     """Store the readings in `known`; every `every_ns`, return the values of all of the node's GPUs.
 
     Returns `None` if the values are not due yet. They are first due `every_ns` after the first
-    readings, because the health of all GPUs has been queried by then. Raises
-    `ValueError` if a record has more GPUs than a node can have.
+    readings, because the health of all GPUs has been queried by then. Raises `ValueError` if a
+    record has more GPUs than a node can have.
     """
     now_ns = readings.time_ns
     if len(readings.gpus) > MAX_GPUS:

@@ -1,4 +1,4 @@
-"""Named checks that show whether a component can do its work; HTTP endpoints are elsewhere.
+"""Named checks that show whether a component can do its work. This module serves no HTTP.
 
 An ongoing problem is reported only by its check: in `gpuledger_check_ok`, in `/readyz`, and with
 one log line when the check starts to fail and one when it recovers. A retrying loop therefore only

@@ -28,7 +28,7 @@ connections but never answers can block a call for minutes."""
 
 
 class Backoff:
-    """Calculates random waits, from half a ceiling to the ceiling; it doubles with each attempt.
+    """Calculates random waits between half and all of a maximum, which doubles with each attempt.
 
     Because the waits are random, clients that failed together do not retry together. The class does
     not sleep.
@@ -117,7 +117,7 @@ class RetryTimer:
 
 
 class FailureCounter(Protocol):
-    """A counter metric, defined elsewhere."""
+    """The part of a counter metric that `RetryingCaller` uses."""
 
     def inc(self) -> None:
         """Add one."""

@@ -63,7 +63,7 @@ def run_until_signalled(
 
 
 def explain_user_errors(main: Callable[[], int]) -> Callable[[], int]:
-    """Wrap `main` so that a `UserError` becomes one line on standard error and the result 2."""
+    """Wrap `main` so that a `UserError` becomes one line on standard error and exit code 2."""
 
     @wraps(main)
     def explaining() -> int:

@@ -90,11 +90,10 @@ def load_settings(
 
     With `ignores_other_sections`, file and environment may also hold another program's settings.
     `--help` shows the `examples`, the first ten of the `common` settings, named as in the file, and
-    the exit codes, to which `codes` adds.
-    `complete` is called with all values from these sources, and returns a layer of values that
-    override only defaults.
-    `--help`, `--version` and `--print-config` print and raise `SystemExit(0)`. Raises
-    `SettingsError`, which names setting, value and remedy.
+    all exit codes, including `codes`. `complete` is called with all values from these sources, and
+    returns a layer of values that override only defaults. `--help`, `--version` and
+    `--print-config` print and raise `SystemExit(0)`. Raises `SettingsError`, which names setting,
+    value and remedy.
     """
     settings = settings_of(model)
     introduction = _introduction(description, examples)

@@ -31,7 +31,7 @@ _WORD: Final = re.compile(r"\\u[0-9A-Fa-f]{4}|\\.|[^\s\"'\\]+")
 
 
 def may_contain_credentials(text: str) -> bool:
-    """Return whether the text contains something that may separate a login from a host."""
+    """Return whether the text contains a sign such as `@`, which may separate login and host."""
     return any(sign in text for sign in _AT)
 
 

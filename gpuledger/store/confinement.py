@@ -34,10 +34,8 @@ def confine(
 ) -> None:
     """Restrict a connection to reading the directories that contain these files.
 
-    `files` has the store's files by table.
-
-    The connection may also write the file `written`, if given. Afterwards, no setting can be
-    changed.
+    `files` has the store's files by table. The connection may also write the file `written`, if
+    given. Afterwards, no setting can be changed.
     """
     folders = {
         file.rpartition(f"/{name}/")[0] for name, of_table in files.items() for file in of_table

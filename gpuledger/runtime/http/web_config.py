@@ -77,7 +77,7 @@ class TlsServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class WebConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of the file."""
+    """The content of a web configuration file."""
 
     tls_server_config: TlsServerConfig | None = None
     """TLS configuration; absent means plain HTTP."""
