@@ -211,7 +211,7 @@ class RefusedConnections:
             self._reasons.popitem(last=False)
 
     def of_last(self, seconds: float) -> list[str]:
-        """Return `broker: reason` for each connection that failed within the last `seconds`."""
+        """Return `broker: reason` for each broker whose connection failed in the last `seconds`."""
         since_seconds = self._seconds() - seconds
         return [
             f"{broker}: {reason}"
@@ -225,7 +225,7 @@ _refusals: ContextVar[RefusedConnections | None] = ContextVar("refusals", defaul
 
 @contextmanager
 def remembering(refusals: RefusedConnections) -> Iterator[None]:
-    """Record why connections fail in `refusals`, instead of logging it.
+    """Record in `refusals` why connections fail, instead of logging the reasons.
 
     Tasks that a client starts in this context record failures even after the context has ended.
     """

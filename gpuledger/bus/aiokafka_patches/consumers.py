@@ -103,7 +103,7 @@ def observed_offsets(
 
 
 def serve_last(client: AIOKafkaConsumer, partitions: Iterable[Any]) -> None:
-    """Make `getmany` return fetched records of all other partitions before those of these.
+    """Make `getmany` return records of these partitions after the records of all others.
 
     `getmany` returns all fetched records of one partition before those of the next partition. If a
     partition has a backlog of small, highly compressed records, the other partitions wait for
