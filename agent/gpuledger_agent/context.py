@@ -64,7 +64,7 @@ class Host:
     clock: Clock
     """The clocks."""
     kubelet: Kubelet | None = None
-    """Reports which container holds which device; `None` if the kubelet must not be queried."""
+    """Reports the container of each allocated device; `None` if the kubelet must not be queried."""
     pod_list: PodList | None = None
     """Lists the node's pods with their labels; `None` without access to the list."""
     list_log_names: ListNames = tuple
@@ -82,7 +82,7 @@ class Host:
 
     @cached_property
     def pod_folders(self) -> PodFolders:
-        """The names of the pods' directories, shared by everything that needs them."""
+        """The names of the pods' log directories and cgroups; all users share one instance."""
         return PodFolders(
             list_folders=self.list_pod_folders,
             list_cgroups=self.list_pod_cgroups,
@@ -100,7 +100,7 @@ class NodePage:
     node_state: NodeState
     """The samples and readings that the page shows."""
     pod_labels: PodLabels | None
-    """Reads the pod labels on the page; `None` if there are none."""
+    """Queries the pod labels that the page shows; `None` if the page shows no pod labels."""
 
 
 def make_page(host: Host, settings: AgentSettings) -> NodePage:
@@ -140,10 +140,12 @@ async def run_agent(
     readiness: Readiness,
     page: NodePage | None = None,
 ) -> None:
-    """Sample and publish one node until cancelled, then try once more to publish queued samples.
+    """Sample one node's GPUs and publish the samples until cancelled.
 
-    Without a bus, nothing is published. The page is kept up to date if there is one. Raises
-    `UserError` if `/proc` cannot be read, and `NothingWorksError` if only a restart can help.
+    After the cancellation, try for `flush_seconds` to publish the samples that are still queued.
+    Without a bus, publish nothing. Keep `page` up to date if it is given. Raise `UserError` if
+    `/proc` cannot be read, and `NothingWorksError` if no GPU answers and only a restart of the
+    process can help.
     """
     context = AgentContext(
         host=host,
@@ -239,7 +241,7 @@ class AgentContext:
         inventory: InventoryTracker,
         allocations: Allocations | None,
     ) -> IncidentMonitor:
-        """Return the incident monitor; it adds the GPU's processes and allocations to incidents."""
+        """Return the incident monitor, which adds the GPU's processes and allocations."""
         host = self._host
 
         def allocations_on(gpu_uuid: str, gpu_instance: int | None) -> Sequence[DeviceAllocation]:
@@ -262,7 +264,7 @@ class AgentContext:
         )
 
     def _driver(self, monitor: IncidentMonitor) -> Driver:
-        """Return the driver, which polls the GPUs and reports losses to the monitor."""
+        """Return the driver, which polls the GPUs and reports lost GPUs to the monitor."""
         settings = self._settings
         return Driver(
             self._host.gpus,
@@ -328,7 +330,7 @@ class AgentContext:
         return JobDirectory(self._host.read_job_files, check=check)
 
     def allocations(self) -> Allocations | None:
-        """Return the reader of allocations; `None` if the kubelet must not be queried."""
+        """Return the reader of device allocations; `None` if the kubelet must not be queried."""
         host, settings = self._host, self._settings.kubelet
         # `auto` queries any kubelet; each query finds out whether the socket exists.
         if host.kubelet is None or settings.enabled is False:

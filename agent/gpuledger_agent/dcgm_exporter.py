@@ -1,9 +1,10 @@
 """Reads settings from dcgm-exporter's flags and variables.
 
-To replace dcgm-exporter, it is thus enough to change the image in its DaemonSet.
+A user can thus replace dcgm-exporter by changing only the image in its DaemonSet.
 
-gpuledger's own settings take precedence. A flag or variable without a counterpart has no effect and
-is named in a warning. Only values that have an effect are validated.
+gpuledger's own settings take precedence. If gpuledger has no setting that corresponds to a flag or
+variable, the flag or variable has no effect and a warning names it. Only values that have an effect
+are validated.
 """
 
 import re
@@ -31,40 +32,41 @@ _IDLE: Final = (*_FALSE, "g+i", "none", "NONE")
 _LISTS: Final = Path("/etc/dcgm-exporter")
 
 Meaning = Mapping[str, str] | None
-"""The settings that a flag corresponds to, with their values; empty if the agent needs no setting;
-`None` if the flag has no counterpart."""
+"""The gpuledger settings, with values, that replace a flag of dcgm-exporter; empty if the agent
+needs no setting to do the same; `None` if the agent cannot do what the flag requests."""
 
 
 def ignore(value: str) -> Meaning:
-    """Return {} if the value requests nothing, else `None`, because the flag has no counterpart."""
+    """Return `None`, because the agent has no such function, or {} if the value switches it off."""
     return {} if value in _IDLE else None
 
 
 def accept(_: str) -> Meaning:
-    """Return no settings, because the agent already does what the flag requests."""
+    """Return no settings, because the agent always does what the flag requests."""
     return {}
 
 
 def sets(setting: str) -> Callable[[str], Meaning]:
-    """Return a function that assigns the flag's value to a setting."""
+    """Return a function that gives the flag's value to the named setting."""
     return lambda value: {setting: value}
 
 
 def turns(setting: str, on: str) -> Callable[[str], Meaning]:
-    """Return a function that sets a setting to `on` if the switch is on."""
+    """Return a function that gives the named setting the value `on` if the flag is true."""
     return lambda value: {setting: on} if value in _TRUE else {}
 
 
 def read_milliseconds(value: str) -> Meaning:
-    """Return the setting for the window of counted events; the value is in milliseconds."""
+    """Return `exposition.event_window_seconds`, converted from the flag's milliseconds."""
     return {"exposition.event_window_seconds": f"{value}e-3"}
 
 
 def read_counters_file(value: str) -> Meaning:
-    """Return the setting for the file that lists metrics.
+    """Return `exposition.counters_file`, the file that lists the metrics to show.
 
-    The lists in dcgm-exporter's image are built in, so they need no setting, unless the file
-    exists. Return `None` for the image's list of 1.x names, which has no counterpart.
+    The agent has the lists of dcgm-exporter's image built in. If the flag names one of them and the
+    file does not exist, return no setting. Return `None` for the image's list of metric names of
+    dcgm-exporter 1.x, which the agent does not have.
     """
     file = Path(value)
     if file.parent != _LISTS or file.exists():
@@ -73,22 +75,22 @@ def read_counters_file(value: str) -> Meaning:
 
 
 def read_resource_names(value: str) -> Meaning:
-    """Return the setting for resource names: the default names and the given one."""
+    """Return `kubelet.resource_names` with the default names and the flag's value."""
     return {"kubelet.resource_names": ",".join((*KubeletSettings().resource_names, value))}
 
 
 class Flag(NamedTuple):
-    """A flag of dcgm-exporter: its names without dashes, its meaning here, and its variable."""
+    """A flag of dcgm-exporter: its names without dashes, its effect here, and its variable."""
 
     names: str
     read: Callable[[str], Meaning] = ignore
     own_variable: str = ""
     meaning: str = "no effect"
-    """The meaning here, for the documentation, in Markdown."""
+    """The flag's effect in gpuledger, as Markdown for the documentation."""
 
     @property
     def variable(self) -> str:
-        """The flag's environment variable, usually named like the flag."""
+        """The name of the flag's environment variable, which usually resembles the flag's name."""
         name = self.names.split()[0].upper().replace("-", "_")
         return self.own_variable or f"{_PREFIX}{name}"
 
@@ -232,22 +234,23 @@ _BY_NAME: Final = {name: flag for flag in FLAGS for name in flag.names.split()}
 
 @dataclass(kw_only=True)
 class Swap:
-    """The meaning of dcgm-exporter's command line and environment."""
+    """The settings that dcgm-exporter's flags and variables contain, and all other arguments."""
 
     argv: list[str] = field(default_factory=list)
     """The arguments that are not flags of dcgm-exporter."""
     layer: dict[tuple[str, ...], Given] = field(default_factory=dict)
-    """The settings with a value, by path."""
+    """The gpuledger settings that the flags and variables replace, with values, by path."""
     without_effect: list[str] = field(default_factory=list)
-    """The flags and variables without a counterpart."""
+    """The flags and variables that have no effect in gpuledger."""
     is_requested: bool = False
     """Whether a flag or variable was given that belongs only to dcgm-exporter."""
 
     def complete(self, given: Layer) -> Layer:
         """Return the settings that apply unless gpuledger's own settings override them.
 
-        If dcgm-exporter is replaced, they include its defaults. `given` are gpuledger's own
-        settings: if they contain no Kafka server, nothing is published.
+        If the agent replaces dcgm-exporter (`is_requested`), the returned settings include
+        dcgm-exporter's listen address. `given` are gpuledger's own settings. If they contain no
+        Kafka server, the returned settings switch publishing off.
         """
         if not self.is_requested:
             return self.layer
@@ -259,7 +262,7 @@ class Swap:
 
 
 def read_swap(argv: Sequence[str], environ: Mapping[str, str]) -> Swap:
-    """Read dcgm-exporter's flags and variables; a flag takes precedence over its variable.
+    """Return the settings in dcgm-exporter's flags and variables; flags take precedence.
 
     Raise `SettingsError` if a flag has no value or a switch is neither true nor false.
     """
@@ -287,8 +290,8 @@ def read_swap(argv: Sequence[str], environ: Mapping[str, str]) -> Swap:
 def take_flags(argv: Sequence[str], swap: Swap) -> Iterator[tuple[Flag, str, str]]:
     """Yield each flag with its value and its name as given; put other arguments into `swap.argv`.
 
-    A flag without `=` takes the next word as its value. After a switch, such a word is recorded as
-    having no effect. Raise `SettingsError` if a value is missing.
+    The value of a flag follows `=`, or is the next word. A switch without `=` is true, and a word
+    that follows it is added to `swap.without_effect`. Raise `SettingsError` if a value is missing.
     """
     words = deque(argv)
     while words:

@@ -32,7 +32,8 @@ from gpuledger_agent.settings import AgentSettings
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 _ANSWER_RATIO: Final = 0.25
-"""Maximum wait for the kubelet's answer, in fractions of a tick, counted from the tick's start."""
+"""Maximum part of the sampling interval for which a tick waits for the kubelet's answer, counted
+from the tick's start."""
 
 
 @dataclass(kw_only=True)
@@ -40,16 +41,16 @@ class Schedule:
     """The times at which ticks are due; missed ticks are skipped."""
 
     tick_ns: int
-    """Length of a tick."""
+    """Time between two ticks."""
     due_ns: int
     """Monotonic time at which the next tick is due."""
 
     def is_late(self, now_ns: int) -> bool:
-        """Return whether a tick that begins now is late by more than half a tick."""
+        """Return whether a tick that begins now is late by more than half an interval."""
         return now_ns - self.due_ns > self.tick_ns // 2
 
     def advance(self, now_ns: int) -> float:
-        """Advance to the first due time in the future; return the seconds until then."""
+        """Set `due_ns` to the first due time after `now_ns`; return the seconds until then."""
         missed = max(0, now_ns - self.due_ns) // self.tick_ns
         self.due_ns += (missed + 1) * self.tick_ns
         return (self.due_ns - now_ns) / NS_PER_SECOND
@@ -65,7 +66,7 @@ class InventoryTracker:
         """The GPUs and MIG instances to which device ids can resolve."""
 
     def update(self, facts: NodeFacts, *, time_ns: int) -> Inventory:
-        """Store the node's hardware; return the record that reports it."""
+        """Store the node's GPUs; return the inventory record that reports them."""
         self.devices = DeviceIndex.of(facts.gpus)
         return Inventory(
             cluster=self._node.cluster,
@@ -125,7 +126,7 @@ class SampleLoop:
     driver: Driver
     """Polls the GPUs."""
     sampler: Sampler
-    """Makes ticks from the answers."""
+    """Makes ticks from the GPUs' answers."""
     inventory: InventoryTracker
     """The node's hardware."""
     monitor: IncidentMonitor
@@ -143,11 +144,11 @@ class SampleLoop:
     mig_check: Check
     """Check of whether the driver shows the existing MIG instances."""
     samples_check: Check
-    """Check of whether the answers can be made into ticks."""
+    """Check of whether ticks can be made from the GPUs' answers."""
     settings: AgentSettings
     """The intervals and timeouts."""
     _hidden_ticks: int = field(default=0, init=False)
-    """Number of consecutive ticks in which `/proc` showed no process that is on a GPU."""
+    """Number of consecutive ticks in which `/proc` showed none of the processes on the GPUs."""
 
     async def run(self) -> None:
         """Make ticks until cancelled."""
@@ -191,13 +192,13 @@ class SampleLoop:
         await self._sleep_until(plan.end_ns)
 
     def _take_late_polls(self) -> None:
-        """Take in late answers to fast polls, because the tick needs the energy that they read."""
+        """Pass late answers to fast polls to the sampler, because the tick needs their energy."""
         with self._fast_polling():
             self.sampler.take_fast_polls(self.driver.take_late_polls())
 
     @contextmanager
     def _fast_polling(self) -> Iterator[None]:
-        """Contain errors of fast polls: only their data is lost, and the log limits repetitions."""
+        """Catch, count and log errors of fast polls, so that only the polls' data is lost."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  # the next tick repeats all queries
@@ -215,7 +216,10 @@ class SampleLoop:
         await self.clock.sleep(max(0.0, (at_ns - self.clock.monotonic_ns()) / NS_PER_SECOND))
 
     async def _try_tick(self, *, late: bool = False) -> bool:
-        """Make one tick; a failure costs only that tick and is logged once a minute at most."""
+        """Make one tick; return whether it succeeded and the driver answered.
+
+        An error is counted and logged, and only this tick is lost.
+        """
         try:
             has_answered = await self.tick(late=late)
         except Exception as error:  # noqa: BLE001  # the ticks that follow matter more

@@ -50,7 +50,7 @@ _PAUSE_SECONDS: Final = 0.05
 # Maximum number of hanging threads: each keeps a driver handle until the process ends.
 _MAX_HANGING: Final = 4
 SLOWDOWN_SECONDS: Final = 60.0
-"""Time for which the hardware must slow the clocks down before that becomes an incident."""
+"""How long the hardware must slow the clocks down before the monitor reports an incident."""
 # The driver reports a new layout at once, but the agent sees it only at the next tick.
 _WINDOWS_NS: Final = {"xid": WINDOW_NS, "mig_changed": 10 * NS_PER_SECOND}
 
@@ -72,9 +72,9 @@ class IncidentLog:
         self._repeats = repeats or Repeats()
 
     def record(self, incident: Incident) -> None:
-        """Log an incident at its severity; `count` is the number of equal incidents it represents.
+        """Log an incident at its severity; the line's `count` includes equal unlogged incidents.
 
-        States that were already absent at the agent's start are not logged.
+        An incident that only reports which states were absent at the agent's start is not logged.
         """
         if incident.present_at_start and incident.ended_kinds:
             return
@@ -129,11 +129,11 @@ class IncidentMonitor:
         kmsg_check: Check | None = None,
         slowdown_seconds: float = SLOWDOWN_SECONDS,
     ) -> None:
-        """Create the monitor; `publish` is called with each incident, in the event loop.
+        """Create the monitor, which calls `publish` with each incident, in the event loop.
 
         `processes_on` returns the processes that are on a GPU now, and `allocations_on` the
-        allocations of the GPU. Clocks that the hardware slows down for `slowdown_seconds` are an
-        incident.
+        allocations of the GPU. If the hardware slows the clocks down for `slowdown_seconds`, the
+        monitor reports an incident.
         """
         self._node = node
         self._boot_id = boot_id
@@ -229,9 +229,10 @@ class IncidentMonitor:
         )
 
     def evaluate_health(self, gpu: GpuDetails, *, time_ns: int) -> None:
-        """Report changes in a tick's readings that no event reported.
+        """Report the changes of a GPU's health that no event of the driver has reported.
 
-        Call it only in the event loop.
+        `gpu` has the tick's readings, which are compared with earlier ones. Call it only in the
+        event loop.
         """
         watch = self._watches.get(gpu.uuid)
         if watch is None:
@@ -257,7 +258,7 @@ class IncidentMonitor:
                 )
 
     def handle(self, detection: Detection) -> None:
-        """Publish a detection, unless another source has already reported it.
+        """Publish the incident of a detection, unless another source has already reported it.
 
         Call it only in the event loop.
         """
@@ -303,7 +304,7 @@ class IncidentMonitor:
         self._publish(incident)
 
     def hand_over(self, detection: Detection) -> None:
-        """Queue a detection for the event loop, from any thread; if too many wait, drop it."""
+        """Queue a detection for the event loop, from any thread; drop it if the queue is full."""
         if len(self._waiting) >= _MAX_WAITING:
             INCIDENTS_DROPPED.inc()
             return

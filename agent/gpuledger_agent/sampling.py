@@ -1,4 +1,4 @@
-"""Turns the answers of one node's GPUs into its ticks; it never waits for anything.
+"""Turns the answers of one node's GPUs into ticks; it never waits for a GPU or a network.
 
 This module combines the state machines of each GPU and MIG instance
 (`gpuledger_agent.core.gpu_sampler`), of the clocks (`gpuledger_agent.core.tick_clock`) and of the
@@ -51,7 +51,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Sampler:
-    """Makes one node's ticks, one after the other."""
+    """Makes one node's ticks from the answers of its GPUs, one tick after the other."""
 
     def __init__(self, *, node: NodeId, procfs: Procfs, reads_processes: bool = True) -> None:
         """Create the sampler; without `reads_processes`, ticks have no processes or containers.
@@ -62,7 +62,7 @@ class Sampler:
         self.boot_id = read_boot_id(procfs)
         """The kernel's id of this boot."""
         self.reads_processes = reads_processes
-        """Whether ticks name processes."""
+        """Whether ticks contain processes."""
         self._tracker = ProcessTracker(
             node=node,
             boot_id=self.boot_id,
@@ -86,7 +86,7 @@ class Sampler:
 
     @property
     def lag_ns(self) -> int:
-        """How long before a tick's query the tick's interval ends, in nanoseconds."""
+        """Time between the end of a tick's interval and the tick's query, in nanoseconds."""
         return self._clock.lag_ns
 
     def processes_on(self, gpu_uuid: str, gpu_instance: int | None) -> list[IncidentProcess]:
@@ -109,10 +109,12 @@ class Sampler:
     def fast_poll_cursors(
         self, others: OthersScope, *, now_ns: int, accounting_gpus: frozenset[str] = frozenset()
     ) -> Mapping[str, SampleCursor | None]:
-        """Return the cursors of the GPUs to poll now, by UUID; `None` means to read only energy.
+        """Return the GPUs to poll now by UUID, each with its position in the driver's samples.
 
-        `accounting_gpus` are GPUs whose driver keeps accounts of processes. They are watched
-        closely, because an account can be attributed only if its process was seen.
+        `None` instead of a position means that only energy is read. `others` is the scope for GPUs
+        that are not watched closely. `accounting_gpus` are GPUs for which the driver keeps process
+        accounting. They are watched closely, because an accounting entry can be attributed only if
+        a poll has listed its process.
         """
         boards = {uuid: gpu for uuid, gpu in self._gpus.items() if gpu.instances is not None}
         if self._clock.is_set_back:
@@ -129,7 +131,7 @@ class Sampler:
         return cursors
 
     def take_fast_polls(self, polls: Sequence[FastPoll]) -> None:
-        """Take in answers to fast polls, including late ones that arrive during a tick's query."""
+        """Store answers to fast polls, including late ones that arrive during a tick's query."""
         in_time = []
         for poll in polls:
             gpu = self._gpus.get(poll.uuid)
@@ -143,7 +145,7 @@ class Sampler:
         self._tracker.observe(in_time)
 
     def drop_fast_polls(self) -> None:
-        """Drop the data of fast polls after a failure; the next tick queries it again."""
+        """Drop the data of all fast polls after a failure; the next tick queries the data again."""
         self._is_querying = False
         for gpu in self._gpus.values():
             gpu.drop_polled()
@@ -151,16 +153,19 @@ class Sampler:
     # A tick.
 
     def begin_tick(self) -> Mapping[str, SampleCursor]:
-        """Begin a tick; return, by UUID, the position from which to query each GPU's samples.
+        """Begin a tick; return the position from which to query each GPU's samples, by UUID.
 
-        New GPUs are not included.
+        GPUs that have not answered before have no position.
         """
         self._is_querying = True
         is_set_back = self._clock.is_set_back
         return {uuid: gpu.request_tick(is_set_back=is_set_back) for uuid, gpu in self._gpus.items()}
 
     def forget(self) -> None:
-        """Forget all state except the counters, after a failed tick or too long an interval."""
+        """Forget the GPUs' state except their counters.
+
+        Call it after a failed tick, or after an interval that was too long to report.
+        """
         self._is_querying = False
         for gpu in self._gpus.values():
             gpu.forget()
@@ -178,10 +183,11 @@ class Sampler:
         """Return the tick that ends at `at`; `None` if the call only starts an interval.
 
         The first call only starts an interval, and so does a call after an interval that was too
-        long to report. `at` is the time of the query: a process that started later cannot be the
-        process that the GPUs listed under its pid. `known` contains UUIDs of GPUs. Those that did
-        not answer are in the tick as unresponsive, with the instances of their last answer. `late`
-        is whether the tick began late by more than half a tick.
+        long to report. `raw` are the answers of the GPUs that answered, and `at` is the time of the
+        query: a process that started later cannot be the process that the GPUs listed under its
+        pid. `known` contains the UUIDs of the node's GPUs. Known GPUs that did not answer are in
+        the tick as unresponsive, with the MIG instances of their last answer. `late` is whether the
+        tick began late by more than half an interval.
         """
         self._is_querying = False
         length_ns = self._clock.follow(at)
@@ -250,10 +256,11 @@ class Sampler:
         return vanished
 
     def _silence(self, answered: Collection[str], known: Collection[str]) -> list[GpuReading]:
-        """Reset the GPUs that did not answer; return rows of the known ones.
+        """Reset the GPUs that did not answer; return a row for each of them that is in `known`.
 
-        The rows have no measurements: they show which devices exist. A GPU that is unknown and has
-        no counters is forgotten; counters are kept so that a reset is detected.
+        The rows have no measurements and only show which devices exist. A GPU's counters are kept,
+        so that their reset is detected. A GPU that has no counters and is not in `known` is
+        forgotten.
         """
         for uuid, gpu in list(self._gpus.items()):
             if uuid in answered:
@@ -324,7 +331,7 @@ class Sampler:
             self._gpus[tick.reading.uuid].is_shared = len(on.get(place, ())) > 1
 
     def _count(self, ticks: Sequence[GpuTick]) -> None:
-        """Export the numbers of values left out, which the core only returns."""
+        """Add the numbers of dropped values, which the core only returns, to the metrics."""
         for tick in ticks:
             for (reading, reason), count in tick.dropped_readings.items():
                 READINGS_DROPPED.labels(reading=reading, reason=reason).inc(count)

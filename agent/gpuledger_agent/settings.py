@@ -71,7 +71,7 @@ _MAX_SHOWN: Final = 80
 
 
 class SimulatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to play a simulated scenario."""
+    """Settings of simulated scenarios."""
 
     epoch_ns: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Start time of the scenario, in nanoseconds since the Unix epoch; 0 means now. Agents of
@@ -96,12 +96,12 @@ class KubeletApiSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     server_name: str = ""
     """Name expected in the kubelet's certificate; empty means `host`."""
     ca_file: Path = _ACCOUNT_FOLDER / "ca.crt"
-    """CA certificates that verify the kubelet's certificate, PEM. The default works if the cluster
-    issued it (`serverTLSBootstrap`)."""
+    """CA certificates that verify the kubelet's certificate, PEM. The default works if the
+    cluster's CA issued the kubelet's certificate (`serverTLSBootstrap`)."""
     token_file: Path = _ACCOUNT_FOLDER / "token"
     """File with the agent's token, read before each query because the kubelet renews it."""
     refresh_seconds: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 30.0
-    """Time between queries, in seconds; a new pod on a GPU causes one within a second."""
+    """Time between queries, in seconds; a new pod on a GPU causes a query within a second."""
     timeout_seconds: Annotated[float, msgspec.Meta(gt=0, le=60)] = 5.0
     """Timeout of one query, from connecting to the last byte, in seconds."""
 
@@ -131,13 +131,13 @@ class KubeletSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The node's kubelet, which reports the container that holds each device."""
 
     enabled: bool | Literal["auto"] = "auto"
-    """Whether to query the kubelet. `auto` queries it if its socket exists; `true` also fails the
-    check `kubelet` (a warning) without it, and rejects recordings."""
+    """Whether to query the kubelet. `auto` queries it if its socket exists. With `true`, a missing
+    socket fails the check `kubelet` (a warning), and recordings are rejected."""
     socket: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
     """The kubelet's pod-resources socket; only root can open it."""
     refresh_seconds: Annotated[float, msgspec.Meta(ge=1, le=600)] = 10.0
-    """Time between queries while nothing changes, in seconds. If pods or processes on GPUs come or
-    go, the next sample starts a query."""
+    """Time between queries while nothing changes, in seconds. If pods or processes on GPUs start or
+    end, the next sample starts a query."""
     timeout_seconds: Annotated[float, msgspec.Meta(gt=0, le=60)] = 5.0
     """Timeout of one query, in seconds."""
     cache_ttl_seconds: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 120.0
@@ -152,19 +152,19 @@ class KubeletSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         "aliyun.com/gpu-mem",
         "volcano.sh/vgpu-number",
     )
-    """Resources whose devices are GPUs or parts of GPUs; `*` matches any text. Included without it:
+    """Resources whose devices are GPUs or parts of GPUs; `*` matches any text. Always included:
     claims of `gpu.nvidia.com`, and devices whose id is the UUID of a GPU of the node."""
     admin_access_namespaces: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] = ()
-    """Namespaces whose resource claims have admin access (`adminAccess`) and so hold no GPU. They
-    have the label `resource.kubernetes.io/admin-access`; the kubelet does not report it."""
+    """Namespaces whose resource claims have admin access (`adminAccess`) and so allocate no GPU.
+    They have the label `resource.kubernetes.io/admin-access`, which the kubelet does not report."""
     container_log_dir: Path = Path("/var/log/containers")
     """Directory of links to the containers' logs; their names contain the pod and container."""
     pod_log_dir: Path = Path("/var/log/pods")
     """Directory of the pods' logs; its subdirectories' names contain the pods' UIDs and show new
     pods."""
     cgroup_root: Path = Path("/sys/fs/cgroup")
-    """Mount of the node's cgroups: a new one starts a kubelet query, and a pod without one holds no
-    device. If missing, pods hold devices while listed."""
+    """Mount point of the node's cgroups. A pod's new cgroup starts a kubelet query; a pod without a
+    cgroup has no device. Without the mount, pods have devices while the kubelet lists them."""
     api: KubeletApiSettings = KubeletApiSettings()
     """Settings of the kubelet's HTTPS port, used if `exposition.pod_labels` is not empty."""
 
@@ -174,10 +174,11 @@ class IncidentsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     kmsg: Path | None = None
     """Kernel log to read for XIDs missing in the driver's events, `/dev/kmsg`; empty means none.
-    Reading needs additional rights; simulated nodes have their own log."""
+    Reading it requires additional privileges; simulated nodes have their own log."""
     slowdown_seconds: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 60.0
-    """How long the hardware must slow the clocks down without a break to begin an incident, or not
-    to end it, in seconds; checked every `readings_seconds`."""
+    """How long the hardware must slow the clocks down without a break before an incident begins, in
+    seconds. It ends after an equally long time without a slowdown. Checked every
+    `readings_seconds`."""
 
 
 class SpoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -240,7 +241,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     health_seconds: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 10.0
     """How often to read each GPU's health, limits and hardware, in seconds."""
     watchdog_seconds: Annotated[float, msgspec.Meta(ge=10, le=86_400)] = 300.0
-    """How long no GPU may answer until the process ends, so that it is restarted, in seconds."""
+    """Maximum time without an answer from any GPU, in seconds; after it, the process ends so that
+    it is restarted."""
     queue_samples: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 600
     """Maximum number of samples in memory while neither Kafka nor the spool accepts them; above it
     the oldest are dropped."""

@@ -34,7 +34,7 @@ _RECORDED: Final = "recorded:"
 async def open_source(settings: AgentSettings) -> Host:
     """Find the source in a thread; raise `UserError` if the source cannot be used.
 
-    A driver or disk that does not answer thus does not delay the handling of signals.
+    Because of the thread, the process can handle signals while a driver or a disk does not answer.
     """
     return await in_daemon_thread(partial(find_source, settings))
 
