@@ -6,9 +6,9 @@ a sample per window and process. Fast polls cover the other cases:
 - **Shared GPUs, one sample per process.** Some drivers return one sample per process for the whole
   time since the last query. They do not document whether the sample is the mean, the newest window,
   or the mean of the used windows. With one query per window, all three are equal.
-- **Energy.** The energy counter shows the present, but the time that a tick covers ends some
-  windows before the tick. The counter is therefore also read at the moment at which the next tick's
-  covered time will end.
+- **Energy.** The energy counter shows the energy until now, but the time that a tick covers ends
+  some windows before the tick. The counter is therefore also read at the moment at which the next
+  tick's covered time will end.
 - **Long ticks.** Drivers discard samples of an idle GPU after some seconds. If ticks are longer
   than a second, every GPU is polled each second.
 - **Short processes.** Each fast poll also reads process lists. After a process started or ended,
@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from gpuledger.clock import NS_PER_SECOND
 
 MAX_PAUSE_NS: Final = NS_PER_SECOND
-"""Maximum time between polls of samples: all known drivers keep those of the last second."""
+"""Maximum time between two polls of samples. All known drivers keep the last second's samples."""
 _APART_NS: Final = 20_000_000
 """Minimum time between a fast poll and a tick; a closer poll would return the same values."""
 
@@ -61,13 +61,14 @@ class FastPollPlan:
     end_ns: int
     """The time of the later tick."""
     lag_ns: int
-    """How long before a tick its covered time ends. Energy is read when the covered time of the
-    next tick ends or, if the lag exceeds a tick, when that of a later tick ends."""
+    """Time between the end of a tick's covered time and the tick itself. Energy is read when the
+    covered time of the next tick ends. If the lag exceeds the time between two ticks, energy is
+    read when the covered time of a later tick ends."""
     pause_ns: int
     """The pause between two polls of the GPUs that are watched closely."""
 
     def next(self, now_ns: int, *, is_close: bool) -> FastPollTime | None:
-        """Return the next fast poll after `now_ns`; `None` if none is left before the later tick.
+        """Return the next fast poll after `now_ns`; `None` if the later tick comes before it.
 
         `is_close` is whether any GPU is watched closely now.
         """

@@ -1,4 +1,4 @@
-"""The state machine of one GPU or MIG instance, which turns its answers into rows of ticks.
+"""The state machine of one GPU or MIG instance, which turns the GPU's answers into rows of ticks.
 
               first answer          a stamp shows the driver's clock
     (none) ────────────▶ UNTIMED ─────────────────────────────────▶ TIMED
@@ -15,8 +15,8 @@
 | UNRESPONSIVE | counters, energy, window length  | a row without measurements               |
 
 In TIMED `last.clock` is set; in UNTIMED it is not. `forget` starts UNRESPONSIVE. Between two ticks,
-fast polls read samples that the driver would discard before the next tick (`take`). They are kept
-in `_polled` until a tick covers their time.
+fast polls read samples that the driver would discard before the next tick. `take` stores these
+samples in `_polled` until a tick covers their time.
 
 The sampler learns three properties of the driver from its answers, and keeps them in every state:
 
@@ -98,8 +98,9 @@ _SILENCE_BEHIND_NS: Final = 2_000_000_000
 # The maximum time between the reading of the wall clock and the end of the query.
 _AHEAD_US: Final = 1_000_000
 _WINDOWS_TO_LEARN: Final = 6
-"""Number of used windows without a sample of any process that confirm `one_sample_each`. One is not
-enough: drivers omit the window in which a process ends."""
+"""Number of windows in which the GPU was used but no process has a sample, so that
+`one_sample_each` is confirmed. One such window is not enough, because drivers return no sample for
+the window in which a process ends."""
 _USED_PERCENT: Final = 5
 """Utilization up to which the shares of several processes may each round to zero."""
 _WATCHED_NS: Final = 10 * NS_PER_SECOND
@@ -107,26 +108,26 @@ _WATCHED_NS: Final = 10 * NS_PER_SECOND
 _MAX_KEPT: Final = 65_536
 """Maximum number of samples kept for one GPU: 16 processes in 4,096 windows."""
 _BELIEVED_TICKS: Final = 5
-"""Number of ticks without a process list for which the last list still counts."""
+"""Maximum number of ticks without a process list during which the last list still counts."""
 _COUNTER_MILLIJOULES: Final = (0, bounds.MAX_MILLIJOULES)
 _DRAW_MILLIWATTS: Final = (0, bounds.MAX_MILLIWATTS)
 _RARE: Final = ("readings", "health")
-"""Fields of `RawGpuSample` that most ticks do not query. The chip's counters are queried as rarely,
-but are not listed here: each answer contains the time that it covers, and the first answer contains
-no values."""
+"""Fields of `RawGpuSample` that most ticks do not query. The chip's counters are not listed here,
+although they are queried as rarely: each answer contains the time that it covers, and the first
+answer contains no values."""
 
 
 class LastTick(msgspec.Struct, frozen=True, kw_only=True):
-    """State that one tick hands to the next; it is reset when the GPU becomes unresponsive."""
+    """A GPU's state after a tick, for the next tick; reset when the GPU becomes unresponsive."""
 
     read_ns: int = 0
-    """When the GPU answered, by the monotonic clock."""
+    """When the GPU answered the tick's query, by the monotonic clock."""
     last_seen: SampleCursor = SampleCursor()
-    """Position in the driver's samples; ticks have fully covered the samples before it."""
+    """Position in the driver's samples: all samples up to it have been used in ticks."""
     clock: DriverClock | None = None
     """The driver's clock; `None` until a sample shows it, and after it was set back."""
     unresponsive_ns: int = 0
-    """How long the driver has returned no new sample."""
+    """Time since the driver last returned a new sample."""
     window_us: int | None = None
     """Length of the driver's sampling windows of processes; `None` until it is known."""
     processes: Mapping[int, ListedProcess] = {}
@@ -134,20 +135,21 @@ class LastTick(msgspec.Struct, frozen=True, kw_only=True):
     unlisted_ticks: int | None = None
     """Ticks since the driver last returned a process list; `None` before the first list."""
     gone: Mapping[int, GoneProcess] = {}
-    """Ended processes that may have run in time that no tick covers yet, by pid."""
+    """Ended processes, by pid. The driver may not have reported all their use yet, because ticks
+    lag behind the driver."""
     newest_us: int = 0
     """The newest time stamp of the GPU's samples."""
     was_set_back: bool = False
-    """Whether the driver's clock was set back recently, as concluded from a lack of new samples."""
+    """Whether the driver's clock was set back recently. A lack of new samples reveals this."""
 
     @property
     def is_list_refused(self) -> bool:
-        """Whether process lists have failed for so long that the last one no longer counts."""
+        """Whether process lists have failed for too many ticks for the last list to count."""
         return self.unlisted_ticks is not None and self.unlisted_ticks > _BELIEVED_TICKS
 
 
 class _Polled(msgspec.Struct):
-    """A GPU's answers that describe time that no tick covers yet."""
+    """A GPU's answers since the last tick, stored until a tick covers the time they describe."""
 
     gpu: dict[int, UtilizationSample] = {}
     memory: dict[int, UtilizationSample] = {}
@@ -155,33 +157,36 @@ class _Polled(msgspec.Struct):
     """Samples of processes, by pid and time stamp."""
     energy: list[EnergyReading] = []
     processes: dict[int, ListedProcess] = {}
-    """Processes in any fast poll since the last tick, by pid."""
+    """Processes that any fast poll since the last tick has listed, by pid."""
     left_ns: dict[int, int] = {}
-    """When each process that left since the last tick was first missing from a list, by pid."""
+    """Processes that left since the last tick, by pid, each with the time of the first list that
+    does not contain it."""
     cursor: SampleCursor | None = None
-    """Position for the next fast poll; `None` means the position of the next tick."""
+    """Position from which the next fast poll queries samples; `None` means that it uses the last
+    tick's position."""
     freshness: Freshness = Freshness.LATEST
-    """Which window the newest sample belongs to."""
+    """Whether the newest sample belongs to the latest window that has closed."""
     synced: ClockSync | None = None
-    """The last moment at which the newest sample belonged to the latest window."""
+    """The last answer whose newest sample belonged to the latest closed window."""
     idle_after: set[int] = set()
-    """Time stamps of samples above 0 % that were the newest ones when the driver's utilization rate
-    was already 0 %."""
+    """Time stamps of samples above 0 % after which the driver returned no sample although its
+    utilization rate had already fallen to 0 %."""
     ahead_us: int | None = None
-    """The largest lead of a sample's time stamp over the monotonic clock."""
+    """The largest difference so far between a sample's time stamp and the monotonic clock."""
     dropped: Counter[str] = msgspec.field(default_factory=Counter)
-    """Number of samples dropped for an impossible time stamp, by field."""
+    """Number of samples dropped because their time stamps were impossible, by field."""
 
 
 class GpuTick(msgspec.Struct, frozen=True, kw_only=True):
     """The results of one tick for one GPU."""
 
     reading: GpuReading
-    """Measurements from which the join computes usage."""
+    """The measurements from which the join computes usage."""
     details: GpuDetails
     """All other readings."""
     usages: list[ProcessUsage]
-    """The GPU's processes, including ended ones that may have run in the covered time."""
+    """Each process's use of the GPU, including ended processes that may have run in the time that
+    the tick covers."""
     last: LastTick
     """State for the next tick."""
     dropped_readings: Counter[tuple[str, str]]
@@ -198,19 +203,19 @@ class GpuSampler:
 
     def __init__(self) -> None:
         self.last = LastTick()
-        """State that the last tick handed over."""
+        """The state after the last tick."""
         self.totals: dict[str, CounterTotal] = {}
         """Histories of the GPU's counters, by field name."""
         self.energy: DrawnEnergy | None = None
         """The board's energy; `None` if neither energy nor power is reported, as for MIG
         instances."""
         self.idle = IdleDraw()
-        """The power that the board draws without a process."""
+        """The lowest power that the board has drawn without a process."""
         self.window = WindowLength()
         """The estimate of the length of the driver's sampling windows."""
         self.one_sample_each: bool | None = None
-        """Whether the driver returns one sample per process for any number of windows;
-        `None` until it is known."""
+        """Whether the driver returns only one sample per process for the whole time since the last
+        query; `None` until it is known."""
         self.skips_idle = False
         """Whether the driver returns no samples of idle windows."""
         self.is_shared = False
@@ -218,7 +223,8 @@ class GpuSampler:
         self.reading: GpuReading | None = None
         """The GPU's row in the last tick for which it answered."""
         self.instances: tuple[str, ...] | None = None
-        """UUIDs of the GPU's MIG instances in its last answer; `None` for an instance."""
+        """UUIDs of the GPU's MIG instances in the GPU's last answer; `None` if this sampler is for
+        an instance."""
         self._polled = _Polled()
         self._requested = SampleCursor()
         self._missing_windows = 0
@@ -226,18 +232,19 @@ class GpuSampler:
         self._listed: frozenset[int] | None = None
         self._answered_ns = 0
         self._unreported: dict[str, Any] = {}
-        """Rare readings that no tick has reported yet. The first answers are not published as a
-        tick; their health readings would otherwise be missing until the next health query."""
+        """Rarely queried readings (`_RARE`) of answers that were not published as a tick, such as a
+        GPU's first answers. The next tick reports them, because the next health query comes much
+        later."""
 
     # Queries.
 
     def request_tick(self, *, is_set_back: bool) -> SampleCursor:
-        """Return the position from which a tick queries samples."""
+        """Return the position from which the tick's query must read samples, and remember it."""
         self._requested = self.cursor(is_set_back=is_set_back)
         return self._requested
 
     def cursor(self, *, is_set_back: bool) -> SampleCursor:
-        """Return the position from which to query samples next."""
+        """Return the position from which the next query must read samples."""
         of_tick, cursor = self.last.last_seen, self._polled.cursor
         # After a clock was set back, ignore the position of fast polls: its stamps may be from
         # before. `_begin` drops the samples from before.
@@ -250,7 +257,7 @@ class GpuSampler:
         )
 
     def is_watched_closely(self, now_ns: int) -> bool:
-        """Return whether the GPU needs frequent fast polls."""
+        """Return whether the GPU needs frequent fast polls now; see the module's docstring."""
         if self._watched_ns is not None and now_ns - self._watched_ns < _WATCHED_NS:
             return True
         return self.is_shared and bool(self.one_sample_each)
@@ -258,9 +265,9 @@ class GpuSampler:
     # Answers.
 
     def take(self, poll: FastPoll, *, is_querying: bool) -> bool:
-        """Take in a fast poll; return whether it came in time.
+        """Store the answers to a fast poll; return whether the poll came in time.
 
-        A poll is late if a tick is already querying, or if a later answer was taken in before it.
+        A poll is late if a tick's query is in progress, or if a later answer was stored before.
         Only the energy of a late poll is used: its process list is outdated, and its samples would
         count twice.
         """
@@ -288,11 +295,12 @@ class GpuSampler:
     ) -> GpuTick:
         """Return the GPU's part of the tick that ends at the clock reading `at`.
 
-        The first tick, and the first after a silence, has the values of this instant and the
-        samples within the interval, but no differences of counters. `set_back_now_us` is the
-        machine's wall clock while the driver may still return samples that were stamped before that
-        clock was set back; otherwise it is `None`. If `is_reported` is false, the tick is not
-        published, and its rare readings are kept for the next tick.
+        The first tick, and the first after the GPU did not answer, has the values of this instant
+        and the samples within the interval, but no differences of counters. Usually
+        `set_back_now_us` is `None`. If the machine's wall clock was set back and the driver may
+        still return samples from before, `set_back_now_us` is the present wall-clock time. If
+        `is_reported` is false, the caller does not publish this tick, so its rarely queried
+        readings are kept for the next tick.
         """
         now_ns, validator = at.monotonic_ns, Validator()
         raw = self._with_unreported(raw, is_reported=is_reported)
@@ -382,9 +390,10 @@ class GpuSampler:
     # Ends of states.
 
     def forget(self) -> None:
-        """Enter the state UNRESPONSIVE: drop all state that must not outlast the GPU's silence.
+        """Enter the state UNRESPONSIVE after the GPU did not answer.
 
-        The counters are kept, so that a reset is still detected.
+        All state is dropped except the counters and the properties learned about the driver. The
+        counters are kept so that a reset is still detected.
         """
         self.last, self.is_shared = LastTick(), False
         self.drop_polled()
@@ -400,11 +409,11 @@ class GpuSampler:
     def _watch_silence(
         self, was: LastTick, cover: Cover, interval_ns: int, set_back_now_us: int | None
     ) -> LastTick:
-        """Return the tick's state, updated with how long the driver has returned no new sample.
+        """Return the state after the tick, with the time since the driver's last new sample.
 
-        Drivers sample at least once per second. If no newer sample comes for longer than the limit,
-        the driver's clock was set back, and the last stamps lie in its future. The sampler then
-        returns to UNTIMED.
+        Drivers sample at least once per second. If no newer sample comes for several seconds, the
+        driver's clock was set back, and the last stamps lie in that clock's future. The returned
+        state is then UNTIMED.
         """
         last, stamps = self.last, self._polled.gpu
         newest_us = max(stamps, default=0)
@@ -425,9 +434,10 @@ class GpuSampler:
     # Parts of taking answers in.
 
     def _with_unreported(self, raw: RawGpuSample, *, is_reported: bool) -> RawGpuSample:
-        """Return the answer, with missing rare readings filled in from unpublished answers.
+        """Return the answer with the rarely queried readings of earlier unpublished answers.
 
-        If `is_reported` is false, keep the rare readings of this answer for the next tick.
+        If `is_reported` is false, this answer is not published either: keep its rarely queried
+        readings for the next tick.
         """
         kept = {name: value for name, value in self._unreported.items() if not getattr(raw, name)}
         raw = replace(raw, **kept) if kept else raw
@@ -437,9 +447,9 @@ class GpuSampler:
         return raw
 
     def _take_samples(self, answer: _Answer, at: ClockReading, *, since_us: int) -> _Answer:
-        """Store the samples of an answer; return the answer without impossible samples.
+        """Store an answer's samples; return the answer without samples with impossible time stamps.
 
-        `since_us` is the stamp after which process samples were requested.
+        `since_us` is the time stamp after which process samples were requested.
         """
         polled, last, window_us = self._polled, self.last, self.window.length_us
         answer, polled.ahead_us = drop_impossible(
@@ -470,7 +480,11 @@ class GpuSampler:
     def _follow_rates(
         self, rate_percent: int | None, given: AnswerTime, closed_us: float | None
     ) -> None:
-        """Determine from the utilization rate whether the newest sample is of the latest window."""
+        """Determine whether the newest sample is of the latest window, and learn `skips_idle`.
+
+        `rate_percent` is the driver's utilization rate, which always describes the latest window.
+        `given` is when the driver answered. All windows up to `closed_us` have closed.
+        """
         polled = self._polled
         newest_us = max(polled.gpu, default=polled.cursor.gpu_us if polled.cursor else 0)
         newest = polled.gpu.get(newest_us)
@@ -525,7 +539,10 @@ class GpuSampler:
         return [replace(use, since_us=use.timestamp_us - width_us) for use in uses]
 
     def _take_listed(self, listed: Sequence[ListedProcess] | None, now_ns: int) -> None:
-        """Record which processes use the GPU now, and when processes left; `None` means unknown."""
+        """Record which processes use the GPU now, and which have left since the last list.
+
+        `listed` is `None` if the driver returned no list.
+        """
         if listed is None:
             return
         pids, before = frozenset(process.pid for process in listed), self._listed
@@ -541,10 +558,10 @@ class GpuSampler:
     # Parts of a tick.
 
     def _begin(self, raw: RawGpuSample, set_back_now_us: int | None) -> LastTick:
-        """Return the previous tick's state; drop samples from before the clock was set back.
+        """Return the previous tick's state, updated for the start of this tick.
 
         If the driver has returned no process list for too many ticks, the last known processes no
-        longer count as running.
+        longer count as running. If the wall clock was set back, samples from before are dropped.
         """
         polled, was = self._polled, self.last
         if raw.processes is not None:
@@ -575,7 +592,11 @@ class GpuSampler:
         validator: Validator,
         is_one_timeline: bool,
     ) -> tuple[DriverClock | None, Cover]:
-        """Return the driver's clock, and the part of the driver's time that the tick covers."""
+        """Return the estimate of the driver's clock, and the time that the tick covers.
+
+        `is_one_timeline` is false if stored samples may be from before and after a change of the
+        clock, so that their stamps cannot be compared.
+        """
         polled, known_window_us = self._polled, self.window.usual_us
         gpu: list[UtilizationSample] = []
         memory: list[UtilizationSample] = []
@@ -614,7 +635,11 @@ class GpuSampler:
         clock: DriverClock | None,
         now_ns: int,
     ) -> Mapping[int, GoneProcess]:
-        """Return ended processes that may have run in time that no tick covers yet."""
+        """Return the ended processes that may have run after the time covered so far, by pid.
+
+        `listed` are the processes listed since the previous tick began, and `running` those that
+        are listed now.
+        """
         if clock is None:
             return {}
         gone, left_ns = dict(was.gone), self._polled.left_ns
@@ -641,7 +666,7 @@ class GpuSampler:
     ) -> TickEnergy:
         """Return the energy that the board used in the covered time; empty for MIG instances.
 
-        `is_free` is whether no process uses the board now.
+        `is_free` is whether no process uses the board now. Also update `energy` and `idle`.
         """
         counter = fields.reading.get("energy_total_millijoules")
         power = fields.reading.get("power_milliwatts")
@@ -676,7 +701,10 @@ class GpuSampler:
         return energy
 
     def _drop_covered(self) -> None:
-        """Drop the answers that the tick has covered, or all if the driver's clock is unknown."""
+        """Drop stored answers whose time the tick has covered.
+
+        If the driver's clock is unknown, drop all stored answers.
+        """
         polled, clock, since = self._polled, self.last.clock, self.last.last_seen
         if clock is None:
             self._polled = _Polled()
@@ -762,7 +790,12 @@ def _mean_ratio(
     reading: str,
     validator: Validator,
 ) -> float | None:
-    """Return a utilization's mean over the covered time; `None` if it is partly unknown."""
+    """Return a utilization's mean over the covered time as a ratio.
+
+    Return `None` if the utilization is unknown for a part of that time. `percent` is the mean of
+    the driver's samples. If it is `None`, the result is `latest_percent`, the utilization in the
+    driver's latest window.
+    """
     if cover.has_gap:
         return None
     if percent is None:
@@ -775,7 +808,7 @@ def _mean_ratio(
 def _utilization_ratio(
     raw: RawGpuSample, cover: Cover, fields: ReadFields, validator: Validator
 ) -> float | None:
-    """Return the share of the interval in which the device was busy."""
+    """Return the share of the covered time in which the GPU or instance was busy."""
     if not raw.instance:
         reading = "utilization_ratio"
         return _mean_ratio(cover, cover.gpu_percent, raw.percent, reading, validator)
@@ -787,8 +820,8 @@ def _utilization_ratio(
 def _is_free(raw: RawGpuSample, fields: ReadFields) -> bool:
     """Return whether no process uses a board.
 
-    This is the case if no process is listed, and the memory in use is too little for a process that
-    the driver does not list.
+    The result is true if the driver lists no process, and the memory in use is too small for a
+    process that the driver does not list.
     """
     rows = raw.instances if raw.mig_enabled else [raw]
     used = fields.reading.get("memory_used_bytes", 0)
@@ -801,7 +834,11 @@ def _is_free(raw: RawGpuSample, fields: ReadFields) -> bool:
 def _next_cursor(
     since: SampleCursor, clock: DriverClock | None, cover: Cover, shares: Shares
 ) -> SampleCursor:
-    """Return the position for the next query, before any window that is only partly covered."""
+    """Return the position from which the next tick must query samples.
+
+    The next tick thus reads windows again that this tick covers only in part. `since` is the
+    position of this tick.
+    """
     newest_us = max(since.process_us, shares.newest_us)
     if clock is None:
         return replace(since, process_us=newest_us)
@@ -817,7 +854,7 @@ def _next_cursor(
 
 
 def _lag_ns(clock: DriverClock | None, cover: Cover) -> int:
-    """Return how long ago the covered time ended, in nanoseconds; 0 if the clock is unknown."""
+    """Return the time since the end of the covered time, in nanoseconds; 0 if it is unknown."""
     if clock is None or cover.interval is None:
         return 0
     return round(((clock.earliest_us + clock.latest_us) / 2 - clock.covered_us) * 1000)

@@ -1,9 +1,9 @@
 """Changes in one GPU's health readings: states that began or ended, and new errors.
 
-A state is a condition that lasts, such as an unhealthy fabric. If a state is present in the first
-reading, it began before the agent started, and is reported as present at the start. If it is absent
-there, its absence is reported once too, because an earlier agent may have reported that it began.
-After that, only changes are reported.
+A state is a condition that lasts, such as an unhealthy fabric. If the first reading shows a state,
+the state began before the agent started, and is reported as present at the start. If the first
+reading does not show the state, its absence is reported once too, because an agent that ran before
+may have reported the state's start. After that, only changes are reported.
 
 A counter that rose means new errors. A counter that fell was restarted, for example by a reload of
 the driver, and is not reported.
@@ -14,9 +14,9 @@ break, and ends when readings have not shown it for an equally long time. A link
 the GPU is idle, so it is only evaluated in performance state 0; in other states its health is
 unknown.
 
-Each group of readings is queried at its own interval. A tick without a group does not change the
-states that the group shows. Between two readings of the performance state, the last one counts.
-This module reads no clock: times are passed in, from the monotonic clock.
+Each group of readings is queried at its own interval. If a tick has no readings of a group, the
+states that the group shows do not change. Between two readings of the performance state, the last
+one counts. This module does not read a clock: callers pass times of the monotonic clock.
 """
 
 from collections.abc import Iterator, Mapping
@@ -52,12 +52,12 @@ _PCIE_NS: Final = NS_PER_MINUTE
 _MAX_PCIE_GENERATION: Final = 16
 _MAX_PCIE_WIDTH: Final = 32
 _LONGEST_GAP_NS: Final = 2 * NS_PER_MINUTE
-"""After a longer gap, earlier readings of a state no longer count. Ticks are at most one minute
-apart, and so are readings of the throttle reasons and of the performance state."""
+"""Maximum time between two readings of a state. After a longer gap, earlier readings no longer
+count. Ticks, and readings of throttle reasons and performance state, are at most a minute apart."""
 _EVENT_NS: Final = NS_PER_MINUTE
 """Maximum time between a reading and an event that reports the same condition."""
 _MAX_EVENTS: Final = 64
-"""More than the number of kinds and XIDs that report a GPU's health."""
+"""Maximum number of events kept per GPU: more than there are kinds and XIDs that report health."""
 _SAME: Final[Mapping[str, set[str | int]]] = {
     _REMAP: {"page_retirement_pending", 63},
     "page_retirement_pending": {"page_retirement_pending", 63},
@@ -65,11 +65,16 @@ _SAME: Final[Mapping[str, set[str | int]]] = {
     _ACTION: {_ACTION, RECOVERY_ACTION_CHANGED},
     "ecc_uncorrected": {"ecc_uncorrected", 48, 94, 95, 140, 171, 172},
 }
-"""Kinds and XIDs of events that report the same as a change of health, by the change's kind."""
+"""Kinds and XIDs of events that report the same condition as a change of health, by the change's
+kind."""
 
 
 class HealthChange(NamedTuple):
-    """A change for the worse, or states that ended or were absent at the start."""
+    """A change of a GPU's health to report as an incident.
+
+    It is a state that began, new errors, a new recovery action, or states that ended or that the
+    first reading did not show.
+    """
 
     kind: str
     """The incident's kind."""
@@ -78,25 +83,27 @@ class HealthChange(NamedTuple):
     detail: str | None = None
     """Further details."""
     is_at_start: bool = False
-    """Whether the first reading already showed what the change reports."""
+    """Whether the change reports the GPU's condition at the agent's first reading."""
     ended_kinds: tuple[str, ...] = ()
-    """States that ended, or that were absent at the first reading."""
+    """Kinds of the states that ended, or that the first reading did not show."""
 
 
 @dataclass(slots=True)
 class _Lasting:
-    """A state that begins and ends only after readings have shown it for long enough."""
+    """A state that begins and ends only after readings have shown the change for long enough."""
 
     value: bool | None = None
-    """The current state; `None` before the first reading."""
+    """Whether the state is present; `None` until that is known."""
     since_ns: int | None = None
-    """Time since which the readings contradict the value; `None` if they agree with it."""
+    """Time of the first of the latest readings that contradict `value`; `None` if the last reading
+    agreed with it."""
 
     def follow(self, *, holds: bool, now_ns: int, for_ns: int) -> bool | None:
-        """Take in a reading; return the state after it.
+        """Return whether the state is present after a reading; `None` if that is not known yet.
 
-        The state changes after readings have contradicted it for `for_ns`. If the first reading
-        does not show the state, it is absent at once.
+        `holds` is whether the reading shows the state. The result changes after readings have
+        contradicted it for `for_ns`. If the first reading does not show the state, the state is
+        absent at once.
         """
         if self.value is None and not holds:
             self.value = False
@@ -111,7 +118,7 @@ class _Lasting:
 
 @dataclass(slots=True, kw_only=True)
 class HealthWatch:
-    """The known health of one GPU."""
+    """Compares one GPU's health readings with earlier ones to find changes."""
 
     slowdown_ns: int
     """How long the hardware must slow the clocks down before the slowdown counts as a state."""
@@ -127,7 +134,7 @@ class HealthWatch:
     _at_work_ns: int = 0
 
     def update(self, details: GpuDetails, *, now_ns: int) -> list[HealthChange]:
-        """Take in a tick's readings of the GPU; return the changes."""
+        """Return the changes between a tick's readings of the GPU and earlier readings."""
         if now_ns - self._seen_ns > _LONGEST_GAP_NS:
             self._interrupt(*self._lasting)
         self._seen_ns = now_ns
@@ -174,7 +181,7 @@ class HealthWatch:
         yield HealthChange(_ACTION, recovery_action(requested), is_at_start=before is None)
 
     def _values(self, details: GpuDetails, *, now_ns: int) -> Iterator[tuple[str, bool]]:
-        """Yield the states that this tick's readings show."""
+        """Yield the kind of each state that this tick's readings describe, and whether it holds."""
         if details.health is not None:
             for kind, name in _FLAGS.items():
                 flag: bool | None = getattr(details.health, name)
@@ -219,7 +226,10 @@ class HealthWatch:
 
 
 def is_pcie_degraded(health: GpuHealth) -> bool | None:
-    """Return whether the PCIe link is slower than its maximum; `None` if that is unknown."""
+    """Return whether the PCIe link has fewer lanes or a lower generation than its maximum.
+
+    Return `None` if that is unknown.
+    """
     known = [
         now < maximum
         for now, maximum, limit in (
@@ -244,7 +254,7 @@ def is_covered_by(change: HealthChange, *, kind: str, xid: int | None, action: s
 
 
 class RecentEvents:
-    """The latest events of one GPU, up to a maximum number."""
+    """The latest events of one GPU, used to detect changes of health that an event has reported."""
 
     def __init__(self) -> None:
         self._latest_ns: dict[tuple[str, int | None, str | None], int] = {}
@@ -252,7 +262,7 @@ class RecentEvents:
         entry."""
 
     def record(self, incident: Incident) -> None:
-        """Record the time of an event."""
+        """Record an event's time; if there are too many events, forget the oldest."""
         key = (incident.kind, incident.xid, incident.action)
         self._latest_ns.pop(key, None)
         self._latest_ns[key] = incident.time_ns
@@ -284,7 +294,7 @@ def _new_errors(before: GpuHealth, now: GpuHealth) -> Iterator[HealthChange]:
 
 
 def _merge(before: GpuHealth, now: GpuHealth) -> GpuHealth:
-    """Return the values for the next comparison: the new values, or the last known if missing."""
+    """Return the new health values, with missing ones filled in from the last known values."""
     errors = now.ecc_uncorrected_volatile_total
     failed = {
         **(before.nvlink_link_failed_recoveries_totals or {}),

@@ -1,6 +1,6 @@
-"""Incidents: detections by sources, their deduplication, and the incidents made from them.
+"""Makes incidents from the detections of several sources, and removes duplicate detections.
 
-Several sources detect the same event of a GPU, such as an XID, an ECC error, a lost GPU or a
+Several sources can detect the same event of a GPU, such as an XID, an ECC error, a lost GPU or a
 reloaded driver. The sources are the driver's events, the kernel log, the readings, and the agent
 itself, which detects lost GPUs and restarts of the driver. All of them use this module, which
 depends neither on NVML nor on a clock.
@@ -10,8 +10,8 @@ depends neither on NVML nor on a clock.
    therefore a repetition if another source detected the same event within two seconds, and that
    detection is not yet paired with another one. Equal XIDs in a burst are paired one by one, oldest
    first. Each real event thus results in exactly one incident, whichever source is first. A change
-   in a GPU's health readings
-   (`gpuledger_agent.core.health_changes`) only becomes an incident if no event has reported it.
+   in a GPU's health readings (`gpuledger_agent.core.health_changes`) only becomes an incident if no
+   event has reported it.
 3. `read_xid_line` parses the driver's kernel log lines about XIDs, in all formats that drivers
    write.
 """
@@ -30,14 +30,14 @@ from gpuledger.xids import RECOVERY_ACTION_CHANGED, UNKNOWN, find_xid, recovery_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Detection:
-    """One observation of a fault, by one source."""
+    """One event of a GPU, such as an XID, as one source reports it."""
 
     kind: str
     """The incident's kind."""
     gpu_uuid: str
     """The GPU, or `PCI:<bus>` or `INDEX:<index>` if its UUID is unknown."""
     time_ns: int
-    """When the fault happened, in nanoseconds since the epoch."""
+    """When the event happened, in nanoseconds since the epoch."""
     source: str
     """`nvml`, `kmsg` or `agent`."""
     xid: int | None = None
@@ -49,7 +49,7 @@ class Detection:
     action: str | None = None
     """The action that the driver itself requests."""
     severity: Severity | None = None
-    """The severity, if the source knows more than the kind or XID implies."""
+    """The severity, if the source reports one that differs from that of the kind or XID."""
     detail: str | None = None
     """The source's own text."""
     pid: int | None = None
@@ -57,9 +57,9 @@ class Detection:
     command: str | None = None
     """The name of that process."""
     is_at_start: bool = False
-    """Whether the fault was already present at the agent's first reading."""
+    """Whether the agent's first reading already showed the condition."""
     ended_kinds: tuple[str, ...] = ()
-    """The states that have ended, if the detection is of kind `state_ended`."""
+    """Kinds of the states that have ended, if the detection is of kind `state_ended`."""
 
 
 XID: Final = "xid"
@@ -192,8 +192,8 @@ def make_incident(
 ) -> Incident:
     """Return an incident of one of `KINDS`; raise `KeyError` for another kind.
 
-    `detail` is appended to the kind's message. Pass `action` and `severity` only if the source
-    knows more than the kind or XID implies, such as the action that the driver itself requests.
+    `detail` is appended to the kind's message. Pass `action` and `severity` only if they differ
+    from those of the kind or XID, for example if the driver itself requests an action.
     """
     known = find_xid(xid) if kind == XID and xid is not None else None
     if known:
@@ -253,20 +253,20 @@ Key = tuple[str, int | str]
 
 
 class Deduplicator:
-    """Pairs detections of one event by different sources.
+    """Detects whether two sources have reported the same event.
 
-    The number of unpaired detections that it remembers is limited.
+    It keeps a limited number of detections that only one source has reported so far.
     """
 
     def __init__(self) -> None:
         self._unpaired: OrderedDict[Key, dict[str, deque[int]]] = OrderedDict()
 
     def is_new(self, key: Key, *, source: str, time_ns: int, window_ns: int = WINDOW_NS) -> bool:
-        """Record a detection; return whether it is the first of its event.
+        """Record a detection; return whether it is the first detection of its event.
 
-        It is not the first if an unpaired detection by another source has the same key and is
-        within `window_ns`.
-        The two detections are then paired, and the other one is forgotten.
+        It is not the first if another source has recorded a detection with the same key, at most
+        `window_ns` earlier or later. The two detections are then paired, and the other one is
+        forgotten, so that it is paired only once.
         """
         by_source = self._unpaired.setdefault(key, {})
         self._unpaired.move_to_end(key)
@@ -314,7 +314,7 @@ class XidLine(NamedTuple):
 
 
 def read_xid_line(text: str) -> XidLine | None:
-    """Return the fields of a kernel log line; `None` if the driver does not report an XID in it."""
+    """Return the fields of a kernel log line; `None` if the line does not report an XID."""
     found = _LINE.match(text)
     bus = found and read_bus(found["bus"])
     if not found or not bus:
@@ -359,7 +359,10 @@ def write_bus(bus: Bus) -> str:
 
 
 def _split(rest: str) -> tuple[int | None, str | None, str]:
-    """Return the process's pid and name, each `None` if missing or unknown, and the other text."""
+    """Split the text after an XID into the process's pid, the process's name and the other text.
+
+    The pid and the name are `None` if they are missing or unknown.
+    """
     pid = command = None
     if found := _PID.match(rest):
         pid, rest = _number(found["pid"]), rest[found.end() :]

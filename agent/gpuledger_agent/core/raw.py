@@ -17,11 +17,14 @@ from gpuledger.records import GpuFacts, ProcessKind
 
 
 class CallGroup(Enum):
-    """Groups of queries that are made together, most important first; each has a deadline."""
+    """Groups of driver queries that are made together, most important first.
+
+    Each group has its own deadline.
+    """
 
     USAGE = "usage"
-    """Values from which usage is computed: samples, memory, energy, processes. A GPU without them
-    is not in the tick."""
+    """Values from which usage is computed: samples, memory, energy, processes. A GPU that does not
+    return them is not in the tick."""
     SENSORS = "sensors"
     """Other values of the tick's main record, queried in each tick: temperature, clocks, and the
     chip's counters that apportion active time."""
@@ -31,7 +34,7 @@ class CallGroup(Enum):
     PROFILING = "profiling"
     """All other counters of the chip, queried every few seconds, on Hopper and newer."""
     HEALTH = "health"
-    """Errors, wear and limits, queried rarely."""
+    """Error counters, memory repairs, link states and limits, queried rarely."""
 
     # Members are singletons, and `Enum.__hash__` is a Python call, made about 250 times a tick.
     __hash__ = object.__hash__
@@ -64,9 +67,9 @@ class ClockReading(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def read(cls, clock: Clocks) -> "ClockReading":
         """Read all clocks at one instant.
 
-        If the process loses its core between two clocks, the tick's time is wrong by that pause.
-        Clocks are therefore read again, up to three times in all, if reading them took over a
-        millisecond.
+        If the process is suspended between reading two clocks, the tick's time is wrong by that
+        pause. If reading the clocks took over a millisecond, they are therefore read again, up to
+        three times in all.
         """
         readings_left = 3
         while True:
@@ -116,7 +119,8 @@ class ProcessUtilizationSample(msgspec.Struct, frozen=True, kw_only=True, gc=Fal
     decoder_percent: int = 0
     """Percentage of the window in which the video decoders worked for the process."""
     since_us: int = 0
-    """Begin of the time over which the values are means; 0 if that is one window, or unknown."""
+    """Begin of the time over which the values are means; 0 if they are from one window, or if the
+    begin is unknown."""
 
 
 class ListedProcess(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -148,19 +152,19 @@ class EnergyReading(NamedTuple):
 
 
 class AnswerTime(NamedTuple):
-    """The times between which the driver answered, by the monotonic clock."""
+    """The earliest and the latest possible time of the driver's answer, by the monotonic clock."""
 
     requested_ns: int
-    """Earliest time of the answer."""
+    """Time of the request: the earliest possible time of the answer."""
     answered_ns: int
-    """Latest time of the answer."""
+    """Time at which the call returned: the latest possible time of the answer."""
 
 
 class FastPoll(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU's answers to one query between two ticks."""
 
     uuid: str
-    """The GPU's identity."""
+    """The GPU's UUID."""
     at: ClockReading
     """Time of the query."""
     since_us: int = 0
@@ -186,7 +190,7 @@ class FastPoll(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InstanceIdentity(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The identity of a MIG instance, and its part of the GPU; `None` means unknown."""
+    """A MIG instance's ids, and the part of the GPU that belongs to it; `None` means unknown."""
 
     uuid: str
     """The instance's UUID."""
@@ -203,7 +207,7 @@ class InstanceIdentity(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     gpu_slices: int | None = None
     """Number of compute slices of the GPU instance."""
     compute_slices: int | None = None
-    """Number of those slices that belong to this instance."""
+    """Number of the GPU instance's compute slices that belong to this instance."""
     multiprocessors: int | None = None
     """Number of the instance's streaming multiprocessors."""
     memory_bytes: int | None = None
@@ -215,7 +219,10 @@ class InstanceIdentity(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ProcessAccounting(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The driver's accounting entry for a process that has closed a GPU; `None` means unknown."""
+    """The driver's accounting entry for a process that has closed a GPU.
+
+    A value of `None` means that it is unknown.
+    """
 
     pid: int
     """Process id in the node's pid namespace."""
@@ -232,12 +239,12 @@ class ProcessAccounting(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RawGpuSample(msgspec.Struct, frozen=True, kw_only=True):
-    """All answers of one GPU; `None` means that the call is not supported or failed."""
+    """All answers of one GPU in one tick; `None` means that the call is not supported or failed."""
 
     uuid: str
-    """The GPU's identity."""
+    """The GPU's UUID."""
     index: int
-    """The driver's index at this time."""
+    """The driver's index of the GPU at the time of the query."""
     model: str | None = None
     """Product name."""
     samples: tuple[UtilizationSample, ...] | None = None
@@ -261,9 +268,9 @@ class RawGpuSample(msgspec.Struct, frozen=True, kw_only=True):
     energy_millijoules: int | None = None
     """Energy counter since the driver was loaded."""
     sensors: Mapping[str, Any] = {}
-    """The driver's values of the sensors group, by their names in `core.readings`."""
+    """Values of the sensors group that come from the driver, by their names in `core.readings`."""
     activity: Mapping[str, Any] = {}
-    """Values of the sensors group that come from the chip's counters."""
+    """Values of the sensors group that come from the chip's counters, by name."""
     activity_ns: int | None = None
     """Length of the time that `activity` covers."""
     readings: Mapping[str, Any] = {}
@@ -282,7 +289,7 @@ class RawGpuSample(msgspec.Struct, frozen=True, kw_only=True):
     process_samples: tuple[ProcessUtilizationSample, ...] | None = None
     """Process samples newer than the cursor; empty if no process used the GPU."""
     sampled: AnswerTime | None = None
-    """When the driver returned the samples; `None` means at the time of the tick itself."""
+    """When the driver returned the samples; `None` means at the time of the tick's query."""
     process_stats: tuple[ProcessAccounting, ...] | None = None
     """The driver's accounting entries of processes that have recently closed the GPU; several
     answers may repeat an entry. `None` if the driver keeps none."""
@@ -299,17 +306,18 @@ class RawGpuSample(msgspec.Struct, frozen=True, kw_only=True):
     instance: InstanceIdentity | None = None
     """The instance's identity; `None` for a GPU."""
     instance_activity: Mapping[str, Mapping[str, Any]] = {}
-    """Values of the chip's counters of the sensors group for each instance, by its UUID: fields of
-    `RawGpuSample`."""
+    """For each MIG instance, by UUID: the fields `activity` and `activity_ns` of its
+    `RawGpuSample`, by name."""
     instance_profiling: Mapping[str, Mapping[str, Any]] = {}
-    """Values of the profiling group for each instance, in the same form."""
+    """For each MIG instance, by UUID: the fields `profiling` and `profiling_ns` of its
+    `RawGpuSample`, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
-    """A node's versions and GPUs, for its inventory."""
+    """The versions of a node's driver software and the node's GPUs, for the inventory record."""
 
     versions: Mapping[str, str | None]
-    """The versions, by name of the field in `Inventory`."""
+    """The versions, by the name of their field in `Inventory`."""
     gpus: Sequence[GpuFacts]
     """The GPUs in the driver's order, including lost ones."""

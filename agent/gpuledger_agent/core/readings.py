@@ -1,4 +1,4 @@
-"""Names and units of all readings that a source may return: the interface of sources.
+"""Names and units of all readings that a GPU source may return.
 
 A source returns numbers in these units, under these names; other names are not published.
 `gpuledger_agent.gpu.nvidia.catalogue` maps each name to its NVML call. A name is a field of
@@ -26,7 +26,10 @@ _PARTS_PER_PERCENT: Final = 10_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unit:
-    """A driver's unit; a value converts to the integer `value * times`, or to `value / over`."""
+    """The unit of a driver's value, with its plausible range and its conversion to our unit.
+
+    The converted value is the integer `value * times` or, for a ratio, `value / over`.
+    """
 
     name: str
     """The driver's unit, as text for people."""
@@ -35,17 +38,17 @@ class Unit:
     high: float = _MAX
     """Maximum plausible value, in the driver's unit."""
     times: int = 1
-    """Factor that converts the driver's unit to ours."""
+    """Factor by which the driver's value is multiplied to get our unit."""
     over: int | None = None
     """For a ratio: the number by which the driver's value is divided."""
     cap: float | None = None
-    """Maximum in our unit, if rounding can push the driver's value above it."""
+    """Maximum in our unit; larger values are set to it, because they result from rounding."""
     is_total: bool = False
-    """Whether the value only rises until it restarts."""
+    """Whether the value is a counter, which only rises until it restarts."""
     max_per_second: int | None = None
-    """For a total: maximum rise per second."""
+    """For a counter: maximum rise per second."""
     wraps: bool = False
-    """For a total: whether a fall may be an overflow of the counter."""
+    """For a counter: whether it can overflow. A lower value may then come from an overflow."""
     choices: Mapping[int, Any] = field(default_factory=dict)
     """For a value that is not a quantity: the meaning of each number."""
     decode: Callable[[int], Any] | None = None
@@ -144,13 +147,13 @@ TIMESTAMP_US: Final = (0, 1 << 62)
 
 
 class Validator:
-    """Passes plausible values through, and counts implausible values by reading and reason."""
+    """Checks whether values are plausible, and counts implausible ones by reading and reason."""
 
     def __init__(self) -> None:
         self.dropped: Counter[tuple[str, str]] = Counter()
 
     def drop(self, reading: str, reason: str, *, count: int = 1) -> None:
-        """Count `count` values of a reading that are left out for a reason."""
+        """Add `count` to the number of values of a reading that were left out for a reason."""
         if count:
             self.dropped[reading, reason] += count
 
@@ -208,7 +211,7 @@ def ratio_of(percent: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ReadingSpec:
-    """Unit and shape of a source's value."""
+    """A reading's unit, and whether a source returns a single value, a list or a mapping."""
 
     unit: Unit
     """Unit and plausible values."""
@@ -379,5 +382,5 @@ READINGS: Final[Mapping[CallGroup, Mapping[str, ReadingSpec]]] = {
         "limits.memory_clock_max_hertz": ReadingSpec(MEGAHERTZ),
     },
 }
-"""The readings, by the group that queries them. Readings of the first group have their own fields
-in `RawGpuSample` and are only listed here to define which values are plausible."""
+"""All readings by name, for each group of queries. Readings of the first group have their own
+fields in `RawGpuSample` and are only listed here to define which values are plausible."""

@@ -21,14 +21,15 @@ _Answer = TypeVar("_Answer", FastPoll, RawGpuSample)
 def drop_impossible(
     answer: _Answer, at: ClockReading, *, ahead_us: int | None, dropped: Counter[str]
 ) -> tuple[_Answer, int | None]:
-    """Return an answer without impossible samples, and the stamps' lead over the monotonic clock.
+    """Return an answer without samples with impossible time stamps, and the new `ahead_us`.
 
-    `at` is the time of the answer. `ahead_us` is the largest lead so far; `None` before the first
-    answer. `dropped` counts the samples left out, by field.
+    `ahead_us` is the largest difference so far between a time stamp and the monotonic clock; `None`
+    before the first stamp. `at` is the time of the answer. The numbers of dropped samples are added
+    to `dropped`, by field.
 
-    A driver stamps by the machine's wall clock or by a clock that started later. If the wall clock
-    was set back, stamps from before the change remain possible. If several stamps are too far in
-    the future but agree with each other, they are from another clock and are kept.
+    A driver stamps samples by the machine's wall clock or by a clock that started later. If the
+    wall clock was set back, stamps from before the change remain possible. If several stamps are
+    too far in the future but agree with each other, they are from another clock and are kept.
     """
     stamps = {one.timestamp_us for name in _FIELDS for one in getattr(answer, name) or ()}
     if not stamps:

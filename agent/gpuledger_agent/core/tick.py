@@ -1,9 +1,9 @@
 """Builds a tick's rows and records.
 
-The rows are the GPUs that answered, each followed by its MIG instances, then the known GPUs that
-did not answer. A GPU that did not answer has no measurements, but may still be allocated. The first
-record, `NodeSample`, contains the readings from which usage is computed. The second record,
-`NodeReadings`, contains all other readings, in the same order.
+A tick has one row for each GPU that answered, followed by the rows of its MIG instances, and then
+rows for the known GPUs that did not answer. A GPU that did not answer has no measurements, but may
+still be allocated. The first record, `NodeSample`, contains the readings from which usage is
+computed. The second record, `NodeReadings`, contains all other readings, in the same order.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,13 +25,16 @@ class NodeTick:
     readings: NodeReadings
     """All other readings."""
     processes: list[ProcessRecord]
-    """Changes of the processes since the last tick."""
+    """Records of the processes that started, changed or ended since the last tick."""
     relayouted: Sequence[str] = ()
     """UUIDs of the GPUs whose MIG instances have changed since the previous tick."""
 
 
 def flatten(raw: Iterable[RawGpuSample]) -> list[RawGpuSample]:
-    """Return GPUs and instances in the order of the tick's rows, with each instance's counters."""
+    """Return the answers of GPUs and MIG instances in the order of the tick's rows.
+
+    An instance's values of the chip's counters are moved from its GPU's answer to its own.
+    """
     rows: list[RawGpuSample] = []
     for gpu in sorted(raw, key=lambda gpu: gpu.index):
         rows.append(gpu)

@@ -1,7 +1,7 @@
 """Computes a node's tick intervals, and detects when the node's wall clock is set back.
 
-Each interval begins at the end of the previous one. It lags behind the tick far enough that the
-driver has sampled the whole interval:
+Each interval begins at the end of the previous one, and ends some time before its tick, so that the
+driver has sampled the whole interval by then:
 
     NEW ── first answers ──▶ OPEN ── each tick ──▶ OPEN
 
@@ -63,11 +63,13 @@ class TickClock:
         self._seq = 0
         self._due_lag_ns = 0
         self.lag_ns = 0
-        """Time from an interval's end to its tick, so that the driver has sampled the interval."""
+        """Time between an interval's end and its tick. The driver needs this time to sample the
+        whole interval."""
         self.is_set_back = False
         """Whether the wall clock was set back and the driver may still return older samples."""
         self._set_back_until = (0, 0)
-        """When that state ends at the latest, since the epoch and since boot."""
+        """`is_set_back` becomes false at the first of these two times: nanoseconds since the epoch
+        and nanoseconds since boot."""
 
     def follow(self, at: ClockReading) -> int | None:
         """Return the nanoseconds since the previous tick; `None` at the first tick.
@@ -88,7 +90,7 @@ class TickClock:
         return None if before is None else max(1, at.monotonic_ns - before.monotonic_ns)
 
     def learn_lag(self, windows_us: Collection[float]) -> None:
-        """Adapt the lag to the lengths of the drivers' windows, as far as they are known."""
+        """Adapt the lag to the sampling windows of the GPUs' drivers, given their lengths."""
         if not windows_us:
             return
         due_ns = round(LAG_WINDOWS * min(max(windows_us), LONGEST_WINDOW_US) * NS_PER_US)
@@ -99,9 +101,10 @@ class TickClock:
             self.lag_ns = self._due_lag_ns
 
     def interval(self, at: ClockReading, length_ns: int) -> TickInterval:
-        """Return the next tick's interval; it ends early enough for the driver to have sampled it.
+        """Return the interval that the tick at `at` covers; it ends `lag_ns` before `at`.
 
-        If the lag changes, intervals still adjoin: they become shorter or longer meanwhile.
+        `length_ns` is the time since the previous tick. While the lag changes, the interval is
+        longer or shorter than that, so that it still begins at the end of the previous interval.
         """
         # Milliseconds since boot, but never the same number twice, even if a clock stands still.
         self._seq = max(at.boottime_ns // NS_PER_MS, self._seq + 1)

@@ -1,1 +1,1 @@
-"""Turns raw answers into plausible readings in base units, over exactly the time a tick covers."""
+"""Turns raw answers into plausible readings in base units, for the time that a tick covers."""

@@ -1,13 +1,14 @@
-"""Estimates the time of the driver's clock, and the interval by that clock that a tick covers.
+"""Estimates the time of the driver's clock, and the interval of that clock that a tick covers.
 
-The driver samples on its own grid and reports a window after it has closed. Ticks therefore lag
-some windows behind, and each begins exactly where the previous one ended. A start or end of load is
-then in one tick or split between two, but is never lost or counted twice.
+The driver divides time into sampling windows and returns a window's sample after the window has
+closed. The time that a tick covers therefore ends some windows before the tick, and begins exactly
+at the end of the previous tick's covered time. A start or end of load is then in one tick or split
+between two, but is never lost or counted twice.
 
-Only stamps reveal the driver's clock. The clock has reached at least the newest stamp and, if that
-stamp belongs to the latest window, is at most one window further. From tick to tick, both bounds
-advance with our clock and converge. If they contradict each other, the driver's clock has jumped,
-and the estimate starts again.
+Only time stamps of samples reveal the driver's clock. The clock has reached at least the newest
+stamp. If that stamp belongs to the latest window, the clock is at most one window further. From
+tick to tick, both bounds advance with our clock and converge. If they contradict each other, the
+driver's clock has jumped, and the estimate starts again.
 
 Some drivers return no samples for idle windows. `freshness` decides once per answer whether the
 newest sample belongs to the latest window. If the utilization rates have shown that a driver omits
@@ -33,8 +34,8 @@ from gpuledger_agent.core.normalize.windows import (
 from gpuledger_agent.core.raw import AnswerTime, SampleCursor, UtilizationSample
 
 LAG_WINDOWS: Final = 1.5
-"""How far behind the driver's clock a tick's cover ends, in windows. At that distance all covered
-windows have closed, wherever within a window the tick falls."""
+"""Time between the end of a tick's covered time and the driver's clock at the tick, in windows. At
+this distance, all covered windows have closed by the time of the tick."""
 _MAX_LAG_WINDOWS: Final = 2
 # If the newest sample is older than this, the driver omitted later ones. The excess over 1 allows
 # for a window that is about to close, and for stamps that jitter by a hundredth of a window.
@@ -43,24 +44,28 @@ _BEHIND_WINDOWS: Final = 1.1
 _DRIFT_RATIO: Final = 0.0005
 # Bounds that contradict each other by more than this part of a window belong to different clocks.
 _MAX_CONTRADICTION: Final = 0.5
-# Maximum part of the cover without samples, because stamps jitter.
+# Maximum part of the covered time without samples that does not count as a gap, because stamps
+# jitter.
 _MAX_GAP_WINDOWS: Final = 0.5
 # Up to this ratio, a longer estimate of the window's length is the same length, measured again.
 _LONGER: Final = 1.2
 
 
 class DriverClock(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The minimum and the maximum of the driver's clock at a tick."""
+    """The minimum and maximum possible time of the driver's clock at a tick."""
 
     earliest_us: float
     """The clock's minimum: the end of a window that has closed."""
     latest_us: float
     """The clock's maximum: the end of the next window, which has not closed."""
     covered_us: float
-    """End of the tick's cover."""
+    """End of the time that the tick covers, by the driver's clock."""
 
     def closed_us(self, elapsed_us: float) -> float:
-        """Return the time up to which windows have certainly closed `elapsed_us` after the tick."""
+        """Return the clock's minimum at `elapsed_us` after the tick.
+
+        Windows that end at or before this time have certainly closed by then.
+        """
         return self.earliest_us + elapsed_us * (1 - _DRIFT_RATIO)
 
     def latest_before_us(self, elapsed_us: float) -> float:
@@ -69,20 +74,21 @@ class DriverClock(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Freshness(Enum):
-    """The window that an answer's newest sample belongs to."""
+    """Whether an answer's newest sample belongs to the driver's latest window."""
 
     LATEST = "latest"
     """The latest window that has closed."""
     BEHIND = "behind"
     """An earlier window: the driver returned no samples for the idle windows after it."""
     LEAPT = "leapt"
-    """The latest window, although our clock expected later ones: the driver's clock has jumped."""
+    """The latest window, although later ones should have closed by our clock: the driver's clock
+    has jumped."""
     UNKNOWN = "unknown"
     """The window cannot be determined."""
 
 
 OF_LATEST: Final = (Freshness.LATEST, Freshness.LEAPT)
-"""Values that mean that the newest sample belongs to the latest window."""
+"""The values if the newest sample belongs to the latest window."""
 
 
 def freshness(
@@ -94,12 +100,13 @@ def freshness(
     window_us: float | None,
     skips_idle: bool,
 ) -> Freshness:
-    """Return which window the newest sample belongs to, by our clock and the driver's rate.
+    """Return whether the sample with the stamp `newest_us` belongs to the latest window.
 
-    `newest_percent` is the sample's value; `None` if no answer contained it. `rate_percent` is the
-    utilization in the latest window, queried before the samples; `None` if the driver does not
-    report it. The windows up to `closed_us` have certainly closed. If `window_us` is `None`, the
-    window is assumed to have the maximum length.
+    `newest_percent` is the sample's value; `None` if no stored answer contains the sample.
+    `rate_percent` is the utilization in the latest window, queried before the samples; `None` if
+    the driver does not report it. By our clock, all windows up to `closed_us` have closed.
+    `window_us` is the length of a window; if it is `None`, the maximum length is assumed.
+    `skips_idle` is whether the driver is known to return no samples of idle windows.
     """
     is_behind = bool(closed_us) and (
         (closed_us or 0) - newest_us > _BEHIND_WINDOWS * (window_us or LONGEST_WINDOW_US)
@@ -116,7 +123,7 @@ def freshness(
 
 
 class ClockSync(NamedTuple):
-    """A moment at which the driver's newest sample belonged to the latest window."""
+    """An answer whose newest sample belonged to the latest window, so that it shows the clock."""
 
     given: AnswerTime
     """When the driver answered."""
@@ -133,12 +140,13 @@ def advance(
     is_latest: bool = True,
     shown: tuple[float, float] | None = None,
 ) -> tuple[DriverClock, Interval]:
-    """Return the driver's clock, and the interval covered up to the window at `newest_us`.
+    """Return the driver's clock at a tick, and the interval of that clock that the tick covers.
 
-    Only stamps synchronize the clocks. If the driver's clock jumps, the covered interval follows.
-    With `is_latest` false, the driver has omitted windows that closed after `newest_us`. `shown` is
-    then the minimum and maximum of the driver's clock now, derived from earlier stamps; `None` if
-    there are none.
+    `before` is the clock at the previous tick, `newest_us` the newest stamp, and `interval_us` the
+    time between the two ticks. If the driver's clock jumps, the covered interval jumps too. If
+    `is_latest` is false, the driver has omitted windows that closed after `newest_us`. `shown` is
+    the minimum and maximum of the driver's clock now, derived from earlier stamps; `None` if no
+    earlier stamp shows them.
     """
     fresh = shown or (float(newest_us), newest_us + window_us)
     earliest_us, latest_us = _bounds(
@@ -165,7 +173,12 @@ def _bounds(
     *,
     is_known: bool,
 ) -> tuple[float, float]:
-    """Return the minimum and maximum of the driver's clock."""
+    """Return the minimum and maximum of the driver's clock at a tick.
+
+    `fresh` are the bounds that the tick's stamps show. They are combined with the bounds of the
+    previous tick, advanced by `interval_us`. If the two contradict each other, the result is
+    `fresh`. If `is_known` is false, the stamps do not limit the maximum.
+    """
     if before is None:
         return fresh
     drift_us = interval_us * _DRIFT_RATIO
@@ -180,20 +193,21 @@ def _bounds(
 
 
 class Cover(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the driver's time that a tick covers, with its windows."""
+    """The time that a tick covers, by the driver's clock, and the sampling windows in it."""
 
     interval: Interval | None
     """The covered time; `None` if there are no samples."""
     gpu: list[SampledWindow]
-    """The GPU's windows after those already seen, oldest first."""
+    """Windows of the GPU's utilization that no earlier tick has fully covered, oldest first."""
     memory: list[SampledWindow]
-    """The memory controller's windows, in the same way."""
+    """Windows of the memory controller's utilization that no earlier tick has fully covered."""
     known_us: float
-    """Length of the covered time that has GPU windows."""
+    """Length of the part of the covered time that has windows in `gpu`."""
     gpu_percent: float | None
-    """Mean of the GPU's windows, or the newest window's value if nothing new is covered."""
+    """Mean GPU utilization in the covered time, or in the newest window if no window of `gpu` is in
+    the covered time."""
     memory_percent: float | None
-    """Mean of the memory controller's windows, in the same way."""
+    """Mean utilization of the memory controller, computed in the same way from `memory`."""
     has_gap: bool
     """Whether the use is unknown in a part of the covered time."""
 
@@ -213,11 +227,13 @@ def find_cover(
     now_ns: int,
     is_one_timeline: bool,
 ) -> tuple[DriverClock | None, Cover]:
-    """Return the driver's clock after a tick, and the tick's cover.
+    """Return the driver's clock at a tick, and the time that the tick covers with its windows.
 
-    `window` is the current estimate of the window length; `known_window_us` is the length in the
-    previous tick. `synced` is the last moment at which stamps showed the clock; `None` if there is
-    none. With `is_one_timeline` false, stamps may also be from before the clock was set back.
+    `gpu` and `memory` are the samples since `since`, and `before` is the clock at the previous
+    tick. `window` is the present estimate of the window length, and `known_window_us` the length
+    assumed in the previous tick. `newest` is whether the newest sample belongs to the latest
+    window. `synced` is the last answer that showed the clock; `None` if no answer has shown it. If
+    `is_one_timeline` is false, some stamps may be from before the clock was set back.
     """
     clock, interval, has_leapt = before, None, False
     window_us, interval_us = window.usual_us, interval_ns / 1000
@@ -263,7 +279,7 @@ def find_cover(
 
 
 def _shown_by(synced: ClockSync, window_us: float, now_ns: int) -> tuple[float, float]:
-    """Return the minimum and maximum of the driver's clock now, from an earlier stamp."""
+    """Return the minimum and maximum of the driver's clock now, derived from an earlier answer."""
     # A GPU may answer long after the query: the stamps are from some time in between.
     since_answered_us = (now_ns - synced.given.answered_ns) / 1000
     since_request_us = (now_ns - synced.given.requested_ns) / 1000
@@ -277,7 +293,10 @@ def _shown_by(synced: ClockSync, window_us: float, now_ns: int) -> tuple[float, 
 def _has_leapt(
     before: DriverClock | None, after: DriverClock, window_us: float, interval_us: float
 ) -> bool:
-    """Return whether the driver's clock advanced by over a window more or less than our clock."""
+    """Return whether the driver's clock has jumped between two ticks.
+
+    This is the case if its advance differs from our clock's advance by more than a window.
+    """
     if before is None:
         return False
     went_us = after.earliest_us + after.latest_us - before.earliest_us - before.latest_us

@@ -2,16 +2,17 @@
 
 The energies of ticks are whole millijoules and add up to the board's energy counter.
 
-A board is read at ticks and at fast polls between them. `EnergyMeter` turns the readings into a
+Energy is read at ticks and at fast polls between them. `EnergyMeter` turns the readings into a
 total that never falls. If the counter is readable and moves, the total follows the counter. While
-the counter stands still or is unreadable, the total runs ahead by power times time; fractions of a
-millijoule are carried over. Once the counter has moved, the total grows only by the amount by which
-the counter exceeds it. Between two readings at which the counter adds energy, the total thus grows
-by exactly the counter's difference, whatever the power was in between.
+the counter stands still or is unreadable, the total grows by power times time and runs ahead of the
+counter; fractions of a millijoule are carried over. Once the counter has moved, the total grows
+only by the amount by which the counter exceeds the total. Between two readings at which the counter
+adds energy, the total thus grows by exactly the counter's difference, whatever the power was in
+between.
 
 Three events end this comparison with the counter and start a new one:
 
-- The counter fell because the driver was reloaded, or it jumped.
+- The counter fell because the driver was reloaded, or the counter jumped.
 - The counter stood still for longer than its steps, as on virtual GPUs, and then shows less than
   power times time.
 - The board was missing from at least one tick.
@@ -40,17 +41,18 @@ MAX_STEP_NS: Final = 2_000_000_000
 # One step of a counter may contain energy from some time before.
 _SLACK_NS: Final = 1_000_000_000
 _OPENING_NS: Final = 1_000_000
-# The length of a counter's step; shorter parts of a tick do not affect its energy method.
+# The length of a counter's step; shorter parts of a tick do not affect the tick's energy method.
 _MIN_PART_NS: Final = 100_000_000
-# If a tick's cover begins at most this long after the end of the previous cover, it is extended
-# back to that end, because the ends of covers are only known to within a window.
+# If a tick's covered time begins at most this long after the end of the previous covered time, it
+# is extended back to that end, because these ends are only known to within a window.
 _MAX_JOINT_NS: Final = 500_000_000
 # From most to least reliable; a tick has the least reliable method of its parts.
 _BY_TRUST: Final = (EnergyMethod.COUNTER, EnergyMethod.INTERPOLATED, EnergyMethod.POWER)
 MIN_FREE_NS: Final = 10_000_000_000
-"""Minimum time without a process: 100 of the counter's steps, so that it is exact to 1 %."""
+"""Minimum time without a process over which a mean power is computed. It is 100 steps of the energy
+counter, so that the mean is exact to 1 %."""
 FREE_BYTES: Final = 64 * 1024 * 1024
-"""Maximum memory in use on a board without a process; a process's context takes 100 MiB."""
+"""Maximum memory in use on a board that no process uses; a process's context takes 100 MiB."""
 
 
 class TickEnergy(NamedTuple):
@@ -63,39 +65,44 @@ class TickEnergy(NamedTuple):
 
 
 class EnergyMeter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A board's energy state that one tick hands to the next."""
+    """Turns a board's readings of energy counter and power into energy that never falls.
+
+    It is the state after a reading; `measure` returns the state after the next reading.
+    """
 
     covered_ns: int
-    """Monotonic time until which ticks cover the board."""
+    """Monotonic time of the last reading."""
     counter: int | None = None
     """The counter's last value, in millijoules; `None` if it was never read."""
     read_ns: int = 0
-    """When the counter was last read."""
+    """When the counter was last read, by the monotonic clock."""
     moved_ns: int = 0
-    """When the counter was first read with its last value."""
+    """When the counter was first read with its last value, by the monotonic clock."""
     ahead: int = 0
-    """Energy that ticks have reported in excess of the counter, in millijoules."""
+    """Energy reported since the counter last moved that the counter does not contain yet, in
+    millijoules. It is subtracted once the counter moves."""
     rest: int = 0
-    """Remainder of power times time below a millijoule, in milliwatts times nanoseconds."""
+    """Fraction of a millijoule carried over to the next power reading, in milliwatts times
+    nanoseconds."""
 
     @property
     def has_stopped(self) -> bool:
-        """Whether the counter had not moved for longer than a step takes when it was last read."""
+        """Whether the counter's last reading showed no change for longer than a step takes."""
         return self.read_ns - self.moved_ns > MAX_STEP_NS
 
     @property
     def is_settled(self) -> bool:
-        """Whether no excess of earlier ticks is left to be subtracted from the next ticks."""
+        """Whether the next energy can be used as it is, without the subtraction of `ahead`."""
         return self.ahead == 0 or self.has_stopped
 
     def may_show(self, counter: int | None, now_ns: int) -> bool:
-        """Return whether a value is plausible as the next value of the counter."""
+        """Return whether `counter` is plausible as the counter's next value, read at `now_ns`."""
         if counter is None or self.counter is None:
             return True
         return 0 <= counter - self.counter <= self._max_drawn(now_ns)
 
     def _max_drawn(self, now_ns: int) -> int:
-        """Return the maximum energy since the counter was last read, in millijoules."""
+        """Return the maximum energy that a board can use since the last reading, in millijoules."""
         length_ns = now_ns - self.read_ns + _SLACK_NS
         return min(bounds.MAX_MILLIWATTS * length_ns // NS_PER_SECOND, bounds.MAX_TICK_MILLIJOULES)
 
@@ -110,7 +117,8 @@ class EnergyMeter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ) -> "tuple[EnergyMeter, TickEnergy]":
         """Return the meter after a reading at `now_ns`, and the energy since the previous reading.
 
-        `interval_ns` is the time since that reading.
+        `counter` and `power_milliwatts` are the reading's values; `None` means unknown.
+        `interval_ns` is the time since the previous reading.
         """
         by_draw, rest = None, self.rest
         if power_milliwatts is not None:
@@ -139,9 +147,9 @@ class EnergyMeter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def _go_ahead(
         self, by_draw: int | None, rest: int, *, read_ns: int, now_ns: int
     ) -> "tuple[EnergyMeter, TickEnergy]":
-        """Return the meter, and power times time as the energy.
+        """Return the meter and the energy after a reading without a new value of the counter.
 
-        This is used if the counter has no new value. Its next movement corrects the energy.
+        The energy is power times time (`by_draw`). The counter's next movement corrects it.
         """
         # If the counter was not read now, it may have moved since its last reading.
         since_ns = self.moved_ns if read_ns == now_ns else self.read_ns
@@ -165,7 +173,10 @@ class EnergyMeter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def _catch_up(
         self, drawn: int, by_draw: int | None, interval_ns: int, now_ns: int
     ) -> tuple[TickEnergy, int]:
-        """Return the energy to report after the counter moved, and the excess that remains."""
+        """Return the energy to report after the counter has risen by `drawn`, and the new `ahead`.
+
+        The energy that was reported ahead of the counter is subtracted.
+        """
         energy = TickEnergy(max(0, drawn - self.ahead), EnergyMethod.COUNTER)
         since_ns = now_ns - self.covered_ns
         if since_ns > interval_ns:
@@ -180,10 +191,10 @@ class EnergyMeter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class EnergyPoint(NamedTuple):
-    """The total energy at one reading."""
+    """A board's total energy at one reading."""
 
     at_ns: int
-    """When it was read, by the monotonic clock."""
+    """Time of the reading, by the monotonic clock."""
     millijoules: int
     """Energy used until the reading, counted from an arbitrary start."""
     method: EnergyMethod | None
@@ -191,11 +202,12 @@ class EnergyPoint(NamedTuple):
 
 
 class DrawnEnergy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A board's total energy at each reading, kept as far back as the next tick needs.
+    """Divides a board's energy among ticks, by the time that each tick covers.
 
-    A tick covers the driver's time until some windows ago, for which busy time was sampled. The
-    tick's energy covers the same time, interpolated between readings. The energies of ticks add up
-    to the total, to the millijoule.
+    It keeps the total energy at each reading, as far back as the next tick needs. The time that a
+    tick covers ends some sampling windows before the tick. The tick's energy covers exactly that
+    time, interpolated between readings. The energies of all ticks add up to the total, to the
+    millijoule.
     """
 
     meter: EnergyMeter
@@ -203,9 +215,9 @@ class DrawnEnergy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     points: tuple[EnergyPoint, ...] = ()
     """The readings, oldest first."""
     covered_ns: int | None = None
-    """End of the last tick's cover; `None` before the first."""
+    """End of the time that the last tick covered; `None` before the first tick with energy."""
     covered_millijoules: int = 0
-    """The total energy at the end of the last tick's cover."""
+    """The total energy at `covered_ns`."""
 
     def measure(
         self,
@@ -215,7 +227,11 @@ class DrawnEnergy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         cover_end_ns: int,
         validator: Validator,
     ) -> "tuple[DrawnEnergy, TickEnergy]":
-        """Return the state after a tick, and the energy in the tick's cover."""
+        """Return the state after a tick, and the energy in the time that the tick covers.
+
+        `readings` are those since the previous tick, oldest first; the last is the tick's own. The
+        covered time ends at `cover_end_ns` and is `interval_ns` long.
+        """
         meter, points = self._read(readings, interval_ns, validator)
         begin_ns = cover_end_ns - interval_ns
         begin = _total_at(points, begin_ns)
@@ -241,7 +257,7 @@ class DrawnEnergy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def _read(
         self, readings: Sequence[EnergyReading], interval_ns: int, validator: Validator
     ) -> tuple[EnergyMeter, list[EnergyPoint]]:
-        """Return the meter and all points after further readings."""
+        """Return the meter and all points, including those of the new readings."""
         meter, points = self.meter, [*self.points]
         for reading in readings:
             if points and reading.at_ns <= points[-1].at_ns:
@@ -284,7 +300,7 @@ def _total_at(points: Sequence[EnergyPoint], time_ns: int) -> int:
 def _methods_within(
     points: Sequence[EnergyPoint], begin_ns: int, end_ns: int
 ) -> list[EnergyMethod | None]:
-    """Return the methods used between two times, except in parts too short to matter."""
+    """Return how the energy between two times was determined; ignore very short parts."""
     lengths: Counter[EnergyMethod | None] = Counter()
     for before, after in pairwise(points):
         length_ns = min(after.at_ns, end_ns) - max(before.at_ns, begin_ns)
@@ -296,21 +312,21 @@ def _methods_within(
 
 
 class IdleDraw(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The lowest mean power of a board without a process, from its energy over several ticks.
+    """The lowest mean power of a board that no process uses.
 
-    The energy over several seconds is more reliable than power readings, which may describe an
-    instant. A low-power state that is shorter than `MIN_FREE_NS` lowers the mean only in
-    proportion.
+    Each mean is computed from the board's energy over at least `MIN_FREE_NS`, which is more
+    reliable than power readings, because these may describe an instant. A shorter low-power state
+    lowers the mean only in proportion to its length.
     """
 
     lowest_milliwatts: int | None = None
-    """The lowest mean so far; `None` until the board was watched for long enough."""
+    """The lowest mean so far; `None` until the board was unused for long enough."""
     was_free: bool = False
-    """Whether the last tick ended without a process."""
+    """Whether no process used the board at the end of the last tick."""
     free_ns: int = 0
-    """How long the board has been watched without a process."""
+    """Length of the time without a process over which the current mean is computed."""
     free_millijoules: int = 0
-    """The board's energy in that time."""
+    """The board's energy in `free_ns`."""
 
     def watch(
         self,
@@ -323,9 +339,10 @@ class IdleDraw(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ) -> "IdleDraw":
         """Return the state after a tick.
 
-        `is_free` is whether the tick ended without a process, and `is_unused` whether no kernel ran
-        in it. `is_settled` is whether no excess of earlier ticks was subtracted from the tick's
-        energy.
+        `energy` is the board's energy in the tick. `is_free` is whether no process used the board
+        at the end of the tick, and `is_unused` whether no kernel ran in the tick. `is_settled` is
+        false if the tick's energy may be too low, because earlier ticks have already reported a
+        part of that energy.
         """
         if not is_free and not self.was_free:
             return self

@@ -1,11 +1,12 @@
-"""Converts the driver's values to fields of a reading; for counters, uses their history.
+"""Converts the driver's values to fields of records, and checks counters against their history.
 
 `gpuledger_agent.core.readings` lists the fields that a source may return, with their units. Other
 fields are ignored.
 
-A counter that fell has restarted, or has overflowed if its unit allows that. A counter that rose by
-more than possible is ignored until a later value continues from there. The possible rise depends on
-the time since the last reading of the counter, because not every tick reads every counter.
+A counter that fell has restarted, or has overflowed if its unit allows overflows. If a counter rose
+by more than possible, the value is ignored until a later value confirms it by continuing from
+there. The possible rise depends on the time since the counter was last read, because not every tick
+reads every counter.
 """
 
 import math
@@ -56,7 +57,10 @@ _SLACK_NS: Final = 1_000_000_000
 
 
 class _Field(NamedTuple):
-    """A reading's field, prepared for speed, because each tick converts several hundred values."""
+    """The record field of a reading, with the conversion of its values.
+
+    It is prepared once for speed, because each tick converts several hundred values.
+    """
 
     name: str
     part: str
@@ -108,12 +112,12 @@ class CounterTotal(msgspec.Struct, frozen=True, gc=False):
     wrapped: int = 0
     """Sum of all overflows of the counter so far."""
     suspect: "CounterTotal | None" = None
-    """A later value that was not accepted."""
+    """A later value that was not accepted because it rose too much; `None` if there is none."""
 
 
 @dataclass(kw_only=True)
 class CounterTracker:
-    """The counters of one GPU in one tick."""
+    """Checks the counters of one GPU in one tick against their histories."""
 
     totals: dict[str, CounterTotal]
     """The counters' histories, kept from tick to tick."""
@@ -123,7 +127,10 @@ class CounterTracker:
     """Names of the counters that have restarted."""
 
     def update(self, name: str, value: int, unit: Unit) -> int | None:
-        """Return the counter's value including overflows; `None` if it is not accepted yet."""
+        """Return a counter's value including overflows, and record it in the counter's history.
+
+        Return `None` if the value rose by more than possible since the last accepted value.
+        """
         was = self.totals.get(name)
         if was is None:
             self.totals[name] = CounterTotal(value, self.now_ns)
@@ -148,7 +155,7 @@ class CounterTracker:
         return 0 <= risen <= unit.max_per_second * passed_ns // _NS_PER_SECOND
 
     def _fall(self, name: str, value: int, was: CounterTotal, unit: Unit) -> int:
-        """Return the value of a counter that fell, because it overflowed or restarted."""
+        """Return the total of a counter that fell; decide whether it overflowed or restarted."""
         width = next((width for width in _WIDTHS if was.value < width), 0)
         risen = width - was.value + value
         # If another counter of the GPU has restarted, this counter has restarted too.
@@ -161,7 +168,7 @@ class CounterTracker:
 
 
 class ReadFields(NamedTuple):
-    """One GPU's fields in one tick."""
+    """The fields of one GPU's records in one tick."""
 
     reading: dict[str, Any]
     """Fields of `GpuReading`."""
@@ -178,7 +185,7 @@ def read_fields(
 ) -> ReadFields:
     """Return one GPU's plausible values in one tick, as fields of `GpuReading` and `GpuDetails`.
 
-    Profiling values that `GpuReading` contains are in both records.
+    Profiling values that `GpuReading` also contains are in both.
     """
     found: dict[str, dict[str, Any]] = {}
     for group, values in _values_by_group(raw, interval_ns).items():
@@ -241,7 +248,10 @@ def _read_list(
     counters: CounterTracker,
     validator: Validator,
 ) -> list[Any] | None:
-    """Return the values before the first implausible one, because positions identify them."""
+    """Return a list's values up to the first implausible one.
+
+    The later values are left out, because a value is identified by its position in the list.
+    """
     kept: list[Any] = []
     for position, item in enumerate(value if isinstance(value, list | tuple) else ()):
         ours = _read_one(spec, f"{entry}.{position}", item, counters, validator)
@@ -272,7 +282,10 @@ def _read_one(
 
 
 def _correct(reading: dict[str, Any], health: dict[str, Any], validator: Validator) -> None:
-    """Remove memory values above the total, and fabric values of a GPU outside of a fabric."""
+    """Remove memory values above the total memory.
+
+    Also remove the NVLink fabric's values if the GPU has not joined a fabric.
+    """
     total = reading.get("memory_total_bytes")
     for name in ("memory_used_bytes", "memory_reserved_bytes"):
         if total is not None and reading.get(name, 0) > total:

@@ -7,7 +7,7 @@ window, others one sample for the whole time since the last query.
 covers. Until then, that time is derived from the distance between a process's samples.
 
 Two kinds of samples do not describe a process's own use and are corrected here: samples that add up
-to more than the device's use (`take_turns`), and samples of an MPS server (`share_server`).
+to more than the GPU's use (`take_turns`), and samples of an MPS server (`share_server`).
 """
 
 from collections import Counter
@@ -55,10 +55,10 @@ _GAUSS: Final = (
 
 
 class ProcessUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One process's use of one GPU over the covered time."""
+    """One process's use of one GPU over the time that a tick covers."""
 
     process: ListedProcess
-    """The process as listed now or, if it is no longer listed, as listed before."""
+    """The process, from the driver's latest list that contains it."""
     sm_ratio: float | None
     """Share of the covered time in which the process's kernels ran; `None` if unknown."""
     ended: bool
@@ -72,28 +72,28 @@ class ProcessUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class GoneProcess(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A process that ended and may have run in time that no tick has covered yet."""
+    """An ended process that may have run after the end of the last tick's covered time."""
 
     process: ListedProcess
-    """The process as it was last listed."""
+    """The process, from the driver's last list that contains it."""
     until_us: float
-    """Latest possible time of its end, by the driver's clock."""
+    """Latest possible time of the process's end, by the driver's clock."""
 
 
 class Shares(msgspec.Struct, frozen=True, kw_only=True):
-    """The processes of one GPU in one tick."""
+    """Each process's share of one GPU in one tick."""
 
     usages: list[ProcessUsage]
-    """Running processes, then ended ones."""
+    """The use of the running processes, then of ended ones."""
     newest_us: int
-    """The newest plausible time stamp; 0 if there is none."""
+    """The newest plausible time stamp of a process's sample; 0 if there is none."""
     window_us: int | None
     """The driver's window length; `None` if it is unknown."""
     dropped: Counter[str]
     """Samples left out, by reason."""
     overlaps: bool = False
-    """Whether samples added up to more than the device's use, so that they are taken to count each
-    kernel from its submission to its end."""
+    """Whether the processes' samples added up to more than the GPU's use, so that `take_turns`
+    corrected them."""
 
 
 def merge_processes(
@@ -103,10 +103,12 @@ def merge_processes(
     memory_bytes: int | None,
     validator: Validator,
 ) -> Mapping[int, ListedProcess]:
-    """Merge the driver's lists by pid: a process in two lists holds its memory once.
+    """Return the processes in the driver's lists by pid.
 
-    If a list failed (`listed` is `None`), the processes in `before` are returned, because they are
-    assumed to be still running. Callers pass an empty `before` if lists have failed for too long.
+    A process that is in two lists counts once, with its memory. If a list failed (`listed` is
+    `None`), the result is `before`, because the processes listed before are assumed to be still
+    running. Callers pass an empty `before` if lists have failed for too long. `memory_bytes` is the
+    GPU's memory, the maximum plausible memory of a process.
     """
     if listed is None:
         return before
@@ -147,10 +149,12 @@ def apportion(
     validator: Validator,
     learns: bool = True,
 ) -> Shares:
-    """Return each process's share of the covered time.
+    """Return each process's share of the time that the tick covers (`cover`).
 
-    If samples are given, a process without samples has a share of 0. With `learns` false, the
-    samples do not change the known length of the driver's window.
+    `running` are the processes listed now, and `before` those listed earlier that may have run in
+    the covered time. If `samples` is `None`, the shares are unknown; otherwise a process without
+    samples has a share of 0. `window_us` is the known length of the driver's window for process
+    samples. If `learns` is false, the samples do not change it.
     """
     processes = {**before, **running}
     newest_us = cover.gpu[-1].end_us if cover.gpu else 0
@@ -204,7 +208,7 @@ def _share(
     window_us: int | None,
     interval_us: float,
 ) -> float:
-    """Return the part of the covered time that a sample represents."""
+    """Return the part of the covered time to which a process's sample applies."""
     interval, end_us = cover.interval, sample.timestamp_us
     if interval is None:
         return 1.0 if window_us is None else min(1.0, window_us / interval_us)
@@ -230,7 +234,11 @@ def _share(
 def _video_ratio(
     parts: Sequence[tuple[ProcessUtilizationSample, float]], engine: str, validator: Validator
 ) -> float | None:
-    """Return the share of the covered time in which a video engine worked for a process."""
+    """Return the share of the covered time in which the `engine` worked for a process.
+
+    `parts` are the process's samples, each with the part of the covered time to which it applies.
+    Return `None` if the share is zero.
+    """
     percent = 0.0
     for sample, part in parts:
         own = getattr(sample, f"{engine}_percent")
@@ -247,11 +255,11 @@ def _is_mps_client(process: ListedProcess) -> bool:
 def share_server(
     usages: Sequence[ProcessUsage], servers: Collection[int]
 ) -> Sequence[ProcessUsage] | None:
-    """Return usages in which MPS clients share the usage sampled for their server.
+    """Return usages in which the MPS servers' use is divided equally among the MPS clients.
 
-    Each client gets an equal part, because the driver does not report the clients' own use.
-    `servers` are the servers' pids. Returns `None` if there are no clients, the servers have no
-    use, or the driver reports use of the clients themselves.
+    The driver reports clients' use under the server's pid, so each client's own use is unknown.
+    `servers` are the servers' pids. Return `None` if there are no clients, the servers have no use,
+    or the driver reports use of the clients themselves.
     """
     clients = [one for one in usages if _is_mps_client(one.process) and not one.ended]
     served = sum(one.sm_ratio or 0.0 for one in usages if one.process.pid in servers)
@@ -271,13 +279,14 @@ def share_server(
 def take_turns(
     samples: Mapping[int, Sequence[ProcessUtilizationSample]], windows: Sequence[SampledWindow]
 ) -> Mapping[tuple[int, int], float]:
-    """Return corrected percents for windows in which the processes add up to more than the device.
+    """Return corrected percents for windows in which the processes' samples exceed the GPU's.
 
-    Some drivers count a kernel from its submission to its end, whether it runs or waits. A
-    process's sample then shows the part of the window in which it had work. Processes that have
-    work at the same time take equal turns. If they work independently, a process ran for its part
-    times the mean of 1 / n, where n is the number of processes with work. The results are scaled to
-    the device's use. Keys are pid and stamp.
+    The keys are pid and time stamp of a sample. Some drivers count a kernel from its submission to
+    its end, whether it runs or waits. A process's sample then shows the part of the window in which
+    the process had work. Processes that have work at the same time are assumed to take equal turns.
+    If they work independently of each other, a process ran for its part of the window times the
+    mean of 1 / n, where n is the number of processes with work. The results are scaled so that they
+    add up to the GPU's use.
     """
     by_stamp: dict[int, list[ProcessUtilizationSample]] = {}
     for own in samples.values():
@@ -301,11 +310,12 @@ def take_turns(
 
 
 def _turns(parts: Sequence[float]) -> list[float]:
-    """Return the part of the time that each process ran, given the parts in which it had work.
+    """Return the part of a window in which each process ran, if they take equal turns.
 
-    Let k be the number of other processes with work. The mean of 1 / (1 + k) is the integral from 0
-    to 1 of the product of 1 - p + p x over the other processes, where p is a process's part. The
-    product is a polynomial in x, which Gaussian quadrature integrates.
+    `parts` are the parts of the window in which each process had work. Let k be the number of other
+    processes with work at an instant. The mean of 1 / (1 + k) is the integral from 0 to 1 of the
+    product of 1 - p + p x over the other processes, where p is a process's part. The product is a
+    polynomial in x, which Gaussian quadrature integrates.
     """
     ran = [0.0] * len(parts)
     for x, weight in _GAUSS:
@@ -321,7 +331,10 @@ def _sort(
     processes: Mapping[int, ListedProcess],
     newest_us: int,
 ) -> tuple[dict[int, list[ProcessUtilizationSample]], Counter[str]]:
-    """Return plausible samples of listed processes by pid, and counts of dropped ones by reason."""
+    """Return the plausible samples of `processes` by pid, and the number of others by reason.
+
+    `newest_us` is the GPU's newest time stamp; samples with much later stamps are not plausible.
+    """
     kept: dict[int, list[ProcessUtilizationSample]] = {}
     dropped: Counter[str] = Counter()
     latest_us = newest_us + _AHEAD_US if newest_us else TIMESTAMP_US[1]
@@ -344,7 +357,10 @@ def _sort(
 
 
 def _shortest_gap_us(kept: Mapping[int, Sequence[ProcessUtilizationSample]]) -> int | None:
-    """Return the shortest time between two samples of one process in one answer."""
+    """Return the shortest time between two consecutive samples of one process.
+
+    Times that cannot be the length of a window are ignored. Return `None` if there are no others.
+    """
     gaps = [
         later - earlier
         for own in kept.values()

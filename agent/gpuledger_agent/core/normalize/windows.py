@@ -17,7 +17,7 @@ from gpuledger_agent.core.raw import UtilizationSample
 # If a gap between two stamps exceeds this many windows, the driver did not sample throughout.
 _MAX_WINDOW: Final = 1.5
 USUAL_WINDOW_US: Final = 166_667
-"""The window of most drivers; assumed until the driver's own is known."""
+"""Length of the sampling windows of most drivers; assumed until the driver's own is known."""
 LONGEST_WINDOW_US: Final = 1_000_000
 """Maximum length of a window, by NVML's documentation."""
 MAX_GAP_US: Final = 1_100_000
@@ -44,7 +44,7 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Its end."""
 
     def overlap_us(self, start_us: float, end_us: float) -> float:
-        """Return how long another interval overlaps this one."""
+        """Return for how many microseconds another interval overlaps this one."""
         # Called hundreds of times a tick; comparisons cost a third of min and max.
         start = start_us if start_us > self.start_us else self.start_us  # noqa: FURB136  # see above
         end = end_us if end_us < self.end_us else self.end_us  # noqa: FURB136  # as above
@@ -52,47 +52,48 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class SampledWindow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One sampling window of the driver."""
+    """One sampling window of the driver, with the utilization in it."""
 
     start_us: int
-    """Its start, exclusive."""
+    """The window's start, exclusive."""
     end_us: int
-    """Its end, inclusive: the time stamp of its sample."""
+    """The window's end, inclusive: the time stamp of its sample."""
     percent: int
-    """Its sample's value."""
+    """The utilization in the window, in percent."""
 
 
 class StampGap(NamedTuple):
-    """The time between two consecutive stamps."""
+    """The gap between two consecutive time stamps of a driver's samples."""
 
     length_us: int
-    """The gap's length: one or several windows."""
+    """The time between the two stamps: the length of one or several windows."""
     has_idle: bool
     """Whether the driver is known to have omitted a window in the gap, so that the gap spans at
     least two windows."""
 
 
 class WindowLength(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The length of a driver's windows, as far as its stamps have revealed it.
+    """An estimate of the length of a driver's sampling windows, from the stamps of its samples.
 
-    If a driver omits idle windows, a gap between stamps may span several windows. Therefore the
-    estimate follows the shortest gap across answers, and becomes longer only on further evidence.
+    If a driver returns no samples of idle windows, a gap between stamps may span several windows.
+    Therefore the estimate is the shortest gap in all answers, and becomes longer only on further
+    evidence.
     """
 
     length_us: float | None = None
-    """The length; `None` until the stamps reveal it."""
+    """The length of a window; `None` until the stamps reveal it."""
     is_confirmed: bool = False
     """Whether several gaps had this length."""
     gaps: tuple[StampGap, ...] = ()
-    """The latest gaps that could be one window."""
+    """The latest gaps that are short enough to be a single window."""
     newest_us: int = 0
     """The newest stamp so far."""
     answers: int = 0
-    """Number of answers with such gaps, up to `_ANSWERS_TO_LEARN`."""
+    """Number of answers that added to `gaps`, up to `_ANSWERS_TO_LEARN`."""
 
     @property
     def usual_us(self) -> float:
-        """The length, or the usual length of most drivers until the length is known."""
+        """The length of a window, or that of most drivers until the length is known."""
         return self.length_us or USUAL_WINDOW_US
 
     @property
@@ -102,7 +103,10 @@ class WindowLength(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.length_us is None and bool(lengths) and max(lengths) <= _ALIKE * min(lengths)
 
     def interrupt(self) -> "WindowLength":
-        """Return the estimate for use after the driver's clock may have been replaced."""
+        """Return the estimate without the newest stamp.
+
+        Use it if later stamps may be from another clock, for example after a reload of the driver.
+        """
         return replace(self, newest_us=0)
 
     def learn(
@@ -115,9 +119,9 @@ class WindowLength(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ) -> "WindowLength":
         """Return the estimate after an answer.
 
-        `before_us` is the stamp before the first sample, or 0. After the stamps in `idle_after`, a
-        window closed for which the driver returned no sample. `skips_idle` is whether the driver is
-        known to omit idle windows.
+        `before_us` is the stamp before the first sample, or 0. `idle_after` contains the stamps
+        after which the driver has omitted an idle window. `skips_idle` is whether the driver is
+        known to omit all idle windows.
         """
         stamps = _stamps(samples, before_us)
         fresh = tuple(
@@ -142,7 +146,7 @@ class WindowLength(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def _by_shortest(known: WindowLength, gaps: Sequence[StampGap]) -> WindowLength | None:
-    """Return the estimate by the shortest gap, if that gap can be one window; otherwise `None`."""
+    """Return the estimate from the shortest gap; `None` if that gap may span several windows."""
     lengths = sorted(gap.length_us for gap in gaps if not gap.has_idle)
     # A single late stamp must not shorten a confirmed length.
     enough = _GAPS_TO_LEARN if known.is_confirmed else 1
@@ -158,7 +162,10 @@ def _by_shortest(known: WindowLength, gaps: Sequence[StampGap]) -> WindowLength 
 
 
 def _by_odd(known: WindowLength, shortest: Sequence[int]) -> WindowLength | None:
-    """Return a longer estimate if the shortest gaps are not a multiple of the known length."""
+    """Return a longer estimate if the shortest gaps are not a multiple of the known length.
+
+    Otherwise return `None`, because such gaps may span several windows of the known length.
+    """
     found_us = _median(shortest)
     parts = found_us / known.usual_us
     is_odd = abs(parts - round(parts)) > _ODD_PARTS
@@ -167,7 +174,10 @@ def _by_odd(known: WindowLength, shortest: Sequence[int]) -> WindowLength | None
 
 
 def _by_latest(known: WindowLength, *, skips_idle: bool) -> WindowLength | None:
-    """Return a longer estimate if all recent gaps are alike and are one window; else `None`."""
+    """Return a longer estimate if the latest gaps are equally long and each is one window.
+
+    Otherwise return `None`.
+    """
     latest = known.gaps[-_ALIKE_TO_LEARN:]
     lengths = [gap.length_us for gap in latest]
     is_shown = (
@@ -182,7 +192,7 @@ def _by_latest(known: WindowLength, *, skips_idle: bool) -> WindowLength | None:
 
 
 def _median(values: Sequence[int]) -> float:
-    """Return the median; `statistics.median` would load `fractions` and `decimal`."""
+    """Return the median; `statistics.median` is not used, because it loads two more modules."""
     ordered, half = sorted(values), len(values) // 2
     return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
@@ -192,8 +202,9 @@ def cut_windows(
 ) -> list[SampledWindow]:
     """Return each sample's window, oldest first.
 
-    `before_us` is the stamp before the first sample, or 0. If it is 0, or a gap between stamps is
-    too long for one window, the window begins `window_us` before its stamp.
+    A window ends at its sample's stamp and begins at the previous stamp; `before_us` is the stamp
+    before the first sample, or 0 if it is unknown. If the previous stamp is unknown or too far away
+    for one window, the window begins `window_us` before its end.
     """
     percents = {sample.timestamp_us: sample.percent for sample in samples}
     stamps = _stamps(samples, before_us)
@@ -218,10 +229,10 @@ def _stamps(samples: Sequence[UtilizationSample], before_us: int) -> list[int]:
 def fill_idle(
     windows: Sequence[SampledWindow], covered: Interval, *, window_us: float
 ) -> list[SampledWindow]:
-    """Return the windows and, for covered time without a window, additional windows with 0 %.
+    """Return the windows, with additional windows of 0 % where the covered time has none.
 
-    A window longer than usual begins with time for which the driver omitted windows. This part is
-    cut off and filled with 0 % too.
+    If a window is longer than `window_us`, the driver has omitted idle windows at its beginning.
+    The window is then shortened to `window_us`, and the rest is filled with 0 % too.
     """
     filled: list[SampledWindow] = []
     at_us = int(covered.start_us)
@@ -241,10 +252,11 @@ def fill_idle(
 def mean_percent(
     windows: Sequence[SampledWindow], covered: Interval | None
 ) -> tuple[float, float | None]:
-    """Return how much of the interval has windows, in microseconds, and the mean over that part.
+    """Return the mean utilization in the covered interval, after the length of its known part.
 
-    If no window overlaps the interval, the mean is the value of the newest window, or `None` if
-    there are no windows.
+    The known part is the time that has windows, in microseconds; the mean is over that part. If no
+    window overlaps the interval, the mean is the value of the newest window, or `None` if there are
+    no windows.
     """
     known = used = 0.0
     if covered is None:
@@ -259,6 +271,9 @@ def mean_percent(
 
 
 def window_at(windows: Sequence[SampledWindow], time_us: int) -> SampledWindow | None:
-    """Return the window that contains an instant, or the nearest window; `None` without windows."""
+    """Return the window that contains `time_us`; `None` if there are no windows.
+
+    If no window contains it, return the next later window or, if there is none, the last one.
+    """
     index = bisect_left(windows, time_us, key=lambda window: window.end_us)
     return windows[min(index, len(windows) - 1)] if windows else None
