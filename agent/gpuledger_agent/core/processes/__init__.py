@@ -1,1 +1,1 @@
-"""The processes on the GPUs: their identity from the first listing to the end, and their use."""
+"""The processes on the GPUs, from their first listing to their end, and their use of the GPUs."""

@@ -17,17 +17,18 @@ class Location:
     """The container, pod or job of a process, read from its cgroups."""
 
     container_id: str | None = None
-    """The runtime's id, 64 hexadecimal digits; `None` if the path contains no container."""
+    """The runtime's id of the container, 64 hexadecimal digits; `None` if the process is in no
+    container."""
     pod_uid: str | None = None
-    """The pod's UID, or a static pod's configuration hash; `None` if the path contains no pod."""
+    """The pod's UID, or a static pod's configuration hash; `None` if the process is in no pod."""
     job_id: str | None = None
-    """The scheduler's id of the job, outside of any pod; `None` if the path contains no job."""
+    """The scheduler's id of the job; `None` if the process is in no job, or in a pod."""
     line: str | None = None
     """The cgroup line that identified the location, or the first line; `None` without lines."""
 
     @property
     def is_of_host(self) -> bool:
-        """Whether the path contains neither a pod nor a container nor a job."""
+        """Whether the process is in no container, pod or job."""
         return self.container_id is None and self.pod_uid is None and self.job_id is None
 
 
@@ -36,11 +37,12 @@ class ProcessFacts:
     """The facts about a process that `/proc` shows."""
 
     started_boottime_ns: int | None = None
-    """Start since boot, in the kernel's steps of 10 ms; `None` if it could not be read."""
+    """Start of the process since boot, in the kernel's steps of 10 ms; `None` if `/proc` does not
+    show the process."""
     command: str | None = None
     """The kernel's name of the program."""
     location: Location = Location()  # frozen, so it can be shared
-    """Its container, pod or job."""
+    """The container, pod or job of the process."""
 
 
 # The kernel keeps 15 letters of `nvidia-cuda-mps-server`; the control daemon uses no GPU.
@@ -49,10 +51,14 @@ UNREADABLE: Final = ProcessFacts()
 
 
 class ProcessLookup(Protocol):
-    """Looks processes up by their pid."""
+    """Reads the facts about a process from `/proc`."""
 
     def read(self, pid: int) -> ProcessFacts:
-        """Return a process's facts; `UNREADABLE` if the process is gone, hidden or was replaced."""
+        """Return the facts about a pid's process.
+
+        Return `UNREADABLE` if the process has ended or is hidden, or if another process got the pid
+        while it was read.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,47 +68,50 @@ class KnownProcess:
     pid: int
     """Process id."""
     facts: ProcessFacts
-    """Its facts from `/proc`."""
+    """The facts about the process from `/proc`."""
     gpus: frozenset[str]
     """UUIDs of the GPUs whose lists contain the process."""
     listed_boottime_ns: int = field(compare=False)
-    """When the driver last listed the pid, for this process or for another one."""
+    """When the driver last listed the pid, since boot. The listed process may be another one that
+    has reused the pid."""
     certain_boottime_ns: int = field(compare=False)
-    """When the driver last listed the process and `/proc` showed it afterwards. If `/proc` never
-    showed it, when the driver first listed it."""
+    """The last time, since boot, at which the driver certainly listed this process: `/proc` showed
+    the process afterwards. If `/proc` never showed it, the time of its first listing."""
     is_confirmed: bool = field(compare=False)
     """Whether `/proc` showed the process after its last listing. If not, the process may have ended
-    before that listing and its pid may have been reused, so it is unknown who used the GPU."""
+    before that listing and its pid may have been reused, so it is unknown which process used the
+    GPU."""
     has_ended: bool = field(default=False, compare=False)
     """Whether `/proc` no longer shows the process, but showed it after a fast poll since the
-    previous tick. If so, the process was on the GPU in this tick."""
+    previous tick. The process was then certainly on the GPU in this tick."""
 
     @property
     def is_mps_server(self) -> bool:
-        """Whether the process is the MPS server, judged by its command name."""
+        """Whether the process is an MPS server, judged by its command name."""
         return (self.facts.command or "").startswith(_MPS_SERVER)
 
     @property
     def certain_facts(self) -> ProcessFacts:
-        """The facts, or `UNREADABLE` if they may describe another process than the listed one."""
+        """The facts, or `UNREADABLE` if the driver may have listed another process with the pid."""
         return self.facts if self.is_confirmed or self.has_ended else UNREADABLE
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableUpdate:
-    """The processes of one tick."""
+    """The processes on the GPUs in one tick, compared with the previous tick."""
 
     now: Mapping[int, KnownProcess]
     """The processes now, by pid."""
     before: Mapping[int, KnownProcess]
-    """The processes of the previous tick, and earlier `lingering` processes, by pid."""
+    """The processes of the previous tick, by pid, and ended processes whose use ticks may still
+    report (`lingering` of `ProcessTable.refresh`)."""
     records: list[ProcessRecord]
-    """Changes since the previous tick."""
+    """Records of the processes that started, changed or ended since the previous tick."""
     unreadable: int
     """Number of processes that the driver lists now but `/proc` did not show."""
 
     def was_recycled(self, pid: int) -> bool:
-        """Return whether the pid belonged to another process before."""
+        """Return whether the pid belonged to another process in the previous tick."""
         return _is_another(self.now.get(pid), self.before.get(pid))
 
 
@@ -111,7 +120,7 @@ class ProcessTable:
     """The processes on a node's GPUs."""
 
     processes: ProcessLookup
-    """Looks processes up."""
+    """Reads the facts about processes from `/proc`."""
     node: NodeId
     """The node, for the records."""
     boot_id: str
@@ -129,16 +138,16 @@ class ProcessTable:
         listed_boottime_ns: int,
         time_ns: int,
     ) -> TableUpdate:
-        """Look up every process again, and return the changes.
+        """Read the facts about every process again; return the processes and their changes.
 
         `listed` contains the pids on each GPU that answered. `listed_boottime_ns` is when these
         lists were read: a process that started later has reused the pid of a listed process.
         `lingering` are pids of ended processes that the next update must still return in `before`.
 
         If a GPU did not answer, its processes are assumed to be still on it. A process that `/proc`
-        no longer shows may still hold its GPU: it ends with the GPU's first answer that does not
-        list it. Only processes that are listed now are counted as unreadable, because a process on
-        a GPU that does not answer has usually died with the GPU.
+        no longer shows may still use its GPU, so the process only counts as ended once the GPU
+        answers without listing it. Only processes that are listed now are counted as unreadable,
+        because a process on a GPU that does not answer has usually ended with the GPU.
         """
         before = self._known
         self._known = {
@@ -161,12 +170,12 @@ class ProcessTable:
         return update
 
     def observe(self, listed: Mapping[int, Mapping[str, ClockReading]]) -> list[ProcessRecord]:
-        """Take in processes that are new on a GPU between two updates; return their records.
+        """Add processes that a fast poll found on a GPU; return their records.
 
-        `listed` contains, by pid, the GPUs that list the process and the times of their queries. It
-        must contain all GPUs that were queried together, because a process opens several GPUs at
-        once. A process that ended before `/proc` could be read stays unknown. A reused pid is left
-        to the next update.
+        `listed` contains, by pid, the UUIDs of the GPUs that list the process, each with the time
+        of its query. It must contain all GPUs that were queried together, because a process may
+        open several GPUs at once. A process that ended before `/proc` could be read is not added. A
+        reused pid is not added either; the next update detects it.
         """
         records = []
         for pid, times in sorted(listed.items()):
@@ -185,7 +194,7 @@ class ProcessTable:
         return records
 
     def processes_on(self, gpus: Collection[str]) -> list[IncidentProcess]:
-        """Return the processes that the last update found on any of these GPUs, ordered by pid."""
+        """Return the known processes on any of these GPUs, ordered by pid."""
         known = [
             process
             for _, process in sorted(self._known.items())
@@ -277,7 +286,10 @@ def _observed(
     times: Mapping[str, ClockReading],
     cached: KnownProcess | None,
 ) -> KnownProcess | None:
-    """Return the process that GPUs listed at these times; `None` if `/proc` does not show it."""
+    """Return the pid's process on the GPUs that listed it at the given times.
+
+    Return `None` if `/proc` does not show the process, or if it started after all these times.
+    """
     started_ns = facts.started_boottime_ns
     # A process that started after a list was read is not the process listed there.
     gpus = {
@@ -300,7 +312,10 @@ def _observed(
 def _changes(
     now: KnownProcess | None, before: KnownProcess | None
 ) -> list[tuple[ProcessChange, KnownProcess]]:
-    """Return the changes for one pid; if the pid was reused, these are an end and a start."""
+    """Return the changes of one pid's process, each with the process to report.
+
+    If the pid was reused, the earlier process has ended and another one was first seen.
+    """
     changes: list[tuple[ProcessChange, KnownProcess]] = []
     is_another = _is_another(now, before)
     if before and (now is None or is_another):
@@ -326,7 +341,11 @@ def _is_another(now: KnownProcess | None, before: KnownProcess | None) -> bool:
 def _gpus_by_pid(
     listed: Mapping[str, Collection[int]], before: Mapping[int, KnownProcess]
 ) -> dict[int, frozenset[str]]:
-    """Return each process's GPUs, including its previous GPUs if they did not answer."""
+    """Return the UUIDs of each process's GPUs, by pid.
+
+    They are the GPUs in `listed` that list the process, and those of its previous GPUs that did not
+    answer.
+    """
     found: dict[int, set[str]] = {}
     for uuid, pids in listed.items():
         for pid in pids:

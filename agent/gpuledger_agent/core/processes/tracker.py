@@ -1,8 +1,8 @@
 """Tracks the processes on a node's GPUs from tick to tick, and reports them in each tick.
 
-This module combines, for one node, the process table with the accounting of ended processes, and
-builds each tick's table of containers. It uses readings only to determine how much of a GPU's busy
-time belongs to no process.
+For one node, this module combines the process table with the driver's accounting of ended
+processes, and builds each tick's table of containers. It uses GPU readings only to determine how
+much of a GPU's busy time belongs to no process.
 """
 
 from collections import Counter
@@ -34,26 +34,27 @@ from gpuledger_agent.core.tick_clock import TickInterval
 
 
 class TickProcesses(NamedTuple):
-    """A tick's processes; the fields are named as in `NodeSample`."""
+    """A tick's processes; fields that `NodeSample` also has are meant as there."""
 
     containers: list[ContainerRef]
     processes: list[GpuProcess]
     ended_processes: list[ProcessExit] | None
     mps_served_gpus: frozenset[int]
-    """Positions of the GPUs on which MPS clients share the usage of their server."""
+    """Positions of the GPUs on which the MPS server's use was divided among the MPS clients."""
     records: list[ProcessRecord]
-    """Changes of the processes since the last tick."""
+    """Records of the processes that started, changed or ended since the last tick."""
 
 
 class ProcessCounts(NamedTuple):
-    """Numbers of processes that could not be read or reported since the last call."""
+    """Numbers of processes that could not be read or reported since the counts were last read."""
 
     unreadable: int
-    """Processes that the driver listed but `/proc` did not show."""
+    """Number of processes that the driver listed but `/proc` did not show."""
     accounts_late: int
-    """Number of the driver's accounts that arrived after the end of their process was published."""
+    """Number of the driver's accounting entries that arrived after the end of their process had
+    been published."""
     exits_unreported: Counter[str]
-    """Number of ends that no tick reports, by reason."""
+    """Number of ended processes whose accounting entry no tick reports, by reason."""
 
 
 @dataclass
@@ -70,7 +71,7 @@ class ContainerTable:
         return self._indices.setdefault(identity, len(self._indices))
 
     def refs(self) -> list[ContainerRef]:
-        """Return the table's entries."""
+        """Return the containers and jobs in the order of their positions."""
         return [
             ContainerRef(container_id=id_, pod_uid=uid, job_id=job)
             for id_, uid, job in self._indices
@@ -78,23 +79,23 @@ class ContainerTable:
 
 
 class ProcessTracker:
-    """Tracks the processes of one node."""
+    """Tracks the processes on one node's GPUs, and reports them in each tick."""
 
     def __init__(
         self, *, node: NodeId, boot_id: str, processes: ProcessLookup, reads_processes: bool
     ) -> None:
-        """Create the tracker; with `reads_processes` false, it does not track processes."""
+        """Create the tracker; if `reads_processes` is false, it reports no processes."""
         self.reads_processes = reads_processes
         self._table = ProcessTable(processes=processes, node=node, boot_id=boot_id)
         self._matcher = ExitMatcher(processes=processes, node=node, boot_id=boot_id)
         self._reporter = ExitReporter()
         self._accounting_gpus: Collection[str] = ()
-        """UUIDs of the GPUs whose driver keeps accounts."""
+        """UUIDs of the GPUs for which the driver keeps accounting entries of processes."""
         self._records: list[ProcessRecord] = []
         self._unreadable = 0
 
     def observe(self, polls: Iterable[FastPoll]) -> None:
-        """Take in new processes on GPUs between two ticks: they may end before the next tick.
+        """Add new processes that fast polls have listed, because they may end before the next tick.
 
         `polls` must contain all GPUs that were queried together.
         """
@@ -107,7 +108,7 @@ class ProcessTracker:
         self._records += self._table.observe(listed)
 
     def processes_on(self, gpus: Collection[str]) -> list[IncidentProcess]:
-        """Return the processes that the last update found on any of these GPUs, ordered by pid."""
+        """Return the known processes on any of these GPUs, ordered by pid."""
         return self._table.processes_on(gpus)
 
     def refresh(
@@ -118,10 +119,11 @@ class ProcessTracker:
         time_ns: int,
         boottime_ns: int,
     ) -> TableUpdate:
-        """Update the table of processes, and add the exits; return the table's changes.
+        """Update the table of processes from a tick's lists; return the table with its changes.
 
-        `vanished` are the UUIDs of GPUs that no longer exist, so that no process uses them. With
-        `reads_processes` false, the update is empty.
+        Also match the driver's accounting entries to ended processes. `vanished` are the UUIDs of
+        MIG instances that no longer exist, so that no process uses them. If `reads_processes` is
+        false, the result is empty.
         """
         read = ticks if self.reads_processes else []
         # While the driver refuses a GPU's lists, it is unknown whether the GPU's processes ended.
@@ -149,7 +151,10 @@ class ProcessTracker:
     def describe(
         self, ticks: Sequence[GpuTick], table_update: TableUpdate, covered: TickInterval
     ) -> TickProcesses:
-        """Return the processes of a tick, its containers, and the exits that ticks cover by now."""
+        """Return the tick's processes and containers, and the ended processes to report in it.
+
+        An ended process with an accounting entry is reported once ticks cover the time of its end.
+        """
         containers = ContainerTable()
         usages: list[Sequence[ProcessUsage]] = []
         if self.reads_processes:
@@ -185,9 +190,10 @@ class ProcessTracker:
 def describe(
     gpu: int, usage: ProcessUsage, table_update: TableUpdate, containers: ContainerTable
 ) -> Iterator[GpuProcess]:
-    """Yield the process's entry, or two entries if its pid was reused.
+    """Yield the tick's row of a process on the GPU at position `gpu`.
 
-    The driver's samples of a reused pid may belong to either process, so neither gets them.
+    If the pid was reused, yield two rows, for the earlier and the present process. The driver's
+    samples of a reused pid may belong to either process, so neither row has them.
     """
     pid = usage.process.pid
     was_recycled = not usage.ended and table_update.was_recycled(pid)

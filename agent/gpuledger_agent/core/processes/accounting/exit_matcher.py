@@ -1,9 +1,10 @@
 """Matches the driver's accounts to processes, and adds them to the processes' `ended` records.
 
-An account is the driver's accounting entry for a process that has closed a GPU. An `ended` record
-waits up to five ticks for the accounts from its GPUs. For an account of a process that was never
-listed, a `seen` and an `ended` record are made. The driver only keeps a pid's latest account, so an
-account that began after a process's last listing belongs to another process.
+An account is the driver's accounting entry for a process that has closed a GPU. The record that
+reports a process's end waits up to five ticks for the accounts from the process's GPUs. If an
+account belongs to a process that no list contained, a `seen` and an `ended` record are made for the
+process. The driver only keeps a pid's latest account, so an account that began after a process's
+last listing belongs to another process.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,20 +36,20 @@ _RECENT_EXITS: Final = 256
 _EARLIER_CLOCKS: Final = 8
 
 DriverAccount = tuple[int, GpuTotals]
-"""A pid and its use of one GPU."""
+"""A pid, and its process's use of one GPU according to the driver's accounting entry."""
 DriverAccounts = Mapping[str, Sequence[DriverAccount] | None]
-"""Accounts by GPU; `None` if the GPU's driver keeps none."""
+"""The accounts of each GPU, by UUID; `None` if the driver keeps no accounts for the GPU."""
 
 
 class ExitedProcess(NamedTuple):
-    """A process that has closed a GPU, with its account from the driver."""
+    """A process that has closed a GPU, with the driver's account of its use of that GPU."""
 
     pid: int
-    """Its pid."""
+    """The process's pid."""
     facts: ProcessFacts
     """The process's facts from `/proc`; `UNREADABLE` if it could not be identified."""
     totals: GpuTotals
-    """The process's use of the GPU."""
+    """The process's use of the GPU, from the account."""
     opened_boottime_ns: int | None
     """When the process opened the GPU, since boot; `None` if the driver does not report it."""
 
@@ -58,7 +59,7 @@ class ProcessLifetime:
     """The known part of a process's lifetime, in nanoseconds since boot."""
 
     pid: int
-    """Its pid."""
+    """The process's pid."""
     from_ns: int
     """Earliest possible start of the process."""
     until_ns: int
@@ -76,9 +77,9 @@ class ProcessLifetime:
     def fits(self, account: DriverAccount, boots: Iterable[int]) -> bool:
         """Return whether an account can belong to this process.
 
-        For an account without a start, only the pid is compared. `boots` are the node's boot times.
-        There are several if the wall clock was set, because an account's start is a reading of the
-        wall clock at that time.
+        If the account has no start, only the pid is compared. An account's start is a time of the
+        wall clock. `boots` are the node's possible boot times by the wall clock: several if the
+        clock was set.
         """
         pid, totals = account
         if pid != self.pid or totals.started_time_ns is None:
@@ -88,7 +89,8 @@ class ProcessLifetime:
     def opened_boottime_ns(self, account: DriverAccount, boots: Iterable[int]) -> int | None:
         """Return when the process opened the GPU, in nanoseconds since boot.
 
-        Return `None` if that is unknown or not in this lifetime.
+        Return `None` if the time is unknown or not in this lifetime. `boots` are the node's
+        possible boot times by the wall clock.
         """
         started_ns = account[1].started_time_ns
         if started_ns is None:
@@ -100,7 +102,7 @@ class ProcessLifetime:
 
 @dataclass(kw_only=True)
 class _UnmatchedExit:
-    """An `ended` record that waits for the driver's accounts."""
+    """An `ended` record that waits for the accounts of the GPUs in `missing`."""
 
     record: ProcessRecord
     lifetime: ProcessLifetime
@@ -111,35 +113,40 @@ class _UnmatchedExit:
 
 @dataclass(kw_only=True)
 class ExitMatcher:
-    """Matches accounts to the processes of one node."""
+    """Matches the driver's accounts to the processes of one node."""
 
     processes: ProcessLookup
-    """Looks up processes that were never listed."""
+    """Reads facts about processes that have an account but were in no list."""
     node: NodeId
     """The node, for the records."""
     boot_id: str
     """The kernel's id of this boot, for the records."""
     _waiting: list[_UnmatchedExit] = field(default_factory=list)
     _recent: list[ProcessLifetime] = field(default_factory=list)
-    """Lifetimes of processes whose end was published: accounts for them are too late."""
+    """Lifetimes of processes whose end was published recently, to detect accounts that arrive too
+    late."""
     _partial: dict[ProcessLifetime, list[GpuTotals]] = field(default_factory=dict)
-    """Accounts of processes that have closed one GPU but still use another."""
+    """Accounts of processes that have closed one GPU but still use another, by lifetime."""
     _repeats: dict[tuple[str, int, int | None], int] = field(default_factory=dict)
     """Number of ticks for which the driver may still repeat an account, by GPU, pid and start."""
     _boots: list[int] = field(default_factory=list)
-    """Boot times by earlier settings of the wall clock and, last, by the current one."""
+    """Possible boot times of the node: those that result from earlier settings of the wall clock
+    and, last, the one by the present setting."""
     exited: list[ExitedProcess] = field(default_factory=list)
-    """Processes that have closed a GPU and have an account; the caller empties this list."""
+    """Processes with an account that have closed a GPU. The caller takes them and empties the
+    list."""
     late: int = 0
-    """Number of accounts that arrived after the end of their process was published; the caller
-    resets it."""
+    """Number of accounts that arrived after the end of their process had been published. The caller
+    reads the number and sets it to 0."""
 
     def match(
         self, table_update: TableUpdate, accounts: DriverAccounts, *, time_ns: int, boottime_ns: int
     ) -> list[ProcessRecord]:
-        """Return the records that are complete by now: new ones and earlier ones that waited.
+        """Return the process records to publish now; keep `ended` records that lack accounts.
 
-        `accounts` are the tick's accounts by GPU; `time_ns` and `boottime_ns` are the tick's time.
+        The result contains the update's other records, and earlier `ended` records that have all
+        their accounts or have waited long enough. `accounts` are the tick's accounts by GPU;
+        `time_ns` and `boottime_ns` are the tick's time.
         """
         boot_ns = time_ns - boottime_ns
         # A boot time that differs clearly from the current one is from before the clock was set.
@@ -167,9 +174,9 @@ class ExitMatcher:
         return records + self._report_unknown(unknown, time_ns)
 
     def _wait(self, record: ProcessRecord, lifetime: ProcessLifetime, missing: set[str]) -> None:
-        """Hold back an `ended` record until its accounts arrive.
+        """Keep an `ended` record until the accounts of the GPUs in `missing` arrive.
 
-        Accounts that arrived while the process was still running are added at once.
+        Accounts that arrived while the process was still running are added to the record at once.
         """
         totals = [
             part
@@ -185,7 +192,10 @@ class ExitMatcher:
     def _assign_all(
         self, accounts: DriverAccounts, table_update: TableUpdate
     ) -> dict[int, list[GpuTotals]]:
-        """Assign new accounts to their processes; return accounts of processes never seen."""
+        """Assign new accounts to their processes.
+
+        Return the accounts of processes that no list contained, by pid.
+        """
         unknown: dict[int, list[GpuTotals]] = {}
         for account in self._new(accounts):
             pid, totals = account
@@ -221,7 +231,10 @@ class ExitMatcher:
                     yield pid, totals
 
     def _assign(self, account: DriverAccount) -> bool:
-        """Assign an account to the `ended` record that waits for it; return whether one does."""
+        """Add an account to the `ended` record that waits for it.
+
+        Return whether such a record was found.
+        """
         totals = account[1]
         for waiting in self._waiting:
             if totals.gpu_uuid in waiting.missing and waiting.lifetime.fits(account, self._boots):
@@ -243,7 +256,10 @@ class ExitMatcher:
     def _report_unknown(
         self, unknown: Mapping[int, list[GpuTotals]], time_ns: int
     ) -> list[ProcessRecord]:
-        """Return `seen` and `ended` records of processes that are known only from accounts."""
+        """Return a `seen` and an `ended` record for each process in `unknown`.
+
+        `unknown` are the accounts, by pid, of processes that were never in a GPU's process list.
+        """
         records = []
         for pid, totals in unknown.items():
             facts = self._owner_of(pid, totals)
@@ -263,7 +279,10 @@ class ExitMatcher:
         return records
 
     def _owner_of(self, pid: int, totals: Sequence[GpuTotals]) -> ProcessFacts:
-        """Return the pid's current process if it predates the accounts; else `UNREADABLE`."""
+        """Return the facts about the pid's process if it started before its accounts began.
+
+        Otherwise return `UNREADABLE`, because the pid now belongs to another process or to none.
+        """
         starts = [part.started_time_ns for part in totals if part.started_time_ns is not None]
         opened_ns = min(starts, default=0) - self._boots[-1]
         facts = self.processes.read(pid)
@@ -275,7 +294,10 @@ class ExitMatcher:
     def _exit(
         self, account: DriverAccount, facts: ProcessFacts, lifetime: ProcessLifetime | None
     ) -> None:
-        """Record that a process has closed a GPU."""
+        """Add to `exited` that a process has closed a GPU.
+
+        `lifetime` is the process's known lifetime; `None` if no list contained the process.
+        """
         pid, totals = account
         opened_ns = lifetime.opened_boottime_ns(account, self._boots) if lifetime else None
         if opened_ns is None and totals.started_time_ns is not None:

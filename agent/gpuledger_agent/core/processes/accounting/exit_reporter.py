@@ -1,9 +1,9 @@
-"""Reports each process that has closed a GPU, in the tick that covers its end.
+"""Reports each process that has closed a GPU, in the tick that covers the time of its end.
 
-This module compares the driver's account of a process with the use that ticks reported for it; the
-join decides how much of the difference to attribute. An exit waits until ticks cover it, because
-ticks lag behind the driver's clock. Exits that cannot be reported correctly are left out and
-counted.
+This module compares the driver's account of a process (its accounting entry) with the use that
+ticks reported for the process; the join decides how much of the difference to attribute. The time
+that a tick covers ends before the tick. An exit therefore waits for a tick whose covered time
+includes the process's end. Exits that cannot be reported correctly are left out and counted.
 
 `GpuHistory` keeps, for each GPU, the busy time of its processes in the last ticks, and the busy
 time that belongs to no process (the unclaimed time). It divides busy time in the same way as the
@@ -28,7 +28,7 @@ from gpuledger_agent.core.processes.table import Location
 from gpuledger_agent.core.tick_clock import TickInterval
 
 WINDOW_SECONDS: Final = 120
-"""How long a GPU's unclaimed busy time is remembered."""
+"""How long a GPU's busy time that belongs to no process is remembered."""
 _HISTORY_NS: Final = WINDOW_SECONDS * 1_000_000_000
 _PARTS: Final = 1_000_000
 # The driver reports whole sampling windows, so ticks may show a process up to a window before its
@@ -39,21 +39,22 @@ _MAX_TICKS_ABSENT: Final = 16
 
 
 class ProcessInterval(NamedTuple):
-    """A process's time on a GPU, and its busy time that no tick has reported yet."""
+    """The time for which a process had a GPU open, and its busy time that no tick has reported."""
 
     begin_ns: int
-    """The interval's begin, since boot."""
+    """The interval's begin, in nanoseconds since boot."""
     end_ns: int
-    """The interval's end, since boot."""
+    """The interval's end, in nanoseconds since boot."""
     missing_ns: int
-    """Busy time that no tick has reported."""
+    """The process's busy time in the interval that no tick has reported."""
 
     @classmethod
     def of(cls, process: ExitedProcess) -> "ProcessInterval | None":
-        """Return a process's time on the GPU, widened by a sampling window on both sides.
+        """Return the time for which a process had a GPU open, from the driver's account.
 
-        Return `None` if the account has no start, length or use. `missing_ns` is the account's
-        whole use.
+        The interval is extended by a sampling window on both sides, because the driver reports
+        whole windows. `missing_ns` is the account's whole use. Return `None` if the account has no
+        start, length or use.
         """
         totals, opened_ns = process.totals, process.opened_boottime_ns
         if opened_ns is None or totals.lifetime_ns is None or totals.busy_ns is None:
@@ -67,11 +68,11 @@ class ProcessInterval(NamedTuple):
 
 
 ProcessKey = tuple[int, int]
-"""Pid and start since boot."""
+"""A process's pid, and its start in nanoseconds since boot."""
 
 
 class _SampledTime(msgspec.Struct):
-    """The use of one process that ticks reported."""
+    """A process's busy time in past ticks, the first of these ticks, and ticks since the last."""
 
     busy_ns: int
     first: TickInterval
@@ -79,7 +80,7 @@ class _SampledTime(msgspec.Struct):
 
 
 class _UnclaimedTime(msgspec.Struct):
-    """The busy time of a tick that is attributed to no process and not reserved yet."""
+    """A tick's busy time that is attributed to no process and not reserved for an exit yet."""
 
     covered: TickInterval
     left_ns: int
@@ -87,17 +88,23 @@ class _UnclaimedTime(msgspec.Struct):
 
 @dataclass
 class GpuHistory:
-    """One GPU's use in the last ticks."""
+    """One GPU's busy time in the last ticks, by process, and the part that belongs to no process.
+
+    The time that belongs to no process is called unclaimed time.
+    """
 
     accounting_until_ns: int = 0
-    """Time since boot until which the GPU's driver certainly kept accounts."""
+    """End of the last tick in which the driver kept accounts for the GPU, since boot."""
     _sampled: dict[ProcessKey, _SampledTime] = field(default_factory=dict)
     _unclaimed: deque[_UnclaimedTime] = field(default_factory=deque)
 
     def record(
         self, covered: TickInterval, reading: GpuReading | None, processes: Sequence[GpuProcess]
     ) -> None:
-        """Record a tick; `reading` is `None` if the GPU is not in it."""
+        """Add a tick's use of the GPU; `reading` is `None` if the tick has no use of the GPU.
+
+        `covered` is the time that the tick covers, and `processes` are the GPU's processes in it.
+        """
         for sampled in self._sampled.values():
             sampled.ticks_absent += 1
         if reading is not None:
@@ -127,24 +134,24 @@ class GpuHistory:
         }
 
     def pop_sampled(self, key: ProcessKey) -> tuple[int, TickInterval | None]:
-        """Return a process's reported use and the first tick with the process; forget both.
+        """Remove and return a process's busy time in past ticks, and the first of these ticks.
 
-        Without such a tick, return 0 and `None`.
+        Return 0 and `None` if no tick contained the process.
         """
         found = self._sampled.pop(key, None)
         return (found.busy_ns, found.first) if found else (0, None)
 
     def ticks_of(self, interval: ProcessInterval) -> list[TickInterval]:
-        """Return the remembered ticks that overlap an interval."""
+        """Return the remembered ticks whose covered time overlaps the interval."""
         ticks = (unclaimed.covered for unclaimed in self._unclaimed)
         return [tick for tick in ticks if interval.overlap_ns(tick)]
 
     def reserve(self, intervals: Sequence[ProcessInterval]) -> list[int]:
-        """Reserve unclaimed time for each interval; return the reserved nanoseconds of each.
+        """Reserve busy time that belongs to no process; return the nanoseconds for each interval.
 
         Reserved time is not reserved again. An interval gets at most its missing time, and from
-        each tick at most the time for which the tick overlaps it. If several intervals need more
-        than a tick has, each gets a proportional part.
+        each tick at most the time for which the tick overlaps the interval. If several intervals
+        need more time than a tick has left, each gets a proportional part.
         """
         reserved = [0] * len(intervals)
         for tick in self._unclaimed:
@@ -159,10 +166,10 @@ class GpuHistory:
 
 
 def split(whole: int, weights: Sequence[int]) -> list[int]:
-    """Return a whole divided in proportion to the weights; all parts are 0 if all weights are 0.
+    """Divide a whole number in proportion to the weights; return the parts as whole numbers.
 
     The parts sum to the whole. If the whole is at most the sum of the weights, no part exceeds its
-    weight.
+    weight. If all weights are 0, all parts are 0.
     """
     total, reached, given = sum(weights), 0, 0
     parts = []
@@ -179,9 +186,9 @@ def split_busy_ns(
 ) -> Iterator[tuple[GpuProcess, int]]:
     """Yield each process with the busy time that consumers of the tick attribute to it.
 
-    A container that has a GPU to itself gets all of the device's busy time, whatever the samples of
-    its processes are. The time is split among its processes by their samples, or equally without
-    samples. If several containers share the GPU, each process gets the use of its own samples.
+    If all processes on the GPU belong to one container or to the host, they get all of the GPU's
+    busy time (`busy_ns`), split in proportion to their samples, or equally without samples. If
+    several containers share the GPU, each process gets the use that its own samples show.
     """
     parts = [_parts(process.sm_utilization_ratio) for process in processes]
     # Both the host and an unreadable process have no container, but they are different owners.
@@ -199,29 +206,36 @@ def _parts(ratio: float | None) -> int:
 
 
 class _PendingExit(NamedTuple):
-    """An exit that waits for the ticks that cover it."""
+    """A process that has closed a GPU and is not reported yet.
+
+    It is reported once the time covered by ticks includes the end of `interval`.
+    """
 
     process: ExitedProcess
     interval: ProcessInterval
 
     @property
     def key(self) -> ProcessKey:
-        """The process's pid and start since boot."""
+        """The process's pid and its start in nanoseconds since boot."""
         return self.process.pid, self.process.facts.started_boottime_ns or 0
 
 
 @dataclass(kw_only=True)
 class ExitReporter:
-    """Reports exits of one node's processes, and keeps the last ticks' use of each GPU."""
+    """Reports the exits of one node's processes: processes that have closed a GPU."""
 
     _histories: dict[str, GpuHistory] = field(default_factory=dict)
     _waiting: list[_PendingExit] = field(default_factory=list)
     _begin_ns: int | None = None
     unreported: Counter[str] = field(default_factory=Counter)
-    """Number of exits left out, by reason, since they were last counted."""
+    """Number of exits that were left out, by reason. The caller reads the numbers and resets
+    them."""
 
     def add(self, exited: Iterable[ExitedProcess]) -> None:
-        """Add processes that have closed a GPU; count those that cannot be reported."""
+        """Add processes that have closed a GPU, to be reported in a later tick.
+
+        Processes that cannot be reported correctly are only counted.
+        """
         for process in exited:
             interval = ProcessInterval.of(process)
             if process.facts.started_boottime_ns is None:
@@ -245,10 +259,11 @@ class ExitReporter:
         accounting_gpus: Collection[str],
         container_index: Callable[[Location], int | None],
     ) -> list[ProcessExit] | None:
-        """Record this tick; return the exits that ticks cover by now, or `None` if there are none.
+        """Return the exits to report in this tick, or `None` if there are none.
 
-        `accounting_gpus` are the GPUs whose driver keeps accounts. `container_index` adds a
-        container to the tick's table and returns its position.
+        Also record the tick's use of each GPU. `covered` is the time that the tick covers.
+        `accounting_gpus` are the UUIDs of the GPUs for which the driver keeps accounts.
+        `container_index` adds a container to the tick's table and returns its position.
         """
         if not accounting_gpus and not self._histories and not self._waiting:
             # If accounts are switched on later, earlier processes count as `older`.
@@ -299,7 +314,10 @@ class ExitReporter:
     def _pop_due(
         self, covered: TickInterval, indices: Mapping[str, int]
     ) -> Mapping[str, list[_PendingExit]]:
-        """Return covered exits by GPU; drop exits whose GPU has been missing for 2 minutes."""
+        """Remove and return the exits whose end ticks have covered, by UUID of the GPU.
+
+        Exits whose GPU has been missing from ticks for two minutes are dropped and counted.
+        """
         due: dict[str, list[_PendingExit]] = {}
         waiting, self._waiting = self._waiting, []
         for pending in waiting:
@@ -321,7 +339,10 @@ def _exits_on(
     covered: TickInterval,
     container_index: Callable[[Location], int | None],
 ) -> Iterable[ProcessExit]:
-    """Yield the exits on one GPU; the GPU's unclaimed time is divided among them."""
+    """Yield the exits on one GPU, each with its part of the busy time that no process used.
+
+    `gpu` is the GPU's position in the tick, and `due` are the exits to report.
+    """
     sampled = [history.pop_sampled(pending.key) for pending in due]
     # The use that ticks reported for a process is not missing.
     intervals = [
