@@ -1,6 +1,7 @@
-"""The node's GPU metrics in the Prometheus text format, with the parts that the settings enable.
+"""Renders the node's GPU metrics in the Prometheus text format.
 
-The text is rendered for a scrape and cached until the state changes or the text is a second old.
+The settings select the parts of the page. The text is rendered for a scrape and cached until the
+state changes or the text is a second old.
 """
 
 from collections.abc import Iterator
@@ -29,12 +30,15 @@ _KEEP_NS: Final = NS_PER_SECOND
 
 
 class PageRenderer:
-    """Renders the node's state in the Prometheus text format."""
+    """Renders the page `/metrics` of one node in the Prometheus text format."""
 
     def __init__(
         self, node_state: NodeState, *, settings: ExpositionSettings, clock: Clock
     ) -> None:
-        """Create a renderer and read the list of counters; raise `UserError` if it is invalid."""
+        """Create a renderer and read the file that lists DCGM counters.
+
+        Raise `UserError` if the file is invalid.
+        """
         self._node_state = node_state
         self._settings = settings
         self._clock = clock

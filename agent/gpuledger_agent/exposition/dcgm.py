@@ -28,35 +28,35 @@ SHARE_LABEL: Final = "gpuledger_share"
 
 
 class SeriesRow(NamedTuple):
-    """One device with its labels in the text format, both with old and with new field names."""
+    """One device with its labels in the text format, under old and under new DCGM names."""
 
     device: ShownDevice
     """The device whose values are shown."""
     old_labels: str
-    """The device's labels, including fields shown as labels under their old names."""
+    """The device's labels. DCGM fields that are labels have their old names."""
     new_labels: str
-    """The device's labels, including fields shown as labels under their new names."""
+    """The device's labels. DCGM fields that are labels have their new names."""
     shares: Sequence[tuple[PodShare, str, str]]
-    """The containers that use the device, each with its labels under old and new names; empty if
-    the device is allocated to one container."""
+    """The use of the device by each container, with the container's labels under old and under new
+    names; empty if the device is allocated to one container or containers have no own series."""
 
 
 class Rows(NamedTuple):
-    """A tick's rows: one list for most families, and one for families that measure memory."""
+    """A tick's rows in two lists: one for most families, and one for families of memory values."""
 
     devices: Sequence[SeriesRow]
-    """One row for each GPU, each MIG instance and each compute instance."""
+    """One row for each GPU and each MIG instance; compute instances have separate rows."""
     memories: Sequence[SeriesRow]
-    """The same rows, but with one row for all compute instances that share a memory."""
+    """The same rows, except that compute instances that share memory have one common row."""
 
     def of(self, field: Field) -> Sequence[SeriesRow]:
-        """Return the memory rows if a field measures memory, otherwise the device rows."""
+        """Return `memories` if the field measures memory, otherwise `devices`."""
         return self.memories if field.is_of_memory else self.devices
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowWriter:
-    """Writes the labels of a tick's rows, which are the same in all families."""
+    """Makes the rows of a tick: each device with its labels, which are the same in all families."""
 
     label_fields: Sequence[Field]
     """The fields that are labels of every series."""
@@ -65,12 +65,12 @@ class RowWriter:
     pod_series: bool
     """Whether containers that share a device have separate series."""
     dashes_in_model_name: bool = False
-    """Whether spaces in `modelName` are replaced by dashes."""
+    """Whether spaces in the label `modelName` are replaced by dashes."""
     shows_pod_uid: bool = False
     """Whether the series of a device allocated to one container have a `pod_uid` label."""
 
     def write(self, now: Snapshot) -> Rows:
-        """Return the rows of a tick."""
+        """Return the rows of the tick in the snapshot."""
         shares = now.tick_containers.shares() if self.pod_series else {}
         split = _find_split(now.devices)
         jobs = jobs_by_device(now.sample.job_allocations or ())
@@ -161,7 +161,7 @@ class RowWriter:
 
 
 def _merge_memory(shares: Iterable[PodShare]) -> Iterable[PodShare]:
-    """Return each container's total memory over several compute instances."""
+    """Return one share per container, with its total memory on several compute instances."""
     by_container: dict[NodeContainer, PodShare] = {}
     for share in shares:
         parts = (by_container.get(share.user), share)
@@ -173,7 +173,7 @@ def _merge_memory(shares: Iterable[PodShare]) -> Iterable[PodShare]:
 def _find_split(
     devices: Iterable[ShownDevice],
 ) -> Mapping[tuple[str, int | None], list[ShownDevice]]:
-    """Return the compute instances of each GPU instance that has several."""
+    """Return the compute instances of each GPU instance that contains several, by GPU instance."""
     found: dict[tuple[str, int | None], list[ShownDevice]] = {}
     for device in devices:
         if device.reading.parent_uuid is not None:
@@ -188,7 +188,7 @@ _XID: Final = "DCGM_FI_DEV_XID_ERRORS"
 
 
 class DcgmPage:
-    """Writes the metric families that a list of counters selects."""
+    """Writes the metric families of the DCGM fields that a list selects."""
 
     def __init__(
         self,
@@ -229,7 +229,10 @@ class DcgmPage:
     def _samples(
         self, field: Field, rows: Sequence[SeriesRow], now: Snapshot
     ) -> Iterator[tuple[str, str, float]]:
-        """Yield each series' labels with old names, labels with new names, and value."""
+        """Yield a field's series: its labels with old names, its labels with new names, its value.
+
+        The names are those of the DCGM fields that are labels.
+        """
         if field.unit == MULTI_SERIES_UNIT:
             window = EventWindow(now.since_ns, self._window_ms)
             for row in rows:
@@ -260,7 +263,10 @@ class DcgmPage:
 
 
 def _part_of(name: str, share: PodShare, row: SeriesRow, value: float) -> float | None:
-    """Return a container's part of a device's value; `None` if it is unknown or not divided."""
+    """Return a container's part of a device's value of the DCGM field `name`.
+
+    Return `None` if the part is unknown, or if the field's values are not divided among containers.
+    """
     if name == "DCGM_FI_DEV_FB_USED":
         return None if share.memory_bytes is None else float(_MIB(share.memory_bytes) or 0)
     busy_ratio, whole = share.busy_ratio, row.device.reading.utilization_ratio

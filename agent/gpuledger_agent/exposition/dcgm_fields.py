@@ -1,8 +1,8 @@
 """The table of supported DCGM fields, and the parser for lists that select fields.
 
 dcgm-exporter's own fields (`DCGM_EXP_…`) have several series per device with additional labels:
-events in a window, peers, health. Health is not DCGM's result: it is evaluated here, as far as the
-readings allow.
+events in a window, links to other GPUs, health. The health does not come from DCGM. This module
+evaluates it, as far as the readings allow.
 
 The table is `dcgm_fields.csv` in this directory; fields are found by their old or new name. A list
 has dcgm-exporter's format: `FIELD, gauge|counter|label, help`. Errors in a list are reported with
@@ -34,7 +34,7 @@ _SHOWN_CHARACTERS: Final = 80
 FILE: Final = Path(__file__).with_name("dcgm_fields.csv")
 NAMES_FILE: Final = Path(__file__).with_name("dcgm_names.txt")
 MULTI_SERIES_UNIT: Final = "multi_series"
-"""The unit of a field with several series per device."""
+"""The text in the table's unit column for a field with several series per device."""
 _SAME: Final = "="
 _OF_MEMORY: Final = {
     "reading.memory_used_bytes",
@@ -46,7 +46,7 @@ _OF_MEMORY: Final = {
 
 
 class Field(NamedTuple):
-    """A DCGM field."""
+    """A DCGM field that the agent supports, from the table."""
 
     old: str
     """The name until DCGM 4.5, which dcgm-exporter uses."""
@@ -55,15 +55,16 @@ class Field(NamedTuple):
     kind: Kind
     """The type in dcgm-exporter's default list."""
     is_default: bool
-    """Whether dcgm-exporter's default list enables it."""
+    """Whether dcgm-exporter's default list contains the field."""
     help: str
     """The help text in dcgm-exporter's default list."""
     path: str
-    """The location of the value: the part of the device and the field, separated by a dot."""
+    """The location of the value: a part of `ShownDevice` and a field of that part, separated by a
+    dot."""
     unit: str
     """DCGM's unit; empty if the value needs no conversion."""
     read: Read
-    """Reads the value from a device, in DCGM's unit."""
+    """Takes a device and returns the value in DCGM's unit."""
 
     @property
     def is_text(self) -> bool:
@@ -72,7 +73,7 @@ class Field(NamedTuple):
 
     @property
     def is_of_memory(self) -> bool:
-        """Whether the field measures memory, which a GPU instance's compute instances share."""
+        """Whether the field measures memory. Compute instances of one GPU instance share it."""
         return self.path in _OF_MEMORY
 
 
@@ -112,18 +113,21 @@ def nearest_name(name: str) -> str | None:
 
 
 def dcgm_names() -> frozenset[str]:
-    """Return all DCGM names; not cached, because only lists with unsupported names need them."""
+    """Return the names of all fields of DCGM and dcgm-exporter, supported or not.
+
+    The result is not cached, because only lists with unsupported names need it.
+    """
     lines = NAMES_FILE.read_text(encoding="ascii").splitlines()
     return frozenset(line for line in lines if not line.startswith("#"))
 
 
 class Counter(NamedTuple):
-    """One line of a list: a field, its type and its help text."""
+    """One line of a list of DCGM fields to show: a field, its type and its help text."""
 
     field: Field
     """The field."""
     kind: str
-    """`gauge`, `counter` or `label`."""
+    """The type: `gauge`, `counter` or `label`."""
     help: str
     """The help text."""
 
@@ -136,11 +140,11 @@ def default_counters() -> tuple[Counter, ...]:
 
 
 _MAX_BYTES: Final = 1024 * 1024
-"""Maximum size of the file; DCGM's own list has 15 KiB."""
+"""Maximum size of a file that lists counters; DCGM's own list has 15 KiB."""
 
 
 def read_counters(path: Path) -> tuple[Counter, ...]:
-    """Return the counters of a list in a file; log a warning with the skipped fields.
+    """Return the counters that a file lists; log a warning with the fields that are skipped.
 
     Raise `UserError` if the file cannot be read or a line is invalid.
     """
@@ -165,7 +169,7 @@ def parse_counters(
 ) -> Iterator[Counter]:
     """Yield the counters of a list; call `skip` with each DCGM field that is not supported.
 
-    Raise `UserError` with `name`, line and reason if a line is invalid.
+    Raise `UserError` with the list's name, the line and the reason if a line is invalid.
     """
     seen: set[str] = set()
     for number, line in enumerate(lines, start=1):
@@ -218,7 +222,7 @@ def _parse(line: str) -> Counter | str:
 
 
 class EventWindow(NamedTuple):
-    """The recent period in which events are counted."""
+    """The recent time in which events are counted."""
 
     since_ns: int
     """Start of the window on the monotonic clock."""
@@ -228,7 +232,7 @@ class EventWindow(NamedTuple):
 
 Series = Iterator[tuple[Labels, float]]
 Verdict = tuple[int, str]
-"""Severity, and DCGM's name of the error."""
+"""DCGM's code for the severity, and DCGM's name of the error."""
 _PASS: Final = 0
 _WARN: Final = 10
 _FAIL: Final = 20
@@ -251,17 +255,20 @@ _UNKNOWN_LINK: Final = (len(_LINKS), "Unknown")
 
 
 class MultiSeries:
-    """Fields with several series per device; each function yields additional labels and a value."""
+    """Functions for the fields with several series per device.
+
+    Each function yields the additional labels and the value of each of a device's series.
+    """
 
     @staticmethod
     def xids(device: ShownDevice, window: EventWindow) -> Series:
-        """Yield the number of occurrences of each XID in the window."""
+        """Yield the number of times that each XID occurred in the window."""
         if device.events:
             yield from count_kinds("xid", device.events.recent_xids(window.since_ns), window)
 
     @staticmethod
     def clock_events(device: ShownDevice, window: EventWindow) -> Series:
-        """Yield how often throttling started in the window, by reason."""
+        """Yield the number of times that throttling started in the window, by reason."""
         # The throttle reasons of an unresponsive GPU are unknown.
         if device.events and not device.is_unresponsive:
             found = device.events.recent_clock_events(window.since_ns)
@@ -269,7 +276,7 @@ class MultiSeries:
 
     @staticmethod
     def peers(device: ShownDevice, _: EventWindow) -> Series:
-        """Yield DCGM's code for the state of the links to each other GPU of the node."""
+        """Yield DCGM's code for the state of the NVLinks to each other GPU of the node."""
         if device.facts is None or device.node is None or device.is_unresponsive:
             return
         # MIG instances, which have no events, share their GPU's facts: show the links only once.
@@ -283,7 +290,10 @@ class MultiSeries:
 
     @staticmethod
     def health(device: ShownDevice, _: EventWindow) -> Series:
-        """Yield a verdict for each health watch that can be evaluated, and an overall verdict."""
+        """Yield a severity for each of DCGM's health watches, and the highest severity.
+
+        Health watches that the readings do not cover are left out.
+        """
         health, throttling = device.health, device.throttling
         reasons = throttling.reasons if throttling else None
         watches: list[tuple[str, Verdict | None]] = [
@@ -308,7 +318,10 @@ class MultiSeries:
 
 
 def count_kinds(label: str, found: Mapping[str, int], window: EventWindow) -> Series:
-    """Yield a series for each kind or, if there are none, a single 0 as dcgm-exporter does."""
+    """Yield one series for each kind of event in `found`, with the number of events.
+
+    If there are no events, yield a single series with 0, as dcgm-exporter does.
+    """
     head = ("window_size_in_ms", window.label)
     if not found:
         yield [head], 0
@@ -317,7 +330,10 @@ def count_kinds(label: str, found: Mapping[str, int], window: EventWindow) -> Se
 
 
 def memory_verdict(health: GpuHealth) -> Verdict | None:
-    """Return the verdict on a GPU's memory; `None` if the GPU does not report memory errors."""
+    """Return the worst severity of a GPU's memory errors, with DCGM's name of the error.
+
+    Return `None` if the GPU does not report memory errors.
+    """
     if health.ecc_uncorrected_volatile_total is None and health.remapped_rows_failed is None:
         return None
     # The worst verdict comes first.
@@ -333,10 +349,11 @@ def memory_verdict(health: GpuHealth) -> Verdict | None:
 
 
 def nvlink_verdict(health: GpuHealth) -> Verdict | None:
-    """Return the verdict on a GPU's NVLinks; `None` if the GPU has no links that count errors.
+    """Return the worst severity of a GPU's NVLink errors, with DCGM's name of the error.
 
-    GPUs until Ampere have counters for all links together, and Hopper has counters per link.
-    Blackwell has other counters per link; a successful recovery is only a warning there.
+    Return `None` if the GPU has no links that count errors. GPUs until Ampere have counters for all
+    links together, and Hopper has counters per link. Blackwell has other counters per link; on
+    Blackwell, a successful recovery is only a warning.
     """
     recoveries = (
         health.nvlink_recoveries_total,
@@ -369,4 +386,4 @@ MULTI_SERIES: Final[dict[str, Callable[[ShownDevice, EventWindow], Series]]] = {
     "multi_series.peers": MultiSeries.peers,
     "multi_series.health": MultiSeries.health,
 }
-"""The functions that yield the series, by path in the table."""
+"""The functions that yield a device's series of a field, by the field's path in the table."""

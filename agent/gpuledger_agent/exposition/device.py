@@ -1,12 +1,13 @@
-"""A GPU or MIG instance with its current values, and the history of its events.
+"""A GPU or MIG instance with its latest values, and the history of its events.
 
-`read_at` returns a function that reads a value by its path in a table. This module computes values
-that depend on several readings, and converts values of records to DCGM's units (MiB, percent, MHz)
-or base units. `node_state` decides which readings are too old.
+The tables of metrics name each value by a path such as `health.fan_speed_ratio`. `read_at` returns
+a function that reads the value of a path. This module computes values that depend on several
+readings, and converts values of records to DCGM's units (MiB, percent, MHz) or base units.
+`node_state` decides which readings are too old.
 
 Events (XIDs, incidents, starts of throttling) are counted in total and over a window, with limited
-memory. DCGM exports rates of NVLinks under names of counters, in KiB per second divided by 1000;
-they are computed here from byte counters. Our own metrics export the counters.
+memory. DCGM exports rates of NVLinks under names of counters, in KiB per second divided by 1000.
+This module computes these rates from byte counters. Our own metrics export the byte counters.
 """
 
 from collections import Counter, deque
@@ -45,7 +46,7 @@ _NO_INCIDENTS: Final = {
 
 
 class GpuEventHistory:
-    """The events of one GPU since the agent started."""
+    """Counts the events of one GPU since the agent started."""
 
     def __init__(self) -> None:
         self.last_xid = 0
@@ -53,8 +54,8 @@ class GpuEventHistory:
         self.xids: Counter[int] = Counter()
         """Number of occurrences of each XID."""
         self.incidents: Counter[tuple[str, str]] = Counter(_NO_INCIDENTS)
-        """Number of incidents by kind and severity. XIDs and losses start at 0, so that an alert on
-        the increase detects the first one."""
+        """Number of incidents by kind and severity. The kinds `xid` and `gpu_lost` start at 0, so
+        that an alert on an increase detects the first incident."""
         self._recent_xids: deque[tuple[int, int]] = deque(maxlen=_MAX_RECENT)
         self._recent_reasons: deque[tuple[int, int]] = deque(maxlen=_MAX_RECENT)
         self._reasons = 0
@@ -62,7 +63,7 @@ class GpuEventHistory:
     def record_incident(self, incident: Incident, *, at_ns: int) -> None:
         """Count an incident that occurred at `at_ns` on the monotonic clock.
 
-        States that were already absent at the agent's start are not counted.
+        An incident that only reports which states were absent at the agent's start is not counted.
         """
         if incident.present_at_start and incident.ended_kinds:
             return
@@ -73,7 +74,10 @@ class GpuEventHistory:
             self._recent_xids.append((at_ns, incident.xid))
 
     def record_reasons(self, reasons: int, *, at_ns: int) -> None:
-        """Record a tick's throttle reasons, as NVML's bits; each new reason is an event."""
+        """Record a tick's throttle reasons, given as NVML's bits.
+
+        Each reason that was not set in the previous tick counts as an event.
+        """
         begun, self._reasons = reasons & ~self._reasons, reasons
         if begun:
             for bit in THROTTLE_REASONS:
@@ -81,11 +85,14 @@ class GpuEventHistory:
                     self._recent_reasons.append((at_ns, bit))
 
     def recent_xids(self, since_ns: int) -> Counter[str]:
-        """Return the number of occurrences of each XID since `since_ns` on the monotonic clock."""
+        """Return the number of times that each XID occurred since `since_ns` (monotonic clock)."""
         return Counter(str(xid) for at_ns, xid in self._recent_xids if at_ns >= since_ns)
 
     def recent_clock_events(self, since_ns: int) -> Counter[str]:
-        """Return how often each throttle reason started since `since_ns` on the monotonic clock."""
+        """Return the number of times that each throttle reason started since `since_ns`.
+
+        `since_ns` is a time on the monotonic clock.
+        """
         recent: Iterable[tuple[int, int]] = self._recent_reasons
         return Counter(THROTTLE_REASONS[bit] for at_ns, bit in recent if at_ns >= since_ns)
 
@@ -97,7 +104,7 @@ def _count(counts: Counter[K], key: K) -> None:
 
 
 def nvlink_bytes_total(traffic: GpuTraffic | None) -> int | None:
-    """Return the bytes over all links in both directions; `None` if a direction is unknown."""
+    """Return the total bytes over all NVLinks, sent and received; `None` if one is unknown."""
     if traffic is None or traffic.nvlink_sent_bytes_total is None:
         return None
     received = traffic.nvlink_received_bytes_total
@@ -105,7 +112,10 @@ def nvlink_bytes_total(traffic: GpuTraffic | None) -> int | None:
 
 
 def nvlink_link_bytes_totals(health: GpuHealth | None) -> dict[str, int]:
-    """Return the bytes in both directions by link number, for links where both are known."""
+    """Return the total bytes over each NVLink, sent and received, by link number.
+
+    Links for which one of the two is unknown are left out.
+    """
     sent = (health and health.nvlink_link_sent_bytes_totals) or {}
     received = (health and health.nvlink_link_received_bytes_totals) or {}
     return {link: sent[link] + received[link] for link in sent if link in received}
@@ -120,7 +130,10 @@ class _Counter:
     rate: float | None = None
 
     def update(self, total: int, at_ns: int) -> None:
-        """Record a new reading; the rate is unknown if the counter has restarted."""
+        """Record a new reading of the counter and compute the rate.
+
+        If the counter has restarted, the rate is unknown.
+        """
         elapsed_seconds = (at_ns - self.at_ns) / NS_PER_SECOND
         # Two readings at the same time give no rate.
         if elapsed_seconds <= 0:
@@ -147,7 +160,7 @@ class NvlinkRates:
 
     @property
     def total(self) -> float | None:
-        """The rate of all links together; `None` if unknown, such as before the second reading."""
+        """The rate of all links together; `None` if it is unknown, as before the second reading."""
         counter = self._counters.get(_ALL)
         return counter.rate if counter else None
 
@@ -169,7 +182,11 @@ Unit = Callable[[Any], Converted]
 
 
 def unit_of(name: str) -> Unit:
-    """Return the conversion for a unit in a table; raise `KeyError` if the unit is unknown."""
+    """Return the function that converts a record's value to the unit that a table names.
+
+    `link N` and `item N` select one value from values by link and from a list. Raise `KeyError` if
+    the unit is unknown.
+    """
     kind, _, argument = name.partition(" ")
     if kind == "link":
         return lambda values: values.get(argument)
@@ -195,12 +212,12 @@ UNITS: Final[dict[str, Unit]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShownDevice:
-    """All current data about one device; unknown or outdated parts are `None`."""
+    """The latest data about one device for the page; unknown or outdated parts are `None`."""
 
     reading: GpuReading
     """The newest tick's row of the device."""
     details: GpuDetails | None = None
-    """The newest readings that are not in `reading`, except the parts below."""
+    """The newest readings that are neither in `reading` nor in the parts below."""
     profiling: GpuProfiling | None = None
     """The newest values of the chip's own counters."""
     traffic: GpuTraffic | None = None
@@ -212,7 +229,7 @@ class ShownDevice:
     limits: GpuLimits | None = None
     """The newest limits."""
     facts: GpuFacts | None = None
-    """Facts about the GPU; for an instance, about its GPU."""
+    """Hardware and configuration of the GPU or, for a MIG instance, of its GPU."""
     node: Inventory | None = None
     """The node's inventory."""
     events: GpuEventHistory | None = None
@@ -220,7 +237,8 @@ class ShownDevice:
     rates: NvlinkRates | None = None
     """The rates of the device's NVLinks."""
     is_unresponsive: bool = False
-    """Whether the GPU no longer answers. Only its identity, facts, node and events are then set."""
+    """Whether the GPU no longer answers. Then only the UUID, index and model of `reading`, `facts`,
+    `node` and `events` are set."""
     is_lost: bool = False
     """Whether the driver has lost the GPU."""
 
@@ -239,8 +257,10 @@ Read = Callable[[ShownDevice], Converted]
 
 
 def read_at(path: str, unit: str = "") -> Read:
-    """Return a function that reads `part.field` of a device and returns `None` if it is missing.
+    """Return a function that returns a device's value at `path`, converted to `unit`.
 
+    `path` is a part of `ShownDevice` and a field of that part, such as `health.fan_speed_ratio`, or
+    `derived.` and the name of a derived value. The function returns `None` if the value is missing.
     Raise `KeyError` if the unit or the derived value is unknown.
     """
     part_name, _, name = path.partition(".")
@@ -268,7 +288,7 @@ _FABRIC_FAILURE: Final = 4
 
 
 class Derived:
-    """Functions that compute a value from several values of records."""
+    """Functions that compute a value to show from several values of a device."""
 
     @staticmethod
     def memory_free_bytes(device: ShownDevice) -> int | None:
@@ -281,32 +301,44 @@ class Derived:
 
     @staticmethod
     def memory_used_ratio(device: ShownDevice) -> float | None:
-        """Return used memory divided by usable memory; `None` if unknown or nothing is used."""
+        """Return the used part of the memory that the driver does not reserve.
+
+        Return `None` if it is unknown or no memory is used.
+        """
         free, used = Derived.memory_free_bytes(device), device.reading.memory_used_bytes
         return None if not used or free is None else used / (used + free)
 
     @staticmethod
     def nvlink_rate(device: ShownDevice) -> float | None:
-        """Return the rate over all links; `None` if it is unknown or the counters are outdated."""
+        """Return the rate over all NVLinks in DCGM's unit.
+
+        Return `None` if it is unknown or the byte counters are outdated.
+        """
         return device.rates.total if device.rates and device.traffic else None
 
     @staticmethod
     def nvlink_link_rates(device: ShownDevice) -> Mapping[str, float | None]:
-        """Return the rates by link number, for links with current counters."""
+        """Return the rate of each NVLink in DCGM's unit, by link number; `None` if it is unknown.
+
+        Links whose byte counters are missing or outdated are left out.
+        """
         rates = device.rates.links if device.rates else {}
         return {link: rates.get(link) for link in nvlink_link_bytes_totals(device.health)}
 
     @staticmethod
     def vgpu_license_status(device: ShownDevice) -> int | None:
-        """Return the license status; 0 if licensing is not supported, as in DCGM.
+        """Return the vGPU license status; as in DCGM, 0 if the GPU does not support licensing.
 
-        Return `None` without health readings.
+        Return `None` if there are no health readings.
         """
         return None if device.health is None else device.health.vgpu_license_status or 0
 
     @staticmethod
     def fabric_code(device: ShownDevice) -> int | None:
-        """Return DCGM's number for the fabric registration's state; `None` if it is unknown."""
+        """Return DCGM's code for the state of the GPU's registration with the NVLink fabric.
+
+        Return `None` if the state is unknown.
+        """
         health = device.health
         if health is None or health.fabric_state is None:
             return None
@@ -323,4 +355,4 @@ DERIVED: Final[dict[str, Callable[[ShownDevice], float | Mapping[str, float | No
     "vgpu_license_status": Derived.vgpu_license_status,
     "fabric_code": Derived.fabric_code,
 }
-"""The functions that compute derived values, by name in a table's path."""
+"""The functions that compute derived values, by the name after `derived.` in a path."""

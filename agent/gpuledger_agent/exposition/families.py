@@ -1,7 +1,7 @@
-"""Metric families: the text format, and the definitions of our own families.
+"""Metric families: the text format, and the definitions of the `gpuledger_…` families.
 
-`native_metrics.csv` in this directory lists the families of devices' readings, with our own names
-and in base units. All other families are `InfoFamily`s. `native` and `dcgm` provide the values.
+`native_metrics.csv` in this directory lists the families whose values are readings of devices, in
+base units. All other families are `InfoFamily`s. `native` and `dcgm` provide the values.
 """
 
 import csv
@@ -22,12 +22,12 @@ _HELP_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
 class SampleLine(NamedTuple):
-    """One series of a family, with its current value."""
+    """One series of a family with its value."""
 
     labels: str
     """The labels in the text format, without braces."""
     value: float
-    """The current value."""
+    """The series' value."""
 
 
 def write_labels(labels: Labels) -> str:
@@ -59,15 +59,15 @@ class NativeFamily(NamedTuple):
     help: str
     """The help text."""
     members: Sequence[tuple[str, Read]]
-    """For each series of a device, its additional labels in the text format and a function that
-    reads its value."""
+    """The series of a device: for each, the additional labels in the text format, and a function
+    that takes the device and returns the value."""
     label_names: tuple[str, ...]
     """Names of the additional labels."""
     profile: Profile
     """The smallest profile that includes the family."""
 
     def is_in(self, profile: Profile) -> bool:
-        """Return whether a profile includes the family."""
+        """Return whether the page includes the family if this profile is set."""
         return profile in ("full", self.profile)
 
 
@@ -104,7 +104,7 @@ class InfoFamily(NamedTuple):
     """The smallest profile that includes the family."""
 
     def write(self, rows: Iterable[tuple[Labels, float]]) -> Iterator[str]:
-        """Yield the family's lines for series with these labels and values."""
+        """Yield the family's lines; `rows` are the labels and the value of each series."""
         samples = (SampleLine(write_labels(labels), value) for labels, value in rows)
         return write_family(self.name, self.kind, self.help, samples)
 

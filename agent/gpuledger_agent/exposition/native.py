@@ -1,7 +1,7 @@
-"""The metrics with our own names: readings, facts, events, containers and single processes.
+"""Writes the `gpuledger_…` metrics: readings, facts, events, containers and single processes.
 
-`families` defines the metrics. Metrics of single processes are off by default and limited in
-number, because each new process is a new series: the processes that use most memory are shown.
+`families` defines the metrics. Metrics of single processes are off by default, because each new
+process adds series. Only a limited number of processes is shown: those that use most memory.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +51,7 @@ _MIB: Final = 1 << 20
 
 
 def write_native(now: Snapshot, profile: Profile) -> Iterator[str]:
-    """Yield the lines of the families of readings that a profile includes."""
+    """Yield the lines of the metrics of devices' readings that the profile includes."""
     written = [
         (device, write_labels(device_labels(device, now.sample.node))) for device in now.devices
     ]
@@ -69,7 +69,10 @@ def write_native(now: Snapshot, profile: Profile) -> Iterator[str]:
 
 
 def device_labels(device: ShownDevice, node: str) -> list[tuple[str, str]]:
-    """Return the labels of a device's readings, which are the same as in remote-write series."""
+    """Return the labels of a device's readings.
+
+    They are the same as those of the series that the remote-write sink sends.
+    """
     reading, facts = device.reading, device.facts
     model = reading.model or (facts and facts.model) or ""
     values = (reading.uuid, str(reading.index), model)
@@ -77,12 +80,12 @@ def device_labels(device: ShownDevice, node: str) -> list[tuple[str, str]]:
 
 
 def gpu_labels(device: ShownDevice) -> list[Label]:
-    """Return the labels that identify a device."""
+    """Return the labels that identify a device: its UUID and index."""
     return [("gpu_uuid", device.reading.uuid), ("gpu_index", str(device.reading.index))]
 
 
 def write_facts(now: Snapshot, profile: Profile) -> Iterator[str]:
-    """Yield the lines of families that describe the node, its devices and their allocations."""
+    """Yield the lines of the metrics that describe the node, its devices and their allocations."""
     node = ("node", now.sample.node)
     inventory = next((device.node for device in now.devices if device.node), None)
     versions = [(name, getattr(inventory, name, None) or "") for name in NODE_INFO.label_names[1:]]
@@ -133,7 +136,10 @@ def write_facts(now: Snapshot, profile: Profile) -> Iterator[str]:
 
 
 class _ByDevice:
-    """Functions that yield a device's series of one family: additional labels and a value."""
+    """Functions for the families in `_BY_DEVICE`.
+
+    Each function yields the additional labels and the value of each of a device's series.
+    """
 
     @staticmethod
     def up(device: ShownDevice) -> Iterator[tuple[Labels, float]]:
@@ -203,7 +209,10 @@ _BY_DEVICE: Final[
 
 
 def write_events(now: Snapshot) -> Iterator[str]:
-    """Yield the lines of each GPU's event counts, including unresponsive GPUs."""
+    """Yield the lines with the numbers of XIDs and incidents of each GPU.
+
+    GPUs that do not answer are included.
+    """
     xids: list[tuple[Labels, float]] = []
     incidents: list[tuple[Labels, float]] = []
     for uuid, (index, events) in now.events.items():
@@ -218,7 +227,7 @@ def write_events(now: Snapshot) -> Iterator[str]:
 
 
 def write_containers(now: Snapshot) -> Iterator[str]:
-    """Yield the lines of each container's use of each device."""
+    """Yield the lines with each container's or job's use of each device."""
     shares = now.tick_containers.shares()
     node = ("node", now.sample.node)
     rows: list[tuple[Labels, PodShare]] = [
@@ -247,7 +256,7 @@ class _Entry(NamedTuple):
 
 
 def write_processes(now: Snapshot, *, max_processes: int) -> Iterator[str]:
-    """Yield the lines of the metrics of single processes, for at most `max_processes` of them."""
+    """Yield the lines of the metrics of single processes, for at most `max_processes` processes."""
     running = [process for process in now.sample.processes if not process.ended]
     if len(running) > max_processes:
         # Show the processes with most memory and, for equal memory, the lowest pids.
@@ -279,7 +288,10 @@ def write_processes(now: Snapshot, *, max_processes: int) -> Iterator[str]:
 
 
 def _write_pid_pod(entries: Sequence[_Entry], now: Snapshot) -> Iterator[str]:
-    """Yield the lines of each process's memory, summed over GPUs because no label names a GPU."""
+    """Yield the lines of `nvidia_pid_pod`: the GPU memory of each process in a pod.
+
+    The memory is summed over GPUs, because the metric has no label for the GPU.
+    """
     used: dict[Labels, int] = {}
     for process, name, user in entries:
         if user.pod and process.memory_used_bytes is not None:

@@ -1,10 +1,10 @@
-"""The node's current state for the metrics page: updated by each tick, without outdated values.
+"""The latest values of a node's GPUs for the page `/metrics`, without outdated values.
 
-Each part of a device has its own age. A GPU that has been unresponsive for several ticks has no
-readings. Values that are not queried in each tick are kept until their next reading, but only for a
-limited time. A MIG instance is removed as soon as its GPU answers without it. Events outlive
-readings: a GPU that is in the inventory, or that the driver has lost, remains as an unresponsive
-device.
+Each tick updates the values. If a GPU does not answer for several ticks, its readings are no longer
+shown. Values that are not queried in each tick are kept until their next reading, but only for a
+limited time. A MIG instance is removed as soon as its GPU answers without it. Events are kept
+longer than readings: a GPU that is in the inventory, or that the driver has lost, is still shown as
+an unresponsive device.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -39,7 +39,7 @@ _OWN: Final = tuple(
     for each in fields(GpuDetails)
     if each.name not in ("uuid", "resets", "profiling", *_PACED_PARTS, *_SLOW_PARTS)
 )
-"""The fields of `GpuDetails` that are not nested parts."""
+"""The fields of `GpuDetails` that are not nested records."""
 _MEASURED: Final = tuple(each.name for each in fields(GpuProfiling))
 _MIN_TICKS: Final = 3
 _MAX_GPUS: Final = 256
@@ -47,19 +47,20 @@ _MAX_GPUS: Final = 256
 
 @dataclass(slots=True)
 class DeviceState:
-    """One device's newest readings, each with the time at which it was read."""
+    """One device's newest readings, each with the monotonic time at which it was read."""
 
     reading: GpuReading
     seen_ns: int
     parts: dict[str, tuple[int, Any]] = field(default_factory=dict)
     own: dict[str, tuple[int, Any]] = field(default_factory=dict)
-    """The fields of `GpuDetails` that are not nested parts, each with its time."""
+    """The fields of `GpuDetails` that are not nested records, each with the time of its reading."""
     measured: dict[str, tuple[int, Any]] = field(default_factory=dict)
-    """The fields of `GpuProfiling`, each with its time, because only some are read in each tick."""
+    """The fields of `GpuProfiling`, each with the time of its reading, because not all are read in
+    each tick."""
     rates: NvlinkRates = field(default_factory=NvlinkRates)
 
     def update(self, reading: GpuReading, details: GpuDetails | None, now_ns: int) -> None:
-        """Record a tick; values that it does not contain were not queried and stay as they were."""
+        """Record a tick's values; keep earlier values that the tick does not contain."""
         self.reading, self.seen_ns = reading, now_ns
         if details is None:
             return
@@ -73,10 +74,11 @@ class DeviceState:
         self.rates.update(details.traffic, details.health, at_ns=now_ns)
 
     def fresh_parts(self, *, paced_ns: int, slow_ns: int) -> dict[str, Any]:
-        """Return the parts read since `paced_ns`, and health and limits read since `slow_ns`.
+        """Return the parts of `ShownDevice` that are not outdated, by name.
 
-        Both are times on the monotonic clock. The part `details` contains the fields that are not
-        nested parts.
+        Health and limits are returned if they were read since `slow_ns`, and all other parts if
+        they were read since `paced_ns`. Both are times on the monotonic clock. The part `details`
+        contains the fields of `GpuDetails` that are not nested records.
         """
         found = {
             name: part
@@ -104,7 +106,7 @@ def _fresh(known: Mapping[str, tuple[int, Any]], since_ns: int) -> dict[str, Any
 
 
 def position(reading: GpuReading) -> tuple[int, int, int]:
-    """Return a device's sort key: by GPU index, with a GPU before its instances."""
+    """Return a device's sort key: GPUs by index, each followed by its MIG instances."""
     if reading.parent_uuid is None:
         return reading.index, -1, -1
     return reading.index, reading.gpu_instance or 0, reading.compute_instance or 0
@@ -118,7 +120,7 @@ def make_node_state(
     readings_seconds: float = 0.0,
     pods: PodLookup = NO_PODS,
 ) -> "NodeState":
-    """Create a node state from the settings."""
+    """Return a node state without values, created from the settings."""
     stale_seconds = max(settings.stale_seconds, _MIN_TICKS * sampling_interval_seconds)
     return NodeState(
         clock=clock,
@@ -133,24 +135,24 @@ def make_node_state(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """The state shown at one instant."""
+    """The values of one node to show on the page at one instant."""
 
     sample: NodeSample
-    """The newest tick."""
+    """The newest tick; without processes and allocations if it is too old."""
     devices: list[ShownDevice]
-    """The devices, including unresponsive GPUs, by position."""
+    """The devices in the order of `position`, including unresponsive GPUs."""
     tick_containers: TickContainers
     """The newest tick's containers, and the allocations of its devices."""
     commands: Mapping[int, str]
-    """The kernel's names of processes, by pid."""
+    """The kernel's names of the processes' programs, by pid."""
     events: Mapping[str, tuple[str, GpuEventHistory]]
     """Index and events of each GPU, by UUID, including unresponsive GPUs."""
     since_ns: int
-    """Start of the window of recent events, on the monotonic clock."""
+    """Start of the time window in which recent events are counted, on the monotonic clock."""
 
 
 class NodeState:
-    """The node's newest values, as long as they are not too old."""
+    """The newest values of one node's GPUs; `snapshot` returns those that are not too old."""
 
     def __init__(
         self,
@@ -165,10 +167,10 @@ class NodeState:
     ) -> None:
         """Create an empty state.
 
-        Values are shown for this long after they were read: values of each tick for
+        A value is shown for a limited time after it was read: values of each tick for
         `stale_seconds`, values read every few seconds for `paced_stale_seconds` (by default
-        `stale_seconds`), health and limits for `slow_stale_seconds`. `max_processes` limits the
-        processes shown; `None` means that no processes are shown.
+        `stale_seconds`), health and limits for `slow_stale_seconds`. `max_processes` is the maximum
+        number of processes shown; `None` means that no processes are shown.
         """
         self._clock = clock
         self._max_processes = max_processes
@@ -187,7 +189,7 @@ class NodeState:
         self._lost: dict[str, None] = {}
         self._pods = pods
         self.version = 0
-        """Increases with each change."""
+        """A number that increases with each change of the state."""
 
     def update(
         self,
@@ -196,7 +198,7 @@ class NodeState:
         *,
         processes: Iterable[ProcessRecord] = (),
     ) -> None:
-        """Record a tick and the changes of its processes."""
+        """Record a tick: its sample, its other readings and the changes of its processes."""
         now_ns = self._clock.monotonic_ns()
         self.version += 1
         self._sample, self._shown_ns = sample, now_ns
@@ -224,7 +226,7 @@ class NodeState:
         self._facts = lost | {gpu.uuid: gpu for gpu in inventory.gpus}
 
     def record_incident(self, incident: Incident) -> None:
-        """Count an incident, and update which GPUs are lost."""
+        """Count an incident; record whether it reports that its GPU is lost or has recovered."""
         self.version += 1
         if incident.kind == "gpu_lost" and len(self._lost) < _MAX_GPUS:
             self._lost[incident.gpu_uuid] = None
@@ -235,7 +237,7 @@ class NodeState:
             events.record_incident(incident, at_ns=self._clock.monotonic_ns())
 
     def snapshot(self) -> Snapshot | None:
-        """Return the values that are not too old, or `None` before the first tick."""
+        """Return the values that are not too old; `None` before the first tick."""
         if self._sample is None:
             return None
         now_ns = self._clock.monotonic_ns()

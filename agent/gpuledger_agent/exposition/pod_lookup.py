@@ -1,7 +1,8 @@
 """Finds the containers and jobs that use a node's devices or have devices allocated to them.
 
-This module is pure: it takes the records of a tick and returns containers and their shares.
-`ledger.allocated_parts` finds which device an allocation means.
+This module does not read files or query the kubelet: it takes a tick's record and functions that
+look pods up, and returns containers and their use. `ledger.allocated_parts` finds the device that
+belongs to an allocation.
 
 The kubelet returns the name of the pod to which a device is allocated, but not the pod's UID. The
 UID comes from the cgroup of the container's processes on that device, or is looked up by name in
@@ -36,9 +37,9 @@ class NamedContainer(Protocol):
 
 
 FindUids = Callable[[str, str], Sequence[str]]
-"""Takes a pod's namespace and name and returns the possible UIDs."""
+"""Takes a pod's namespace and name, and returns the UIDs of all pods with this name."""
 LabelsOf = Callable[[str], Sequence[Label]]
-"""Takes a pod's UID and returns the additional labels of its series."""
+"""Takes a pod's UID, and returns the pod's Kubernetes labels to add to its series."""
 
 
 def _find_no_name(_container_id: str) -> None:
@@ -58,7 +59,8 @@ class PodLookup:
     """Functions that look up the names, UIDs and labels of the node's pods."""
 
     name_of: Callable[[str], NamedContainer | None] = _find_no_name
-    """Takes a container's id and returns its names; `None` if unknown."""
+    """Takes a container's id, and returns the names of the container and its pod; `None` if they
+    are unknown."""
     find_uids: FindUids = _find_no_uid
     labels_of: LabelsOf = _find_no_label
 
@@ -86,7 +88,7 @@ class NodeContainer(NamedTuple):
 
     @property
     def labels(self) -> list[Label]:
-        """The labels of a container or a job in our own series."""
+        """The labels of the container or job in `gpuledger_…` metrics."""
         return [
             ("namespace", self.namespace),
             ("pod", self.pod),
@@ -99,7 +101,7 @@ class NodeContainer(NamedTuple):
 
     @property
     def dcgm_labels(self) -> list[Label]:
-        """dcgm-exporter's labels for the pod to which a device is allocated."""
+        """The labels of the container in DCGM's metrics, as dcgm-exporter writes them."""
         return [
             ("container", self.container),
             ("namespace", self.namespace),
@@ -114,12 +116,13 @@ class PodShare(NamedTuple):
     user: NodeContainer
     """The container or the job."""
     busy_ratio: float | None
-    """Fraction of the tick in which the user's kernels ran; `None` if the driver does not report
-    it."""
+    """Fraction of the sampling interval in which the user's kernels ran; `None` if the driver does
+    not report it."""
     memory_bytes: int | None
     """Device memory in use; `None` if the driver does not report it."""
     engine_busy_ratios: Mapping[str, float] = MappingProxyType({})
-    """Fraction of the tick in which each video engine worked for the user; without idle engines."""
+    """Fraction of the sampling interval in which each video engine worked for the user, by engine;
+    without idle engines."""
 
 
 # A GPU's UUID and, for a MIG instance, its GPU instance id.
@@ -134,7 +137,8 @@ class TickContainers:
         self._sample = sample
         self._pods = pods
         self.containers = [self._container(ref) for ref in sample.containers]
-        """The containers and jobs with processes, in the tick's order; names may be unknown."""
+        """The containers and jobs with processes on GPUs, in the order of `sample.containers`;
+        their names may be unknown."""
         self._used: dict[tuple[int, int], list[GpuProcess]] = {}
         self._uids: dict[tuple[_Device, _Container], set[str]] = {}
         for process in sample.processes:
@@ -147,7 +151,10 @@ class TickContainers:
                 self._uids.setdefault(key, set()).add(user.pod_uid)
 
     def shares(self) -> Mapping[str, list[PodShare]]:
-        """Return the use of each container and job, by device UUID; the host is left out."""
+        """Return each container's and job's use of each device, by the device's UUID.
+
+        Processes of the host are left out.
+        """
         shares: dict[str, list[PodShare]] = {}
         for (gpu, container), processes in self._used.items():
             ratios = [
@@ -179,14 +186,19 @@ class TickContainers:
         return self._described(*found, pod_uid=pod_uid)
 
     def allocatee_of(self, allocation: DeviceAllocation) -> NodeContainer:
-        """Return the container to which an allocation belongs."""
+        """Return the container to which the kubelet has given the allocation's device."""
         name = allocation.namespace, allocation.pod, allocation.container
         device = allocation.gpu_uuid, allocation.gpu_instance
         pod_uid = self._uid_of(device, name, is_share=allocation.replica is not None)
         return self._described(*name, pod_uid=pod_uid)
 
     def _uid_of(self, device: _Device, name: _Container, *, is_share: bool) -> str:
-        """Return the UID of the pod to which a device is allocated; empty if ambiguous."""
+        """Return the UID of the pod to which a device is allocated.
+
+        `name` are the namespace, pod and container from the kubelet. `is_share` is whether only a
+        share of the device is allocated. If several pods have this name or the UID is unknown,
+        return an empty string.
+        """
         running = self._uids.get((device, name), set())
         known = set(self._pods.find_uids(name[0], name[1]))
         # On a wholly allocated device, processes of a pod with this name belong to the allocatee.
