@@ -1,1 +1,1 @@
-"""Vendor-independent polling of a node's GPUs: threads, deadlines and breakers."""
+"""Vendor-independent polling of a node's GPUs, with threads, deadlines and circuit breakers."""

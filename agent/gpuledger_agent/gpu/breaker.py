@@ -1,6 +1,7 @@
 """Circuit breakers, which decide whether a failing call group is queried, probed or skipped.
 
-Breakers make no calls: outcomes and times are arguments. `worker` decides what a tick queries.
+Breakers do not call the driver: callers pass the outcomes and times of calls. `worker` decides
+which groups a tick queries.
 """
 
 import time
@@ -20,7 +21,7 @@ MAX_FAILURES: Final = 3
 
 
 def slow_backoff() -> Backoff:
-    """Return the backoff for attempts that disturb the other GPUs: 5 to 300 seconds."""
+    """Return a backoff of 5 to 300 seconds, for attempts that disturb the other GPUs."""
     return Backoff(first_seconds=5, max_seconds=300)
 
 
@@ -65,7 +66,7 @@ class BreakerLog:
 
 
 class GroupBreaker:
-    """The breaker of one call group of one GPU; exports its state and logs each change.
+    """The breaker of one call group of one GPU; exports and logs whether it is open.
 
     The breaker opens after repeated failures. An open breaker permits only single probes, at
     increasing intervals.
@@ -86,13 +87,16 @@ class GroupBreaker:
         """Whether only probes are permitted."""
 
     def permit(self, now_ns: int) -> Permit:
-        """Return how to query now; after a query or probe, call `succeeded` or `failed`."""
+        """Return whether and how the group may be queried now.
+
+        After a query or a probe, call `succeeded` or `failed`.
+        """
         if not self.is_open:
             return Permit.QUERY
         return Permit.PROBE if self._probes.is_due(now_ns) else Permit.SKIP
 
     def succeeded(self) -> None:
-        """Record an answer in time, and close the breaker."""
+        """Record that the group was answered in time, and close the breaker."""
         if self._has_succeeded and not (self._failures or self.is_open):
             return
         self._has_succeeded, self._failures, self.is_open = True, 0, False

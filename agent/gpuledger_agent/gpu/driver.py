@@ -8,10 +8,10 @@ call runs in a thread, and the event loop never waits longer than the tick's dea
        ├───── FastPoller        polls GPUs between two ticks, in one thread
        └───── GpuAvailability   tracks lost GPUs and reports changes
 
-A GPU that hangs loses its own readings, but does not delay the tick of the other GPUs. Reopening
+If a GPU hangs, its readings are missing, but the tick of the other GPUs is not delayed. Reopening
 the source helps if no GPU answers, and may bring back a lost GPU. Until the source is open again,
-however, all GPUs are missing from the ticks, and the call that opens it can hang. The source is
-therefore reopened at increasing intervals, and for a lost GPU only while no call hangs.
+however, all GPUs are missing from the ticks, and the call that opens the source can hang. The
+source is therefore reopened at increasing intervals, and for a lost GPU only while no call hangs.
 
 The source is always in one `SourceState`. Each state except OPEN has a reason. In these states, the
 driver starts to open the source as soon as the backoff has passed; opening may take many ticks:
@@ -88,7 +88,7 @@ class Poll(NamedTuple):
 
 
 class Driver:
-    """The GPUs of a node; opens and polls their source, and reopens it if needed."""
+    """Queries the GPUs of a node; opens their source, and reopens it if needed."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Driver:
         report: Report = report_nowhere,
         listeners: Sequence[SourceListener] = (),
     ) -> None:
-        """Create a driver; `check` fails if no GPU answers, `gpus_check` if some do not answer."""
+        """Create a driver; `check` fails if no GPU answers, `gpus_check` if any does not answer."""
         self._source = source
         self._clock = clock
         self._check = check
@@ -132,24 +132,25 @@ class Driver:
         """The result of the call that is opening the source; `None` if no such call is running."""
         self._worked_seconds = time.monotonic()
         self._pending_event = DriverEvent.NOTHING
-        """The driver's last event that is not handled yet because the source is not open."""
+        """The driver's last event, if it must wait until the source is open."""
         self._reported: tuple[int, Mapping[str, str | None], Capability] | None = None
-        """The values in the last reported inventory; it is reported again if one of them changes.
-        The GPUs' facts are represented by the number of their changes."""
+        """State of the last inventory that was returned: the number of changes of GPU facts, the
+        versions, and whether the driver announces unbinding. If one of them changes, the inventory
+        is returned again."""
         self._was_unbound = False
         """Whether the driver was unbound since the source was last opened."""
         self._logged: tuple[set[str], str | None] | None = None
-        """The GPUs when the source was last opened, and why the driver does not announce that it
-        will be unbound; `None` for the reason if it does."""
+        """The UUIDs of the GPUs found when the source was last opened, and the reason for which the
+        driver does not announce that it will be unbound. The reason is `None` if it does."""
 
     @property
     def idle_seconds(self) -> float:
-        """How long no GPU has answered, although at least one should; in seconds."""
+        """Seconds for which no GPU has answered although at least one should."""
         return time.monotonic() - self._worked_seconds
 
     @property
     def detail(self) -> str:
-        """The state of the driver as shown in the check, for people."""
+        """The driver's state as text for people: the detail of the check."""
         return self._check.detail
 
     @property
@@ -163,7 +164,11 @@ class Driver:
         return self._state is SourceState.OPEN
 
     async def poll(self, cursors: Mapping[str, SampleCursor]) -> Poll | None:
-        """Query the GPUs, opening the source first if needed; return `None` if it is not open."""
+        """Return the GPUs' answers for a tick; `None` if the source is not open.
+
+        If the source is not open, first try to open it. `cursors` are the positions in the GPUs'
+        ring buffers, by UUID.
+        """
         self._handle_driver_events()
         if not self.is_open and not await self._open():
             DRIVER_UP.set(0)
@@ -183,7 +188,11 @@ class Driver:
         return frozenset(gpu.uuid for gpu in gpus)
 
     async def fast_poll(self, cursors: Mapping[str, SampleCursor | None]) -> Sequence[FastPoll]:
-        """Return the answers to a fast poll that have arrived by now; `cursors` is by GPU UUID."""
+        """Query GPUs between two ticks; return the answers that arrive in time.
+
+        `cursors` contains the GPUs to query, by UUID, with their positions in the ring buffers;
+        `None` requests only the energy.
+        """
         workers = self.pool.workers if self.is_open else ()
         requested = [
             (worker.gpu, cursors[worker.gpu.uuid])
@@ -193,13 +202,14 @@ class Driver:
         return await self._fast_poller.poll(requested, self._clock)
 
     def take_late_polls(self) -> Sequence[FastPoll]:
-        """Return the answers to a late fast poll that have arrived since; empty if none have."""
+        """Return the answers to a late fast poll if they have arrived since; otherwise nothing."""
         return self._fast_poller.take()
 
     def inventory(self) -> NodeFacts | None:
-        """Return the node's versions and GPUs.
+        """Return the versions of the driver's software and the node's GPUs.
 
-        Return `None` if they are unknown, or have not changed since they were last returned.
+        Return `None` if the GPUs are unknown, or if nothing has changed since the last call that
+        returned them.
         """
         unbind = self.lifecycle.unbind_capability
         known = (self.pool.facts_changes, self.lifecycle.versions, unbind)
@@ -219,9 +229,10 @@ class Driver:
         )
 
     def close(self) -> "Future[None] | None":
-        """Start to close the source; return `None` without closing it if a call hangs.
+        """Start to close the source; return a future that is done when it is closed.
 
-        If a call hangs, only the exit of the process frees the driver.
+        If a call to the driver hangs, the source is not closed, because closing it would hang too.
+        The result is then `None`, and the driver is released when the process exits.
         """
         is_stuck = self.pool.is_stuck or self._fast_poller.is_stuck or self._source.is_stuck
         closing = None if is_stuck else self.lifecycle.close()
@@ -230,7 +241,10 @@ class Driver:
         return closing
 
     async def _open(self) -> bool:
-        """Try to open the source for at most a tick's deadline; return whether it is open now."""
+        """Start to open the source if that is due, and wait for at most a tick's deadline.
+
+        Return whether the source is open now.
+        """
         if self._opening is None:
             if not self._open_timer.is_due(self._clock.monotonic_ns()):
                 return False
@@ -259,7 +273,7 @@ class Driver:
         return self.is_open
 
     def _use(self, found: Sequence[Gpu]) -> None:
-        """Start to query the GPUs that were found when the source was opened."""
+        """Start to query the GPUs found by opening the source; report missing GPUs as lost."""
         self.pool.begin(found, self._clock.monotonic_ns())
         was_lost, reason = self._state is not SourceState.OPENING, self._reason
         self._state, self._reason = SourceState.OPEN, ""
@@ -283,7 +297,10 @@ class Driver:
             self._availability.report_all("driver_reloaded", f"previous state: {reason}")
 
     def _handle_driver_events(self) -> None:
-        """Handle the driver's last event, now or as soon as the source is open again."""
+        """Handle the last event of the driver: that it is being unbound, or was bound to a GPU.
+
+        If the source is not open, the event is handled once the source is open.
+        """
         event = self.lifecycle.poll_driver_events()
         self._pending_event = self._pending_event if event is DriverEvent.NOTHING else event
         if not self.is_open or self._pending_event is DriverEvent.NOTHING:
@@ -313,7 +330,7 @@ class Driver:
         self._fast_poller.end()
 
     def _restart(self, reason: str) -> None:
-        """Start to reopen the source now, so that it may be open before the next tick."""
+        """Start to reopen the source at once, so that it may be open before the next tick."""
         if self.is_open:
             self._state, self._reason = SourceState.OPENING, reason
         self._let_go()
@@ -339,7 +356,10 @@ class Driver:
             self._lost_gpu_timer.record_success(now_ns)
 
     def _missing(self) -> str:
-        """Describe the GPUs that only a reopened source can bring back; empty if there are none."""
+        """Return a text that names the lost GPUs, which may answer again if the source is reopened.
+
+        The text is empty if no GPU is lost.
+        """
         lost = sorted(self._availability.lost.keys() - self.pool.uuids)
         count = max(len(self._source.unfound), len(lost))
         named = f": {', '.join(lost)}" if lost else ""

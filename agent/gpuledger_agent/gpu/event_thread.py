@@ -7,9 +7,10 @@ alternates between two steps:
 - wait: wait on the set, half a second at a time, and pass on each fault.
 
 After an error in either step, the thread frees the set, pauses, and creates a new one. The pause
-grows until a wait succeeds. A lost GPU fails its whole set, but interrupts the other GPUs' events
-for only one pause, because the next set contains only the GPUs that are left. Consecutive errors
-count as one failure (`_Failures`), with one log line when it starts and one when a wait succeeds.
+grows until a wait succeeds. If a GPU is lost, waiting for its whole set fails. The events of the
+other GPUs are interrupted for only one pause, because the next set contains only the GPUs that are
+left. Consecutive errors count as one failure (`_Failures`): one log line reports the first error,
+and one the next successful wait.
 
 The thread ends in one of three ways:
 
@@ -51,7 +52,7 @@ class EventThread:
         on_detection: Callable[[Detection], None],
         backoff: Backoff,
     ) -> None:
-        """Start the thread; it calls `on_detection` in that thread with each fault."""
+        """Start a new thread, which calls `on_detection` with each fault."""
         self._source = source
         self._gpus = gpus
         self._clock = clock
@@ -73,7 +74,11 @@ class EventThread:
         return not self._thread.is_alive()
 
     def end(self, seconds: float) -> bool:
-        """End the thread; return whether it ended within `seconds`. Otherwise it is leaked."""
+        """Request that the thread ends; return whether it has ended within `seconds`.
+
+        A thread that has not ended hangs in the driver. It is left running and does not free its
+        event set.
+        """
         self._ending.set()
         self._is_leaked = not self.join(seconds)
         return not self._is_leaked
@@ -116,7 +121,7 @@ class EventThread:
 
 
 class _Failures:
-    """The errors since the last successful wait for GPU events, logged as one failure."""
+    """Logs the errors since the last successful wait for GPU events as one failure."""
 
     def __init__(self, backoff: Backoff) -> None:
         self._backoff = backoff
@@ -124,7 +129,7 @@ class _Failures:
         """Monotonic time of the first error; `None` if there is none."""
 
     def record(self, step: str, error: Exception) -> float:
-        """Record an error in a step; return how many seconds to pause."""
+        """Record an error in the step `create` or `wait`; return how many seconds to pause."""
         EVENT_SET_FAILURES.labels(reason=step).inc()
         if self._began_seconds is None:
             self._began_seconds = time.monotonic()

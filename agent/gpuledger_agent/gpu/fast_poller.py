@@ -58,9 +58,11 @@ class FastPoller:
     async def poll(
         self, requested: Sequence[tuple[Gpu, SampleCursor | None]], clocks: Clocks
     ) -> Sequence[FastPoll]:
-        """Return the GPUs' answers, with ring buffer entries after each GPU's cursor.
+        """Query the GPUs, and return the answers that arrive within 50 ms.
 
-        Wait at most 50 ms; late answers are returned by a later call, or by `take`.
+        `requested` are the GPUs, each with its position in the ring buffers; `None` requests only
+        the energy. If answers are late, nothing is returned, and a later call or `take` returns
+        them.
         """
         self._hanging = {uuid: one for uuid, one in self._hanging.items() if not one.future.done()}
         if self._under_way and self._under_way.hangs(clocks.monotonic_ns()) and self._worker:
@@ -95,9 +97,9 @@ class _FastPollCall:
         self._requested, self._clocks = requested, clocks
         self._began_ns = clocks.monotonic_ns()
         self.querying = ""
-        """The UUID of the GPU that is queried now; written by the thread."""
+        """The UUID of the GPU that is queried now; set by the thread."""
         self.is_over = False
-        """Whether the thread should stop before the next GPU; read by the thread."""
+        """Whether the thread must stop before it queries the next GPU; read by the thread."""
         self.future = worker.start(self._query)
 
     def hangs(self, now_ns: int) -> bool:
@@ -106,9 +108,10 @@ class _FastPollCall:
         return is_late and bool(self.querying) and not self.future.done()
 
     def _query(self) -> Sequence[FastPoll]:
-        """Return the polls of the GPUs that answered.
+        """Query the GPUs one after the other, in the thread; return their answers.
 
-        If an internal error occurs, the GPU's poll is marked as failed.
+        GPUs that do not answer are left out. If the query of a GPU raises an internal error, its
+        answer is marked as failed.
         """
         found = []
         for gpu, cursor in self._requested:

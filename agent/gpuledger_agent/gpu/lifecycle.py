@@ -1,8 +1,8 @@
 """Opens and closes the GPU source.
 
-This can take seconds or hang, so it is done in a separate thread. `driver` decides when to open the
-source. Other users of the open source are `SourceListener`s: they start each time after the source
-was opened, and stop before it is closed.
+Opening and closing can take seconds or hang, so a separate thread does it. `driver` decides when to
+open the source. Other users of the open source are `SourceListener`s: they start each time after
+the source was opened, and stop before it is closed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,24 +27,24 @@ _log = structlog.get_logger(__name__)
 
 
 class SourceListener(Protocol):
-    """Another user of the open source; called in the lifecycle's thread."""
+    """Another user of the open source; both methods are called in the lifecycle's thread."""
 
     def opened(self, gpus: Sequence[Gpu]) -> None:
-        """Start to use the source, which is open; `gpus` are the GPUs that answer."""
+        """Start to use the source, which has been opened; `gpus` are the GPUs that answer."""
 
     def closing(self) -> None:
         """Stop using the source and free its objects, within about a second."""
 
 
 class SourceLifecycle:
-    """Opens and closes the source, and polls the driver's own events."""
+    """Opens and closes the source in a thread, and polls the driver's events about itself."""
 
     def __init__(self, source: GpuSource, *, listeners: Sequence[SourceListener]) -> None:
         self._source = source
         self._listeners = listeners
         self._events = source.driver_events
         self.worker = CallThread("source")
-        """The thread that opens, closes and polls."""
+        """The thread that opens and closes the source, and polls the driver's events."""
         self._polling: Future[DriverEvent] | None = None
         self._is_late = False
         self.versions: Mapping[str, str | None] = {}
@@ -52,16 +52,16 @@ class SourceLifecycle:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the thread hangs in a poll that was started before the current tick.
+        """Whether the thread hangs in a poll of driver events that an earlier tick started.
 
-        The thread cannot open the source until that poll returns. The poll of the current tick does
-        not count: it has only just started, and may outlast a tick that queries no GPU.
+        The thread cannot open the source until that poll returns. A poll that the current tick has
+        started does not count, because it may simply need more time than a tick without GPUs.
         """
         return self._is_late and self._polling is not None and not self._polling.done()
 
     @property
     def unbind_capability(self) -> Capability:
-        """Whether the driver announces that it will be unbound and, if not, the reason."""
+        """Whether the driver announces that it will be unbound from a GPU and, if not, why not."""
         return self._events.capability
 
     def open(self) -> "Future[Sequence[Gpu]]":
@@ -80,7 +80,10 @@ class SourceLifecycle:
         self.worker.end()
 
     def poll_driver_events(self) -> DriverEvent:
-        """Return the last poll's event and start the next poll, without waiting."""
+        """Return the event that the last poll found, and start the next poll, without waiting.
+
+        If the last poll is still running, return `NOTHING`.
+        """
         event = DriverEvent.NOTHING
         self._is_late = self._polling is not None and not self._polling.done()
         if self._polling and not self._is_late:

@@ -1,4 +1,4 @@
-"""Polls the GPUs of an open source together, once per tick, and tracks which of them are lost.
+"""Queries all GPUs of an open source once per tick, and tracks which of them are lost.
 
 Other modules open the source and attribute processes.
 """
@@ -41,7 +41,7 @@ class GpuAvailability:
 
     @property
     def lost(self) -> Mapping[str, str]:
-        """Why each lost GPU is lost, by UUID or by its name in `GpuSource.unfound`."""
+        """The reason of each loss, by the GPU's UUID or its name in `GpuSource.unfound`."""
         return self._lost
 
     def record_lost(self, uuid: str, reason: str) -> None:
@@ -53,10 +53,11 @@ class GpuAvailability:
         self._report("gpu_lost", uuid, reason)
 
     def record_opening(self, found: Mapping[int, str], unfound: Mapping[int, str]) -> None:
-        """Record which GPUs answered when the source was opened, and which did not, by index.
+        """Record which GPUs answered when the source was opened, and which did not.
 
-        `found` contains UUIDs, `unfound` contains names. A GPU that answered earlier is not
-        recorded as lost here: the caller records it by its UUID.
+        `found` contains the UUIDs of the GPUs that answered, and `unfound` the names of the others,
+        by the driver's index. A GPU in `unfound` is recorded as lost, unless it has answered
+        before: the caller records such a GPU by its UUID.
         """
         self._indices |= found
         for index, name in unfound.items():
@@ -65,7 +66,11 @@ class GpuAvailability:
                 self.record_lost(name, "it did not answer when the library was opened")
 
     def record_answer(self, uuid: str, *, index: int) -> None:
-        """Record that a GPU answered; report its recovery under each name reported as lost."""
+        """Record that a GPU answered; if it was lost, report that it has recovered.
+
+        It may have been reported as lost under its UUID and under its name in `GpuSource.unfound`.
+        The recovery is reported under the same names.
+        """
         self._known[uuid] = None
         for name in (uuid, self._unnamed.pop(index, None)):
             if name in self._lost:
@@ -75,7 +80,7 @@ class GpuAvailability:
                 self._report("gpu_recovered", name, message)
 
     def report_all(self, kind: str, message: str) -> None:
-        """Report an event of the driver for each known GPU that is not lost."""
+        """Report an incident of this kind for each known GPU that is not lost."""
         for uuid in self._known:
             if uuid not in self._lost:
                 self._report(kind, uuid, message)
@@ -103,12 +108,12 @@ class GpuPool:
         """The workers, one for each GPU of the open source that can be queried."""
         self._cycle: PollCycle | None = None
         self.source_lost: str | None = None
-        """Why the source is lost as a whole; `None` if the last answers do not show a loss."""
+        """Why the whole source is lost; `None` if the last answers do not show that it is lost."""
         self.facts: dict[str, GpuFacts] = {}
         """The latest facts about each GPU that was found, by UUID. Before a GPU's first answer to a
         query of its facts, they contain only its identity."""
         self.facts_changes = 0
-        """How often `facts` has changed."""
+        """Number of times that `facts` has changed."""
 
     @property
     def uuids(self) -> set[str]:
@@ -127,12 +132,12 @@ class GpuPool:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a call hangs or is still running, so that closing the source may hang too."""
+        """Whether a call has not returned yet, so that closing the source may hang too."""
         return any(worker.is_stuck for worker in self.workers) or self._leaked.total() > 0
 
     @property
     def open_groups(self) -> list[str]:
-        """The call groups with an open breaker and their GPUs, for people."""
+        """The call groups with an open breaker, each with its GPU, as texts for people."""
         return [
             f"{group.value} of {worker.gpu.uuid}"
             for worker in self.workers
@@ -140,7 +145,10 @@ class GpuPool:
         ]
 
     def begin(self, found: Sequence[Gpu], now_ns: int) -> None:
-        """Start to query the GPUs of a newly opened source, except GPUs at their thread limit."""
+        """Start to query the GPUs of a newly opened source.
+
+        A GPU that has the maximum number of hanging threads is not queried.
+        """
         self.source_lost = None
         for gpu in found:
             # A GPU that the inventory does not list counts as removed, so list each GPU at once.
@@ -169,7 +177,7 @@ class GpuPool:
         ]
 
     def end(self) -> None:
-        """End the threads of all GPUs; threads that hang are leaked."""
+        """Stop querying and end the threads of all GPUs; threads that hang are left running."""
         for worker in self.workers:
             worker.end()
         self.workers = []
@@ -185,9 +193,10 @@ class GpuPool:
         self.facts = kept
 
     async def poll(self, cursors: Mapping[str, SampleCursor], now_ns: int) -> list[RawGpuSample]:
-        """Query the GPUs, and return the samples of the GPUs that answered in time.
+        """Query the GPUs for a tick, and return the samples of the GPUs that answered in time.
 
-        Record GPUs that are lost or answer again, and whether the whole source is lost.
+        Also record GPUs that are lost or answer again, and set `source_lost`. `cursors` are the
+        positions in the GPUs' ring buffers, by UUID.
         """
         started = []
         for worker in self.workers:

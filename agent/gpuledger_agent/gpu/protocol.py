@@ -54,7 +54,7 @@ class FailedError(UnavailableError):
 
 
 class GpuIdentity(Protocol):
-    """Identifies a GPU of an open source."""
+    """A GPU of an open source: its UUID, its index and its handle."""
 
     @property
     def uuid(self) -> str:
@@ -66,7 +66,7 @@ class GpuIdentity(Protocol):
 
     @property
     def handle(self) -> object:
-        """The source's handle of the GPU; opaque to all other code."""
+        """The GPU's handle in the vendor's library; only the source uses it."""
 
 
 class Gpu(GpuIdentity, Protocol):
@@ -91,7 +91,7 @@ class Gpu(GpuIdentity, Protocol):
 
 
 class DriverEvent(Enum):
-    """A change of the driver's binding to GPUs, imminent or completed."""
+    """An event about the driver's binding to GPUs."""
 
     NOTHING = "nothing"
     """No change."""
@@ -110,10 +110,10 @@ class DriverEvents(Protocol):
 
     @property
     def capability(self) -> Capability:
-        """Whether the driver announces that it will be unbound and, if not, the reason."""
+        """Whether the driver announces that it will be unbound from a GPU and, if not, why not."""
 
     def open(self) -> None:
-        """Start to listen, if the driver supports events."""
+        """Start to listen for events, if the driver supports them."""
 
     def poll(self) -> DriverEvent:
         """Return the event since the last call; after an error, stop listening."""
@@ -148,7 +148,7 @@ class GpuSource(Protocol):
 
     @property
     def origin(self) -> str:
-        """Where the vendor's library was found, for people; empty if unknown or not applicable."""
+        """Where the vendor's library was found, as text for people; empty if that is unknown."""
 
     @property
     def driver_events(self) -> DriverEvents:
@@ -161,7 +161,10 @@ class GpuSource(Protocol):
         """Release the driver; ignore errors, for example because the library is lost."""
 
     def versions(self) -> Mapping[str, str | None]:
-        """Return the node's versions, keyed by field of `Inventory`; raises `SourceLostError`."""
+        """Return the versions of the driver's software, keyed by field of `Inventory`.
+
+        Raises `SourceLostError`.
+        """
 
     def gpu_events(self, gpus: Sequence[GpuIdentity], *, clock: Clock) -> GpuEventSet:
         """Start to listen for faults of GPUs of the open source; raises `UnavailableError`."""

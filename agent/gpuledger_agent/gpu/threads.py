@@ -1,19 +1,20 @@
 """Threads that may hang: they run calls to the driver, and the process never waits for them to end.
 
 A call that hangs in the driver cannot be ended, and its thread cannot be ended either. The thread
-is leaked and ends if the call ever returns. A `CallThread` runs any calls, one after another.
+is left running (leaked) and ends if the call ever returns. A `CallThread` runs any calls, one after
+another.
 
-A `PollCycle` holds one tick's requests, one per GPU, and wakes the event loop once when all have
-been answered. The event loop submits the requests and waits for one future. A thread queries its
-GPU group by group and writes answers, errors and the current group into the request, so the event
-loop can see at any time, without a lock, which groups are late.
+A `PollCycle` contains one tick's requests, one per GPU. The event loop submits the requests and
+waits for one future, which is done when all requests have been answered. A thread queries its GPU
+group by group and writes answers, errors and the current group into the request, so the event loop
+can see at any time, without a lock, which groups are late.
 
 The GPUs are queried in turn: a thread that has finished its request submits the next request. If a
 request takes longer than `_MAX_TURN_SECONDS`, the event loop submits the next one meanwhile, so a
 GPU that hangs delays the others by at most that time. Each group has a share of the tick's
-deadline, which starts when the thread starts to query the group. A late group only delays later
-groups of the same GPU. The last thread to finish wakes the event loop. Later answers stay in the
-request, where the next cycle looks for the answers to probes.
+deadline. A group's time starts when the thread starts to query the group. A late group only delays
+later groups of the same GPU. The last thread to finish wakes the event loop. Answers that arrive
+after the deadline stay in the request, where the next cycle looks for the answers to probes.
 
 `worker` decides which groups are queried and what a missing answer means.
 """
@@ -47,18 +48,21 @@ _stack_size_lock = threading.Lock()
 
 
 class CallThread:
-    """A daemon thread that runs one call after another; the process can exit while it hangs."""
+    """A daemon thread that runs one call after another.
+
+    The process can exit even if a call hangs.
+    """
 
     def __init__(self, name: str) -> None:
         self._work: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         start_thread(self._run, name=name)
 
     def submit(self, do: Callable[[], object]) -> None:
-        """Queue `do`, which must not raise."""
+        """Queue the call `do`, which must not raise."""
         self._work.put(do)
 
     def start(self, do: Callable[[], T]) -> "Future[T]":
-        """Queue `do` and return a future for its result."""
+        """Queue the call `do` and return a future for its result."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -93,7 +97,7 @@ def start_thread(run: Callable[[], None], *, name: str) -> threading.Thread:
 
 
 async def wait_at_most(future: "Future[Any]", seconds: float) -> None:
-    """Wait until the future is done, for `seconds` at most; does not cancel a late call."""
+    """Wait for at most `seconds` until the future is done; a late call is not cancelled."""
     waiting = asyncio.wrap_future(future)
     # Retrieve the error, because asyncio reports each error that was never retrieved.
     waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -115,16 +119,17 @@ _SHARES: Final = {
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class PollRequest:
-    """One GPU's request in one cycle; the GPU's thread fills in the answers."""
+    """One GPU's request in one tick; the GPU's thread fills in the answers."""
 
     gpu: Gpu
     """The GPU to query."""
     cursor: SampleCursor
     """Position in the ring buffers: the entries up to it were already read."""
     awaited: Sequence[CallGroup]
-    """The groups that the cycle waits for, in the order in which they are queried."""
+    """The groups whose answers the tick waits for, in the order in which they are queried."""
     probing: Sequence[CallGroup] = ()
-    """The groups that are probed after the awaited ones; the cycle does not wait for them."""
+    """The groups that are probed after the awaited groups; the tick does not wait for their
+    answers."""
     answers: dict[CallGroup, dict[str, Any]]
     """The answer to each group that succeeded, keyed by field of `RawGpuSample`."""
     errors: dict[CallGroup, Exception]
@@ -132,13 +137,13 @@ class PollRequest:
     took_seconds: dict[CallGroup, float]
     """How long each group took, whether it succeeded or failed."""
     current_group: CallGroup | None = None
-    """The group that is being queried, if any."""
+    """The group that is being queried now; `None` if there is none."""
     since_seconds: float = 0.0
     """When the query of the current group started, on the host's monotonic clock."""
     has_awaited: bool = False
-    """Whether the query of the awaited groups is finished."""
+    """Whether the queries of the awaited groups are finished."""
     is_done: bool = False
-    """Whether the thread is free again."""
+    """Whether all queries are finished, so that the thread is free again."""
 
     @classmethod
     def to(
@@ -162,9 +167,9 @@ class PollRequest:
     def run(self, *, pass_on: Callable[[], None], done: Callable[[], None]) -> None:
         """Query all groups, in the GPU's thread.
 
-        Call `pass_on` when the next GPU may be queried. Call `done` when the cycle no longer has to
-        wait for this request: after the awaited groups if there are probes, otherwise once the
-        thread is free. Without awaited groups, `done` is not called.
+        `pass_on` is called when the next GPU may be queried. `done` is called when the tick no
+        longer has to wait for this request: if there are probes, after the awaited groups,
+        otherwise once the thread is free. Without awaited groups, `done` is not called.
         """
         probing = self.probing
         try:
@@ -206,7 +211,7 @@ Submit = Callable[[Callable[[], object]], None]
 
 
 class PollCycle:
-    """The requests of one tick, and their deadlines."""
+    """Submits the requests of one tick to the GPUs' threads, and waits for the answers."""
 
     def __init__(self, *, deadline_seconds: float) -> None:
         self._seconds = {group: share * deadline_seconds for group, share in _SHARES.items()}
@@ -226,7 +231,10 @@ class PollCycle:
         self._submit_next()
 
     async def wait(self) -> None:
-        """Wait until each awaited group was answered or is late; do not cancel late queries."""
+        """Wait until each awaited group has been answered or is late.
+
+        Late queries are not cancelled.
+        """
         while self._requests and not self._all_there.done():
             # How long answers can still be in time. A group that starts late gets its full share.
             now = time.monotonic()
@@ -245,7 +253,7 @@ class PollCycle:
             self._submit_next()
 
     def _submit_next(self) -> None:
-        """Submit the next request, if any; called from the event loop or a GPU's thread."""
+        """Submit the next request if one is left; call it in the event loop or a GPU's thread."""
         # If the event loop and a thread call this at the same time, two GPUs are queried at once.
         with contextlib.suppress(IndexError):
             request, submit = self._to_come.popleft()
@@ -265,14 +273,14 @@ class PollCycle:
                 self._loop.call_soon_threadsafe(self._all_there.set_result, None)
 
     def is_late(self, request: PollRequest) -> bool:
-        """Return whether the current group has used up its time."""
+        """Return whether the query of the request's current group has exceeded its time."""
         group = request.current_group
         return (
             group is not None and time.monotonic() >= request.since_seconds + self._seconds[group]
         )
 
     def is_in_time(self, request: PollRequest, group: CallGroup) -> bool:
-        """Return whether a group was answered within its time."""
+        """Return whether the request's query of a group was answered within its time."""
         took_seconds = request.took_seconds.get(group)
         return group in request.answers and (took_seconds or 0) <= self._seconds[group]
 

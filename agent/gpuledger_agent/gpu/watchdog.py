@@ -1,7 +1,7 @@
 """Ends the process if no GPU answers or the event loop stalls, so that the process is restarted.
 
-A process cannot recover from some driver states; only a new process can. If at least one GPU works,
-the driver is not in such a state and the process keeps running. If no GPU answers, the reason is
+From some states of the driver, only a new process can recover. If at least one GPU answers, the
+driver is not in such a state and the process keeps running. If no GPU answers, the reason is
 published before the process ends.
 """
 
@@ -26,7 +26,7 @@ STALLED_EXIT_CODE: Final = 70
 _CHECKS: Final = 20
 """Number of checks within the watchdog's timeout."""
 _LONGEST_PAUSE: Final = 0.25
-"""Longest pause between two checks, in fractions of the timeout.
+"""Longest pause between two checks, relative to the timeout.
 
 A longer pause means that the process was stopped meanwhile.
 """
@@ -41,11 +41,11 @@ class Watched(Protocol):
 
     @property
     def idle_seconds(self) -> float:
-        """How long no GPU has answered, in seconds."""
+        """Seconds for which no GPU has answered."""
 
     @property
     def detail(self) -> str:
-        """The driver's current state, for people."""
+        """The driver's state as text for people."""
 
     @property
     def known(self) -> Sequence[str]:
@@ -53,7 +53,10 @@ class Watched(Protocol):
 
 
 class Watchdog:
-    """Checks the driver from the event loop, and the event loop from a thread."""
+    """Ends the process if no GPU answers for too long or the event loop stalls.
+
+    The event loop checks the driver, and a thread checks the event loop.
+    """
 
     def __init__(
         self,
@@ -72,7 +75,7 @@ class Watchdog:
         self._loop_watch = LoopWatch(max_missed=_CHECKS, end_process=_end_process, seconds=seconds)
 
     async def run(self) -> None:
-        """Check until cancelled; raises NothingWorksError if no GPU answers for too long."""
+        """Check until cancelled; raise `NothingWorksError` if no GPU answers for too long."""
         self._loop_watch.begin()
         try:
             while True:
@@ -105,8 +108,8 @@ class Watchdog:
 class LoopWatch:
     """Ends the process if the event loop stalls.
 
-    It counts the checks since the event loop last ran, not seconds. A suspended process makes no
-    checks, so it is not mistaken for a stalled event loop.
+    A thread checks the event loop, and counts the checks, not the seconds, since the loop last ran.
+    A suspended process makes no checks, so it is not mistaken for a stalled event loop.
     """
 
     def __init__(self, *, max_missed: int, end_process: Callable[[], None], seconds: float) -> None:
@@ -129,7 +132,7 @@ class LoopWatch:
         self._missed = 0
 
     def check(self) -> bool:
-        """Check once, from the thread; return whether the loop has stalled for too long."""
+        """Count one check; return whether the event loop has not run for too many checks."""
         self._missed += 1
         return self._missed > self._max_missed
 

@@ -2,11 +2,12 @@
 
 A call that hangs cannot be ended, so the worker limits what has to wait for such a call:
 
-- Each call group has a breaker. It opens after several failures in a row, or at once if a thread
-  hangs in the group. The group is then probed at increasing intervals, and nothing waits for a
-  probe.
+- Each call group has a breaker. The breaker opens after several failures in a row, or at once if a
+  thread hangs in the group. The group is then probed at increasing intervals, and ticks do not wait
+  for a probe.
 - If the thread hangs in a group other than USAGE, the GPU would miss the tick although USAGE could
-  still be queried. The thread is therefore leaked at once, and a new thread replaces it.
+  still be queried. The thread is therefore left running (leaked) at once, and a new thread replaces
+  it.
 - If the thread hangs in USAGE, another thread would hang as well. A new thread is therefore started
   only when a probe is due, and nothing else is queried until a probe has been answered.
 - At most `MAX_LEAKED` threads of a GPU hang at a time, in addition to the thread in use. At that
@@ -37,12 +38,15 @@ _SLACK_PART: Final = 8
 
 @dataclass
 class LeakedThreads:
-    """The threads that hang in the driver, by GPU; kept when the source is reopened."""
+    """The threads that hang in the driver, by GPU; the list is kept if the source is reopened."""
 
     _requests: dict[str, list[PollRequest]] = field(default_factory=dict)
 
     def add(self, request: PollRequest, worker: CallThread) -> bool:
-        """Leak a thread, which ends when its call returns; return `False` at the limit."""
+        """Add a hanging thread, which is left running and ends when its call returns.
+
+        Return `False` if the GPU already has the maximum number of hanging threads.
+        """
         uuid = request.gpu.uuid
         if self.is_full(uuid):
             return False
@@ -54,7 +58,7 @@ class LeakedThreads:
         return True
 
     def is_full(self, uuid: str) -> bool:
-        """Return whether the GPU has reached its limit of leaked threads."""
+        """Return whether the GPU has the maximum number of hanging threads."""
         return len(self._hanging(uuid)) >= MAX_LEAKED
 
     def hangs_in(self, uuid: str, group: CallGroup) -> bool:
@@ -85,7 +89,7 @@ class Pace:
     """
 
     origin_ns: int
-    """Any one of the scheduled times."""
+    """One of the scheduled times; the others follow from `period_ns`."""
     period_ns: int
     """Time from one scheduled time to the next."""
     _next_ns: int | None = None
@@ -104,7 +108,7 @@ class Pace:
 
 
 class GpuWorker:
-    """Queries one GPU; created each time the source is opened."""
+    """Queries one GPU in its own thread; a new worker is created each time the source is opened."""
 
     def __init__(
         self,
@@ -140,12 +144,12 @@ class GpuWorker:
 
     @property
     def is_unresponsive(self) -> bool:
-        """Whether the GPU is only probed because it did not answer USAGE."""
+        """Whether the GPU is only probed, because it has failed to answer the group USAGE."""
         return self._breakers[CallGroup.USAGE].is_open
 
     @property
     def silence(self) -> str:
-        """Why the GPU is unresponsive, for people."""
+        """Why the GPU is unresponsive, as text for people."""
         return self._core_error or "its calls do not return in time"
 
     @property
@@ -154,7 +158,7 @@ class GpuWorker:
         return [group for group, breaker in self._breakers.items() if breaker.is_open]
 
     def end(self) -> None:
-        """End the thread, or leak it if it hangs in a call."""
+        """End the thread; if it hangs in a call, leave it running until the call returns."""
         # If the request has not started or has just finished, the thread ends without help.
         if self._request and self.is_stuck and self._request.current_group is not None:
             self._leaked.add(self._request, self.thread)
@@ -163,9 +167,10 @@ class GpuWorker:
     def next_request(
         self, cursor: SampleCursor, *, last: PollCycle | None, now_ns: int
     ) -> PollRequest | None:
-        """Return the request for this tick; `None` if no thread is free or nothing is due.
+        """Return the request for this tick; `None` if no thread is free or no query is permitted.
 
-        `last` is the previous cycle, whose probes are evaluated first.
+        `cursor` is the position in the GPU's ring buffers. The probes of `last`, the previous
+        cycle, are evaluated first.
         """
         if self._request and last:
             self._evaluate_probes(self._request, last, now_ns)
@@ -195,9 +200,10 @@ class GpuWorker:
         return self._request
 
     def evaluate(self, cycle: PollCycle, now_ns: int) -> RawGpuSample | None:
-        """Return the answers that came in time; `None` without an answer to USAGE.
+        """Return the GPU's answers in this cycle; `None` if it did not answer the group USAGE.
 
-        Raise `GpuLostError` if this GPU is lost, and `LibraryLostError` if the source is lost.
+        Also update the breakers. Raise `GpuLostError` if this GPU is lost, and `LibraryLostError`
+        if the source is lost.
         """
         request = self._request
         if request is None or not request.awaited:
@@ -222,7 +228,7 @@ class GpuWorker:
         return RawGpuSample(uuid=self.gpu.uuid, index=self.gpu.index, **values)
 
     def _evaluate_probes(self, request: PollRequest, cycle: PollCycle, now_ns: int) -> None:
-        """Record the outcome of the previous cycle's probes."""
+        """Record in the breakers whether the previous cycle's probes were answered in time."""
         for group in request.probing:
             if cycle.is_in_time(request, group):
                 self._breakers[group].succeeded()
@@ -232,7 +238,11 @@ class GpuWorker:
         request.probing = ()
 
     def _free_thread(self, now_ns: int) -> bool:
-        """Replace the thread if it hangs and may be replaced; return whether a thread is free."""
+        """Replace the thread if it hangs in a call; return whether a thread is free now.
+
+        If it hangs in USAGE, it is replaced only when a probe is due. It is not replaced if the GPU
+        has the maximum number of hanging threads.
+        """
         group = self._request.current_group if self._request else None
         # Without a current group, the request has not started or has just finished.
         if not self._request or group is None:
