@@ -1,10 +1,11 @@
 """Reads NVML's process accounting: the past use of a GPU by processes that no longer use it.
 
-In accounting mode, the driver keeps an account of each process in a ring buffer, which holds the
-latest account of each pid. An account outlives its process, so it shows the use of processes that
-lived for less than a tick. Each account is queried once, after the process has stopped using the
-GPU: when its pid is new in the ring buffer or no longer listed. The accounts of a few recently
-reported pids are queried again, because a process that is still alive may have used the GPU again.
+In accounting mode, the driver keeps an accounting entry (account) of each process in a ring buffer,
+which contains the latest account of each pid. An account remains after its process has ended, so it
+shows the use of processes that ran for less than a tick. Each account is queried once, after the
+process has stopped using the GPU: when its pid is new in the ring buffer or no longer listed. The
+accounts of a few recently reported pids are queried again, because a process that is still running
+may have used the GPU again.
 `gpuledger_agent.core.processes.accounting` assigns an account to a process by its start time.
 """
 
@@ -26,7 +27,8 @@ _STATS: Final = "nvmlDeviceGetAccountingStats"
 _ANSWERS_EACH: Final = 3
 _MAX_AT_ONCE: Final = 64
 _MAX_AGAIN: Final = 8
-"""Number of recently reported pids whose account is queried again: one call each per tick."""
+"""Maximum number of recently reported pids whose accounts are queried again; each requires a call
+per tick."""
 _NO_PERCENT: Final = 0xFFFFFFFF
 _NO_BYTES: Final = (1 << 64) - 1
 _PER_PERCENT: Final = 100
@@ -34,7 +36,7 @@ _PER_PERCENT: Final = 100
 
 @dataclass(kw_only=True)
 class AccountingReader:
-    """Reads the driver's accounts of one GPU's processes."""
+    """Reads the driver's accounts of the processes that have used one GPU."""
 
     client: DeviceClient
     """The client for the GPU."""
@@ -49,14 +51,14 @@ class AccountingReader:
 
     @property
     def is_kept(self) -> bool:
-        """Whether accounting was on at the last query; can be read from any thread."""
+        """Whether the driver kept accounts at the last query; can be read from any thread."""
         return self._known is not None
 
     def query(self, listed: Iterable[ListedProcess] | None) -> tuple[ProcessAccounting, ...] | None:
-        """Return the accounts found in the last few queries; `None` without accounting.
+        """Return new accounts and those of the last few queries; `None` if accounting is off.
 
-        `listed` contains the GPU's current processes; `None` if unknown. Processes that ended
-        before the first query are not reported. Raises `SourceLostError`.
+        `listed` contains the processes that use the GPU now; `None` if they are unknown. Processes
+        that ended before the first query are not reported. Raises `SourceLostError`.
         """
         try:
             buffered = self._query_buffered_pids()
@@ -78,7 +80,10 @@ class AccountingReader:
         return tuple(account for accounts in self._latest for account in accounts)
 
     def _query_buffered_pids(self) -> set[int] | None:
-        """Return the pids in the ring buffer; `None` without accounting. Raises `FailedError`."""
+        """Return the pids in the ring buffer; `None` if accounting is off.
+
+        Raises `FailedError`.
+        """
         client, get_mode = self.client, NvmlLibrary.nvmlDeviceGetAccountingMode
         mode = client.query(get_mode)
         if mode is None and not client.is_unsupported((get_mode.__name__,)):
@@ -94,7 +99,10 @@ class AccountingReader:
             return None
 
     def _find_candidates(self, buffered: set[int], listed: Iterable[ListedProcess] | None) -> None:
-        """Record the pids that may have ended: no longer listed, or new in the buffer."""
+        """Record the pids whose processes may have ended.
+
+        They are no longer listed, or new in the ring buffer (`buffered`) without being listed.
+        """
         now = self._listed if listed is None else {process.pid for process in listed}
         if self._known is not None:
             self._pending |= self._listed - now
@@ -104,7 +112,7 @@ class AccountingReader:
         self._known, self._listed = buffered, now
 
     def _query_pending(self) -> list[ProcessAccounting]:
-        """Return the accounts of processes that may have ended, for at most `_MAX_AT_ONCE` pids.
+        """Query the accounts of up to `_MAX_AT_ONCE` processes that may have ended; return them.
 
         Raises `SourceLostError`.
         """
@@ -119,10 +127,11 @@ class AccountingReader:
         return found
 
     def _query_again(self) -> list[ProcessAccounting]:
-        """Return new accounts of recently reported pids; raises `SourceLostError`.
+        """Query the accounts of recently reported pids again; return those that are new.
 
-        If a process used the GPU again between two ticks, only its account shows the use: the
-        process is not listed, and its pid has been in the buffer since the first use.
+        If a process used the GPU again between two ticks, only a new account shows this: no list
+        contains the process, and its pid has been in the ring buffer since the first use. Raises
+        `SourceLostError`.
         """
         known = self._known or set()
         candidates = [pid for pid in self._reported if pid in known - self._listed - self._pending]

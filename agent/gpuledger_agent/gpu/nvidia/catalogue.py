@@ -23,7 +23,7 @@ from gpuledger_agent.core.readings import READINGS, Unit
 ALL_LINKS: Final = 0xFFFFFFFF
 """NVML's link number for all links together."""
 EACH_LINK: Final = -1
-"""Our link number for each of the GPU's links separately."""
+"""Our link number that requests each of the GPU's links separately."""
 _OF_EACH_LINK: Final = "each_link"
 
 
@@ -63,16 +63,17 @@ class DriverRange(NamedTuple):
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
-    """A source of a reading: the call of an NVML function on a device."""
+    """A source of a reading: the call of an NVML function with a device's handle."""
 
     name: str
     """The function's name."""
     arguments: tuple[int, ...] = ()
     """The function's arguments after the handle."""
     part: str | int | None = None
-    """The member or the position in the answer that is the value; `None` for the whole answer."""
+    """The member of the answer, or the position in it, that contains the value; `None` if the whole
+    answer is the value."""
     fills: str | None = None
-    """The struct of pynvml to pass as the last argument, if the function fills one."""
+    """The name of the pynvml struct to pass as the last argument, if the function fills one."""
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -81,23 +82,24 @@ class FunctionCall(msgspec.Struct, frozen=True):
 
 
 class FieldValue(msgspec.Struct, frozen=True):
-    """One of the numbered fields of `nvmlDeviceGetFieldValues`."""
+    """A source of a reading: one of the numbered fields of `nvmlDeviceGetFieldValues`."""
 
     number: int
     """The field's id."""
     link: int | None = None
-    """For an NVLink field: the number of a link, `ALL_LINKS`, or `EACH_LINK`, which gives a mapping
-    by link number."""
+    """For an NVLink field: the number of a link, `ALL_LINKS`, or `EACH_LINK`. With `EACH_LINK`, the
+    reading is a mapping from link number to value."""
     count: int | None = None
     """Number of consecutive field ids that form a list for each link."""
     drivers: DriverRange | None = None
     """The drivers in which the id has this meaning; `None` for all drivers."""
     member: str | None = None
-    """The union's member to read; `None` to read the member that the driver reports."""
+    """The member of NVML's value union to read; `None` to read the member that the driver
+    reports."""
 
     @property
     def scope(self) -> int:
-        """The link's number as an argument for the driver; 0 if the field is not about NVLink."""
+        """The link's number to pass to the driver; 0 if the field is not about NVLink."""
         return self.link or 0
 
     @property
@@ -110,7 +112,10 @@ class FieldValue(msgspec.Struct, frozen=True):
 
     @property
     def answered_key(self) -> tuple[object, ...]:
-        """The key in `outcomes` of an answered field: the same for all links, to save memory."""
+        """The field's key in `DeviceClient.outcomes` if the driver answers the field.
+
+        It is the same for all links, to save memory.
+        """
         return self.key if self.link in (None, ALL_LINKS) else self.of(EACH_LINK).key
 
     def of(self, link: int, *, position: int = 0) -> "FieldValue":
@@ -119,7 +124,10 @@ class FieldValue(msgspec.Struct, frozen=True):
 
 
 class GpmMetric(msgspec.Struct, frozen=True):
-    """One metric of `nvmlGpmMetricsGet`, or several metrics that form a list or a mapping."""
+    """A source of a reading: one metric of `nvmlGpmMetricsGet`, or several metrics.
+
+    Several metrics form a list by engine or a mapping by NVLink.
+    """
 
     number: int
     """The id of the only or first metric."""
@@ -128,7 +136,7 @@ class GpmMetric(msgspec.Struct, frozen=True):
     step: int = 1
     """Difference between consecutive ids."""
     is_by_link: bool = False
-    """Whether there is one metric per NVLink, which gives a mapping by link number."""
+    """Whether there is one metric per NVLink, so that the reading maps link numbers to values."""
 
     @property
     def numbers(self) -> range:
@@ -137,7 +145,7 @@ class GpmMetric(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[object, ...]:
-        """The key that distinguishes this source from others."""
+        """The key that distinguishes this source from other sources."""
         return ("nvmlGpmMetricsGet", self.number)
 
 
@@ -145,16 +153,16 @@ Source = FunctionCall | FieldValue | GpmMetric
 
 
 class MetricSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One of our readings, with its sources."""
+    """One of our readings, with the NVML calls that provide it."""
 
     name: str
-    """The field of `GpuReading` or `GpuDetails`; dotted if it is in a nested struct."""
+    """The field of `GpuReading` or `GpuDetails`, with a dot if it is in a nested struct."""
     unit: Unit
     """The driver's unit."""
     sources: tuple[Source, ...]
     """Possible sources of the reading; the first source that the driver supports is used."""
     architectures: str = ""
-    """The first architecture with this reading, or `until` the last one; empty for all."""
+    """The first GPU architecture with this reading, or `until` and the last one; empty for all."""
 
 
 # One mapping for all groups, because each name is in only one group.
@@ -526,10 +534,10 @@ CATALOGUE: Final[Mapping[CallGroup, Sequence[MetricSpec]]] = {
 
 
 def specs_for(group: CallGroup, driver: DriverVersion | None) -> Sequence[MetricSpec]:
-    """Return a group's readings with the sources that are valid for a driver.
+    """Return a call group's readings with the sources that are valid for a driver version.
 
-    If the driver is unknown (`None`), sources that are valid only for certain drivers are left out.
-    Readings without a source are left out.
+    If the version is unknown (`None`), sources that are valid only for certain versions are left
+    out. Readings without a valid source are left out.
     """
     possible = (
         replace(spec, sources=tuple(source for source in spec.sources if _means_it(source, driver)))

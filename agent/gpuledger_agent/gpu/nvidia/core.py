@@ -1,6 +1,6 @@
 """Queries of call group USAGE and of fast polls: samples, memory, power, energy and processes.
 
-Slow functions must not be called here. `gpuledger_agent.core` decides which values are plausible.
+This module must not call slow functions. `gpuledger_agent.core` decides which values are plausible.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -47,7 +47,7 @@ class Memory(NamedTuple):
     reserved: int | None = None
     """Memory reserved by the driver and the firmware."""
     is_unified: bool = False
-    """Whether the GPU shares the CPU's memory and has none of its own."""
+    """Whether the GPU has no memory of its own and uses the CPU's memory."""
 
 
 def query_memory(client: DeviceClient) -> Memory:
@@ -66,7 +66,7 @@ def query_memory(client: DeviceClient) -> Memory:
 
 
 def _checked(memory: Memory) -> Memory:
-    """Return the memory; a total of 0, as some drivers report, means unified memory."""
+    """Return the memory, or unified memory if the total is 0, as some drivers report it."""
     return memory if memory.total else Memory(is_unified=True)
 
 
@@ -121,7 +121,10 @@ def query_fast_poll(
 def query_samples(
     client: DeviceClient, last_seen: SampleCursor, *, monotonic_ns: Callable[[], int]
 ) -> dict[str, Any]:
-    """Return the driver's new samples and its current rates; raises SourceLostError."""
+    """Return the driver's samples since `last_seen`, and its present utilization rates.
+
+    Raises `SourceLostError`.
+    """
     requested_ns = monotonic_ns()
     # The rates always cover the last sample period, so they show whether the ring buffers lack
     # samples. They are queried first: if a period ends in between, it has a sample as well.
@@ -153,23 +156,26 @@ def query_energy(client: DeviceClient) -> dict[str, Any]:
 
 @dataclass(kw_only=True)
 class ProcessLists:
-    """One GPU's process lists; skips lists that were empty at the last query.
+    """Queries one GPU's process lists, and skips lists that were empty at the last query.
 
     Most GPUs never have graphics or MPS processes. A skipped list is queried again if the compute
-    processes or the used memory have changed, and whenever `is_due` is set.
+    processes or the used memory have changed, and if `is_due` is set.
     """
 
     is_due: bool = True
     """Whether the next query must query all lists."""
     empty: frozenset[ProcessKind] = frozenset()
-    """The lists that were empty at the last query; also read by other threads."""
+    """The graphics and MPS lists that were empty at the last query; also read by other threads."""
     _compute_pids: frozenset[int] = frozenset()
     _memory_used_bytes: int | None = None
 
     def query(
         self, client: DeviceClient, *, memory_used_bytes: int | None
     ) -> tuple[ListedProcess, ...] | None:
-        """Return the processes of all lists; `None` if a list failed. Raises `SourceLostError`."""
+        """Return the processes in all lists; `None` if a list failed.
+
+        `memory_used_bytes` is the GPU's memory in use. Raises `SourceLostError`.
+        """
         # If memory usage is unknown, as with unified memory, only the lists show new processes.
         is_as_before = not self.is_due and memory_used_bytes is not None
         is_as_before &= memory_used_bytes == self._memory_used_bytes
@@ -200,8 +206,9 @@ def list_processes(
 ) -> tuple[ListedProcess, ...] | None:
     """Return the driver's three process lists as one; `None` if a list failed.
 
-    Lists in `skipped` are not queried. A list with an impossible pid also counts as failed: its
-    rows have another layout, so even its plausible pids would be wrong. Raises `SourceLostError`.
+    Lists in `skipped` are not queried. A list with an impossible pid also counts as failed: the
+    driver's rows have another layout than expected, so even plausible pids would be wrong. Raises
+    `SourceLostError`.
     """
     listed: list[ListedProcess] | None = None
     for kind, function in _LISTS.items():

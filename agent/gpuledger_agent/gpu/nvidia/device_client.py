@@ -77,7 +77,7 @@ _LOST: Final[Mapping[int, type[SourceLostError]]] = {
 
 
 def none_where_absent(query: Callable[[], T]) -> T | None:
-    """Return the query's result; `None` if the query raises `UnsupportedError` or `FailedError`."""
+    """Return the result of `query`; `None` if it raises `UnsupportedError` or `FailedError`."""
     try:
         return query()
     except (UnsupportedError, FailedError):
@@ -90,7 +90,7 @@ def call_nvml(
     *arguments: P.args,
     **named: P.kwargs,
 ) -> T:
-    """Call the library's function that has the name of `function`, and return the answer.
+    """Call the library's function with the same name as `function`, and return the answer.
 
     Raises `SourceLostError`, `UnsupportedError` or `FailedError`.
     """
@@ -104,15 +104,16 @@ def list_nvml(
     *arguments: P.args,
     **named: P.kwargs,
 ) -> T:
-    """Call the library's function as `call_nvml` does; return `empty` if its list is empty."""
+    """Call a function that returns a list, like `call_nvml`; return `empty` for an empty list."""
     return cast("T", call_by_name(library, function.__name__, *arguments, empty=empty, **named))
 
 
 def call_by_name(library: object, name: str, *arguments: object, empty: object = None) -> object:
-    """Call a function by name; retry if a list grew between the binding's two calls.
+    """Call the library's function with this name, and return the answer.
 
-    If `empty` is given, return it for an empty list. Raises `SourceLostError`, `UnsupportedError`
-    or `FailedError`.
+    The binding reads a list with two driver calls. If the list grows in between, the function is
+    called again. If `empty` is given, it is returned for an empty list. Raises `SourceLostError`,
+    `UnsupportedError` or `FailedError`.
     """
     # Looked up at each call: which functions exist depends on the binding, not on the driver.
     function = getattr(library, name, None)
@@ -156,7 +157,8 @@ def _translate(name: str, error: pynvml.NVMLError) -> UnavailableError:
 
 
 Key = tuple[object, ...]
-"""A function's name, and its arguments after the handle that distinguish it from other queries."""
+"""Identifies a query: the function's name, and those arguments after the handle that determine
+whether the device supports the call."""
 
 
 @dataclass(kw_only=True)
@@ -164,8 +166,8 @@ class DeviceClient:
     """Queries one device of an open library: a GPU or a MIG instance.
 
     Each query returns `None` if there is no answer, and raises `SourceLostError` if the library or
-    the GPU is lost. `is_unsupported` returns, by a query's key, whether its answer will always be
-    missing.
+    the GPU is lost. `is_unsupported` returns whether the device never answers the query with a
+    given key.
     """
 
     library: object
@@ -173,7 +175,8 @@ class DeviceClient:
     handle: object
     """The library's handle of the device."""
     outcomes: dict[Key, str | None] = field(default_factory=dict)
-    """The outcome of each query: the driver's reason if it is unsupported, otherwise `None`."""
+    """The outcome of each query, by key: `None` if it was answered, otherwise the driver's reason
+    for which it is unsupported."""
     support_version: int = 0
     """Increases whenever the set of unsupported queries changes."""
 
@@ -183,7 +186,10 @@ class DeviceClient:
         *arguments: P.args,
         **named: P.kwargs,
     ) -> T | None:
-        """Return the answer; remember unsupported calls by function and arguments."""
+        """Return the answer of a function; `None` if there is no answer.
+
+        If the call is unsupported, only calls with the same arguments count as unsupported.
+        """
         return cast("T | None", self.query_key((function.__name__, *arguments), **named))
 
     def query_varying(
@@ -192,7 +198,10 @@ class DeviceClient:
         *arguments: P.args,
         **named: P.kwargs,
     ) -> T | None:
-        """Return the answer; remember unsupported calls by function, whatever the arguments."""
+        """Return the answer of a function; `None` if there is no answer.
+
+        If the call is unsupported, calls of the function with any arguments count as unsupported.
+        """
         return cast("T | None", self.query_key((function.__name__,), *arguments, **named))
 
     def query_list(
@@ -208,16 +217,19 @@ class DeviceClient:
         )
 
     def query_samples(self, kind: int, since_us: int) -> tuple[int | None, Sequence[object]] | None:
-        """Return a ring buffer's value type, and its samples after the time stamp `since_us`.
+        """Return the type of a ring buffer's values, and its samples after `since_us`.
 
-        An unsupported `kind` of ring buffer is remembered. Without samples, the value type is
-        `None`.
+        Return `None` if there is no answer. If there are no samples, the type is `None`. If a
+        `kind` of ring buffer is unsupported, it is not queried again.
         """
         answer = self.query_key((_SAMPLES, kind), since_us, empty=(None, ()))
         return cast("tuple[int | None, Sequence[object]] | None", answer)
 
     def fill(self, name: str, struct: str) -> object | None:
-        """Call a function that fills a struct of pynvml; return the struct or `None`."""
+        """Call a function that fills a struct of pynvml; return the struct.
+
+        `struct` is the struct's name. Return `None` if there is no answer.
+        """
         if self.is_unsupported((name,)):
             return None
         filled: Structure = getattr(pynvml, struct)()
@@ -226,10 +238,11 @@ class DeviceClient:
     def query_key(
         self, key: Key, *varying: object, empty: object = None, fills: object = None
     ) -> object | None:
-        """Return the answer to a call; `varying` arguments are not part of the key.
+        """Call the function that the key names, and return its answer; `None` if there is none.
 
-        If the call fills a struct, pass the struct as `fills`: it is returned instead of the call's
-        result. Return `None` without an answer; raises `SourceLostError`.
+        The function gets the key's arguments and the `varying` arguments, which are not part of the
+        key. If the call fills a struct, pass the struct as `fills`: it is returned instead of the
+        call's result. Raises `SourceLostError`.
         """
         if self.is_unsupported(key):
             return None
@@ -265,13 +278,19 @@ class DeviceClient:
         self.outcomes[key] = reason
 
     def merge_refusals(self, parts: Sequence[Key], whole: Key) -> None:
-        """If all parts were refused, replace their refusals by one refusal of the whole."""
+        """If all queries in `parts` are unsupported, mark only the query `whole` as unsupported.
+
+        This saves memory.
+        """
         if all(map(self.is_unsupported, parts)):
             reasons = [self.outcomes.pop(part) for part in parts]
             self.mark_unsupported(whole, reasons[0] or "")
 
     def forget(self) -> None:
-        """Forget all outcomes, because the supported calls have changed, for example with MIG."""
+        """Forget all outcomes, so that all calls are tried again.
+
+        Call it if the supported calls may have changed, for example if MIG was turned on or off.
+        """
         self.support_version += 1
         self.outcomes.clear()
 
@@ -291,7 +310,7 @@ def error_name(error: pynvml.NVMLError) -> str:
 
 
 def instance_id(number: int) -> int | None:
-    """Return a GPU or compute instance id; `None` for NVML's placeholder."""
+    """Return a GPU or compute instance id; `None` if it is NVML's value for no instance."""
     return None if number == _NO_INSTANCE else number
 
 

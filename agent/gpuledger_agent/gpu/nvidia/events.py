@@ -1,9 +1,9 @@
 """NVML's events: events about the driver itself, and GPU faults.
 
 The driver announces that it will be unbound from a GPU, and that it was bound to a GPU. A program
-that keeps the library open blocks the unbinding, so it has to close the library on this event. If
-the driver or nvidia-ml-py does not support these events, the capability contains the reason and no
-events arrive.
+that keeps the library open blocks the unbinding, so it must close the library if this event
+arrives. If the driver or nvidia-ml-py does not support these events, no events arrive and
+`capability` contains the reason.
 
 GPU faults arrive through an event set in which every GPU is registered for the events that it
 supports. If a GPU or a type of event is refused, the others are still registered. The thread that
@@ -61,15 +61,15 @@ class NvmlDriverEvents:
 
     @property
     def capability(self) -> Capability:
-        """Whether the driver announces that it will be unbound, and if not, why.
+        """Whether the driver announces that it will be unbound from a GPU and, if not, why not.
 
-        The capability has the name of the first function called.
+        Its name is that of the first function that `open` calls.
         """
         reason = self._reason
         return Capability(call="nvmlSystemEventSetCreate", supported=reason is None, reason=reason)
 
     def open(self) -> None:
-        """Start to listen; if the driver does not support it, `capability` has the reason."""
+        """Start to listen; if that is not supported, `capability` contains the reason."""
         try:
             self._set = self._call(NvmlLibrary.nvmlSystemEventSetCreate)
             # Looked up only here, because older bindings lack both constants.
@@ -121,7 +121,10 @@ class NvmlDriverEvents:
         *arguments: P.args,
         **named: P.kwargs,
     ) -> T:
-        """Call a function with its struct's version; older bindings lack function and struct."""
+        """Call a function of system events, with the version of its struct as the first argument.
+
+        The version is `None` with older bindings, which lack both the struct and the function.
+        """
         version: int | None = getattr(pynvml, _VERSIONS[function.__name__], None)
         return call_nvml(self._library, function, version, *arguments, **named)
 
@@ -149,7 +152,7 @@ _log = structlog.get_logger(__name__)
 
 
 class NvmlGpuEvents:
-    """An event set with all GPUs that can be registered."""
+    """Faults that NVML reports for GPUs: an event set with all GPUs that can be registered."""
 
     def __init__(self, library: object, gpus: Sequence[GpuIdentity], *, clock: Clock) -> None:
         """Create the set and register the GPUs; raises `UnavailableError` if the set is refused."""
@@ -168,7 +171,7 @@ class NvmlGpuEvents:
         call_nvml(self._library, NvmlLibrary.nvmlEventSetFree, self._set)
 
     def wait(self, timeout_ms: int) -> Detection | None:
-        """Return the next fault; `None` if there is none within the timeout or its kind is unknown.
+        """Return the next fault; `None` if none occurs within the timeout or its kind is unknown.
 
         Raises `UnavailableError`, also if no GPU could be registered.
         """
@@ -221,11 +224,11 @@ class NvmlGpuEvents:
         return _make_detection(event, uuid, now_ns)
 
     def _register(self, gpu: GpuIdentity) -> bool:
-        """Register a GPU for the wanted events that it supports; return whether there are any.
+        """Register a GPU in the set for the wanted events that the GPU supports.
 
-        All events are registered at once. If that is refused, they are registered one by one, so
-        that a refused event does not affect the others. If a GPU cannot be registered at all, a
-        warning is logged.
+        Return whether the GPU was registered for any event. All events are registered in one call.
+        If the driver refuses that call, they are registered one by one, so that a refused event
+        does not affect the others. If a GPU cannot be registered at all, a warning is logged.
         """
         library, register = self._library, NvmlLibrary.nvmlDeviceRegisterEvents
         supported_types = NvmlLibrary.nvmlDeviceGetSupportedEventTypes
@@ -279,7 +282,10 @@ def pci_buses_of(library: object, gpus: Sequence[GpuIdentity]) -> dict[str, str]
 
 
 def _identity(handle: object) -> object:
-    """Return a comparable identity of a handle; the binding creates a new object each time."""
+    """Return a value that is equal for equal handles.
+
+    The handles themselves cannot be compared, because the binding creates a new object each time.
+    """
     if isinstance(handle, pynvml.c_nvmlDevice_t):
         return cast(handle, c_void_p).value
     return handle

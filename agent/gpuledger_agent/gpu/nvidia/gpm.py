@@ -1,8 +1,8 @@
-"""The chip's own counters (GPM, Hopper and newer), computed from two samples.
+"""Queries metrics from the chip's own counters (GPM, Hopper and newer).
 
-Samples are written alternately to two buffers, and the metrics cover the time between the two
-samples. The first query thus returns nothing, and each later query covers the time since the
-previous one, if NVML can measure an interval of that length.
+NVML computes the metrics from two samples of the counters, for the time between them. Samples are
+written alternately to two buffers. The first query thus returns nothing, and each later query
+covers the time since the previous one, if NVML can measure an interval of that length.
 
 Metrics with different query intervals have separate pairs of samples. Metrics queried in each tick
 cover that tick. Metrics queried every few seconds cover all the time since their previous query, so
@@ -43,14 +43,14 @@ _FIELDS: Final = {
     CallGroup.PROFILING: "profiling",
     CallGroup.HEALTH: "health",
 }
-"""The field of `RawGpuSample` that contains the metrics of each call group."""
+"""The field of `RawGpuSample` that contains a call group's metrics."""
 
 
 class GpmQuery:
-    """Queries one device's metrics with a struct that is reused.
+    """Queries one device's GPM metrics, given two samples.
 
-    The struct has room for every metric (19 KB), so it is created once and keeps the ids of the
-    wanted metrics between calls.
+    NVML's struct for the query has room for every metric (19 KB). It is therefore created once, and
+    keeps the ids of the wanted metrics between calls.
     """
 
     def __init__(self, client: DeviceClient, specs: Sequence[MetricSpec]) -> None:
@@ -67,7 +67,9 @@ class GpmQuery:
         self._support_version: int | None = None
 
     def query(self, older: object, newer: object) -> dict[str, Any]:
-        """Return the metrics between two samples, keyed by reading; missing values are left out.
+        """Return the metrics for the time between two samples, by name of the reading.
+
+        Missing values are left out.
 
         Raises `FailedError`, `SourceLostError` or, if the device has no metrics,
         `UnsupportedError`.
@@ -93,7 +95,10 @@ class GpmQuery:
         return {name: value for name, value in named.items() if value is not None}
 
     def _query_apart(self) -> dict[int, float]:
-        """Query each metric separately: one that the driver lacks may make a joint call fail."""
+        """Query each metric in a separate call; return the values by metric id.
+
+        If the driver does not support one metric, a call for several metrics may fail.
+        """
         values: dict[int, float] = {}
         for number in self._ids:
             self._lay_out([number])
@@ -105,7 +110,10 @@ class GpmQuery:
         return values
 
     def _lay_out(self, ids: Sequence[int] | None = None) -> None:
-        """Write the ids of the metrics into the struct: `ids`, or all that were not refused."""
+        """Write ids of metrics into the struct, for the next call.
+
+        Without `ids`, write those of all wanted metrics that the driver has not refused.
+        """
         if ids is None:
             numbers = (number for _, metric in self._wanted for number in metric.numbers)
             ids = self._ids = [
@@ -133,7 +141,10 @@ class GpmQuery:
 def _value_of(
     metric: GpmMetric, values: Mapping[int, float]
 ) -> float | list[float] | dict[int, float] | None:
-    """Return a metric's value, list by engine or mapping by link; `None` without values."""
+    """Return a reading's value from the values by metric id; `None` if there are none.
+
+    The result is a single value, a list by engine, or a mapping by link number.
+    """
     if metric.count is None:
         return values.get(metric.number)
     if metric.is_by_link:
@@ -145,7 +156,7 @@ def _value_of(
 
 
 class Gpm:
-    """The counters of one GPU or of one of its MIG instances."""
+    """Queries one call group's GPM metrics of one GPU or one MIG instance."""
 
     def __init__(
         self,
@@ -157,12 +168,13 @@ class Gpm:
         gpu_instance: int | None = None,
         whole: DeviceClient | None = None,
     ) -> None:
-        """Create the counters of one device.
+        """Create the query of one device.
 
-        For a GPU, `client` has the GPU's handle. For a GPU instance, it has the GPU's handle too,
-        and `gpu_instance` is the instance's id. For a compute instance, it has that instance's own
-        handle. `whole` is the client for the GPU that contains an instance. Each instance needs a
-        separate `client`, because it may refuse metrics that the GPU supports.
+        For a GPU, `client` has the GPU's handle. For a GPU instance, `client` has the GPU's handle
+        too, and `gpu_instance` is the instance's id. For a compute instance, `client` has that
+        instance's own handle. `whole` is the client for the GPU that contains an instance. Each
+        instance needs a separate `client`, because an instance may refuse metrics that the GPU
+        supports.
         """
         self._client = client
         self._whole = whole or client
@@ -175,10 +187,11 @@ class Gpm:
         self._is_querying = False
 
     def query(self) -> dict[str, Any]:
-        """Return the metrics by reading, and the time that they cover in nanoseconds.
+        """Return the metrics since the previous query, and the time that they cover.
 
-        The keys are `activity` and `activity_ns` for group SENSORS, `profiling` and `profiling_ns`
-        for PROFILING, and `health` and `health_ns` for HEALTH.
+        The result has two keys: `activity` and `activity_ns` for group SENSORS, `profiling` and
+        `profiling_ns` for PROFILING, `health` and `health_ns` for HEALTH. The first key maps names
+        of readings to values; the second is the covered time in nanoseconds.
 
         The result is empty if the GPU has no such counters, if a call fails, or if the previous
         sample is missing, too old or too recent. Raises `SourceLostError`.
@@ -196,7 +209,7 @@ class Gpm:
             self._is_querying = False
 
     def close(self) -> None:
-        """Free the buffers, unless a query is running; the library must be open."""
+        """Free the buffers of the samples, unless a query is running; the library must be open."""
         # A call that hangs in another thread may still write into the buffers.
         if not self._is_querying:
             self._free()
@@ -233,9 +246,10 @@ class Gpm:
         return {self._field: values, f"{self._field}_ns": now_ns - before_ns}
 
     def _allocate(self) -> None:
-        """Allocate the buffers once; raise `UnsupportedError` if the GPU has no GPM counters.
+        """Allocate the buffers of the samples, unless they exist.
 
-        Raise `FailedError` if the driver does not report whether the GPU has GPM counters.
+        Raise `UnsupportedError` if the GPU has no GPM counters, and `FailedError` if the driver
+        does not report whether it has them.
         """
         if self._buffers:
             return
@@ -253,7 +267,7 @@ class Gpm:
 
 
 class InstanceCounters:
-    """The counters of one GPU's MIG instances."""
+    """Queries one call group's GPM metrics of the MIG instances of one GPU."""
 
     def __init__(
         self,
@@ -271,7 +285,7 @@ class InstanceCounters:
         self._of: dict[tuple[str, bool], Gpm] = {}
 
     def query(self, instances: Sequence[InstanceClient]) -> Mapping[str, Mapping[str, Any]]:
-        """Return each instance's result of `Gpm.query`, by UUID; raises SourceLostError."""
+        """Return the result of `Gpm.query` for each instance, by UUID; raises SourceLostError."""
         if not instances and not self._of:
             return {}
         sizes = Counter(instance.identity.gpu_instance for instance in instances)
@@ -302,14 +316,14 @@ class InstanceCounters:
         return {key[0]: self._of[key].query() for key in wanted}
 
     def close(self) -> None:
-        """Free the buffers; the library must be open."""
+        """Free the buffers of the samples; the library must be open."""
         for gpm in self._of.values():
             gpm.close()
         self._of.clear()
 
 
 class ChipCounters:
-    """One call group's counters of one GPU and its MIG instances."""
+    """Queries one call group's GPM metrics of one GPU and its MIG instances."""
 
     def __init__(
         self,
@@ -324,16 +338,19 @@ class ChipCounters:
         self._field = f"instance_{_FIELDS[group]}"
 
     def query(self, instances: Sequence[InstanceClient]) -> dict[str, Any]:
-        """Return the call group's fields of `RawGpuSample`; raises SourceLostError."""
+        """Return the metrics of the GPU and the instances, keyed by field of `RawGpuSample`.
+
+        Raises `SourceLostError`.
+        """
         of_instances = self._instances.query(instances)
         return {**self._whole.query(), self._field: of_instances}
 
     def close(self) -> None:
-        """Free the buffers; the library must be open."""
+        """Free the buffers of the samples; the library must be open."""
         self._whole.close()
         self._instances.close()
 
 
 def is_of_chip(spec: MetricSpec) -> bool:
-    """Return whether a reading comes from the chip's own counters."""
+    """Return whether a reading comes from the chip's own counters (GPM)."""
     return isinstance(spec.sources[0], GpmMetric)

@@ -1,6 +1,6 @@
-"""Facts about a GPU: its hardware, firmware and modes. Facts that never change are queried once.
+"""Queries the facts about a GPU: its hardware, firmware and modes.
 
-`mig` provides the layout of MIG instances.
+Facts that never change are queried once. `mig` provides the layout of MIG instances.
 """
 
 from collections import Counter
@@ -29,9 +29,10 @@ from gpuledger_agent.gpu.protocol import FailedError, UnsupportedError
 
 
 def capabilities_of(outcomes: Mapping[Key, str | None]) -> list[Capability]:
-    """Return a record for each call that was answered or refused, sorted by the call's name.
+    """Return, for each call to the driver, whether it is supported; sorted by the call's name.
 
-    The name includes the arguments if a function was called with different arguments.
+    `outcomes` are those of a `DeviceClient`. If a function was called with different arguments, the
+    name of each call includes the arguments.
     """
     times = Counter(name for name, *_ in outcomes)
     capabilities = [
@@ -101,7 +102,7 @@ class Facts:
     def __init__(
         self, client: DeviceClient, *, uuid: str, index: int, peers: Sequence[tuple[str, object]]
     ) -> None:
-        """Create a query; `peers` are the node's other GPUs as pairs of UUID and handle."""
+        """Create the query for one GPU; `peers` are the UUIDs and handles of the other GPUs."""
         self._client = client
         self._uuid = uuid
         self._index = index
@@ -113,7 +114,7 @@ class Facts:
         self._capabilities_version: tuple[int, int] | None = None
 
     def query(self) -> GpuFacts:
-        """Return the current facts, without the MIG layout; raises SourceLostError."""
+        """Return the GPU's facts, without the MIG layout; raises SourceLostError."""
         self._query_physical_gpu()
         self._query_rack()
         self._query_fabric()
@@ -137,7 +138,10 @@ class Facts:
         )
 
     def _current_capabilities(self) -> list[Capability]:
-        """Return the GPU's capabilities; the same list object if they have not changed."""
+        """Return the GPU's capabilities.
+
+        If they have not changed since the last call, the result is the same list object.
+        """
         version = self._client.outcomes_version
         if version != self._capabilities_version:
             self._capabilities = capabilities_of(self._client.outcomes)
@@ -145,7 +149,7 @@ class Facts:
         return self._capabilities
 
     def _query_physical_gpu(self) -> None:
-        """Query the facts that never change, except those already answered or refused."""
+        """Query the facts that never change, unless the driver has already answered or refused."""
         if self._built_in.get("memory_total_bytes") is None:
             total = query_memory(self._client).total
             is_true = total is not None and 0 <= total <= MEMORY_BYTES.high
@@ -159,7 +163,7 @@ class Facts:
                     self._built_in[name] = None
 
     def _query_rack(self) -> None:
-        """Query the GPU's position in a rack until the driver answers or refuses."""
+        """Query the GPU's position in a rack, unless the driver has already answered or refused."""
         if "module_id" in self._built_in:
             return
         struct = self._client.fill(_PLATFORM, _PLATFORM_STRUCT)
@@ -169,17 +173,20 @@ class Facts:
             self._built_in["module_id"] = None
 
     def _query_fabric(self) -> None:
-        """Query the GPU's fabric each time, because a GPU may join a fabric late or change it."""
+        """Query the NVLink fabric that the GPU has joined.
+
+        It is queried each time, because a GPU may join a fabric late or join another one.
+        """
         struct = self._client.fill(_FABRIC, _FABRIC_STRUCT)
         # After a mere failure, keep the last answer.
         if struct is not None:
             self._fabric = _fabric_of(struct)
 
     def _query_peers(self) -> None:
-        """Query the NVLink status to each peer; do not query refused peers again.
+        """Query the state of the NVLinks to each other GPU.
 
-        The client is not used, because it would remember a refusal for the function, not for the
-        pair.
+        A pair of GPUs for which the driver has answered or refused is not queried again. The client
+        is not used: if the driver refused one pair, the client would refuse all pairs.
         """
         for uuid in list(self._peers):
             arguments = self._peers[uuid], nvml.NVML_P2P_CAPS_INDEX_NVLINK
@@ -214,8 +221,8 @@ _FABRIC_STRUCT: Final = "c_nvmlGpuFabricInfo_v2_t"
 def _bytes_of(struct: object, name: str) -> bytes:
     """Return the bytes of a struct's field as the driver wrote them.
 
-    Attribute access cannot be used: the binding decodes single bytes as characters, which fails on
-    invalid text, and ctypes ends a text at the first zero byte.
+    Attribute access cannot be used: the binding decodes the bytes as text, which fails if they are
+    not valid text, and ctypes cuts a text off at the first zero byte.
     """
     descriptor = getattr(type(struct), name)
     return bytes(cast("Any", struct))[descriptor.offset :][: descriptor.size]
@@ -240,10 +247,10 @@ def _rack_of(struct: object) -> dict[str, Any]:
 
 
 def _fabric_of(struct: Any) -> dict[str, Any]:  # noqa: ANN401  # a struct of ctypes
-    """Return the ids of the fabric that a GPU has joined, keyed by field of `GpuFacts`.
+    """Return the ids of the NVLink fabric that a GPU has joined, keyed by field of `GpuFacts`.
 
-    Return an empty mapping without a fabric, or if the fabric's id is 0, as on a single machine
-    that needs no fabric.
+    Return an empty mapping if the GPU has joined no fabric, or if the fabric's id is 0, as on a
+    single machine that needs no fabric.
     """
     cluster = bytes(struct.clusterUuid)
     has_joined = struct.state == nvml.NVML_GPU_FABRIC_STATE_COMPLETED
@@ -276,9 +283,9 @@ def query_driver_version(library: object) -> str | None:
 
 
 def query_versions(library: object) -> Mapping[str, str | None]:
-    """Return the node's versions, keyed by field of `Inventory`; `None` for an unknown version.
+    """Return the node's driver versions and confidential computing modes.
 
-    Raises `SourceLostError`.
+    They are keyed by field of `Inventory`; unknown values are `None`. Raises `SourceLostError`.
     """
     cuda = none_where_absent(
         lambda: call_nvml(library, NvmlLibrary.nvmlSystemGetCudaDriverVersion_v2)

@@ -1,7 +1,7 @@
 """Types of the NVML functions that the agent calls, as in nvidia-ml-py; for the type checker.
 
-`call_nvml` and `DeviceClient` take a function of this protocol, call the library's function of the
-same name, and return a value of the protocol's type. A driver or binding may lack any of these
+`call_nvml` and `DeviceClient` take a function of this protocol, call the library's function with
+the same name, and return a value of the type given here. A driver or binding may lack any of these
 functions, so no object has to implement the whole protocol: the real module, the simulator, a
 recording and the tests' fakes each provide some of them. Functions in the catalogue are called by
 name and return `object`.

@@ -1,23 +1,26 @@
-"""The MIG instances of a GPU, found again in each tick and queried by their own handles.
+"""Finds the MIG instances of a GPU in each tick, and queries them by their own handles.
 
 An instance's handle is valid until the GPU is repartitioned, so handles are not kept: each tick
-queries every index, and facts about an instance are cached by its UUID. `version` counts the
-layouts, so that other code can detect that its data about instances is outdated.
+queries every index, and facts about an instance are cached by its UUID. `MigLayout.version`
+increases with each change of the layout, so that other code can detect that its data about
+instances is outdated.
 
-If the driver permits it, the GPU's own process lists name the instance of each process; reading
-them takes three calls for all instances. The driver does not report whether it permits this, and an
-empty list does not show it either. The GPU's lists are therefore trusted once they have contained
-an instance for every process; until then, each instance is queried separately.
+If the agent has the permission, the GPU's own process lists contain the instance of each process;
+three calls then list the processes of all instances. The driver does not report whether the agent
+has this permission, and an empty list does not show it either. The GPU's lists are therefore used
+once they have contained an instance for every process; until then, each instance is queried
+separately.
 
 In a container without permission to monitor MIG, the driver refuses to list instances, and also
-refuses the GPU-wide values that would reveal the sum over instances. The tick then has only the
-GPU's own sample, marked as `mig_hidden`.
+refuses values of the whole GPU that are sums over its instances. The tick then has only the GPU's
+own sample, marked as `mig_hidden`.
 
-An instance's share of the GPU is given in compute slices and memory slices. The GPU's largest
-profile contains the number of compute slices. The number of memory slices is the memory of that
-profile divided by the memory of the one-slice profile. A list of products is thus not needed. An
-instance has slightly less memory than its slices suggest, so the quotient is rounded down. If an
-instance's placement is unknown, the number of its memory slices is rounded to the nearest integer.
+An instance's share of the GPU is given in compute slices and memory slices. The driver reports the
+number of the GPU's compute slices with the largest profile. The number of memory slices is the
+memory of that profile divided by the memory of the one-slice profile, rounded down, because an
+instance has slightly less memory than its slices suggest. A list of products is thus not needed. If
+an instance's placement is unknown, the number of its memory slices is computed from its memory and
+rounded to the nearest integer.
 """
 
 import re
@@ -62,14 +65,14 @@ _ABSENT: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class PhysicalGpuSlices:
-    """The slices into which a GPU can be partitioned; an unknown value is `None`."""
+    """The numbers of slices into which a GPU can be partitioned; an unknown value is `None`."""
 
     compute: int | None = None
     """Number of compute slices."""
     memory: int | None = None
     """Number of memory slices."""
     memory_mebibytes: int | None = None
-    """Memory of an instance with all memory slices, in MiB."""
+    """Memory of an instance that has all memory slices, in MiB."""
 
     def memory_slices_of(self, mebibytes: int | None) -> int | None:
         """Return the number of memory slices of an instance with this memory in MiB.
@@ -83,12 +86,12 @@ class PhysicalGpuSlices:
 
 
 _WHOLE: Final = PhysicalGpuSlices(compute=1, memory=1)
-"""A GPU that cannot be partitioned."""
+"""The slices of a GPU that cannot be partitioned."""
 
 
 @dataclass(kw_only=True)
 class InstanceClient:
-    """One MIG instance and its client."""
+    """One MIG instance with the client that queries it."""
 
     identity: InstanceIdentity
     """The instance's ids, profile and slices."""
@@ -98,7 +101,7 @@ class InstanceClient:
 
 @dataclass(kw_only=True)
 class MigLayout:
-    """The current MIG instances of one GPU."""
+    """The MIG instances of one GPU, as found by the last query."""
 
     client: DeviceClient
     """The client for the GPU."""
@@ -173,7 +176,7 @@ class MigLayout:
         }
 
     def describe(self) -> list[MigInstance]:
-        """Return the records of the instances at the last query."""
+        """Return the inventory records of the instances found by the last query."""
         return [
             MigInstance(
                 uuid=identity.uuid,
@@ -201,7 +204,7 @@ class MigLayout:
         return bool(current)
 
     def _query_slices(self) -> PhysicalGpuSlices:
-        """Return the GPU's slices; query them until the driver answers or refuses."""
+        """Return the GPU's slices; query them unless the driver has already answered or refused."""
         if self._slices is None:
             self._slices = self._find_slices()
         return self._slices or PhysicalGpuSlices()
@@ -243,9 +246,9 @@ class MigLayout:
         self.instances, self._known = found, known
 
     def _find(self, index: int) -> InstanceClient | None:
-        """Return the instance at an index; if a call fails, return the previous instance.
+        """Return the instance at one of the driver's indices; `None` if there is no instance.
 
-        Return `None` if there is no instance at the index.
+        If a call fails, return the instance that the last query found at the index.
         """
         before = next(
             (instance for instance in self.instances if instance.identity.index == index), None
@@ -303,9 +306,9 @@ class MigLayout:
     def _apportion(
         self, listed: tuple[ListedProcess, ...] | None
     ) -> tuple[dict[str, tuple[ListedProcess, ...] | None], tuple[ListedProcess, ...] | None]:
-        """Return the processes of each instance, and the processes without a known instance.
+        """Return each instance's processes by UUID, and the processes whose instance is unknown.
 
-        `None` means that the processes are unknown.
+        `listed` are the processes in the GPU's own lists. `None` means that processes are unknown.
         """
         own, left = self._by_ids(listed or ())
         if listed is not None and not left and (listed or self._lists_all):
@@ -349,7 +352,7 @@ class MigLayout:
 
 
 def _profile(name: str | None, attributes: DeviceAttributes | None) -> str | None:
-    """Return the profile from the device's name or, if it has none, built from the attributes."""
+    """Return the MIG profile in the device's name, or else one made from the attributes."""
     found = _PROFILE.search(name or "")
     if found:
         return found[1]

@@ -1,11 +1,11 @@
-"""Queries one call group of the catalogue from one device: its functions and numbered fields.
+"""Queries the readings of one call group from one device, by NVML functions and numbered fields.
 
 A plan lists the calls to make: each reading comes from the first of its sources that the device
-supports, and readings that are parts of one answer share a call. The plan is rebuilt whenever the
-set of unsupported calls changes, so a tick does not have to choose sources.
+supports, and readings that are parts of one answer share a call. The plan is rebuilt if the set of
+unsupported calls changes, so a tick does not have to choose sources.
 
-One call returns many numbered fields, each with its own return code. A field that is unknown to an
-older driver may fail the whole call. Each field is then queried separately, once. Before fields
+One call returns many numbered fields, each with its own return code. If an older driver does not
+have a field, the whole call may fail. Each field is then queried separately, once. Before fields
 that exist per NVLink are queried, the device is queried for its number of links.
 
 `gpuledger_agent.core` decides which values are plausible.
@@ -33,11 +33,11 @@ from gpuledger_agent.metrics import NVML_ERRORS
 
 _Key = tuple[object, ...]
 Name = str | tuple[str, int, int | None]
-"""Our name of a field. For a field of one link, also the link's number and, if the field is an
-element of a list, the element's position."""
+"""The name of a field's reading. For a field of one link, also the link's number and, if the field
+is an element of a list, the element's position."""
 _CALL: Final = "nvmlDeviceGetFieldValues"
 _MAX_FIELDS: Final = 128
-"""Maximum number of fields per call: NVIDIA's tools query as many; more may not work."""
+"""Maximum number of fields per call. NVIDIA's tools query this many; more may not work."""
 _SUCCESS: Final = pynvml.NVML_SUCCESS
 _VALUE_NAMES: Final = {
     pynvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
@@ -72,13 +72,14 @@ class WantedField(NamedTuple):
     number: tuple[int, int]
     """The arguments for the driver: the field's id and the link."""
     member: str | None
-    """The union's member to read; `None` to read the member that the driver reports."""
+    """The member of NVML's value union to read; `None` to read the member that the driver
+    reports."""
 
 
 # Cached, because all GPUs of a node have the same fields: hundreds, most of them per link.
 @lru_cache(maxsize=2048)
 def wanted_field(name: Name, field: FieldValue) -> WantedField:
-    """Return a field of the catalogue in the form that `FieldBatch` uses."""
+    """Return a field of the catalogue converted for `FieldBatch`, with the name of its reading."""
     return WantedField(
         name=name,
         key=field.key,
@@ -94,7 +95,7 @@ def value_name(value_type: int | None) -> str:
 
 
 class FieldBatch:
-    """Fields that are queried in one call."""
+    """Queries several numbered fields of a device in one call."""
 
     def __init__(self, client: DeviceClient, wanted: Sequence[WantedField]) -> None:
         self._client = client
@@ -102,7 +103,10 @@ class FieldBatch:
         self._numbers = [field.number for field in wanted]
 
     def query(self) -> dict[Name, Any]:
-        """Return the values of the fields that the driver supports; raises SourceLostError."""
+        """Return the values of the fields that the driver supports, by name.
+
+        Raises `SourceLostError`.
+        """
         if not self._numbers or self._client.is_unsupported((_CALL,)):
             return {}
         try:
@@ -120,9 +124,9 @@ class FieldBatch:
         return values
 
     def query_apart(self) -> dict[Name, Any]:
-        """Query each field in a separate call, to find out which are refused.
+        """Query each field in a separate call, and return the values by name.
 
-        Raises `SourceLostError`.
+        Fields that the driver refuses are marked as unsupported. Raises `SourceLostError`.
         """
         values: dict[Name, Any] = {}
         for field in self._wanted:
@@ -147,9 +151,10 @@ class FieldBatch:
 
 
 def mark_if_unsupported(client: DeviceClient, key: _Key, error: UnavailableError) -> None:
-    """Mark a query as unsupported if its own separate call was refused.
+    """Mark a query as unsupported if `error` means that the driver refused it.
 
-    Other failures are not remembered, because a later query may succeed.
+    `error` must come from a separate call for this query. Other errors are ignored, because a later
+    query may succeed.
     """
     code = getattr(error.__cause__, "value", None)
     if code in _REFUSALS:
@@ -161,8 +166,9 @@ def check_code(
 ) -> bool:
     """Return whether the return code of one value in a call's answer means success.
 
-    A refusal is remembered under `key`. An answer is remembered under `answered_key`, which
-    defaults to `key`. Raises `GpuLostError`.
+    If the code means that the driver refuses the value, the client marks `key` as unsupported. If
+    it means success, the client records `answered_key` as answered, which defaults to `key`. Raises
+    `GpuLostError`.
     """
     if code == _SUCCESS:
         client.outcomes.setdefault(answered_key or key, None)
@@ -189,12 +195,12 @@ class Links:
         self._batch = FieldBatch(client, [wanted_field("count", _COUNT)])
         self._is_known = False
         self.numbers = range(0)
-        """The GPU's link numbers; empty while unknown."""
+        """The GPU's link numbers; empty until they are known."""
 
     def update(self) -> bool:
-        """Query the number of links unless it is known or refused; return whether it changed.
+        """Query the number of links, unless the driver has already answered or refused.
 
-        Raises `SourceLostError`.
+        Return whether the number has changed. Raises `SourceLostError`.
         """
         was_queried = _COUNT.key in self._client.outcomes
         # After MIG is turned on or off, the client has no outcomes, so the number is queried again.
@@ -211,7 +217,7 @@ _Wanted = list[tuple[str, Callable[[Any], Any]]]
 
 
 class QueryPlan:
-    """The calls that query one group of readings from one device."""
+    """Queries a call group's readings from one device, except readings of the chip's counters."""
 
     def __init__(self, client: DeviceClient, specs: Sequence[MetricSpec]) -> None:
         self._client = client
@@ -225,7 +231,7 @@ class QueryPlan:
         self._plan()
 
     def query(self) -> dict[str, Any]:
-        """Return the values that the driver supports, keyed by reading.
+        """Return the values that the driver supports, by name of the reading.
 
         Raises `SourceLostError`.
         """
@@ -250,7 +256,7 @@ class QueryPlan:
         return values
 
     def _merge_refusals(self) -> None:
-        """Merge the refusals of a field that every link refused into one, to save memory."""
+        """If every link refuses a field, replace the links' outcomes by one, to save memory."""
         each_link = [
             (spec.name, source)
             for spec in self._specs
@@ -266,7 +272,7 @@ class QueryPlan:
                 self._client.merge_refusals(keys, fields[0].answered_key)
 
     def _plan(self) -> None:
-        """Choose each reading's first source that is not refused, and merge equal calls."""
+        """Choose each reading's first source that the driver has not refused; merge equal calls."""
         self._support_version = self._client.support_version
         is_unsupported = self._client.is_unsupported
         calls: dict[tuple[object, ...], tuple[FunctionCall, _Wanted]] = {}
@@ -306,7 +312,10 @@ def _fields_of_link(name: str, source: FieldValue, link: int) -> tuple[WantedFie
 
 
 def _put(values: dict[str, Any], field: Name, value: object) -> None:
-    """Add a field's value to the answer; per-link values become one mapping by link number."""
+    """Add a field's value to the answer, `values`.
+
+    The values of a reading's links become one mapping by link number.
+    """
     if isinstance(field, str):
         values[field] = value
         return

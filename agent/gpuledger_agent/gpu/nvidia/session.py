@@ -1,10 +1,10 @@
 """The GPU source for NVML: opens and closes the library, finds its GPUs and queries them.
 
 A session accepts any object with functions of `pynvml`: the real module, the simulator or a
-recording. `open` looks for each GPU in a separate thread, so a GPU that hangs delays the others
-only for a limited time. If the hanging call returns later, the next `open` finds the GPU under the
-same index. A handle is only valid until the library is shut down. `open` therefore creates new
-GPUs, which determine again which calls the driver supports.
+recording. `open` queries each GPU in a separate thread, so a GPU that hangs delays the others only
+for a limited time. If the hanging call returns later, the next `open` finds the GPU under the same
+index. A handle is only valid until the library is shut down. `open` therefore creates new
+`NvidiaGpu` objects, which determine again which calls the driver supports.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from gpuledger_agent.gpu.threads import CallThread
 
 @dataclass(kw_only=True)
 class NvidiaGpu:
-    """One GPU of an open library; unsupported functions are called only once."""
+    """One GPU of an open library; calls that the driver does not support are made only once."""
 
     library: object
     """The library that returned the handle."""
@@ -52,7 +52,8 @@ class NvidiaGpu:
     peers: Sequence[tuple[str, object]] = ()
     """The node's other GPUs, as pairs of UUID and handle."""
     driver: DriverVersion | None = None
-    """The driver's version; if unknown, fields that differ between drivers are not queried."""
+    """The driver's version; if it is `None`, fields whose ids differ between drivers are not
+    queried."""
     monotonic_ns: Callable[[], int] = time.monotonic_ns
     """The clock that measures the time between two samples."""
 
@@ -119,7 +120,10 @@ class NvidiaGpu:
         return self._accounting.is_kept
 
     def fast_poll(self, cursor: SampleCursor | None, *, at: ClockReading) -> FastPoll:
-        """Return the answer to a fast poll; callable from any thread. Raises SourceLostError.
+        """Return the GPU's answer to a fast poll; callable from any thread.
+
+        Raises `SourceLostError`. `cursor` marks the ring buffer entries that were already read;
+        `None` requests only the energy.
 
         Under MIG, only the energy is queried, because the driver does not sample the processes of
         MIG instances.
@@ -132,7 +136,7 @@ class NvidiaGpu:
         return FastPoll(uuid=self.uuid, at=at, **answers)
 
     def close(self) -> None:
-        """Free the GPU's buffers; the library must be open."""
+        """Free the buffers that NVML has allocated for the GPU; the library must be open."""
         for counters in self._counters.values():
             counters.close()
         self._link_rates.close()
@@ -201,12 +205,15 @@ class NvmlSession:
 
     @property
     def origin(self) -> str:
-        """Path of the driver's library, for people; empty if simulated, recorded or not found."""
+        """Path of the driver's library; empty if it is simulated, recorded or not found."""
         return self.library.path if isinstance(self.library, SystemNvml) else ""
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the search for a GPU still hangs, so that `open` would have to wait again."""
+        """Whether a call with which `open` looked for a GPU still hangs.
+
+        The next `open` would have to wait for that call.
+        """
         # Use a copy, because the thread that opens may change the dictionary meanwhile.
         return any(not finding.done() for finding in list(self._finding.values()))
 
@@ -236,7 +243,10 @@ class NvmlSession:
         return self._gpus
 
     def versions(self) -> Mapping[str, str | None]:
-        """Return the node's versions, keyed by field of `Inventory`; raises `SourceLostError`."""
+        """Return the node's driver versions, keyed by field of `Inventory`.
+
+        Raises `SourceLostError`.
+        """
         return query_versions(self._nvml)
 
     def gpu_events(self, gpus: Sequence[GpuIdentity], *, clock: Clock) -> NvmlGpuEvents:
@@ -248,7 +258,7 @@ class NvmlSession:
         return pci_buses_of(self._nvml, gpus)
 
     def close(self) -> None:
-        """Free the GPUs' buffers and shut the library down; ignore errors."""
+        """Free the buffers allocated for the GPUs, and shut the library down; ignore errors."""
         if not self._is_open:
             return
         self._is_open = False
@@ -261,9 +271,9 @@ class NvmlSession:
             call_nvml(self._nvml, NvmlLibrary.nvmlShutdown)
 
     def _find_all(self, count: int) -> list[_Found]:
-        """Find each GPU in its own thread, so that a GPU that hangs does not block the others.
+        """Query each GPU's handle and UUID; return the GPUs that answered in time.
 
-        Return the GPUs that answered in time.
+        Each GPU is queried in its own thread, so that a GPU that hangs does not block the others.
         """
         for index in range(count):
             # If a previous search is done, its handle belongs to the previous initialization.

@@ -1,10 +1,10 @@
-"""The driver's library: how the agent finds it, and direct calls for process lists and samples.
+"""Finds and loads the driver's library, and calls it directly for process lists and samples.
 
-`ListingLibrary` forwards calls to a library, but implements the process lists itself. `SystemNvml`
-is a `ListingLibrary` for nvidia-ml-py that finds this machine's NVML library and also implements
-the samples. A simulated library with C functions gets its lists from `ListingLibrary` too; a
-library with only Python functions, such as a recording, is used unchanged. Results have
-nvidia-ml-py's form, so other modules do not depend on these details.
+`ListingLibrary` forwards calls to a library, but reads the process lists itself. `SystemNvml` is a
+`ListingLibrary` for nvidia-ml-py that finds this machine's NVML library and also reads the samples
+itself. A simulated library with C functions is wrapped in a `ListingLibrary` too; a library with
+only Python functions, such as a recording, is used unchanged. Results have the same types as those
+of nvidia-ml-py, so other modules do not depend on these details.
 
 **Location.** nvidia-ml-py only uses the dynamic linker. In a container, the linker may not search
 the library's directory: the container toolkit mounts the library into the image's directories
@@ -91,7 +91,7 @@ Load = Callable[[str], Any]
 
 
 class LibraryNotFoundError(LibraryLostError):
-    """The driver's library was not found or cannot be loaded."""
+    """The driver's library does not exist in the known places or cannot be loaded."""
 
 
 def load_library(
@@ -129,7 +129,7 @@ def load_library(
 
 
 def _path_of(name: str) -> str:
-    """Return the path of a library that the dynamic linker loaded; its name if unknown."""
+    """Return the path of a library that the dynamic linker loaded; its name if that is unknown."""
     stem = name.partition(".so")[0]
     try:
         mapped = (line.split(maxsplit=5) for line in _MAPS.read_text().splitlines())
@@ -151,7 +151,7 @@ class _Buffers(threading.local):
 
 
 class ListingLibrary:
-    """Forwards to a library with nvidia-ml-py's functions, and implements the process lists."""
+    """Forwards calls to a library like nvidia-ml-py, but reads the process lists itself."""
 
     def __init__(self, library: object) -> None:
         self._library: Any = library
@@ -168,7 +168,7 @@ class ListingLibrary:
         return found
 
     def nvmlInit(self) -> None:
-        """Initialize the library, and choose the row layout by the driver's version."""
+        """Initialize the library; choose the layout of process rows by the driver's version."""
         self._library.nvmlInit()
         # Query the version each time, because the driver may have been replaced.
         try:
@@ -223,7 +223,7 @@ class ListingLibrary:
 
 
 class SystemNvml(ListingLibrary):
-    """The functions of nvidia-ml-py with this machine's NVML library."""
+    """The functions of nvidia-ml-py, with the NVML library found on this machine."""
 
     def __init__(
         self,
@@ -260,7 +260,10 @@ class SystemNvml(ListingLibrary):
     def nvmlDeviceGetSamples(
         self, device: object, kind: int, since_us: int
     ) -> tuple[int, Sequence[object]]:
-        """Return the values' type and the samples newer than `since_us`; raises `NVMLError`."""
+        """Return the type of the values, and the samples newer than `since_us`.
+
+        Raises `NVMLError`.
+        """
         function = self._function("nvmlDeviceGetSamples")
         value_type = ctypes.c_uint()
         for _ in range(_ATTEMPTS):
@@ -311,7 +314,7 @@ def with_own_lists(library: object) -> object:
 def _process(
     pid: int, memory_bytes: int, gpu_instance: int, compute_instance: int
 ) -> pynvml.nvmlFriendlyObject:
-    """Return a process row as an nvidia-ml-py object, so that recordings can contain it."""
+    """Return a row of a process list as an object of nvidia-ml-py, so that it can be recorded."""
     # Bypass the constructor, which sets each member in a separate call: this would take longer than
     # the driver's call.
     process = _Process.__new__(_Process)
@@ -325,7 +328,7 @@ def _process(
 
 
 def _clear(room: Any) -> None:  # noqa: ANN401  # ctypes has no types for arrays
-    """Clear the last answer, because some drivers count more rows than they fill."""
+    """Fill an array with zeros, because some drivers write fewer rows than they report."""
     if room is not None:
         ctypes.memset(room, 0, ctypes.sizeof(room))
 
