@@ -1,1 +1,1 @@
-"""The agent's sources on the node other than GPUs: `/proc`, kernel log, kubelet and job files."""
+"""Reads a node's data other than GPU readings: `/proc`, kernel log, kubelet and job files."""

@@ -7,23 +7,24 @@ A path is split into segments at `/` and at `:`, because containerd writes `slic
 into one path element. Only whole segments are matched: `libpod-<64 hex>` contains `pod` and a
 desktop's scope may contain a UUID, but neither is a pod.
 
-If a path contains several pods, the outermost pod counts: the kubelet created its cgroup, but the
-pod itself may have created cgroups below, with another pod's UID in their names. If the node is
-itself a container in a pod (kind in a cluster), all paths start with that pod. The agent's own path
-reveals this prefix, which is then removed.
+If a path contains several pods, the outermost pod counts: the kubelet created that pod's cgroup,
+but the pod itself may have created cgroups below, with another pod's UID in their names. If the
+node is itself a container in a pod (kind in a cluster), all paths start with that pod. The agent's
+own path reveals this prefix, which is then removed.
 
-An agent in its own cgroup namespace, as containers have with cgroup version 2, sees paths relative
-to its own cgroup: the node's root is a number of `/..` above it. The path of the node's process 1
-reveals the number; a path that starts with as many `/..` starts at the node's root.
+With cgroup version 2, a container usually has its own cgroup namespace. An agent in such a
+namespace sees paths relative to its own cgroup: the node's root is a number of `/..` above it. The
+path of the node's process 1 reveals the number; a path that starts with as many `/..` starts at the
+node's root.
 
 A job is recognized only by the cgroup that Slurm creates at the root of the node's hierarchy, where
 only root can create cgroups. In version 1 that is `/slurm/uid_<uid>/job_<id>` of each controller;
 in version 2, `/system.slice/slurmstepd.scope/job_<id>`. Since Slurm 26.05, version 2 has the job's
 SLUID instead of `job_<id>`, unless `cgroup.conf` sets CgroupJobIdPaths; the SLUID then identifies
 the job. If several slurmd run on a machine, each node's name is added: `slurm_<name>` and
-`<name>_slurmstepd.scope`. A directory `job_7` anywhere
-else, such as in a user's slice, is not a job. If a path contains both a pod and a job, the process
-belongs to the pod, because the kubelet's information is more specific.
+`<name>_slurmstepd.scope`. A directory `job_7` anywhere else, such as in a user's slice, is not a
+job. If a path contains both a pod and a job, the process belongs to the pod, because the kubelet's
+information is more specific.
 """
 
 import re
@@ -69,13 +70,15 @@ class _CgroupLine(NamedTuple):
 
 
 NodePaths = Mapping[str, tuple[str, ...]]
-"""The segments that lead to the node's root, by controllers. Hierarchies whose paths start at the
-node's root are left out; others occur if the node is in a pod or the agent has its own cgroup
-namespace."""
+"""For each cgroup hierarchy, by its controllers: the segments of a path before the node's root.
+
+If paths of a hierarchy start at the node's root, the hierarchy is left out. Paths have such a
+prefix if the node is a container in a pod, or if the agent has its own cgroup namespace.
+"""
 
 
 class _Place(NamedTuple):
-    """The container, pod or job in one path; `None` for values that the path does not contain."""
+    """The container, pod and job in one cgroup path; `None` if the path does not contain them."""
 
     container_id: str | None = None
     pod_uid: str | None = None
@@ -86,10 +89,11 @@ _NOWHERE: Final = _Place()
 
 
 def locate(text: str, *, node_paths: NodePaths = MappingProxyType({})) -> Location:
-    """Return the location of a process, from its `/proc/<pid>/cgroup` or from a single path.
+    """Return the container, pod or job of a process.
 
-    Lines with a pod take precedence, then lines with a job, then lines with a container, because in
-    a hybrid hierarchy some controllers end at an outer container or have no job.
+    `text` is the content of `/proc/<pid>/cgroup`, or a single path. Lines with a pod take
+    precedence, then lines with a job, then lines with a container. The lines can differ, because in
+    a hybrid hierarchy the paths of some controllers end at an outer container or contain no job.
     """
     parsed = _parse(text)
     found = [
@@ -122,12 +126,13 @@ def locate(text: str, *, node_paths: NodePaths = MappingProxyType({})) -> Locati
 
 
 def find_node_paths(agents_text: str, first_text: str = "") -> NodePaths:
-    """Return the prefixes of the node's paths, from the cgroups of the agent and of process 1.
+    """Return the segments that precede the node's root in cgroup paths.
 
-    The node's kubelet created the agent's innermost pod, so the segments before that pod belong to
-    the node. On a node that is a machine, no pod precedes it, and there is no prefix. Process 1 is
-    at the node's root or directly below it, so each leading `..` of its path leads out of the
-    agent's cgroup namespace.
+    `agents_text` and `first_text` are the contents of `/proc/<pid>/cgroup` of the agent and of the
+    node's process 1. The node's kubelet created the agent's innermost pod, so the segments before
+    that pod belong to the node. If the node is a machine, no other pod precedes the agent's pod,
+    and there is no prefix. Process 1 is at the node's root or directly below it, so each `..` at
+    the start of its path leads out of the agent's cgroup namespace.
     """
     paths = {}
     for line in _parse(first_text):
@@ -163,11 +168,11 @@ def _parse(text: str) -> list[_CgroupLine]:
 
 
 def _locate_path(segments: Sequence[str], node_path: tuple[str, ...]) -> _Place:
-    """Return the outermost pod and its first container.
+    """Return the outermost pod in a path, and the first container after it.
 
     If there is no pod, return the first container and the job instead. The first container counts,
-    because a Docker container inside a pod still belongs to the pod's container. A job counts only
-    at the node's root.
+    because a Docker container inside a pod still belongs to the pod's container. A job is
+    recognized only directly below the node's root, which `node_path` leads to.
     """
     # An absolute path starts with a slash, so its first segment is empty.
     root = node_path or ("",)
@@ -191,7 +196,7 @@ def _locate_path(segments: Sequence[str], node_path: tuple[str, ...]) -> _Place:
 
 
 def _job_of(segments: Sequence[str]) -> str | None:
-    """Return the job of a path that starts at the node's root; `None` outside of jobs."""
+    """Return the job's id in a path that starts at the node's root; `None` if there is no job."""
     match segments:
         case [root, user, job, *_] if _SLURM_V1.fullmatch(root) and _SLURM_USER.fullmatch(user):
             found = _JOB.fullmatch(job)

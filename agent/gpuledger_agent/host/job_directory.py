@@ -1,15 +1,15 @@
-"""Reads files in which a scheduler such as Slurm lists the jobs that GPUs are allocated to.
+"""Reads files in which a scheduler such as Slurm lists the jobs to which GPUs are allocated.
 
 The directory has the format of dcgm-exporter's `--hpc-job-mapping-dir`: one file per GPU, named by
 the driver's index, or per MIG instance, named `<index>.<GPU instance>`, with one job id per line.
 The scheduler's prolog writes the file and the epilog deletes it. Other files, such as temporary
 files to be renamed, are ignored.
 
-Programs that can write to the directory can only change to which jobs GPUs are allocated; usage is
-attributed by cgroups. All files are read again in each tick, because a file that is written twice
-within the resolution of the file system's clock looks unchanged. The numbers of files, bytes, ids
-and characters are limited. Unreadable files are counted and fail the check `job_files`. If a GPU
-has no file, as between two jobs, it is not allocated to a job.
+Programs that can write to the directory can only change to which jobs GPUs are allocated, because
+usage is attributed by cgroups. All files are read again in each tick: if a file is written twice
+within the resolution of the file system's clock, its time stamp does not show the second change.
+The numbers of files, bytes, ids and characters are limited. Unreadable files are counted and fail
+the check `job_files`. If a GPU has no file, as between two jobs, it is not allocated to a job.
 """
 
 import os
@@ -30,12 +30,13 @@ from gpuledger_agent.metrics import JOB_ALLOCATIONS, JOB_FILES_REJECTED
 _log = structlog.get_logger(__name__)
 
 MAX_FILES: Final = 512
-"""Maximum number of files: enough for 256 GPUs and instances, each with two spellings."""
+"""Maximum number of files: enough for 256 GPUs and MIG instances, each with two files, such as `1`
+and `01`."""
 MAX_SCANNED: Final = 16_384
 """Maximum number of names read from the directory, including other files."""
 MAX_FILE_BYTES: Final = 16 * 1024
 MAX_JOBS: Final = 64
-"""Maximum number of jobs per file; Slurm can share a GPU among several (`gres/shard`)."""
+"""Maximum number of jobs per file; Slurm can share a GPU among several jobs (`gres/shard`)."""
 _FILE_NAME: Final = re.compile(r"(?P<gpu>\d{1,4})(?:\.(?P<instance>\d{1,4}))?", re.ASCII)
 # Ids of common schedulers: `4242`, `4242_7`, `1234[5].server.example.org`. The first character
 # excludes options and paths.
@@ -50,7 +51,7 @@ class JobFiles(NamedTuple):
     contents: Mapping[str, bytes]
     """File contents by file name."""
     rejected: Mapping[str, str] = {}
-    """The reason, a value of the metric's label, for each file that could not be read."""
+    """Why each file could not be read, by file name; the reason is a label value of the metric."""
 
 
 ReadJobFiles = Callable[[], JobFiles]
@@ -86,7 +87,7 @@ def _read_files(folder: Path) -> JobFiles:
 
 
 class ParsedJobFiles(NamedTuple):
-    """The parsed contents of the files."""
+    """The job allocations in the files, and the files that are not fully usable."""
 
     allocations: list[JobAllocation]
     """Allocations, ordered by GPU, instance and job."""
@@ -95,9 +96,9 @@ class ParsedJobFiles(NamedTuple):
 
 
 def parse_job_files(files: JobFiles, devices: DeviceIndex) -> ParsedJobFiles:
-    """Return the devices allocated to jobs, and the rejected files. Pure.
+    """Return the devices that the files allocate to jobs, and the rejected files.
 
-    If a line is not a valid id, the other lines of the file are still used.
+    If a line of a file is not a valid job id, the other lines of the file are still used.
     """
     rejected = dict(files.rejected)
     found: dict[tuple[str, int, str], tuple[JobAllocation, str]] = {}
@@ -124,7 +125,10 @@ def parse_job_files(files: JobFiles, devices: DeviceIndex) -> ParsedJobFiles:
 
 
 def _parse_jobs(content: bytes) -> tuple[list[str], str | None]:
-    """Return a file's jobs without duplicates, and the reason if any were rejected."""
+    """Return the job ids in a file without duplicates.
+
+    Also return the reason if ids or lines were rejected; `None` if all are valid.
+    """
     lines = [line.strip() for line in content.decode("ascii", "replace").split("\n")]
     ids = dict.fromkeys(line for line in lines if line)
     jobs = [line for line in ids if _JOB_ID.fullmatch(line)]
@@ -134,7 +138,7 @@ def _parse_jobs(content: bytes) -> tuple[list[str], str | None]:
 
 
 class JobDirectory:
-    """Reads the devices allocated to jobs, in each tick."""
+    """Reads the devices that a scheduler has allocated to jobs; called in each tick."""
 
     def __init__(self, read_files: ReadJobFiles, *, check: Check) -> None:
         self._read_files = read_files
@@ -143,7 +147,7 @@ class JobDirectory:
         self._last: tuple[JobFiles, DeviceIndex, ParsedJobFiles] | None = None
 
     def current(self, devices: DeviceIndex) -> list[JobAllocation]:
-        """Return the current allocations; callers must not change the list.
+        """Read the directory, and return the job allocations; callers must not change the list.
 
         The list is empty if the directory does not exist or cannot be read.
         """

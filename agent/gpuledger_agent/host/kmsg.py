@@ -30,7 +30,7 @@ programs write start with at least this number."""
 
 
 class Kmsg(Protocol):
-    """An open kernel log, which returns records written after it was opened."""
+    """An open kernel log; it returns the records that are written after it was opened."""
 
     def read(self) -> bytes:
         """Return the next record or records.
@@ -66,9 +66,9 @@ class DeviceKmsg:
 class RecordTime:
     """Converts the log's time stamps to wall-clock time.
 
-    The stamps' clock is close to the time since boot, but drifts from it and stops while the
-    machine is suspended. A stamp is therefore limited to the possible times: a record was written
-    after the log was last seen empty, and before now.
+    The clock of the time stamps is close to the time since boot, but drifts from it and stops while
+    the machine is suspended. A record's time is therefore corrected to a possible time: after the
+    log was last found without new records, and before now.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -76,11 +76,14 @@ class RecordTime:
         self._empty_ns = clock.boottime_ns()
 
     def nothing_new(self) -> None:
-        """Record that the log has no unread records."""
+        """Record that the log has no new records at this time."""
         self._empty_ns = self._clock.boottime_ns()
 
     def time_ns(self, stamp_us: int) -> int:
-        """Return the time of a record read just now, in nanoseconds since the epoch."""
+        """Return the time of a record that was just read, in nanoseconds since the epoch.
+
+        `stamp_us` is the record's time stamp.
+        """
         now_ns = self._clock.boottime_ns()
         written_ns = min(max(stamp_us * NS_PER_US, self._empty_ns), now_ns)
         return self._clock.time_ns() - (now_ns - written_ns)

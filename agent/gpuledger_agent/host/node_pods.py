@@ -1,6 +1,6 @@
-"""Information about a node's pods from the names of files and directories.
+"""Finds information about a node's pods in the names of files and directories.
 
-Only names are read; the contents belong to root and are not needed.
+Only the names are read; the files' contents belong to root and are not needed.
 
 - `ContainerNames` finds a container's name by its id: the kubelet links each container's log as
   `<pod>_<namespace>_<container>-<64 hex>.log`.
@@ -9,16 +9,16 @@ Only names are read; the contents belong to root and are not needed.
   directory after it has also allocated the claims' devices. It creates both before it starts a
   container. The kubelet is therefore queried when names change; listing the names in each tick
   costs less than a query.
-- `PodEnds` finds pods that have ended: the kubelet lists a pod's devices until the pod is removed,
-  long after its processes and its cgroup are gone (kubernetes#119423). The directory names in
-  `/var/log/pods` show a pod's UIDs, and a UID leads to its cgroup (`PodCgroups`). The kubelet
-  creates the cgroup before the directory, so a pod with a directory but without a cgroup under any
-  of its UIDs has ended, even if it ended before the agent started. If this is uncertain, a pod
-  counts as running: if it has no directory, or if the node shows no pod cgroups and this pod's
-  cgroup was never seen.
-- `PodEntries` finds ended pods if the kubelet's list has several entries of one name: a pod may be
-  recreated with the same name while the kubelet still lists the former pod.
-- `PodUids` finds a pod's current UID by its name, in the same directory names. If a name is reused,
+- `PodEnds` finds pods that have ended, because the kubelet lists a pod's devices until the pod is
+  removed, long after its processes and its cgroup are gone (kubernetes#119423). The directory names
+  in `/var/log/pods` contain a pod's name and UID, and the name of a pod's cgroup contains the UID
+  (`PodCgroups`). The kubelet creates the cgroup before the directory. If a pod has a directory, but
+  no cgroup for any of its UIDs, it has therefore ended, even if it ended before the agent started.
+  In two cases this is uncertain, and the pod counts as running: the pod has no directory, or the
+  node shows no pod cgroups and this pod's cgroup was never seen.
+- `PodEntries` finds ended pods if the kubelet's list has several entries with the same pod name: a
+  pod may be recreated with the same name while the kubelet still lists the former pod.
+- `PodUids` finds a pod's UID by the pod's name, in the same directory names. If a name is reused,
   as by a StatefulSet, the former pod's directory exists for a while next to the new one. The UID
   that has a cgroup is then used; if several have a cgroup, the UID remains ambiguous.
 """
@@ -36,7 +36,8 @@ import msgspec
 from gpuledger.clock import NS_PER_SECOND, Clock
 
 MAX_NAMES: Final = 4096
-"""Maximum number of names. A node runs a few hundred containers; logs of restarted ones remain."""
+"""Maximum number of names to read. A node runs a few hundred containers, and the logs of earlier
+containers remain for a while."""
 _FIRST_WAIT_NS: Final = NS_PER_SECOND
 _MAX_WAIT_NS: Final = 64 * _FIRST_WAIT_NS
 # Kubernetes names consist of these characters; other file names need not even be UTF-8.
@@ -59,11 +60,14 @@ class ContainerName(msgspec.Struct, frozen=True, kw_only=True):
     container: str
     """The container's name in the pod."""
     pod_uid: str | None = None
-    """The pod's UID; `None` if the names come from a log's file name, which does not contain it."""
+    """The pod's UID; `None` if it is unknown, because the file names of logs do not contain it."""
 
 
 def list_folder(folder: Path) -> ListNames:
-    """Return a function that lists a directory's names; no names if the directory is unreadable."""
+    """Return a function that returns the names in a directory.
+
+    The function returns no names if the directory cannot be read.
+    """
 
     def names() -> list[str]:
         try:
@@ -75,7 +79,7 @@ def list_folder(folder: Path) -> ListNames:
 
 
 class ContainerNames:
-    """Container names by id; the directory is read again when an unknown id is requested."""
+    """Finds containers' names by id; for an unknown id, it reads the log directory again."""
 
     def __init__(self, *, list_names: ListNames, clock: Clock) -> None:
         self._list_names = list_names
@@ -85,7 +89,10 @@ class ContainerNames:
         self._missing: dict[str, tuple[int, int]] = {}
 
     def name_of(self, container_id: str) -> ContainerName | None:
-        """Return a container's name; `None` if it is not in a pod or has no log yet."""
+        """Return the names of a container and its pod; `None` if they are unknown.
+
+        They are unknown if the container is not in a pod or has no log yet.
+        """
         if known := self._names.get(container_id):
             return known
         # Read the directory at most once a second, and at increasing intervals for the same id.
@@ -153,7 +160,10 @@ class PodCgroups:
     """Finds the cgroup directories of a node's pods."""
 
     def __init__(self, root: Path) -> None:
-        """Find the pods' parent cgroups, which the kubelet creates before any agent starts."""
+        """Find the parent directories of pods' cgroups below `root`.
+
+        The kubelet creates them before it starts the first pod, so they exist when an agent starts.
+        """
         roots = [root / hierarchy for hierarchy in _HIERARCHIES]
         self._slices = [str(root) for root in roots if (root / "kubepods.slice").is_dir()]
         self._plain = [str(root) for root in roots if (root / "kubepods").is_dir()]
@@ -166,7 +176,7 @@ class PodCgroups:
         self._list_parents = [list_folder(Path(parent)) for parent in parents]
 
     def has_cgroup(self, uid: str) -> bool:
-        """Return whether a pod has a cgroup now."""
+        """Return whether the pod with this UID has a cgroup now."""
         folder = self._folders.get(uid)
         if folder is not None:
             return os.path.exists(folder)  # noqa: PTH110  # called in each tick, so without a Path
@@ -179,7 +189,7 @@ class PodCgroups:
         return False
 
     def list_names(self) -> list[str]:
-        """Return the names of pods' cgroups, and other names that contain `pod`."""
+        """Return the names of the pods' cgroups; the result may contain other names with `pod`."""
         return [name for list_names in self._list_parents for name in list_names() if "pod" in name]
 
     def _candidates(self, uid: str) -> list[str]:
@@ -198,19 +208,19 @@ class PodChanges:
     """Detects in each tick whether pods were created or deleted."""
 
     def __init__(self, *listers: ListNames) -> None:
-        """Watch the names from these listers, for example of pods' cgroups or log directories."""
+        """Watch the names that these functions return, such as those of pods' log directories."""
         self._listers = listers
         self._names: AbstractSet[str] = frozenset()
 
     def have_changed(self) -> bool:
-        """Return whether the names have changed since the last call."""
+        """List the names; return whether they have changed since the last call."""
         names = {name for lister in self._listers for name in islice(lister(), MAX_NAMES)}
         has_changed, self._names = names != self._names, names
         return has_changed
 
 
 class PodFolders:
-    """The UIDs of pods that have a log directory, by name; read at most twice a second."""
+    """Finds pods' UIDs in the names of log directories, which are listed twice a second at most."""
 
     def __init__(
         self,
@@ -220,18 +230,18 @@ class PodFolders:
         has_cgroup: HasCgroup,
         clock: Clock,
     ) -> None:
-        """Create an empty list; `list_folders` lists log directories, `list_cgroups` cgroups."""
+        """Start without UIDs; `list_folders` lists log directories, `list_cgroups` pods' cgroups."""
         self._list_folders = list_folders
         self._list_cgroups = list_cgroups
         self.has_cgroup = has_cgroup
-        """Returns whether the pod with a UID has a cgroup now."""
+        """Takes a pod's UID and returns whether the pod has a cgroup now."""
         self._clock = clock
         self._uids: dict[PodName, list[str]] = {}
         self._checked_ns: int | None = None
         self.shows_cgroups = False
-        """Whether any pod cgroups are visible, so that a pod without a cgroup has ended. The
-        agent's own pod has a cgroup; if even that one is not visible, cgroups are not mounted or
-        not created."""
+        """Whether any pod's cgroup is visible; a pod without a cgroup has then ended. If cgroups
+        work, at least the agent's own pod has one. If no cgroup is visible, cgroups are not mounted
+        or not created."""
 
     def check(self) -> None:
         """Read the names again, unless they were read less than half a second ago."""
@@ -245,18 +255,18 @@ class PodFolders:
             self._uids.setdefault(pod, []).append(uid)
 
     def uids_of(self, pod: PodName) -> Sequence[str]:
-        """Return the UIDs of the pods with this name that had log directories at the last check."""
+        """Return the UIDs of all pods with this name that had a log directory at the last check."""
         return self._uids.get(pod, [])
 
 
 class PodEnds:
-    """Finds in each tick the pods that have ended."""
+    """Finds the pods that have ended although the kubelet still lists them; called in each tick."""
 
     def __init__(self, folders: PodFolders) -> None:
-        """Track pods by their log directories and cgroups."""
+        """Start without pods; `folders` finds the pods' log directories and cgroups."""
         self._folders = folders
         self._uids: dict[PodName, dict[str, bool]] = {}
-        """The UIDs of each pod's name, and whether the UID's cgroup was seen."""
+        """The UIDs of each pod name, each with whether its cgroup was ever seen."""
 
     def find_ended(self, pods: AbstractSet[PodName]) -> set[PodName]:
         """Return which of the given pods have certainly ended.
@@ -276,10 +286,10 @@ class PodEnds:
         return {pod for pod in silent if not self._is_alive(pod) and self._is_over(pod)}
 
     def _is_over(self, pod: PodName) -> bool:
-        """Return whether a pod without a cgroup had a cgroup before.
+        """Return whether a pod that has no cgroup now certainly had one before, so that it ended.
 
-        If pod cgroups are visible, the pod's directory proves it; otherwise the cgroup must have
-        been seen.
+        If pods' cgroups are visible, it had one if it has a log directory. Otherwise its cgroup
+        must have been seen.
         """
         uids = self._uids.get(pod, {})
         return bool(uids) and (self._folders.shows_cgroups or all(uids.values()))
@@ -295,23 +305,25 @@ class PodEnds:
 
 
 class PodEntries:
-    """Finds the entries of the kubelet's list whose pods have ended, if a name has several entries.
+    """Finds ended pods in the kubelet's list if several entries have the same pod name.
 
-    Entries have no UIDs. While a name has one entry and one running pod, the entry describes this
-    pod. If a name then has a second entry and a second pod, they belong together as well. If an
-    entry's pod remains unknown, because the agent started later, the pod counts as running.
+    Entries contain no UIDs. If a name has one entry and one running pod, the entry belongs to this
+    pod. If the name then gets a second entry and a second pod, these belong together too. If it is
+    unknown which pod an entry belongs to, because the agent started later, the pod counts as
+    running.
     """
 
     def __init__(self, folders: PodFolders) -> None:
-        """Find running pods by their log directories and cgroups."""
+        """Start without entries; `folders` finds the pods' log directories and cgroups."""
         self._folders = folders
         self._devices: dict[PodName, dict[str, object]] = {}
-        """The devices of each pod whose entry is known, by name and UID."""
+        """The devices of each pod whose entry is known, by the pod's name and UID."""
 
     def find_ended(self, entries: Sequence[tuple[PodName, object]]) -> frozenset[int]:
         """Return the positions of the entries whose pods have certainly ended.
 
-        An entry consists of a pod's name and its devices. Names without an entry are forgotten.
+        An entry consists of a pod's name and the pod's devices. Names without an entry are
+        forgotten.
         """
         self._folders.check()
         by_name: dict[PodName, list[int]] = {}
@@ -339,17 +351,17 @@ class PodEntries:
 
 
 class PodUids:
-    """Finds the UIDs of the node's current pods by name."""
+    """Finds the UIDs of the node's running pods by name."""
 
     def __init__(self, folders: PodFolders) -> None:
-        """Find UIDs in the names of log directories."""
+        """Keep `folders`, which finds UIDs in the names of log directories."""
         self._folders = folders
 
     def find(self, namespace: str, pod: str) -> Sequence[str]:
         """Return the possible UIDs of the pod with this name; empty if the pod is unknown.
 
-        If pod cgroups are visible, only UIDs that have a cgroup are returned: a log directory
-        outlives its pod, and the next pod of that name gets its directory after its cgroup.
+        If pods' cgroups are visible, only UIDs that have a cgroup are returned, because a log
+        directory remains after its pod has ended.
         """
         folders = self._folders
         folders.check()

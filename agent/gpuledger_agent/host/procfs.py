@@ -5,14 +5,14 @@ and after the cgroup, and both values must be equal.
 
 The driver reports pids of the machine's first pid namespace. In the `/proc` of another namespace,
 the same pids belong to other processes, so usage would silently be attributed to wrong containers.
-The inodes of `/proc/1/ns/pid` and `/proc/self/ns/pid` do not reveal this: without `hostPID`,
-process 1 is the container's first process, and both are equal, as they are on the machine. Kernel
-threads do reveal it: they exist only in the first namespace, their parent `kthreadd` is always
-process 2, and the kernel marks them with a flag that programs cannot set. Every user can read the
-flag, wherever `/proc` is mounted, and the flag depends on the mounted `/proc`, not on the reading
-process. A node that is itself a container (kind, k3d, a container with its own kubelet) shows no
-kernel threads either. That is correct, because the driver's pids are those of the underlying
-machine.
+The inodes of `/proc/1/ns/pid` and `/proc/self/ns/pid` do not reveal which namespace `/proc` shows:
+without `hostPID`, process 1 is the container's first process, and both inodes are equal, as they
+are on the machine. Kernel threads reveal it: they exist only in the first namespace, their parent
+`kthreadd` is always process 2, and the kernel marks them with a flag that programs cannot set.
+Every user can read the flag, wherever `/proc` is mounted, and the flag depends on the mounted
+`/proc`, not on the reading process. A node that is itself a container (kind, k3d, a container with
+its own kubelet) shows no kernel threads either. Processes are then not read, which is correct,
+because the driver's pids are those of the underlying machine.
 """
 
 import os
@@ -37,12 +37,13 @@ _BYTES_PER_KIB: Final = 1024
 _ATTEMPTS: Final = 3
 _AT_ONCE_BYTES: Final = 65_536
 _START_FIELD: Final = 19
-"""Index of field 22, counted without fields 1 and 2 (the pid and the name in parentheses)."""
+"""Index of field 22 of `/proc/<pid>/stat` (start time), counted without fields 1 and 2, which are
+the pid and the name in parentheses."""
 _KTHREADD: Final = "/proc/2/stat"
 _KERNEL_THREAD: Final = 0x00200000
 """PF_KTHREAD in the kernel's `include/linux/sched.h`."""
 _FLAGS_FIELD: Final = 6
-"""Index of field 9, counted without fields 1 and 2 (the pid and the name in parentheses)."""
+"""Index of field 9 of `/proc/<pid>/stat` (flags), counted without fields 1 and 2."""
 _CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -50,7 +51,7 @@ class Procfs(Protocol):
     """Reads the node's files under `/proc`."""
 
     def read(self, path: str) -> bytes:
-        """Return a file's bytes; raises OSError if it cannot be read."""
+        """Return the bytes of a file such as `/proc/1/cgroup`; raises OSError."""
 
 
 class SystemProcfs:
@@ -74,7 +75,7 @@ class SystemProcfs:
 
 
 class ProcessReader:
-    """Reads the processes of one node."""
+    """Reads the facts about a node's processes from `/proc`."""
 
     def __init__(self, procfs: Procfs) -> None:
         self._procfs = procfs
@@ -88,7 +89,11 @@ class ProcessReader:
         self._locate = locate_once
 
     def read(self, pid: int) -> ProcessFacts:
-        """Return a process's facts; `UNREADABLE` if it is gone or hidden, or keeps changing."""
+        """Return the facts about the pid's process.
+
+        Return `UNREADABLE` if the process has ended or is hidden, or if the pid is reused during
+        each of several attempts.
+        """
         read = self._procfs.read
         try:
             # If the pid is reused in between, the second start time differs.
@@ -107,7 +112,10 @@ class ProcessReader:
 
 
 def _read_node_paths(procfs: Procfs) -> NodePaths:
-    """Return the prefixes of the node's cgroup paths; empty if the files cannot be read."""
+    """Return the segments that precede the node's root in cgroup paths.
+
+    Files that cannot be read count as empty.
+    """
     firsts = (_read_text(procfs, path) for path in _ROOT_CGROUPS)
     return find_node_paths(_read_text(procfs, _OWN_CGROUP), next(filter(None, firsts), ""))
 
@@ -134,10 +142,10 @@ def read_memory_bytes(procfs: Procfs) -> int | None:
 
 
 def _parse_stat(stat: bytes) -> tuple[str, int]:
-    """Return a process's name and start time, in nanoseconds since boot.
+    """Return a process's name and its start time in nanoseconds since boot.
 
-    The name may contain spaces and parentheses. Raise `ValueError` or `IndexError` if the text is
-    invalid.
+    `stat` is the content of `/proc/<pid>/stat`. The name may contain spaces and parentheses. Raise
+    `ValueError` or `IndexError` if the text is invalid.
     """
     # Split at the last parenthesis, because a program may be named `a) R 1 (b`.
     head, _, rest = stat.rpartition(b")")
@@ -148,20 +156,21 @@ def _parse_stat(stat: bytes) -> tuple[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcfsAccess:
-    """Whether processes are read, and the reason."""
+    """Whether the agent reads processes, and the reason."""
 
     is_on: bool
-    """Whether processes are read."""
+    """Whether the agent reads processes."""
     detail: str
-    """The reason and the remedy, for people."""
+    """The reason and, if needed, the remedy, as text for people."""
     is_wanted: bool = True
-    """Whether this is as configured; false if processes should be read but cannot be."""
+    """Whether `is_on` is as configured; false if processes should be read but cannot be."""
 
 
 def check_procfs(procfs: Procfs, *, wanted: bool | Literal["auto"] = "auto") -> ProcfsAccess:
-    """Return whether processes are to be read, and why.
+    """Return whether the agent must read processes, and why.
 
-    With `auto`, they are read if `/proc` shows the pids that the driver reports.
+    `wanted` is the setting `attribution`. With `auto`, processes are read if `/proc` shows the same
+    pids that the driver reports.
     """
     if wanted != "auto":
         return ProcfsAccess(is_on=wanted, detail=f"attribution is set to {str(wanted).lower()}")
@@ -179,7 +188,10 @@ def check_procfs(procfs: Procfs, *, wanted: bool | Literal["auto"] = "auto") -> 
 
 
 def shows_kernel_threads(procfs: Procfs) -> bool:
-    """Return whether process 2 is a kernel thread, which is true only in the first namespace."""
+    """Return whether process 2 is a kernel thread.
+
+    This is true only if `/proc` shows the machine's first pid namespace.
+    """
     try:
         _, _, fields = procfs.read(_KTHREADD).rpartition(b")")
         return bool(int(fields.split()[_FLAGS_FIELD]) & _KERNEL_THREAD)

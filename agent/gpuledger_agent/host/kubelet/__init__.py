@@ -1,1 +1,1 @@
-"""Data from the node's kubelet: the devices allocated to containers, and pod labels."""
+"""Reads data from the node's kubelet: the devices allocated to containers, and pod labels."""

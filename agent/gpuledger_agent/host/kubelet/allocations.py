@@ -1,11 +1,13 @@
 """Queries which devices the kubelet has allocated to which containers.
 
-The kubelet is queried at the start of a tick, periodically and when pods change. A tick should have
-the allocations of the time at which the GPUs are queried. The query therefore starts at that time,
-and the tick waits briefly for the response; a later response is part of the next tick.
+The kubelet is queried periodically and when pods change, always at the start of a tick. A tick
+should have the allocations of the time at which the GPUs are queried. The query therefore starts at
+that time, and the tick waits briefly for the response. If the response is late, the next tick uses
+it.
 
-This module has the interface to the kubelet (`Kubelet`) and the loop that queries it. `messages`
-parses the wire format, and `assignments` parses device ids. gRPC is imported by the first query.
+This module has the interface to the kubelet (`Kubelet`) and the loop that queries the kubelet.
+`messages` parses the wire format, and `assignments` parses device ids. The first query imports
+gRPC.
 """
 
 import asyncio
@@ -47,7 +49,8 @@ from gpuledger_agent.metrics import (
 from gpuledger_agent.settings import KubeletSettings
 
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
-"""gRPC's default, and about ten times the response on a node with 250 pods."""
+"""Maximum size of a response: gRPC's default, and about ten times the response on a node with 250
+pods."""
 
 _REASONS: Final[Mapping[int, str]] = {
     errno.ENOENT: "missing",
@@ -75,18 +78,23 @@ class SocketKubelet:
         self._timeout_seconds = timeout_seconds
 
     async def list_pods(self) -> bytes:
-        """Return the devices of all containers; raises KubeletError."""
+        """Return a `v1.ListPodResourcesResponse` with the devices of all containers.
+
+        Raises `KubeletError`.
+        """
         return await self._request(METHOD)
 
     async def list_allocatable(self) -> bytes:
-        """Return all devices, allocated or not; raises KubeletError."""
+        """Return a `v1.AllocatableResourcesResponse` with all devices, allocated or not.
+
+        Raises `KubeletError`.
+        """
         return await self._request(ALLOCATABLE_METHOD)
 
     async def _request(self, method: str) -> bytes:
-        """Return the response to one call; raises `KubeletError`.
+        """Call a gRPC method and return the response; raises `KubeletError`.
 
-        Each call opens a new connection, so that a restart of the kubelet leaves no broken
-        connection.
+        Each call opens a new connection, because a restart of the kubelet breaks open connections.
         """
         try:
             self._socket.stat()
@@ -109,27 +117,28 @@ class SocketKubelet:
 
 
 MIN_SECONDS: Final = 0.5
-"""Minimum time between two queries. Shorter than a sampling interval of 1 s, so that each tick can
-make one even if it is slightly early."""
+"""Minimum time between two queries. It is shorter than a sampling interval of 1 s, so that each
+tick can start a query even if the tick is slightly early."""
 ALLOCATABLE_SECONDS: Final = 60.0
-"""Time between two queries of allocatable devices, which change only with a plugin's settings."""
+"""Time between two queries of allocatable devices, which change only if a device plugin's settings
+change."""
 
 _log = structlog.get_logger(__name__)
 
 
 FindEnded = Callable[[AbstractSet[tuple[str, str]]], AbstractSet[tuple[str, str]]]
-"""Takes namespaces and names of pods and returns the pods that have ended."""
+"""Takes pods, each as namespace and name, and returns the pods that have ended."""
 FindEndedEntries = Callable[
     [Sequence[tuple[tuple[str, str], Sequence[DeviceAssignment]]]], AbstractSet[int]
 ]
-"""Takes the name and the devices of each pod in the list and returns the positions of ended pods,
-if several pods have the same name."""
+"""Takes the entries of the kubelet's list, each with the pod's name and devices. If several entries
+have the same name, it returns the positions of those whose pods have ended."""
 HavePodsChanged = Callable[[], bool]
 """Returns whether pods were created or deleted on the node since the last call."""
 
 
 class Allocations:
-    """The devices allocated to the node's containers, from the kubelet's last response."""
+    """Queries the devices allocated to the node's containers, and returns the last response."""
 
     def __init__(
         self,
@@ -143,9 +152,10 @@ class Allocations:
         find_ended_entries: FindEndedEntries = lambda _: frozenset(),
         have_pods_changed: HavePodsChanged = lambda: False,
     ) -> None:
-        """Create an empty list.
+        """Start without allocations.
 
         `find_ended` and `find_ended_entries` find ended pods that the kubelet still lists.
+        `have_pods_changed` is called in each tick; if it returns true, the kubelet is queried.
         """
         self._find_ended = find_ended
         self._find_ended_entries = find_ended_entries
@@ -168,7 +178,7 @@ class Allocations:
         self._ended_entries: AbstractSet[int] = frozenset()
         self._has_repeated_names = False
         self._assignments: Sequence[DeviceAssignment] = ()
-        """The devices of all entries, except of `_ended_entries`."""
+        """The devices of all entries of the kubelet's list whose pods have not ended."""
         self._resolved: list[DeviceAllocation] = []
         self._pods: AbstractSet[tuple[str, str]] = frozenset()
         self._resolved_of: (
@@ -183,9 +193,9 @@ class Allocations:
         self._is_wanted = True
 
     def request_if_due(self) -> None:
-        """Start a query if one is due or pods have changed; called in each tick.
+        """Start a query if it is time for the next one or pods have changed; call it in each tick.
 
-        A query is not started while another is in progress, or during the backoff after a failure.
+        No query is started while another one is in progress, or during the backoff after a failure.
         """
         self._is_awaited = False
         # Call the function in each tick, so that the next tick does not see the same change again.
@@ -204,15 +214,16 @@ class Allocations:
         self._requested.set()
 
     async def wait_answer(self, seconds: float) -> None:
-        """Wait at most `seconds` for the response to this tick's query, if it started one."""
+        """Wait at most `seconds` for the response, if this tick has started a query."""
         if self._is_awaited:
             await wait_event(self._done, seconds)
 
     def current(self, devices: DeviceIndex) -> list[DeviceAllocation]:
-        """Return the allocations whose GPU is known; callers must not change the list.
+        """Return the allocations in the last response whose GPU is in `devices`.
 
-        Pods that have ended, which the kubelet may still list for a long time, are left out. The
-        list is empty if there is no response or the last response is too old.
+        Allocations of ended pods, which the kubelet may still list for a long time, are left out.
+        The list is empty if there is no response or the last response is too old. Callers must not
+        change the list.
         """
         if self._has_repeated_names:
             self._leave_out_ended_entries()
@@ -247,7 +258,7 @@ class Allocations:
         ]
 
     async def run(self) -> None:
-        """Query the kubelet when a tick requests it, one query at a time, until cancelled."""
+        """Make the queries that ticks have requested, one at a time, until cancelled."""
         while True:
             await self._requested.wait()
             self._requested.clear()
@@ -268,7 +279,7 @@ class Allocations:
                 self._done.set()
 
     async def _refresh_allocatable(self) -> None:
-        """Query the allocatable devices, at most once a minute; on failure keep the last list."""
+        """Query the allocatable devices, at most once a minute; on failure, keep the last list."""
         now_ns, requested_ns = self._clock.monotonic_ns(), self._allocatable_ns
         if requested_ns is not None and now_ns - requested_ns < ALLOCATABLE_SECONDS * NS_PER_SECOND:
             return
@@ -320,7 +331,11 @@ class Allocations:
             ]
 
     def _evaluate_failure(self, detail: str) -> None:
-        """Set the check after a failed query; it fails only if the last response is too old."""
+        """Set the check after a failed query.
+
+        The check fails only if the last response is too old or, unless the kubelet is optional, if
+        there was none.
+        """
         if self._is_fresh():
             self._check.ok(f"{detail}; the last response is still used")
         elif self._answered_ns is None and self._settings.enabled == "auto":

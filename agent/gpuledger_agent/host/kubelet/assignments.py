@@ -1,8 +1,8 @@
-"""Resolves the kubelet's device ids to GPUs and MIG instances. Pure.
+"""Resolves the kubelet's device ids to GPUs and MIG instances.
 
 An assignment is a device in the kubelet's response; an allocation is an assignment whose GPU is
-known. Each device plugin and driver has its own form of device ids. An id stays unresolved, with a
-reason, if its form is unknown or the node does not have its GPU now; nothing is guessed.
+known. Each device plugin and DRA driver has its own format of device ids. An id stays unresolved,
+with a reason, if its format is unknown or the node does not have the GPU now.
 """
 
 import re
@@ -32,14 +32,14 @@ class Unresolved(StrEnum):
     """Why a device id could not be resolved to a GPU."""
 
     UNKNOWN_FORM = "unknown_form"
-    """The id has none of the known forms."""
+    """The id has an unknown format."""
     UNKNOWN_GPU = "unknown_gpu"
     """The node has no such GPU now."""
     UNKNOWN_INSTANCE = "unknown_instance"
     """The node has no such MIG instance now, or several instances match."""
     CHOSEN_ELSEWHERE = "chosen_elsewhere"
-    """The node has several GPUs, and the plugin may use another GPU than the id names, because it
-    chooses by the pod's annotations."""
+    """The device plugin selects the GPU by the pod's annotations, so that it may be another GPU
+    than the one in the id, and the node has several GPUs."""
 
 
 class ResolvedDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class DeviceIndex:
 
     @classmethod
     def of(cls, gpus: Iterable[GpuFacts]) -> "DeviceIndex":
-        """Return the index of an inventory's GPUs."""
+        """Return the index of the GPUs in an inventory."""
         found = list(gpus)
         return cls(
             uuids=frozenset(gpu.uuid for gpu in found),
@@ -91,7 +91,7 @@ class DeviceIndex:
 
 
 def find_device(device_id: str, index: DeviceIndex) -> ResolvedDevice | Unresolved:
-    """Return the device that a device plugin's id names, or the reason why it is unresolved."""
+    """Return the device to which a device plugin's id refers, or the reason if that is unknown."""
     whole, _, replica = device_id.partition("::")
     if whole in index.uuids:
         return ResolvedDevice(gpu_uuid=whole, replica=replica or None)
@@ -119,7 +119,10 @@ def find_device(device_id: str, index: DeviceIndex) -> ResolvedDevice | Unresolv
 
 
 def is_gpu_id(device_id: str, index: DeviceIndex) -> bool:
-    """Return whether an id is the UUID of a GPU or MIG instance, with or without a share."""
+    """Return whether a device id is the UUID of a GPU or MIG instance of the node.
+
+    The UUID may be followed by `::` and the number of a share of the device.
+    """
     whole = device_id.partition("::")[0]
     return whole in index.uuids or whole in index.instances
 
@@ -127,7 +130,7 @@ def is_gpu_id(device_id: str, index: DeviceIndex) -> bool:
 def find_claimed(
     device_name: str, index: DeviceIndex, *, share_id: str | None
 ) -> ResolvedDevice | Unresolved:
-    """Return the device that NVIDIA's DRA driver names, or the reason why it is unresolved."""
+    """Return the device to which a name of NVIDIA's DRA driver refers, or the reason if unknown."""
     if match := _CLAIMED_GPU.fullmatch(device_name):
         return _resolve(index.by_minor.get(int(match["minor"])), index, replica=share_id)
     match = _CLAIMED_MIG.fullmatch(device_name)
@@ -157,10 +160,11 @@ def _resolve(
 
 
 def _find_counted(device_id: str, index: DeviceIndex) -> ResolvedDevice | Unresolved:
-    """Return the GPU of an id that consists of a UUID and a number, as some sharing plugins use.
+    """Return the device to which an id of a GPU-sharing plugin refers: a UUID and a number.
 
-    The plugins of HAMi (`UUID-n`) and Alibaba (memory, `UUID-_-n`) use the ids only as counters: an
-    annotation of the pod names the GPU. The id is therefore resolved only if the node has one GPU.
+    The plugins of HAMi (`UUID-n`) and Alibaba (memory, `UUID-_-n`) only count shares with these
+    ids. An annotation of the pod contains the GPU. The id is therefore resolved only if the node
+    has one GPU.
     """
     if not device_id.startswith("GPU-"):
         return Unresolved.UNKNOWN_FORM
@@ -173,10 +177,11 @@ def _find_counted(device_id: str, index: DeviceIndex) -> ResolvedDevice | Unreso
 
 
 def _find_instance(match: re.Match[str], layout: Sequence[MigInstance]) -> int | None:
-    """Return the id of the only GPU instance that matches a name; `None` without exactly one.
+    """Return the id of the GPU instance to which a DRA device name refers.
 
-    The name ends with profile id, placement start and size or, in newer versions of the DRA driver,
-    with profile, profile id and placement start.
+    Return `None` if no instance or several instances match. The name ends with profile id,
+    placement start and size or, in newer versions of the DRA driver, with profile, profile id and
+    placement start.
     """
     is_newer = not match["profile"].isdigit()
     start = int(match["second"] if is_newer else match["first"])
@@ -193,12 +198,12 @@ def _find_instance(match: re.Match[str], layout: Sequence[MigInstance]) -> int |
 
 
 def _as_in_names(profile: str | None) -> str:
-    """Return a profile as written in device names: `1g10gb-me` for `1g.10gb+me`."""
+    """Return a MIG profile as DRA device names contain it, such as `1g10gb-me` for `1g.10gb+me`."""
     return re.sub(r"[^a-z0-9]", "-", (profile or "").lower().replace(".", "")).strip("-")
 
 
 class DeviceAssignment(msgspec.Struct, frozen=True, kw_only=True):
-    """A container's device, as in the kubelet's response."""
+    """A device that the kubelet's response lists for a container."""
 
     namespace: str
     """The pod's namespace."""
@@ -207,22 +212,26 @@ class DeviceAssignment(msgspec.Struct, frozen=True, kw_only=True):
     container: str
     """The container's name in the pod."""
     resource_name: str
-    """The resource or, for a claim, the driver."""
+    """The resource, such as `nvidia.com/gpu`, or the DRA driver of a resource claim."""
     device_id: str
-    """The device plugin's or the driver's name of the device."""
+    """The device plugin's or the DRA driver's name of the device."""
     claim: str | None = None
-    """The claim that allocated the device, as `namespace/name`; `None` without a claim."""
+    """The resource claim that allocated the device, as `namespace/name`; `None` if the device was
+    allocated by a device plugin."""
     share_id: str | None = None
-    """The share of the device that the claim has; `None` for the whole device."""
+    """The share of the device that the resource claim allocated; `None` for the whole device."""
     is_gpu_resource: bool = True
     """Whether the resource is in `kubelet.resource_names`, or the driver is NVIDIA's. Devices of
-    other resources, such as network cards, count only if their id is the UUID of a GPU."""
+    other resources, such as network cards, are used only if their id is the UUID of a GPU."""
 
 
 def find_assignments(
     pods: Iterable[PodResources], resource_names: Sequence[str]
 ) -> list[DeviceAssignment]:
-    """Return the devices of all containers; `resource_names` may contain `*` and `?`."""
+    """Return the devices of all containers in the kubelet's list.
+
+    `resource_names` are the names of GPU resources and may contain `*` and `?`.
+    """
     # Without names, match nothing; an empty pattern would match everything.
     is_gpu = re.compile("|".join(map(translate, resource_names)) or r"(?!)")
     return [
@@ -236,7 +245,10 @@ def find_assignments(
 def assignments_of(
     pod: PodResources, container: ContainerResources, is_gpu: re.Pattern[str]
 ) -> Iterator[DeviceAssignment]:
-    """Yield one container's devices: first those of device plugins, then those of claims."""
+    """Yield one container's devices: first those of device plugins, then those of resource claims.
+
+    `is_gpu` matches the names of GPU resources.
+    """
     for devices in container.devices:
         for device_id in devices.device_ids:
             yield DeviceAssignment(
@@ -263,9 +275,9 @@ def assignments_of(
 
 
 SharedDevice = tuple[str, str, int | str | None]
-"""A resource, a GPU's UUID and, for a MIG instance, its UUID or the driver's id."""
+"""A resource name, a GPU's UUID and, for a MIG instance, its UUID or the driver's id."""
 ReplicaCounts = Counter[SharedDevice]
-"""Number of shares of each device."""
+"""Number of shares into which a device plugin divides each device."""
 
 
 def _shared_device(resource_name: str, device_id: str, device: ResolvedDevice) -> SharedDevice:
@@ -276,7 +288,7 @@ def _shared_device(resource_name: str, device_id: str, device: ResolvedDevice) -
 
 
 def count_replicas(there: Iterable[ContainerDevices], index: DeviceIndex) -> ReplicaCounts:
-    """Return the number of shares of each device, from the allocatable devices."""
+    """Return the number of shares of each device; `there` are the node's allocatable devices."""
     counts = ReplicaCounts()
     for devices in there:
         # The kubelet may list a device once for each NUMA node.
@@ -294,11 +306,12 @@ def allocate(
     *,
     admin_access_namespaces: Collection[str] = (),
 ) -> tuple[list[DeviceAllocation], Counter[Unresolved]]:
-    """Return the assignments whose GPU is known, and the number of unresolved ones by reason.
+    """Return an allocation for each assignment whose GPU is in `index`.
 
-    Devices of resources that are not GPU resources are ignored unless they are GPUs of the node.
-    `replicas` is the number of shares of each device. Claims in `admin_access_namespaces` are
-    marked as admin access.
+    Also return the number of assignments that could not be resolved, by reason. Devices of
+    resources that are not GPU resources are ignored unless they are GPUs of the node. `replicas` is
+    the number of shares of each device. Allocations by resource claims in
+    `admin_access_namespaces` are marked as admin access.
     """
     counts = replicas or ReplicaCounts()
     allocations: list[DeviceAllocation] = []

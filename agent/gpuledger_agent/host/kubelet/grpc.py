@@ -1,4 +1,4 @@
-"""A gRPC call over a Unix socket, with grpclib; imported only if there is a kubelet to query."""
+"""Makes gRPC calls over a Unix socket, with grpclib; imported only if a kubelet is queried."""
 
 from pathlib import Path
 from typing import Final
@@ -21,7 +21,7 @@ _REASONS: Final = {
 
 
 class _RawCodec(CodecBase):
-    """Passes messages through as bytes."""
+    """Sends and returns messages as bytes, without encoding or decoding them."""
 
     __content_subtype__ = "proto"
 
@@ -35,7 +35,10 @@ class _RawCodec(CodecBase):
 
 
 class _BoundedChannel(Channel):
-    """A connection that closes after receiving `max_bytes`; grpclib does not limit responses."""
+    """A connection that is closed if it receives more than `max_bytes`.
+
+    grpclib does not limit the size of responses.
+    """
 
     def __init__(self, socket: Path, *, max_bytes: int) -> None:
         super().__init__(path=str(socket), codec=_RawCodec())
@@ -62,7 +65,10 @@ class _BoundedChannel(Channel):
 async def call_kubelet(
     socket: Path, method: str, *, timeout_seconds: float, max_bytes: int
 ) -> bytes:
-    """Return the kubelet's response; raises `KubeletError`, `OSError` or `TimeoutError`."""
+    """Call a method of the kubelet without arguments, and return the response.
+
+    Raises `KubeletError`, `OSError` or `TimeoutError`.
+    """
     channel = _BoundedChannel(socket, max_bytes=max_bytes)
     try:
         call = UnaryUnaryMethod(channel, method, bytes, bytes)

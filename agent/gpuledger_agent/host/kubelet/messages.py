@@ -1,8 +1,8 @@
-"""Parses the kubelet's responses of `v1.PodResourcesLister`: the devices of pods' containers.
+"""Parses the responses of the kubelet's `v1.PodResourcesLister`: the devices of containers.
 
 Only the fields that concern devices are parsed, by their numbers in Kubernetes'
 `pkg/apis/podresources/v1/api.proto`; CPUs, memory and topology are ignored. The parser supports the
-part of the Protocol Buffers wire format that these messages need. ADR 010 explains why generated
+part of the Protocol Buffers wire format that these messages use. ADR 010 explains why generated
 code is not used; tests compare the results with the results of the Protocol Buffers library.
 """
 
@@ -22,7 +22,7 @@ _EXPLAINED: Final[Mapping[str, str]] = {
 
 
 class KubeletError(UnavailableError):
-    """The kubelet did not return the devices; `reason` is a value of the metric's label."""
+    """The kubelet did not return the devices; `reason` is a label value of the metric."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(_EXPLAINED.get(reason) or detail or reason)
@@ -37,7 +37,9 @@ _MORE: Final = 0x80
 
 
 def read_fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the number and the bytes of each length-delimited field; skip all other fields.
+    """Yield the number and the bytes of each length-delimited field of a message.
+
+    All other fields are skipped.
 
     Raise `ValueError` if the message is malformed.
     """
@@ -96,22 +98,22 @@ class ClaimedDevice(msgspec.Struct, frozen=True, kw_only=True):
     device_name: str
     """The device's name in the pool."""
     share_id: str | None
-    """The share of the device that the claim has; `None` for the whole device."""
+    """The share of the device that the claim allocated; `None` for the whole device."""
 
 
 class ResourceClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """A resource claim of a container."""
+    """A resource claim that a container uses."""
 
     name: str
     """The claim's name."""
     namespace: str
     """The claim's namespace."""
     devices: list[ClaimedDevice]
-    """The allocated devices."""
+    """The devices that the claim allocated to the container."""
 
 
 class ContainerResources(msgspec.Struct, frozen=True, kw_only=True):
-    """A container of a pod."""
+    """A container of a pod, with its devices."""
 
     name: str
     """The container's name in the pod."""
@@ -122,7 +124,7 @@ class ContainerResources(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PodResources(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod in the kubelet's list."""
+    """A pod in the kubelet's list, with its containers."""
 
     name: str
     """The pod's name."""
@@ -144,7 +146,7 @@ class MessageFields:
     def text(self, number: int) -> str:
         """Return a field's text; an empty text if the field is missing.
 
-        The format requires that the last value counts if the field occurs more than once.
+        If the field occurs more than once, the last value counts; the wire format requires this.
         """
         return self._values[number][-1].decode() if number in self._values else ""
 

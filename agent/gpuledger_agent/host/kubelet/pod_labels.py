@@ -1,14 +1,14 @@
-"""The labels of the node's pods, from the kubelet's list of pods.
+"""Reads the labels of the node's pods from the kubelet's list of pods.
 
 The pod-resources socket provides names but no labels. The kubelet's HTTPS port provides the pods as
 API objects, so labels come from the node itself, and agents do not query the API server. Access to
 that port requires the permission `nodes/pods` since Kubernetes 1.33. Earlier versions require
 `nodes/proxy`, which also permits running commands in every pod; labels are not worth that risk.
 
-This module has the interface (`PodList`), the parser for its response, and the loop that queries
-it. Because any process at that address could respond, a response is limited in size and used either
-as a whole or not at all. Labels are stored by pod UID and kept until the next response, so series
-do not change while the kubelet is unavailable.
+This module has the interface (`PodList`), the parser for its responses, and the loop that queries
+the kubelet. Because any process at that address could respond, a response is limited in size, and
+either the whole response is used or nothing. Labels are stored by pod UID and kept until the next
+response, so series do not change while the kubelet is unavailable.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from gpuledger_agent.metrics import POD_LIST_ERRORS
 from gpuledger_agent.settings import KubeletApiSettings
 
 MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
-"""About four times the response of a node with 250 pods of 16 KB each."""
+"""Maximum size of a response: about four times that of a node with 250 pods of 16 KB each."""
 MIN_SECONDS: Final = 1.0
 """Minimum time between two queries, however many pods are new."""
 _SHOWN_CHARACTERS: Final = 300
@@ -59,11 +59,11 @@ _REMEDIES: Final[Mapping[int, str]] = {
 _VALUE: Final = re.compile(rf"[A-Za-z0-9]([-A-Za-z0-9_.]{{0,{MAX_LABEL_LENGTH - 2}}}[A-Za-z0-9])?")
 
 Labels = Sequence[tuple[str, str]]
-"""Names and values of a series' labels."""
+"""Names and values of labels to add to a pod's series."""
 
 
 class PodListError(UnavailableError):
-    """The kubelet did not list the node's pods; the message has the reason and the remedy."""
+    """The kubelet did not return its list of pods; the message has the reason and the remedy."""
 
 
 class PodList(Protocol):
@@ -78,7 +78,7 @@ class PodList(Protocol):
 
 
 class KubeletPodList:
-    """The list of pods from the kubelet's HTTPS port."""
+    """Gets the list of the node's pods from the kubelet's HTTPS port."""
 
     def __init__(self, settings: KubeletApiSettings, *, node: str) -> None:
         self.node = node
@@ -122,9 +122,10 @@ class KubeletPodList:
         return body
 
     def _read_login(self) -> tuple[BearerToken, ssl.SSLContext]:
-        """Return the current token and TLS context.
+        """Read the token and the CA certificates from their files.
 
-        Raise `SettingsError` with the setting's name if a file is missing or invalid.
+        Return the token and a TLS context. Raise `SettingsError` with the setting's name if a file
+        is missing or invalid.
         """
         settings = self._settings
         with naming("kubelet.api.token_file", settings.token_file):
@@ -172,10 +173,11 @@ _decode: Final = msgspec.json.Decoder(_PodList).decode
 
 
 def parse_pods(answer: bytes, *, node: str, names: Sequence[str]) -> dict[str, Labels]:
-    """Return each pod's chosen labels, by pod UID, with the names that they have in series.
+    """Return the labels to add to each pod's series, by pod UID.
 
-    `names` are the labels' names in Kubernetes. Values that are not valid in Kubernetes are left
-    out. Raise `ValueError` if the answer is not a list of pods or contains pods of another node.
+    `names` are the names of these labels in Kubernetes; the returned names are those in series.
+    Values that are not valid in Kubernetes are left out. Raise `ValueError` if the answer is not a
+    list of pods or contains pods of another node.
     """
     try:
         found = _decode(answer)
@@ -203,12 +205,12 @@ def parse_pods(answer: bytes, *, node: str, names: Sequence[str]) -> dict[str, L
 
 
 class PodLabels:
-    """The chosen labels of the node's pods, from the kubelet's last response."""
+    """Queries the labels of the node's pods, and returns those of the last response."""
 
     def __init__(
         self, pod_list: PodList, *, names: Sequence[str], refresh_seconds: float, clock: Clock
     ) -> None:
-        """Create an empty set; `names` are the labels' names in Kubernetes."""
+        """Start without labels; `names` are the Kubernetes names of the labels to return."""
         self._pod_list = pod_list
         self._names = names
         self._refresh_ns = round(refresh_seconds * NS_PER_SECOND)
@@ -218,9 +220,9 @@ class PodLabels:
         self._not_listed: AbstractSet[str] = frozenset()
 
     def labels_of(self, pod_uid: str) -> Labels:
-        """Return the labels of a pod's series.
+        """Return the labels to add to a pod's series.
 
-        For an unknown pod, return no labels and query the kubelet soon.
+        If the pod is unknown, return no labels, and let `run` query the kubelet soon.
         """
         known = self._labels.get(pod_uid)
         if known is not None:
@@ -230,7 +232,7 @@ class PodLabels:
         return ()
 
     async def run(self, check: Check) -> None:
-        """Query the kubelet periodically and when a pod is new, until cancelled."""
+        """Query the kubelet until cancelled, periodically and if labels of a new pod are needed."""
         fetch = RetryingCaller(
             on=PodListError,
             check=check,
