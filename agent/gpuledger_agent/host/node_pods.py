@@ -230,7 +230,7 @@ class PodFolders:
         has_cgroup: HasCgroup,
         clock: Clock,
     ) -> None:
-        """Start without UIDs; `list_folders` lists log directories, `list_cgroups` pods' cgroups."""
+        """Start without UIDs; `list_folders` lists log directories, and `list_cgroups` cgroups."""
         self._list_folders = list_folders
         self._list_cgroups = list_cgroups
         self.has_cgroup = has_cgroup

@@ -1,1 +1,1 @@
-"""Publishing: the send queue, the on-disk spool, and the loop that sends both in order."""
+"""Publishes messages to Kafka: the send queue, its on-disk spool, and the loop that sends them."""

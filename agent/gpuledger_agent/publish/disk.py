@@ -14,13 +14,13 @@ from gpuledger.runtime import Backoff, RetryTimer
 
 
 class Attempts:
-    """The last error of one kind of disk work, such as reads, and the delay after it."""
+    """The last error of one kind of disk work, such as reads, and the delay after the error."""
 
     def __init__(self, *, backoff: Backoff, now_seconds: Callable[[], float]) -> None:
         self._timer = RetryTimer(backoff)
         self._now_seconds = now_seconds
         self.error: OSError | None = None
-        """The last error; `None` if the work has succeeded since."""
+        """The last error; `None` if there was none, or if the work has succeeded since."""
 
     @property
     def wait_seconds(self) -> float:
@@ -29,7 +29,7 @@ class Attempts:
 
     @property
     def is_due(self) -> bool:
-        """Whether the last attempt failed and the delay after it is over."""
+        """Whether the last attempt failed and the work may be tried again now."""
         return self.error is not None and not self.wait_seconds
 
     def failed(self, error: OSError) -> None:
@@ -55,7 +55,10 @@ HUNG_AFTER_SECONDS: Final = 30.0
 
 
 class DiskHungError(OSError):
-    """The disk work exceeded our time limit; an ETIMEDOUT of the disk is raised unchanged."""
+    """Disk work took longer than the time limit of `IoThread`.
+
+    If the disk itself reports ETIMEDOUT, its error is raised unchanged.
+    """
 
 
 class IoThread:
@@ -66,10 +69,10 @@ class IoThread:
         self._thread: ThreadPoolExecutor | None = None
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Return the result of blocking work; raise `DiskHungError` after the time limit.
+        """Run blocking work in the thread and return its result.
 
-        Errors of the work are raised unchanged. Work that timed out or was cancelled continues in
-        its thread, and later work waits for it.
+        Raise `DiskHungError` after the time limit. Errors of the work are raised unchanged. Work
+        that timed out or was cancelled continues in the thread, and later work waits for it.
         """
         # Most agents never spool, so they never need the thread.
         if self._thread is None:

@@ -1,9 +1,9 @@
 """Encodes records as messages, and queues them in memory.
 
-Each tick, incident and inventory is one bundle of messages, keyed by node and stamped with the
-record's own time. The queue separates sampling, which must not wait, from publishing, which may.
-The queue is bounded: if it is full, the oldest bundle is dropped and counted. This module uses
-neither the broker nor the disk.
+Each tick, incident and inventory is one bundle of messages. A message's key is the node, and its
+time stamp is the record's own time. The queue separates sampling, which must not wait, from
+publishing, which may. The queue is bounded: if it is full, the oldest bundle is dropped and
+counted. This module uses neither the broker nor the disk.
 """
 
 from collections import deque
@@ -28,8 +28,8 @@ _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
 MessageBundle = tuple[tuple[str, Message], ...]
-"""Messages that belong together, each with its topic. Encoded, they take a fraction of the memory
-of their records."""
+"""Messages that are sent together, each with its topic. Encoded messages take a fraction of the
+memory that their records take."""
 
 
 class _NodeRecord(OfNode, Protocol):
@@ -38,9 +38,9 @@ class _NodeRecord(OfNode, Protocol):
 
 
 def bundle_tick(tick: NodeTick, topics: Topics) -> MessageBundle:
-    """Return a tick's bundle: the sample, its other readings if any, then the process records.
+    """Return a tick's bundle: the sample, the other readings if there are any, process records.
 
-    The sample is sent first, because usage is computed from it.
+    The sample comes first, because usage is computed from the sample.
     """
     readings = ((topics.readings.name, _message(tick.readings)),) if tick.readings.gpus else ()
     processes = ((topics.processes.name, _message(record)) for record in tick.processes)
@@ -48,12 +48,12 @@ def bundle_tick(tick: NodeTick, topics: Topics) -> MessageBundle:
 
 
 def bundle_incident(incident: Incident, topics: Topics) -> MessageBundle:
-    """Return a bundle of one message, the incident."""
+    """Return a bundle with one message: the incident."""
     return ((topics.incidents.name, _message(incident)),)
 
 
 def bundle_inventory(inventory: Inventory, topics: Topics) -> MessageBundle:
-    """Return a bundle of one message, the inventory."""
+    """Return a bundle with one message: the inventory."""
     return ((topics.inventory.name, _message(inventory)),)
 
 
@@ -68,9 +68,9 @@ def bundle_size_bytes(bundle: MessageBundle) -> int:
 
 
 def _message(record: _NodeRecord) -> Message:
-    """Encode a record; shorten texts and lists that exceed the record's limits.
+    """Encode a record as a message; shorten texts and lists that exceed the record's limits.
 
-    Raise `msgspec.ValidationError` if a number is invalid for its field.
+    Raise `msgspec.ValidationError` if a number is outside the limits of its field.
     """
     try:
         validate(record)
@@ -90,7 +90,7 @@ def _message(record: _NodeRecord) -> Message:
 
 
 class QueuedBundle(NamedTuple):
-    """A bundle, and the time since when it has been waiting."""
+    """A bundle, and the time at which it began to wait."""
 
     since_seconds: float
     """Start of the wait, on the caller's clock."""
@@ -98,7 +98,7 @@ class QueuedBundle(NamedTuple):
 
 
 class BundleQueue:
-    """A queue of at most `max_bundles` bundles, oldest first."""
+    """A queue in memory of at most `max_bundles` bundles, oldest first."""
 
     def __init__(self, *, max_bundles: int) -> None:
         self._max_bundles = max_bundles
@@ -109,12 +109,15 @@ class BundleQueue:
 
     @property
     def is_half_full(self) -> bool:
-        """Whether bundles should be moved to the on-disk spool before some have to be dropped."""
+        """Whether the queue is more than half full.
+
+        Bundles should then be moved to the on-disk spool, before some have to be dropped.
+        """
         return len(self._waiting) > self._max_bundles // 2
 
     @property
     def oldest_since_seconds(self) -> float | None:
-        """The time since when the oldest bundle has been waiting; `None` if the queue is empty."""
+        """The time at which the oldest bundle began to wait; `None` if the queue is empty."""
         return self._waiting[0].since_seconds if self._waiting else None
 
     def put(self, waiting: QueuedBundle) -> None:
@@ -132,7 +135,10 @@ class BundleQueue:
         return taken
 
     def put_back(self, taken: Iterable[QueuedBundle]) -> None:
-        """Put taken bundles back in front of all others; if the queue is full, drop the oldest."""
+        """Put bundles from `take` back in front of all others; if there are too many, drop some.
+
+        The oldest bundles are dropped and counted.
+        """
         before = len(self._waiting)
         # `extendleft` reverses the order.
         self._waiting.extendleft(reversed(list(taken)))

@@ -1,13 +1,14 @@
-"""Publishes the send queue to the broker, in order, and retries until the broker acknowledges.
+"""Publishes the bundles of the send queue to Kafka, in order, and retries until acknowledged.
 
-Bundles taken from the queue are in flight until all of their topics are acknowledged, so nothing is
-lost or reordered. Two kinds of messages are left out and counted because brokers do not accept
-them: messages that are too large, and messages stamped by a clock that ran ahead. The latter are
-left out only if the broker rejects them and they are also in the future by the node's current
-clock. Either clock may be wrong, and earlier ticks must not be lost because a clock was set back.
+Bundles taken from the queue are in flight until the brokers have acknowledged the messages for all
+topics, so nothing is lost or reordered. Two kinds of messages are left out and counted because
+brokers do not accept them: messages that are too large, and messages stamped by a clock that ran
+ahead. The latter are left out only if the broker rejects them and they are also in the future by
+the node's present clock. Either clock may be wrong, and earlier ticks must not be lost because a
+clock was set back.
 
-A backlog is sent faster than it was made, but not at full speed (`pause_seconds`), so that many
-agents that reconnect at once do not flood the brokers.
+If many bundles wait, they are sent faster than they were made, but not at full speed
+(`pause_seconds`), so that many agents that reconnect at once do not flood the brokers.
 """
 
 import asyncio
@@ -39,9 +40,9 @@ _LONGEST_TICK_MS: Final = 60_000  # a longer gap lies between ticks, not within 
 def pause_seconds(times_ms: Sequence[int], *, factor: float, chance: float) -> float:
     """Return how long to wait after sending bundles that were made at `times_ms`, oldest first.
 
-    The wait is the total time in which they were made, divided by `factor` and multiplied by 1 to
-    2, depending on `chance` (0 to 1). The total time is estimated from the median gap, because
-    clocks jump and agents are restarted.
+    The wait is the time that it took to make the bundles, divided by `factor` and multiplied by 1
+    to 2, depending on the random number `chance` (0 to 1). That time is estimated from the median
+    gap between two bundles, because clocks jump and agents are restarted.
     """
     if len(times_ms) < 2:  # noqa: PLR2004  # one bundle is not a backlog
         return 0.0
@@ -88,7 +89,7 @@ class SamplePublisher:
         self._skip_pauses = asyncio.Event()
 
     def skip_pauses(self) -> None:
-        """Send the remaining bundles without pauses."""
+        """Send the remaining bundles without the pauses of `pause_seconds`."""
         self._skip_pauses.set()
 
     async def run(self) -> None:
@@ -106,7 +107,10 @@ class SamplePublisher:
                 await asyncio.sleep(self._backoff.next_seconds())
 
     def _describe_waiting(self, trouble: str = "") -> Callable[[], str]:
-        """Return a function that describes how many samples wait for the broker."""
+        """Return a function that returns a text with the number of samples that wait.
+
+        The text starts with `trouble`, if given.
+        """
         begin = f"{trouble}; " if trouble else ""
         send_queue = self._send_queue
         return lambda: (
@@ -142,10 +146,11 @@ class SamplePublisher:
                 await wait_event(self._skip_pauses, pause)
 
     async def _publish_unsent(self, producer: Producer, partition: int) -> None:
-        """Publish each topic's batch; publish batches with a rejected record one by one.
+        """Publish the remaining messages of each topic in one batch per topic.
 
-        Records that were acknowledged or dropped are removed from `_unsent`; the others remain.
-        Raise the first error, unless a record was rejected.
+        If a broker rejects a record of a batch, publish the batch's records one by one. Records
+        that were acknowledged or dropped are removed from `_unsent`; the others remain. If topics
+        failed and no broker rejected a record, raise the first error.
         """
         topics = tuple(self._unsent)
         # Publish all topics at once, samples first: if one broker leads both partitions, samples
@@ -170,9 +175,9 @@ class SamplePublisher:
     async def _publish(self, producer: Producer, topic: str, partition: int) -> None:
         """Publish the remaining messages of a topic in one batch.
 
-        Raise `TopicsError` if the topic has a different number of partitions than the samples. The
-        number is queried once per topic and producer, before the first record, so that samples do
-        not wait for other topics.
+        Raise `TopicsError` if the topic has another number of partitions than the samples' topic.
+        The number is queried once per topic and producer, just before the topic's first record, so
+        that samples do not wait for the queries of other topics.
         """
         if topic not in self._partitions:
             self._partitions[topic] = await self._bus.partitions(topic)
@@ -209,7 +214,7 @@ class SamplePublisher:
 
 
 def _without_oversized(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages except those too large for any broker; log and count those."""
+    """Return the messages that are not too large for brokers; log and count the others."""
     small = [
         message
         for message in messages
@@ -222,7 +227,7 @@ def _without_oversized(messages: Sequence[Message]) -> list[Message]:
 
 
 def _log_dropped(detail: str, count: int) -> None:
-    """Write at most one log line a minute about dropped messages, because an outage may last."""
+    """Log that messages were dropped, at most once a minute for each reason."""
     if logged := _repeats.count(detail, more=count):
         _log.error("messages_dropped", detail=detail, count=logged)
 
@@ -230,11 +235,11 @@ def _log_dropped(detail: str, count: int) -> None:
 async def shut_down(
     publisher: SamplePublisher, send_queue: SendQueue, *tasks: "asyncio.Task[None]", seconds: float
 ) -> None:
-    """Let the publisher send the bundles in memory for `seconds`, then end its tasks and the queue.
+    """Let the publisher send the bundles in memory for `seconds`, then end the tasks and the queue.
 
-    Remaining bundles are spooled to disk, or logged as lost if that fails. If the spool already
-    contains older bundles, nothing is sent: the older bundles would have to be sent first, so all
-    bundles wait for the next start.
+    Remaining bundles are spooled to disk, or logged as lost if that fails. If bundles wait in the
+    spool, nothing is sent, because these older bundles would have to be sent first. All bundles
+    then wait for the next start of the agent.
     """
     publisher.skip_pauses()
     draining = asyncio.create_task(send_queue.wait_drained())

@@ -1,10 +1,10 @@
-"""Holds the messages until they are sent, in order: in flight, in the spool on disk, in memory.
+"""Keeps messages until they are sent, oldest first: in flight, in the spool on disk, in memory.
 
-Bundles taken by the publisher are in flight until acknowledged. If bundles wait in memory for too
-long, or too many wait, they are moved to the spool. Bundles in the spool are sent before those in
-memory. While the broker keeps up, the spool is not used. Disk failures are handled here: they are
-counted, and the queue continues in memory. While older ticks wait in a spool that cannot be read,
-newer ticks are not sent: the join would then ignore the older ticks as already processed.
+Bundles that the publisher has taken are in flight until acknowledged. If bundles wait in memory for
+too long, or too many wait, they are moved to the spool. Bundles in the spool are sent before those
+in memory. While the broker keeps up, the spool is not used. If the disk fails, the failure is
+counted, and the queue continues in memory. If older ticks wait in a spool that cannot be read,
+newer ticks are not sent, because the join would then ignore the older ticks as already processed.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _MIN_WAIT_SECONDS: Final = 0.1
 
 
 class SendQueue:
-    """Holds bundles until the publisher takes them, oldest first.
+    """Keeps bundles in memory and in the spool until the publisher has sent them, oldest first.
 
     Use it only in the event loop's thread.
     """
@@ -58,8 +58,8 @@ class SendQueue:
         )
         self._in_flight: list[QueuedBundle] = []
         self._position: int | None = None
-        """Position of the last bundle in flight in the spool; `None` if the bundles in flight are
-        only in memory."""
+        """The spool's position up to which its bundles are in flight; `None` if the bundles in
+        flight are only in memory."""
         self._is_open = False
         self._was_overtaken = False
         """Whether newer ticks were sent while the spool could not be opened."""
@@ -81,7 +81,7 @@ class SendQueue:
 
     @property
     def bundles_on_disk(self) -> int:
-        """Number of bundles in the spool when it was last used."""
+        """Number of bundles in the spool after its last use."""
         return self._bundles_on_disk
 
     @property
@@ -91,11 +91,11 @@ class SendQueue:
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything has been sent."""
+        """Whether all bundles have been sent and acknowledged."""
         return not (self._in_flight or self._queue or self._waits_on_disk)
 
     def put(self, bundle: MessageBundle) -> None:
-        """Add the newest bundle."""
+        """Add the newest bundle; request that bundles are spooled if they wait for too long."""
         now_seconds = self._now_seconds()
         self._queue.put(QueuedBundle(now_seconds, bundle))
         self._filled.set()
@@ -111,7 +111,10 @@ class SendQueue:
             self._overdue.set()
 
     async def take(self, *, max_bundles: int) -> list[MessageBundle]:
-        """Wait for bundles, put the oldest in flight, and return at most `max_bundles` in order."""
+        """Wait until there are bundles; return at most `max_bundles`, oldest first.
+
+        The returned bundles are in flight until `ack` is called.
+        """
         while True:
             async with self._lock:
                 if await self._take(max_bundles):
@@ -123,7 +126,7 @@ class SendQueue:
             await wait_event(self._filled, left_seconds)
 
     async def ack(self) -> None:
-        """Forget the bundles in flight and delete them from the spool, because they were sent."""
+        """Delete the bundles in flight from memory and from the spool, because they were sent."""
         async with self._lock:
             self._in_flight, position, self._position = [], self._position, None
             if position and self._spool:
@@ -131,7 +134,7 @@ class SendQueue:
         self._emptied.set()
 
     async def wait_drained(self) -> None:
-        """Wait until everything has been sent."""
+        """Wait until all bundles have been sent and acknowledged."""
         while not self.is_empty:
             self._emptied.clear()
             await self._emptied.wait()
@@ -147,7 +150,10 @@ class SendQueue:
                 await self._spill()
 
     async def spill_all(self) -> None:
-        """Spool all bundles after publishing has ended; if that fails, they stay in memory."""
+        """Write all bundles in memory to the spool; call it after publishing has ended.
+
+        If writing fails, the bundles stay in memory.
+        """
         async with self._lock:
             if self._position is None:
                 self._queue.put_back(self._in_flight)
@@ -158,7 +164,7 @@ class SendQueue:
             await self._spill()
 
     async def close(self) -> None:
-        """Close the spool; the next process sends the bundles left in it.
+        """Close the spool; the next process sends the bundles that are left in the spool.
 
         The spool is closed in the thread that uses the disk, because SQLite crashes if a database
         is closed while another thread uses it.
@@ -171,7 +177,7 @@ class SendQueue:
 
     @property
     def _waits_on_disk(self) -> bool:
-        """Whether older ticks wait in the spool, even if they cannot be read now."""
+        """Whether bundles wait in the spool, even if the spool cannot be read now."""
         return self._spool is not None and not self._spool.is_empty
 
     async def _take(self, max_bundles: int) -> bool:
@@ -189,7 +195,7 @@ class SendQueue:
         return bool(self._in_flight)
 
     async def _take_from_disk(self, max_bundles: int) -> None:
-        """Take the spool's oldest bundles and put them in flight, if the spool can be read now."""
+        """If the spool can be read now, put its oldest bundles in flight."""
         spool = self._spool
         if spool is None or not self._is_open or self._reading.wait_seconds:
             return
@@ -226,7 +232,11 @@ class SendQueue:
         return await self._on_disk(partial(spool.append, bundles), self._writing)
 
     async def _open_spool(self) -> Spool | None:
-        """Return the spool if it can be written now, else `None`; open it first if that is due."""
+        """Return the spool if it may be written now, else `None`.
+
+        If the spool is not open, first try to open it, unless the delay after a failure is not
+        over.
+        """
         spool = self._spool
         if spool is None:
             return None
@@ -244,7 +254,11 @@ class SendQueue:
         return spool if self._is_open and not self._writing.wait_seconds else None
 
     async def _on_disk(self, work: Callable[[], T], attempts: Attempts) -> T | None:
-        """Return the result of work on the disk; on failure count the error and return `None`."""
+        """Run disk work in the disk's thread and return the result.
+
+        If it fails, count the error, record it in `attempts`, and return `None`. If the disk hangs,
+        the spool is not used any more.
+        """
         done = None
         try:
             done = await self._disk.run(work)

@@ -1,10 +1,11 @@
 """The on-disk spool: an SQLite database of limited size with the bundles that could not be sent.
 
 A row is a frame: up to a minute of ticks in msgpack, compressed with zstd because ticks are alike.
-Frames are appended, read in order, and deleted once Kafka has acknowledged them. An index of all
-frames without their bodies is kept in memory, so only appending, reading and deleting use the disk.
+Frames are appended, read in order, and deleted once Kafka has acknowledged their messages. An index
+of all frames without their bodies is kept in memory, so only appending, reading and deleting use
+the disk.
 
-All functions block: `send_queue` runs them in a thread. They raise `OSError`.
+All functions block, so `send_queue` runs them in a thread. They raise `OSError`.
 
 The database is in WAL mode: killing the agent does not lose data, and a power cut loses only the
 last seconds. The database's lock is exclusive, so a second agent of the node cannot open it.
@@ -97,7 +98,7 @@ class FrameDamagedError(GpuledgerError):
 
 
 class Frame(NamedTuple):
-    """A row of the database without checksum and body."""
+    """A row of the database without its checksum and body, which contains the bundles."""
 
     id: int
     boot_id: str
@@ -108,7 +109,10 @@ class Frame(NamedTuple):
 
 
 class Spool:
-    """One node's spool. A position is a frame's id; it means this frame and all earlier ones."""
+    """One node's spool.
+
+    A position is the id of a frame, and refers to this frame and all earlier frames.
+    """
 
     def __init__(
         self,
@@ -122,39 +126,43 @@ class Spool:
         self._settings = settings
         # Names of clusters and nodes never contain an underscore.
         self.path: Final = Path(settings.directory, f"{node.cluster}_{quote(node.node, safe='')}")
-        """The node's directory."""
+        """The node's directory, in which the database is."""
         self._boot_id = boot_id
         self._boottime_ns = boottime_ns
         self._connect_to = connect
         self._database: sqlite3.Connection | None = None
         self._frames: deque[Frame] = deque()
         self._last_id = 0
-        """The last frame's id. It never decreases, even if the database is recreated, so that ids
-        can be positions."""
+        """The last frame's id. It never decreases, even if the database is recreated, so a position
+        never refers to a frame of an earlier database."""
         self._in_flight = 0
         self._failing_since_ms: int | None = None
 
     @property
     def is_empty(self) -> bool:
-        """Whether no bundles wait here, and none can reappear on a disk that is failing now."""
+        """Whether no bundles wait in the spool.
+
+        While the disk fails, this is false: earlier bundles may be readable once the disk works.
+        """
         since_ms = self._failing_since_ms
         is_failing = since_ms is not None and self._now_ms() - since_ms < 2 * GIVEN_UP_AFTER_MS
         return not self._frames and not is_failing
 
     @property
     def bundles(self) -> int:
-        """Number of bundles that wait here."""
+        """Number of bundles that wait in the spool."""
         return sum(frame.bundles for frame in self._frames)
 
     @property
     def size_bytes(self) -> int:
-        """Size of the frames that wait here, in bytes."""
+        """Total size of the frames that wait in the spool, in bytes."""
         return sum(frame.size_bytes for frame in self._frames)
 
     def open(self) -> None:
-        """Open the database and load the index of earlier frames; a second call does nothing.
+        """Open the database and load the index of earlier frames; if it is open, do nothing.
 
-        `spool.directory` itself is never created: raise `FileNotFoundError` if it does not exist.
+        The directory in the setting `spool.directory` is never created: raise `FileNotFoundError`
+        if it does not exist.
         """
         if self._database is not None:
             return
@@ -170,7 +178,7 @@ class Spool:
         self._set_gauges()
 
     def close(self) -> None:
-        """Release the database so that another process can open it."""
+        """Close the database, so that another process can open it."""
         if self._database is not None:
             self._database.close()
             self._database = None
@@ -212,15 +220,18 @@ class Spool:
         return frame.id
 
     def set_in_flight(self, position: int) -> None:
-        """Record that frames up to a position are in flight; dropping them then loses nothing."""
+        """Record that the publisher has taken the frames up to a position.
+
+        If these frames are dropped, their bundles do not count as lost.
+        """
         self._in_flight = position
 
     def read(self, *, max_bundles: int) -> tuple[list[MessageBundle], int] | None:
-        """Return the oldest bundles and their position without deleting them; `None` if empty.
+        """Return the oldest bundles and their position, without deleting them.
 
-        At most `max_bundles` and about 1 MiB are returned, but at least one frame. A damaged frame
-        is dropped and counted. Raise `OSError` if the disk fails; after a minute of failures, all
-        frames are dropped and a new database is started.
+        Return `None` if the spool is empty. At most `max_bundles` and about 1 MiB are returned, but
+        at least one frame. A damaged frame is dropped and counted. Raise `OSError` if the disk
+        fails; after a minute of failures, all frames are dropped and a new database is started.
         """
         self.open()
         self._drop_old()
@@ -232,7 +243,7 @@ class Spool:
         return found
 
     def ack(self, position: int) -> None:
-        """Delete all frames up to a position, after they were sent."""
+        """Delete all frames up to a position, because their bundles were sent."""
         self._in_flight = 0
         while self._frames and self._frames[0].id <= position:
             self._frames.popleft()
@@ -321,14 +332,18 @@ class Spool:
             self._drop(count, reason="age")
 
     def _drop(self, count: int, *, reason: str) -> None:
-        """Drop the oldest frames, and count their bundles as lost unless they are in flight."""
+        """Drop the `count` oldest frames; count their bundles as lost unless they are in flight."""
         dropped = [self._frames.popleft() for _ in range(count)]
         SPOOL_DROPPED.labels(reason=reason).inc(self._count_lost(dropped))
         if dropped:
             self._delete(dropped[-1].id)
 
     def _delete(self, position: int) -> None:
-        """Delete frames up to a position; if that fails, count it: a later start resends them."""
+        """Delete the frames up to a position from the database.
+
+        If that fails, only count the error. After the next start of the agent, the frames are then
+        sent again.
+        """
         try:
             with self._errors():
                 self._connection.execute("DELETE FROM frames WHERE id <= ?", (position,))
@@ -346,7 +361,7 @@ class Spool:
                 self._begin_new()
 
     def _start_over(self, error: Exception) -> None:
-        """Count frames that are not in flight as lost, rename the database, and start a new one."""
+        """Rename the database and start a new one; count bundles that are not in flight as lost."""
         lost = self._count_lost(self._frames)
         SPOOL_DROPPED.labels(reason="damaged").inc(lost)
         self._frames.clear()
@@ -367,7 +382,10 @@ class Spool:
 
     @contextmanager
     def _retried(self) -> Iterator[None]:
-        """Raise the disk's errors during the first minute of failures; after that, start over."""
+        """Raise the disk's errors, so that the work is retried.
+
+        If the disk has failed for a minute or the database is damaged, start a new database.
+        """
         try:
             yield
         except DamagedError as error:
