@@ -1,7 +1,7 @@
-"""The format of a recording: JSON Lines, a header and then one line per call, ordered by start.
+"""The format of a recording: JSON Lines with a header, then one line per call, ordered by start.
 
-A file whose name ends in `.gz` is compressed. Recordings come from trusted machines: the header and
-the lines' structure are validated, but answers are not.
+A file is compressed if its name ends in `.gz`. Recordings come from trusted machines: the header
+and the structure of the lines are validated, but the recorded answers are not.
 """
 
 import gzip
@@ -19,14 +19,14 @@ T = TypeVar("T")
 FORMAT: Final = "gpuledger-nvml-recording"
 VERSION: Final = 1
 READ: Final = "read"
-"""The call that reads a file of `/proc`."""
+"""The value of `RecordingLine.call` for reading a file of `/proc`."""
 
 
 class RecordingHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """The recorded machine, with its clocks at the start of the recording."""
+    """The first line of a recording: the recorded machine, and its clocks at the start."""
 
     format: str = FORMAT
-    """Always `gpuledger-nvml-recording`."""
+    """The format's name, always `gpuledger-nvml-recording`."""
     version: Annotated[int, msgspec.Meta(ge=1)] = VERSION
     """Version of the format."""
     time_ns: int
@@ -40,19 +40,19 @@ class RecordingHeader(msgspec.Struct, frozen=True, kw_only=True):
     is_simulated: bool
     """Whether the recorded machine was simulated from a scenario."""
     is_redacted: bool
-    """Whether identities were replaced by pseudonyms."""
+    """Whether the identities of machines, programs and pods were replaced by pseudonyms."""
     driver_version: str | None = None
     """The driver's version, if it returns one."""
     nvml_version: str | None = None
-    """The library's version."""
+    """The version of the NVML library."""
     nvidia_ml_py_version: str | None = None
-    """The Python binding's version."""
+    """The version of the Python binding, nvidia-ml-py."""
     gpus: list[str] = []
-    """Product names, in the driver's order."""
+    """Product names of the GPUs, in the driver's order."""
 
 
 class RecordingLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One call of the library, or one file that was read."""
+    """One call of a function of NVML, or one file of `/proc` that was read."""
 
     at_ns: int
     """Start of the call, in nanoseconds since the start of the recording."""
@@ -63,19 +63,20 @@ class RecordingLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     arguments: list[Any] = []
     """The function's arguments as they were before the call, or the file's path."""
     filled: list[Any] | None = None
-    """The arguments as they were after the call, if one of them is a struct."""
+    """The arguments after the call, if one of them is a struct, which the function may fill."""
     error: int | None = None
     """The driver's error code, or the operating system's error number."""
     failure: str | None = None
-    """An error without a number: `mismatch`, `missing` or `not_text`."""
+    """An error without a number: `mismatch` (the driver's library lacks the function), `missing`
+    (the Python binding lacks it) or `not_text` (a text that cannot be decoded)."""
     result: Any = None
-    """The answer, or a file's content as text, with one character per byte."""
+    """The function's answer, or a file's content as text with one character per byte."""
     is_probe: bool = False
-    """Whether the recorder made the call for its own purposes, not the agent."""
+    """Whether the recorder, not the agent, made the call."""
 
 
 def read_recording(file: Path) -> tuple[RecordingHeader, list[RecordingLine]]:
-    """Return a recording's header and its lines without probes.
+    """Return a recording's header, and its lines except calls of the recorder itself.
 
     Raise `UserError` if the file cannot be read or is invalid.
     """
@@ -98,7 +99,7 @@ def read_recording(file: Path) -> tuple[RecordingHeader, list[RecordingLine]]:
 
 
 def open_file(file: Path, mode: str) -> IO[bytes]:
-    """Open a recording, compressed if its name ends in `.gz`; raise `OSError` if this fails."""
+    """Open a recording; a file whose name ends in `.gz` is compressed. Raises `OSError`."""
     if file.suffix == ".gz":
         return gzip.GzipFile(file, mode)  # type: ignore[return-value]  # it reads and writes bytes
     return file.open(mode)

@@ -1,7 +1,7 @@
-"""Passes the agent's calls to a library or `/proc`, and records calls and answers.
+"""Forwards the agent's calls to NVML or `/proc`, and records the calls and their answers.
 
 A `Redactor` replaces the identities of machines, programs and pods by pseudonyms; equal identities
-get the same pseudonym. Models, versions and measured numbers stay.
+get the same pseudonym. Models, versions and measured numbers are recorded unchanged.
 """
 
 import re
@@ -22,7 +22,7 @@ from gpuledger_agent.recording.serialize import Handles, to_json
 
 
 def write_line(line: RecordingLine) -> bytes:
-    """Return a line as JSON, without a line break."""
+    """Return a line of a recording as JSON, without a line break."""
     return orjson.dumps(msgspec.to_builtins(line))
 
 
@@ -38,9 +38,9 @@ class Recorder:
         redact: Callable[[RecordingLine], bytes] | None = None,
     ) -> None:
         self.lines = 0
-        """Number of lines, not counting the header."""
+        """Number of lines written, without the header."""
         self.is_probing = False
-        """Whether calls now come from the recorder, not from the agent."""
+        """Whether the calls that are recorded now come from the recorder, not from the agent."""
         self._path = file
         self._clock = clock
         self._began_ns = header.monotonic_ns
@@ -63,9 +63,10 @@ class Recorder:
         return self._clock.monotonic_ns() - self._began_ns
 
     def put(self, at_ns: int, **facts: Any) -> None:  # noqa: ANN401  # the fields of a line
-        """Write a call that began at `at_ns` and has just ended, unless the file is closed.
+        """Write the line of a call that began at `at_ns` and has just ended.
 
-        If writing fails, the error is not raised here but by `close`.
+        `facts` are the line's other fields. If the file is closed, nothing is written. If writing
+        fails, `close` raises the error.
         """
         took_ns = self.now_ns() - at_ns
         line = RecordingLine(at_ns=at_ns, took_ns=took_ns, is_probe=self.is_probing, **facts)
@@ -75,7 +76,10 @@ class Recorder:
                 self.lines += 1
 
     def flush(self) -> None:
-        """Write all buffered lines to the file, because a probe may end the process."""
+        """Write all buffered lines to the file.
+
+        Call it before a call of the driver that may end the process.
+        """
         with self._lock:
             try:
                 if not (self.has_failed or self._file.closed):
@@ -84,7 +88,7 @@ class Recorder:
                 self._error = self._error or error
 
     def close(self) -> None:
-        """Close the file; raise `UserError` if writing failed, so that the file is incomplete."""
+        """Close the file; raise `UserError` if it is incomplete because writing failed."""
         with self._lock:
             try:
                 # Writing the remaining buffers may fail.
@@ -105,7 +109,7 @@ class Recorder:
 
 
 class RecordingLibrary:
-    """Provides the functions of a library, and records their calls."""
+    """Forwards calls to the functions of a library like pynvml, and records the calls."""
 
     def __init__(self, library: Any, recorder: Recorder) -> None:  # noqa: ANN401  # pynvml is an untyped module
         self._library = library
@@ -114,7 +118,10 @@ class RecordingLibrary:
         self._functions: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # as the library has it
-        """Return a function that records its calls; raise `AttributeError` if it is missing."""
+        """Return the library's function with this name, wrapped so that its calls are recorded.
+
+        Raise `AttributeError` if the library lacks the function; that is recorded too.
+        """
         # Only the wrapped library itself calls its private functions.
         if name.startswith("_"):
             raise AttributeError(name)
@@ -160,7 +167,7 @@ class RecordingLibrary:
 
 
 class RecordingProcfs:
-    """Reads files, and records their contents."""
+    """Reads files of `/proc`, and records their contents."""
 
     def __init__(self, procfs: Procfs, recorder: Recorder) -> None:
         self._procfs = procfs
@@ -196,13 +203,13 @@ _NO_CLUSTER: Final = b'"clusterUuid":{"array":[' + b",".join([b"0"] * 16) + b"]}
 
 
 class Redactor:
-    """Replaces identities in lines by pseudonyms."""
+    """Replaces the identities of machines, programs and pods in a recording by pseudonyms."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, bytes], int] = {}
 
     def write(self, line: RecordingLine) -> bytes:
-        """Return a line in the file's format, with pseudonyms instead of identities."""
+        """Return a line of a recording as JSON, with pseudonyms instead of identities."""
         text = write_line(self._without_names(line))
 
         def number(kind: str, found: re.Match[bytes]) -> int:

@@ -1,13 +1,13 @@
 """Replays a recording: the same functions and files, with their answers at the same times.
 
-The answers to each query (a function with its arguments, or a file) form a sequence. They are
-returned in order, each once its time has come, and outdated answers are skipped; between two
-answers the earlier one is repeated. The driver's buffers are an exception: they return all of their
-content that the agent has not seen yet. After the last line, the replay reports that the driver is
-not loaded, so that ticks do not show values that were never measured.
+The recorded answers to a query (a function with its arguments, or a file) are returned in order,
+each at the recorded time. Between two answers, the earlier one is returned again, and answers whose
+time has passed are skipped. The driver's ring buffers are an exception: no entry is skipped, and a
+call returns all entries that the agent has not read yet. After the last line, the replay reports
+that the driver is not loaded, so that ticks do not show values that were never measured.
 
-The agent's ticks are not aligned with the recorded ticks, so an answer is due half a tick before
-its time.
+The agent's ticks do not coincide with the recorded ticks, so an answer may be returned half a
+sampling interval before its time.
 """
 
 import errno
@@ -50,7 +50,10 @@ _log = structlog.get_logger(__name__)
 
 
 class ReplayClock:
-    """A replay's clock: its wall clock shows the current time, its other clocks recorded times."""
+    """The clocks of a replay.
+
+    The wall clock shows the present time; the other clocks continue those of the recorded machine.
+    """
 
     def __init__(self, header: RecordingHeader, clock: Clock) -> None:
         self._clock = clock
@@ -58,7 +61,7 @@ class ReplayClock:
         self._time_ns = clock.time_ns()
         self._monotonic_ns = clock.monotonic_ns()
         self.moved_us = (self._time_ns - header.time_ns) // 1000
-        """How many microseconds later than recorded the replay runs."""
+        """Time between the recording and the replay by the wall clock, in microseconds."""
 
     def since_begin_ns(self) -> int:
         """Return nanoseconds since the start of the replay."""
@@ -84,13 +87,16 @@ class ReplayClock:
 
 @dataclass
 class _Row:
-    """The answers to one query, in order."""
+    """The recorded answers to one query, in order, and the position of the replay in them."""
 
     lines: list[RecordingLine] = field(default_factory=list)
     index: int = -1
 
     def advance(self, now_ns: int, slack_ns: int) -> tuple[RecordingLine, int]:
-        """Return the answer at this time, and the index of the first answer not returned before."""
+        """Return the answer at `now_ns`, and the index of the first answer not returned before.
+
+        An answer may be returned up to `slack_ns` before its time.
+        """
         # Advance by at most one answer that is early, and past all answers that are overdue.
         first = self.index + 1
         if self.index < 0:
@@ -106,7 +112,10 @@ class _Row:
 
 
 class _Rows:
-    """The answers to all queries, by the query's key; may be used from several threads."""
+    """The recorded answers to all queries; may be used from several threads.
+
+    Each query is identified by a key, its question.
+    """
 
     def __init__(self, clock: ReplayClock, *, slack_ns: int) -> None:
         self._clock = clock
@@ -118,7 +127,10 @@ class _Rows:
         self._rows.setdefault(question, _Row()).lines.append(line)
 
     def next(self, question: Any) -> list[RecordingLine]:  # noqa: ANN401  # as above
-        """Return the answers since the last call, the current one last; empty without answers."""
+        """Return the answers to a query since the last call, ending with the answer at this time.
+
+        The result is empty if no answer was recorded.
+        """
         row = self._rows.get(question)
         if row is None:
             return []
@@ -128,7 +140,7 @@ class _Rows:
 
 
 class ReplayLibrary:
-    """Provides the recorded functions of NVML."""
+    """A library with the functions of NVML, which return the recorded answers."""
 
     def __init__(
         self, header: RecordingHeader, lines: list[RecordingLine], clock: ReplayClock
@@ -149,7 +161,10 @@ class ReplayLibrary:
                 self._rows.add(question, line)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Return a function; raise `AttributeError` if the recorded library lacked it."""
+        """Return the function with this name, which returns recorded answers.
+
+        Raise `AttributeError` if the recorded library lacked the function.
+        """
         if not name.startswith("nvml") or name in self._missing:
             raise AttributeError(name)
         return lambda *arguments: self._call(name, arguments)
@@ -174,7 +189,7 @@ class ReplayLibrary:
         return self._answer(lines[-1], arguments)
 
     def _answer(self, line: RecordingLine, arguments: tuple[Any, ...]) -> Any:  # noqa: ANN401  # as above
-        """Fill the arguments as recorded, then return or raise the recorded result."""
+        """Fill structs among the arguments as recorded; return or raise the recorded result."""
         for argument, filled in zip(arguments, line.filled or (), strict=False):
             if isinstance(filled, dict):
                 struct = filled.get("byref", filled)
@@ -193,7 +208,7 @@ class ReplayLibrary:
         return from_json(line.result, self._handles, self._move)
 
     def _buffered(self, name: str, lines: list[RecordingLine], last_seen_us: int) -> Any:  # noqa: ANN401  # as above
-        """Return all recorded entries of a buffer that are newer than `last_seen_us`."""
+        """Return the entries of a ring buffer in `lines` that are newer than `last_seen_us`."""
         answers = [self._answer(line, ()) for line in lines if line.error is None]
         if not answers:
             return self._answer(lines[-1], ())
@@ -207,14 +222,14 @@ class ReplayLibrary:
         return (answers[-1][0], newer) if is_typed else newer
 
     def _move(self, name: str, value: int) -> int:
-        """Return a recorded time, moved to the time of the replay."""
+        """Return a recorded number; if it is a wall-clock time, move it to the replay's time."""
         # Move times on the wall clock only; times since boot are much smaller numbers.
         near = abs(value - self._header.time_ns // 1000) < _DAY_US
         return value + self._clock.moved_us if name in _TIMES and near else value
 
 
 class ReplayProcfs:
-    """Provides the recorded files of `/proc`."""
+    """Reads files of `/proc` from a recording."""
 
     def __init__(
         self, header: RecordingHeader, lines: list[RecordingLine], clock: ReplayClock
@@ -227,7 +242,10 @@ class ReplayProcfs:
                 self._rows.add(line.arguments[0], line)
 
     def read(self, path: str) -> bytes:
-        """Return a file's bytes; raise `OSError` if reading it failed or was not recorded."""
+        """Return the recorded bytes of a file.
+
+        Raise `OSError` if the recorded agent could not read the file or did not read it.
+        """
         lines = self._rows.next(path)
         number = lines[-1].error if lines else errno.ENOENT
         if number is not None:
@@ -236,7 +254,11 @@ class ReplayProcfs:
 
 
 def _question(name: str, arguments: list[Any], devices: dict[int, Any]) -> Any:  # noqa: ANN401  # a key, whose parts are the library's
-    """Return the key of a query: its function and arguments, without buffers to fill."""
+    """Return the key of a query: the function's name, and its arguments except structs to fill.
+
+    `devices` contains the device of each GPM sample, by the sample's handle; the function adds to
+    it.
+    """
     if name == _METRICS:
         # The query's device is the device of its second sample.
         struct = arguments[0]

@@ -1,7 +1,7 @@
-"""Converts the library's values to JSON and back: numbers, texts, structs, lists and handles.
+"""Converts values of pynvml to JSON and back: numbers, texts, structs, lists and handles.
 
-A handle is written as a number, in order of first use, and read back as a new handle of the same
-type. A union is written as its bits, because any of its members may be read.
+Handles are written as numbers in the order of their first use, and read back as new handles of the
+same type. A union is written as bits, because any of its members may be read.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ _METRIC_FIELDS: Final = ("metricId", "nvmlReturn", "value")
 
 
 class RecordedHandle:
-    """Replaces a recorded handle that was not a pointer."""
+    """The handle that a replay returns for a recorded handle that was not a pointer."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -48,7 +48,11 @@ class Handles:
             return self._numbers.setdefault(_address(handle), len(self._numbers))
 
     def handle(self, number: int, kind: str | None) -> Any:  # noqa: ANN401  # as above
-        """Return the handle for a recorded number; `kind` is the pointer's struct, if any."""
+        """Return the handle for a recorded number.
+
+        `kind` is the name of the struct to which the handle points; `None` if the handle is not a
+        pointer.
+        """
         with self._lock:
             known = self._made.get((number, kind))
             if known is None:
@@ -56,7 +60,7 @@ class Handles:
             return known
 
     def another(self, kind: str | None) -> Any:  # noqa: ANN401  # as above
-        """Return a new handle with a number that no recorded handle has."""
+        """Return a new handle, different from all recorded handles; `kind` is as in `handle`."""
         with self._lock:
             self._others += 1
             return self._make(_FIRST_OTHER + self._others, kind)
@@ -70,7 +74,7 @@ class Handles:
 
 
 def to_json(value: Any, handles: Handles) -> Json:  # noqa: ANN401, PLR0911  # a line a kind of value
-    """Return a value as JSON; the targets of pointers are not included."""
+    """Return a value of pynvml as JSON; the data to which pointers point is not included."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, float):
@@ -118,7 +122,10 @@ def _member(struct: Any, name: str) -> Any:  # noqa: ANN401  # as above
 
 
 def _metrics_fields(struct: Any, handles: Handles) -> dict[str, Json]:  # noqa: ANN401  # as above
-    """Return only the requested metrics, without the addresses of their names."""
+    """Return the fields of a GPM metrics struct as JSON, with only the requested metrics.
+
+    The addresses of the metrics' names are left out.
+    """
     metrics = [
         {name: to_json(getattr(struct.metrics[index], name), handles) for name in _METRIC_FIELDS}
         for index in range(struct.numMetrics)
@@ -128,7 +135,7 @@ def _metrics_fields(struct: Any, handles: Handles) -> dict[str, Json]:  # noqa: 
 
 
 def from_json(value: Json, handles: Handles, move: Move) -> Any:  # noqa: ANN401, PLR0911  # a line a kind
-    """Return the value that `to_json` has converted; `move` converts recorded numbers."""
+    """Return the value that `to_json` has converted to JSON; `move` adapts recorded times."""
     match value:
         case list(items) | {"array": items}:
             return [from_json(item, handles, move) for item in items]
@@ -165,7 +172,7 @@ def _read_struct(name: str, fields: dict[str, Json], handles: Handles, move: Mov
 
 
 def fill(struct: Any, fields: dict[str, Json], handles: Handles, move: Move) -> None:  # noqa: ANN401  # as above
-    """Copy recorded fields into a struct; fields that were not recorded stay as they are."""
+    """Copy recorded fields into a struct; fields that were not recorded keep their values."""
     if type(struct).__name__ == _METRICS:
         _fill_metrics(struct, fields["metrics"])
         return
@@ -186,7 +193,10 @@ def fill(struct: Any, fields: dict[str, Json], handles: Handles, move: Move) -> 
 
 
 def _fill_metrics(struct: Any, metrics: list[dict[str, Json]]) -> None:  # noqa: ANN401  # as above
-    """Fill in the requested metrics; metrics that were not recorded are unsupported."""
+    """Write the recorded values into a GPM metrics struct, for the metrics that it requests.
+
+    Requested metrics that were not recorded get the code for an unsupported metric.
+    """
     recorded = {metric["metricId"]: metric for metric in metrics}
     for index in range(struct.numMetrics):
         slot = struct.metrics[index]
