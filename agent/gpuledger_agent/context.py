@@ -241,7 +241,7 @@ class AgentContext:
         inventory: InventoryTracker,
         allocations: Allocations | None,
     ) -> IncidentMonitor:
-        """Return the incident monitor, which adds the GPU's processes and allocations."""
+        """Return the incident monitor; it adds the GPU's processes and allocations to incidents."""
         host = self._host
 
         def allocations_on(gpu_uuid: str, gpu_instance: int | None) -> Sequence[DeviceAllocation]:
@@ -308,7 +308,10 @@ class AgentContext:
         )
 
     def sampler(self, procfs_check: Check) -> Sampler:
-        """Return the sampler; it omits processes if attribution is off or `/proc` is unreadable."""
+        """Return the sampler, and set the check of `/proc`.
+
+        The sampler omits processes if attribution is off or `/proc` is not the whole machine's.
+        """
         host = self._host
         access = check_procfs(host.procfs, wanted=self._settings.attribution)
         ATTRIBUTION.set(access.is_on)

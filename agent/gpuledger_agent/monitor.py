@@ -72,7 +72,7 @@ class IncidentLog:
         self._repeats = repeats or Repeats()
 
     def record(self, incident: Incident) -> None:
-        """Log an incident at its severity; the line's `count` includes equal unlogged incidents.
+        """Log an incident at its severity; `count` includes equal incidents that were not logged.
 
         An incident that only reports which states were absent at the agent's start is not logged.
         """

@@ -109,7 +109,7 @@ class Sampler:
     def fast_poll_cursors(
         self, others: OthersScope, *, now_ns: int, accounting_gpus: frozenset[str] = frozenset()
     ) -> Mapping[str, SampleCursor | None]:
-        """Return the GPUs to poll now by UUID, each with its position in the driver's samples.
+        """Return the GPUs to poll now, by UUID, each with its position in the driver's samples.
 
         `None` instead of a position means that only energy is read. `others` is the scope for GPUs
         that are not watched closely. `accounting_gpus` are GPUs for which the driver keeps process

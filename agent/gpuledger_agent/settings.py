@@ -128,7 +128,7 @@ def _is_host(name: str) -> bool:
 
 
 class KubeletSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The node's kubelet, which reports the container that holds each device."""
+    """The node's kubelet, which reports the container to which each device is allocated."""
 
     enabled: bool | Literal["auto"] = "auto"
     """Whether to query the kubelet. `auto` queries it if its socket exists. With `true`, a missing
@@ -177,7 +177,7 @@ class IncidentsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     Reading it requires additional privileges; simulated nodes have their own log."""
     slowdown_seconds: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 60.0
     """How long the hardware must slow the clocks down without a break before an incident begins, in
-    seconds. It ends after an equally long time without a slowdown. Checked every
+    seconds. The incident ends after an equally long time without a slowdown. Checked every
     `readings_seconds`."""
 
 
@@ -267,7 +267,10 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def poll_timeout_seconds(self) -> float:
-        """How long a tick waits for a GPU's answers, in seconds; limited to 80 % of a tick."""
+        """How long a tick waits for a GPU's answers, in seconds.
+
+        It is `gpu_timeout_seconds`, but at most 80 % of the sampling interval.
+        """
         return min(self.gpu_timeout_seconds, _MAX_OF_A_TICK * self.sampling_interval_seconds)
 
     @property

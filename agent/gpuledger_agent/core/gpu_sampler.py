@@ -125,7 +125,8 @@ class LastTick(msgspec.Struct, frozen=True, kw_only=True):
     last_seen: SampleCursor = SampleCursor()
     """Position in the driver's samples: all samples up to it have been used in ticks."""
     clock: DriverClock | None = None
-    """The driver's clock; `None` until a sample shows it, and after it was set back."""
+    """The estimate of the driver's clock; `None` until a time stamp shows the clock, and after the
+    clock was set back."""
     unresponsive_ns: int = 0
     """Time since the driver last returned a new sample."""
     window_us: int | None = None
@@ -135,8 +136,7 @@ class LastTick(msgspec.Struct, frozen=True, kw_only=True):
     unlisted_ticks: int | None = None
     """Ticks since the driver last returned a process list; `None` before the first list."""
     gone: Mapping[int, GoneProcess] = {}
-    """Ended processes, by pid. The driver may not have reported all their use yet, because ticks
-    lag behind the driver."""
+    """Ended processes that may have run after the end of the time covered so far, by pid."""
     newest_us: int = 0
     """The newest time stamp of the GPU's samples."""
     was_set_back: bool = False

@@ -72,8 +72,8 @@ kind."""
 class HealthChange(NamedTuple):
     """A change of a GPU's health to report as an incident.
 
-    It is a state that began, new errors, a new recovery action, or states that ended or that the
-    first reading did not show.
+    The change is a state that began, new errors, a new recovery action, states that ended, or
+    states that the first reading did not show.
     """
 
     kind: str

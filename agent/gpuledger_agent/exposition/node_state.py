@@ -226,7 +226,7 @@ class NodeState:
         self._facts = lost | {gpu.uuid: gpu for gpu in inventory.gpus}
 
     def record_incident(self, incident: Incident) -> None:
-        """Count an incident; record whether it reports that its GPU is lost or has recovered."""
+        """Count an incident; if a GPU is lost or has recovered, record that too."""
         self.version += 1
         if incident.kind == "gpu_lost" and len(self._lost) < _MAX_GPUS:
             self._lost[incident.gpu_uuid] = None

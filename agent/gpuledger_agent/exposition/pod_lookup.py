@@ -186,7 +186,7 @@ class TickContainers:
         return self._described(*found, pod_uid=pod_uid)
 
     def allocatee_of(self, allocation: DeviceAllocation) -> NodeContainer:
-        """Return the container to which the kubelet has given the allocation's device."""
+        """Return the container to which the kubelet has allocated the device of `allocation`."""
         name = allocation.namespace, allocation.pod, allocation.container
         device = allocation.gpu_uuid, allocation.gpu_instance
         pod_uid = self._uid_of(device, name, is_share=allocation.replica is not None)

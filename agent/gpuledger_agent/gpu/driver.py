@@ -241,9 +241,9 @@ class Driver:
         return closing
 
     async def _open(self) -> bool:
-        """Start to open the source if that is due, and wait for at most a tick's deadline.
+        """Try to open the source, and wait for at most a tick's deadline.
 
-        Return whether the source is open now.
+        During the backoff after an attempt, do nothing. Return whether the source is open now.
         """
         if self._opening is None:
             if not self._open_timer.is_due(self._clock.monotonic_ns()):

@@ -16,8 +16,8 @@ The thread ends in one of three ways:
 
 - `end` was called: after the current wait, the thread frees the set and returns;
 - the driver does not support event sets: the thread returns, because a retry would fail too;
-- the thread hangs in the driver for longer than `end` waits: the thread is leaked. It then does not
-  free the set, because the library may be closed by the time the driver returns.
+- the thread hangs in the driver for longer than `end` waits: the thread is left running (leaked).
+  It then does not free the set, because the library may be closed by the time the driver returns.
 """
 
 import threading

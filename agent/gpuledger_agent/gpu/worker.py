@@ -62,7 +62,7 @@ class LeakedThreads:
         return len(self._hanging(uuid)) >= MAX_LEAKED
 
     def hangs_in(self, uuid: str, group: CallGroup) -> bool:
-        """Return whether a leaked thread of this GPU hangs in this call group."""
+        """Return whether one of these threads hangs in this call group of this GPU."""
         return any(request.current_group is group for request in self._hanging(uuid))
 
     def update_metric(self) -> None:
@@ -200,7 +200,7 @@ class GpuWorker:
         return self._request
 
     def evaluate(self, cycle: PollCycle, now_ns: int) -> RawGpuSample | None:
-        """Return the GPU's answers in this cycle; `None` if it did not answer the group USAGE.
+        """Return the GPU's answers that arrived in time; `None` if USAGE was not answered.
 
         Also update the breakers. Raise `GpuLostError` if this GPU is lost, and `LibraryLostError`
         if the source is lost.

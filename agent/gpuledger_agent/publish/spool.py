@@ -142,7 +142,8 @@ class Spool:
     def is_empty(self) -> bool:
         """Whether no bundles wait in the spool.
 
-        While the disk fails, this is false: earlier bundles may be readable once the disk works.
+        In the first two minutes of disk failures, this is false, because bundles may become
+        readable again.
         """
         since_ms = self._failing_since_ms
         is_failing = since_ms is not None and self._now_ms() - since_ms < 2 * GIVEN_UP_AFTER_MS

@@ -88,7 +88,7 @@ class Freshness(Enum):
 
 
 OF_LATEST: Final = (Freshness.LATEST, Freshness.LEAPT)
-"""The values if the newest sample belongs to the latest window."""
+"""The two values for which the newest sample belongs to the latest window."""
 
 
 def freshness(
@@ -123,7 +123,10 @@ def freshness(
 
 
 class ClockSync(NamedTuple):
-    """An answer whose newest sample belonged to the latest window, so that it shows the clock."""
+    """An answer that shows the driver's clock.
+
+    Its newest sample belonged to the driver's latest window.
+    """
 
     given: AnswerTime
     """When the driver answered."""
@@ -295,7 +298,7 @@ def _has_leapt(
 ) -> bool:
     """Return whether the driver's clock has jumped between two ticks.
 
-    This is the case if its advance differs from our clock's advance by more than a window.
+    It has jumped if it advanced by over a window more or less than our clock.
     """
     if before is None:
         return False

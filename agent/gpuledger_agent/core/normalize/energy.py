@@ -65,7 +65,7 @@ class TickEnergy(NamedTuple):
 
 
 class EnergyMeter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Turns a board's readings of energy counter and power into energy that never falls.
+    """Computes a board's energy between two readings, from the energy counter and the power.
 
     It is the state after a reading; `measure` returns the state after the next reading.
     """
@@ -92,7 +92,10 @@ class EnergyMeter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_settled(self) -> bool:
-        """Whether the next energy can be used as it is, without the subtraction of `ahead`."""
+        """Whether no energy will be subtracted from that of the next readings.
+
+        Energy that was reported ahead of the counter is subtracted later.
+        """
         return self.ahead == 0 or self.has_stopped
 
     def may_show(self, counter: int | None, now_ns: int) -> bool:

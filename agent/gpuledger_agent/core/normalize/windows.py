@@ -39,9 +39,9 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An interval of the driver's time; it excludes its start and includes its end."""
 
     start_us: float
-    """Its start."""
+    """The interval's start."""
     end_us: float
-    """Its end."""
+    """The interval's end."""
 
     def overlap_us(self, start_us: float, end_us: float) -> float:
         """Return for how many microseconds another interval overlaps this one."""
@@ -252,11 +252,10 @@ def fill_idle(
 def mean_percent(
     windows: Sequence[SampledWindow], covered: Interval | None
 ) -> tuple[float, float | None]:
-    """Return the mean utilization in the covered interval, after the length of its known part.
+    """Return how much of the covered interval has windows, and the mean utilization in that part.
 
-    The known part is the time that has windows, in microseconds; the mean is over that part. If no
-    window overlaps the interval, the mean is the value of the newest window, or `None` if there are
-    no windows.
+    The first value is in microseconds. If no window overlaps the interval, the mean is the value of
+    the newest window, or `None` if there are no windows.
     """
     known = used = 0.0
     if covered is None:

@@ -34,7 +34,7 @@ from gpuledger_agent.core.tick_clock import TickInterval
 
 
 class TickProcesses(NamedTuple):
-    """A tick's processes; fields that `NodeSample` also has are meant as there."""
+    """A tick's processes; fields with the same name as in `NodeSample` have the same meaning."""
 
     containers: list[ContainerRef]
     processes: list[GpuProcess]

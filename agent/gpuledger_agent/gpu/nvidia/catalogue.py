@@ -49,7 +49,7 @@ class DriverRange(NamedTuple):
 
     first: DriverVersion
     last: DriverVersion | None = None
-    """`None` for a range without an end."""
+    """The last version; `None` for a range without an end."""
 
     def has(self, driver: DriverVersion | None) -> bool:
         """Return whether the range contains a driver; an unknown driver is in no range."""

@@ -43,7 +43,7 @@ _FIELDS: Final = {
     CallGroup.PROFILING: "profiling",
     CallGroup.HEALTH: "health",
 }
-"""The field of `RawGpuSample` that contains a call group's metrics."""
+"""The field of `RawGpuSample` that contains the metrics, by call group."""
 
 
 class GpmQuery:

@@ -333,8 +333,8 @@ class Allocations:
     def _evaluate_failure(self, detail: str) -> None:
         """Set the check after a failed query.
 
-        The check fails only if the last response is too old or, unless the kubelet is optional, if
-        there was none.
+        If there was no response yet, the check fails unless `kubelet.enabled` is `auto`. Otherwise
+        the check fails if the last response is too old.
         """
         if self._is_fresh():
             self._check.ok(f"{detail}; the last response is still used")

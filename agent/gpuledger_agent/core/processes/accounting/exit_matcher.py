@@ -279,7 +279,7 @@ class ExitMatcher:
         return records
 
     def _owner_of(self, pid: int, totals: Sequence[GpuTotals]) -> ProcessFacts:
-        """Return the facts about the pid's process if it started before its accounts began.
+        """Return the facts about the pid's process if it started before the accounts in `totals`.
 
         Otherwise return `UNREADABLE`, because the pid now belongs to another process or to none.
         """
