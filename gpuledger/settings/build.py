@@ -103,8 +103,8 @@ def _convert(setting: Setting, given: Given) -> Any:  # noqa: ANN401  # any sett
 def _is_none(setting: Setting, value: Any) -> bool:  # noqa: ANN401  # any setting
     """Return whether a value of a text or path setting means the default `none`.
 
-    Both null and the empty text mean `none`. The empty text of a secret does not, because it comes
-    from a file that has not been written yet.
+    Null means `none` if the default is the empty text; the empty text means `none` if a path is
+    optional. The empty text of a secret does not mean `none`.
     """
     if setting.default == "":
         return value is None
@@ -133,7 +133,7 @@ def _from_text(wanted: type, value: Any) -> Any:  # noqa: ANN401  # msgspec's ho
         return value
     if wanted in (Secret, FilePath) and isinstance(value, str):
         return wanted(value)
-    raise ValueError(f"expected {_NAMES.get(wanted, wanted.__name__)}")
+    raise ValueError(wanted.__name__)  # `_explain` writes the message
 
 
 # Messages on invalid values: where in the value the mistake is, what is expected there, what was

@@ -1,7 +1,7 @@
 """Help on settings: the most common ones for `--help`, all of them for `config explain`.
 
-Components do not use this module when they start, because it parses the meanings from their source
-code.
+The meanings are parsed from the source code, which takes time. Only `--help` and `config explain`
+read them.
 """
 
 import shutil

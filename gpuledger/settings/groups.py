@@ -82,8 +82,8 @@ class OauthSettings(
     """Source of the token for OAUTHBEARER: a file, or a token endpoint."""
 
     token: Secret | None = None
-    """The token itself, if something such as the kubelet renews its file. The other settings must
-    then be empty."""
+    """The token itself, if something such as the kubelet renews its file. Set only one of
+    `token_file` and `token_url`."""
 
     @override
     def __post_init__(self) -> None:
