@@ -55,7 +55,7 @@ app = App(name="store", help_format="plaintext")
 
 
 def retention_option(table: TableSchema) -> Parameter:
-    """Return the parameter of a table's retention."""
+    """Return the command-line option for a table's retention."""
     return duration_option(
         f"How long {table.name} keeps its rows, in whole days; 0d keeps them all", forms=DAY_FORMS
     )

@@ -173,7 +173,10 @@ class Check:
         return mask_addresses(self._detail if isinstance(self._detail, str) else self._detail())
 
     def ok(self, detail: Detail = "") -> None:
-        """Record that the check passes; a function as `detail` is called each time it is shown."""
+        """Record that the check passes.
+
+        If `detail` is a function, it is called each time that the check is shown.
+        """
         if self._has_ended and self.has_failed:
             return
         self._detail = detail

@@ -422,7 +422,10 @@ class SimulatedGpu:
         return sum(process.spec.memory_bytes for process in self.users(time_ns))
 
     def kernel_joules(self, process: PlannedProcess, start_ns: int, end_ns: int) -> float:
-        """Return the energy of a process's kernels in [start, end), beyond idle and contexts."""
+        """Return the energy of a process's kernels in [start, end).
+
+        It contains neither the GPU's idle draw nor the draw of CUDA contexts.
+        """
         return self._kernel_joules(self._drawing_ns(process, start_ns, end_ns))
 
     def context_joules(self, start_ns: int, end_ns: int) -> float:

@@ -74,8 +74,8 @@ async def run_sink(
     """Open a sink of this kind and feed it until cancelled; `group` defaults to the kind's own.
 
     If the kind takes replays, the sink also gets replayed events. Raises UserError for settings
-    that cannot be used, or if the receiver contains data after which the sink cannot continue, such
-    as rows of another topic.
+    that cannot be used, or if the receiver already contains data of another source, such as rows of
+    another topic.
     """
     clock, group = clock or SystemClock(), bus.topics.group(group or kind.group)
     async with kind.load()(

@@ -111,7 +111,7 @@ class AcknowledgedOffsets:
 
 @dataclass(frozen=True, kw_only=True)
 class SinkContext:
-    """Gives a sink the loop's services; valid for the epochs in which the context was made.
+    """The loop's services for a sink; valid for the epochs in which the context was made.
 
     A sink may work on a batch for as long as its receiver is unavailable. If the partition is
     revoked meanwhile, the sink drops its state of the partition. Acknowledgements of the batch are

@@ -54,7 +54,7 @@ class FailedError(UnavailableError):
 
 
 class GpuIdentity(Protocol):
-    """A GPU of an open source: its UUID, its index and its handle."""
+    """A GPU of a source that has been opened: its UUID, its index and its handle."""
 
     @property
     def uuid(self) -> str:

@@ -38,7 +38,7 @@ class _NodeRecord(OfNode, Protocol):
 
 
 def bundle_tick(tick: NodeTick, topics: Topics) -> MessageBundle:
-    """Return a tick's bundle: the sample, the other readings if there are any, process records.
+    """Return a tick's bundle: the sample, then the other readings (if any) and process records.
 
     The sample comes first, because usage is computed from the sample.
     """

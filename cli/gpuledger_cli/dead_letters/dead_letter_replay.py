@@ -1,9 +1,9 @@
 """Replays selected dead letters, or counts them.
 
-A record that the join rejected is written back to its own topic, which only the join reads in a
-consumer group. The join skips ticks that it has already booked, and rejects invalid records again.
-An event that a sink rejected is written to the replay topic, with the name of this sink's consumer
-group; all other sinks skip it. Both are written to the partition of the record's node.
+A record that the join rejected is written back to its own topic. Only the join consumes this topic.
+The join skips ticks that it has already booked, and rejects invalid records again. An event that a
+sink rejected is written to the replay topic, with the name of this sink's consumer group; all other
+sinks skip it. Both are written to the partition of the record's node.
 
 A dead letter may be replayed several times, because its consumer recognizes repeated records or is
 idempotent. An event that is rejected again has several dead letters; only the first is replayed.

@@ -33,7 +33,7 @@ _MAX_GROUPS: Final = 100_000
 
 
 class DeadLetterRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of `list`; the field names are those of its JSON and CSV."""
+    """A row in the output of `dead-letters list`; JSON and CSV have the same field names."""
 
     position: str
     """Position of the dead letter, which `show` and `replay` accept."""

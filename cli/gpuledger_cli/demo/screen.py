@@ -183,7 +183,7 @@ def _head(header: ScreenHeader, width: int, *, max_alerts: int) -> list[ScreenLi
 def _short_head(
     header: ScreenHeader, width: int, *, max_lines: int | None = None
 ) -> list[ScreenLine]:
-    """Return one line for each sentence, at most `max_lines`; the last facts are left out first."""
+    """Return the header's lines, at most `max_lines`; the last facts are left out first."""
     facts = _facts(header, width)
     problems = [
         ScreenLine(elide(problem, width=width), "bold red")

@@ -178,7 +178,7 @@ def _description_changes(
 
 
 def _described_places(fields: Mapping[str, msgspec.Raw]) -> dict[str, Mapping[str, Any] | None]:
-    """Return the descriptions of the node and of the pods' namespaces, each by its path."""
+    """Return the descriptions of the node and of the pods' namespaces, by path in the event."""
     pods: list[dict[str, Any]] = msgspec.json.decode(fields.get(_PODS, b"[]"))
     found: dict[str, Mapping[str, Any] | None] = {
         f"{_NAMESPACES}.{pod['namespace']}": None for pod in pods if "namespace" in pod

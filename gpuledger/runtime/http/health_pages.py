@@ -119,7 +119,11 @@ class HealthPages:
         )
 
     async def _metrics(self, scope: Scope, send: Send) -> None:
-        """Answer with metrics, in the client's preferred format unless a page is appended."""
+        """Answer with metrics.
+
+        They have the format of the component's page if it appends one, otherwise the format that
+        the client prefers.
+        """
         encode: Callable[[Collector], bytes] = generate_latest
         content_type = CONTENT_TYPE_PLAIN_0_0_4
         if self._page is None:

@@ -280,7 +280,10 @@ class _Sharing(Scoped, frozen=True, kw_only=True):
 
 
 class IdleRule(_Sharing, frozen=True, kw_only=True):
-    """How a kind of idle is shared; the first rule that matches applies."""
+    """How the cost of idle, unused or other time without a tenant is shared among tenants.
+
+    If several rules match, the first one applies.
+    """
 
     kind: IdleKind
 

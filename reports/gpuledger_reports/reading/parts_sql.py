@@ -165,7 +165,7 @@ class PartyRow(msgspec.Struct, frozen=True, gc=False):
 
 
 def parties_sql(rows: str, detail: Detail) -> str:
-    """Return the SQL of the different parties that the rows name, as `PartyRow`."""
+    """Return the SQL that selects the distinct parties of the rows, as `PartyRow`."""
     return f"""
 SELECT cluster, node, {PARTY}, {NAMED_US} AS named_us, max(namespace) AS namespace,
     max(pod) AS pod, {detail.since} AS since_us

@@ -345,7 +345,7 @@ class IncidentAlerts:
         )
 
     def _confirm_late(self, gpu: _Gpu, subject: _Subject, standing: _Standing, *, now: Now) -> None:
-        """Activate a restored state that had no tick of its GPU for two minutes.
+        """Activate a restored incident whose GPU had no tick for two minutes.
 
         Drops it instead if it has no states or is too old.
         """

@@ -179,7 +179,7 @@ class UseOfNode:
             self.ended_early += 1
 
     def stop_waiting(self) -> None:
-        """Count all waiting use with the labels known so far."""
+        """Count the use that waits for pod labels now, with the labels known so far."""
         for waiting in self._waiting.values():
             self._count_waiting(waiting.labels, waiting)
         self._waiting.clear()

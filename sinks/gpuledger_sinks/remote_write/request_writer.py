@@ -22,7 +22,7 @@ _DIVIDED_PART: Final = 10
 
 
 class FailingError(RejectedError):
-    """The receiver keeps failing on this request but accepts others; the message is its own."""
+    """The receiver fails repeatedly on this request but accepts others; contains its message."""
 
 
 class Writer:

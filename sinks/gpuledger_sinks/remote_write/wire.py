@@ -160,7 +160,7 @@ class LabelSet:
 
     @property
     def size_bytes(self) -> int:
-        """The total length of names and values in characters; it is the same in both forms."""
+        """The total length of names and values in characters; the same for each protocol."""
         return sum(len(one.name) + len(one.value) for part in self._as_labels() for one in part)
 
     def around_name(self) -> tuple[tuple[Label, ...], tuple[Label, ...]]:

@@ -151,7 +151,7 @@ class GapRecorder:
 
 
 class Resuming:
-    """Sets assigned partitions to the offset after which the tables have no rows."""
+    """Sets each assigned partition to the first offset whose rows are not in the tables."""
 
     def __init__(
         self,
