@@ -6,11 +6,12 @@ evaluates it, as far as the readings allow.
 
 The table is `dcgm_fields.csv` in this directory; fields are found by their old or new name. A list
 has dcgm-exporter's format: `FIELD, gauge|counter|label, help`. Errors in a list are reported with
-file, line and reason. A field that DCGM has but this agent does not support is not an error: it is
-skipped, logged and counted.
+file, line and reason. A field that this agent does not have is not an error, because a newer DCGM
+may have it: the field is skipped, logged and counted.
 """
 
 import csv
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -31,6 +32,7 @@ _log = structlog.get_logger(__name__)
 _KINDS: Final = get_args(Kind)
 _COLUMNS: Final = 3
 _SHOWN_CHARACTERS: Final = 80
+_DCGM_NAME: Final = re.compile(r"DCGM_(?:FI|EXP)_[A-Z0-9_]+")
 FILE: Final = Path(__file__).with_name("dcgm_fields.csv")
 NAMES_FILE: Final = Path(__file__).with_name("dcgm_names.txt")
 MULTI_SERIES_UNIT: Final = "multi_series"
@@ -160,7 +162,8 @@ def read_counters(path: Path) -> tuple[Counter, ...]:
     counters = tuple(parse_counters(text.splitlines(), name=str(path), skip=skipped.append))
     COUNTERS_SKIPPED.set(len(skipped))
     if skipped:
-        _log.warning("counters_skipped", file=str(path), fields=skipped)
+        unknown = {name: nearest_name(name) for name in skipped if not is_dcgm_name(name)}
+        _log.warning("counters_skipped", file=str(path), fields=skipped, unknown=unknown or None)
     return counters
 
 
@@ -208,12 +211,11 @@ def _parse(line: str) -> Counter | str:
             f" got {shorten(kind, _SHOWN_CHARACTERS)!r}"
         )
     field = find_field(name)
-    if field is None and is_dcgm_name(name):
-        return name
     if field is None:
-        nearest = nearest_name(name)
-        hint = f"; did you mean {nearest}?" if nearest else ""
-        raise ValueError(f"unknown DCGM field: {shown!r}{hint}")
+        if _DCGM_NAME.fullmatch(name) is None:
+            raise ValueError(f"not the name of a DCGM field: {shown!r}")
+        # A newer DCGM may have the field, and one field must not keep the agent from starting.
+        return shown
     if field.is_text and kind != "label":
         raise ValueError(f"{name} has a text value; set its type to label, got {kind!r}")
     if field.unit == MULTI_SERIES_UNIT and kind == "label":
