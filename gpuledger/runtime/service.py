@@ -213,6 +213,8 @@ def _explain(error: BaseException) -> int:
         return _USER_ERROR
     if end := _foreseen(error, FreshStartError):
         _log.critical("service_failed", error=str(end))
+    elif end := _foreseen(error, GpuledgerError):
+        _log.error("service_failed", error=str(end))
     else:
         _log.error("service_failed", exc_info=error)
     return _FAILED

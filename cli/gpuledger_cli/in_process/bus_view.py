@@ -60,6 +60,19 @@ class BusView:
             for partition, offset in records
         )
 
+    def count_until(
+        self, ends: Mapping[TopicPartition, int], offsets: Mapping[TopicPartition, int]
+    ) -> int:
+        """Return how many records are between `offsets` and the ends of partitions.
+
+        `offsets` is `polled` or `committed`. Topics that the component does not read do not count.
+        """
+        return sum(
+            max(0, end - offsets.get(partition, 0))
+            for partition, end in ends.items()
+            if partition.topic in self._subscribed
+        )
+
     def producer(self) -> AbstractAsyncContextManager[Producer]:
         """Open a producer."""
         return self._bus.producer()

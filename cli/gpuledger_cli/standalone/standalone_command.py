@@ -32,6 +32,7 @@ from gpuledger.runtime import (
 from gpuledger.runtime.tasks import in_daemon_thread
 from gpuledger.settings import Option, load_settings
 from gpuledger.settings.secret import mask_address
+from gpuledger.topics import Topic
 from gpuledger_agent.command import OPTIONS as AGENT_OPTIONS
 from gpuledger_agent.context import Host, NodePage, make_page, run_agent
 from gpuledger_agent.settings import SpoolSettings, name_node
@@ -237,7 +238,7 @@ async def _drain(bus: Bus, views: Mapping[str, BusView]) -> None:
     """Wait at most three seconds until the join and the sinks have processed all records."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_DRAIN_SECONDS):
-            while await _find_behind(bus, views, has_ended=False):  # noqa: ASYNC110 - the bus has no event for this
+            while await _count_behind(bus, views, has_ended=False):  # noqa: ASYNC110 - the bus has no event for this
                 await asyncio.sleep(0.05)
 
 
@@ -254,8 +255,8 @@ async def _checked_end(
         yield
     except asyncio.CancelledError:
         problems = stages.failures()
-        if behind := await _find_behind(bus, views, has_ended=True):
-            problems.append(f"the last records were not delivered by: {', '.join(behind)}")
+        behind = await _count_behind(bus, views, has_ended=True)
+        problems += [f"{name} did not deliver {count} records" for name, count in behind.items()]
         if problems:
             raise UncleanEndError("; ".join(problems)) from None
         if "store" in settings.sinks:
@@ -265,29 +266,29 @@ async def _checked_end(
         raise
 
 
-async def _find_behind(bus: Bus, views: Mapping[str, BusView], *, has_ended: bool) -> list[str]:
-    """Return the components that still have to process samples, events or incidents.
+async def _count_behind(
+    bus: Bus, views: Mapping[str, BusView], *, has_ended: bool
+) -> dict[str, int]:
+    """Return how many samples, events and incidents each component still has to process, if any.
 
     Before the end, the store only has to read the events, because it writes their rows at the end.
     """
     topics = bus.topics
-    samples = await _newest(bus, topics.samples.name)
-    results = [
-        *await _newest(bus, topics.events.name),
-        *await _newest(bus, topics.attributed_incidents.name),
-    ]
-    return [
-        name
-        for name, view in views.items()
-        if view.count_behind(
-            view.polled if name == "store" and not has_ended else view.committed,
-            samples if name == "join" else results,
+    ends = await _ends_of(bus, topics.samples, topics.events, topics.attributed_incidents)
+    behind = {
+        name: view.count_until(
+            ends, view.polled if name == "store" and not has_ended else view.committed
         )
-    ]
+        for name, view in views.items()
+    }
+    return {name: count for name, count in behind.items() if count}
 
 
-async def _newest(bus: Bus, topic: str) -> list[tuple[TopicPartition, int]]:
-    """Return each partition of a topic that has records, and the offset of its last record."""
+async def _ends_of(bus: Bus, *topics: Topic) -> dict[TopicPartition, int]:
+    """Return the offset after the last record of each partition of these topics."""
+    ends: dict[TopicPartition, int] = {}
     async with bus.reader() as reader:
-        spans = await reader.spans(topic)
-    return [(partition, span.end - 1) for partition, span in spans.items() if span.end]
+        for topic in topics:
+            spans = await reader.spans(topic.name)
+            ends |= {partition: span.end for partition, span in spans.items()}
+    return ends
