@@ -23,6 +23,7 @@ _NARROWEST: Final = 10
 """Minimum width to which a dimension's text folds before a column is left out."""
 _MAY_GO: Final = (
     "Unused cost",
+    "Used by others",
     "Used GPU-hours",
     "Allocated GPU-hours",
     "Efficiency",
@@ -102,9 +103,12 @@ def bill_table(bill: Bill, *, width: int) -> tuple[Table, int]:
 def _columns(bill: Bill) -> list[_Column]:
     # Sorted by cost, highest first. In files, lines are sorted by dimension for comparisons.
     lines = sorted(bill.lines, key=lambda line: (-line.cost, line.values))
+    others = {"Used by others": [hours_text(line.by_others) for line in lines]}
     numbers = {
         "Allocated GPU-hours": [hours_text(line.allocated) for line in lines],
         "Used GPU-hours": [hours_text(line.used) for line in lines],
+        # Rare, so the column is shown only if a line has such use.
+        **(others if any(line.by_others for line in lines) else {}),
         "Efficiency": [efficiency_text(line.used, line.allocated) for line in lines],
         "Billed GPU-hours": [hours_text(line.billed) for line in lines],
         "Cost": [money_text(line.cost, bill.currency) for line in lines],

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from arro3.core import DataType
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
 from gpuledger.errors import UserError
@@ -51,6 +51,7 @@ BILL_LINES: Final = TableSchema(
         *_columns(_TEXT, "currency", "policy_name", "policy_sha256", "table_versions"),
         *_columns(_TEXT, "data_coverage_ratio", "measured_ratio", nullable=True),
         *_columns(_TIME, "valid_through", "closed_time"),
+        *_columns(_SECONDS, "used_by_others_gpu_seconds", nullable=True),
     ),
     statistics_columns=4,
 )
@@ -78,6 +79,7 @@ def append_revision(
     # version of the table.
     if (table.transaction_version(stream) or 0) >= revision:
         raise _too_late(revision)
+    _add_columns(table)
     # If two processes read the same version, Delta rejects the second one's transaction.
     names = [column.name for column in BILL_LINES.columns]
     transaction = Transaction(stream, revision, time.time_ns() // 10**6)
@@ -90,6 +92,14 @@ def append_revision(
         )
     except CommitFailedError as error:
         raise _too_late(revision) from error
+
+
+def _add_columns(table: DeltaTable) -> None:
+    """Add the columns that an older table does not have."""
+    names = {field.name for field in table.schema().fields}
+    fields = Schema.from_arrow(BILL_LINES.arrow).fields
+    if missing := [each for each in fields if each.nullable and each.name not in names]:
+        table.alter.add_columns(missing)
 
 
 def _made_table(uri: str, options: dict[str, str] | None) -> DeltaTable:

@@ -130,6 +130,8 @@ MEANINGS: Final[Mapping[str, str]] = {
     "bill_lines.idle_kind": "Kind of idle time, such as `no_data`; null for lines of tenants.",
     "bill_lines.allocated_gpu_seconds": "Allocated GPU-seconds.",
     "bill_lines.used_gpu_seconds": "Used GPU-seconds.",
+    "bill_lines.used_by_others_gpu_seconds": "GPU-seconds that were allocated to one pod or job and"
+    " used by another one; null in older rows.",
     "bill_lines.billed_gpu_seconds": "Billed GPU-seconds.",
     "bill_lines.memory_byte_seconds": "Memory multiplied by the time for which it was in use.",
     "bill_lines.energy_kilowatt_hours": "Energy.",

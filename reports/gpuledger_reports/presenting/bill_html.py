@@ -125,6 +125,7 @@ class _BillPage:
         self.tenant_lines = [line for line in self.lines if line.idle_kind is None]
         self.has_energy = any(line.energy_cost for line in bill.lines)
         self.has_shared = any(line.shared_cost for line in bill.lines)
+        self.has_others = any(line.by_others for line in bill.lines)
 
     def money(self, amount: Fraction | Decimal) -> str:
         """Return an amount as text with the currency's digits, such as `1,234.50`."""

@@ -66,7 +66,7 @@ def explanation_of(
 
 def explain_line(bill: Bill, line: BillLine, *, maker: BillMaker, max_rows: int) -> Iterator[str]:
     """Yield the explanation of a line, with at most `max_rows` rows of usage; 0 means all."""
-    named = ", ".join(f"{name} {value}" for name, value in zip(bill.by, line.values, strict=True))
+    named = _named(bill, line.values)
     kind = f", {line.idle_kind}" if line.idle_kind else ""
     yield f"line {line.id}: {named}{kind}"
     begin, end = map(time_text, bill.window)
@@ -117,12 +117,30 @@ def _arithmetic(bill: Bill, line: BillLine) -> Iterator[str]:
                 f" {text_of(pricing.rate.per_millijoule * 3_600_000_000)} per kWh with PUE"
                 f" {pricing.rate.energy.pue} = {text_of(cell.energy_cost(pricing))}"
             )
+    yield from _by_others(bill, line)
     if line.shared_cost:
         word = "share of idle and of others' costs" if line.shared_cost > 0 else "paid by others"
         yield f"  {word}: {text_of(line.shared_cost)}"
     if line.unused_cost:
         yield f"  unused cost, included above: {text_of(line.unused_cost)}"
     yield f"  sum: {text_of(line.exact_cost)}, rounded with the other lines: {line.cost:f}"
+
+
+def _by_others(bill: Bill, line: BillLine) -> Iterator[str]:
+    """Yield the use without an allocation, with the other line item of each."""
+    texts = []
+    for (user, allocatee), by_pricing in bill.by_others.items():
+        hours = f"{_hours(sum(by_pricing.values()))} h"
+        if user == line.key:
+            texts.append(f"  used without an allocation: {hours}, allocated to")
+            texts[-1] += f" {_named(bill, allocatee.values)}"
+        elif allocatee == line.key:
+            texts.append(f"  used by others: {hours}, by {_named(bill, user.values)}")
+    yield from sorted(texts)
+
+
+def _named(bill: Bill, values: Sequence[str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in zip(bill.by, values, strict=True))
 
 
 def _time_cost(bill: Bill, pricing: Pricing, cell: Cell) -> Iterator[str]:

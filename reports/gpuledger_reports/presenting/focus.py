@@ -85,6 +85,7 @@ COLUMNS: Final = (
     *_of_kind(STRING, "x_Line x_PolicyHash", is_nullable=False),
     *_of_kind(STRING, "x_IdleKind x_Revision", is_nullable=True),
     *_of_kind(DECIMAL, "x_AllocatedGpuHours x_UsedGpuHours", is_nullable=False),
+    *_of_kind(DECIMAL, "x_UsedByOthersGpuHours", is_nullable=False),
     *_of_kind(DECIMAL, "x_DataCoverageRatio", is_nullable=True),
 )
 ALLOCATION_COLUMNS: Final = (
@@ -153,13 +154,19 @@ def _line_of(closed: ClosedLine) -> _LineOf:
 def _correction(bill: Bill, closed: ClosedLine) -> dict[str, Any]:
     """Return the row of a correction line: a cost without a price."""
     line = _line_of(closed)
-    allocated, used = (
+    allocated, used, by_others = (
         rounded(fraction_of(seconds) / _SECONDS_PER_HOUR, digits=QUANTITY_DIGITS)
-        for seconds in (closed.allocated_gpu_seconds, closed.used_gpu_seconds)
+        for seconds in (
+            closed.allocated_gpu_seconds,
+            closed.used_gpu_seconds,
+            closed.used_by_others_gpu_seconds,
+        )
     )
     # The store keeps more digits than the currency has.
     cost = rounded(fraction_of(closed.cost), digits=minor_digits(closed.currency))
-    part = ChargePart(cost=cost, allocated_hours=allocated, used_hours=used)
+    part = ChargePart(
+        cost=cost, allocated_hours=allocated, used_hours=used, used_by_others_hours=by_others
+    )
     return _row(bill, line, part) | {
         "ChargeCategory": "Usage",
         "ChargeClass": "Correction",
@@ -197,6 +204,7 @@ def _row(bill: Bill, line: _LineOf, part: ChargePart) -> dict[str, Any]:
         "x_PolicyHash": bill.policy.sha256,
         "x_AllocatedGpuHours": part.allocated_hours,
         "x_UsedGpuHours": part.used_hours,
+        "x_UsedByOthersGpuHours": part.used_by_others_hours,
         "x_DataCoverageRatio": None
         if bill.data_coverage_ratio is None
         else rounded(bill.data_coverage_ratio, digits=RATIO_DIGITS),

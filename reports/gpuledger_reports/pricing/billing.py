@@ -55,6 +55,9 @@ class BillLine:
     idle_kind: IdleKind | None
     allocated: int
     used: int
+    by_others: int
+    """Allocated time that a pod or job without an allocation used. It is on the line items of both:
+    the user and the allocatee. If both have the same line item, it counts once."""
     billed: int
     energy_millijoules: int
     memory_byte_ns: int
@@ -137,6 +140,10 @@ class Bill:
     shown: int
     """The number of the bill's own dimensions. The key of a cell begins with the values of these;
     the values of dimensions that only rules match follow."""
+    by_others: dict[tuple[CellKey, CellKey], dict[Pricing, int]] = field(
+        default_factory=dict, repr=False
+    )
+    """Use without an allocation in units, by the lines of the user and the allocatee."""
     removed_until_us: int | None = None
     """The time before which retention removed usage of the window; `None` if it removed none."""
     revision: int | None = None
@@ -327,7 +334,16 @@ class BillMaker:
     def _bill(self, window: Window, used: Window, tally: "BillTally") -> Bill:
         policy = self._read.policy
         shares, extra = tally.shares(shown=len(self._by))
-        lines = _lines(tally, shares, extra, window=window, by=self._by, currency=policy.currency)
+        by_others = _by_lines(tally, shown=len(self._by))
+        lines = _lines(
+            tally,
+            shares,
+            extra,
+            window=window,
+            by=self._by,
+            currency=policy.currency,
+            by_others=by_others,
+        )
         # The asset cost is not calculated from the lines, so that the comparison is independent.
         origin = tally.asset_cost()
         exact = sum((line.exact_cost for line in lines), Fraction(0))
@@ -357,6 +373,7 @@ class BillMaker:
             versions=self._reader.versions(),
             cells=tally.cells,
             shown=len(self._by),
+            by_others=by_others,
             usage=None if lines else Window(self._reader.usage_begin_us, self._reader.usage_end_us),
         )
 
@@ -417,6 +434,17 @@ def _ratio(part: int, whole: int) -> Fraction | None:
     return Fraction(part, whole) if whole else None
 
 
+def _by_lines(tally: BillTally, *, shown: int) -> dict[tuple[CellKey, CellKey], dict[Pricing, int]]:
+    """Return the use without an allocation by lines instead of cells, which are finer."""
+    found: dict[tuple[CellKey, CellKey], dict[Pricing, int]] = {}
+    for cells, by_pricing in tally.by_others.items():
+        user, allocatee = (CellKey(key.values[:shown], key.kind) for key in cells)
+        of_lines = found.setdefault((user, allocatee), {})
+        for pricing, units in by_pricing.items():
+            of_lines[pricing] = of_lines.get(pricing, 0) + units
+    return found
+
+
 def _lines(
     tally: BillTally,
     shares: dict[CellKey, Fraction],
@@ -425,7 +453,12 @@ def _lines(
     window: Window,
     by: tuple[str, ...],
     currency: str,
+    by_others: dict[tuple[CellKey, CellKey], dict[Pricing, int]],
 ) -> list[BillLine]:
+    others_of: dict[CellKey, int] = defaultdict(int)
+    for lines, by_pricing in by_others.items():
+        for key in set(lines):
+            others_of[key] += sum(by_pricing.values())
     shown: dict[CellKey, list[CellKey]] = defaultdict(list)
     for key in {**tally.cells, **dict.fromkeys(extra)}:
         shown[CellKey(key.values[: len(by)], key.kind)].append(key)
@@ -440,6 +473,7 @@ def _lines(
                 idle_kind=line.kind,
                 allocated=sum(cell.allocated for _, cell in cells),
                 used=sum(cell.used for _, cell in cells),
+                by_others=others_of[line],
                 billed=sum(cell.billed for _, cell in cells),
                 energy_millijoules=sum(cell.energy_millijoules for _, cell in cells),
                 memory_byte_ns=sum(cell.memory_byte_ns for _, cell in cells),

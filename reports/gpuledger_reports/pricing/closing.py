@@ -35,6 +35,8 @@ from gpuledger_reports.reading.usage_sums import memory_bound, reading_files
 
 AMOUNTS: Final = (*NUMBERS, *COSTS)
 CORRECTION: Final = "correction"
+# Older tables lack this column.
+_NO_ROWS: Final = "SELECT NULL::DECIMAL(28, 3) AS used_by_others_gpu_seconds WHERE false"
 _NS_PER_SECOND: Final = 10**9
 _MILLISECONDS: Final = 1000
 _MILLISECOND_UNITS: Final = UNITS * 10**6
@@ -53,6 +55,7 @@ class ClosedLine:
     charge_class: str | None
     allocated_gpu_seconds: Decimal
     used_gpu_seconds: Decimal
+    used_by_others_gpu_seconds: Decimal
     billed_gpu_seconds: Decimal
     memory_byte_seconds: Decimal
     energy_kilowatt_hours: Decimal
@@ -131,11 +134,13 @@ def closed_lines(
         columns = ", ".join(
             f"epoch_us({field.name.removesuffix('_us')}) AS {field.name}"
             if field.name.endswith("_us")
+            else f"coalesce({field.name}, 0) AS {field.name}"
+            if field.name in NUMBERS
             else field.name
             for field in fields(ClosedLine)
         )
         rows = connection.execute(
-            f"SELECT {columns} FROM {relation(files)}"  # noqa: S608  # quoted files
+            f"SELECT {columns} FROM ({_NO_ROWS} UNION ALL BY NAME FROM {relation(files)})"  # noqa: S608  # quoted files
             " WHERE epoch_us(period_begin) = $begin"
             " AND epoch_us(period_end) = $end AND dimensions = $by ORDER BY revision, line",
             {"begin": window.begin_us, "end": window.end_us, "by": _json(list(by))},
@@ -328,9 +333,9 @@ def taken_back(closed: ClosedLine) -> BillLine:
 
 
 def _standing_line(closed: ClosedLine, amounts: dict[str, Decimal]) -> BillLine:
-    allocated, used, billed = (
+    allocated, used, by_others, billed = (
         int(amounts[f"{name}_gpu_seconds"] * _MILLISECONDS) * _MILLISECOND_UNITS
-        for name in ("allocated", "used", "billed")
+        for name in ("allocated", "used", "used_by_others", "billed")
     )
     return BillLine(
         id=closed.line,
@@ -338,6 +343,7 @@ def _standing_line(closed: ClosedLine, amounts: dict[str, Decimal]) -> BillLine:
         idle_kind=closed.key.kind,
         allocated=allocated,
         used=used,
+        by_others=by_others,
         billed=billed,
         energy_millijoules=int(amounts["energy_kilowatt_hours"] * MILLIJOULES_PER_KILOWATT_HOUR),
         memory_byte_ns=int(amounts["memory_byte_seconds"]) * _NS_PER_SECOND,

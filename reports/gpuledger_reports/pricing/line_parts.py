@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
+from itertools import product
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -38,6 +39,7 @@ class ChargePart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     model: str | None = None
     allocated_hours: Decimal = Decimal(0)
     used_hours: Decimal = Decimal(0)
+    used_by_others_hours: Decimal = Decimal(0)
     pricing_currency: str | None = None
     """The currency of the price's row if it differs from the bill's; otherwise `None`."""
     pricing_unit_price: Decimal | None = None
@@ -54,16 +56,21 @@ class _Priced(NamedTuple):
     unit: Unit | None = None
     quantity: Fraction = Fraction(0)
     unit_price: Fraction = Fraction(0)
+    by_others: int = 0
 
 
 def parts_of(bill: Bill) -> dict[CellKey, list[ChargePart]]:
     """Return the parts of each line by its key; their costs sum to the line's cost."""
     cells = _cells_of(bill)
+    others: dict[CellKey, dict[Pricing, int]] = defaultdict(lambda: defaultdict(int))
+    for lines, by_pricing in bill.by_others.items():
+        for key, (pricing, units) in product(set(lines), by_pricing.items()):
+            others[key][pricing] += units
     ratios = _ratios(bill, cells)
     digits = minor_digits(bill.currency)
     found = {}
     for line in bill.lines:
-        parts = list(_priced(cells.get(line.key, {}), line))
+        parts = list(_priced(cells.get(line.key, {}), line, others[line.key]))
         costs = quantize_together([part.exact_cost for part in parts], digits=digits)
         if costs:
             # Lines are rounded together, so a line's cost may differ from the sum of its rounded
@@ -98,7 +105,9 @@ def _cells_of(bill: Bill) -> dict[CellKey, dict[Pricing, list[Cell]]]:
     return cells
 
 
-def _priced(cells: Mapping[Pricing, Sequence[Cell]], line: BillLine) -> Iterable[_Priced]:
+def _priced(
+    cells: Mapping[Pricing, Sequence[Cell]], line: BillLine, others: Mapping[Pricing, int]
+) -> Iterable[_Priced]:
     for pricing, of_pricing in cells.items():
         cell = Cell(
             billed=sum(each.billed for each in of_pricing),
@@ -108,9 +117,10 @@ def _priced(cells: Mapping[Pricing, Sequence[Cell]], line: BillLine) -> Iterable
         )
         rate = pricing.rate
         # A line may have only energy, for example of a host that used an allocated device.
-        if cell.billed or not rate.energy:
-            hours = Fraction(cell.billed, HOUR_UNITS)
-            yield _Priced(cell.cost(pricing), pricing, cell, "Hours", hours, rate.per_gpu_hour)
+        by_others = others.get(pricing, 0)
+        if cell.billed or by_others or not rate.energy:
+            cost, hours = cell.cost(pricing), Fraction(cell.billed, HOUR_UNITS)
+            yield _Priced(cost, pricing, cell, "Hours", hours, rate.per_gpu_hour, by_others)
         if rate.energy and cell.energy_millijoules:
             kilowatt_hours = Fraction(cell.energy_millijoules, MILLIJOULES_PER_KILOWATT_HOUR)
             price = rate.per_millijoule * MILLIJOULES_PER_KILOWATT_HOUR
@@ -142,6 +152,7 @@ def _part(
         model=part.pricing.scope.model,
         allocated_hours=_quantity(Fraction(part.cell.allocated if part.cell else 0, HOUR_UNITS)),
         used_hours=_quantity(Fraction(part.cell.used if part.cell else 0, HOUR_UNITS)),
+        used_by_others_hours=_quantity(Fraction(part.by_others, HOUR_UNITS)),
         allocated_ratio=ratios[line.key, part.pricing] if is_time else None,
     )
     return _in_its_currency(made, part, rate) if is_time and rate.exchange else made

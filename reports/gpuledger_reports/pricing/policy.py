@@ -37,7 +37,8 @@ _TENANT_DIMENSIONS: Final = ("namespace", "pod", "owner", "owner_kind", "owner_n
 OWN_COLUMNS: Final = frozenset(
     {
         *("line", "idle_kind", "currency"),
-        *("allocated_gpu_seconds", "used_gpu_seconds", "billed_gpu_seconds"),
+        *("allocated_gpu_seconds", "used_gpu_seconds", "used_by_others_gpu_seconds"),
+        "billed_gpu_seconds",
         *("memory_byte_seconds", "energy_kilowatt_hours"),
         *("gpu_cost", "energy_cost", "shared_cost", "unused_cost", "cost"),
     }

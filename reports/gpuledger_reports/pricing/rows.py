@@ -14,6 +14,7 @@ _BYTE_SECONDS: Final = 10**9
 NUMBERS: Final = (
     "allocated_gpu_seconds",
     "used_gpu_seconds",
+    "used_by_others_gpu_seconds",
     "billed_gpu_seconds",
     "memory_byte_seconds",
     "energy_kilowatt_hours",
@@ -40,6 +41,7 @@ def row_of(bill: Bill, line: BillLine) -> dict[str, Any]:
         "idle_kind": line.idle_kind,
         "allocated_gpu_seconds": gpu_seconds(line.allocated),
         "used_gpu_seconds": gpu_seconds(line.used),
+        "used_by_others_gpu_seconds": gpu_seconds(line.by_others),
         "billed_gpu_seconds": gpu_seconds(line.billed),
         "memory_byte_seconds": rounded(Fraction(line.memory_byte_ns, _BYTE_SECONDS), digits=0),
         "energy_kilowatt_hours": rounded(

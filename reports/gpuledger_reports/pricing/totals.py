@@ -64,6 +64,8 @@ class BillTally:
         self.cells: dict[CellKey, dict[Pricing, Cell]] = {}
         self.present = self.covered = self.excess = self.used = self.measured = self.unlisted = 0
         self.unlisted_gpus: set[tuple[Node, str]] = set()
+        self.by_others: dict[tuple[CellKey, CellKey], dict[Pricing, int]] = {}
+        """Use without an allocation in units, by the cells of the user and the allocatee."""
         self._physical_units: dict[Pricing, int] = defaultdict(int)
         self._device_units: dict[Pricing, int] = defaultdict(int)
         self._millijoules: dict[Pricing, int] = defaultdict(int)
@@ -99,6 +101,7 @@ class BillTally:
                 self.used += row.busy
                 self.measured += row.measured_busy
         self._add_charges(day)
+        self._add_by_others(day)
         # Time without ticks has no rows, so it is derived from the time of the physical GPUs.
         for row_ in day.physical_gpus:
             since_us = since(*row_.device[:2], row_.since_us)
@@ -138,6 +141,21 @@ class BillTally:
                 self._device_units[pricing] += units
                 if units:
                     self._idle_cell(kind, idle.device, since_us, pricing).billed += units
+
+    def _add_by_others(self, day: DaySums) -> None:
+        for use in day.by_others:
+            keys = []
+            for party, at_us in (
+                (use.user, use.user_since_us),
+                (use.allocatee, use.allocatee_since_us),
+            ):
+                since_us = self._lookup.since(*use.device[:2], at_us)
+                keys.append(self._lookup.key_of(use.device, party, since_us, at_us))
+            since_us = self._lookup.since(*use.device[:2], use.since_us)
+            pricing = self._lookup.pricing_of(use.device, since_us)
+            user, allocatee = keys
+            found = self.by_others.setdefault((user, allocatee), {})
+            found[pricing] = found.get(pricing, 0) + use.units
 
     def _party_cell(
         self,

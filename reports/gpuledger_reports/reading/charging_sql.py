@@ -7,7 +7,9 @@ the inventory does not list the GPU in that hour, they sum to the time that tick
 1. If ticks cover more than this time (a clock was set or slewed), allocated time is scaled down.
 2. Time in which a device did not answer is unresponsive. An allocatee claims the other time by its
    tenant's basis. A user without an allocation claims its used time; these claims together are at
-   most the device's unallocated time.
+   most the device's unallocated time. The rest of a pod's or job's used time without an allocation
+   is use of time that others have: at most the allocated time, and divided among the allocatees in
+   proportion to it. It is a number of its own, which by default changes no claim.
 3. If the claims exceed the device's time, they are scaled down. The remaining time is unused if it
    was allocated, otherwise idle.
 4. Time of the physical GPU without ticks is `no_data`.
@@ -36,6 +38,9 @@ time. Pod c has no allocation.
 | unresponsive | 5       | b's minutes without answers                  |
 | c            | 4       | used, out of 10 unallocated                  |
 | idle         | 6       | the rest of those 10                         |
+
+If c had used 16 minutes, it would be billed 10, and the other 6 would be use of a's and b's time:
+3.6 minutes of a's 30 and 2.4 of b's 20.
 """
 
 from typing import Final, NamedTuple
@@ -282,17 +287,17 @@ FROM ({rows}) AS each LEFT JOIN gpu_models AS named ON named.cluster = each.clus
 
 BY_UUID: Final = "each.gpu_uuid = devices.gpu_uuid"
 """SQL condition that joins a row with its device if each UUID belongs to only one device."""
+_OTHER_COLUMNS: Final = (
+    "cluster",
+    "node",
+    "parent_uuid",
+    "model",
+    "mig_profile",
+    "slices",
+    "gpu_slices",
+)
 BY_ALL: Final = BY_UUID + "".join(
-    f" AND each.{column} IS NOT DISTINCT FROM devices.{column}"
-    for column in (
-        "cluster",
-        "node",
-        "parent_uuid",
-        "model",
-        "mig_profile",
-        "slices",
-        "gpu_slices",
-    )
+    f" AND each.{column} IS NOT DISTINCT FROM devices.{column}" for column in _OTHER_COLUMNS
 )
 
 
@@ -342,6 +347,55 @@ SELECT device, hour_us, gpu_id, is_partitioned, is_listed, covered,
         OR covered > {_LONGEST_NS * UNITS} AS is_complex,
     idle_rows > 1 AS is_shared
 FROM placed
+"""  # noqa: S608  # our own names
+
+
+# A pod by UID or name, or a job; all parts are null if neither is known.
+_WHO: Final = (
+    "coalesce(pod_uid, allocated_pod_uid), CASE WHEN coalesce(pod_uid, allocated_pod_uid) IS NULL"
+    " THEN coalesce(namespace || '/' || pod, allocated_namespace || '/' || allocated_pod) END,"
+    " coalesce(job_id, allocated_job_id)"
+)
+_HAS_ALLOCATION: Final = 1
+_HAS_USE: Final = 2
+
+
+def _users_sql(same_device: str) -> tuple[str, str]:
+    """Return the SQL of a row's hash by device, hour and party, and of users without allocation.
+
+    The second one returns the hashes of users that no allocation row names. Users that are named in
+    another way than in their allocation are among them.
+    """
+    device = ("gpu_uuid", *(_OTHER_COLUMNS if same_device == BY_ALL else ()))
+    # Grouping by a hash takes half the time of grouping by the columns.
+    hashed = f"hash({', '.join(device)}, hour_us, {_WHO})"
+    users = f"""
+SELECT {hashed} AS user_hash, bit_or(CASE
+        WHEN category = 'idle' THEN CASE WHEN allocated_ns > 0 THEN {_HAS_ALLOCATION} ELSE 0 END
+        WHEN category IN ('pod', 'job') AND busy_ns > 0
+            AND coalesce(pod_uid, pod, job_id) IS NOT NULL THEN {_HAS_USE} ELSE 0 END) AS flags
+FROM usage_raw GROUP BY user_hash HAVING flags = {_HAS_USE}
+"""  # noqa: S608  # our own names
+    return hashed, users
+
+
+def has_other_users_sql(*, same_device: str) -> str:
+    """Return the SQL of whether a device may have been used without an allocation in an hour."""
+    return f"SELECT count(*) > 0 FROM ({_users_sql(same_device)[1]})"  # noqa: S608  # our own names
+
+
+def mark_other_users_sql(*, same_device: str) -> str:
+    """Return the SQL that marks hours with use without an allocation as complex."""
+    hashed, users = _users_sql(same_device)
+    return f"""
+UPDATE device_hours SET is_complex = true
+FROM (
+    SELECT DISTINCT device, hour_us
+    FROM (
+        SELECT * FROM usage_raw WHERE {hashed} IN (SELECT user_hash FROM ({users}))
+    ) AS each JOIN devices ON {same_device}
+) AS marked
+WHERE device_hours.device = marked.device AND device_hours.hour_us = marked.hour_us
 """  # noqa: S608  # our own names
 
 
@@ -472,6 +526,8 @@ WITH parted AS (
     SELECT device, gpu_id, hour_us, covered, present, coalesce(party, 0) AS party,
         any_value(coalesce(basis, 'allocated')) AS basis, any_value(coalesce(weight, 0)) AS weight,
         any_value(coalesce(weight_of, 1)) AS weight_of,
+        bool_or(each.kind = 'job' OR each.kind = 'pod' AND coalesce(each.uid, pod) IS NOT NULL)
+            AS is_tenant,
         {_bounded("sum(allocated_ns)")} * any_value(factor) AS allocated,
         {_bounded("sum(unresponsive_ns)")} * any_value(factor) AS unresponsive,
         greatest(0, {_bounded("sum(busy_ns) FILTER (NOT is_allocated)")}) * any_value(factor)
@@ -504,7 +560,8 @@ WITH parted AS (
             ELSE (weight * answering + (weight_of - weight) * used) // weight_of END END AS claim,
         CASE WHEN party <> 0 AND answering = 0 THEN used ELSE 0 END AS request,
         coalesce(sum(answering) FILTER (party = 0) OVER (PARTITION BY {device_hour}), 0) AS free,
-        sum(answering) OVER (PARTITION BY {device_hour}) AS all_answering
+        sum(answering) OVER (PARTITION BY {device_hour}) AS all_answering,
+        CASE WHEN party <> 0 THEN allocated ELSE 0 END AS own
     FROM usable
 ), totals AS (
     SELECT *, sum(request) OVER (PARTITION BY {device_hour}) AS all_requests FROM requested
@@ -518,7 +575,8 @@ WITH parted AS (
 )
 SELECT device, hour_us, party, unresponsive_part, answering, all_answering - free AS all_allocated,
     {scaled("due", "all_answering", "all_due", device_hour, "party")} AS billed,
-    answering > 0 AND party <> 0 AS has_allocation
+    answering > 0 AND party <> 0 AS has_allocation, own,
+    CASE WHEN is_tenant AND own = 0 THEN request - grant_ ELSE 0 END AS by_others
 FROM claimed
 """  # noqa: S608  # our own names
 
@@ -564,4 +622,35 @@ SELECT {detail.device(node="class_node", since_us=detail.since)},
     sum(left_over - least(left_over, allocated)) AS idle
 FROM by_hour JOIN devices USING (device)
 GROUP BY ALL
+"""  # noqa: S608  # our own names
+
+
+class UsedByOthersRow(DeviceRow, frozen=True, gc=False):
+    """A row of `used_by_others_sql`: the units of an allocatee's time that a user used."""
+
+    user_party: int
+    allocatee_party: int
+    units: int
+
+
+def used_by_others_sql(detail: Detail) -> str:
+    """Return the SQL of use of allocated time by parties without an allocation, by both parties."""
+    divided = scaled(
+        "own", "by_others", "all_own", "device, hour_us, user_party", "allocatee_party"
+    )
+    return f"""
+WITH allocatees AS (
+    SELECT device, hour_us, party AS allocatee_party, own,
+        sum(own) OVER (PARTITION BY device, hour_us) AS all_own
+    FROM complex_charges WHERE own > 0
+), pairs AS (
+    SELECT device, hour_us, party AS user_party, allocatee_party, own, all_own, by_others
+    FROM (SELECT device, hour_us, party, by_others FROM complex_charges WHERE by_others > 0)
+    JOIN allocatees USING (device, hour_us)
+), parts AS (
+    SELECT device, hour_us, user_party, allocatee_party, {divided} AS part FROM pairs
+)
+SELECT {detail.device(node="class_node", since_us=detail.since)}, user_party, allocatee_party,
+    sum(part) AS units
+FROM parts JOIN devices USING (device) GROUP BY ALL
 """  # noqa: S608  # our own names

@@ -20,7 +20,8 @@ The first three relations are made again if other records contain a container's 
 a pod's name (`row_names`), or a physical GPU's model. After a change of model, `devices` is also
 made again. The other relations are made once a day. `mark_special_sql` marks further hours as
 complex by the parties' bases; if all parties pay by allocated time, only the parties of complex
-hours are loaded.
+hours are loaded. `mark_other_users_sql` marks hours in which a party without an allocation used a
+device; `used_by_others_sql` then divides this use among the allocatees.
 
 Plain hours are billed by sums over `usage_parts`: their allocatees pay by allocated time, and
 unallocated time was not used, so claims never exceed the device's time. Only the physical GPU's
@@ -43,6 +44,7 @@ from gpuledger_reports.reading.charging_sql import (
     ComplexPartyRow,
     CoveredRow,
     DeviceRow,
+    UsedByOthersRow,
 )
 from gpuledger_reports.reading.inventory import Node
 from gpuledger_reports.reading.parties import PartyKey
@@ -74,6 +76,7 @@ from gpuledger_reports.reading.usage_sums import (
     UsageReader,
     UsageRow,
     UsageSum,
+    UsedByOthers,
 )
 
 _DAYS_AT_ONCE: Final = 2
@@ -206,6 +209,7 @@ class _UsageDay:
         usage: list[UsageSum] = []
         charges: list[PartyCharge] = []
         idle: list[IdleCharge] = []
+        by_others: list[UsedByOthers] = []
         covered: dict[tuple[DeviceClass, int], list[int]] = defaultdict(lambda: [0, 0, 0])
         # A day without rows may still have physical GPUs; all of their time is `no_data`.
         if self._open_rows():
@@ -215,7 +219,7 @@ class _UsageDay:
             # is slower.
             same = sql.BY_UUID if self._is_plain() else sql.BY_ALL
             self._query(sql.hours_sql(same_device=same), window)
-            charges, idle = self._charges(same, basis_of)
+            charges, idle, by_others = self._charges(same, basis_of)
             query = sql.covered_sql(self._detail)
             for row in self._reader.query_as(CoveredRow, query):
                 device = DeviceClass(row.cluster, row.node, row.model, gpu=row.gpu)
@@ -223,7 +227,7 @@ class _UsageDay:
                 found[:] = (found[0] + row.listed, found[1] + row.covered, found[2] + row.excess)
         physical_gpus = self._physical_gpus(covered)
         unlisted = self._unlisted() if any(each.unlisted for each in physical_gpus) else []
-        return DaySums(usage, charges, idle, physical_gpus, unlisted)
+        return DaySums(usage, charges, idle, by_others, physical_gpus, unlisted)
 
     def rows(self, belongs: Callable[[UsageSum], bool]) -> Iterator[UsageRow]:
         if not self._open_rows():
@@ -355,7 +359,7 @@ class _UsageDay:
 
     def _charges(
         self, same: str, basis_of: Callable[[PartyKey, int], PartyBasis]
-    ) -> tuple[list[PartyCharge], list[IdleCharge]]:
+    ) -> tuple[list[PartyCharge], list[IdleCharge], list[UsedByOthers]]:
         is_special = False
         if self._needs.has_bases:
             query = parties_sql("usage_parts", self._detail)
@@ -363,6 +367,8 @@ class _UsageDay:
             is_special = self._load_parties(parties, basis_of)
         if is_special:
             self._query(sql.mark_special_sql(self._detail, same_device=same))
+        if self._query(sql.has_other_users_sql(same_device=same))[0][0]:
+            self._query(sql.mark_other_users_sql(same_device=same))
         complex_hours, excess = self._query(
             "SELECT count(*) FILTER (is_complex),"
             " count(*) FILTER (NOT is_complex AND covered > present) FROM device_hours"
@@ -370,7 +376,7 @@ class _UsageDay:
         charges = self._excess(same) if excess else []
         # The sums already contain plain hours.
         if not complex_hours:
-            return charges, []
+            return charges, [], []
         if not is_special:
             rows = sql.rows_of_hours("is_complex", same_device=same)
             query = parties_sql(rows, self._detail)
@@ -395,7 +401,26 @@ class _UsageDay:
             )
             for left in self._reader.query_as(ComplexIdleRow, sql.complex_idle_sql(self._detail))
         ]
-        return charges, idle
+        return charges, idle, self._by_others()
+
+    def _by_others(self) -> list[UsedByOthers]:
+        query = sql.used_by_others_sql(self._detail)
+        found = []
+        for row in self._reader.query_as(UsedByOthersRow, query):
+            user, user_us = self._parties[row.user_party - 1]
+            allocatee, allocatee_us = self._parties[row.allocatee_party - 1]
+            found.append(
+                UsedByOthers(
+                    device=_device_of(row),
+                    since_us=row.since_us,
+                    user=user,
+                    user_since_us=max(row.since_us, user_us),
+                    allocatee=allocatee,
+                    allocatee_since_us=max(row.since_us, allocatee_us),
+                    units=int(row.units),
+                )
+            )
+        return found
 
     def _excess(self, same: str) -> list[PartyCharge]:
         found = self._reader.query_as(ExcessRow, excess_sql(self._detail, same_device=same))

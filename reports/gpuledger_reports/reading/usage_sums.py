@@ -112,6 +112,19 @@ class IdleCharge(NamedTuple):
     idle: int
 
 
+class UsedByOthers(NamedTuple):
+    """Allocated time of a device that a party without an allocation used, in units."""
+
+    device: DeviceClass
+    since_us: int
+    user: PartyKey
+    user_since_us: int
+    """The time since which the user's names and facts have been the same."""
+    allocatee: PartyKey
+    allocatee_since_us: int
+    units: int
+
+
 class PhysicalGpuTime(NamedTuple):
     """The times for which a class of physical GPUs was in the inventory, and covered by ticks.
 
@@ -144,6 +157,7 @@ class DaySums(NamedTuple):
     """Corrections of the amounts in `usage`. Without a correction, a party is billed its allocated
     time minus the unresponsive time."""
     idle: list[IdleCharge]
+    by_others: list[UsedByOthers]
     physical_gpus: list[PhysicalGpuTime]
     unlisted: list[UnlistedGpu]
 
@@ -153,7 +167,7 @@ class DaySums(NamedTuple):
         `begins_us` are the starts of the periods; each lasts until the next one. Periods without
         rows are left out. Raises ValueError if a row is before the first period.
         """
-        parts: dict[int, DaySums] = defaultdict(lambda: DaySums([], [], [], [], []))
+        parts: dict[int, DaySums] = defaultdict(lambda: DaySums([], [], [], [], [], []))
         for name in self._fields:
             for row in getattr(self, name):
                 number = bisect_right(begins_us, row.since_us) - 1

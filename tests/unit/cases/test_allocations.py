@@ -70,9 +70,6 @@ def test_a_share_given_by_hami_is_allocated_by_the_annotation(lines: Lines, pod:
     assert lines[pod]["allocated_gpu_seconds"] > 0
 
 
-@pytest.mark.xfail(
-    raises=AssertionError, reason="no column shows use of a GPU allocated to another pod"
-)
 def test_a_bill_shows_use_of_a_gpu_that_is_allocated_to_another_pod(lines: Lines) -> None:
     """On both line items, in a column whose name contains `others`."""
     for pod in ("hitchhiker-0", "payer-0"):

@@ -50,10 +50,19 @@ def fit(amounts: Mapping[Any, int], to: int) -> dict[Any, int]:
     return fitted
 
 
+class Charged(NamedTuple):
+    """The units of physical GPUs."""
+
+    billed: Counter[str]
+    """By tenant and by kind of idle."""
+    by_others: Counter[tuple[str, str]]
+    """Used without an allocation, by user and allocatee."""
+
+
 def charge_gpu_hour(
     rows: Sequence[Row], there_ns: int, claim_of: Callable[[str], Claim]
-) -> Counter[str]:
-    """Return the units of a physical GPU's hour by tenant and by kind of idle.
+) -> Charged:
+    """Return the units of a physical GPU's hour.
 
     `there_ns` is its time in the inventory; 0 if the inventory does not list it in that hour.
     """
@@ -76,17 +85,17 @@ def charge_gpu_hour(
         amount = max(0, amount)
         return amount * there // covered if covered > there else amount
 
-    billed: Counter[str] = Counter()
+    charged = Charged(Counter(), Counter())
     for device in {device for device, _ in (*allocated, *used)}:
         charge_device(
             {who: units for (of, who), units in fitted.items() if of == device},
             {who: scaled(units) for (of, who), units in unresponsive.items() if of == device},
             {who: scaled(units) for (of, who), units in used.items() if of == device},
             claim_of,
-            billed,
+            charged,
         )
-    billed["no_data"] += there - sum(fitted.values())
-    return +billed
+    charged.billed["no_data"] += there - sum(fitted.values())
+    return Charged(+charged.billed, +charged.by_others)
 
 
 def charge_device(
@@ -94,8 +103,9 @@ def charge_device(
     unresponsive: Mapping[str, int],
     used: Mapping[str, int],
     claim_of: Callable[[str], Claim],
-    billed: Counter[str],
+    charged: Charged,
 ) -> None:
+    billed = charged.billed
     lost = {who: min(unresponsive.get(who, 0), units) for who, units in allocated.items()}
     billed["overhead"] += sum(lost.values())
     own = {who: units - lost[who] for who, units in allocated.items()}
@@ -112,7 +122,13 @@ def charge_device(
             "blended": (weight * own[who] + (weight_of - weight) * use) // weight_of,
         }[basis]
     others = {who: use for who, use in used.items() if who not in holders}
-    claims |= fit(others, free)
+    fitting = fit(others, free)
+    claims |= fitting
+    allocatees = {who: units for who, units in allocated.items() if units and who != NOBODY}
+    for user, use in others.items():
+        if user not in {"host", "unattributed", *allocatees}:
+            for allocatee, units in fit(allocatees, use - fitting[user]).items():
+                charged.by_others[user, allocatee] += units
     granted = fit(claims, usable)
     for who, units in granted.items():
         billed["overhead" if who in ("host", "unattributed") else who] += units

@@ -17,7 +17,7 @@ from gpuledger_reports.reading.times import Window
 from gpuledger_reports.reading.usage_day import days_of
 from gpuledger_reports.reading.usage_sums import PartyBasis, UsageReader
 from tests.examples import examples
-from tests.unit.reports.oracle import Claim, charge_gpu_hour
+from tests.unit.reports.oracle import Charged, Claim, charge_gpu_hour
 from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_NS,
@@ -97,14 +97,15 @@ inventories = st.sampled_from(
 )
 
 
-def billed_by_store(store: str, claims: dict[str, Claim]) -> Counter[str]:
-    """Return the units by tenant and by kind of idle, as SQL calculates them."""
+def charged_by_store(store: str, claims: dict[str, Claim]) -> Charged:
+    """Return the units of both kinds, as SQL calculates them."""
 
     def basis_of(party: PartyKey, since_us: int) -> PartyBasis:
         claim = claims.get(party.uid or "", Claim())
         return PartyBasis(("pod", party.uid) if party.uid else (party.kind,), *claim)
 
     billed: Counter[str] = Counter()
+    by_others: Counter[tuple[str, str]] = Counter()
     for day in days_of(UsageReader(store), WINDOW, changes=[], basis_of=basis_of):
         for row in day.usage:
             if row.is_allocated:
@@ -117,10 +118,12 @@ def billed_by_store(store: str, claims: dict[str, Claim]) -> Counter[str]:
             billed["overhead"] += idle.unresponsive
             billed["unused"] += idle.unused
             billed["idle"] += idle.idle
+        for use in day.by_others:
+            by_others[use.user.uid or "", use.allocatee.uid or ""] += use.units
         for board in day.physical_gpus:
             billed["no_data"] += board.present - board.covered
     assert min(billed.values(), default=0) >= 0
-    return +billed
+    return Charged(+billed, +by_others)
 
 
 def inventory_rows(boards: dict[str, list[tuple[float, bool]]]) -> list[Row]:
@@ -149,19 +152,22 @@ def time_there_ns(versions: list[tuple[float, bool]], hour: int) -> int:
 
 def expected(
     rows: list[Row], boards: dict[str, list[tuple[float, bool]]], claims: dict[str, Claim]
-) -> Counter[str]:
+) -> Charged:
     by_physical_gpu: dict[tuple[str, int], list[Row]] = defaultdict(list)
     for row in rows:
         by_physical_gpu[row.get("parent_uuid") or row["gpu_uuid"], row["hour"]].append(row)
     billed: Counter[str] = Counter()
+    by_others: Counter[tuple[str, str]] = Counter()
     for hour_us in range(*WINDOW, HOUR_US):
         hour = (hour_us - BEGIN_US) // HOUR_US
         for board in ("GPU-a", "GPU-b"):
             there = time_there_ns(boards[board], hour) if boards else 0
-            billed += charge_gpu_hour(
+            charged = charge_gpu_hour(
                 by_physical_gpu[board, hour_us], there, lambda who: claims.get(who, Claim())
             )
-    return billed
+            billed += charged.billed
+            by_others += charged.by_others
+    return Charged(billed, by_others)
 
 
 def test_the_documented_example_has_the_documented_result(tmp_path: Path) -> None:
@@ -178,7 +184,7 @@ def test_the_documented_example_has_the_documented_result(tmp_path: Path) -> Non
     store = write_store(tmp_path, usage_hourly=written, inventory=[inventory_row()])
     names = {"a": "uid-a", "b": "uid-b", "c": "uid-c", "unresponsive": "overhead"}
     documented = {names.get(to, to): int(minutes) for to, minutes, _ in charges}
-    billed = billed_by_store(store, {"uid-b": Claim("used")})
+    billed = charged_by_store(store, {"uid-b": Claim("used")}).billed
     hour = {to: units // (minute_ns * UNITS) for to, units in billed.items()}
     assert hour == {**documented, "no_data": 60}  # the second hour has no usage
     assert len(rows) == 5
@@ -202,7 +208,7 @@ def test_the_result_for_each_gpu_and_hour_equals_that_of_the_rules(
 ) -> None:
     with TemporaryDirectory() as folder:
         store = write_store(Path(folder), usage_hourly=rows, inventory=inventory_rows(boards))
-        assert billed_by_store(store, claims) == expected(rows, boards, claims)
+        assert charged_by_store(store, claims) == expected(rows, boards, claims)
 
 
 @examples(30)
@@ -214,6 +220,6 @@ def test_minutes_are_billed_like_the_hour_that_they_sum_to(rows: list[Row]) -> N
         inventory = inventory_rows(boards)
         hourly = write_store(Path(folder), usage_hourly=rows, inventory=inventory)
         by_minute = write_store(Path(other), usage=minutes, inventory=inventory)
-        billed = billed_by_store(by_minute, ALL_ALLOCATED)
-        assert billed == billed_by_store(hourly, ALL_ALLOCATED)
-        assert sum(billed.values()) == 2 * HOURS * HOUR_NS * UNITS
+        charged = charged_by_store(by_minute, ALL_ALLOCATED)
+        assert charged == charged_by_store(hourly, ALL_ALLOCATED)
+        assert sum(charged.billed.values()) == 2 * HOURS * HOUR_NS * UNITS
