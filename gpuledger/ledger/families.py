@@ -315,6 +315,18 @@ POD_INFO: Final = Family(
         ),
     ),
 )
+POD_DELETED: Final = Family(
+    labels=("namespace", "pod", "pod_uid"),
+    identity=("pod_uid",),
+    metrics=(
+        FamilyMetric(
+            name="gpuledger_pod_deleted_timestamp_seconds",
+            help="Time at which the API server deleted the pod, since the epoch. Only for deleted"
+            " pods that still use GPUs or have them allocated.",
+            over_interval=OverInterval.LAST,
+        ),
+    ),
+)
 NAMESPACE_INFO: Final = Family(
     labels=("namespace",),
     identity=("namespace",),
@@ -374,6 +386,7 @@ FAMILIES: Final = (
     ALLOCATION,
     REQUESTED,
     POD_INFO,
+    POD_DELETED,
     NAMESPACE_INFO,
     NODE_INFO,
 )

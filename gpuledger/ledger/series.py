@@ -38,6 +38,7 @@ from gpuledger.ledger.families import (
     NODE,
     NODE_INFO,
     POD,
+    POD_DELETED,
     POD_INFO,
     QUANTITIES_OF_USERS,
     REQUESTED,
@@ -226,6 +227,10 @@ class EventSeries:
         found: dict[SeriesGroup, SeriesValues] = {}
         for labels in _pod_labels(event, self._sent.pods):
             found[SeriesGroup(self._pod_info, labels)] = _INFO
+        for pod in event.pods:
+            if pod.deleted_time_ns is not None and pod.uid is not None:
+                labels = (shared(pod.namespace or ""), pod.name or "", pod.uid)
+                found[SeriesGroup(POD_DELETED, labels)] = (pod.deleted_time_ns / 10**9,)
         if self._sent.namespaces:
             for namespace in event.namespaces or ():
                 chosen = _chosen(namespace.labels, self._sent.namespaces)

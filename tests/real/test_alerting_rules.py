@@ -175,6 +175,97 @@ def test_a_gpu_that_works_for_no_pod_fires_after_a_minute(
     assert found is fires
 
 
+POD_BUSY = "gpuledger_pod_gpu_busy_ratio"
+ALLOCATION = "gpuledger_allocation_gpu_ratio"
+USER = {"namespace": "c", "pod": "user-0", "pod_uid": "uid-user", "container": "main"}
+Labels = dict[str, str]
+
+
+def allocated_to(**allocatee: str) -> Labels:
+    """Return the labels of a part of the GPU that is allocated."""
+    return GPU | {f"allocated_{name}": value for name, value in allocatee.items()}
+
+
+TO_OTHER = allocated_to(namespace="a", pod="other-0", pod_uid="uid-other", container="main")
+TO_USER = allocated_to(namespace="c", pod="user-0", pod_uid="uid-user", container="worker")
+USES: dict[str, tuple[list[Labels], bool]] = {
+    "allocated to another pod": ([TO_OTHER], True),
+    "allocated to nobody": ([GPU], False),
+    "allocated to the pod": ([TO_USER], False),
+    "shared with the pod": ([TO_OTHER, TO_USER, GPU], False),
+    "partly allocated to another pod": ([TO_OTHER, GPU], True),
+    "allocated to a job": ([allocated_to(job_id="7")], True),
+    "allocated to the pod, by its name": (
+        [allocated_to(namespace="c", pod="user-0", pod_state="named"), TO_OTHER],
+        False,
+    ),
+    "allocated to a pod of the same name": (
+        [allocated_to(namespace="c", pod="user-0", pod_uid="uid-newer")],
+        True,
+    ),
+    "another GPU allocated to the pod": ([TO_OTHER, TO_USER | {"gpu_uuid": "GPU-2"}], True),
+    "allocated on another node": ([TO_OTHER | {"node": "m"}], False),
+}
+
+
+def uses(*allocations: Labels, busy: str, user: Labels = USER) -> dict[str, tuple[Labels, str]]:
+    """Return the series of a pod that uses a GPU with these allocations."""
+    series = {
+        ALLOCATION + " " * number: (labels, "0.5+0x240")
+        for number, labels in enumerate(allocations)
+    }
+    info = GPU | {"gpu_index": "0"}
+    return {POD_BUSY: (GPU | user, busy), "gpuledger_gpu_info": (info, "1+0x240"), **series}
+
+
+@pytest.mark.parametrize("case", USES)
+def test_use_of_a_gpu_that_is_allocated_to_another_pod_fires(
+    case: str, promtool: Path, tmp_path: Path
+) -> None:
+    allocations, fires = USES[case]
+    series = uses(*allocations, busy="0.05+0x240")
+    found = fires_at_the_end("GpuUsedWithoutAllocation", series, promtool, tmp_path, interval="15s")
+    assert found is fires
+
+
+@pytest.mark.parametrize(
+    ("busy", "fires"),
+    [("0.04+0x240", False), ("0+0x225 1+0x15", False), ("0+0x215 1+0x25", True)],
+)
+def test_use_without_an_allocation_fires_after_five_minutes(
+    busy: str, *, fires: bool, promtool: Path, tmp_path: Path
+) -> None:
+    series = uses(TO_OTHER, busy=busy)
+    found = fires_at_the_end("GpuUsedWithoutAllocation", series, promtool, tmp_path, interval="15s")
+    assert found is fires
+
+
+def test_a_user_without_a_name_may_be_the_allocatee(promtool: Path, tmp_path: Path) -> None:
+    series = uses(TO_OTHER, busy="1+0x240", user={"pod_uid": "uid-user"})
+    alert = "GpuUsedWithoutAllocation"
+    assert not fires_at_the_end(alert, series, promtool, tmp_path, interval="15s")
+
+
+@pytest.mark.parametrize(
+    ("deleted", "busy", "fires"),
+    [
+        ("uid-user", "0.05+0x240", True),
+        ("uid-user", "0.04+0x240", False),
+        ("uid-user", "0+0x225 1+0x15", False),
+        ("uid-other", "1+0x240", False),
+    ],
+)
+def test_use_by_a_deleted_pod_fires(
+    deleted: str, busy: str, *, fires: bool, promtool: Path, tmp_path: Path
+) -> None:
+    named = {"namespace": "c", "pod": "user-0", "pod_uid": deleted}
+    place = {"cluster": GPU["cluster"], "node": GPU["node"]}
+    series = uses(TO_USER, busy=busy)
+    series["gpuledger_pod_deleted_timestamp_seconds"] = (place | named, "1795000000+0x240")
+    found = fires_at_the_end("GpuUsedByDeletedPod", series, promtool, tmp_path, interval="15s")
+    assert found is fires
+
+
 def fires_at_the_end(
     alert: str,
     series: dict[str, tuple[dict[str, str], str]],

@@ -77,7 +77,6 @@ def test_a_bill_shows_use_of_a_gpu_that_is_allocated_to_another_pod(lines: Lines
         assert reported == [lines["hitchhiker-0"]["used_gpu_seconds"]], pod
 
 
-@pytest.mark.xfail(raises=AssertionError, reason="no alert compares use with allocations")
 @pytest.mark.parametrize(
     "name",
     [

@@ -17,6 +17,7 @@ from gpuledger.ledger.families import (
     NODE,
     NODE_INFO,
     POD,
+    POD_DELETED,
     POD_INFO,
     REQUESTED,
     Family,
@@ -179,6 +180,13 @@ def test_only_a_pod_that_its_own_node_reports_with_its_uid_is_described(
 ) -> None:
     """Two series of one UID would make a query that joins them fail."""
     assert labels_of(POD_INFO, values_of(event(entries=[], pods=[described]))) == reported
+
+
+def test_only_a_deleted_pod_has_the_time_of_its_deletion() -> None:
+    gone = pod(uid="uid-gone", name="gone-0", deleted_time_ns=1_795_000_000_500_000_000)
+    labels = {"namespace": "research", "pod": "gone-0", "pod_uid": "uid-gone"}
+
+    assert of(POD_DELETED, values_of(event(pods=[pod(), gone]))) == [(labels, (1_795_000_000.5,))]
 
 
 def test_a_uid_that_occurs_twice_is_described_once() -> None:

@@ -15,6 +15,7 @@ from gpuledger.ledger.families import (
     INCIDENT_FAMILIES,
     NAMESPACE_INFO,
     NODE_INFO,
+    POD_DELETED,
     POD_INFO,
     Family,
 )
@@ -37,7 +38,7 @@ OF_DEVICES = {"gpu_uuid", "gpu_index", "model"}
 OF_INSTANCES = {*OF_DEVICES, "parent_uuid", "gpu_instance", "compute_instance", "mig_profile"}
 OF_ACCOUNTS = {"category", "pod", "namespace", "container", "allocated_pod"}
 OF_METHODS = {"gpu_uuid", "quantity", "method"}
-INFO = (POD_INFO, NAMESPACE_INFO, NODE_INFO)
+INFO = (POD_INFO, POD_DELETED, NAMESPACE_INFO, NODE_INFO)
 
 
 def names_of(family: Family) -> set[str]:
