@@ -129,13 +129,18 @@ def _arithmetic(bill: Bill, line: BillLine) -> Iterator[str]:
 def _by_others(bill: Bill, line: BillLine) -> Iterator[str]:
     """Yield the use without an allocation, with the other line item of each."""
     texts = []
+    users_pay = bill.policy.policy.use_without_allocation == "user"
     for (user, allocatee), by_pricing in bill.by_others.items():
-        hours = f"{_hours(sum(by_pricing.values()))} h"
+        hours, paid = (
+            f"{_hours(sum(getattr(cell, name) for cell in by_pricing.values()))} h"
+            for name in ("units", "paid")
+        )
+        pays = f"; the user pays for {paid}" if users_pay else ""
         if user == line.key:
-            texts.append(f"  used without an allocation: {hours}, allocated to")
-            texts[-1] += f" {_named(bill, allocatee.values)}"
+            named = _named(bill, allocatee.values)
+            texts.append(f"  used without an allocation: {hours}, allocated to {named}{pays}")
         elif allocatee == line.key:
-            texts.append(f"  used by others: {hours}, by {_named(bill, user.values)}")
+            texts.append(f"  used by others: {hours}, by {_named(bill, user.values)}{pays}")
     yield from sorted(texts)
 
 

@@ -20,6 +20,7 @@ from gpuledger_reports.pricing.lookup import (
     BillLookup,
     Cell,
     CellKey,
+    OthersCell,
     Pricing,
     Values,
     names_suffice,
@@ -140,10 +141,10 @@ class Bill:
     shown: int
     """The number of the bill's own dimensions. The key of a cell begins with the values of these;
     the values of dimensions that only rules match follow."""
-    by_others: dict[tuple[CellKey, CellKey], dict[Pricing, int]] = field(
+    by_others: dict[tuple[CellKey, CellKey], dict[Pricing, OthersCell]] = field(
         default_factory=dict, repr=False
     )
-    """Use without an allocation in units, by the lines of the user and the allocatee."""
+    """Use without an allocation, by the lines of the user and the allocatee."""
     removed_until_us: int | None = None
     """The time before which retention removed usage of the window; `None` if it removed none."""
     revision: int | None = None
@@ -434,14 +435,16 @@ def _ratio(part: int, whole: int) -> Fraction | None:
     return Fraction(part, whole) if whole else None
 
 
-def _by_lines(tally: BillTally, *, shown: int) -> dict[tuple[CellKey, CellKey], dict[Pricing, int]]:
+def _by_lines(
+    tally: BillTally, *, shown: int
+) -> dict[tuple[CellKey, CellKey], dict[Pricing, OthersCell]]:
     """Return the use without an allocation by lines instead of cells, which are finer."""
-    found: dict[tuple[CellKey, CellKey], dict[Pricing, int]] = {}
+    found: dict[tuple[CellKey, CellKey], dict[Pricing, OthersCell]] = {}
     for cells, by_pricing in tally.by_others.items():
         user, allocatee = (CellKey(key.values[:shown], key.kind) for key in cells)
         of_lines = found.setdefault((user, allocatee), {})
-        for pricing, units in by_pricing.items():
-            of_lines[pricing] = of_lines.get(pricing, 0) + units
+        for pricing, cell in by_pricing.items():
+            of_lines.setdefault(pricing, OthersCell()).add(cell)
     return found
 
 
@@ -453,12 +456,12 @@ def _lines(
     window: Window,
     by: tuple[str, ...],
     currency: str,
-    by_others: dict[tuple[CellKey, CellKey], dict[Pricing, int]],
+    by_others: dict[tuple[CellKey, CellKey], dict[Pricing, OthersCell]],
 ) -> list[BillLine]:
     others_of: dict[CellKey, int] = defaultdict(int)
     for lines, by_pricing in by_others.items():
         for key in set(lines):
-            others_of[key] += sum(by_pricing.values())
+            others_of[key] += sum(cell.units for cell in by_pricing.values())
     shown: dict[CellKey, list[CellKey]] = defaultdict(list)
     for key in {**tally.cells, **dict.fromkeys(extra)}:
         shown[CellKey(key.values[: len(by)], key.kind)].append(key)

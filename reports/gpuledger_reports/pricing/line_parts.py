@@ -64,8 +64,8 @@ def parts_of(bill: Bill) -> dict[CellKey, list[ChargePart]]:
     cells = _cells_of(bill)
     others: dict[CellKey, dict[Pricing, int]] = defaultdict(lambda: defaultdict(int))
     for lines, by_pricing in bill.by_others.items():
-        for key, (pricing, units) in product(set(lines), by_pricing.items()):
-            others[key][pricing] += units
+        for key, (pricing, cell) in product(set(lines), by_pricing.items()):
+            others[key][pricing] += cell.units
     ratios = _ratios(bill, cells)
     digits = minor_digits(bill.currency)
     found = {}

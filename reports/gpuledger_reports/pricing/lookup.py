@@ -111,6 +111,20 @@ class Cell:
         return pricing.rate.per_millijoule * self.energy_millijoules
 
 
+@dataclass(kw_only=True)
+class OthersCell:
+    """The sum of the use without an allocation of a user and an allocatee, in units."""
+
+    units: int = 0
+    paid: int = 0
+    """The part for which the user pays instead of the allocatee."""
+
+    def add(self, other: "OthersCell") -> None:
+        """Add the amounts of another cell."""
+        self.units += other.units
+        self.paid += other.paid
+
+
 class CellKey(NamedTuple):
     """Identifies a `Cell` by the values of dimensions and by the kind of idle."""
 
@@ -138,6 +152,7 @@ class BillLookup:
             node: effective_versions(versions) for node, versions in reader.nodes.items()
         }
         self.prices = PriceBook(policy)
+        self.users_pay = policy.use_without_allocation == "user"
         self.dimensions = Dimensions(dimensions, policy=policy, book=book)
         self._of_basis = Dimensions(of_basis, policy=policy, book=book)
         self._window = window

@@ -347,6 +347,9 @@ class BillPolicy(_PolicyPart, frozen=True, kw_only=True):
     exchange_rates: list[ExchangeRate] = []
     mig_slices: Literal["compute", "memory"] = "compute"
     """The kind of slices that determines a MIG instance's part of a physical GPU."""
+    use_without_allocation: Literal["allocatee", "user"] = "allocatee"
+    """The tenant that pays for allocated time that a pod or job without an allocation used. With
+    `user`, the user pays instead of an allocatee that pays by allocated time."""
     basis: list[BasisRule] = []
     idle: list[IdleRule] = []
     shared: list[SharedRule] = []

@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from gpuledger.errors import GpuledgerError
-from gpuledger_reports.pricing.lookup import IDLE_WORDS, BillLookup, Cell, CellKey, Pricing, Scope
+from gpuledger_reports.pricing.lookup import (
+    IDLE_WORDS,
+    BillLookup,
+    Cell,
+    CellKey,
+    OthersCell,
+    Pricing,
+    Scope,
+)
 from gpuledger_reports.pricing.money import fraction_of
 from gpuledger_reports.pricing.policy import IDLE_KINDS, IdleKind, IdleRule, SharedRule
 from gpuledger_reports.pricing.tenants import SHARED, UNALLOCATED, fits_all
@@ -64,8 +72,8 @@ class BillTally:
         self.cells: dict[CellKey, dict[Pricing, Cell]] = {}
         self.present = self.covered = self.excess = self.used = self.measured = self.unlisted = 0
         self.unlisted_gpus: set[tuple[Node, str]] = set()
-        self.by_others: dict[tuple[CellKey, CellKey], dict[Pricing, int]] = {}
-        """Use without an allocation in units, by the cells of the user and the allocatee."""
+        self.by_others: dict[tuple[CellKey, CellKey], dict[Pricing, OthersCell]] = {}
+        """Use without an allocation, by the cells of the user and the allocatee."""
         self._physical_units: dict[Pricing, int] = defaultdict(int)
         self._device_units: dict[Pricing, int] = defaultdict(int)
         self._millijoules: dict[Pricing, int] = defaultdict(int)
@@ -154,8 +162,13 @@ class BillTally:
             since_us = self._lookup.since(*use.device[:2], use.since_us)
             pricing = self._lookup.pricing_of(use.device, since_us)
             user, allocatee = keys
+            paid = use.billed if self._lookup.users_pay else 0
             found = self.by_others.setdefault((user, allocatee), {})
-            found[pricing] = found.get(pricing, 0) + use.units
+            found.setdefault(pricing, OthersCell()).add(OthersCell(units=use.units, paid=paid))
+            # Both have the same terms, so the sum of the costs stays the same.
+            if paid:
+                self._cell(user, pricing).billed += paid
+                self._cell(allocatee, pricing).billed -= paid
 
     def _party_cell(
         self,

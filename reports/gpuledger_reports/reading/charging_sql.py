@@ -9,7 +9,8 @@ the inventory does not list the GPU in that hour, they sum to the time that tick
    tenant's basis. A user without an allocation claims its used time; these claims together are at
    most the device's unallocated time. The rest of a pod's or job's used time without an allocation
    is use of time that others have: at most the allocated time, and divided among the allocatees in
-   proportion to it. It is a number of its own, which by default changes no claim.
+   proportion to it. It is a number of its own that changes no claim. A policy may later move the
+   units of allocatees that pay by allocated time to the user.
 3. If the claims exceed the device's time, they are scaled down. The remaining time is unused if it
    was allocated, otherwise idle.
 4. Time of the physical GPU without ticks is `no_data`.
@@ -576,7 +577,8 @@ WITH parted AS (
 SELECT device, hour_us, party, unresponsive_part, answering, all_answering - free AS all_allocated,
     {scaled("due", "all_answering", "all_due", device_hour, "party")} AS billed,
     answering > 0 AND party <> 0 AS has_allocation, own,
-    CASE WHEN is_tenant AND own = 0 THEN request - grant_ ELSE 0 END AS by_others
+    CASE WHEN is_tenant AND own = 0 THEN request - grant_ ELSE 0 END AS by_others,
+    basis = 'allocated' AS pays_allocated
 FROM claimed
 """  # noqa: S608  # our own names
 
@@ -631,6 +633,8 @@ class UsedByOthersRow(DeviceRow, frozen=True, gc=False):
     user_party: int
     allocatee_party: int
     units: int
+    billed: int
+    """The part that is billed to an allocatee that pays by allocated time."""
 
 
 def used_by_others_sql(detail: Detail) -> str:
@@ -638,19 +642,26 @@ def used_by_others_sql(detail: Detail) -> str:
     divided = scaled(
         "own", "by_others", "all_own", "device, hour_us, user_party", "allocatee_party"
     )
+    billed = scaled("part", "billed", "all_parts", "device, hour_us, allocatee_party", "user_party")
     return f"""
 WITH allocatees AS (
     SELECT device, hour_us, party AS allocatee_party, own,
+        CASE WHEN pays_allocated THEN billed ELSE 0 END AS billed,
         sum(own) OVER (PARTITION BY device, hour_us) AS all_own
     FROM complex_charges WHERE own > 0
 ), pairs AS (
-    SELECT device, hour_us, party AS user_party, allocatee_party, own, all_own, by_others
+    SELECT device, hour_us, party AS user_party, allocatee_party, own, all_own, billed, by_others
     FROM (SELECT device, hour_us, party, by_others FROM complex_charges WHERE by_others > 0)
     JOIN allocatees USING (device, hour_us)
 ), parts AS (
-    SELECT device, hour_us, user_party, allocatee_party, {divided} AS part FROM pairs
+    SELECT device, hour_us, user_party, allocatee_party, billed, {divided} AS part FROM pairs
+), summed AS (
+    SELECT *, sum(part) OVER (PARTITION BY device, hour_us, allocatee_party) AS all_parts
+    FROM parts
+), billed_parts AS (
+    SELECT device, hour_us, user_party, allocatee_party, part, {billed} AS billed FROM summed
 )
 SELECT {detail.device(node="class_node", since_us=detail.since)}, user_party, allocatee_party,
-    sum(part) AS units
-FROM parts JOIN devices USING (device) GROUP BY ALL
+    sum(part) AS units, sum(billed) AS billed
+FROM billed_parts JOIN devices USING (device) GROUP BY ALL
 """  # noqa: S608  # our own names

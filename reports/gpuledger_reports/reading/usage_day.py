@@ -418,6 +418,7 @@ class _UsageDay:
                     allocatee=allocatee,
                     allocatee_since_us=max(row.since_us, allocatee_us),
                     units=int(row.units),
+                    billed=int(row.billed),
                 )
             )
         return found

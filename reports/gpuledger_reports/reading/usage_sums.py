@@ -123,6 +123,8 @@ class UsedByOthers(NamedTuple):
     allocatee: PartyKey
     allocatee_since_us: int
     units: int
+    billed: int
+    """The part that is billed to an allocatee that pays by allocated time."""
 
 
 class PhysicalGpuTime(NamedTuple):

@@ -57,6 +57,8 @@ class Charged(NamedTuple):
     """By tenant and by kind of idle."""
     by_others: Counter[tuple[str, str]]
     """Used without an allocation, by user and allocatee."""
+    paid: Counter[tuple[str, str]]
+    """The part that is billed to an allocatee that pays by allocated time."""
 
 
 def charge_gpu_hour(
@@ -85,7 +87,7 @@ def charge_gpu_hour(
         amount = max(0, amount)
         return amount * there // covered if covered > there else amount
 
-    charged = Charged(Counter(), Counter())
+    charged = Charged(Counter(), Counter(), Counter())
     for device in {device for device, _ in (*allocated, *used)}:
         charge_device(
             {who: units for (of, who), units in fitted.items() if of == device},
@@ -95,7 +97,7 @@ def charge_gpu_hour(
             charged,
         )
     charged.billed["no_data"] += there - sum(fitted.values())
-    return Charged(+charged.billed, +charged.by_others)
+    return Charged(+charged.billed, +charged.by_others, +charged.paid)
 
 
 def charge_device(
@@ -125,11 +127,17 @@ def charge_device(
     fitting = fit(others, free)
     claims |= fitting
     allocatees = {who: units for who, units in allocated.items() if units and who != NOBODY}
+    granted = fit(claims, usable)
+    parts: dict[str, dict[str, int]] = defaultdict(dict)
     for user, use in others.items():
         if user not in {"host", "unattributed", *allocatees}:
             for allocatee, units in fit(allocatees, use - fitting[user]).items():
                 charged.by_others[user, allocatee] += units
-    granted = fit(claims, usable)
+                parts[allocatee][user] = units
+    for allocatee, by_user in parts.items():
+        pays = granted.get(allocatee, 0) if claim_of(allocatee).basis == "allocated" else 0
+        for user, units in fit(by_user, pays).items():
+            charged.paid[user, allocatee] += units
     for who, units in granted.items():
         billed["overhead" if who in ("host", "unattributed") else who] += units
     left_over = usable - sum(granted.values())

@@ -544,6 +544,7 @@ TABLE = "{kind: idle, share: table, by: pod, weights: {a: 1, x: 2}}"
 MACHINE = "{name: m, instance: {per_hour: 98.32, gpus: 8, vcpus: 192, memory_gb: 2048}}"
 POLICIES = [
     SEVEN,
+    SEVEN + "use_without_allocation: user\nbasis: [{basis: used, match: {pod: a}}]",
     SEVEN + "basis: [{basis: used, match: {pod: a}}, {basis: blended, allocated_weight: 0.3}]",
     f"currency: JPY\nprices: [{{name: h, per_gpu_hour: 100.1}}]\nidle: [{EVEN}, {SHARED}]",
     f"{SEVEN}idle: [{EVEN}]\nshared: [{{match: {{pod: a}}, share: allocated}}]",

@@ -106,6 +106,7 @@ def charged_by_store(store: str, claims: dict[str, Claim]) -> Charged:
 
     billed: Counter[str] = Counter()
     by_others: Counter[tuple[str, str]] = Counter()
+    paid: Counter[tuple[str, str]] = Counter()
     for day in days_of(UsageReader(store), WINDOW, changes=[], basis_of=basis_of):
         for row in day.usage:
             if row.is_allocated:
@@ -119,11 +120,13 @@ def charged_by_store(store: str, claims: dict[str, Claim]) -> Charged:
             billed["unused"] += idle.unused
             billed["idle"] += idle.idle
         for use in day.by_others:
-            by_others[use.user.uid or "", use.allocatee.uid or ""] += use.units
+            pair = (use.user.uid or "", use.allocatee.uid or "")
+            by_others[pair] += use.units
+            paid[pair] += use.billed
         for board in day.physical_gpus:
             billed["no_data"] += board.present - board.covered
     assert min(billed.values(), default=0) >= 0
-    return Charged(+billed, +by_others)
+    return Charged(+billed, +by_others, +paid)
 
 
 def inventory_rows(boards: dict[str, list[tuple[float, bool]]]) -> list[Row]:
@@ -158,6 +161,7 @@ def expected(
         by_physical_gpu[row.get("parent_uuid") or row["gpu_uuid"], row["hour"]].append(row)
     billed: Counter[str] = Counter()
     by_others: Counter[tuple[str, str]] = Counter()
+    paid: Counter[tuple[str, str]] = Counter()
     for hour_us in range(*WINDOW, HOUR_US):
         hour = (hour_us - BEGIN_US) // HOUR_US
         for board in ("GPU-a", "GPU-b"):
@@ -167,7 +171,8 @@ def expected(
             )
             billed += charged.billed
             by_others += charged.by_others
-    return Charged(billed, by_others)
+            paid += charged.paid
+    return Charged(billed, by_others, paid)
 
 
 def test_the_documented_example_has_the_documented_result(tmp_path: Path) -> None:

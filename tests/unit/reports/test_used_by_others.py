@@ -169,6 +169,65 @@ def test_it_changes_no_cost(tmp_path: Path) -> None:
     assert costs(bill_of(store, hours=1)) == {"a": "7.00", "c": "0.00"}
 
 
+def test_the_example_of_the_rules_has_its_result(tmp_path: Path) -> None:
+    store = store_of(
+        tmp_path,
+        given_to("a", 30),
+        given_to("b", 20, unresponsive_ns=5 * MINUTE_NS),
+        given_to(None, 10),
+        by("b", 6),
+        by("c", 16),
+    )
+    bill = bill_of(store, SEVEN + "basis: [{match: {pod: b}, basis: used}]", hours=1)
+    assert minutes_of(bill) == {
+        "a": Fraction("3.6"),
+        "b": Fraction("2.4"),
+        "c": 6,
+    }
+    assert gpu_seconds(next(line.billed for line in bill.lines if line.values == ("c",))) == 600
+
+
+USERS_PAY = SEVEN + "use_without_allocation: user\n"
+
+
+@pytest.mark.parametrize(
+    ("rows", "basis", "expected"),
+    [
+        ([given_to("a"), by("c", 30)], "", {"a": "3.50", "c": "3.50"}),
+        (
+            [given_to("a", 30), given_to("b", 30), by("c", 30)],
+            "",
+            {"a": "1.75", "b": "1.75", "c": "3.50"},
+        ),
+        ([given_to("a"), by("c", 60), by("d", 60)], "", {"a": "0.00", "c": "3.50", "d": "3.50"}),
+        (
+            [given_to("a", 30), given_to(None, 30), by("c", 45)],
+            "",
+            {"a": "1.75", "c": "5.25"},
+        ),
+        ([given_to("a"), other("host", 30)], "", {"a": "7.00", "__host__": "0.00"}),
+        (
+            [given_to("a"), by("c", 30)],
+            "basis: [{basis: used}]",
+            {"a": "0.00", "c": "0.00", "__unused__": "7.00"},
+        ),
+    ],
+)
+def test_the_user_pays_for_the_allocatees_time_if_the_policy_requires_it(
+    rows: Sequence[Row], basis: str, expected: dict[str, str], tmp_path: Path
+) -> None:
+    bill = bill_of(store_of(tmp_path, *rows), USERS_PAY + basis, hours=1)
+    assert {line.values[0]: f"{line.cost:f}" for line in bill.lines} == expected
+    assert bill.exact_asset_cost == 7
+
+
+def test_unused_cost_stays_with_the_allocatee(tmp_path: Path) -> None:
+    store = store_of(tmp_path, given_to("a", busy_ns=15 * MINUTE_NS), by("c", 45))
+    bill = bill_of(store, USERS_PAY, hours=1)
+    found = {line.values[0]: (line.gpu_cost, line.unused_cost) for line in bill.lines}
+    assert found == {"a": (Fraction(7, 4), Fraction(7, 4)), "c": (Fraction(21, 4), 0)}
+
+
 def test_a_line_of_both_pods_counts_it_once(tmp_path: Path) -> None:
     store = store_of(
         tmp_path,
@@ -243,6 +302,18 @@ def test_an_explanation_names_the_other_line(tmp_path: Path) -> None:
     assert "  used by others: 0.5 h, by pod c" in texts["a"]
     assert "  used without an allocation: 0.5 h, allocated to pod a" in texts["c"]
     assert "  used without an allocation: 0.166667 h, allocated to pod b" in texts["c"]
+
+
+def test_an_explanation_shows_the_time_for_which_the_user_pays(tmp_path: Path) -> None:
+    read = ReadPolicy(parse_policy(USERS_PAY), "", "test")
+    maker = BillMaker(
+        UsageReader(store_of(tmp_path, given_to("a"), by("c", 30))), read, by=("pod",)
+    )
+    bill = maker.make(Window(BEGIN_US, BEGIN_US + HOUR_US))
+    (line,) = (line for line in bill.lines if line.values == ("a",))
+    texts = list(explain_line(bill, line, maker=maker, max_rows=0))
+    assert "  used by others: 0.5 h, by pod c; the user pays for 0.5 h" in texts
+    assert "  H100, prod: 0.5 GPU h x 7 = 3.5" in texts
 
 
 def test_a_closed_bill_keeps_it(tmp_path: Path) -> None:
