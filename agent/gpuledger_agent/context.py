@@ -32,10 +32,10 @@ from gpuledger_agent.host.kubelet.pod_labels import PodLabels, PodList
 from gpuledger_agent.host.node_pods import (
     ContainerNames,
     HasCgroup,
+    ListedPods,
     ListNames,
     PodChanges,
     PodEnds,
-    PodEntries,
     PodFolders,
     PodUids,
 )
@@ -345,7 +345,7 @@ class AgentContext:
             backoff=Backoff(),
             settings=settings,
             find_ended=PodEnds(host.pod_folders).find_ended,
-            find_ended_entries=PodEntries(host.pod_folders).find_ended,
+            listed_pods=ListedPods(host.pod_folders),
             have_pods_changed=PodChanges(host.list_pod_folders, host.list_pod_cgroups).have_changed,
         )
 

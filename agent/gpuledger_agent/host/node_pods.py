@@ -16,8 +16,8 @@ Only the names are read; the files' contents belong to root and are not needed.
   no cgroup for any of its UIDs, it has therefore ended, even if it ended before the agent started.
   In two cases this is uncertain, and the pod counts as running: the pod has no directory, or the
   node shows no pod cgroups and this pod's cgroup was never seen.
-- `PodEntries` finds ended pods if the kubelet's list has several entries with the same pod name: a
-  pod may be recreated with the same name while the kubelet still lists the former pod.
+- `ListedPods` finds ended pods if the kubelet's list has several pods of one name: a pod may be
+  recreated with the same name while the kubelet still lists the former pod.
 - `PodUids` finds a pod's UID by the pod's name, in the same directory names. If a name is reused,
   as by a StatefulSet, the former pod's directory exists for a while next to the new one. The UID
   that has a cgroup is then used; if several have a cgroup, the UID remains ambiguous.
@@ -25,7 +25,8 @@ Only the names are read; the files' contents belong to root and are not needed.
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import islice
 from pathlib import Path
@@ -304,50 +305,80 @@ class PodEnds:
         return False
 
 
-class PodEntries:
-    """Finds ended pods in the kubelet's list if several entries have the same pod name.
+class ListedPods:
+    """Finds ended pods in the kubelet's list if it contains several pods of one name.
 
-    Entries contain no UIDs. If a name has one entry and one running pod, the entry belongs to this
-    pod. If the name then gets a second entry and a second pod, these belong together too. If it is
-    unknown which pod an entry belongs to, because the agent started later, the pod counts as
-    running.
+    The list contains no UIDs. If it has one pod of a name, and one pod of this name runs, they are
+    the same pod, so the pod with this UID has these devices. If another pod of the name starts, its
+    devices are those that no known pod has. A pod in the list whose UID remains unknown, because
+    the agent started later, counts as running.
     """
 
     def __init__(self, folders: PodFolders) -> None:
-        """Start without entries; `folders` finds the pods' log directories and cgroups."""
+        """Start without pods; `folders` finds the pods' log directories and cgroups."""
         self._folders = folders
         self._devices: dict[PodName, dict[str, object]] = {}
-        """The devices of each pod whose entry is known, by the pod's name and UID."""
+        """The devices of each pod whose UID is known, by the pod's name and UID."""
+        self._running: dict[PodName, set[str]] = {}
+        """The UIDs of the pods that ran at the previous response."""
 
-    def find_ended(self, entries: Sequence[tuple[PodName, object]]) -> frozenset[int]:
-        """Return the positions of the entries whose pods have certainly ended.
+    def learn(self, listed: Sequence[tuple[PodName, object]]) -> None:
+        """Learn the UIDs of pods from a response; names that it does not contain are forgotten.
 
-        An entry consists of a pod's name and the pod's devices. Names without an entry are
-        forgotten.
+        `listed` contains the name and the devices of each pod.
         """
         self._folders.check()
-        by_name: dict[PodName, list[int]] = {}
-        for position, (name, _) in enumerate(entries):
-            by_name.setdefault(name, []).append(position)
-        self._devices = {name: self._devices.get(name, {}) for name in by_name}
-        ended: set[int] = set()
-        for name, positions in by_name.items():
-            known = self._devices[name]
-            running = [uid for uid in self._folders.uids_of(name) if self._folders.has_cgroup(uid)]
-            if len(positions) == 1:
-                if len(running) == 1:
-                    self._devices[name] = {running[0]: entries[positions[0]][1]}
-                continue
-            left = list(positions)
-            for uid, devices in known.items():
-                if found := [position for position in left if entries[position][1] == devices]:
-                    left.remove(found[0])
-                    if not self._folders.has_cgroup(uid):
-                        ended.add(found[0])
-            new = [uid for uid in running if uid not in known]
-            if len(left) == len(new) == 1:
-                known[new[0]] = entries[left[0]][1]
-        return frozenset(ended)
+        by_name: dict[PodName, list[object]] = {}
+        for name, devices in listed:
+            by_name.setdefault(name, []).append(devices)
+        before, self._running = self._running, {}
+        known, self._devices = self._devices, {}
+        for name, lists in by_name.items():
+            running = {uid for uid in self._folders.uids_of(name) if self._folders.has_cgroup(uid)}
+            self._running[name] = running
+            # A pod that started after the request may be missing from the response.
+            in_list = running & before.get(name, running)
+            self._devices[name] = _assign(lists, known.get(name, {}), running=in_list)
+
+    def find_ended(self, listed: Sequence[tuple[PodName, object]]) -> frozenset[int]:
+        """Return the positions of the pods that have certainly ended.
+
+        A pod that is the only one of its name is not among them; `PodEnds` finds it.
+        """
+        counts = Counter(name for name, _ in listed)
+        ended = {
+            name: [
+                devices
+                for uid, devices in self._devices.get(name, {}).items()
+                if not self._folders.has_cgroup(uid)
+            ]
+            for name, count in counts.items()
+            if count > 1
+        }
+        found = set()
+        for position, (name, devices) in enumerate(listed):
+            if devices in ended.get(name, ()):
+                ended[name].remove(devices)
+                found.add(position)
+        return frozenset(found)
+
+
+def _assign(
+    lists: Sequence[object], known: Mapping[str, object], *, running: AbstractSet[str]
+) -> dict[str, object]:
+    """Return the devices of the pods of one name, by UID.
+
+    `lists` are the devices of the listed pods; `known` are those of pods known before.
+    """
+    if len(lists) == 1 and len(running) == 1:
+        return dict.fromkeys(running, lists[0])
+    left, assigned = list(lists), {}
+    for uid, devices in known.items():
+        if devices in left:
+            left.remove(devices)
+            assigned[uid] = devices
+    new = running - assigned.keys()
+    return assigned | dict.fromkeys(new, left[0]) if len(left) == len(new) == 1 else assigned
 
 
 class PodUids:

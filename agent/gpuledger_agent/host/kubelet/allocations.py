@@ -40,6 +40,7 @@ from gpuledger_agent.host.kubelet.messages import (
     parse_allocatable,
     parse_answer,
 )
+from gpuledger_agent.host.node_pods import ListedPods
 from gpuledger_agent.metrics import (
     ALLOCATIONS,
     ALLOCATIONS_UNRESOLVED,
@@ -128,11 +129,6 @@ _log = structlog.get_logger(__name__)
 
 FindEnded = Callable[[AbstractSet[tuple[str, str]]], AbstractSet[tuple[str, str]]]
 """Takes pods, each as namespace and name, and returns the pods that have ended."""
-FindEndedEntries = Callable[
-    [Sequence[tuple[tuple[str, str], Sequence[DeviceAssignment]]]], AbstractSet[int]
-]
-"""Takes the entries of the kubelet's list, each with the pod's name and devices. If several entries
-have the same name, it returns the positions of those whose pods have ended."""
 HavePodsChanged = Callable[[], bool]
 """Returns whether pods were created or deleted on the node since the last call."""
 
@@ -149,16 +145,16 @@ class Allocations:
         backoff: Backoff,
         settings: KubeletSettings,
         find_ended: FindEnded = lambda _: frozenset(),
-        find_ended_entries: FindEndedEntries = lambda _: frozenset(),
+        listed_pods: ListedPods | None = None,
         have_pods_changed: HavePodsChanged = lambda: False,
     ) -> None:
         """Start without allocations.
 
-        `find_ended` and `find_ended_entries` find ended pods that the kubelet still lists.
+        `find_ended` and `listed_pods` find ended pods that the kubelet still lists.
         `have_pods_changed` is called in each tick; if it returns true, the kubelet is queried.
         """
         self._find_ended = find_ended
-        self._find_ended_entries = find_ended_entries
+        self._listed_pods = listed_pods
         self._have_pods_changed = have_pods_changed
         self._kubelet = kubelet
         self._clock = clock
@@ -174,8 +170,10 @@ class Allocations:
         self._done.set()
         self._answer = b""
         self._answered_ns: int | None = None
-        self._entries: list[tuple[tuple[str, str], Sequence[DeviceAssignment]]] = []
-        self._ended_entries: AbstractSet[int] = frozenset()
+        self._listed: list[tuple[tuple[str, str], Sequence[DeviceAssignment]]] = []
+        """The pods in the last response with GPUs, and others of the same names."""
+        self._ended: AbstractSet[int] = frozenset()
+        """The positions of ended pods in `_listed`."""
         self._has_repeated_names = False
         self._assignments: Sequence[DeviceAssignment] = ()
         """The devices of all entries of the kubelet's list whose pods have not ended."""
@@ -225,8 +223,7 @@ class Allocations:
         The list is empty if there is no response or the last response is too old. Callers must not
         change the list.
         """
-        if self._has_repeated_names:
-            self._leave_out_ended_entries()
+        self._leave_out_ended()
         assignments = self._assignments if self._is_fresh() else ()
         before, there = self._resolved_of, self._allocatable
         # Called in each tick, so resolve ids only if a response or the devices have changed.
@@ -308,24 +305,27 @@ class Allocations:
             ]
             with_devices = {name for name, devices in found if devices}
             # A pod without devices matters if another pod of the same name has some.
-            self._entries = [entry for entry in found if entry[0] in with_devices]
-            self._has_repeated_names = len(self._entries) > len(with_devices)
-            self._assignments = [one for _, devices in self._entries for one in devices]
-            self._ended_entries = frozenset()
+            self._listed = [pod for pod in found if pod[0] in with_devices]
+            self._has_repeated_names = len(self._listed) > len(with_devices)
+            self._assignments = [one for _, devices in self._listed for one in devices]
+            self._ended = frozenset()
             self._answer = answer
-        self._leave_out_ended_entries()
+        if self._listed_pods:
+            self._listed_pods.learn(self._listed)
         self._answered_ns = self._clock.monotonic_ns()
         KUBELET_ANSWERS.inc()
         count = sum(assignment.is_gpu_resource for assignment in self._assignments)
         self._check.ok(f"{count} devices are allocated to containers")
 
-    def _leave_out_ended_entries(self) -> None:
-        ended = self._find_ended_entries(self._entries)
-        if ended != self._ended_entries:
-            self._ended_entries = ended
+    def _leave_out_ended(self) -> None:
+        if self._listed_pods is None or not self._has_repeated_names:
+            return
+        ended = self._listed_pods.find_ended(self._listed)
+        if ended != self._ended:
+            self._ended = ended
             self._assignments = [
                 one
-                for position, (_, devices) in enumerate(self._entries)
+                for position, (_, devices) in enumerate(self._listed)
                 if position not in ended
                 for one in devices
             ]

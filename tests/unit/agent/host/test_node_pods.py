@@ -11,10 +11,10 @@ import pytest
 
 from gpuledger_agent.host.node_pods import (
     MAX_NAMES,
+    ListedPods,
     PodCgroups,
     PodChanges,
     PodEnds,
-    PodEntries,
     PodFolders,
     PodUids,
 )
@@ -46,7 +46,7 @@ class Pods:
             clock=self.clock,
         )
         self.ends, self.uids = PodEnds(folders), PodUids(folders)
-        self.entries = PodEntries(folders)
+        self.listed = ListedPods(folders)
 
     def list_folders(self) -> list[str]:
         self.reads += 1
@@ -62,11 +62,12 @@ class Pods:
         self.cgroups = set(uids)
         self.folders = sorted({*self.folders, *(f"research_job_{uid}" for uid in uids)})
 
-    def ended_entries(self, *devices: str) -> set[str]:
-        """Return which of these devices belong to ended pods; there is an entry for each."""
-        found = self.entries.find_ended([(("research", "job"), one) for one in devices])
+    def ended_of(self, *devices: str) -> set[str]:
+        """Let the kubelet list a pod with each of these devices; return those of ended pods."""
+        listed = [(("research", "job"), one) for one in devices]
+        self.listed.learn(listed)
         self.clock.advance(1)
-        return {f"{position}:{devices[position]}" for position in found}
+        return {f"{position}:{devices[position]}" for position in self.listed.find_ended(listed)}
 
     def find_uids(self) -> list[str]:
         self.clock.advance(1)
@@ -244,33 +245,52 @@ def test_a_pods_cgroup_is_found_in_either_form(tmp_path: Path, hierarchy: str, f
     assert cgroups.list_names() == listed
 
 
-def test_an_entry_belongs_to_the_pod_that_ran_while_the_name_had_no_other() -> None:
+def test_each_pod_of_a_name_has_the_devices_that_no_earlier_pod_has() -> None:
     pods = Pods()
     pods.run(FIRST)
-    assert pods.ended_entries("gpu-0") == set()
+    assert pods.ended_of("gpu-0") == set()
     pods.run()
-    assert pods.ended_entries("gpu-0") == set(), "`PodEnds` finds it by its name"
+    assert pods.ended_of("gpu-0") == set(), "`PodEnds` finds it by its name"
     pods.run(SECOND)
-    assert pods.ended_entries("gpu-1", "gpu-0") == {"1:gpu-0"}
+    assert pods.ended_of("gpu-1", "gpu-0") == {"1:gpu-0"}
+    assert pods.ended_of("gpu-1", "gpu-0") == {"1:gpu-0"}
     pods.run(THIRD)
-    assert pods.ended_entries("gpu-2", "gpu-1", "gpu-0") == {"1:gpu-1", "2:gpu-0"}
+    assert pods.ended_of("gpu-2", "gpu-1", "gpu-0") == {"1:gpu-1", "2:gpu-0"}
 
 
 @pytest.mark.parametrize("second", ["gpu-0", "", "gpu-1"])
-def test_a_returned_pod_has_the_entry_that_its_predecessor_does_not_have(second: str) -> None:
-    """Also if it has the same devices or none."""
+def test_a_pod_that_was_deleted_but_still_runs_has_not_ended(second: str) -> None:
+    """Whether the next pod of its name has other devices, the same devices or none."""
     pods = Pods()
     pods.run(FIRST)
-    pods.ended_entries("gpu-0")
+    pods.ended_of("gpu-0")
     pods.run(FIRST, SECOND)
-    assert pods.ended_entries("gpu-0", second) == set(), "a pod that was deleted but still runs"
+    assert pods.ended_of("gpu-0", second) == set()
+    assert pods.ended_of("gpu-0", second) == set()
     pods.run(SECOND)
-    assert pods.ended_entries("gpu-0", second) == {"0:gpu-0"}
-    assert pods.ended_entries(second) == set(), "the kubelet no longer lists the former pod"
+    assert pods.ended_of("gpu-0", second) == {"0:gpu-0"}
+    assert pods.ended_of(second) == set(), "the kubelet no longer lists the former pod"
 
 
-def test_without_earlier_entries_both_pods_of_a_name_count_as_running() -> None:
+@pytest.mark.parametrize("second", ["gpu-0", "gpu-1"])
+def test_a_pod_that_starts_while_the_kubelet_responds_does_not_get_the_devices_of_another(
+    second: str,
+) -> None:
+    pods = Pods()
+    pods.run(FIRST)
+    pods.ended_of("gpu-0")
+    pods.run(SECOND)
+    assert pods.ended_of("gpu-0") == set(), "the response is older than the second pod"
+    assert pods.ended_of("gpu-0", second) == {"0:gpu-0"}
+    assert pods.ended_of("gpu-0", second) == {"0:gpu-0"}
+    assert pods.ended_of(second) == set()
+    pods.run(SECOND, THIRD)
+    pods.ended_of(second, "gpu-2")
+    assert pods.ended_of(second, "gpu-2") == set(), "both run"
+
+
+def test_two_pods_of_a_name_that_were_never_seen_alone_count_as_running() -> None:
     pods = Pods()
     pods.folders = [f"research_job_{FIRST}"]
     pods.run(SECOND)
-    assert pods.ended_entries("gpu-0", "gpu-1") == set()
+    assert pods.ended_of("gpu-0", "gpu-1") == set()
