@@ -82,6 +82,7 @@ class Scene:
         self._fleet = Fleet(nodes=2)
         self._settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
         self.bus = KafkaBus(self._settings)
+        self._published = 0
         self.worker = Component(
             name="join",
             command=["gpuledger", "join"],
@@ -102,6 +103,7 @@ class Scene:
     async def publish_ticks(self, numbers: range) -> None:
         """Publish ticks of both nodes, which are in different partitions."""
         now_ms = time.time_ns() // 1_000_000
+        self._published += len(numbers)
         async with self.bus.producer() as producer:
             for node in range(2):
                 ticks = [self.tick(number, node) for number in numbers]
@@ -129,6 +131,8 @@ class Scene:
         return sorted(output, key=str)
 
     async def await_committed(self, wanted: dict[TopicPartition, int]) -> None:
+        """Wait until the join has committed these offsets, and all ticks of the other node."""
+        wanted = {partition_of(SAMPLES.name, OTHER): self._published} | wanted
         deadline = time.monotonic() + DEADLINE_SECONDS
         while True:
             found = {at: await committed(self.kafka, GROUP, at) for at in wanted}

@@ -19,6 +19,7 @@ from gpuledger_sinks.loop import run_sink
 from gpuledger_sinks.registry import ALERTS
 from gpuledger_sinks.settings import AlertsSettings
 from tests.default_topics import ATTRIBUTED_INCIDENTS
+from tests.hanging import HANG_SECONDS
 from tests.unit.sinks.builders import (
     GPU,
     NODE,
@@ -69,7 +70,7 @@ def sink(
 ) -> asyncio.Future[None]:
     settings = AlertsSettings(
         urls=[receiver.url for receiver in receivers],
-        **changes,
+        **{"timeout_seconds": HANG_SECONDS} | changes,
     )
     return asyncio.ensure_future(
         run_sink(
