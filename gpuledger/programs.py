@@ -78,11 +78,17 @@ def _run(module: str, *, script: str, extra: str) -> "int | None":
     except ModuleNotFoundError as error:
         if (error.name or _OURS).startswith(_OURS):  # an internal error, not a missing extra
             raise
-        sys.stderr.write(
-            f"{script}: the module {error.name} is not installed: install gpuledger[{extra}]\n"
-        )
+        sys.stderr.write(f"{script}: {describe_missing(error, extra)}\n")
         sys.exit(_USER_ERROR)
     return code
+
+
+def describe_missing(error: ModuleNotFoundError, extra: str) -> str:
+    """Return the message for a missing module, with the command that installs its extra."""
+    return (
+        f"the module {error.name} is not installed; run `pip install '.[{extra}]'` in a checkout"
+        " of gpuledger"
+    )
 
 
 def end_on_signals() -> None:

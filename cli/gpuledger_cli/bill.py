@@ -17,6 +17,7 @@ from rich.console import Console
 
 from gpuledger.clock import NS_PER_US
 from gpuledger.errors import ArgumentError, UserError
+from gpuledger.programs import describe_missing
 from gpuledger_cli.bill_table import bill_table
 from gpuledger_cli.long_work import printing_progress
 from gpuledger_cli.option_help import epilogue, range_option, time_option
@@ -425,10 +426,7 @@ def _html_writer() -> Callable[..., str]:
     except ModuleNotFoundError as error:
         if error.name not in _HTML_MODULES:
             raise
-        raise UserError(
-            f"--format html: needs the module {error.name}, which is not installed; install"
-            " gpuledger with its extra html: pip install 'gpuledger[demo,html]'"
-        ) from error
+        raise UserError(f"--format html: {describe_missing(error, 'html')}") from error
     return as_html
 
 
