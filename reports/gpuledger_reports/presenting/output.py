@@ -59,11 +59,12 @@ def usage_text(bill: Bill) -> str | None:
             else f"usage is complete up to {until} only; the bill goes no further"
         )
     begin, end = map(time_text, bill.usage)
+    # The oldest row of a new store is newer than the time through which usage is complete.
+    if bill.usage.end_us <= bill.usage.begin_us:
+        return "nothing to bill: no minute is complete yet; try again in about two minutes"
     if bill.window.end_us <= bill.usage.begin_us:
         return f"nothing to bill: usage begins at {begin}"
-    # If the oldest row is newer than the time through which usage is complete, `usage` begins after
-    # its end.
-    if bill.usage.end_us <= max(bill.window.begin_us, bill.usage.begin_us):
+    if bill.usage.end_us <= bill.window.begin_us:
         return f"nothing to bill: usage is complete up to {end} only"
     return f"nothing to bill: there is usage from {begin} to {end}, but none in the period"
 

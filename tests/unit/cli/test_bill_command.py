@@ -15,6 +15,7 @@ import duckdb
 import pytest
 from deltalake import DeltaTable
 
+from gpuledger.store.commits import describe
 from gpuledger_cli.bill import MADE, BillOf
 from gpuledger_cli.command import OWN_ERROR, main
 from gpuledger_reports.pricing.totals import BillTally, UnbalancedBillError
@@ -288,6 +289,18 @@ def test_a_period_within_a_gap_of_usage_reports_the_usage_around_it(
     times = ["--from", "2026-10-01T10:00:00Z", "--to", "2026-10-01T11:00:00Z"]
     assert main(["bill", "--store", store, *times]) == 4
     assert "from 2026-10-01T00:00:00Z to 2026-10-03T00:00:00Z" in capsys.readouterr().err
+
+
+def test_a_store_without_a_complete_minute_asks_for_another_try(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    complete = describe(valid_through={"0": BEGIN_US - 30_000_000})
+    store = write_store(tmp_path, properties=complete, usage=[allocated(0, "a")])
+    for period in ([], ["--period", "2026-10-01"], ["--period", "2026-09-01"]):
+        assert main(["bill", "--store", store, *period]) == 4
+        assert capsys.readouterr().err.splitlines()[-1] == (
+            "gpuledger: nothing to bill: no minute is complete yet; try again in about two minutes"
+        )
 
 
 def test_check_names_every_error_and_summarizes_a_valid_file(
