@@ -3,7 +3,7 @@
 `gpuledger.settings.secret` masks secrets in texts.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 MAX_CHARACTERS: Final = 2000
@@ -50,3 +50,12 @@ def find_near(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | 
     by_lower = {candidate.lower(): candidate for candidate in known}
     near = get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
     return by_lower[near[0]] if near else None
+
+
+def find_remedy(value: str, choices: Sequence[str]) -> str:
+    """Return the remedy for an invalid value: the choice that was probably meant, or all choices.
+
+    For a missing value, which is empty, return all choices.
+    """
+    near = find_near(value, choices)
+    return f"did you mean `{near}`?" if near else f"give {', '.join(choices[:-1])} or {choices[-1]}"

@@ -16,7 +16,7 @@ from cyclopts import (
 )
 from cyclopts.argument import Argument
 
-from gpuledger.texts import find_near
+from gpuledger.texts import find_near, find_remedy
 
 
 def message_of(error: CycloptsError) -> str:
@@ -112,6 +112,4 @@ def _choice(argument: Argument, value: str = "") -> str:
     """Return the remedy for an argument with choices; empty if it accepts other values."""
     if get_origin(argument.hint) is not Literal:
         return ""
-    choices = [str(choice) for choice in get_args(argument.hint)]
-    near = find_near(value, choices)
-    return f"did you mean `{near}`?" if near else f"give {', '.join(choices[:-1])} or {choices[-1]}"
+    return find_remedy(value, [str(choice) for choice in get_args(argument.hint)])

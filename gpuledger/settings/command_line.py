@@ -162,12 +162,57 @@ class HelpStyle(argparse.RawDescriptionHelpFormatter):
         super().add_usage(usage, actions, groups, "Usage: " if prefix is None else prefix)
 
 
-def name_groups(parser: argparse.ArgumentParser) -> None:
-    """Set the headings in a parser's help to Arguments and Options, as in the commands' help."""
-    parser._positionals.title, parser._optionals.title = "Arguments", "Options"  # noqa: SLF001  # argparse has no other way
+class OneLineParser(argparse.ArgumentParser):
+    """A parser that raises `SettingsError` with the remedy for an invalid argument."""
+
+    def __init__(
+        self, *, prog: str, description: str, usage: str | None = None, epilog: str | None = None
+    ) -> None:
+        """Take the name of the program and the texts of its help."""
+        super().__init__(
+            prog=prog,
+            description=description,
+            usage=usage,
+            epilog=epilog,
+            formatter_class=HelpStyle,
+            allow_abbrev=False,
+        )
+        # The headings of the commands' help.
+        self._positionals.title, self._optionals.title = "Arguments", "Options"
+        self._given: Sequence[str] = ()
+
+    @override
+    def parse_args(  # type: ignore[override]  # the form without a namespace
+        self, args: Sequence[str] | None = None
+    ) -> argparse.Namespace:
+        self._given = sys.argv[1:] if args is None else args
+        parsed, unknown = self.parse_known_args(self._given)
+        if unknown:
+            # Without the value, which may be secret.
+            name = unknown[0].partition("=")[0]
+            kind = "option" if name.startswith("-") else "argument"
+            raise SettingsError(f"unknown {kind}: {mask_address(name)}; {self.remedy_of(name)}")
+        return parsed
+
+    def suggest(self, near: str | None) -> str:
+        """Return the remedy for an unknown name: the name that was probably meant, or the help."""
+        return f"did you mean `{near}`?" if near else f"see `{self.prog} --help`"
+
+    def remedy_of(self, name: str) -> str:
+        """Return the remedy for an unknown option or argument."""
+        return self.suggest(self.near_option(name))
+
+    def near_option(self, name: str) -> str | None:
+        """Return the option that was probably meant; `None` for an argument."""
+        return find_near(name, self._option_string_actions) if name.startswith("-") else None
+
+    @override
+    def error(self, message: str) -> NoReturn:
+        problem = mask_texts(message.removeprefix("argument "), self._given)
+        raise SettingsError(f"{problem}; see `{self.prog} --help`")
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(OneLineParser):
     def __init__(
         self,
         *,
@@ -177,14 +222,10 @@ class _Parser(argparse.ArgumentParser):
         common: Sequence[str],
         codes: Mapping[int, str],
     ) -> None:
-        super().__init__(
-            prog=prog, description=description, formatter_class=HelpStyle, allow_abbrev=False
-        )
-        name_groups(self)
+        super().__init__(prog=prog, description=description)
         self._settings, self._common = settings, common
         self._codes = {**EXIT_CODES, **codes}
         self._options: Sequence[Option] = ()
-        self._given: Sequence[str] = ()
 
     def add_options(self, options: Sequence[Option]) -> None:
         """Add a component's own options, then those of all components."""
@@ -229,38 +270,19 @@ class _Parser(argparse.ArgumentParser):
         yield from (f"  {code:<3}  {text}" for code, text in sorted(self._codes.items()))
         yield ""
         component = self.prog.removeprefix("gpuledger ")
-        yield f"All {len(self._settings)} settings: gpuledger config explain {component}"
+        explain = f"gpuledger config explain {component}"
+        yield f"All {len(self._settings)} settings: {explain}"
 
     @override
-    def parse_args(  # type: ignore[override]  # the form without a namespace
-        self, args: Sequence[str] | None = None
-    ) -> argparse.Namespace:
-        self._given = sys.argv[1:] if args is None else args
-        parsed, unknown = self.parse_known_args(self._given)
-        if unknown:
-            raise SettingsError(self._describe_unknown(unknown[0]))
-        return parsed
-
-    def _describe_unknown(self, argument: str) -> str:
-        """Return the message for an unknown argument, without its value, which may be secret."""
-        name = argument.partition("=")[0]
-        is_option = name.startswith("-")
+    def remedy_of(self, name: str) -> str:
         applicable = _applicable(self._settings, self._options, self._given)
         named = {setting.name: setting for setting in applicable}
         setting = name.lstrip("-").replace("-", "_")
         meant = find_meant(setting, named)
-        near = find_near(name, self._option_string_actions) if is_option else None
         # The exact name of a setting, even without its group, counts more than a similar option.
-        if meant and (not near or f".{meant}".endswith(f".{setting}")):
-            remedy = f"set {named[meant].variable}, or {meant} in the settings file"
-        else:
-            remedy = f"did you mean `{near}`?" if near else f"see `{self.prog} --help`"
-        return f"unknown {'option' if is_option else 'argument'}: {mask_address(name)}; {remedy}"
-
-    @override
-    def error(self, message: str) -> NoReturn:
-        problem = mask_texts(message.removeprefix("argument "), self._given)
-        raise SettingsError(f"{problem}; see `{self.prog} --help`")
+        if meant and (not self.near_option(name) or f".{meant}".endswith(f".{setting}")):
+            return f"set {named[meant].variable}, or {meant} in the settings file"
+        return super().remedy_of(name)
 
 
 def shown_settings(
@@ -280,7 +302,9 @@ def _applicable(
     settings: Iterable[Setting], options: Sequence[Option], given: Sequence[str]
 ) -> list[Setting]:
     """Return the settings without the sections that the command line did not choose."""
-    left_out = {name for option in options for name in _not_chosen(option, given)}
+    sections = {name for option in options if option.chooses_section for name in option.choices}
+    chosen = _chosen(options, given)
+    left_out = sections - chosen if chosen else set()
     return [setting for setting in settings if setting.path[0] not in left_out]
 
 
@@ -292,7 +316,7 @@ def _introduction(description: str, examples: Sequence[str]) -> str:
     return "\n\n".join([*paragraphs, *([listed] if examples else [])])
 
 
-def _not_chosen(option: Option, given: Sequence[str]) -> set[str]:
-    """Return the sections that do not apply because the command line chose another one."""
-    chosen = set(option.choices).intersection(given)
-    return set(option.choices) - chosen if option.chooses_section and chosen else set()
+def _chosen(options: Sequence[Option], given: Sequence[str]) -> set[str]:
+    """Return the sections that the command line chose."""
+    sections = (option.choices for option in options if option.chooses_section)
+    return {name for names in sections for name in names if name in given}

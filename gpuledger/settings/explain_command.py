@@ -3,22 +3,22 @@
 It imports only the module with the component's settings, whose name is in a table.
 """
 
-import argparse
 import sys
+from collections.abc import Sequence
 from importlib import import_module
-from typing import Final, NoReturn
+from typing import Final
 
 import msgspec
-from typing_extensions import override
 
 from gpuledger.errors import SettingsError
-from gpuledger.settings.command_line import HelpStyle, name_groups
+from gpuledger.settings.command_line import OneLineParser
 from gpuledger.settings.explanation import explain, explain_all
 from gpuledger.settings.secret import mask_texts
 from gpuledger.settings.sources import settings_of
-from gpuledger.texts import find_near
+from gpuledger.texts import find_near, find_remedy
 
 _USER_ERROR: Final = 2
+_COMMAND: Final = "explain"
 SETTINGS_CLASSES: Final = {
     "agent": ("gpuledger_agent.settings", "AgentSettings"),
     "podwatch": ("gpuledger_enricher.podwatch.pod_settings", "PodwatchSettings"),
@@ -38,21 +38,37 @@ Exit codes:
   0    printed
   2    invalid arguments, or a missing extra
 """
+_MIN_SIMILARITY: Final = 0.65
+"""Required similarity of a suggestion; with 0.6, `retention` would suggest `store.generation`."""
 
 
 def main() -> int:
     """Run the command line; return the exit code."""
-    parser = _parser()
+    given = sys.argv[1:]
     try:
-        arguments = parser.parse_args()
-        if arguments.command is None:
-            parser.print_help()
-        else:
-            sys.stdout.write(settings_text(arguments.component, arguments.prefix))
+        sys.stdout.write(_answer(given))
     except SettingsError as error:
-        sys.stderr.write(f"{parser.prog}: {error}\n")
+        sys.stderr.write(f"gpuledger config: {mask_texts(str(error), given)}\n")
         return _USER_ERROR
     return 0
+
+
+def _answer(given: Sequence[str]) -> str:
+    """Return the text for a command line; raises `SettingsError` if it is invalid."""
+    parser = _parser()
+    if not given:
+        return parser.format_help()
+    if given[0] == _COMMAND:
+        given = given[1:]
+    elif not given[0].startswith("-"):
+        remedy = parser.suggest(find_near(given[0], [_COMMAND]))
+        raise SettingsError(f"unknown command: {given[0]}; {remedy}")
+    arguments = parser.parse_args(given)
+    if arguments.component not in SETTINGS_CLASSES:
+        value = arguments.component
+        problem = f"invalid value {value!r}" if value else "missing"
+        raise SettingsError(f"COMPONENT: {problem}; {find_remedy(value, [*SETTINGS_CLASSES])}")
+    return settings_text(arguments.component, arguments.prefix)
 
 
 def settings_text(component: str, prefix: str = "") -> str:
@@ -74,42 +90,25 @@ def settings_text(component: str, prefix: str = "") -> str:
     )
     if not found:
         names = [".".join(each.path[:end]) for each in settings for end in (1, len(each.path))]
-        near = find_near(prefix, names)
+        near = find_near(prefix, names, cutoff=_MIN_SIMILARITY)
         remedy = f"did you mean {near}?" if near else f"run `gpuledger config explain {component}`"
         raise SettingsError(f"PREFIX: unknown setting of {component}: {prefix!r}; {remedy}")
     return explain(found)
 
 
-class _Parser(argparse.ArgumentParser):
-    @override
-    def error(self, message: str) -> NoReturn:
-        problem = mask_texts(message.removeprefix("argument "), sys.argv[1:])
-        raise SettingsError(f"{problem}; see `{self.prog} --help`")
-
-
-def _parser() -> _Parser:
-    parser = _Parser(
-        prog="gpuledger config",
-        description="Explain the settings of a component.",
-        formatter_class=HelpStyle,
-    )
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    described = commands.add_parser(
-        "explain",
-        help="print settings with their defaults, variables and meanings",
+def _parser() -> OneLineParser:
+    prog = f"gpuledger config {_COMMAND}"
+    parser = OneLineParser(
+        prog=prog,
         description="Print the settings of a component: default, environment variable, meaning.",
+        usage=f"{prog} [-h] COMPONENT [PREFIX]",
         epilog=_EXAMPLES,
-        formatter_class=HelpStyle,
     )
-    for each in (parser, described):
-        name_groups(each)
-    described.add_argument(
-        "component",
-        choices=tuple(SETTINGS_CLASSES),
-        metavar="COMPONENT",
-        help=", ".join(SETTINGS_CLASSES),
+    # Optional for argparse, because `_answer` reports a missing component with the known ones.
+    parser.add_argument(
+        "component", nargs="?", default="", metavar="COMPONENT", help=", ".join(SETTINGS_CLASSES)
     )
-    described.add_argument(
+    parser.add_argument(
         "prefix",
         nargs="?",
         default="",

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from gpuledger.errors import SettingsError
 from gpuledger.programs import COMPONENTS
 from gpuledger.settings.explain_command import main, settings_text
 
@@ -69,30 +70,52 @@ def test_a_variable_or_a_part_of_a_name_selects_settings_if_no_group_has_that_na
     assert sorted(NAME.findall(settings_text("agent", text))) == sorted(names)
 
 
+HELP = "see `gpuledger config explain --help`"
+CHOICES = "give agent, podwatch, join, sink, reports or standalone"
+
+
 @pytest.mark.parametrize(
-    ("argv", "named"),
+    ("argv", "message"),
     [
-        (["explain"], "COMPONENT"),
-        (["explain", "agnet"], "agent"),
-        (["explain", "sink", "sotre"], "did you mean store?"),
-        (["explain", "join", "kafka.cleint_id"], "did you mean kafka.client_id?"),
-        (["explain", "join", "zzz"], "gpuledger config explain join"),
-        (["print"], "explain"),
+        ("explain", f"COMPONENT: missing; {CHOICES}"),
+        ("explain jion", "COMPONENT: invalid value 'jion'; did you mean `join`?"),
+        ("explain zzz", f"COMPONENT: invalid value 'zzz'; {CHOICES}"),
+        ("explain sink store flush", f"unknown argument: flush; {HELP}"),
+        ("explain sink --hlep", "unknown option: --hlep; did you mean `--help`?"),
+        ("explain sink --store", f"unknown option: --store; {HELP}"),
+        ("expain sink", "unknown command: expain; did you mean `explain`?"),
+        ("print", f"unknown command: print; {HELP}"),
     ],
 )
-def test_an_invalid_call_is_one_line_and_exit_code_2(
-    argv: list[str],
-    named: str,
+def test_an_invalid_call_is_one_line_with_its_remedy_and_exit_code_2(
+    argv: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["gpuledger config", *argv])
+    monkeypatch.setattr(sys, "argv", ["gpuledger config", *argv.split()])
     assert main() == 2
 
     printed = capsys.readouterr()
-    assert printed.err.startswith("gpuledger config: ")
-    assert named in printed.err
-    assert (printed.err.count("\n"), printed.out) == (1, "")
+    assert (printed.err, printed.out) == (f"gpuledger config: {message}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("component", "prefix", "remedy"),
+    [
+        ("sink", "sotre", "did you mean store?"),
+        ("join", "kafka.cleint_id", "did you mean kafka.client_id?"),
+        ("join", "cleint_id", "did you mean kafka.client_id?"),
+        ("join", "zzz", "run `gpuledger config explain join`"),
+        ("standalone", "retention", "run `gpuledger config explain standalone`"),
+    ],
+)
+def test_an_unknown_setting_suggests_only_a_similar_one(
+    component: str, prefix: str, remedy: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        settings_text(component, prefix)
+    assert str(caught.value) == f"PREFIX: unknown setting of {component}: {prefix!r}; {remedy}"
 
 
 def test_gpuledger_config_without_a_command_prints_its_help(
