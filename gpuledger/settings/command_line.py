@@ -272,6 +272,8 @@ class _Parser(OneLineParser):
         component = self.prog.removeprefix("gpuledger ")
         explain = f"gpuledger config explain {component}"
         yield f"All {len(self._settings)} settings: {explain}"
+        for section in sorted(_chosen(self._options, self._given)):
+            yield f"Settings of {section} only: {explain} {section}"
 
     @override
     def remedy_of(self, name: str) -> str:

@@ -79,6 +79,13 @@ def test_the_help_of_a_component_is_short_and_names_the_command_that_explains_th
     assert last.endswith(f"gpuledger config explain {component}")
 
 
+def test_the_help_of_a_sink_names_the_command_that_explains_its_settings() -> None:
+    *_, everything, section = gpuledger("help", "sink", "store").stdout.splitlines()
+
+    assert everything.endswith(" settings: gpuledger config explain sink")
+    assert section == "Settings of store only: gpuledger config explain sink store"
+
+
 def test_help_for_a_group_of_commands_prints_its_help_option() -> None:
     assert gpuledger("help", "topics").stdout == gpuledger("topics", "--help").stdout
     assert gpuledger("help").stdout == gpuledger("--help").stdout
