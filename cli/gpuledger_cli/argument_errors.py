@@ -52,7 +52,10 @@ def message_of(error: CycloptsError) -> str:
 
 
 def unknown_command(app: App, given: Sequence[str]) -> str:
-    """Return the message for a command that does not exist; empty if all exist."""
+    """Return the message for a command that does not exist; empty if all exist.
+
+    Before `--help`, the same applies to an argument of a command that takes none.
+    """
     # Not `in app`, which is also true for other spellings, such as `deadletters`.
     if given and not given[0].startswith("-") and given[0] not in [*app]:
         return _unknown_command(app, given[0])
@@ -60,9 +63,14 @@ def unknown_command(app: App, given: Sequence[str]) -> str:
     if given[-1:] != ["--help"]:
         return ""
     chain, apps, rest = app.parse_commands(given)
-    if not rest or rest[0].startswith("-") or not _names_of(apps[-1], are_options=False):
+    if not rest or rest[0].startswith("-"):
         return ""
-    return _unknown_command(apps[-1], rest[0], chain)
+    if _names_of(apps[-1], are_options=False):
+        return _unknown_command(apps[-1], rest[0], chain)
+    # A command that takes arguments may have been given all of them.
+    if any(each.is_positional_only() for each in apps[-1].assemble_argument_collection()):
+        return ""
+    return f"unknown argument: {rest[0].partition('=')[0]}; {_see_help(chain)}"
 
 
 def _unknown_command(group: App, name: str, chain: Sequence[str] = ()) -> str:

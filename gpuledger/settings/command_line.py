@@ -67,6 +67,11 @@ class Option:
     and `--help` after a choice leaves out the other sections."""
 
     @property
+    def is_word(self) -> bool:
+        """Whether it is a positional argument."""
+        return not self.name.startswith("-")
+
+    @property
     def attribute(self) -> str:
         """Return the name of the attribute that has the option's value in argparse's result."""
         return self.name.lstrip("-").replace("-", "_")
@@ -237,7 +242,7 @@ class _Parser(OneLineParser):
             }
             if option.is_flag:
                 details = {"help": option.help, "action": "store_const", "const": "true"}
-            if not option.name.startswith("-"):
+            if option.is_word:
                 details["nargs"] = "?"
             self.add_argument(option.name, **details)
         name, metavar, text = _CONFIG
@@ -274,6 +279,19 @@ class _Parser(OneLineParser):
         yield f"All {len(self._settings)} settings: {explain}"
         for section in sorted(_chosen(self._options, self._given)):
             yield f"Settings of {section} only: {explain} {section}"
+
+    @override
+    def parse_args(  # type: ignore[override]  # the form without a namespace
+        self, args: Sequence[str] | None = None
+    ) -> argparse.Namespace:
+        word, *rest = (sys.argv[1:] if args is None else args) or [""]
+        # argparse would print the help for `gpuledger help sink sotre`.
+        if rest == ["--help"] and not word.startswith("-"):
+            words = [name for option in self._options if option.is_word for name in option.choices]
+            if word not in words:
+                remedy = self.suggest(find_near(word, words))
+                raise SettingsError(f"unknown argument: {mask_address(word)}; {remedy}")
+        return super().parse_args(args)
 
     @override
     def remedy_of(self, name: str) -> str:

@@ -21,6 +21,7 @@ COMMANDS = (
     *("bill", "bill check", "bill close", "bill explain"),
     *("dead-letters list", "dead-letters show", "dead-letters replay"),
 )
+SEE_HELP = "see `gpuledger topics check --help`"
 
 
 def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -336,6 +337,8 @@ def test_help_is_printed_if_the_terminal_reports_a_width_of_0() -> None:
         ),
         (["topics", "chekc"], "unknown command: topics chekc; did you mean `check`?"),
         (["bill", "chek", "--help"], "unknown command: bill chek; did you mean `check`?"),
+        (["demo", "foo", "--help"], "unknown argument: foo; see `gpuledger demo --help`"),
+        (["topics", "check", "x", "--help"], f"unknown argument: x; {SEE_HELP}"),
         (["bill", "--by", "pod", "--by", "job"], "--by: given more than once; give it once"),
         (["completion", "zhs"], "SHELL: invalid value 'zhs'; did you mean `zsh`?"),
         (

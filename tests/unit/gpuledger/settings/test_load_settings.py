@@ -249,6 +249,8 @@ LEVEL = "set GPULEDGER_LOG__LEVEL, or log.level in the settings file"
         (["one", "usr:hunter2@host"], f"unknown argument: ********; {HELP}"),
         (["--zzz=hunter2"], f"unknown option: --zzz; {HELP}"),
         (["--config"], f"--config: expected one argument; {HELP}"),
+        (["tow", "--help"], "unknown argument: tow; did you mean `two`?"),
+        (["zzz", "--help"], f"unknown argument: zzz; {HELP}"),
     ],
 )
 def test_an_unknown_argument_is_named_without_its_value_and_with_its_remedy(
