@@ -27,11 +27,12 @@ _QUESTIONS: Final = 4
 _QUESTION_SECONDS: Final = 1.5
 _ENERGY_POLLS: Final = 200
 _ENERGY_POLL_SECONDS: Final = 0.01
-_PROBE_SECONDS: Final = (
+PROBE_SECONDS: Final = (
     2 * _POLLS * _POLL_SECONDS
     + _QUESTIONS * _QUESTION_SECONDS
     + _ENERGY_POLLS * _ENERGY_POLL_SECONDS
 )
+"""Duration of the probes of a GPU."""
 # If nearly every poll sees a step, the true time between two steps may be shorter.
 _RESOLVED_POLLS: Final = 1.5
 _PCIE_FIELDS: Final = (197, 198)
@@ -150,7 +151,7 @@ def _probe_gpu(
     handle = probe(library, "nvmlDeviceGetHandleByIndex", index).value
     if handle is None:
         return []
-    report(f"probing GPU {index}, about {_PROBE_SECONDS:.0f} s")
+    report(f"probing GPU {index}, about {PROBE_SECONDS:.0f} s")
     return GpuProbes(library, handle, sleep=sleep).all()
 
 

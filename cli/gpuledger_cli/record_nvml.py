@@ -39,7 +39,7 @@ from gpuledger_agent.recording.recorder import (
 )
 from gpuledger_agent.settings import AgentSettings
 from gpuledger_agent.source_selection import find_only_node, find_source
-from gpuledger_cli.nvml_probes import CallHangsError, probe_all
+from gpuledger_cli.nvml_probes import PROBE_SECONDS, CallHangsError, probe_all
 from gpuledger_cli.option_help import duration_option, epilogue, limits, parse_seconds
 
 _OUT: Final = Path("nvml-recording.jsonl.gz")
@@ -71,7 +71,7 @@ app = App(
 def record_nvml(
     *,
     for_: Annotated[
-        str, duration_option("How long to record", name="--for", forms=limits(1))
+        str, duration_option("How long to record, before the probes", name="--for", forms=limits(1))
     ] = "60s",
     interval: Annotated[str, duration_option("Sampling interval", forms=limits(0.25, 60))] = "1s",
     output: Annotated[
@@ -86,10 +86,14 @@ def record_nvml(
         ),
     ] = False,
     probes: Annotated[
-        bool, Parameter(help="Make calls that the agent does not need, to learn about the driver.")
+        bool,
+        Parameter(
+            help="Make calls that the agent does not need, to learn about the driver: about"
+            f" {PROBE_SECONDS:.0f} s for each GPU, after --for. --no-probes skips them."
+        ),
     ] = True,
     source: Annotated[
-        str, Parameter(help="GPU data source: auto, nvml or simulated:FILE, as for the agent.")
+        str, Parameter(help="GPU data source: auto, nvml or simulated[:FILE], as for the agent.")
     ] = "auto",
     node: Annotated[
         str | None,
@@ -109,11 +113,11 @@ def record_nvml(
         raise UserError(str(error)) from error
     if source.startswith("recorded:"):
         raise UserError(
-            "--source: a recording cannot be recorded again; give nvml or simulated:FILE"
+            "--source: a recording cannot be recorded again; give nvml or simulated[:FILE]"
         )
     found = find_source(settings)
     if not isinstance(found.gpus, NvmlSession):
-        raise UserError(f"--source {source}: no NVML to record; give nvml or simulated:FILE")
+        raise UserError(f"--source {source}: no NVML to record; give nvml or simulated[:FILE]")
     nvml = found.gpus.library
     write = Redactor().write if redact else None
     with contextlib.ExitStack() as stack:
