@@ -89,10 +89,10 @@ def parse_range(text: str, *, option: str, now_ms: int) -> tuple[int, int]:
     return _in_bounds(begin_ms, text, option), _in_bounds(end_ms, text, option)
 
 
-def parse_duration(text: str, *, option: str) -> int:
-    """Return a duration in milliseconds; raise `ArgumentError` if it is invalid."""
+def parse_duration(text: str, *, option: str, forms: str = DURATION_FORMS) -> int:
+    """Return a duration in milliseconds; raise `ArgumentError`, which names `forms`, if invalid."""
     if not _DURATION.fullmatch(text):
-        raise _invalid("duration", text, DURATION_FORMS, option)
+        raise _invalid("duration", text, forms, option)
     return _duration_ms(text)
 
 

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from cyclopts import Parameter
 
@@ -22,10 +22,22 @@ COMMON_CODES: Final = {
     5: "internal error; please report it",
     130: "interrupted",
 }
-_DAY_MS: Final = 24 * 3_600_000
 _DAY_SECONDS: Final = 86_400.0
-DAY_FORMS: Final = "7d or 2w"
-HOUR_FORMS: Final = "36h, 7d or 2w"
+
+
+class WholeUnit(NamedTuple):
+    """A unit in which an option takes whole numbers."""
+
+    name: str
+    """Its name in the plural."""
+    ms: int
+    """Its length in milliseconds."""
+    forms: str
+    """Examples for help and errors."""
+
+
+HOURS: Final = WholeUnit("hours", 3_600_000, "36h, 7d or 2w")
+DAYS: Final = WholeUnit("days", 24 * HOURS.ms, "7d or 2w")
 
 
 def time_option(meaning: str, *, name: str | None = None) -> Parameter:
@@ -54,22 +66,21 @@ def parse_seconds(
     text: str, *, option: str, minimum: float = 0, maximum: float = _DAY_SECONDS
 ) -> float:
     """Return a duration in seconds; raises `ArgumentError` if it is out of bounds."""
-    seconds = parse_duration(text, option=option) / 1000
+    bounds = limits(minimum, maximum)
+    seconds = parse_duration(text, option=option, forms=f"a number and a unit, {bounds}") / 1000
     if not minimum <= seconds <= maximum:
-        raise ArgumentError(
-            option, f"invalid duration {text!r}; it must be {limits(minimum, maximum)}"
-        )
+        raise ArgumentError(option, f"invalid duration {text!r}; it must be {bounds}")
     return seconds
 
 
-def parse_whole(
-    text: str, *, option: str, unit_ms: int = _DAY_MS, unit: str = "days", minimum: int = 0
-) -> int:
-    """Return a duration in whole days or other units; raises `ArgumentError` if it is invalid."""
-    count, rest = divmod(parse_duration(text, option=option), unit_ms)
+def parse_whole(text: str, *, option: str, unit: WholeUnit, minimum: int = 0) -> int:
+    """Return a duration in whole units; raises `ArgumentError` if it is invalid."""
+    count, rest = divmod(parse_duration(text, option=option, forms=unit.forms), unit.ms)
     if rest or count < minimum:
         bound = f", at least {minimum}" if minimum else ""
-        raise ArgumentError(option, f"invalid duration {text!r}; it must be whole {unit}{bound}")
+        raise ArgumentError(
+            option, f"invalid duration {text!r}; it must be whole {unit.name}{bound}"
+        )
     return count
 
 

@@ -22,8 +22,8 @@ from gpuledger.store.schema import ENTRIES, TableSchema
 from gpuledger.store.usage_schema import USAGE, USAGE_DAILY, USAGE_HOURLY
 from gpuledger.time_ranges import write_duration
 from gpuledger_cli.option_help import (
-    DAY_FORMS,
-    HOUR_FORMS,
+    DAYS,
+    HOURS,
     duration_option,
     epilogue,
     limits,
@@ -46,7 +46,6 @@ from gpuledger_sinks.store.table import StreamTable
 _LOST: Final = 1
 _DEFAULT_AGE_HOURS: Final = MaintenanceSettings(uri="").orphan_age_hours
 _RETENTION: Final = Retention()
-_HOUR_MS: Final = 3_600_000
 _END_SECONDS: Final = 8.0
 """How long the current step may take after the process is asked to end."""
 _WIDTH_IN_FILES: Final = 100
@@ -57,7 +56,7 @@ app = App(name="store", help_format="plaintext")
 def retention_option(table: TableSchema) -> Parameter:
     """Return the command-line option for a table's retention."""
     return duration_option(
-        f"How long {table.name} keeps its rows, in whole days; 0d keeps them all", forms=DAY_FORMS
+        f"How long {table.name} keeps its rows, in whole days; 0d keeps them all", forms=DAYS.forms
     )
 
 
@@ -90,9 +89,9 @@ def maintain(
         duration_option(
             "Minimum age of unreferenced files to remove, in whole hours; keep it far longer than"
             " a write or a query takes",
-            forms=HOUR_FORMS,
+            forms=HOURS.forms,
         ),
-    ] = write_duration(_DEFAULT_AGE_HOURS * _HOUR_MS),
+    ] = write_duration(_DEFAULT_AGE_HOURS * HOURS.ms),
     usage_retention: Annotated[str, retention_option(USAGE)] = f"{_RETENTION.usage_days}d",
     usage_hourly_retention: Annotated[
         str, retention_option(USAGE_HOURLY)
@@ -110,16 +109,16 @@ def maintain(
     settings = MaintenanceSettings(
         uri=store,
         storage_options=storage_options_of(storage_option),
-        orphan_age_hours=parse_whole(
-            orphan_age, option="--orphan-age", unit_ms=_HOUR_MS, unit="hours", minimum=1
-        ),
+        orphan_age_hours=parse_whole(orphan_age, option="--orphan-age", unit=HOURS, minimum=1),
         retention=Retention(
-            usage_days=parse_whole(usage_retention, option="--usage-retention"),
+            usage_days=parse_whole(usage_retention, option="--usage-retention", unit=DAYS),
             usage_hourly_days=parse_whole(
-                usage_hourly_retention, option="--usage-hourly-retention"
+                usage_hourly_retention, option="--usage-hourly-retention", unit=DAYS
             ),
-            usage_daily_days=parse_whole(usage_daily_retention, option="--usage-daily-retention"),
-            entries_days=parse_whole(entries_retention, option="--entries-retention"),
+            usage_daily_days=parse_whole(
+                usage_daily_retention, option="--usage-daily-retention", unit=DAYS
+            ),
+            entries_days=parse_whole(entries_retention, option="--entries-retention", unit=DAYS),
         ),
     )
     if every is None:

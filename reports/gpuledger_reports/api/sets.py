@@ -61,7 +61,7 @@ def sets_of(window: Window, *, step: str | None, accumulate: Accumulate) -> tupl
 
 
 def _step_us(text: str) -> int:
-    step_us = parse_duration(text, option="step") * 1000
+    step_us = parse_duration(text, option="step", forms="1h, 1d or 1w") * 1000
     if step_us <= 0 or step_us % HOUR_US:
         raise ArgumentError("step", f"invalid duration {shown(text)}; give whole hours, such as 1d")
     return step_us

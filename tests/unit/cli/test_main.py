@@ -138,10 +138,6 @@ def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[s
         (["replay", "--from", "-1h"], "--output FILE, --topic NAME or --compare"),
         (["replay", "--from", "-1h", "--output", "a", "--topic", "b"], "--output and --topic"),
         (["replay", "--from", "-1h", "--to", "-2h", "--compare"], "is not before --to"),
-        (["store", "maintain", "--store=s", "--orphan-age", "0h"], "--orphan-age: invalid"),
-        (["store", "maintain", "--store=s", "--usage-retention", "12h"], "must be whole days"),
-        (["store", "maintain", "--store=s", "--every", "2d"], "--every: invalid duration '2d'"),
-        (["record-nvml", "--interval", "0.1s"], "must be 0.25s to 1m"),
         (["topics", "export", "--format", "strimzi"], "--cluster: missing"),
         (["watermarks", "--until", "tomorrow"], "--until: invalid time 'tomorrow'"),
         (["cluster", "retire", "a", "--since", "soon"], "--since: invalid time 'soon'"),
@@ -195,6 +191,30 @@ def test_output_that_cannot_be_written_is_one_line_and_exit_code_2(
     assert ran.returncode == 2
     assert ran.stderr.startswith("gpuledger: cannot write the output: ")
     assert ran.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "remedy"),
+    [
+        ("demo --for", "20", "write a number and a unit, 0.1s to 1d"),
+        ("demo --for", "2d", "it must be 0.1s to 1d"),
+        ("record-nvml --interval", "1", "write a number and a unit, 0.25s to 1m"),
+        ("record-nvml --interval", "0.1s", "it must be 0.25s to 1m"),
+        ("store maintain --store s --every", "2d", "it must be 1s to 1d"),
+        ("store maintain --store s --orphan-age", "5", "write 36h, 7d or 2w"),
+        ("store maintain --store s --orphan-age", "0h", "it must be whole hours, at least 1"),
+        ("store maintain --store s --usage-retention", "5", "write 7d or 2w"),
+        ("store maintain --store s --usage-retention", "12h", "it must be whole days"),
+    ],
+)
+def test_an_invalid_duration_is_reported_with_forms_that_the_option_accepts(
+    option: str, value: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*option.split(), value]) == 2
+
+    name = option.rpartition(" ")[2]
+    expected = f"gpuledger: {name}: invalid duration {value!r}; {remedy}\n"
+    assert capsys.readouterr().err == expected
 
 
 def test_help_shows_the_limits_of_a_duration(capsys: pytest.CaptureFixture[str]) -> None:
