@@ -78,7 +78,8 @@ app = App(name="cluster", help_format="plaintext")
         examples={
             "A cluster": "gpuledger cluster retire eu-west-1",
             "A node of a cluster, removed this morning": (
-                "gpuledger cluster retire eu-west-1 --node gpu-node-7 --since 2026-11-21T08:00:00Z"
+                "gpuledger cluster retire eu-west-1 --node gpu-node-7 \\\n"
+                "    --since 2026-11-21T08:00:00Z"
             ),
             "A node without a cluster name": ("gpuledger cluster retire default --node gpu-node-7"),
         },

@@ -17,12 +17,8 @@ from cyclopts import App, Parameter
 from gpuledger.settings import Option
 from gpuledger.settings.command_line import SHARED_OPTIONS
 from gpuledger.settings.explain_command import SETTINGS_CLASSES
+from gpuledger_cli.option_help import epilogue
 
-_HELP: Final = """
-- bash, in ~/.bashrc: source <(gpuledger completion bash)
-- zsh, into a directory of your fpath: gpuledger completion zsh > ~/.zfunc/_gpuledger
-- fish: gpuledger completion fish > ~/.config/fish/completions/gpuledger.fish
-"""
 _WITH_OWN_OPTIONS: Final = {
     "agent": "gpuledger_agent.command",
     "sink": "gpuledger_sinks.command",
@@ -30,7 +26,17 @@ _WITH_OWN_OPTIONS: Final = {
 }
 """The module that defines each component's `OPTIONS`."""
 _Flag = Annotated[bool, Parameter(negative=())]
-app = App(name="completion", help_epilogue=_HELP, help_format="markdown")
+app = App(
+    name="completion",
+    help_format="plaintext",
+    help_epilogue=epilogue(
+        examples={
+            "bash, in ~/.bashrc": "source <(gpuledger completion bash)",
+            "zsh, into a directory of your fpath": "gpuledger completion zsh > ~/.zfunc/_gpuledger",
+            "fish": "gpuledger completion fish > ~/.config/fish/completions/gpuledger.fish",
+        }
+    ),
+)
 
 
 @app.default

@@ -20,7 +20,10 @@ DESCRIPTION: Final = f"""Run a sink, which delivers events to one receiver.
 
 Each sink is a consumer group of its own. Run several of one sink to share its partitions."""
 EXAMPLES: Final = (
-    "GPULEDGER_REMOTE_WRITE__URL=http://prometheus:9090/api/v1/write gpuledger sink remote_write",
+    (
+        "GPULEDGER_REMOTE_WRITE__URL=http://prometheus:9090/api/v1/write \\\n"
+        "    gpuledger sink remote_write"
+    ),
     "GPULEDGER_STORE__URI=s3://ledger/gpuledger gpuledger sink store",
     "gpuledger sink alerts --config sinks.yaml",
 )

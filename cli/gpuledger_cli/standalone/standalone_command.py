@@ -59,8 +59,11 @@ DESCRIPTION: Final = (
 _RECEIVER: Final = "http://prometheus:9090/api/v1/write"
 EXAMPLES: Final = (
     "gpuledger standalone --store /var/lib/gpuledger/store",
-    "gpuledger standalone --source simulated --store try-store --listen 127.0.0.1:9820",
-    f"GPULEDGER_REMOTE_WRITE__URL={_RECEIVER} gpuledger standalone --sinks store,remote_write",
+    "gpuledger standalone --source simulated --store try-store \\\n    --listen 127.0.0.1:9820",
+    (
+        f"GPULEDGER_REMOTE_WRITE__URL={_RECEIVER} \\\n"
+        "    gpuledger standalone --sinks store,remote_write"
+    ),
 )
 COMMON: Final = (
     "store.uri",

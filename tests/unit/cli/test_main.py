@@ -18,7 +18,7 @@ from gpuledger_cli.__main__ import main
 COMMANDS = (
     *("demo", "query", "watermarks", "replay", "cgroup", "record-nvml", "store maintain"),
     *("topics create", "topics check", "topics export", "cluster retire"),
-    *("bill", "bill check", "bill close", "bill explain"),
+    *("bill", "bill check", "bill close", "bill explain", "completion"),
     *("dead-letters list", "dead-letters show", "dead-letters replay"),
 )
 SEE_HELP = "see `gpuledger topics check --help`"

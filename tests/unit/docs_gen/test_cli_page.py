@@ -53,6 +53,14 @@ def test_examples_and_exit_codes_are_those_of_the_help() -> None:
     assert "| `130` |" not in section, "the same for all commands"
 
 
+def test_no_line_of_an_example_is_wider_than_the_help() -> None:
+    """Help in a file has 80 columns, and a command that it breaks cannot be copied."""
+    examples = re.findall(r"^```sh\n(.*?)^```$", cli_page(), re.MULTILINE | re.DOTALL)
+
+    assert len(examples) > 20
+    assert [line for each in examples for line in each.splitlines() if len(f"  {line}") > 80] == []
+
+
 def test_a_component_has_its_options_and_examples() -> None:
     section = SECTIONS["gpuledger agent"]
 
