@@ -265,7 +265,7 @@ def _summarise(run: Run, plan: DemoPlan, *, began_seconds: float) -> Summary:
         samples=ending.ticks,
         events=tally.events,
         entries=tally.entries,
-        pods=pod_lines(tally.pods, truth, tally.unused_ns, tally.allocated_ns),
+        pods=pod_lines(tally.pods, truth, tally.allocations),
         without_pod_gpu_seconds=tally.without_pod_ns / 10**9,
         idle_gpu_seconds=tally.free_ns / 10**9,
         gap_gpu_seconds=tally.gap_ns / 10**9,

@@ -16,7 +16,7 @@ from gpuledger_cli.demo.run_bill import RunBill, draw_bill
 from gpuledger_cli.demo.screen import HELP, ScreenLine
 from gpuledger_cli.demo.sending import SinkLine, has_failed, problem
 from gpuledger_cli.demo.tables import SUMMARY_TITLE, TableColumn, fit, fold, line, note_hidden
-from gpuledger_cli.demo.totals import AlertLine, PodTotal
+from gpuledger_cli.demo.totals import AlertLine, AllocationTotal, PodName, PodTotal
 
 FAILED: Final = 1
 """The exit code if data of the run was not delivered or not attributed, or if that is unknown."""
@@ -141,14 +141,13 @@ class Summary(BaseRecord, frozen=True, kw_only=True):
     """Seconds from the start of the process to the first row with a pod's name."""
 
 
-_NO_OWNER: Final = ("", "", "")
+_NO_NAME: Final[PodName] = ("", "", "")
 
 
 def pod_lines(
     pods: Mapping[str, PodTotal],
     truth: Mapping[str, float] | None,
-    unused_ns: Mapping[tuple[str, str, str], int],
-    allocated_ns: Mapping[tuple[str, str, str], int],
+    allocations: Mapping[PodName, AllocationTotal],
 ) -> list[PodLine]:
     """Return a line for each pod that used a GPU or to which a GPU was allocated."""
     used = {key for key, seconds in (truth or {}).items() if seconds}
@@ -159,6 +158,7 @@ def pod_lines(
     allocated_to = {
         key: (total.cluster, total.namespace or "", total.pod or "") for key, total in pods.items()
     }
+    no_allocation = AllocationTotal()
     lines = [
         PodLine(
             namespace=total.namespace,
@@ -170,11 +170,11 @@ def pod_lines(
             memory_byte_seconds=total.memory_byte_ns / _SECOND_NS,
             joules=total.energy_millijoules / 1000,
             true_gpu_seconds=None if truth is None else truth.get(key, 0.0),
-            unused_gpu_seconds=unused_ns.get(allocated_to.get(key, _NO_OWNER), 0) / _SECOND_NS,
-            allocated_gpu_seconds=allocated_ns.get(allocated_to.get(key, _NO_OWNER), 0)
-            / _SECOND_NS,
+            unused_gpu_seconds=allocation.unused_ns / _SECOND_NS,
+            allocated_gpu_seconds=allocation.allocated_ns / _SECOND_NS,
         )
         for key, total in {**pods, **unbooked}.items()
+        for allocation in [allocations.get(allocated_to.get(key, _NO_NAME), no_allocation)]
     ]
     known = set(allocated_to.values())
     lines += [
@@ -183,14 +183,15 @@ def pod_lines(
             cluster=cluster,
             namespace=namespace,
             pod=pod,
+            owner=allocation.owner,
             gpu_seconds=0.0,
             memory_byte_seconds=0.0,
             joules=0.0,
             true_gpu_seconds=None if truth is None else 0.0,
-            unused_gpu_seconds=free_ns / _SECOND_NS,
-            allocated_gpu_seconds=allocated_ns.get((cluster, namespace, pod), 0) / _SECOND_NS,
+            unused_gpu_seconds=allocation.unused_ns / _SECOND_NS,
+            allocated_gpu_seconds=allocation.allocated_ns / _SECOND_NS,
         )
-        for (cluster, namespace, pod), free_ns in unused_ns.items()
+        for (cluster, namespace, pod), allocation in allocations.items()
         if (cluster, namespace, pod) not in known
     ]
     return sorted(lines, key=lambda line: (-line.gpu_seconds, -line.unused_gpu_seconds))

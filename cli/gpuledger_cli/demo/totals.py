@@ -161,6 +161,22 @@ class PodTotal:
         self.owner = owner_of(description) or self.owner
 
 
+PodName = tuple[str, str, str]
+"""Cluster, namespace and name of a pod."""
+
+
+@dataclass
+class AllocationTotal:
+    """The GPUs that were allocated to a pod in the run so far."""
+
+    owner: str | None = None
+    """Kind and name of the pod's workload, once known."""
+    unused_ns: int = 0
+    """Time in which they ran no kernel."""
+    allocated_ns: int = 0
+    """Time that was allocated to the pod, used or not."""
+
+
 @dataclass
 class Tally:
     """The sums of a run; their size depends on the number of pods and nodes."""
@@ -171,10 +187,8 @@ class Tally:
     """Number of entries in the events."""
     pods: dict[str, PodTotal] = field(default_factory=dict)
     """Usage of each pod, by its key: cluster and UID."""
-    unused_ns: dict[tuple[str, str, str], int] = field(default_factory=dict)
-    """By cluster, namespace and pod: the time in which GPUs allocated to the pod ran no kernel."""
-    allocated_ns: dict[tuple[str, str, str], int] = field(default_factory=dict)
-    """The GPU time that was allocated to each of these pods, used or not."""
+    allocations: dict[PodName, AllocationTotal] = field(default_factory=dict)
+    """The GPUs that were allocated to each pod."""
     free_ns: int = 0
     """Time in which GPUs that were not allocated ran no kernel."""
     gap_ns: int = 0
@@ -234,11 +248,15 @@ class Tally:
     def _book_unused(self, entry: Entry, allocatee: PodOfEntry, cluster: str) -> None:
         if entry.allocation is None:
             self.free_ns += entry.busy_ns or 0
-        if allocatee.described.name is None:
+        pod = allocatee.pod
+        if pod is None or pod.name is None:
             return
-        name = (cluster, allocatee.described.namespace or "", allocatee.described.name)
-        self.unused_ns[name] = self.unused_ns.get(name, 0) + (entry.busy_ns or 0)
-        self.allocated_ns[name] = self.allocated_ns.get(name, 0) + (entry.allocated_ns or 0)
+        total = self.allocations.setdefault(
+            (cluster, pod.namespace or "", pod.name), AllocationTotal()
+        )
+        total.owner = owner_of(pod) or total.owner
+        total.unused_ns += entry.busy_ns or 0
+        total.allocated_ns += entry.allocated_ns or 0
 
     def _cover(self, event: GpuEvent) -> None:
         stretches = self.covered_ns.setdefault(node_key(event), [])

@@ -53,7 +53,7 @@ def test_a_short_run_books_the_true_usage(tmp_path: Path) -> None:
     assert summary["remote_write_requests"] > 0
     named = {(pod["namespace"], pod["pod"], pod.get("owner")) for pod in summary["pods"]}
     assert ("serving", "embeddings-0", "StatefulSet/embeddings") in named
-    assert ("research", "notebook-ada-0", None) in named  # has a GPU, runs nothing
+    assert ("research", "notebook-ada-0", "StatefulSet/notebook-ada") in named  # runs nothing
     assert summary["without_pod_gpu_seconds"] > 0
     lines = {line["owner"]: line for line in summary["bill"]["lines"]}
     assert sum(Decimal(line["cost"]) for line in lines.values()) == Decimal(summary["bill"]["cost"])

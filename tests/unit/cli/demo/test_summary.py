@@ -19,7 +19,7 @@ from gpuledger_cli.demo.summary import (
     pod_lines,
     truth_error_ratio,
 )
-from gpuledger_cli.demo.totals import AlertLine, PodTotal
+from gpuledger_cli.demo.totals import AlertLine, AllocationTotal, PodTotal
 from tests.unit.cli.demo.events import incident
 
 
@@ -54,7 +54,7 @@ def test_the_error_is_the_wrongly_booked_time_divided_by_the_used_time(
 
 def test_a_pod_that_used_a_gpu_without_being_booked_has_a_line() -> None:
     """Its booked GPU time is zero, and its true one is not."""
-    lines = pod_lines(totals(a=1.0), by_key({"a": 1.0, "b": 2.0, "c": 0.0}), {}, {})
+    lines = pod_lines(totals(a=1.0), by_key({"a": 1.0, "b": 2.0, "c": 0.0}), {})
     assert [(line.uid, line.gpu_seconds, line.true_gpu_seconds) for line in lines] == [
         ("a", 1.0, 1.0),
         ("b", 0.0, 2.0),
@@ -63,22 +63,25 @@ def test_a_pod_that_used_a_gpu_without_being_booked_has_a_line() -> None:
 
 def test_without_a_scenario_there_is_no_truth() -> None:
     """Absent is not zero."""
-    assert pod_lines(totals(a=1.0), None, {}, {})[0].true_gpu_seconds is None
+    assert pod_lines(totals(a=1.0), None, {})[0].true_gpu_seconds is None
 
 
 def test_a_pod_with_an_allocated_gpu_has_a_line_whether_it_uses_it_or_not() -> None:
     """The one that uses nothing is known only to the kubelet, and without a UID."""
-    trained = PodTotal(uid="a", namespace="research", pod="train-0", busy_ns=10**9)
-    unused = {
-        ("default", "research", "train-0"): 3 * 10**9,
-        ("default", "research", "notebook-0"): 4 * 10**9,
+    trained = PodTotal(
+        uid="a", namespace="research", pod="train-0", owner="Job/train", busy_ns=10**9
+    )
+    allocations = {
+        ("default", "research", "train-0"): AllocationTotal(
+            unused_ns=3 * 10**9, allocated_ns=5 * 10**9
+        ),
+        ("default", "research", "notebook-0"): AllocationTotal(
+            owner="StatefulSet/notebook", unused_ns=4 * 10**9, allocated_ns=4 * 10**9
+        ),
     }
-    held = {
-        ("default", "research", "train-0"): 5 * 10**9,
-        ("default", "research", "notebook-0"): 4 * 10**9,
-    }
-    lines = pod_lines({"default/a": trained}, {"default/a": 1.0}, unused, held)
+    lines = pod_lines({"default/a": trained}, {"default/a": 1.0}, allocations)
     assert [line.allocated_gpu_seconds for line in lines] == [5.0, 4.0]
+    assert [line.owner for line in lines] == ["Job/train", "StatefulSet/notebook"]
     assert [(line.uid, line.pod, line.gpu_seconds, line.unused_gpu_seconds) for line in lines] == [
         ("a", "train-0", 1.0, 3.0),
         (None, "notebook-0", 0.0, 4.0),
@@ -101,9 +104,7 @@ SUMMARY = Summary(
     samples=4,
     events=4,
     entries=9,
-    pods=pod_lines(
-        {"a": PodTotal(uid="a", namespace="n", pod="p", busy_ns=2 * 10**9)}, None, {}, {}
-    ),
+    pods=pod_lines({"a": PodTotal(uid="a", namespace="n", pod="p", busy_ns=2 * 10**9)}, None, {}),
     without_pod_gpu_seconds=1.5,
     incidents=[],
     alerts=[],
@@ -269,7 +270,7 @@ def test_the_table_of_pods_fits_the_screen(width: int) -> None:
     pod = PodTotal(
         uid="a", namespace="research", pod="llm-finetune-worker-0", owner="Job/" + "x" * 99
     )
-    summary = replace(SUMMARY, pods=pod_lines({"a": pod}, None, {}, {}))
+    summary = replace(SUMMARY, pods=pod_lines({"a": pod}, None, {}))
     title, headings, row, *_ = texts_of(summary, width=width)
     assert title == "Usage by pod"
     assert "True GPU-s" not in headings

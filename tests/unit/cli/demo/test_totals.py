@@ -4,8 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from gpuledger.records import BusyMethod, Category, GpuBooks, GpuReading, LateAdjustment
-from gpuledger_cli.demo.totals import Tally
-from tests.unit.cli.demo.events import GIB, HELD, PENDING, SECOND_NS, entry, event
+from gpuledger_cli.demo.totals import AllocationTotal, Tally
+from tests.unit.cli.demo.events import GIB, HELD, NOTEBOOK, PENDING, SECOND_NS, entry, event
 
 
 def tally_of(*events: object) -> Tally:
@@ -99,9 +99,13 @@ def test_idle_of_several_allocatees_balances_and_is_no_pods_usage() -> None:
         for one in (0, None)
     ]
     booked = [entry(Category.POD, 0.25, gib=20, joules=50.0), *idle]
-    tally = tally_of(event(entries=booked, allocations=[HELD]))
-    assert tally.unused_ns == {("default", "research", "notebook-0"): 375_000_000}
-    assert tally.allocated_ns == {("default", "research", "notebook-0"): 500_000_000}
+    notebook = replace(NOTEBOOK, owner_kind="StatefulSet", owner_name="notebook")
+    tally = tally_of(event(entries=booked, allocations=[HELD], notebook=notebook))
+    assert tally.allocations == {
+        ("default", "research", "notebook-0"): AllocationTotal(
+            owner="StatefulSet/notebook", unused_ns=375_000_000, allocated_ns=500_000_000
+        )
+    }
     assert tally.free_ns == 375_000_000
     assert tally.conservation_error_max_ratio == 0.0
     assert [total.busy_ns for total in tally.pods.values()] == [SECOND_NS // 4]
@@ -125,7 +129,8 @@ def test_the_time_of_every_gpu_is_used_unused_free_or_a_gap() -> None:
     )
     tally = tally_of(replace(one, gpus=[*one.gpus, unresponsive]))
     used = sum(total.busy_ns for total in tally.pods.values()) + tally.without_pod_ns
-    assert used + sum(tally.unused_ns.values()) + tally.free_ns + tally.gap_ns == 2 * SECOND_NS
+    unused = sum(total.unused_ns for total in tally.allocations.values())
+    assert used + unused + tally.free_ns + tally.gap_ns == 2 * SECOND_NS
 
 
 def test_books_that_do_not_balance_are_detected() -> None:
