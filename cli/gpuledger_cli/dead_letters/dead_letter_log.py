@@ -2,6 +2,7 @@
 
 import base64
 import re
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -16,8 +17,9 @@ from gpuledger.dead_letter_reasons import DEAD_LETTER_REASONS
 from gpuledger.errors import UndecodableError, UserError
 from gpuledger.keys import split_key
 from gpuledger.records import DeadLetter
-from gpuledger.texts import find_near
+from gpuledger.texts import find_near, readable
 
+_MAX_NAMES: Final = 10_000
 _POSITION: Final = re.compile(r"(?P<partition>\d{1,9}):(?P<offset>\d{1,18})")
 
 
@@ -64,6 +66,19 @@ class StoredDeadLetter(NamedTuple):
         """The record's key as text; empty if unknown."""
         return (self.key or b"").decode(errors="replace")
 
+    @property
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """The names by which a filter finds it, by field."""
+        content, key = self.content, self.key_text
+        return {
+            "consumer": (content.consumer,),
+            "reason": (content.reason,),
+            "topic": (content.topic,),
+            "key": (key,),
+            # The node's key, and its name without the cluster.
+            "node": (key, split_key(key)[1] or key),
+        }
+
 
 def _bytes(encoded: str | None) -> bytes | None:
     return None if encoded is None else base64.b64decode(encoded, validate=True)
@@ -89,6 +104,18 @@ class DeadLetterFilter:
     """The record's key is this node key, `<cluster>/<node>`, or has this node name."""
 
     @property
+    def names(self) -> dict[str, Sequence[str]]:
+        """The wanted names by field, without fields for which every name matches."""
+        fields = {
+            "consumer": self.consumers,
+            "reason": self.reasons,
+            "topic": self.topics,
+            "key": () if self.key is None else (self.key,),
+            "node": () if self.node is None else (self.node,),
+        }
+        return {field: names for field, names in fields.items() if names}
+
+    @property
     def is_empty(self) -> bool:
         """Whether every dead letter matches."""
         return self == DeadLetterFilter()
@@ -99,23 +126,15 @@ class DeadLetterFilter:
 
     def lets_through(self, kept: StoredDeadLetter) -> bool:
         """Return whether a dead letter matches."""
-        dead_letter = kept.content
-        time_ms = dead_letter.time_ns // NS_PER_MS
+        time_ms, names = kept.content.time_ns // NS_PER_MS, kept.names
         return (
             (not self.positions or kept.position in self.positions)
             and (self.since_ms is None or time_ms >= self.since_ms)
             and (self.until_ms is None or time_ms < self.until_ms)
-            and (not self.consumers or dead_letter.consumer in self.consumers)
-            and (not self.reasons or dead_letter.reason in self.reasons)
-            and (not self.topics or dead_letter.topic in self.topics)
-            and (self.key is None or kept.key_text == self.key)
-            and (self.node is None or self.node in _names_of(kept.key_text))
+            and not any(
+                set(names[field]).isdisjoint(wanted) for field, wanted in self.names.items()
+            )
         )
-
-
-def _names_of(key: str) -> tuple[str, str]:
-    """Return the names of the node with this key: the key itself, and its name without cluster."""
-    return key, split_key(key)[1] or key
 
 
 @dataclass(kw_only=True)
@@ -137,6 +156,8 @@ class DeadLetterLog:
     """Number of records that are not dead letters. Any client may write them to the topic."""
     others: int = 0
     """Number of dead letters that did not match."""
+    others_names: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """Names of these dead letters, at most 10,000 for each field that the filter uses."""
 
     @classmethod
     async def open(
@@ -173,7 +194,7 @@ class DeadLetterLog:
                     self.missing.discard(dead_letter.position)
                     yield dead_letter
                 else:
-                    self.others += 1
+                    self._count_other(dead_letter)
 
     async def _records(self, advance: Callable[[int], None]) -> AsyncGenerator[Record, None]:
         for at, span in self.spans.items():
@@ -183,6 +204,13 @@ class DeadLetterLog:
                         yield record
                     advance(len(records))
 
+    def _count_other(self, dead_letter: StoredDeadLetter) -> None:
+        self.others += 1
+        for field_name in self.wanted.names:
+            names = self.others_names[field_name]
+            if len(names) < _MAX_NAMES:
+                names.update(dead_letter.names[field_name])
+
     def why_none(self) -> str:
         """Return in one line why no dead letter matched; call it after all were read."""
         if not self.others:
@@ -191,15 +219,20 @@ class DeadLetterLog:
         return f"none of {self.others} dead-letter records matches{self._hint()}"
 
     def _hint(self) -> str:
-        """Return a hint if a requested reason is unknown, else an empty text.
+        """Return a hint at the first requested name that no dead letter has; else an empty text.
 
         An unknown reason is not an error, because an older or newer release may use it.
         """
-        known = [reason.name for reason in DEAD_LETTER_REASONS]
-        for reason in self.wanted.reasons:
-            if reason not in known:
-                near = find_near(reason, known)
-                return f"; unknown reason {reason!r}" + (f", did you mean {near}?" if near else "")
+        reasons = {reason.name for reason in DEAD_LETTER_REASONS}
+        for field_name, wanted in self.wanted.names.items():
+            known = self.others_names[field_name] | (reasons if field_name == "reason" else set())
+            for name in wanted:
+                if name not in known:
+                    near = find_near(name, known) or min(
+                        (each for each in known if name in each), default=None
+                    )
+                    meant = f", did you mean {readable(near)}?" if near else ""
+                    return f"; unknown {field_name} {name!r}{meant}"
         return ""
 
     def _decode(self, record: Record) -> StoredDeadLetter | None:

@@ -237,7 +237,18 @@ def test_an_invalid_position_is_an_error(text: str) -> None:
 @pytest.mark.parametrize(
     ("wanted", "why"),
     [
-        ({"topics": ["other"]}, NONE_OF_4),
+        ({"consumers": [JOIN], "reasons": ["rejected"]}, NONE_OF_4),
+        ({"topics": ["other"]}, f"{NONE_OF_4}; unknown topic 'other'"),
+        (
+            {"consumers": ["remote-write"]},
+            f"{NONE_OF_4}; unknown consumer 'remote-write', did you mean gpuledger-remote-write?",
+        ),
+        (
+            {"consumers": ["store"]},
+            f"{NONE_OF_4}; unknown consumer 'store', did you mean gpuledger-store?",
+        ),
+        ({"key": "node-b"}, f"{NONE_OF_4}; unknown key 'node-b', did you mean default/node-b?"),
+        ({"node": "nod-b"}, f"{NONE_OF_4}; unknown node 'nod-b', did you mean node-b?"),
         (
             {"reasons": ["rejectd"]},
             f"{NONE_OF_4}; unknown reason 'rejectd', did you mean rejected?",
