@@ -56,8 +56,10 @@ class DeadLetterRow(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
 
     def __lt__(self, other: "DeadLetterRow") -> bool:
-        """Return whether this row comes before another one, by time and then by position."""
-        mine, others = ((row.time_ns, parse_position(row.position)) for row in (self, other))
+        """Return whether this row comes before another one, by `time` and then by position."""
+        mine, others = (
+            (row.time_ns // NS_PER_MS, parse_position(row.position)) for row in (self, other)
+        )
         return mine < others
 
 

@@ -151,6 +151,19 @@ async def test_a_limit_keeps_the_newest_and_shows_the_total(
     assert "the newest 2 of 4" in shown.err
 
 
+async def test_dead_letters_of_the_same_time_are_listed_by_position(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Their nanoseconds, which the list does not show, have another order."""
+    on = bus()
+    for offset, late_ns in enumerate((2, 1, 0)):
+        await reject(on, record_of(event(offset)), time_ns=START_NS + late_ns)
+    await listed(on, format="csv")
+
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split(",")[0] for line in lines] == ["0:0", "0:1", "0:2"]
+
+
 async def test_dead_letters_are_counted_with_their_first_and_last_time(
     on: MemoryBus, capsys: pytest.CaptureFixture[str]
 ) -> None:
