@@ -95,6 +95,7 @@ docs: $(VENV)/.dev ## Generate the pages of docs/ that come from the code
 SITE ?= build/site
 docs-site: $(VENV)/.dev ## Build the documentation site in build/site; warnings, such as broken links, are errors
 	@$(BIN)/python -m sphinx -W --keep-going -E -q -j auto -c docs -d $(SITE).doctrees . $(SITE)
+	@echo $(SITE)/index.html
 
 lock: $(VENV)/.uv ## Update requirements/*.lock (newest allowed versions: LOCK_ARGS=--upgrade)
 	@$(COMPILE) pyproject.toml --extra dev --output-file requirements/dev.lock
