@@ -114,7 +114,7 @@ class Outputs:
     def report_inventory(self, inventory: Inventory) -> None:
         """Queue the node's hardware for publishing, and show it on `/metrics`."""
         if self.send_queue:
-            self.send_queue.put(bundle_inventory(inventory, self.topics))
+            self.send_queue.put_inventory(bundle_inventory(inventory, self.topics))
         if self.node_state:
             self.node_state.set_inventory(inventory)
 

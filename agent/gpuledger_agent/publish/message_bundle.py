@@ -107,6 +107,9 @@ class BundleQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def __contains__(self, bundle: object) -> bool:
+        return any(waiting.bundle is bundle for waiting in self._waiting)
+
     @property
     def is_half_full(self) -> bool:
         """Whether the queue is more than half full.

@@ -5,6 +5,10 @@ too long, or too many wait, they are moved to the spool. Bundles in the spool ar
 in memory. While the broker keeps up, the spool is not used. If the disk fails, the failure is
 counted, and the queue continues in memory. If older ticks wait in a spool that cannot be read,
 newer ticks are not sent, because the join would then ignore the older ticks as already processed.
+
+A lost inventory would be missing until the node's hardware changes. The newest inventory is
+therefore also kept apart until it is acknowledged. If the queue or the spool has dropped it, it is
+sent with the next bundles from memory.
 """
 
 import asyncio
@@ -57,6 +61,8 @@ class SendQueue:
             for seconds in (_READ_WITHIN_SECONDS, _READ_WITHIN_SECONDS, _WRITE_WITHIN_SECONDS)
         )
         self._in_flight: list[QueuedBundle] = []
+        self._inventory: MessageBundle | None = None
+        """The newest inventory, until it is acknowledged."""
         self._position: int | None = None
         """The spool's position up to which its bundles are in flight; `None` if the bundles in
         flight are only in memory."""
@@ -110,6 +116,11 @@ class SendQueue:
         if self._queue.is_half_full or waits_long or (self._is_open and self._writing.is_due):
             self._overdue.set()
 
+    def put_inventory(self, bundle: MessageBundle) -> None:
+        """Add the newest inventory; it is sent even if its bundle is dropped meanwhile."""
+        self._inventory = bundle
+        self.put(bundle)
+
     async def take(self, *, max_bundles: int) -> list[MessageBundle]:
         """Wait until there are bundles; return at most `max_bundles`, oldest first.
 
@@ -128,6 +139,9 @@ class SendQueue:
     async def ack(self) -> None:
         """Delete the bundles in flight from memory and from the spool, because they were sent."""
         async with self._lock:
+            # Equal, not the same: bundles that were read from the spool are copies.
+            if any(queued.bundle == self._inventory for queued in self._in_flight):
+                self._inventory = None
             self._in_flight, position, self._position = [], self._position, None
             if position and self._spool:
                 await self._on_disk(partial(self._spool.ack, position), self._reading)
@@ -188,7 +202,11 @@ class SendQueue:
             # continue with the bundles in memory.
             if self._in_flight or self._waits_on_disk:
                 return bool(self._in_flight)
-        self._in_flight, self._position = self._queue.take(max_bundles=max_bundles), None
+        # No older inventory waits: the spool is empty, and a full queue drops the oldest bundles.
+        lost = self._inventory if self._inventory not in self._queue else None
+        dropped = [QueuedBundle(self._now_seconds(), lost)] if lost else []
+        taken = self._queue.take(max_bundles=max_bundles - len(dropped))
+        self._in_flight, self._position = [*dropped, *taken], None
         # If the spool is opened later, its bundles are older than these, and thus too late.
         if self._in_flight and not self._is_open:
             self._was_overtaken = True

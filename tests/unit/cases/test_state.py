@@ -57,9 +57,6 @@ def scenario_of(gpus: int, *pods: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": "state", "nodes": [{"name": NODE, "gpus": group}], "pods": list(pods)}
 
 
-@pytest.mark.xfail(
-    raises=AssertionError, reason="the inventory is sent once, and drops out of the queue first"
-)
 async def test_a_node_publishes_its_inventory_even_if_kafka_was_unavailable_at_startup() -> None:
     """For longer than the queue can hold."""
     bus = FickleBus()

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger.bus.protocol import Bus
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import NodeId
 from gpuledger.runtime import Backoff, Check
 from gpuledger_agent.publish.message_bundle import BundleQueue
@@ -26,6 +27,7 @@ from tests.unit.agent.publish.builders import (
     BOOT,
     NODE,
     FickleBus,
+    FlakyDisk,
     ImmediateDisk,
     bundle_of,
     settings_in,
@@ -47,9 +49,14 @@ step = st.one_of(
 class Node:
     """The publishing part of a node's agent; only its files survive a crash."""
 
-    def __init__(self, folder: Path, bus: FickleBus) -> None:
+    def __init__(
+        self, folder: Path, bus: FickleBus, *, max_bundles: int = 10_000, **spool: float
+    ) -> None:
         self.folder = folder
         self.bus = bus
+        self.disk = FlakyDisk()
+        self.max_bundles = max_bundles
+        self.spool_settings = spool
         self.time_seconds = 0.0
         self.made = 0
         self.lost: set[int] = set()
@@ -57,13 +64,14 @@ class Node:
 
     def start(self) -> None:
         self.spool = Spool(
-            settings_in(self.folder),
+            settings_in(self.folder, **self.spool_settings),
             node=NodeId("default", NODE),
             boot_id=BOOT,
-            boottime_ns=lambda: 0,
+            boottime_ns=lambda: round(self.time_seconds * NS_PER_SECOND),
+            connect=self.disk.connect,
         )
         self.send_queue = SendQueue(
-            queue=BundleQueue(max_bundles=10_000),
+            queue=BundleQueue(max_bundles=self.max_bundles),
             spool=self.spool,
             check=Check(),
             spill_after_seconds=AFTER_SECONDS,
