@@ -116,13 +116,14 @@ class JoinStage:
         self._descriptions = DescriptionCache(self.pods, self.cluster_objects)
 
     def take_pods(self, records: Sequence[Record]) -> None:
-        """Apply pod records; a tombstone removes a pod."""
+        """Apply pod records; a tombstone removes a pod, unless ticks still name it."""
         now_ns = self._time_ns()
         for record in records:
             if record.value is None and record.key is not None:
                 # Only from the pod's own partition; otherwise any writer could remove any pod.
                 key = record.key.decode(errors="replace")
-                self.pods.remove(key, partition=record.partition)
+                deleted_ns = record.timestamp_ms * NS_PER_MS
+                self.pods.remove(key, partition=record.partition, time_ns=deleted_ns)
                 continue
             for _, decoded in self._dead_letters.decode(self._pod_decoder, [record]):
                 if not self._is_at_home(
@@ -240,6 +241,7 @@ class JoinStage:
         drained = self._watermarks[partition].drain()
         for key in [key for key, watermark in drained if watermark is None]:
             self._descriptions.forget(key)
+            self.pods.forget_node(key)
         return [
             Message(
                 key=key.encode(),
@@ -345,6 +347,7 @@ class JoinStage:
             watermarks.advance(
                 sample, offset=record.offset, written_ms=record.timestamp_ms, now_ns=now_ns
             )
+            self.pods.keep_named(descriptions.users, node=node, time_ns=sample.time_ns)
             if descriptions.namespaces_left_out:
                 metrics.PLACES_CUT_TOTAL.labels(what="namespaces").inc()
             self._observer.observe_event(

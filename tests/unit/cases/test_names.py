@@ -68,9 +68,6 @@ def test_only_slurms_own_cgroup_names_a_job(path: str, job: str | None) -> None:
     assert locate(f"0::{path}").job_id == job
 
 
-@pytest.mark.xfail(
-    raises=AssertionError, reason="the join forgets a pod when it forgets its record"
-)
 def test_a_deleted_pod_keeps_its_name_while_its_process_works() -> None:
     """For example after a forced deletion of a pod whose process cannot be killed."""
     given = Given()

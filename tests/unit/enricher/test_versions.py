@@ -34,7 +34,7 @@ def cached(reported: Sequence[Read]) -> PodCache:
     cache = PodCache()
     for number, one in enumerate(reported):
         if one is TOMBSTONE:
-            cache.remove(UID, partition=0)
+            cache.remove(UID, partition=0, time_ns=number)
         else:
             cache.put(one, partition=0, seen_time_ns=number)
     return cache

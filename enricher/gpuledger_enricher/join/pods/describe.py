@@ -157,6 +157,8 @@ class PodDescriptions(NamedTuple):
     """The encoded description for the event, with the same bytes from tick to tick."""
     foreign_allocatees: int
     """Number of pods on other nodes to which, by the tick, devices of this node are allocated."""
+    users: Collection[str]
+    """UIDs of the containers' known pods, each once."""
     pending: Collection[Identity]
     """Containers whose pods have no record yet."""
     named: int
@@ -288,6 +290,7 @@ def describe_tick(
             else msgspec.Raw(encode(node_description)),
         ),
         foreign_allocatees=event_pods.foreign_allocatees,
+        users=tuple({pod.record.uid for pod in found if pod is not None}),
         pending=pending,
         named=event_pods.named,
         # Several containers may belong to one pod; the pod is counted and logged once.

@@ -10,11 +10,12 @@ a name of another kind. Whichever name leads to a pod, the pod counts for a node
 record places it there.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import count
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 from typing_extensions import override
 
 from gpuledger.clock import NS_PER_HOUR, NS_PER_MINUTE, NS_PER_SECOND
@@ -42,6 +43,10 @@ SKEW_NS: Final = NS_PER_MINUTE
 long before its creation."""
 LINGER_NS: Final = 5 * NS_PER_SECOND
 """How long a kubelet may still list the devices of a pod that the API server no longer has."""
+NAMED_NS: Final = 10 * NS_PER_MINUTE
+"""How long a node's ticks must not name a pod before the pod is forgotten after its tombstone. This
+is shorter than podwatch's default delay of tombstones, so pods whose processes ended with them are
+forgotten at once."""
 _NONE: Final[dict[str, str]] = {}
 _NOW_NS: Final = 2**63
 """A time after all known times, which looks up the present state."""
@@ -416,7 +421,11 @@ class Names(Generic[N]):
 
 
 class PodCache:
-    """The known pods of one cluster; memory is bounded by the pods in the worker's partitions."""
+    """The known pods of one cluster; memory is bounded by the pods in the worker's partitions.
+
+    Processes may outlive their pod and its tombstone, for example if a pod was deleted by force. A
+    pod that the ticks of its node name is therefore kept after its tombstone (`keep_named`).
+    """
 
     def __init__(self, changes: Iterator[int] | None = None) -> None:
         """Create an empty cache.
@@ -436,6 +445,10 @@ class PodCache:
         # pod.
         self._uids_by_name: dict[str, str | set[str]] = {}
         self._changes = changes or count(1)
+        self._named: dict[str, dict[str, int]] = {}
+        """Time of the last tick that named a pod, by node and UID. Only known pods are here."""
+        self._removed: set[str] = set()
+        """UIDs of the pods that are kept although their tombstones were read."""
 
     def __len__(self) -> int:
         return len(self._pods)
@@ -468,16 +481,49 @@ class PodCache:
         node.uids.add(pod.uid)
         self._touch(node)
 
-    def remove(self, uid: str, *, partition: int) -> None:
-        """Forget a pod; do nothing if it is unknown or belongs to another partition."""
+    def remove(self, uid: str, *, partition: int, time_ns: int) -> None:
+        """Forget a pod; do nothing if it is unknown or belongs to another partition.
+
+        A pod that ticks name is kept until they no longer do. It counts as deleted: if its record
+        has no time of the deletion, it was deleted at `time_ns`.
+        """
         known = self._pods.get(uid)
-        if known is not None and known.partition == partition:
+        if known is None or known.partition != partition:
+            return
+        if uid not in self._named.get(known.record.node, ()):
+            self._remove(uid)
+            return
+        if known.record.deleted_time_ns is None:
+            self.put(replace(known.record, deleted_time_ns=time_ns), partition=partition)
+        self._removed.add(uid)
+
+    def keep_named(self, uids: Collection[str], *, node: str, time_ns: int) -> None:
+        """Record that a tick of a node named these pods; forget removed pods no longer named."""
+        named = self._named.setdefault(node, {})
+        named.update(dict.fromkeys(uids, time_ns))
+        if len(named) > len(uids):
+            # The node's clock may have been set back since.
+            past = [uid for uid, at_ns in named.items() if abs(time_ns - at_ns) > NAMED_NS]
+            for uid in past:
+                del named[uid]
+                self._forget_removed(uid)
+        if not named:
+            del self._named[node]
+
+    def forget_node(self, node: str) -> None:
+        """Forget the removed pods of a node that no longer sends ticks."""
+        for uid in self._named.pop(node, ()):
+            self._forget_removed(uid)
+
+    def _forget_removed(self, uid: str) -> None:
+        if uid in self._removed:
             self._remove(uid)
 
     def _remove(self, uid: str) -> None:
         known = self._pods.pop(uid, None)
         if known is None:
             return
+        self._removed.discard(uid)
         self._disclaim(known)
         node = self._nodes[known.record.node]
         node.uids.discard(uid)
@@ -487,8 +533,9 @@ class PodCache:
 
     def remove_partition(self, partition: int) -> None:
         """Forget the pods of a partition that is no longer assigned."""
-        for uid in [uid for uid, known in self._pods.items() if known.partition == partition]:
-            self._remove(uid)
+        for known in [known for known in self._pods.values() if known.partition == partition]:
+            self._named.pop(known.record.node, None)
+            self._remove(known.record.uid)
 
     def find(
         self, uid: str | None, container_id: str | None, *, node: str, time_ns: int = _NOW_NS
@@ -614,11 +661,26 @@ class ClusterPods:
         pods = self._clusters.setdefault(pod.cluster, PodCache(self._changes))
         pods.put(pod, partition=partition, seen_time_ns=seen_time_ns)
 
-    def remove(self, key: str, *, partition: int) -> None:
-        """Forget a pod by key; do nothing if it is unknown or belongs to another partition."""
+    def remove(self, key: str, *, partition: int, time_ns: int) -> None:
+        """Forget a pod by key, because its tombstone was read at `time_ns` (`PodCache.remove`)."""
         cluster, uid = split_key(key)
         if pods := self._clusters.get(cluster):
-            pods.remove(uid, partition=partition)
+            pods.remove(uid, partition=partition, time_ns=time_ns)
+            self._drop_empty()
+
+    def keep_named(self, uids: Collection[str], *, node: str, time_ns: int) -> None:
+        """Keep the pods that a tick of a node named, by the node's key (`PodCache.keep_named`)."""
+        cluster, name = split_key(node)
+        if pods := self._clusters.get(cluster):
+            pods.keep_named(uids, node=name, time_ns=time_ns)
+            if not len(pods):
+                self._drop_empty()
+
+    def forget_node(self, node: str) -> None:
+        """Forget the removed pods of a node that no longer sends ticks, by the node's key."""
+        cluster, name = split_key(node)
+        if pods := self._clusters.get(cluster):
+            pods.forget_node(name)
             self._drop_empty()
 
     def remove_partition(self, partition: int) -> None:

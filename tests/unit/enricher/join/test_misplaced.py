@@ -100,10 +100,12 @@ def test_a_tombstone_removes_nothing_of_another_partition(given: Given) -> None:
     given.read_tombstone(UIDS[0], partition=HOME + 1)
     gone = record(None, topic=PROGRESS.name, key="default/node-a")
     given.stage.restore_progress([gone._replace(partition=HOME + 1)])
-    assert [one.state for one in given.take(seq=2000, containers=NAMED).pods] == [PodState.KNOWN]
+    (found,) = given.take(seq=2000, containers=NAMED).pods
+    assert (found.state, found.deleted_time_ns) == (PodState.KNOWN, None)
     assert given.offer(seq=1000) == []
     given.read_tombstone(UIDS[0], partition=HOME)
-    assert [one.state for one in given.take(seq=3000, containers=NAMED).pods] == [PodState.PENDING]
+    (found,) = given.take(seq=3000, containers=NAMED).pods
+    assert found.deleted_time_ns is not None
 
 
 @pytest.mark.parametrize("partitions", [1, 12, 50])

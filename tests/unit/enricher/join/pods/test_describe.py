@@ -262,9 +262,10 @@ def test_if_two_pods_claim_a_hash_it_belongs_to_the_other_once_one_is_forgotten(
     """Without either pod it leads nowhere."""
     for each in (OLD, NEW):
         given.read_pod(each)
-    given.stage.pods.remove(f"default/{UIDS[gone]}", partition=3)
+    given.stage.pods.remove(f"default/{UIDS[gone]}", partition=3, time_ns=T_NS)
     assert described(given, BY_HASH, 0).uid == UIDS[1 - gone]
-    given.stage.pods.remove(f"default/{UIDS[1 - gone]}", partition=3)
+    given.stage.pods.remove(f"default/{UIDS[1 - gone]}", partition=3, time_ns=T_NS)
+    given.stage.pods.forget_node("default/node-a")
     assert described(given, BY_HASH, 0).state is PodState.PENDING
 
 
@@ -290,7 +291,7 @@ def test_a_change_on_another_node_invalidates_no_description(given: Given) -> No
     cache.put(pod(0), partition=0)
     before = cache.version_of("node-a")
     cache.put(pod(1, node="node-b"), partition=0)
-    cache.remove(UIDS[1], partition=0)
+    cache.remove(UIDS[1], partition=0, time_ns=T_NS)
     assert cache.version_of("node-a") == before
     cache.put(pod(0), partition=0)
     assert cache.version_of("node-a") != before
