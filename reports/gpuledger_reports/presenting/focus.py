@@ -3,10 +3,14 @@
 A row is the part of a line with one price, so that unit price times quantity is the row's cost. The
 rows of a line sum to the line's cost. Distributed idle is a row of category Adjustment without a
 quantity. The rows of a closed bill show the first revision, and one row for each correction line.
+Each of them has the prices, the coverage and the invoice of its own revision.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from decimal import Decimal
+from fractions import Fraction
+from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -24,8 +28,9 @@ from gpuledger_reports.pricing.lookup import Values
 from gpuledger_reports.pricing.money import fraction_of, minor_digits, rounded
 from gpuledger_reports.pricing.periods import month_of
 from gpuledger_reports.pricing.policy import FocusNames
+from gpuledger_reports.pricing.policy_file import ReadPolicy
 from gpuledger_reports.pricing.tenants import ABSENT
-from gpuledger_reports.reading.times import time_text
+from gpuledger_reports.reading.times import day_of, time_text
 
 DECIMAL, STRING, TIME, JSON = "decimal", "string", "date/time", "json"
 _SECONDS_PER_HOUR: Final = 3600
@@ -101,7 +106,7 @@ class _LineOf(NamedTuple):
     id: str
     values: Values
     idle_kind: str | None
-    revision: int | None = None
+    invoice: str | None = None
 
 
 def focus_rows(
@@ -113,14 +118,14 @@ def focus_rows(
 
     `closed` contains the lines of all revisions if the bill is closed; otherwise it is empty.
     """
-    for line, part in _closed_parts(closed) if closed else _parts(bill):
-        row = _row(bill, line, part)
+    for made, line, part in _closed_parts(bill, closed) if closed else _parts(bill):
+        row = _row(made, line, part)
         if allocations:
-            row |= _allocation(bill, line, part)
+            row |= _allocation(made, line, part)
         yield row
     for each in closed:
         if each.charge_class:
-            row = _correction(bill, each)
+            row = _correction(_as_closed(bill, each), each, _line_of(bill, each, closed))
             yield row | (dict.fromkeys(c.name for c in ALLOCATION_COLUMNS) if allocations else {})
 
 
@@ -129,31 +134,52 @@ def focus_columns(*, allocations: bool) -> tuple[FocusColumn, ...]:
     return (*COLUMNS, *ALLOCATION_COLUMNS) if allocations else COLUMNS
 
 
-def _parts(bill: Bill) -> Iterator[tuple[_LineOf, ChargePart]]:
+def _parts(bill: Bill) -> Iterator[tuple[Bill, _LineOf, ChargePart]]:
     parts = parts_of(bill)
     for line in bill.lines:
         for part in parts[line.key]:
-            yield _LineOf(line.id, line.values, line.idle_kind), part
+            yield bill, _LineOf(line.id, line.values, line.idle_kind), part
 
 
-def _closed_parts(closed: Sequence[ClosedLine]) -> Iterator[tuple[_LineOf, ChargePart]]:
+def _closed_parts(
+    bill: Bill, closed: Sequence[ClosedLine]
+) -> Iterator[tuple[Bill, _LineOf, ChargePart]]:
     # An open bill has its lines in the same order.
     for line, each in sorted(
-        ((_line_of(each), each) for each in closed),
+        ((_line_of(bill, each, closed), each) for each in closed),
         key=lambda pair: (pair[0].values, pair[0].idle_kind or ""),
     ):
         for part in decode_parts(each.parts) if each.parts else ():
-            yield line, part
+            yield _as_closed(bill, each), line, part
 
 
-def _line_of(closed: ClosedLine) -> _LineOf:
-    values = tuple(msgspec.json.decode(closed.dimension_values, type=list[str]))
-    return _LineOf(closed.line, values, closed.idle_kind, closed.revision)
+def _as_closed(bill: Bill, closed: ClosedLine) -> Bill:
+    """Return a closed bill with the metadata of a line's revision instead of the last one."""
+    ratio = closed.data_coverage_ratio
+    return replace(
+        bill,
+        end_us=closed.valid_through_us,
+        data_coverage_ratio=None if ratio is None else Fraction(ratio),
+        policy=ReadPolicy(bill.policy.policy, closed.policy_sha256, closed.policy_name),
+        revision=closed.revision,
+    )
 
 
-def _correction(bill: Bill, closed: ClosedLine) -> dict[str, Any]:
+def _line_of(bill: Bill, line: ClosedLine, closed: Sequence[ClosedLine]) -> _LineOf:
+    return _LineOf(
+        line.line, line.key.values, line.idle_kind, f"{_invoices_of(bill, closed)}-{line.revision}"
+    )
+
+
+def _invoices_of(bill: Bill, closed: Sequence[ClosedLine]) -> str:
+    """Return the beginning of the bill's invoice ids; later revisions do not change it."""
+    # The time of the first revision distinguishes bills of the same period in several stores.
+    meaning = "\0".join(map(str, (*bill.window, *bill.by, closed[0].closed_time_us)))
+    return f"{day_of(bill.window.begin_us)}-{sha256(meaning.encode()).hexdigest()[:12]}"
+
+
+def _correction(bill: Bill, closed: ClosedLine, line: _LineOf) -> dict[str, Any]:
     """Return the row of a correction line: a cost without a price."""
-    line = _line_of(closed)
     allocated, used, by_others = (
         rounded(fraction_of(seconds) / _SECONDS_PER_HOUR, digits=QUANTITY_DIGITS)
         for seconds in (
@@ -189,6 +215,7 @@ def _row(bill: Bill, line: _LineOf, part: ChargePart) -> dict[str, Any]:
         "BillingPeriodEnd": time_text(max(period.end_us, bill.end_us)),
         "ChargePeriodStart": time_text(bill.window.begin_us),
         "ChargePeriodEnd": time_text(bill.end_us),
+        "InvoiceId": line.invoice,
         "BillingCurrency": bill.currency,
         "PricingCurrency": bill.currency,
         "ChargeCategory": "Usage" if part.unit else "Adjustment",
@@ -200,7 +227,7 @@ def _row(bill: Bill, line: _LineOf, part: ChargePart) -> dict[str, Any]:
         "Tags": _tags(bill, line),
         "x_Line": line.id,
         "x_IdleKind": line.idle_kind,
-        "x_Revision": None if line.revision is None else str(line.revision),
+        "x_Revision": None if bill.revision is None else str(bill.revision),
         "x_PolicyHash": bill.policy.sha256,
         "x_AllocatedGpuHours": part.allocated_hours,
         "x_UsedGpuHours": part.used_hours,

@@ -4,6 +4,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -273,14 +274,15 @@ def test_a_closed_bill_has_its_closed_rows_and_a_row_for_each_correction(store: 
     write_store(
         Path(store), usage_hourly=[allocated(3, "a", HOUR_NS // 2), allocated(3, "b", gpu="GPU-s")]
     )
-    second = bill_of(store, POLICY, by=["pod"])
+    again = bill_of(store, POLICY, by=["pod"])
+    second = replace(again, policy=again.policy._replace(sha256="1" * 64))
     append(store, revision_rows(second, closed_of(store), closed_time_us=1))
     closed = closed_of(store)
     standing = standing_bill(closed, window=first.window, by=first.by, policy=first.policy.policy)
     rows = list(focus_rows(standing, allocations=True, closed=closed))
     corrections = [row for row in rows if row["ChargeClass"] == "Correction"]
     others = [row for row in rows if row["ChargeClass"] is None]
-    changing = {"ChargePeriodEnd", "x_DataCoverageRatio", "x_Revision"}
+    changing = {"InvoiceId", "x_Revision"}
     assert [{k: v for k, v in row.items() if k not in changing} for row in others] == [
         {k: v for k, v in row.items() if k not in changing} for row in kept
     ]
@@ -288,8 +290,32 @@ def test_a_closed_bill_has_its_closed_rows_and_a_row_for_each_correction(store: 
     assert sum(row["BilledCost"] for row in rows) == second.line_cost == standing.line_cost
     assert [rule for row in rows for rule in broken_rules(row)] == []
     assert {row["x_Revision"] for row in corrections} == {"2"}
+    assert {row["x_PolicyHash"] for row in corrections} == {"1" * 64}
+    # Late costs belong to the month of their use.
+    month = {("2026-10-01T00:00:00Z", "2026-11-01T00:00:00Z")}
+    assert {(row["BillingPeriodStart"], row["BillingPeriodEnd"]) for row in rows} == month
     # All rows have the digits of the currency, as texts show them.
     assert {row["BilledCost"].as_tuple().exponent for row in rows} == {-2}
+
+
+def test_each_revision_of_a_closed_bill_is_an_invoice_whose_id_and_sum_never_change(
+    store: str,
+) -> None:
+    invoices: dict[str, Decimal] = {}
+    for revision, price in enumerate((3, 4, 5), 1):
+        policy = POLICY.replace("per_gpu_hour: 3", f"per_gpu_hour: {price}")
+        bill = bill_of(store, policy, by=["pod"])
+        assert {row["InvoiceId"] for row in focus_rows(bill, allocations=False)} == {None}
+        earlier = closed_of(store)
+        added = revision_rows(bill, earlier, closed_time_us=revision)
+        append(store, added)
+        closed = closed_of(store)
+        stands = standing_bill(closed, window=bill.window, by=bill.by, policy=bill.policy.policy)
+        sums: dict[str, Decimal] = defaultdict(Decimal)
+        for row in focus_rows(stands, allocations=False, closed=closed):
+            sums[row["InvoiceId"]] += row["BilledCost"]
+        assert sums == {**invoices, f"{min(sums)[:-1]}{revision}": sum(r["cost"] for r in added)}
+        invoices = dict(sums)
 
 
 def append(store: str, rows: list[dict[str, Value]]) -> None:
