@@ -38,8 +38,9 @@ from gpuledger_reports.presenting.output import (
     as_csv,
     as_json,
     dimensions_without_value,
+    file_columns,
+    file_rows,
     hours_text,
-    parquet_columns,
     unlisted_text,
     usage_text,
     write_parquet,
@@ -57,7 +58,6 @@ from gpuledger_reports.pricing.money import money_text
 from gpuledger_reports.pricing.periods import bill_window, month_of
 from gpuledger_reports.pricing.policy import dimension_names
 from gpuledger_reports.pricing.policy_file import PolicyError, read_policy
-from gpuledger_reports.pricing.rows import columns_of, row_of
 from gpuledger_reports.pricing.tenants import UNALLOCATED
 from gpuledger_reports.reading.times import DAY_US, Window, time_text
 from gpuledger_reports.reading.usage_sums import UsageReader
@@ -265,9 +265,8 @@ def bill(
     if as_html:
         _write(as_html(made, closed=closed, arguments=bill_of.arguments(made)), output)
     elif format == "parquet" and output is not None:
-        rows = (row_of(made, line) for line in made.lines)
         with written(output) as file:
-            write_parquet(parquet_columns(made), rows, file=file)
+            write_parquet(file_columns(made), file_rows(made), file=file)
     elif format == "focus":
         columns = [column.name for column in focus_columns(allocations=focus_allocations)]
         focus = focus_rows(made, allocations=focus_allocations, closed=closed if stands else ())
@@ -275,8 +274,8 @@ def bill(
     elif format == "table":
         _print_table(made, output)
     else:
-        rows_ = (row_of(made, line) for line in made.lines)
-        _write(as_json(made) if format == "json" else as_csv(columns_of(made), rows_), output)
+        text = as_json(made) if format == "json" else as_csv([*file_columns(made)], file_rows(made))
+        _write(text, output)
     _warn(made, closed)
     # Scripts check the code, so each outcome has its own.
     if not made.lines:
@@ -380,7 +379,7 @@ def close(bill_of: BillOf) -> int:
     help_epilogue=epilogue(
         examples={
             "A line of October's bill by namespace": (
-                "gpuledger bill explain 4be1c0d2aa17 --store gpuledger-store --period 2026-10"
+                "gpuledger bill explain kbe1c0d2aa17 --store gpuledger-store --period 2026-10"
             )
         },
         codes={0: "the calculation is printed"},

@@ -48,20 +48,22 @@ def explanation_of(
     The line may exist only in `closed`, which contains the lines of all revisions. Raises
     ArgumentError unless exactly one line matches.
     """
-    lines = {line.id: line for line in bill.lines}
-    gone = {each.line: each for each in closed if each.line not in lines}
-    found = [line for line in {**lines, **gone} if line.startswith(begin)]
+    # By key, because a line that an older version closed has another id.
+    lines = {line.key: line for line in bill.lines}
+    found = {each.key: each.line for each in closed if each.line.startswith(begin)}
+    found |= {key: line.id for key, line in lines.items() if line.id.startswith(begin)}
     if len(found) != 1:
         problem = "matches several lines" if found else "is not a line of this bill"
         raise ArgumentError("line", f"{begin!r} {problem}")
-    (id_,) = found
-    revisions = revision_texts(closed, id_, policy=bill.policy.sha256)
-    if id_ in gone:
+    ((key, id_),) = found.items()
+    revisions = [each for each in closed if each.key == key]
+    texts = revision_texts(revisions, policy=bill.policy.sha256)
+    if key not in lines:
         nothing = [f"line {id_}: no longer in the bill"]
-        return Explanation(taken_back(gone[id_]), chain(revisions, nothing))
-    line = lines[id_]
+        return Explanation(taken_back(revisions[-1]), chain(texts, nothing))
+    line = lines[key]
     made = explain_line(bill, line, maker=maker, max_rows=max_rows)
-    return Explanation(line, chain(revisions, made))
+    return Explanation(line, chain(texts, made))
 
 
 def explain_line(bill: Bill, line: BillLine, *, maker: BillMaker, max_rows: int) -> Iterator[str]:
@@ -83,12 +85,11 @@ def explain_line(bill: Bill, line: BillLine, *, maker: BillMaker, max_rows: int)
         yield from _usage(bill, line, maker, max_rows)
 
 
-def revision_texts(closed: Sequence[ClosedLine], line: str, *, policy: str) -> Iterator[str]:
+def revision_texts(revisions: Sequence[ClosedLine], *, policy: str) -> Iterator[str]:
     """Yield a text for each closed revision of a line; none if it was never closed.
 
     `policy` is the hash of the prices with which the line is calculated now.
     """
-    revisions = [each for each in closed if each.line == line]
     for each in revisions:
         word = "correction" if each.charge_class else "closed"
         yield (

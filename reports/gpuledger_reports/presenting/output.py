@@ -1,12 +1,14 @@
 """Bills as JSON, CSV and Parquet, with the same columns. Pure, except for the Parquet file.
 
+In CSV and Parquet, each line also has the period and the state of its bill.
+
 Times are in seconds of whole physical GPUs, with three decimals. Costs in JSON are decimal strings,
 so that readers do not convert them to floats.
 """
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -134,6 +136,19 @@ def as_json(bill: Bill) -> str:
     return msgspec.json.format(encoder.encode(content), indent=2).decode() + "\n"
 
 
+def file_rows(bill: Bill) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a bill with the columns of CSV and Parquet."""
+    begin, end = map(time_text, bill.window)
+    of_bill = {
+        "period_begin": begin,
+        "period_end": end,
+        "state": state_of(bill),
+        "revision": bill.revision,
+    }
+    for line in bill.lines:
+        yield row_of(bill, line) | of_bill
+
+
 def as_csv(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
     """Return rows as CSV with a header."""
     text = io.StringIO()
@@ -167,12 +182,14 @@ def write_parquet(columns: dict[str, str], rows: Iterable[dict[str, Any]], *, fi
         )
 
 
-def parquet_columns(bill: Bill) -> dict[str, str]:
-    """Return the DuckDB type of each column of a bill's lines."""
+def file_columns(bill: Bill) -> dict[str, str]:
+    """Return the DuckDB type of each column of `file_rows`."""
     cost = f"DECIMAL(38, {minor_digits(bill.currency)})"
     kinds = dict.fromkeys(NUMBERS, _SECONDS) | dict.fromkeys(COSTS, cost)
-    kinds |= {"memory_byte_seconds": "DECIMAL(38, 0)", "energy_kilowatt_hours": "DECIMAL(28, 6)"}
-    return {name: kinds.get(name, "VARCHAR") for name in columns_of(bill)}
+    kinds |= dict.fromkeys(("memory_gibibyte_hours", "energy_kilowatt_hours"), "DECIMAL(28, 6)")
+    of_lines = {name: kinds.get(name, "VARCHAR") for name in columns_of(bill)}
+    times = dict.fromkeys(("period_begin", "period_end"), "TIMESTAMP WITH TIME ZONE")
+    return {**of_lines, **times, "state": "VARCHAR", "revision": "INTEGER"}
 
 
 def hours_text(units: int, *, digits: int = 1) -> str:

@@ -45,6 +45,7 @@ from gpuledger_reports.reading.usage_sums import (
 )
 
 _SECOND_UNITS: Final = UNITS * 10**9
+_FIRST_LETTERS: Final = "ghijklmnopqrstuv"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -500,9 +501,14 @@ def _lines(
 
 
 def line_id(window: Window, by: Sequence[str], key: CellKey) -> str:
-    """Return a line's id: a short hash of its period, dimensions, values and kind."""
+    """Return a line's id: a short hash of its period, dimensions, values and kind.
+
+    Its first digit is written as a letter from g to v, because spreadsheets read some hexadecimal
+    texts, such as 1234e5, as numbers.
+    """
     meaning = "\0".join(map(str, (*window, *by, *key.values, key.kind)))
-    return sha256(meaning.encode()).hexdigest()[:12]
+    digits = sha256(meaning.encode()).hexdigest()[:12]
+    return _FIRST_LETTERS[int(digits[0], 16)] + digits[1:]
 
 
 def _waste_cost(pricing: Pricing, cell: Cell) -> Fraction:

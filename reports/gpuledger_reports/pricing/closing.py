@@ -27,13 +27,16 @@ from gpuledger_reports.pricing.money import fraction_of, minor_digits, rounded, 
 from gpuledger_reports.pricing.policy import BillPolicy, IdleKind
 from gpuledger_reports.pricing.policy_file import ReadPolicy
 from gpuledger_reports.pricing.rates import MILLIJOULES_PER_KILOWATT_HOUR
-from gpuledger_reports.pricing.rows import COSTS, NUMBERS, row_of
+from gpuledger_reports.pricing.rows import COSTS, NUMBERS, memory_byte_seconds, row_of
 from gpuledger_reports.pricing.totals import UnbalancedBillError
 from gpuledger_reports.reading.charging_sql import UNITS
 from gpuledger_reports.reading.times import Window, time_text
 from gpuledger_reports.reading.usage_sums import memory_bound, reading_files
 
-AMOUNTS: Final = (*NUMBERS, *COSTS)
+# Memory in exact units, which no other format has, because they need more than 64 bits.
+_STORED: Final = {"memory_gibibyte_hours": "memory_byte_seconds"}
+_NUMBERS: Final = tuple(_STORED.get(name, name) for name in NUMBERS)
+AMOUNTS: Final = (*_NUMBERS, *COSTS)
 CORRECTION: Final = "correction"
 # Older tables lack this column.
 _NO_ROWS: Final = "SELECT NULL::DECIMAL(28, 3) AS used_by_others_gpu_seconds WHERE false"
@@ -135,7 +138,7 @@ def closed_lines(
             f"epoch_us({field.name.removesuffix('_us')}) AS {field.name}"
             if field.name.endswith("_us")
             else f"coalesce({field.name}, 0) AS {field.name}"
-            if field.name in NUMBERS
+            if field.name in _NUMBERS
             else field.name
             for field in fields(ClosedLine)
         )
@@ -232,7 +235,10 @@ def revision_rows(
         for amount in AMOUNTS:
             standing[closed.key][amount] += getattr(closed, amount)
     # Rounded amounts, because the differences must match the amounts that were billed.
-    now = {line.key: row_of(bill, line) for line in bill.lines}
+    now = {
+        line.key: {**row_of(bill, line), "memory_byte_seconds": memory_byte_seconds(line)}
+        for line in bill.lines
+    }
     parts = {} if last else parts_of(bill)
     # A line that no longer exists is reversed in full.
     ids |= {line.key: line.id for line in bill.lines}

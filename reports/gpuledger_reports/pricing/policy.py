@@ -36,14 +36,14 @@ _DEVICE_DIMENSIONS: Final = (
 _TENANT_DIMENSIONS: Final = ("namespace", "pod", "owner", "owner_kind", "owner_name", "job", "team")
 OWN_COLUMNS: Final = frozenset(
     {
-        *("line", "idle_kind", "currency"),
+        *("line", "idle_kind", "currency", "period_begin", "period_end", "state", "revision"),
         *("allocated_gpu_seconds", "used_gpu_seconds", "used_by_others_gpu_seconds"),
         "billed_gpu_seconds",
-        *("memory_byte_seconds", "energy_kilowatt_hours"),
+        *("memory_gibibyte_hours", "energy_kilowatt_hours"),
         *("gpu_cost", "energy_cost", "shared_cost", "unused_cost", "cost"),
     }
 )
-"""The columns of each line, in addition to its dimensions."""
+"""The columns of each line in a file, in addition to its dimensions."""
 _WORD: Final = re.compile(r"[A-Z0-9]+")
 _VGPU_PROFILE: Final = re.compile(r"\d+[ABCQ]")  # memory in GiB and kind of licence
 _OF_A_DEVICE: Final = ("node-label",)

@@ -3,6 +3,7 @@
 Times are in seconds of whole physical GPUs, with three decimals. Costs are Decimals.
 """
 
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Final
 
@@ -10,16 +11,22 @@ from gpuledger_reports.pricing.billing import Bill, BillLine, gpu_seconds
 from gpuledger_reports.pricing.money import minor_digits, quantize_to, rounded
 from gpuledger_reports.pricing.rates import MILLIJOULES_PER_KILOWATT_HOUR
 
-_BYTE_SECONDS: Final = 10**9
+_NS_PER_SECOND: Final = 10**9
+_GIBIBYTE_HOUR: Final = 2**30 * 3600
 NUMBERS: Final = (
     "allocated_gpu_seconds",
     "used_gpu_seconds",
     "used_by_others_gpu_seconds",
     "billed_gpu_seconds",
-    "memory_byte_seconds",
+    "memory_gibibyte_hours",
     "energy_kilowatt_hours",
 )
 COSTS: Final = ("gpu_cost", "energy_cost", "shared_cost", "unused_cost", "cost")
+
+
+def memory_byte_seconds(line: BillLine) -> Decimal:
+    """Return a line's memory, multiplied by the time for which it was in use."""
+    return rounded(Fraction(line.memory_byte_ns, _NS_PER_SECOND), digits=0)
 
 
 def columns_of(bill: Bill) -> tuple[str, ...]:
@@ -43,7 +50,10 @@ def row_of(bill: Bill, line: BillLine) -> dict[str, Any]:
         "used_gpu_seconds": gpu_seconds(line.used),
         "used_by_others_gpu_seconds": gpu_seconds(line.by_others),
         "billed_gpu_seconds": gpu_seconds(line.billed),
-        "memory_byte_seconds": rounded(Fraction(line.memory_byte_ns, _BYTE_SECONDS), digits=0),
+        # Converted from the number that closed bills store, so that both show the same hours.
+        "memory_gibibyte_hours": rounded(
+            Fraction(memory_byte_seconds(line)) / _GIBIBYTE_HOUR, digits=6
+        ),
         "energy_kilowatt_hours": rounded(
             Fraction(line.energy_millijoules, MILLIJOULES_PER_KILOWATT_HOUR), digits=6
         ),

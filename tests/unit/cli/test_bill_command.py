@@ -172,14 +172,20 @@ def test_csv_and_parquet_have_the_same_lines(
     assert main([*arguments, "--format", "parquet", "--output", str(parquet)]) == 0
     with duckdb.connect() as connection:
         rows = connection.execute(
-            "SELECT owner, cost, typeof(cost) FROM read_parquet(?) ORDER BY ALL", [str(parquet)]
+            "SELECT owner, cost, (typeof(cost), typeof(period_begin)) FROM read_parquet(?)"
+            " WHERE period_end = '2026-11-01T00:00:00Z' AND state = 'open' AND revision IS NULL"
+            " ORDER BY ALL",
+            [str(parquet)],
         ).fetchall()
     lines = [line.split(",") for line in csv.read_text().splitlines()]
     head = lines[0]
     in_csv = sorted((line[1], Decimal(line[head.index("cost")])) for line in lines[1:])
     assert in_csv == [(owner, cost) for owner, cost, *_ in rows]
-    assert {kind for *_, kind in rows} == {"DECIMAL(38,2)"}
+    assert {kinds for *_, kinds in rows} == {("DECIMAL(38,2)", "TIMESTAMP WITH TIME ZONE")}
     assert ("Job/train", Decimal("7.00")) in in_csv
+    of_bill = ("2026-10-01T00:00:00Z", "2026-11-01T00:00:00Z", "open", "")
+    assert {tuple(line[-4:]) for line in lines[1:]} == {of_bill}
+    assert head[-4:] == ["period_begin", "period_end", "state", "revision"]
 
 
 def test_the_command_on_a_page_explains_a_line_of_that_page(

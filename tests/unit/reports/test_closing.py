@@ -1,5 +1,7 @@
 """Closed bills do not change; later changes are correction lines."""
 
+import csv
+import io
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,14 +20,13 @@ from gpuledger_reports.api.answering import AnswerSettings, answer_to
 from gpuledger_reports.api.questions import BillQuestion, ExplainQuestion
 from gpuledger_reports.pricing.billing import Bill
 from gpuledger_reports.pricing.closing import (
-    AMOUNTS,
     ClosedLine,
     close,
     closed_lines,
     revision_rows,
     standing_bill,
 )
-from gpuledger_reports.pricing.rows import row_of
+from gpuledger_reports.pricing.rows import COSTS, NUMBERS, row_of
 from gpuledger_reports.reading.times import DAY_US, Window
 from tests.examples import examples
 from tests.unit.reports.api.report_requests import settings_for
@@ -97,10 +98,13 @@ def test_a_late_hour_after_the_close_causes_corrections_that_sum_to_the_differen
 def test_a_closed_period_shows_the_closed_bill_whatever_its_cost_now(
     store: str, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def written(*options: str) -> tuple[str, str]:
+    def written(*options: str) -> tuple[list[dict[str, str]], str]:
         assert main(["bill", *arguments, "--format", "csv", *options]) == 0
         captured = capsys.readouterr()
-        return captured.out, captured.err
+        rows = list(csv.DictReader(io.StringIO(captured.out)))
+        of_bill = {(row.pop("state"), row.pop("revision")) for row in rows}
+        assert of_bill in ({("provisional", "")}, {("closed", "1")}, {("closed", "2")})
+        return rows, captured.err
 
     before, _ = written()
     main(["bill", "close", *arguments])
@@ -163,7 +167,7 @@ def test_revisions_sum_to_the_bill_at_the_time_of_the_last_one(
 def shown_rows(bill: Bill) -> list[dict[str, object]]:
     """Return the rows of lines with an amount, with the displayed digits."""
     rows = [row_of(bill, line) for line in bill.lines]
-    return [row for row in rows if any(row[name] for name in AMOUNTS)]
+    return [row for row in rows if any(row[name] for name in (*NUMBERS, *COSTS))]
 
 
 def test_an_explanation_shows_every_revision_of_a_line(
@@ -178,6 +182,22 @@ def test_an_explanation_shows_every_revision_of_a_line(
     explained = capsys.readouterr().out
     assert "revision 1: closed 140.00 USD" in explained
     assert "revision 2: correction 7.00 USD" in explained
+
+
+def test_a_line_that_was_closed_with_another_id_is_explained_by_both_ids(
+    store: str, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An older version closed it."""
+    made = bill_of(store, PRICES, hours=24)
+    close(replace(made, lines=[replace(line, id=f"0{line.id}") for line in made.lines]), store)
+    (line,) = (line.id for line in made.lines if line.values == ("a",))
+    explained = set()
+    for id_ in (line, f"0{line}"):
+        assert main(["bill", "explain", id_, *arguments]) == 0
+        explained.add(capsys.readouterr().out)
+    (text,) = explained
+    assert "revision 1: closed 140.00 USD" in text
+    assert f"line {line}: pod a" in text
 
 
 def test_a_line_that_no_longer_exists_is_corrected_to_zero(tmp_path: Path) -> None:

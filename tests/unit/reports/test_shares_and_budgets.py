@@ -1,15 +1,19 @@
 """Distribution of idle cost by a table, the days of budgets, and the parts of a line."""
 
+import re
 from collections import defaultdict
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpuledger_reports.presenting.explanation import explain_line
-from gpuledger_reports.presenting.output import parquet_columns, write_parquet
-from gpuledger_reports.pricing.billing import BillMaker
+from gpuledger_reports.presenting.output import file_columns, file_rows, write_parquet
+from gpuledger_reports.pricing.billing import BillMaker, line_id
+from gpuledger_reports.pricing.lookup import CellKey
 from gpuledger_reports.pricing.policy import OWN_COLUMNS
 from gpuledger_reports.pricing.policy_file import ReadPolicy, parse_policy
 from gpuledger_reports.pricing.rows import COSTS, row_of
@@ -96,15 +100,29 @@ def test_the_parts_of_a_line_sum_to_it(tmp_path: Path) -> None:
 
 def test_the_reserved_names_of_dimensions_are_the_columns_of_a_line(tmp_path: Path) -> None:
     bill = bill_of(store_of(tmp_path, allocated(0, "a")))
-    row = row_of(bill, bill.lines[0])
+    (row,) = file_rows(bill)
     assert set(row) - {"pod"} == OWN_COLUMNS
+    assert [*row] == [*file_columns(bill)]
     assert set(COSTS) <= OWN_COLUMNS
+
+
+def test_files_have_memory_in_gibibyte_hours_of_any_amount(tmp_path: Path) -> None:
+    """In bytes, a month of a large cluster needs more than 64 bits."""
+    store = store_of(tmp_path, allocated(0, "a", memory_byte_ns=10**9 * 2**30 * HOUR_NS))
+    (row,) = file_rows(bill_of(store))
+    assert row["memory_gibibyte_hours"] == 10**9
+
+
+@given(values=st.lists(st.text(max_size=9), min_size=1))
+def test_the_id_of_a_line_is_not_a_number(values: list[str]) -> None:
+    found = line_id(Window(0, HOUR_US), values, CellKey(tuple(values), None))
+    assert re.fullmatch("[g-v][0-9a-f]{11}", found)
 
 
 def test_a_label_with_a_quote_is_a_column_of_parquet(tmp_path: Path) -> None:
     bill = bill_of(store_of(tmp_path, allocated(0, "a")), by=['label:a"b'])
     file = tmp_path / "bill.parquet"
-    write_parquet(parquet_columns(bill), [row_of(bill, line) for line in bill.lines], file=file)
+    write_parquet(file_columns(bill), file_rows(bill), file=file)
     assert file.stat().st_size > 0
 
 

@@ -18,11 +18,11 @@ from gpuledger_cli.bill_table import bill_table as table_of
 from gpuledger_reports.presenting.bill_html import as_html
 from gpuledger_reports.presenting.explanation import explain_line
 from gpuledger_reports.presenting.focus import focus_rows
-from gpuledger_reports.presenting.output import as_csv
+from gpuledger_reports.presenting.output import as_csv, file_columns, file_rows
 from gpuledger_reports.pricing.billing import Bill, BillMaker, gpu_seconds
 from gpuledger_reports.pricing.closing import close, closed_lines, standing_bill
 from gpuledger_reports.pricing.policy_file import ReadPolicy, parse_policy
-from gpuledger_reports.pricing.rows import columns_of, row_of
+from gpuledger_reports.pricing.rows import row_of
 from gpuledger_reports.reading.times import Window
 from gpuledger_reports.reading.usage_sums import UsageReader
 from tests.examples import examples
@@ -268,8 +268,7 @@ def shown(bill: Bill) -> str:
 def test_every_format_shows_it(tmp_path: Path) -> None:
     store = store_of(tmp_path, given_to("a"), by("c", 40))
     bill = bill_of(store, PRICES, hours=1)
-    rows = [row_of(bill, line) for line in bill.lines]
-    written = list(csv.DictReader(io.StringIO(as_csv(columns_of(bill), rows))))
+    written = list(csv.DictReader(io.StringIO(as_csv([*file_columns(bill)], file_rows(bill)))))
     assert {row["pod"]: row["used_by_others_gpu_seconds"] for row in written} == {
         "a": "2400.000",
         "c": "2400.000",
